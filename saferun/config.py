@@ -121,6 +121,7 @@ class OutputConfig(Value):
 
     ``run_dir`` None: the default place; ``keep_files`` False: no run directory at all.
     ``prefix`` None: no prefix. ``legacy_template``: torchrun's ``--log-line-prefix-template``.
+    ``fold``: whether tracebacks that several ranks print are shown once.
     """
 
     run_dir: str | None
@@ -129,6 +130,7 @@ class OutputConfig(Value):
     legacy_template: str | None
     pty: Literal["auto", "on", "off"]
     color: Literal["auto", "always", "never"]
+    fold: bool = False
 
 
 class EnvironConfig(Value):

@@ -356,6 +356,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         legacy_template=legacy,
         pty=values.pty,
         color=values.color,
+        fold=values.fold == "on",
     )
 
 

@@ -366,6 +366,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "colour the prefixes by rank; auto: on a terminal, unless NO_COLOR is set",
     ),
     _option(
+        "--fold {on,off}",
+        "on",
+        OUTPUT,
+        "show a traceback that several ranks print once, and name the others; only where the run directory keeps all "
+        "of it, and not with --tee, --redirects, --log-line-prefix-template, --prefix none",
+    ),
+    _option(
         "--hang-timeout SECONDS",
         300.0,
         HANGS,

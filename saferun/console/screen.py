@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.target import Target
 from saferun.errors import printable_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.console.folding import Folding
 
 # An unfinished line (a prompt, a progress bar) appears on a terminal after this time, and on a pipe at most this often.
 _TERMINAL_REFRESH_S = 0.1
@@ -60,15 +65,21 @@ class Screen:
         )
         self.err = self.out if same else pane(stderr)
         self.panes = (self.out,) if same else (self.out, self.err)
+        self.folding: Folding | None = None  # of tracebacks; it only ever sees stderr
 
     def allow_skipping(self, allowed: bool) -> None:  # noqa: FBT001 - the name says what it is
         """Whether lines may be skipped for a slow reader from now on: only while files keep all of them."""
         for pane in self.panes:
             # Unchanged output has no gaps; its ranks wait for the reader, as they would without a launcher.
             pane.target.skipping = allowed and not self._raw
+        if not allowed and self.folding is not None:
+            # What is held back may be nowhere else.
+            for stream, text in self.folding.release():
+                stream.show(text, 0.0)
 
     def print_message(self, text: str) -> None:
         """Print one or more lines of saferun itself to stderr."""
+        self._note_folded(None)
         self.err.put_message(printable_lines(text).encode(errors="backslashreplace") + b"\n")
 
     def print_output(self, text: str) -> None:
@@ -77,7 +88,9 @@ class Screen:
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        dues = (due for pane in self.panes for due in (pane.due, pane.target.retry_at))
+        dues = [due for pane in self.panes for due in (pane.due, pane.target.retry_at)]
+        if self.folding is not None:
+            dues.append(self.folding.deadline)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -85,6 +98,59 @@ class Screen:
         for pane in self.panes:
             if pane.due is not None and pane.due <= now:
                 pane.show_unfinished(now)
+        if self.folding is not None:
+            self._fold(now)
+
+    def _fold(self, now: float) -> None:
+        """Show what has been held back for long enough."""
+        folding = self.folding
+        if folding is None:
+            return
+        held = folding.held()
+        try:
+            shown = folding.tick(now)
+        except Exception:
+            self._stop_folding()
+            shown = held
+        for stream, text in shown:
+            stream.show(text, now)
+        self._note_folded(now)
+
+    def fold(self, stream: ConsoleStream, chunk: bytes, now: float | None) -> bytes:
+        """What to show now of more bytes of a stream; with no time, at its end."""
+        folding = self.folding
+        if folding is None:
+            return chunk
+        held = folding.held()
+        try:
+            if now is None:
+                return folding.end(stream, time.monotonic())
+            return folding.feed(stream, stream.rank, chunk, now, at_line_start=not stream.is_within_line)
+        except Exception:
+            self._stop_folding()
+            for other, text in held:
+                if other is stream:
+                    chunk = text + chunk
+                else:
+                    other.show(text, now or 0.0)
+            return chunk
+
+    def _note_folded(self, now: float | None) -> None:
+        """Name the ranks whose tracebacks have been folded; with a time only if that is due."""
+        if self.folding is None:
+            return
+        try:
+            notes = self.folding.notes(now)
+        except Exception:
+            self.folding = None
+            notes = ["the same traceback of other ranks is not shown; it is in their stderr.log"]
+        for note in notes:
+            self.err.put_message(printable_lines(f"saferun: {note}").encode(errors="backslashreplace") + b"\n")
+
+    def _stop_folding(self) -> None:
+        """It has failed: from now on everything is shown as it is."""
+        self._note_folded(None)
+        self.folding = None
 
     def flush(self) -> bool:
         """Write what can be written without waiting. Returns whether anything was written."""
@@ -117,6 +183,7 @@ class Screen:
         for pane in self.panes:
             if isinstance(pane, RawPane):
                 pane.release()
+        self._note_folded(None)
 
     def finish(self) -> None:
         """No more output will come: the processes that write files exit when they have written everything."""
@@ -332,10 +399,19 @@ class RawPane(_Pane):
 
 
 class ConsoleStream:
-    """One stream of one rank on the console."""
+    """One stream of one rank on the console.
 
-    def __init__(self, pane: _Pane, prefix: bytes) -> None:
+    Args:
+        pane: where it is shown.
+        prefix: of its lines.
+        folder: the screen that folds its tracebacks, if any.
+        rank: whose stream it is.
+    """
+
+    def __init__(self, pane: _Pane, prefix: bytes, folder: Screen | None = None, rank: int = -1) -> None:
         self.prefix = prefix
+        self.rank = rank
+        self._folder = folder
         self._pane = pane
         self._lines = LineAssembler()
         self._noted = False
@@ -361,8 +437,24 @@ class ConsoleStream:
         self._noted = False
         return self._lines.take()
 
+    @property
+    def is_within_line(self) -> bool:
+        """Whether a line has been begun and not ended."""
+        return bool(self._lines)
+
     def feed(self, chunk: bytes, now: float) -> None:
         """Process more bytes from the rank."""
+        folder = self._folder
+        if folder is not None and (folding := folder.folding) is not None and folding.wants(self, chunk):
+            # Only while files keep all of it.
+            if self._pane.target.skipping or folding.is_within(self):
+                chunk = folder.fold(self, chunk, now)
+            if not chunk:
+                return
+        self.show(chunk, now)
+
+    def show(self, chunk: bytes, now: float) -> None:
+        """Show bytes from the rank."""
         if isinstance(self._pane, RawPane):
             self._pane.pass_on(self, chunk, now)
             return
@@ -374,6 +466,8 @@ class ConsoleStream:
         elif lines := self._lines.skip(chunk):
             self._forget()
             self._pane.target.skip(lines)
+            if self._folder is not None and self._folder.folding is not None:
+                self._folder.folding.spoil(self)
         if self._lines:
             self._pane.note_unfinished(self, now)
             self._noted = True
@@ -383,6 +477,8 @@ class ConsoleStream:
         if isinstance(self._pane, RawPane):
             self._pane.ended(self)
             return
+        if self._folder is not None and (rest := self._folder.fold(self, b"", None)):
+            self.show(rest, 0.0)
         self._forget()
         if self._lines:
             self._pane.put(prefixed(self.prefix, self._lines.take()))

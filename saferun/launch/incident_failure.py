@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, RecorderFile
 from saferun.cluster.evidence_exchange import abort_reason_of
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
+from saferun.diagnosis.tracebacks import clean_lines
 from saferun.errors import printable
-from saferun.evidence import Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
+from saferun.evidence import Diagnosis, Evidence, OomKill, RankCollectives, RankOutput, Traceback
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.ranks import Rank
@@ -26,6 +28,10 @@ from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.policy import Decision, FailureFacts
 from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.supervisor.policy.facts import facts_from, life_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.console.folding import Folding
 
 _ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda", "ncclRemoteError")
 """What a rank that exited by itself may have printed where the kernel log knows more."""
@@ -331,7 +337,29 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
         max_restarts=context.launch.config.max_restarts,
         restarting=action.restarting,
         decided=_decided(action.decision),
+        is_above=partial(_is_above, context.launch.screen.folding),
     )
+
+
+def _is_above(folding: Folding | None, traceback: Traceback) -> bool:
+    """Whether the console shows a traceback already, whole, as one of its ranks printed it."""
+    if folding is None:
+        return False
+    for rank in traceback.ranks:
+        for raw in folding.whole_on_console(rank):
+            lines = clean_lines(line.decode(errors="replace") for line in raw)
+            lines = [line for line in lines if line]
+            if lines and _holds(lines, [line for line in traceback.lines if line]):
+                return True
+    return False
+
+
+def _holds(lines: list[str], wanted: list[str]) -> bool:
+    """Whether lines stand among others, side by side; ``  … 5 lines …`` among them stands for any number of lines."""
+    gap = next((index for index, line in enumerate(wanted) if line.startswith("  … ")), len(wanted))
+    head, tail = wanted[:gap], wanted[gap + 1 :]
+    starts = range(len(lines) - len(head) - len(tail) + 1)
+    return any(lines[at : at + len(head)] == head for at in starts) and (not tail or lines[-len(tail) :] == tail)
 
 
 def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -> None:

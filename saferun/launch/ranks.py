@@ -11,7 +11,7 @@ from time import localtime, strftime
 from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.console.screen import ConsoleStream
-from saferun.errors import SaferunError
+from saferun.errors import SaferunError, suppress
 from saferun.files.file_stream import FRESH, LAZY, Answer, FileStream
 from saferun.files.run_dir import shorter_path
 from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_group
@@ -114,6 +114,26 @@ class RankGroup:
         self._on_read: Callable[[], None] | None = None
         self.ranks: list[Rank] = []
         self.by_pid: dict[int, Rank] = {}
+
+    def begin_folding(self) -> None:
+        """Have tracebacks that several ranks print shown once; output in torchrun's own shape stays as it is.
+
+        The ranks are on their way, and nothing of what they print has been read.
+        """
+        config, screen = self._config, self._screen
+        if screen.folding is not None:
+            screen.folding.forget()
+        elif (
+            config.output.fold
+            and config.output.keep_files
+            and config.output.prefix is not None
+            and not any((*config.logs.tee, *config.logs.redirects))
+            and config.logs.logs_specs is None
+        ):
+            with suppress(Exception):  # without it all tracebacks are shown
+                from saferun.console.folding import Folding
+
+                screen.folding = Folding()
 
     def start(self) -> tuple[list[Waiting], SaferunError | None]:
         """Begin to start every rank in order of local rank. No program's file is waited for.
@@ -303,7 +323,9 @@ class RankGroup:
         color = self._config.output.color
         if color == "always" or (color == "auto" and pane.target.is_terminal and not os.environ.get("NO_COLOR")):
             prefix = colored(prefix, place.rank)
-        return ConsoleStream(pane, prefix.encode(errors="backslashreplace"))
+        return ConsoleStream(
+            pane, prefix.encode(errors="backslashreplace"), self._screen if is_stderr else None, place.rank
+        )
 
     def _open_filters(
         self,

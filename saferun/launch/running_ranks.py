@@ -79,6 +79,7 @@ class RunningRanks(LoopPart):
             self._context, current.plan, self._reaper, preparation=preparation, spares=self._spares
         )
         forked, failure = group.start()
+        group.begin_folding()
         self._context.investigation.ranks_started(group, current.started_at)
         for rank in group.ranks:
             self.orphans.note_rank(rank.child.pid, rank.place.rank)

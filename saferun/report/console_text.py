@@ -5,9 +5,10 @@ Fewer than 40 lines, however many ranks there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 
-from saferun.evidence import CoreDump, Diagnosis, HangVerdict, HostView, Traceback, WaitGroup
+from saferun.evidence import CoreDump, Diagnosis, Frame, HangVerdict, HostView, Traceback, WaitGroup
 from saferun.model import RankEnd
 from saferun.report.picture import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
 from saferun.text.page import shown
@@ -28,6 +29,9 @@ _FINDINGS = 4
 _SEVERAL = 2
 _SHOWN_HOSTS = 4
 _PEER_LINE_BYTES = 1024
+_FRAME = re.compile(r'\s{0,40}File "([^"]{1,600})", line \d')
+# A frame, its source, and the marks below it.
+_FRAME_LINES = 3
 
 
 def failure_text(
@@ -38,6 +42,7 @@ def failure_text(
     max_restarts: int,
     restarting: bool,
     decided: str = "",
+    is_above: Callable[[Traceback], bool] | None = None,
 ) -> list[str]:
     """What the user reads when an attempt has failed.
 
@@ -48,6 +53,7 @@ def failure_text(
         max_restarts: how often the ranks may be started again.
         restarting: whether they are.
         decided: what follows and why, instead of that line.
+        is_above: whether a traceback stands on this console already, as its ranks printed it; it is not quoted again.
     """
     head = [f"saferun: {shown(diagnosis.headline)}"]
     if diagnosis.hint:
@@ -55,7 +61,11 @@ def failure_text(
     crash = _crash_lines(diagnosis.core)
     rest = " in report.txt" if files else ""
     quoted_output = _output_lines_of(diagnosis, rest, beside_a_core=bool(crash))
-    body = [*quoted_output, *_cause_lines(diagnosis, [*head, *quoted_output, *crash]), *crash]
+    cause = _cause_lines(diagnosis, [*head, *quoted_output, *crash])
+    traceback = _traceback_of(diagnosis)
+    if traceback is not None and is_above is not None and is_above(traceback):
+        quoted_output = [f"{quoted_output[0].removesuffix(':')}, is shown above"]
+    body = [*quoted_output, *cause, *crash]
     # Dead ranks have lines of their own.
     living = [group for group in diagnosis.groups if group.kind != "dead"]
     where = _groups(living, diagnosis, _GROUPS_IN_A_FAILURE, rest)
@@ -232,10 +242,41 @@ def _traceback_of(diagnosis: Diagnosis) -> Traceback | None:
 
 
 def _without_middle(lines: Sequence[str], most: int) -> list[str]:
+    """At most so many lines: without frames of libraries first, and of the rest without the middle.
+
+    The line that names it stays, the end, where the exception is, and the frames of the user's code next to it.
+    """
     if len(lines) <= most:
         return list(lines)
-    # The line that names it, and the end, where the exception is.
-    return [lines[0], f"  … {len(lines) - most + 1} lines …", *lines[len(lines) - most + 2 :]]
+    begins = [index for index, line in enumerate(lines) if _FRAME.match(line)]
+    ends = [*begins[1:], len(lines)] if begins else []
+    frames = [(is_user_code(_frame(lines[begin])), begin, end) for begin, end in zip(begins, ends, strict=True)]
+    kept = {0, len(lines) - 1}
+    # The user's frames first, then the others; of both the innermost first. Then the end.
+    parts = [range(begin, min(end, begin + _FRAME_LINES)) for _, begin, end in sorted(frames, reverse=True)]
+    for part in (*parts, *(range(index, index + 1) for index in range(len(lines) - 1, 0, -1))):
+        wanted = kept | set(part)
+        if _length(wanted, len(lines)) <= most:
+            kept = wanted
+    shown_lines: list[str] = []
+    before = -1
+    for index in sorted(kept):
+        if index > before + 1:
+            gap = index - before - 1
+            shown_lines.append(f"  … {gap} line{'s' if gap > 1 else ''} …")
+        shown_lines.append(lines[index])
+        before = index
+    return shown_lines
+
+
+def _frame(line: str) -> Frame:
+    match = _FRAME.match(line)
+    return Frame("", match[1] if match else "", 0)
+
+
+def _length(kept: set[int], count: int) -> int:
+    """How many lines are shown of these, with one for each gap between them."""
+    return len(kept) + sum(index + 1 not in kept for index in kept if index + 1 < count)
 
 
 def _quoted(lines: Iterable[str]) -> list[str]:

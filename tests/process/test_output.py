@@ -488,3 +488,41 @@ def test_the_prefix_is_what_was_asked_for(
     with running(tmp_path, QUICK, *options, environ=environ) as job:
         assert job.wait() == 0
         assert job.out == expected
+
+
+# ---------------------------------------------------------------------------------------------------------- tracebacks
+
+# In one write: on a busy machine a traceback in several pieces may take longer than it is held back for.
+ONE_TRACEBACK = r"""
+import os
+text = "Traceback (most recent call last):\n  File 'train.py', line 1, in <module>\nKeyError: 'labels'\n"
+os.write(2, text.replace("'train.py'", '"train.py"').encode())
+os._exit(1)
+"""
+
+
+def test_a_traceback_of_several_ranks_is_on_the_console_once(tmp_path: Path) -> None:
+    """The files keep every copy."""
+    with running(tmp_path, ONE_TRACEBACK, nproc=4) as job:
+        assert job.wait() == 1
+        notes = re.findall(
+            r"^saferun: ranks? ([0-9, -]+): the same as rank (\d): KeyError: 'labels'$", job.err, re.MULTILINE
+        )
+        shown = job.err.count("Traceback (most recent call last):")
+        assert shown == 1
+        assert notes
+        assert "stderr.log, is shown above" in job.err
+        for rank in range(4):
+            assert job.rank_file(rank, "stderr.log").count(b"KeyError: 'labels'\n") == 1
+    for options in (
+        ("--fold", "off"),
+        ("--run-dir", "none"),
+        ("--prefix", "none"),
+        ("--log-line-prefix-template", "x"),
+    ):
+        folder = tmp_path / options[0]
+        folder.mkdir()
+        with running(folder, ONE_TRACEBACK, *options, nproc=2) as job:
+            assert job.wait() == 1
+            assert job.err.count("Traceback (most recent call last):") >= 2
+            assert "the same as" not in job.err

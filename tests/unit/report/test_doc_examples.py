@@ -125,7 +125,14 @@ def printed_hang() -> list[str]:
 
 def printed_crash() -> list[str]:
     files = "saferun_runs/20261122-132837-5d4faa"
-    return failure_text(diagnose(exception_in_one_rank()), files=files, attempt=0, max_restarts=0, restarting=False)
+    return failure_text(
+        diagnose(exception_in_one_rank()),
+        files=files,
+        attempt=0,
+        max_restarts=0,
+        restarting=False,
+        is_above=lambda _: True,
+    )
 
 
 def printed_examples_of_the_report() -> list[list[str]]:

@@ -61,6 +61,34 @@ def test_a_long_traceback_keeps_its_end_and_says_what_is_missing() -> None:
     assert lines[-1] == "  | ValueError: no"
 
 
+def test_a_long_traceback_keeps_the_frames_of_the_user() -> None:
+    """Those of libraries are left out first, wherever they are."""
+    library = [f'  File "/v/lib/python3.12/site-packages/torch/x{i}.py", line {i}, in x{i}' for i in range(40)]
+    own = ['  File "/home/me/train.py", line 2, in <module>', "    init()"]
+    long = Traceback((1,), ("Traceback (most recent call last):", *library[:20], *own, *library[20:], "ValueError: no"))
+    lines = [line[4:] for line in text_of(diagnosis_of()._replace(tracebacks=(long,))) if line.startswith("  | ")]
+    assert len(lines) <= 14
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[2:4] == own
+    assert lines[-2:] == [library[-1], "ValueError: no"]
+
+
+def test_a_traceback_that_is_on_the_console_is_not_quoted_again() -> None:
+    """Only the one that is there."""
+    for is_above in (False, True):
+        text = failure_text(
+            EXCEPTION_EVERYWHERE,
+            files=FILES,
+            attempt=0,
+            max_restarts=0,
+            restarting=False,
+            is_above=lambda _, is_above=is_above: is_above,  # type: ignore[misc]
+        )
+        assert any(line.startswith("  | ") for line in text) is not is_above
+        assert any(line.endswith("rank_0/stderr.log, is shown above") for line in text) is is_above
+        assert not any(line.startswith("  cause:") for line in text)
+
+
 def test_other_tracebacks_are_said_to_be_elsewhere() -> None:
     """Only where there is a file they can be read in."""
     ours, other = Traceback((1,), TRACEBACK), Traceback((2,), ("OSError: reset",))
