@@ -494,9 +494,13 @@ def test_the_prefix_is_what_was_asked_for(
 
 # In one write: on a busy machine a traceback in several pieces may take longer than it is held back for.
 ONE_TRACEBACK = r"""
-import os
+import os, time
 text = "Traceback (most recent call last):\n  File 'train.py', line 1, in <module>\nKeyError: 'labels'\n"
 os.write(2, text.replace("'train.py'", '"train.py"').encode())
+# None ends, whereupon the others are stopped, before all have written.
+open("written." + os.environ["RANK"], "w").close()
+while not all(os.path.exists(f"written.{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))):
+    time.sleep(0.01)
 os._exit(1)
 """
 
