@@ -58,6 +58,7 @@ MODULES = (
     # To check this host beside the ranks
     "saferun.preflight.driver",
     # To report it
+    "saferun.console.folding",
     "saferun.report.console_text",
     "saferun.captures.capture_run",
     "saferun.launch.live_capture",
