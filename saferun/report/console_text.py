@@ -64,7 +64,7 @@ def failure_text(
     cause = _cause_lines(diagnosis, [*head, *quoted_output, *crash])
     traceback = _traceback_of(diagnosis)
     if traceback is not None and is_above is not None and is_above(traceback):
-        quoted_output = [f"{quoted_output[0].removesuffix(':')}, is shown above"]
+        quoted_output = [f"  above: {quoted_output[0].strip().removesuffix(':')}"]
     body = [*quoted_output, *cause, *crash]
     # Dead ranks have lines of their own.
     living = [group for group in diagnosis.groups if group.kind != "dead"]

@@ -515,7 +515,7 @@ def test_a_traceback_of_several_ranks_is_on_the_console_once(tmp_path: Path) -> 
         shown = job.err.count("Traceback (most recent call last):")
         assert shown == 1
         assert notes
-        assert "stderr.log, is shown above" in job.err
+        assert "  above: the traceback of" in job.err
         for rank in range(4):
             assert job.rank_file(rank, "stderr.log").count(b"KeyError: 'labels'\n") == 1
     for options in (

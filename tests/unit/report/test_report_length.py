@@ -85,7 +85,7 @@ def test_a_traceback_that_is_on_the_console_is_not_quoted_again() -> None:
             is_above=lambda _, is_above=is_above: is_above,  # type: ignore[misc]
         )
         assert any(line.startswith("  | ") for line in text) is not is_above
-        assert any(line.endswith("rank_0/stderr.log, is shown above") for line in text) is is_above
+        assert any(line.startswith("  above: the traceback of") for line in text) is is_above
         assert not any(line.startswith("  cause:") for line in text)
 
 
