@@ -115,8 +115,9 @@ class JobChannel:
 
     def _hold_control_port(self, wanted: str) -> Socket:
         """The port for the job's own messages, which others look for where the first host is; elsewhere any will do."""
-        if not wanted.isdigit():
-            return hold_port(None)
+        is_another = self._config.rendezvous.backend == "static" and (self._config.hosts.node_rank or 0) > 0
+        if not wanted.isdigit() or is_another:
+            return hold_port(None)  # several of them on one machine leave it to the first
         try:
             return hold_port(int(wanted))
         except SaferunError as error:
