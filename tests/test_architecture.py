@@ -387,7 +387,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
 
 def test_a_start_loads_only_what_it_needs() -> None:
     """Every launch pays for what is imported before the ranks run."""
-    modules = "saferun.cli.main, saferun.launch.launcher, saferun.launch.runtime, sys"
+    modules = "saferun.cli.main, saferun.launch.entry, saferun.launch.host_launch, sys"
     program = f"import {modules}; print(*sorted(sys.modules), sep='\\n')"
     done = subprocess.run(
         # Without site, so that what an environment's .pth files load is not blamed on saferun.
@@ -399,7 +399,7 @@ def test_a_start_loads_only_what_it_needs() -> None:
         check=True,
     )
     loaded = set(done.stdout.split())
-    assert "saferun.launch.runtime" in loaded
+    assert "saferun.launch.host_launch" in loaded
     assert not loaded & set(NOT_AT_START)
 
 

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = read_config(arguments, os.environ)
         checks = _fork_checks(config)
-        from saferun.launch.launcher import launch
+        from saferun.launch.entry import launch
 
         exit_code = launch(config, dict(os.environ), checks)
     except SaferunError as error:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         exit_code = 130
     if argv is None:
-        from saferun.launch.launcher import leave
+        from saferun.launch.entry import leave
 
         leave(exit_code)
     return exit_code

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and answer on stdout. 1 where a check failed."""
-    from saferun.launch.launcher import launch  # the other verbs need nothing of it
+    from saferun.launch.entry import launch  # the other verbs need nothing of it
 
     config = config_of(arguments, arguments.more)
     exit_code = launch(config, dict(os.environ))

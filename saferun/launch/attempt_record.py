@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from saferun.errors import printable
 from saferun.launch.incidents import IncidentLog
 from saferun.launch.launch_context import LaunchContext
+from saferun.launch.rank_group import Rank, RankGroup
 from saferun.launch.rank_hook import RankHook
-from saferun.launch.ranks import Rank, RankGroup
 from saferun.linux.poller import Poller
 from saferun.linux.scratch import current_directory
 from saferun.model import Value

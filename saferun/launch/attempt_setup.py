@@ -17,7 +17,7 @@ from saferun.errors import SaferunError
 from saferun.files.log_files import LogDirectory
 from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS
 from saferun.launch.launch_context import HostAttempt, LaunchContext
-from saferun.launch.ranks import AttemptPlan
+from saferun.launch.rank_group import AttemptPlan
 from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts, RunChecks
 from saferun.supervisor.events import ChecksPassed, HostsJoined

@@ -21,7 +21,7 @@ from saferun.supervisor.events import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.launch.launch_context import LaunchContext
-    from saferun.launch.ranks import AttemptPlan
+    from saferun.launch.rank_group import AttemptPlan
     from saferun.preflight.checks.context import CheckContext
     from saferun.preflight.client import CheckProcess
     from saferun.preflight.driver import Failure, Outcome, PreflightRun

@@ -17,7 +17,7 @@ from saferun.errors import printable
 from saferun.evidence import Diagnosis, Evidence, OomKill, RankCollectives, RankOutput, Traceback
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
-from saferun.launch.ranks import Rank
+from saferun.launch.rank_group import Rank
 from saferun.linux.cgroups import MemoryState, oom_kill_between, read_memory_state
 from saferun.linux.core_saving import CoreWatch
 from saferun.linux.scratch import current_directory

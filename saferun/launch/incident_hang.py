@@ -11,7 +11,7 @@ from saferun.errors import printable
 from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, StackDump
 from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.launch.live_capture import LiveCapture
-from saferun.launch.ranks import Rank
+from saferun.launch.rank_group import Rank
 from saferun.linux.procfs import main_thread_run_s
 from saferun.model import Value
 from saferun.report.console_text import hang_goes_on_text, hang_text

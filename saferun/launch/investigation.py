@@ -16,8 +16,8 @@ from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.launch.hang_watch import HangWatch, JobHangWatch
 from saferun.launch.incidents import IncidentLog
 from saferun.launch.launch_context import LaunchContext
+from saferun.launch.rank_group import RankGroup
 from saferun.launch.rank_hook import RankHook
-from saferun.launch.ranks import RankGroup
 from saferun.linux.core_limits import RankPreparation, plan_preparation
 from saferun.linux.core_saving import CoreWatch
 from saferun.linux.poller import Poller

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from saferun.launch.attempt_setup import AttemptSetup
     from saferun.launch.checks import Checks
     from saferun.launch.event_log import EventLog
+    from saferun.launch.event_loop import Loop
     from saferun.launch.idle_imports import IdleImports
     from saferun.launch.investigation import Investigation
     from saferun.launch.lint import Lint
-    from saferun.launch.loop import Loop
-    from saferun.launch.ranks import AttemptPlan, Rank, RankGroup
-    from saferun.launch.running_ranks import RunningRanks
+    from saferun.launch.rank_actions import RunningRanks
+    from saferun.launch.rank_group import AttemptPlan, Rank, RankGroup
     from saferun.launch.torchrun_events import TorchrunEvents
 
 

@@ -19,7 +19,7 @@ from saferun.captures.wire import (
 )
 from saferun.evidence import Capture
 from saferun.launch.attempt_record import AttemptRecord, Context
-from saferun.launch.ranks import Rank
+from saferun.launch.rank_group import Rank
 from saferun.supervisor.actions import CaptureEvidence
 from saferun.supervisor.events import EvidenceCaptured
 

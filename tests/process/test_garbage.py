@@ -13,7 +13,7 @@ START = """
 import gc, sys
 import saferun.__main__
 assert not gc.isenabled()
-import saferun.launch.runtime
+import saferun.launch.host_launch
 from saferun.supervisor.actions import Finish
 
 class Runtime:
@@ -24,7 +24,7 @@ class Runtime:
         print(gc.isenabled(), gc.get_freeze_count() > 0)
         return Finish(0)
 
-saferun.launch.runtime.Runtime = Runtime
+saferun.launch.host_launch.Runtime = Runtime
 sys.argv = ["saferun", "--run-dir", "none", "--preflight", "off", "--no-python", "true"]
 saferun.__main__.main()
 """

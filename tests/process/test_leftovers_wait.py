@@ -261,7 +261,7 @@ if os.fork() == 0:
 await_release("end")
 """
 
-STANDS_STILL_ONCE_RANKS_ARE_FORKED = """import os, signal, saferun.launch.ranks as ranks
+STANDS_STILL_ONCE_RANKS_ARE_FORKED = """import os, signal, saferun.launch.rank_group as ranks
     class Still(ranks.RankGroup):
         def start(self):
             started = super().start()
@@ -303,7 +303,7 @@ def test_an_overwritten_environment_does_not_pass_for_a_foreign_process_at_the_e
 
 BROKEN = """
 import sys
-import saferun.launch.runtime
+import saferun.launch.host_launch
 from saferun.cli.main import main
 
 name = sys.argv.pop(1)
@@ -328,7 +328,7 @@ sys.exit(main())
 @pytest.mark.parametrize(
     "step",
     [
-        "saferun.launch.running_ranks:RunningRanks.close",
+        "saferun.launch.rank_actions:RunningRanks.close",
         "saferun.launch.console_part:ConsolePart.drain",
         "saferun.launch.investigation:Investigation.close",
         "saferun.cluster.solo_job:SoloJob.close",

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from saferun.launch.rank_start import RankStart
+from saferun.launch.exec_wait import RankStart
 from saferun.linux.children import SpawnError, begin_spawn, spawn_error, spawn_unawaited
 from saferun.linux.core_limits import why_no_cores
 from saferun.linux.core_pattern import read_core_pattern

@@ -9,7 +9,7 @@ import pytest
 
 from saferun import ctl
 from saferun.errors import EXIT_USAGE
-from saferun.launch import launcher
+from saferun.launch import entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Launches:
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Nothing is launched, and nothing outside has a say."""
     launches = Launches()
-    monkeypatch.setattr(launcher, "launch", launches.launch)
+    monkeypatch.setattr(entry, "launch", launches.launch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     return launches

@@ -97,7 +97,7 @@ def with_all_that_they_import(modules: Iterable[str]) -> set[str]:
 def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> None:
     """A loop that opens a file hangs with the file system of that file."""
     loaded = with_all_that_they_import(
-        ["saferun.launch.launcher", "saferun.launch.runtime", *MODULES, *FOR_SEVERAL_HOSTS]
+        ["saferun.launch.entry", "saferun.launch.host_launch", *MODULES, *FOR_SEVERAL_HOSTS]
     )
     apart = with_all_that_they_import(BEFORE_THE_RANKS) | IN_FORKS.keys()
     forgotten = {
@@ -119,7 +119,7 @@ START_ONLY = frozenset(
 def test_what_messages_of_other_hosts_may_ask_for_is_imported_before_the_ranks() -> None:
     """They may come in the first second, before anything has been imported beside the ranks."""
     loaded = with_all_that_they_import(
-        ["saferun.launch.launcher", "saferun.launch.runtime", "saferun.cluster.job", *BEFORE_SEVERAL_HOSTS]
+        ["saferun.launch.entry", "saferun.launch.host_launch", "saferun.cluster.job", *BEFORE_SEVERAL_HOSTS]
     )
     elsewhere = ("saferun.cluster.evidence", "saferun.cluster.placement", "saferun.cluster.schedulers")
     of_jobs = [

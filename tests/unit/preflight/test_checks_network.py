@@ -523,7 +523,7 @@ def test_the_checks_load_nothing_slow() -> None:
 
     program = (
         # Typing is small, and the supervisor does without it.
-        "import saferun.cli.main, saferun.launch.launcher, contextlib, typing, sys; before = set(sys.modules); "
+        "import saferun.cli.main, saferun.launch.entry, contextlib, typing, sys; before = set(sys.modules); "
         "from saferun.preflight.checks import fabric, interfaces, master, names, ports; "
         "print(*sorted(name for name in set(sys.modules) - before if not name.startswith('saferun')))"
     )

@@ -40,7 +40,7 @@ def test_a_healthy_machine_gives_no_warning() -> None:
 def test_the_checks_load_nothing_heavy() -> None:
     """They run at every launch, beside the import of torch."""
     program = (
-        "import sys, saferun.launch.launcher\n"
+        "import sys, saferun.launch.entry\n"
         "before = set(sys.modules)\n"
         "from saferun.preflight.checks.context import CheckContext\n"
         "from saferun.preflight.checks.all_checks import CHECKS\n"

@@ -147,8 +147,8 @@ def _run(
         say(text)
     # Only now: the processes forked before stay as small as they can be.
     spares = _fork_spares(config, environ)
+    from saferun.launch.host_launch import Runtime
     from saferun.launch.launch_context import LaunchContext
-    from saferun.launch.runtime import Runtime
 
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.print_message(f"saferun: settings from {printable(config.settings_file)}")

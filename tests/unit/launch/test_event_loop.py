@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from saferun.launch.event_loop import Loop
 from saferun.launch.launch_context import HostAttempt, LaunchContext
-from saferun.launch.loop import Loop
 from saferun.linux.helper import LoopPart
 from saferun.supervisor.actions import Action, Finish, NotifyDone, SignalRanks
 from saferun.supervisor.events import DeadlineExpired, Event, LaunchRequested, LoopStalled, SignalReceived

@@ -9,10 +9,10 @@ import time
 
 from saferun.console.intake import Intake
 from saferun.errors import SaferunError
+from saferun.launch.exec_wait import RankStart
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.orphans import Orphans
-from saferun.launch.rank_start import RankStart
-from saferun.launch.ranks import RankGroup
+from saferun.launch.rank_group import RankGroup
 from saferun.launch.shared_memory import SharedMemory
 from saferun.linux.helper import LoopPart
 from saferun.linux.reaper import Reaper

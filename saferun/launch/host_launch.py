@@ -15,13 +15,13 @@ from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.checks import Checks
 from saferun.launch.console_part import ConsolePart
 from saferun.launch.event_log import EventLog, StoryFile
+from saferun.launch.event_loop import Loop
 from saferun.launch.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
 from saferun.launch.investigation import Investigation
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.lint import Lint
-from saferun.launch.loop import Loop
 from saferun.launch.passed_signals import PassedSignals
-from saferun.launch.running_ranks import RunningRanks
+from saferun.launch.rank_actions import RunningRanks
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.launch.wakeup import Wakeup
 from saferun.linux.children import await_exits
