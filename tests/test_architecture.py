@@ -196,13 +196,13 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def _name(path: Path) -> str:
-    """``saferun/linux/net.py`` -> ``saferun.linux.net``; a package is named like its folder."""
+    """``saferun/linux/listen_port.py`` -> ``saferun.linux.listen_port``; a package is named like its folder."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
 
 
 def _room(module: str) -> str:
-    """``saferun.linux.net`` -> ``host``."""
+    """``saferun.linux.listen_port`` -> ``host``."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 

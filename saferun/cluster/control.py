@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from saferun.cluster.progress import ProgressWatch, WatchedRank
 from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge, together
 from saferun.errors import printable
+from saferun.linux.netlink import route_to
 from saferun.linux.nic_state import nic_state, working_nics
-from saferun.linux.nics import route_to
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 

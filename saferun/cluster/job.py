@@ -17,7 +17,7 @@ from saferun.cluster.roster import Roster
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
-from saferun.linux.net import own_addresses, short_host_name
+from saferun.linux.listen_port import own_addresses, short_host_name
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import JoinHosts

@@ -12,8 +12,8 @@ from saferun.cluster.job_values import JobCallbacks
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.linux.bare_socket import Socket
+from saferun.linux.listen_port import hold_port
 from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
-from saferun.linux.net import hold_port
 from saferun.linux.poller import Poller
 from saferun.linux.task_sockets import TaskSockets, connect_to_task
 from saferun.model import ExitStatus, JsonObject

@@ -9,7 +9,7 @@ from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.coordinator_process import CoordinatorLink
 from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostPeer, Peer
 from saferun.config import LaunchConfig
-from saferun.linux.net import hold_port
+from saferun.linux.listen_port import hold_port
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts

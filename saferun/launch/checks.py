@@ -176,9 +176,9 @@ class Checks:
         plan = self._context.current.plan
         if not names or plan is None:
             return
-        from saferun.launch.nic import chosen_line
-        from saferun.linux.nics import read_nics
-        from saferun.preflight.nic_choice import nic_environ
+        from saferun.launch.nic_variables import chosen_line
+        from saferun.linux.netlink import read_nics
+        from saferun.preflight.default_nics import nic_environ
 
         chosen = nic_environ(names, read_nics(), self._context.environ)
         for environ in plan.environs:

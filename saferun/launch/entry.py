@@ -17,7 +17,7 @@ from saferun.files.run_dir import RunDirectory
 from saferun.files.writer import Writer
 from saferun.launch.checks import ranks_wait
 from saferun.linux.limits import has_room_for_files
-from saferun.linux.net import short_host_name
+from saferun.linux.listen_port import short_host_name
 from saferun.linux.prctl import become_subreaper, keep_freed_memory
 from saferun.linux.procfs import children_of
 from saferun.linux.reaper import Reaper
@@ -59,7 +59,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
     """
     ensure_standard_descriptors()
     if config.checks.nics and config.checks.nics != ("auto",):
-        from saferun.launch.nic import with_nics
+        from saferun.launch.nic_variables import with_nics
 
         environ = with_nics(config, environ)
     resolution = resolve_environ(config.environ, environ)

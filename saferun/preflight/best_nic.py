@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from saferun.preflight.nic_choice import AUTO
+from saferun.preflight.default_nics import AUTO
 from saferun.preflight.nic_links import Column, median, nic_of
 from saferun.preflight.results import HostInfo
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.linux.nic import Nic
 from saferun.model import Value
-from saferun.preflight.nic_choice import AUTO
+from saferun.preflight.default_nics import AUTO
 from saferun.preflight.results import Cell, HostInfo, MatrixRow, Probe
 
 __all__ = ["Column", "Link", "Uses", "columns_of", "hosts_text", "matrix_of", "median", "uses_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.preflight.nic_choice import is_loopback
+from saferun.preflight.default_nics import is_loopback
 from saferun.preflight.nic_links import hosts_text, label_of, median
 from saferun.preflight.results import CheckResult, HostInfo, Probe
 

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from saferun.linux.netlink import Route, read_nics, route_to
 from saferun.linux.nic import Nic
-from saferun.linux.nics import Route, read_nics, route_to
 from saferun.preflight.checks.all_checks import CHECKS
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.interfaces import check_interfaces
 from saferun.preflight.checks.master import check_master
 from saferun.preflight.checks.run import run_checks
-from saferun.preflight.nic_choice import candidates, nccl_choice
+from saferun.preflight.default_nics import candidates, nccl_choice
 from saferun.preflight.results import CheckResult
 
 Answer = TypeVar("Answer")

@@ -83,9 +83,9 @@ def main(hosts: str) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
-    from saferun.linux.nics import read_nics
+    from saferun.linux.netlink import read_nics
     from saferun.preflight.checks.names import resolve
-    from saferun.preflight.nic_choice import gloo_choice
+    from saferun.preflight.default_nics import gloo_choice
 
     for lines, value in CASES:
         Path(hosts).write_text(f"{LOCAL}{lines}\n")

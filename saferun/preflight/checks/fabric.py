@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from saferun.linux.nics import read_nics
+from saferun.linux.netlink import read_nics
 from saferun.linux.small_files import list_directory, read_line, read_link
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import listed, listed_are
-from saferun.preflight.nic_choice import fits, names_in
+from saferun.preflight.default_nics import fits, names_in
 from saferun.preflight.results import CheckResult
 
 _HCA = "NCCL_IB_HCA"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import time
 
-from saferun.linux.nics import read_nics
+from saferun.linux.netlink import read_nics
 from saferun.preflight.checks.backend import known_backend
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import resolve
 from saferun.preflight.checks.versions import describe_host
-from saferun.preflight.nic_choice import candidates, gloo_choice, nccl_choice
+from saferun.preflight.default_nics import candidates, gloo_choice, nccl_choice
 from saferun.preflight.results import HostInfo
 
 _NAMES_S = 1.0

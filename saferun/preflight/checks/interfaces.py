@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
+from saferun.linux.netlink import read_nics
 from saferun.linux.nic import Nic
-from saferun.linux.nics import read_nics
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import Lookup, is_elsewhere, resolve
 from saferun.preflight.checks.reading import listed, listed_are
-from saferun.preflight.nic_choice import (
+from saferun.preflight.default_nics import (
     AUTO,
     GLOO_IFNAME,
     NCCL_FAMILY,

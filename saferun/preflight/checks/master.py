@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterable
 
-from saferun.linux.nics import Route, read_nics, route_to
+from saferun.linux.netlink import Route, read_nics, route_to
 from saferun.preflight.checks.answers import ok, skipped, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import resolve

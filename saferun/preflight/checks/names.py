@@ -11,7 +11,7 @@ from saferun.model import Value
 from saferun.preflight.checks.answers import failure, ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.nic_choice import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
+from saferun.preflight.default_nics import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
 from saferun.preflight.results import CheckResult
 
 DEADLINE_S = 2.0
@@ -78,7 +78,7 @@ def check_names(context: CheckContext) -> CheckResult:
     """
     if not context.together:
         return ok("only one host: no names are needed")
-    from saferun.linux.nics import read_nics
+    from saferun.linux.netlink import read_nics
 
     own = socket.gethostname()
     lookups = resolve((own, context.master) if context.master else (own,))

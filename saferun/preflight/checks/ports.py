@@ -66,7 +66,7 @@ def _none_free(ports: list[int], states: dict[int, str]) -> CheckResult:
     if states[port] != "in use":
         message = f"port {port} cannot be listened on: {states[port]}"
         return failure(message, "pass another --master-port", facts)
-    from saferun.linux.net import port_holder
+    from saferun.linux.listen_port import port_holder
 
     message = f"port {port} is in use by {port_holder(port)}"
     if len(ports) > 1:

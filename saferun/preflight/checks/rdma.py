@@ -14,7 +14,7 @@ from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.fabric import Port, read_ports
-from saferun.preflight.nic_choice import fits
+from saferun.preflight.default_nics import fits
 from saferun.preflight.results import CheckResult
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"

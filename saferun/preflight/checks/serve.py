@@ -99,7 +99,7 @@ class _HostSide:
 
     def _write(self) -> None:
         from saferun.preflight.checks.host_info import gather_host_info
-        from saferun.preflight.nic_choice import routes
+        from saferun.preflight.default_nics import routes
         from saferun.preflight.probe.listener import Listener
 
         info = gather_host_info(self._context)

@@ -13,7 +13,7 @@ from saferun.preflight.checks import interfaces
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.interfaces import check_interfaces
 from saferun.preflight.checks.names import Lookup
-from saferun.preflight.nic_choice import (
+from saferun.preflight.default_nics import (
     address_to_reach,
     candidates,
     gloo_choice,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from saferun.linux.netlink import Route
 from saferun.linux.nic import Nic
-from saferun.linux.nics import Route
 from saferun.preflight.checks import fabric, master, names
 from saferun.preflight.checks.all_checks import CHECKS
 from saferun.preflight.checks.context import CheckContext
@@ -65,7 +65,7 @@ def names_check(
     monkeypatch.setattr("saferun.preflight.checks.names.known_backend", lambda _context: backend)
     monkeypatch.setattr(socket, "getaddrinfo", Resolver(node3=own, node0=leader))
     monkeypatch.setattr(socket, "gethostname", lambda: "node3")
-    monkeypatch.setattr("saferun.linux.nics.read_nics", lambda _root: (LO, ETH0))
+    monkeypatch.setattr("saferun.linux.netlink.read_nics", lambda _root: (LO, ETH0))
     context = CheckContext(together=True, serves=False, master="node0", hosts=HOSTS, node_rank=3)
     return check_names(context._replace(**more))
 
@@ -202,7 +202,7 @@ def test_a_name_service_that_hangs_is_waited_for_no_longer_than_said(monkeypatch
 def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     late = (Lookup("node3", ("10.1.0.3",)), Lookup("node0", error="late"))
     monkeypatch.setattr(names, "resolve", lambda _names: late)
-    monkeypatch.setattr("saferun.linux.nics.read_nics", lambda _root: (LO, ETH0))
+    monkeypatch.setattr("saferun.linux.netlink.read_nics", lambda _root: (LO, ETH0))
     result = check_names(CheckContext(together=True, serves=False, master="node0"))
     assert (result.verdict, result.transient) == ("warn", True)
     assert result.message == "the master's name node0 takes longer than 2 s to resolve on this host"

@@ -110,7 +110,7 @@ def short_host_name() -> str:
 
 def own_addresses() -> list[str]:
     """The addresses of this host's interfaces that other hosts may use: not loopback, not link-local."""
-    from saferun.linux.nics import read_nics
+    from saferun.linux.netlink import read_nics
 
     try:
         nics = read_nics()

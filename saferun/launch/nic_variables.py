@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from saferun.config import LaunchConfig
 from saferun.console.stderr import print_error
 from saferun.errors import printable
-from saferun.linux.nics import read_nics
-from saferun.preflight.nic_choice import mpirun_options, nic_environ
+from saferun.linux.netlink import read_nics
+from saferun.preflight.default_nics import mpirun_options, nic_environ
 
 
 def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str]:
