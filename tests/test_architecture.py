@@ -148,7 +148,7 @@ NOT_AT_START = (
     "pathlib",
     "psutil",
     "pynvml",
-    "saferun.captures.run",
+    "saferun.captures.capture_processes",
     "saferun.captures.serve",
     "saferun.captures.stacks",
     "saferun.captures.steps",

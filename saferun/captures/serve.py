@@ -45,7 +45,7 @@ EXAMINER_MODULES = (
     "saferun.captures.closer_look",
     "saferun.captures.links",
     "saferun.captures.strace",
-    "saferun.captures.run",
+    "saferun.captures.capture_processes",
     "saferun.captures.faulthandler_dump",
     "saferun.captures.flight_recorder",
     "saferun.captures.worker_server",
@@ -283,7 +283,7 @@ def write(content: bytes) -> None:
 def _capture(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
     started_at = time.monotonic()
     set_name("sr-capture")
-    from saferun.captures.run import run_request
+    from saferun.captures.capture_processes import run_request
     from saferun.captures.wire import request_from
 
     run_request(request_from(value), write, started_at)

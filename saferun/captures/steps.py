@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from saferun.captures.beside_stacks import (
+from saferun.captures.host_captures import (
     capture_flight_recorder,
     capture_gpu_amd,
     capture_gpu_nvidia,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from saferun.captures.capture_run import CaptureRun
+from saferun.captures.capture_query import CaptureRun
 from saferun.captures.client import Examiner
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.ctl.answer import answer, answer_json

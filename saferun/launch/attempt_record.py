@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.captures.capture_run import CaptureRun
+    from saferun.captures.capture_query import CaptureRun
     from saferun.cluster.evidence_exchange import EvidenceExchange
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict
     from saferun.supervisor.actions import Diagnose

@@ -40,7 +40,7 @@ MODULES = (
     "saferun.linux.locked_code",
     # To capture them, and to read the captures
     "saferun.captures.wire",
-    "saferun.captures.gaps",
+    "saferun.captures.missing_files",
     "saferun.linux.cgroups",
     "saferun.linux.core_watch",
     "saferun.linux.core_files",
@@ -60,7 +60,7 @@ MODULES = (
     # To report it
     "saferun.console.folding",
     "saferun.report.console_text",
-    "saferun.captures.capture_run",
+    "saferun.captures.capture_query",
     "saferun.launch.live_capture",
     "saferun.launch.cause_wait",
     "saferun.cluster.job_values",

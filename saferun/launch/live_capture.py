@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.captures.capture_run import CaptureRun
-from saferun.captures.gaps import NAME, gaps_text
+from saferun.captures.capture_query import CaptureRun
+from saferun.captures.missing_files import NAME, gaps_text
 from saferun.captures.wire import (
     DEAD_FILE_SYSTEM,
     EVERYTHING,

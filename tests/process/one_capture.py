@@ -30,7 +30,7 @@ def decode_request(content: bytes) -> Request | CoreRequest:
 def main() -> int:
     """Read the request, do it, exit with 0; with 2 where it is no request."""
     started_at = time.monotonic()
-    from saferun.captures.run import run_request
+    from saferun.captures.capture_processes import run_request
 
     content = sys.stdin.buffer.read(_REQUEST_LIMIT_BYTES)
     try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from saferun.captures import run, stacks, strace
+from saferun.captures import capture_processes, stacks, strace
 from saferun.captures.process_state import read_snapshot
 from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
@@ -88,8 +88,8 @@ def test_a_missing_tool_is_a_failure_and_no_exception(
 def test_denied_ptrace_is_a_failure_and_no_exception(step: CaptureStep) -> None:
     """In a container it is the rule; whoever needs no ptrace finds what there is."""
     program = (
-        "import saferun.captures.run as run\n"
-        f"run.CAPTURES = tuple(step for step in run.CAPTURES if step.name == {step.name!r})\n"
+        "import saferun.captures.capture_processes as run\n"
+        f"capture_processes.CAPTURES = tuple(step for step in capture_processes.CAPTURES if step.name == {step.name!r})\n"
         "from tests.process.one_capture import main\n"
         "main()\n"
     )
@@ -214,7 +214,7 @@ def test_a_capture_that_crashes_or_hangs_costs_only_itself() -> None:
 
     reader = CaptureReader()
     steps = [("crash", crash), ("fail", fail), ("hang", hang), ("answer", answer)]
-    run._run_in_parallel(steps, reader.feed, time.monotonic() + 2.0)
+    capture_processes._run_in_parallel(steps, reader.feed, time.monotonic() + 2.0)
     assert {note.capture: note.failure for note in reader.capture.notes} == {
         "crash": "it was killed by SIGKILL",
         "fail": "KeyError: 'x'",
@@ -230,8 +230,8 @@ def test_what_ranks_write_is_read_with_a_limit_of_memory() -> None:
     limits = {}
     for step in (step._replace(run=tell_limit) for step in CAPTURES):
         reader = CaptureReader()
-        steps = [(step.name, run._bound(step, Scene(Request(()), (), 0.0, lambda *_: None)))]
-        run._run_in_parallel(steps, reader.feed, time.monotonic() + 30.0)
+        steps = [(step.name, capture_processes._bound(step, Scene(Request(()), (), 0.0, lambda *_: None)))]
+        capture_processes._run_in_parallel(steps, reader.feed, time.monotonic() + 30.0)
         (limits[step.name],) = reader.capture.host_lines
     unlimited = str(resource.getrlimit(resource.RLIMIT_AS)[0])
     limited = {name for name, limit in limits.items() if limit != unlimited}

@@ -13,8 +13,8 @@ from typing import NoReturn
 import pytest
 
 from saferun.captures import core_reading, py_spy, pystack_core, stacks
+from saferun.captures.capture_processes import run_request
 from saferun.captures.core_reading import CoreJob, CoreReading
-from saferun.captures.run import run_request
 from saferun.captures.tools import Steps, Tool, ToolEnd, run_steps
 from saferun.captures.wire import Request, Target
 from saferun.linux import core_notes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from saferun.captures import beside_stacks, gpu_amd, gpu_nvidia
+from saferun.captures import gpu_amd, gpu_nvidia, host_captures
 from saferun.captures.gpu_amd import (
     add_amd_smi_static,
     capture_gpu_amd,
@@ -320,5 +320,5 @@ def test_which_rank_has_which_gpu_is_found_by_its_processes(monkeypatch: pytest.
     )
     request = Request((Target(0, 11), Target(1, 12)))
     scene = Scene(request, processes, time.monotonic() + 60, lambda kind, value: seen.append((kind, value)))
-    beside_stacks.capture_gpu_nvidia(scene)
+    host_captures.capture_gpu_nvidia(scene)
     assert [one for kind, one in seen if kind == "gpu"] == [RankGpu(0, "0000:1b:00.0"), RankGpu(1, "0000:43:00.0")]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.captures import beside_stacks
+from saferun.captures import host_captures
 from saferun.captures.core_reading import CoreReading
 from saferun.captures.cores import _Find, _moved, _write
 from saferun.captures.scene import Process, Scene
@@ -154,7 +154,7 @@ def test_a_flight_recorder_is_told_before_its_file_is_written(tmp_path: Path, mo
     monkeypatch.setattr(Scene, "write", writing)
     found = RankCollectives(3, ())
     raw = trace(api_key=S).encode()
-    beside_stacks._record(scene, Target(3, ME.pid, "x"), ME, lambda _target, _deadline: (found, raw))
+    host_captures._record(scene, Target(3, ME.pid, "x"), ME, lambda _target, _deadline: (found, raw))
     assert told_before == [(found,)]
     (note,) = reader.capture.notes
     assert json.loads(Path(note.path).read_text(encoding="utf-8")) == json.loads(trace(api_key=REDACTED))

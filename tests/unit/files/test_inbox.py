@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from saferun.captures.gaps import gaps_text
+from saferun.captures.missing_files import gaps_text
 from saferun.files.hand_in import hand_in
 from saferun.files.inbox import TOKEN_BYTES, TOKENS, Inbox, Outbox
 from saferun.files.server import FileServer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from saferun.captures.capture_run import CaptureRun
+from saferun.captures.capture_query import CaptureRun
 from saferun.captures.client import Examiner
 from saferun.captures.wire import CaptureReader, Done, Request, Target, encode
 from saferun.evidence import Frame, StackDump, ThreadStack
