@@ -374,11 +374,11 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
         "def f():\n"
         "    from torch.distributed import x\n"
         "    import importlib\n"
-        "    importlib.import_module('saferun.coordinator.store')\n",
+        "    importlib.import_module('saferun.coordinator.torch_store')\n",
         encoding="utf-8",
     )
     modules = {module for module, _ in _imports(source)}
-    assert {"os.path", "saferun.launch", "torch.distributed", "saferun.coordinator.store"} <= modules
+    assert {"os.path", "saferun.launch", "torch.distributed", "saferun.coordinator.torch_store"} <= modules
     assert _upward("linux", "launch")
     assert _upward("console", "report")
     assert not _upward("launch", "linux")

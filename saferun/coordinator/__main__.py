@@ -34,7 +34,7 @@ def main() -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     sharing = None
     if fds and os.environ.get("SAFERUN_SIGN_MESSAGES", "off") != "off":
-        from saferun.coordinator.sharing import Sharing
+        from saferun.coordinator.secret_process import Sharing
 
         # Before torch is imported, and before there are threads.
         sharing = Sharing((socket_fd, listen_fd, *fds.values()))

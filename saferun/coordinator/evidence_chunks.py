@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from saferun.coordinator.store_channel import StoreChannel
+from saferun.coordinator.control_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _NAME = re.compile(r"[a-z0-9-]{1,40}")

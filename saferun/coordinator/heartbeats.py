@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from saferun.coordinator.assignments import line_of, number_of, text_of, typed
-from saferun.coordinator.store_channel import StoreChannel
+from saferun.coordinator.control_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.wait_location import wait_location
 from saferun.model import Value

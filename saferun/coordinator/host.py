@@ -20,9 +20,9 @@ from saferun.coordinator.attempt import Attempt
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import NO_SECRET, Secrecy
 from saferun.coordinator.secret_agreement import SecretAgreement
-from saferun.coordinator.sharing import Sharing
+from saferun.coordinator.secret_process import Sharing
+from saferun.coordinator.served_stores import Stores
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
-from saferun.coordinator.stores import Stores
 from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 
 _LEAVE_S = 3.0
@@ -119,7 +119,7 @@ class Host:
 
     def _send_start_stage(self, attempt: Attempt, task: int) -> None:
         """How far the ranks have come, as their store shows it; an empty stage where that is on another host."""
-        from saferun.coordinator.store_stage import Stage, start_stage
+        from saferun.coordinator.init_progress import Stage, start_stage
 
         world_size = attempt.assignment.world_size
         ranks, connection = self._stores.ranks, self._tasks.of_task(task)
@@ -203,11 +203,11 @@ class Host:
         # One for the whole job: it remembers the store, and which rendezvous was the last.
         if self._rendezvous is None:
             if rdzv.backend == "static":
-                from saferun.coordinator.static import StaticRendezvous
+                from saferun.coordinator.static_rendezvous import StaticRendezvous
 
                 self._rendezvous = StaticRendezvous(self._stores)
             else:
-                from saferun.coordinator.handlers import HandlerRendezvous
+                from saferun.coordinator.handler_rendezvous import HandlerRendezvous
 
                 self._rendezvous = HandlerRendezvous(self._stores, self._endpoint_fd)
         return self._rendezvous

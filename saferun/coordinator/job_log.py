@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from saferun.cluster.messages import MOST_HOSTS, is_leaders, is_sound
-from saferun.coordinator.store_channel import StoreChannel
+from saferun.coordinator.control_channel import StoreChannel
 from saferun.coordinator.store_client import FORGED, StoreBrokenError
 from saferun.text.decoding import MALFORMED, loads, number
 

@@ -26,7 +26,7 @@ from saferun.text.decoding import MALFORMED, display_text, loads
 
 if TYPE_CHECKING:
     from saferun.coordinator.secrecy import Secrecy
-    from saferun.coordinator.sharing import Sharing
+    from saferun.coordinator.secret_process import Sharing
 
 OFFER_KEY = "saferun/offer"
 _HINT = "docs/security.md says how a secret is shared; or pass --secret-file on all hosts, or --sign-messages auto"

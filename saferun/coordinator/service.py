@@ -25,10 +25,10 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from saferun.coordinator.store import import_store_class, loopback_address, open_store
+from saferun.coordinator.torch_store import import_store_class, loopback_address, open_store
 
 if TYPE_CHECKING:
-    from saferun.coordinator.sharing import Sharing
+    from saferun.coordinator.secret_process import Sharing
 
 
 def serve(
@@ -94,7 +94,7 @@ def _serve_several(
     import resource
 
     from saferun.coordinator.host import Host, exit_now
-    from saferun.coordinator.stores import Stores
+    from saferun.coordinator.served_stores import Stores
     from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 
     # Every host has two connections to the control store, every rank one to its own.
@@ -179,7 +179,7 @@ class _Service:
         return None
 
     def _start_stage(self, attempt: int, world_size: int) -> dict[str, Any]:
-        from saferun.coordinator.store_stage import Stage, start_stage
+        from saferun.coordinator.init_progress import Stage, start_stage
 
         found = Stage("", -1, world_size)
         if self._store is not None and attempt == self._attempt:

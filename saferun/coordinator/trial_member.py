@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from saferun.coordinator.store import open_store
+from saferun.coordinator.torch_store import open_store
 from saferun.errors import printable
 from saferun.linux.descriptors import close_all_but
 from saferun.model import Value

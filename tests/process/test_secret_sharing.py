@@ -28,7 +28,7 @@ from saferun.cluster.secret_sharing import (
     take_offer,
     unpack,
 )
-from saferun.coordinator.sharing import Sharing
+from saferun.coordinator.secret_process import Sharing
 from saferun.files.private_file import new_name, read_private, remove_private, write_private
 from saferun.linux.munge import Munge
 from saferun.linux.ownership import NotOursError
@@ -444,7 +444,7 @@ def test_the_process_is_none_that_is_ended_with_the_run(monkeypatch: pytest.Monk
     monkeypatch.setenv("SAFERUN_RUN_ID", "0123")  # which a process inherits, as the coordinator has it
     program = (
         "import os, socket\n"
-        "from saferun.coordinator.sharing import Sharing\n"
+        "from saferun.coordinator.secret_process import Sharing\n"
         "from saferun.linux.procfs import belongs_to_run\n"
         "sharing = Sharing(serve=lambda line: (line.send(b'x'), line.recv(1)))\n"
         "sharing._line.recv(1)\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from saferun.coordinator.shared_store import shared_class
+from saferun.coordinator.prefix_store import shared_class
 from saferun.coordinator.store_client import StoreClient
 from tests.torch.coordinating import DECISION, TROUBLE, Host, Message, listening, port_of
 

@@ -12,7 +12,7 @@ import pytest
 from saferun.coordinator.arrivals import waiting_text
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
 from saferun.coordinator.evidence_chunks import is_chunk_name
-from saferun.coordinator.handlers import is_loopback, master_addr
+from saferun.coordinator.handler_rendezvous import is_loopback, master_addr
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.host import Host
 from saferun.coordinator.leader_address import read_address

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from saferun.cluster.evidence import HostPart, HostPeer, decode_part, encode_part, merge_parts
-from saferun.coordinator.store_stage import Stage, read_arrived
-from saferun.coordinator.store_stage import start_stage as stage_in_store
+from saferun.coordinator.init_progress import Stage, read_arrived
+from saferun.coordinator.init_progress import start_stage as stage_in_store
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.start_stage import StoreStage, read_store_stage, stage_by_time, start_stage
 from saferun.evidence import (

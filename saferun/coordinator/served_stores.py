@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import StoreClient
+from saferun.coordinator.torch_store import loopback_address, open_store
 
 
 class Stores:

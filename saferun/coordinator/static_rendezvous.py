@@ -26,6 +26,7 @@ from saferun.coordinator.leader_address import (
     publish_address,
     read_address,
 )
+from saferun.coordinator.prefix_store import shared_class
 from saferun.coordinator.record_collection import (
     MovedError,
     OnePortError,
@@ -35,10 +36,9 @@ from saferun.coordinator.record_collection import (
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secret_agreement import SecretAgreement
-from saferun.coordinator.shared_store import shared_class
+from saferun.coordinator.served_stores import Stores
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import Search
-from saferun.coordinator.stores import Stores
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer

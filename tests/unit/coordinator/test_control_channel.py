@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from saferun.coordinator import store_channel as channel_module
+from saferun.coordinator import control_channel as channel_module
+from saferun.coordinator.control_channel import StoreChannel
 from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNREACHABLE, Finding
-from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 DEADLINE_S = 30.0

@@ -27,6 +27,7 @@ from saferun.coordinator.leader_address import (
     publish_address,
     read_address,
 )
+from saferun.coordinator.prefix_store import shared_class
 from saferun.coordinator.record_collection import (
     MovedError,
     OnePortError,
@@ -38,12 +39,11 @@ from saferun.coordinator.record_collection import (
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import Mismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
-from saferun.coordinator.shared_store import shared_class
-from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
-from saferun.coordinator.store import loopback_address, open_store
+from saferun.coordinator.served_stores import Stores
+from saferun.coordinator.static_rendezvous import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import Search
-from saferun.coordinator.stores import Stores
+from saferun.coordinator.torch_store import loopback_address, open_store
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
