@@ -62,7 +62,7 @@ PURE = (
     "preflight/best_nic",
     "preflight/fault_text",
     "preflight/faults",
-    "preflight/nic_choice",
+    "preflight/default_nics",
     "preflight/json_report",
     "preflight/judge",
     "preflight/nic_links",
@@ -325,7 +325,7 @@ def test_nothing_imports_the_coordinator() -> None:
 def test_the_coordinator_knows_only_the_ground_floor() -> None:
     """It shares values, errors and decoders with the supervisor; of what does something, the closing of descriptors.
 
-    What ``sharing`` imports it imports in a process of its own, which it forks before the coordinator imports torch.
+    What ``secret_process`` imports it imports in a process of its own, forked before the coordinator imports torch.
     """
     forked = {"saferun.linux.prctl", "saferun.cluster.secret_sharing"}
     texts = {f"saferun.text.{name}" for name in ("decoding", "framing", "typed_json", "wording")}
@@ -337,7 +337,7 @@ def test_the_coordinator_knows_only_the_ground_floor() -> None:
         and _room(module) not in {"coordinator", "errors", "model", "__init__"}
         and module not in {"saferun.linux.descriptors", *texts}
         and module not in {"saferun.cluster.messages", "saferun.cluster.secret", "saferun.cluster.signed"}
-        and (path.stem != "sharing" or module not in forked)
+        and (path.stem != "secret_process" or module not in forked)
     ]
     assert not wrong
 

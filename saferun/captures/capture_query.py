@@ -17,7 +17,7 @@ _TRIES = 2
 _LEAST_BUDGET_S = 0.5
 
 
-class CaptureRun(Query):
+class CaptureQuery(Query):
     """One capture. ``on_done`` is called exactly once: when it is complete, incomplete, or cannot begin.
 
     If the examiner is lost, its replacement gets the request with the remaining time. If that is lost as well, the

@@ -1,4 +1,4 @@
-"""The captures beside stacks: Flight Recorder, GPUs, kernel log. They emit lines and write files."""
+"""The Flight Recorder of each rank, and what is captured of the host: GPUs, kernel log, RDMA counters."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 NAME = "missing.txt"
 
 
-def gaps_text(unwritten: Sequence[str], unfinished: Sequence[str]) -> str:
+def missing_text(unwritten: Sequence[str], unfinished: Sequence[str]) -> str:
     """The text; empty if nothing is missing.
 
     Args:

@@ -17,7 +17,7 @@ from saferun.cluster.roster import Roster
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
-from saferun.linux.listen_port import own_addresses, short_host_name
+from saferun.linux.bare_socket import short_host_name
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import JoinHosts
@@ -193,6 +193,8 @@ class Job(JobSender):
             host_info: what this host found out about itself.
             probe_endpoint: how others can probe it.
         """
+        from saferun.linux.netlink import own_addresses
+
         self._begin(JobAttempt(self._context))
         self._joining = True
         config, channel = self._config, self._channel

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from saferun.cluster.job_values import Assignment, Peer
 from saferun.cluster.messages import LONGEST_MESSAGE
 from saferun.config import LaunchConfig
-from saferun.linux.listen_port import short_host_name
+from saferun.linux.bare_socket import short_host_name
 from saferun.model import JsonObject, Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts
 from saferun.text.decoding import display_text, number, text

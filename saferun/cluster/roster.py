@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from saferun.cluster.job_values import Peer
 from saferun.cluster.messages import LONGEST_MESSAGE, MOST_HOSTS, MOST_TASKS
-from saferun.linux.listen_port import short_host_name
+from saferun.linux.bare_socket import short_host_name
 from saferun.text.decoding import MALFORMED, display_text, number
 
 _LONGEST_NAME = 255

@@ -34,10 +34,10 @@ def main() -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     sharing = None
     if fds and os.environ.get("SAFERUN_SIGN_MESSAGES", "off") != "off":
-        from saferun.coordinator.secret_process import Sharing
+        from saferun.coordinator.secret_process import SecretProcess
 
         # Before torch is imported, and before there are threads.
-        sharing = Sharing((socket_fd, listen_fd, *fds.values()))
+        sharing = SecretProcess((socket_fd, listen_fd, *fds.values()))
     serve(socket_fd, listen_fd, fds, whole_torch=bool(whole_torch), sharing=sharing)
 
 

@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 from saferun.coordinator.assignments import HostRecord
-from saferun.coordinator.control_channel import StoreChannel
+from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk_name, write_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
 from saferun.coordinator.liveness_probe import CUT, REACHED, Finding
-from saferun.coordinator.prefix_store import SharedStore
+from saferun.coordinator.prefix_store import PrefixStore
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.coordinator.static_rendezvous import JOB_KEY
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
@@ -59,7 +59,7 @@ class Attempt:
         self._closed = False
         self._labels = [str(peer[1]) for peer in result.peers] if self.is_leader else []
         assignment = result.assignment
-        self._channel = StoreChannel(
+        self._channel = ControlChannel(
             result.client,
             result.job,
             JOB_KEY,
@@ -87,7 +87,7 @@ class Attempt:
                 self._labels,
                 own.addresses,
                 interval_s,
-                has_one_port=issubclass(result.client.store_class, SharedStore),
+                has_one_port=issubclass(result.client.store_class, PrefixStore),
                 report=self._report,
             )
 

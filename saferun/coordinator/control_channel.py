@@ -27,7 +27,7 @@ _LEAST_PAUSE_S = 1.0
 _LONGEST_TICK_S = 2.0
 
 
-class StoreChannel:
+class ControlChannel:
     """The channel to the control store.
 
     Args:

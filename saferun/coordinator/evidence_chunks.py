@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from saferun.coordinator.control_channel import StoreChannel
+from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
@@ -34,7 +34,7 @@ def chunk_key(prefix: str, host: int, task: int, name: str) -> str:
     return f"{prefix}chunk/{host}/{task}/{name}"
 
 
-def write_chunk(channel: StoreChannel, key: str, text: str, on_done: Callable[[], None]) -> None:
+def write_chunk(channel: ControlChannel, key: str, text: str, on_done: Callable[[], None]) -> None:
     """Write a chunk to the store in the background; ``on_done`` is called when it is there."""
 
     def write() -> None:

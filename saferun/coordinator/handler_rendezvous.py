@@ -27,7 +27,7 @@ from saferun.coordinator.leader_address import (
     publish_address,
     read_address,
 )
-from saferun.coordinator.prefix_store import shared_class
+from saferun.coordinator.prefix_store import prefix_class
 from saferun.coordinator.record_collection import (
     MovedError,
     OnePortError,
@@ -39,10 +39,10 @@ from saferun.coordinator.record_collection import (
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import Mismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
-from saferun.coordinator.served_stores import Stores
+from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.static_rendezvous import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
-from saferun.coordinator.store_search import Search
+from saferun.coordinator.store_search import StoreSearch
 from saferun.coordinator.torch_store import loopback_address, open_store
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class HandlerRendezvous:
         endpoint_fd: the listening socket of the c10d rendezvous' own store; -1: another host has it.
     """
 
-    def __init__(self, stores: Stores, endpoint_fd: int) -> None:
+    def __init__(self, stores: ServedStores, endpoint_fd: int) -> None:
         self._stores = stores
         self._endpoint_fd = endpoint_fd
         self._endpoint_store: Any = None
@@ -183,7 +183,7 @@ class HandlerRendezvous:
         return create_handler(client.store, backend, parameters)
 
     def _find(self, rdzv: RendezvousRound, host: str, port: int) -> StoreClient:
-        search = Search(self._stores.store_class, host, [port], lambda _: None)
+        search = StoreSearch(self._stores.store_class, host, [port], lambda _: None)
         try:
             while (client := search.wait(_RECHECK_S)) is None:
                 rdzv.check()
@@ -298,7 +298,7 @@ class HandlerRendezvous:
         def serve(*, one_port: bool) -> StoreClient:
             """Serve the control store, by itself or as a part of the ranks' store, and publish where it is."""
             if one_port and ranks is not None:
-                client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
+                client = StoreClient.connect(prefix_class(self._stores.store_class), ranks.address)
             else:
                 client = self._stores.serve_control()
             client.signer = named or agreement
@@ -414,7 +414,7 @@ class HandlerRendezvous:
                 message = refusal
                 continue
             connection.close()
-            kind = shared_class(store_class) if leader.one_port else store_class
+            kind = prefix_class(store_class) if leader.one_port else store_class
             client = StoreClient.connect(kind, (address, leader.control_port), dialled=True, signer=signer)
             if client.get(JOB_KEY, _RECHECK_S, forged=FORGED) == leader.job.encode():
                 return client, address, ""

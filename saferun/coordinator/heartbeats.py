@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from saferun.coordinator.assignments import line_of, number_of, text_of, typed
-from saferun.coordinator.control_channel import StoreChannel
+from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.wait_location import wait_location
 from saferun.model import Value
@@ -52,7 +52,7 @@ class Heartbeats:
     """
 
     def __init__(
-        self, channel: StoreChannel, prefix: str, host: int, interval_s: float, supervisors: dict[int, int]
+        self, channel: ControlChannel, prefix: str, host: int, interval_s: float, supervisors: dict[int, int]
     ) -> None:
         self._channel = channel
         self._prefix = prefix

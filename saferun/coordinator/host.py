@@ -20,8 +20,8 @@ from saferun.coordinator.attempt import Attempt
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import NO_SECRET, Secrecy
 from saferun.coordinator.secret_agreement import SecretAgreement
-from saferun.coordinator.secret_process import Sharing
-from saferun.coordinator.served_stores import Stores
+from saferun.coordinator.secret_process import SecretProcess
+from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
 from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 
@@ -60,7 +60,12 @@ class Host:
     """
 
     def __init__(
-        self, tasks: Tasks, stores: Stores, endpoint_fd: int, torch_version: str, sharing: Sharing | None = None
+        self,
+        tasks: Tasks,
+        stores: ServedStores,
+        endpoint_fd: int,
+        torch_version: str,
+        sharing: SecretProcess | None = None,
     ) -> None:
         self._sharing = sharing
         self._tasks = tasks
@@ -388,7 +393,7 @@ def _bounded(do: Callable[[], None], timeout_s: float) -> None:
         thread.join(timeout_s)
 
 
-def exit_now(sharing: Sharing | None = None) -> None:
+def exit_now(sharing: SecretProcess | None = None) -> None:
     """End the process. Nothing is worth the interpreter's shutdown, with threads of torch's own about."""
     if sharing is not None:
         sharing.close()

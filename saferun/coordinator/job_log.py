@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from saferun.cluster.messages import MOST_HOSTS, is_leaders, is_sound
-from saferun.coordinator.control_channel import StoreChannel
+from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.store_client import FORGED, StoreBrokenError
 from saferun.text.decoding import MALFORMED, loads, number
 
@@ -47,7 +47,7 @@ class JobLog:
     """
 
     def __init__(
-        self, channel: StoreChannel, prefix: str, host: int, on_entry: Callable[[int, dict[str, Any]], None]
+        self, channel: ControlChannel, prefix: str, host: int, on_entry: Callable[[int, dict[str, Any]], None]
     ) -> None:
         self._channel = channel
         self._prefix = prefix

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 _PREFIX = "saferun/own/"
 
 
-class SharedStore:
-    """The calls of a TCPStore that ``StoreClient`` makes. To be made by ``shared_class``."""
+class PrefixStore:
+    """The calls of a TCPStore that ``StoreClient`` makes. To be made by ``prefix_class``."""
 
     store_class: ClassVar[Any]
 
@@ -55,6 +55,6 @@ class SharedStore:
         return values
 
 
-def shared_class(store_class: Any) -> type[SharedStore]:  # noqa: ANN401 - torch may be there in part only
+def prefix_class(store_class: Any) -> type[PrefixStore]:  # noqa: ANN401 - torch may be there in part only
     """A class to connect with, instead of torch's own."""
-    return type("SharedStore", (SharedStore,), {"store_class": store_class})
+    return type("PrefixStore", (PrefixStore,), {"store_class": store_class})

@@ -26,7 +26,7 @@ from saferun.text.decoding import MALFORMED, display_text, loads
 
 if TYPE_CHECKING:
     from saferun.coordinator.secrecy import Secrecy
-    from saferun.coordinator.secret_process import Sharing
+    from saferun.coordinator.secret_process import SecretProcess
 
 OFFER_KEY = "saferun/offer"
 _HINT = "docs/security.md says how a secret is shared; or pass --secret-file on all hosts, or --sign-messages auto"
@@ -54,7 +54,7 @@ class SecretAgreement(Signer):
 
     def __init__(
         self,
-        sharing: Sharing,
+        sharing: SecretProcess,
         run_id: str,
         job: str,
         *,

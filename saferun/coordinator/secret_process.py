@@ -27,7 +27,7 @@ _END_S = 1.0
 _MOST_BYTES = 64 << 10
 
 
-class Sharing:
+class SecretProcess:
     """A handle on that process.
 
     Args:

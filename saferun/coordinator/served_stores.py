@@ -9,7 +9,7 @@ from saferun.coordinator.store_client import StoreClient
 from saferun.coordinator.torch_store import loopback_address, open_store
 
 
-class Stores:
+class ServedStores:
     """The ranks' store and the control store, where this host serves them.
 
     Args:

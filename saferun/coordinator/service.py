@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from saferun.coordinator.torch_store import import_store_class, loopback_address, open_store
 
 if TYPE_CHECKING:
-    from saferun.coordinator.secret_process import Sharing
+    from saferun.coordinator.secret_process import SecretProcess
 
 
 def serve(
@@ -37,7 +37,7 @@ def serve(
     fds: dict[str, int],
     *,
     whole_torch: bool,
-    sharing: Sharing | None = None,
+    sharing: SecretProcess | None = None,
 ) -> None:
     """Import torch, then answer messages until goodbye or until the supervisor is gone. Does not return.
 
@@ -88,13 +88,13 @@ def _serve_several(
     socket_fd: int,
     listen_fd: int,
     fds: dict[str, int],
-    sharing: Sharing | None,
+    sharing: SecretProcess | None,
 ) -> None:
     """The same for a job of several hosts. Does not return."""
     import resource
 
     from saferun.coordinator.host import Host, exit_now
-    from saferun.coordinator.served_stores import Stores
+    from saferun.coordinator.served_stores import ServedStores
     from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 
     # Every host has two connections to the control store, every rank one to its own.
@@ -106,7 +106,7 @@ def _serve_several(
         return socket.socket(fileno=os.dup(fds[name])) if name in fds else None
 
     tasks = Tasks(socket.socket(fileno=socket_fd), listener("tasks"), listener("control"))
-    stores = Stores(store_class, listen_fd, fds.get("control", -1), tasks.answer_probes)
+    stores = ServedStores(store_class, listen_fd, fds.get("control", -1), tasks.answer_probes)
     if sharing is not None:
         # What encrypts takes a while to import, and the hosts have yet to be checked.
         threading.Thread(target=_import_cipher, daemon=True).start()

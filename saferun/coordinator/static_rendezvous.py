@@ -26,7 +26,7 @@ from saferun.coordinator.leader_address import (
     publish_address,
     read_address,
 )
-from saferun.coordinator.prefix_store import shared_class
+from saferun.coordinator.prefix_store import prefix_class
 from saferun.coordinator.record_collection import (
     MovedError,
     OnePortError,
@@ -36,9 +36,9 @@ from saferun.coordinator.record_collection import (
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secret_agreement import SecretAgreement
-from saferun.coordinator.served_stores import Stores
+from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
-from saferun.coordinator.store_search import Search
+from saferun.coordinator.store_search import StoreSearch
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
@@ -61,7 +61,7 @@ class StaticRendezvous:
         stores: what this host serves if it is node rank 0.
     """
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: ServedStores) -> None:
         self._stores = stores
         self._job = os.urandom(8).hex()
         self._client: StoreClient | None = None  # to the control store
@@ -199,7 +199,7 @@ class StaticRendezvous:
         ranks = self._stores.ranks
         assert ranks is not None  # noqa: S101 - it is served
         signer = self._signer(rdzv, self._job)
-        self._client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address, signer=signer)
+        self._client = StoreClient.connect(prefix_class(self._stores.store_class), ranks.address, signer=signer)
         self._client.set(JOB_KEY, self._job)
         self._moves += 1
 
@@ -276,7 +276,7 @@ class StaticRendezvous:
             control[client.address[1]] = found
             return None
 
-        search = Search(self._stores.store_class, rdzv.master_addr, rdzv.ports, accept)
+        search = StoreSearch(self._stores.store_class, rdzv.master_addr, rdzv.ports, accept)
         try:
             while (client := search.wait(_RECHECK_S)) is None:
                 rdzv.check()
@@ -334,7 +334,7 @@ class StaticRendezvous:
             return None if job is not None and job.decode(errors="replace") == found.job else "is not this job's store"
 
         ways = dict.fromkeys([rdzv.master_addr, *(a for a in found.addresses if a not in rdzv.addresses)])
-        searches = [Search(self._stores.store_class, way, [found.control_port], accept, signer) for way in ways]
+        searches = [StoreSearch(self._stores.store_class, way, [found.control_port], accept, signer) for way in ways]
         ask_at = time.monotonic() + min(ASK_AFTER_S, rdzv.remaining_s / 3)
         try:
             while True:
@@ -366,7 +366,7 @@ class StaticRendezvous:
         return True
 
     def _connect_shared(self, ranks: StoreClient, found: LeaderAddress, signer: Signer | None) -> StoreClient:
-        client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address, signer=signer)
+        client = StoreClient.connect(prefix_class(self._stores.store_class), ranks.address, signer=signer)
         job = client.get(JOB_KEY, _NO_CONTROL_S, forged=FORGED)
         if job is None or job.decode(errors="replace") != found.job:
             raise StoreBrokenError("the store is not this job's any more")

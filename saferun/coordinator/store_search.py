@@ -17,7 +17,7 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 
-class Search:
+class StoreSearch:
     """The search for a store that may be behind one of several ports of a host, some of which may be someone else's.
 
     A thread for each port: torch's client waits for the handshake of whatever accepts its connection, without end, and

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from saferun.captures.capture_query import CaptureRun
+from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.client import Examiner
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.ctl.answer import answer, answer_json
@@ -285,7 +285,7 @@ def _capture_scene(scene: Scene, *, native: bool) -> tuple[Capture, str]:
         )
         deadline = time.monotonic() + budget_s + _GRACE_S
         examiner = Examiner(os.environ, poller, warn=lambda _text: None)
-        run = CaptureRun(request, examiner, poller, deadline=deadline, on_done=take)
+        run = CaptureQuery(request, examiner, poller, deadline=deadline, on_done=take)
         try:
             run.begin()
             while not seen:

@@ -3,18 +3,19 @@
 The loop carries out what the supervisor decides. Once the ranks run it waits for nothing but its poller, and opens no
 regular file. What has a similar name here:
 
-``launcher``, ``runtime``, ``loop``, ``launch_context``
-    The launcher turns settings into a Runtime and errors into exit codes; the runtime makes the parts of a launch and
-    ends them; the loop carries out actions; the context is what all parts share.
-``ranks``, ``rank_start``, ``running_ranks``, ``rank_hook``
+``entry``, ``host_launch``, ``event_loop``, ``launch_context``
+    ``entry`` turns settings into a HostLaunch and errors into exit codes; the HostLaunch makes the parts of a launch
+    and ends them; the loop carries out actions; the context is what all parts share.
+``rank_group``, ``exec_wait``, ``rank_actions``, ``rank_hook``
     The processes and streams of one attempt; from their fork to the last exec; what the loop does with them in every
     attempt; the variables and files of the start-up hook.
 ``attempt_setup``, ``attempt_end``, ``attempt_record``
     What comes before the ranks of an attempt; what comes after them; what is known of them for a diagnosis.
 ``investigation``, ``incidents``, ``incident_failure``, ``incident_hang``
     The part that watches and captures; the list of what has gone wrong so far, and its report; one failure; one hang.
-``nic``
-    The variables that ``--nic`` sets (the interfaces themselves: ``linux/nics``, their choice: ``preflight``).
+``nic_variables``
+    The variables that ``--nic`` sets (the interfaces themselves: ``linux/netlink``; those that gloo and NCCL use by
+    themselves: ``preflight/default_nics``; the best one: ``preflight/best_nic``).
 ``shared_memory``
     Removes what dead ranks leave in /dev/shm (``linux/shared_memory`` finds it; ``preflight/checks`` has a check of its
     size).

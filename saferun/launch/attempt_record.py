@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.captures.capture_query import CaptureRun
+    from saferun.captures.capture_query import CaptureQuery
     from saferun.cluster.evidence_exchange import EvidenceExchange
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict
     from saferun.supervisor.actions import Diagnose
@@ -131,7 +131,7 @@ class AttemptRecord:
         self.reported_hang: tuple[object, ...] = ()
         self.evidence: Evidence | None = None
         self.diagnosis: Diagnosis | None = None
-        self.running: CaptureRun | None = None
+        self.running: CaptureQuery | None = None
         self.directory = ""
         self.concluded_attempt = -1
 

@@ -1,4 +1,4 @@
-"""Wires everything for one launch; errors become exit codes."""
+"""Where a launch begins: settings in, exit code out. What runs it is put together in ``host_launch``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from saferun.errors import SaferunError, printable, suppress
 from saferun.files.run_dir import RunDirectory
 from saferun.files.writer import Writer
 from saferun.launch.checks import ranks_wait
+from saferun.linux.bare_socket import short_host_name
 from saferun.linux.limits import has_room_for_files
-from saferun.linux.listen_port import short_host_name
 from saferun.linux.prctl import become_subreaper, keep_freed_memory
 from saferun.linux.procfs import children_of
 from saferun.linux.reaper import Reaper
@@ -147,7 +147,7 @@ def _run(
         say(text)
     # Only now: the processes forked before stay as small as they can be.
     spares = _fork_spares(config, environ)
-    from saferun.launch.host_launch import Runtime
+    from saferun.launch.host_launch import HostLaunch
     from saferun.launch.launch_context import LaunchContext
 
     if config.settings_file is not None and config.settings["config"].origin == "default":
@@ -159,7 +159,7 @@ def _run(
     gc.enable()
     try:
         context = LaunchContext(config, environ, supervisor, screen=screen, run_dir=run_dir, host=host, run_id=run_id)
-        return Runtime(
+        return HostLaunch(
             context,
             resolution=resolution,
             writer=writer,

@@ -1,4 +1,4 @@
-"""The only loop: carries out the supervisor's actions and feeds what happens back as events."""
+"""The event loop, the only one: carries out the supervisor's actions and feeds what happens back as events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STALL_S = 1.0
 _MISSING_S = 0.02
 
 
-class Loop:
+class EventLoop:
     """Hands events to the supervisor, carries out what it decides, and waits for the next thing to happen.
 
     Args:

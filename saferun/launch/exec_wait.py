@@ -25,7 +25,7 @@ _PATIENCE_S = 90.0
 _OTHERS_S = 1.0
 
 
-class RankStart(LoopPart):
+class ExecWait(LoopPart):
     """The ranks of one attempt that have been forked and have not become their programs yet. A part of the loop.
 
     Args:

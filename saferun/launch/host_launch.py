@@ -15,13 +15,13 @@ from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.checks import Checks
 from saferun.launch.console_part import ConsolePart
 from saferun.launch.event_log import EventLog, StoryFile
-from saferun.launch.event_loop import Loop
+from saferun.launch.event_loop import EventLoop
 from saferun.launch.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
 from saferun.launch.investigation import Investigation
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.lint import Lint
 from saferun.launch.passed_signals import PassedSignals
-from saferun.launch.rank_actions import RunningRanks
+from saferun.launch.rank_actions import RankActions
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.launch.wakeup import Wakeup
 from saferun.linux.children import await_exits
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _HELPERS_S = 0.5
 
 
-class Runtime:
+class HostLaunch:
     """Carries out one launch on this host.
 
     Args:
@@ -82,7 +82,7 @@ class Runtime:
         context.ending = AttemptEnd(context)
         context.checks = Checks(context, checks)
         context.lint = Lint(context)
-        context.ranks = ranks = RunningRanks(context, older_children, reaper, spares)
+        context.ranks = ranks = RankActions(context, older_children, reaper, spares)
         context.imports = IdleImports(
             context.environ.get("PYTHONPATH", ""),
             self._on_imported,
@@ -106,12 +106,12 @@ class Runtime:
         self._wakeup = Wakeup(context, passed)
         writer.attach(context.poller)
         parts = (
-            *(ranks, writer, ranks.intake, ranks.rank_start, passed, context.investigation),
+            *(ranks, writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
             *(context.checks, job, context.lint, ranks.shared_memory),
             *(context.imports, context.examiner, ranks.orphans, StoryFile(context)),
         )
         self._console = ConsolePart(context)
-        context.loop = Loop(context, self._console, parts)
+        context.loop = EventLoop(context, self._console, parts)
 
     def _actions(self) -> dict[type, Callable[[Any], object]]:
         """What carries out each kind of action."""

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from saferun.launch.attempt_setup import AttemptSetup
     from saferun.launch.checks import Checks
     from saferun.launch.event_log import EventLog
-    from saferun.launch.event_loop import Loop
+    from saferun.launch.event_loop import EventLoop
     from saferun.launch.idle_imports import IdleImports
     from saferun.launch.investigation import Investigation
     from saferun.launch.lint import Lint
-    from saferun.launch.rank_actions import RunningRanks
+    from saferun.launch.rank_actions import RankActions
     from saferun.launch.rank_group import AttemptPlan, Rank, RankGroup
     from saferun.launch.torchrun_events import TorchrunEvents
 
@@ -70,7 +70,7 @@ class HostAttempt:
 
 
 class LaunchContext:
-    """What the parts of one launch share, and each other. The parts are made by ``runtime.Runtime``.
+    """What the parts of one launch share, and each other. The parts are made by ``host_launch.HostLaunch``.
 
     Args:
         config: the launch.
@@ -82,7 +82,7 @@ class LaunchContext:
         run_id: marks the processes of this run.
     """
 
-    loop: Loop
+    loop: EventLoop
     log: EventLog
     imports: IdleImports
     examiner: Examiner
@@ -92,7 +92,7 @@ class LaunchContext:
     lint: Lint
     torchrun_events: TorchrunEvents
     setup: AttemptSetup
-    ranks: RunningRanks
+    ranks: RankActions
     ending: AttemptEnd
 
     def __init__(

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.captures.capture_query import CaptureRun
-from saferun.captures.missing_files import NAME, gaps_text
+from saferun.captures.capture_query import CaptureQuery
+from saferun.captures.missing_files import NAME, missing_text
 from saferun.captures.wire import (
     DEAD_FILE_SYSTEM,
     EVERYTHING,
@@ -128,7 +128,7 @@ def start_capture(
             run.close()
         on_done(reader, failure)
 
-    record.running = CaptureRun(
+    record.running = CaptureQuery(
         request,
         context.launch.examiner,
         context.poller,
@@ -166,7 +166,7 @@ def new_directory(context: Context, record: AttemptRecord, reason: str) -> str:
 def note_gaps(context: Context, reader: CaptureReader, directory: str) -> None:
     """Write what a capture lacks into its directory."""
     unwritten = reader.unwritten
-    text = gaps_text(unwritten, reader.capture.timed_out)
+    text = missing_text(unwritten, reader.capture.timed_out)
     if not directory or not text:
         return
     context.launch.run_dir.write_text(os.path.join(directory, NAME), text)

@@ -1,6 +1,6 @@
 """The ranks of this host: started, captured, signalled, and what they leave behind swept away.
 
-The loop reaps children (``loop.reap``) and calls ``on_exit`` for each; a rank's becomes RankExited.
+The loop reaps children (``event_loop.EventLoop.reap``) and calls ``on_exit`` for each; a rank's becomes RankExited.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 
 from saferun.console.intake import Intake
 from saferun.errors import SaferunError
-from saferun.launch.exec_wait import RankStart
+from saferun.launch.exec_wait import ExecWait
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.orphans import Orphans
 from saferun.launch.rank_group import RankGroup
@@ -32,7 +32,7 @@ _EXAMINER_DELAY_S = 0.1
 _LONGEST_STATE = 300
 
 
-class RunningRanks(LoopPart):
+class RankActions(LoopPart):
     """The ranks of a launch on this host, one attempt after the other.
 
     Args:
@@ -51,7 +51,7 @@ class RunningRanks(LoopPart):
         self._reaper = reaper
         self._spares = spares
         self.intake = Intake(context.poller, time.monotonic)
-        self.rank_start = RankStart(
+        self.exec_wait = ExecWait(
             context.poller, on_started=self._on_started, on_failed=self._on_start_failed, warn=context.warn
         )
         self.shared_memory = SharedMemory()
@@ -88,7 +88,7 @@ class RunningRanks(LoopPart):
             for stream in rank.streams:
                 self.intake.add(stream)
         self._context.imports.seal()
-        self.rank_start.begin(forked, failure)
+        self.exec_wait.begin(forked, failure)
         self._context.examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
 
     def _on_started(self) -> None:
@@ -120,7 +120,7 @@ class RunningRanks(LoopPart):
         if action.verdict is None:
             self._note_shared_memory()
         # What has not become its program is still saferun itself: there is nothing to be seen in it.
-        ranks = tuple(rank for rank in action.local_ranks if rank not in self.rank_start.waiting)
+        ranks = tuple(rank for rank in action.local_ranks if rank not in self.exec_wait.waiting)
         if not ranks:
             self._context.post(events.EvidenceCaptured(time.monotonic(), action.attempt))
             return
@@ -169,7 +169,7 @@ class RunningRanks(LoopPart):
         if group is None or rank is None:
             return False
         self._context.poller.unwatch(rank.child.pidfd)
-        if self.rank_start.failed(pid):
+        if self.exec_wait.failed(pid):
             for stream in rank.streams:
                 self.intake.remove(stream)
             group.drop(rank)
@@ -211,7 +211,7 @@ class RunningRanks(LoopPart):
     def close(self) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
         self.orphans.end()
-        self.rank_start.close()
+        self.exec_wait.close()
         self._context.investigation.attempt_ended()
         self._context.job.attempt_ended()
         self._context.lint.cancel()

@@ -41,9 +41,10 @@ Files
     unknown), pipes, and pseudo-terminals (OSError if there are none).
 Network
     ``bare_socket``: sockets without the modules that Python's own import; OSError as theirs.
-    ``net``: the store's port; SaferunError if it is in use. ``task_sockets``: a Unix socket in a private directory;
-    else an abstract one. ``names``: name lookups in a separate process, with a deadline.
-    ``nics``, ``nic``, ``nic_state``: netlink and ioctl; OSError, or an empty list, if the kernel refuses.
+    ``listen_port``: the port of the ranks' store; SaferunError if it is in use. ``task_sockets``: a Unix socket in a
+    private directory; else an abstract one. ``names``: name lookups in a separate process, with a deadline.
+    ``netlink``, ``nic_state``: network interfaces (``nic``) and routes; OSError, or an empty list, if the kernel
+    refuses.
     ``munge``: credentials; None if it is not installed.
 GPUs and torch
     ``gpus``, ``gpu_drivers``, ``gpu_nodes``: the number of GPUs; None if only torch can tell, which is then asked by

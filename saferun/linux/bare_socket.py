@@ -45,9 +45,9 @@ __all__ = [
     "SO_SNDBUF",
     "Socket",
     "dual_stack_socket",
-    "gethostname",
     "receive_fds",
     "send_fds",
+    "short_host_name",
     "socketpair",
 ]
 
@@ -91,3 +91,8 @@ def dual_stack_socket() -> Socket:
                 raise
             return dual
     return Socket(AF_INET, SOCK_STREAM)
+
+
+def short_host_name() -> str:
+    """This host's name up to the first dot."""
+    return gethostname().split(".", 1)[0] or "localhost"

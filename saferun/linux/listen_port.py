@@ -1,20 +1,17 @@
-"""The store's listening socket, this host's name, and the process that holds a port."""
+"""The port that the ranks' store listens on, and the process that holds a port."""
 
 from __future__ import annotations
 
 import errno
 
 from saferun.errors import SaferunError
-from saferun.linux.bare_socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET, Socket, dual_stack_socket, gethostname
+from saferun.linux.bare_socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET, Socket, dual_stack_socket, short_host_name
 from saferun.linux.procfs import read_cmdline, read_stat
 from saferun.linux.small_files import list_directory, read_link, read_text
 
 _BACKLOG = 4096
-_MOST_ADDRESSES = 16
 _LISTENING = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 _INODE_FIELD = 9
-# Loopback and link-local addresses, of both families.
-_LOCAL = ("127.", "169.254.", "::1", "fe8", "fe9", "fea", "feb")
 
 
 def hold_port(port: int | None, *, listening: bool = True) -> Socket:
@@ -101,21 +98,3 @@ def _program(cmdline: list[str]) -> str:
         if not name.startswith("-"):
             return name
     return names[0]
-
-
-def short_host_name() -> str:
-    """This host's name up to the first dot."""
-    return gethostname().split(".", 1)[0] or "localhost"
-
-
-def own_addresses() -> list[str]:
-    """The addresses of this host's interfaces that other hosts may use: not loopback, not link-local."""
-    from saferun.linux.netlink import read_nics
-
-    try:
-        nics = read_nics()
-    except OSError:
-        return []
-    found = [address for nic in nics for address in nic.addresses if not address.startswith(_LOCAL)]
-    found.sort(key=lambda address: ":" in address)
-    return list(dict.fromkeys(found))[:_MOST_ADDRESSES]

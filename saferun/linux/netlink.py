@@ -57,6 +57,9 @@ _KINDS = {
     "wireguard": "tunnel",
 }
 _LINK_LOCAL_V6 = ("fe8", "fe9", "fea", "feb")
+# Loopback and link-local addresses, of both families.
+_LOCAL = ("127.", "169.254.", "::1", *_LINK_LOCAL_V6)
+_MOST_ADDRESSES = 16
 
 
 class Route(Value):
@@ -130,6 +133,17 @@ def read_nics(root: str = "/") -> tuple[Nic, ...]:
             )
         )
     return tuple(nics)
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this host's interfaces that other hosts may use: not loopback, not link-local."""
+    try:
+        nics = read_nics()
+    except OSError:
+        return []
+    found = [address for nic in nics for address in nic.addresses if not address.startswith(_LOCAL)]
+    found.sort(key=lambda address: ":" in address)
+    return list(dict.fromkeys(found))[:_MOST_ADDRESSES]
 
 
 def route_to(address: str) -> Route:

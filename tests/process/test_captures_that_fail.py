@@ -88,8 +88,8 @@ def test_a_missing_tool_is_a_failure_and_no_exception(
 def test_denied_ptrace_is_a_failure_and_no_exception(step: CaptureStep) -> None:
     """In a container it is the rule; whoever needs no ptrace finds what there is."""
     program = (
-        "import saferun.captures.capture_processes as run\n"
-        f"capture_processes.CAPTURES = tuple(step for step in capture_processes.CAPTURES if step.name == {step.name!r})\n"
+        "from saferun.captures import capture_processes as run\n"
+        f"run.CAPTURES = tuple(step for step in run.CAPTURES if step.name == {step.name!r})\n"
         "from tests.process.one_capture import main\n"
         "main()\n"
     )

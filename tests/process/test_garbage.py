@@ -16,7 +16,7 @@ assert not gc.isenabled()
 import saferun.launch.host_launch
 from saferun.supervisor.actions import Finish
 
-class Runtime:
+class HostLaunch:
     def __init__(self, *arguments, **named):
         pass
 
@@ -24,7 +24,7 @@ class Runtime:
         print(gc.isenabled(), gc.get_freeze_count() > 0)
         return Finish(0)
 
-saferun.launch.host_launch.Runtime = Runtime
+saferun.launch.host_launch.HostLaunch = HostLaunch
 sys.argv = ["saferun", "--run-dir", "none", "--preflight", "off", "--no-python", "true"]
 saferun.__main__.main()
 """

@@ -328,7 +328,7 @@ sys.exit(main())
 @pytest.mark.parametrize(
     "step",
     [
-        "saferun.launch.rank_actions:RunningRanks.close",
+        "saferun.launch.rank_actions:RankActions.close",
         "saferun.launch.console_part:ConsolePart.drain",
         "saferun.launch.investigation:Investigation.close",
         "saferun.cluster.solo_job:SoloJob.close",

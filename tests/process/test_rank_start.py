@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from saferun.launch.exec_wait import RankStart
+from saferun.launch.exec_wait import ExecWait
 from saferun.linux.children import SpawnError, begin_spawn, spawn_error, spawn_unawaited
 from saferun.linux.core_limits import why_no_cores
 from saferun.linux.core_pattern import read_core_pattern
@@ -76,7 +76,7 @@ class Start:
         os.set_blocking(self.report, False)
         self.told: list[object] = []
         self.poller = Poller()
-        self.start = RankStart(
+        self.start = ExecWait(
             self.poller,
             on_started=lambda: self.told.append("started"),
             on_failed=lambda error, running: self.told.append((error.what, running)),

@@ -300,7 +300,7 @@ REFUSALS = (
     Refusal("checks/interfaces.py _verdict", (an_interface_that_is_down, an_interface_that_leads_nowhere)),
     Refusal("checks/names.py _judge_master", (a_name_of_the_master_that_leads_to_this_host,)),
     Refusal("checks/names.py _judge_own", (an_own_name_that_leads_to_loopback,)),
-    Refusal("preflight/nic_choice.py loopback_between", (loopback_of_a_host_among_several,)),
+    Refusal("preflight/default_nics.py loopback_between", (loopback_of_a_host_among_several,)),
     Refusal("preflight/faults.py _pair_result", (a_pair_that_is_cut,)),
     Refusal("preflight/faults.py _host_result", (a_host_that_is_cut_off,)),
     Refusal("preflight/faults.py _dead_network", (a_network_that_passes_nothing,)),

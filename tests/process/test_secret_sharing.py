@@ -28,7 +28,7 @@ from saferun.cluster.secret_sharing import (
     take_offer,
     unpack,
 )
-from saferun.coordinator.secret_process import Sharing
+from saferun.coordinator.secret_process import SecretProcess
 from saferun.files.private_file import new_name, read_private, remove_private, write_private
 from saferun.linux.munge import Munge
 from saferun.linux.ownership import NotOursError
@@ -41,7 +41,7 @@ SECRET = bytes(range(SECRET_BYTES))
 NAMES = ("job", "0123")
 JOB = binding(*NAMES)
 
-Share = Callable[..., Sharing]
+Share = Callable[..., SecretProcess]
 
 
 @pytest.fixture(name="hosts", scope="module")
@@ -53,11 +53,11 @@ def _hosts() -> Iterator[list[Munge]]:
 @pytest.fixture(name="share")
 def _share() -> Iterator[Share]:
     """Starts the process of a host."""
-    started: list[Sharing] = []
+    started: list[SecretProcess] = []
 
-    def share(munge: Munge | None = None, **more: Callable[[socket.socket], None]) -> Sharing:
+    def share(munge: Munge | None = None, **more: Callable[[socket.socket], None]) -> SecretProcess:
         process = more.get("serve") or functools.partial(serve, munge=munge)
-        started.append(Sharing(serve=process))
+        started.append(SecretProcess(serve=process))
         return started[-1]
 
     yield share
@@ -322,7 +322,7 @@ def test_the_file_is_removed_when_the_coordinator_is_killed(base: str) -> None:
     if pid == 0:
         try:
             die_with_parent(test_pid)
-            sharing = Sharing(serve=functools.partial(serve, munge=None))  # which ends when nobody refers to it
+            sharing = SecretProcess(serve=functools.partial(serve, munge=None))  # which ends when nobody refers to it
             os.write(write_end, sharing.offer(SECRET, *NAMES, 300, base)["made"][0].encode())
             signal.pause()
         finally:
@@ -402,7 +402,7 @@ def test_where_no_process_can_be_made_there_is_no_secret(monkeypatch: pytest.Mon
         raise BlockingIOError
 
     monkeypatch.setattr(os, "fork", fail)
-    sharing = Sharing()
+    sharing = SecretProcess()
     assert sharing.take("{}", *NAMES, "")[0] == b""
     sharing.close()
 
@@ -414,7 +414,7 @@ def test_where_there_are_no_descriptors_for_the_process_there_is_no_secret(monke
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket, "socketpair", fail)
-    sharing = Sharing()
+    sharing = SecretProcess()
     assert sharing.pid == -1
     assert sharing.take("{}", *NAMES, "")[0] == b""
     sharing.close()
@@ -428,7 +428,7 @@ def test_the_process_keeps_no_port() -> None:
         signal.pause()
 
     named, inherited = (socket.create_server(("127.0.0.1", own_port())) for _ in range(2))
-    sharing = Sharing([named.fileno()], serve=hang)
+    sharing = SecretProcess([named.fileno()], serve=hang)
     assert sharing._line is not None
     assert sharing._line.recv(1) == b"\n"
     for one in (named, inherited):
@@ -444,9 +444,9 @@ def test_the_process_is_none_that_is_ended_with_the_run(monkeypatch: pytest.Monk
     monkeypatch.setenv("SAFERUN_RUN_ID", "0123")  # which a process inherits, as the coordinator has it
     program = (
         "import os, socket\n"
-        "from saferun.coordinator.secret_process import Sharing\n"
+        "from saferun.coordinator.secret_process import SecretProcess\n"
         "from saferun.linux.procfs import belongs_to_run\n"
-        "sharing = Sharing(serve=lambda line: (line.send(b'x'), line.recv(1)))\n"
+        "sharing = SecretProcess(serve=lambda line: (line.send(b'x'), line.recv(1)))\n"
         "sharing._line.recv(1)\n"
         "print(belongs_to_run(os.getpid(), '0123'), belongs_to_run(sharing.pid, '0123'))\n"
         "sharing.close()\n"
@@ -481,7 +481,7 @@ def test_without_a_file_the_process_dies_with_the_coordinator(base: str) -> None
                 connection.send(b"\n")
                 signal.pause()
 
-            sharing = Sharing(serve=hang)
+            sharing = SecretProcess(serve=hang)
             assert sharing._line is not None
             sharing._line.recv(1)
             os.write(write_end, str(sharing.pid).encode())

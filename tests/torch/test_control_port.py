@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from saferun.coordinator.prefix_store import shared_class
+from saferun.coordinator.prefix_store import prefix_class
 from saferun.coordinator.store_client import StoreClient
 from tests.torch.coordinating import DECISION, TROUBLE, Host, Message, listening, port_of
 
@@ -32,7 +32,7 @@ def store_of(message: Message, *, own: bool = False) -> StoreClient:
     """A connection to the ranks' store, or to the part of it that is the job's own."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    kind = shared_class(TCPStore) if own else TCPStore
+    kind = prefix_class(TCPStore) if own else TCPStore
     return StoreClient.connect(kind, (message["master_addr"], message["master_port"]))
 
 

@@ -73,7 +73,7 @@ KNOWN = {
     # Several lines of report/console_text.py, which cleans each of them; those of another host job.py has cleaned.
     "launch/attempt_record.py: '\\n'.join(lines)",
     # What was warned about before there was a console: cleaned when it was noted.
-    "launch/launcher.py: text",
+    "launch/entry.py: text",
 }
 
 
@@ -147,7 +147,7 @@ def test_whoever_is_warned_cleans_the_line() -> None:
         if isinstance(node, ast.FunctionDef) and node.name in CLEANERS
     ]
     # The first by ``display_text``.
-    assert found == [("cluster/job.py", False), ("launch/launch_context.py", True), ("launch/launcher.py", True)]
+    assert found == [("cluster/job.py", False), ("launch/launch_context.py", True), ("launch/entry.py", True)]
 
 
 def test_the_rule_sees_what_it_forbids() -> None:

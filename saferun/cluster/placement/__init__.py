@@ -168,7 +168,7 @@ def _note(values: Any, environ: Mapping[str, str], around: Allocation | None) ->
     hosts = hosts_of_job(environ)
     if hosts <= 1:
         return ""
-    from saferun.linux.listen_port import short_host_name
+    from saferun.linux.bare_socket import short_host_name
 
     return f"this job has {hosts} nodes; saferun runs on {short_host_name()} only: start it with srun"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from saferun.captures.capture_query import CaptureRun
+from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.client import Examiner
 from saferun.captures.wire import CaptureReader, Done, Request, Target, encode
 from saferun.evidence import Frame, StackDump, ThreadStack
@@ -57,8 +57,8 @@ class World:
     def unwatch(self, fd: int) -> None:
         del self.handlers[fd]
 
-    def run(self, budget_s: float = 60.0) -> CaptureRun:
-        run = CaptureRun(
+    def run(self, budget_s: float = 60.0) -> CaptureQuery:
+        run = CaptureQuery(
             Request((Target(0, 11),), budget_s=budget_s),
             cast("Examiner", self),
             cast("Poller", self),

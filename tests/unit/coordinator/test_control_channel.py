@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saferun.coordinator import control_channel as channel_module
-from saferun.coordinator.control_channel import StoreChannel
+from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNREACHABLE, Finding
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
@@ -42,7 +42,7 @@ class World:
         monkeypatch.setattr(channel_module, "_LEAST_SEARCH_S", 0.01)
         monkeypatch.setattr(channel_module, "_SEARCH_SHARE", 0.0)
         monkeypatch.setattr(StoreClient, "connect", self._connect)
-        self.line = StoreChannel(
+        self.line = ControlChannel(
             Client("node1"),  # type: ignore[arg-type]
             "job",
             "key",

@@ -42,7 +42,7 @@ class Channel:
 
 
 class _Sharing:
-    """As ``Sharing`` on one host."""
+    """As ``SecretProcess`` on one host."""
 
     def __init__(self, channel: Channel, *, is_there: bool, kind: str) -> None:
         self._channel = channel

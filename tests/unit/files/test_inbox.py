@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from saferun.captures.missing_files import gaps_text
+from saferun.captures.missing_files import missing_text
 from saferun.files.hand_in import hand_in
 from saferun.files.inbox import TOKEN_BYTES, TOKENS, Inbox, Outbox
 from saferun.files.server import FileServer
@@ -142,8 +142,8 @@ def test_no_link_is_followed(tmp_path: Path, inbox: Inbox) -> None:
 
 
 def test_what_a_directory_lacks_is_listed() -> None:
-    assert gaps_text((), ()) == ""
-    text = gaps_text(("rank_0.py_spy.json",), ("py_spy of rank 3",))
+    assert missing_text((), ()) == ""
+    text = missing_text(("rank_0.py_spy.json",), ("py_spy of rank 3",))
     assert text.splitlines() == [
         "no room in memory while the files could not be written: rank_0.py_spy.json",
         "captures timed out: py_spy of rank 3",

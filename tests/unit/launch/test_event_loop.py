@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from saferun.launch.event_loop import Loop
+from saferun.launch.event_loop import EventLoop
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.linux.helper import LoopPart
 from saferun.supervisor.actions import Action, Finish, NotifyDone, SignalRanks
@@ -86,8 +86,8 @@ class Launch:
     def warn(self, text: str) -> None:
         self.warned.append(text)
 
-    def loop(self, *parts: Any) -> Loop:
-        return Loop(cast("LaunchContext", self), cast("Any", Console()), parts)
+    def loop(self, *parts: Any) -> EventLoop:
+        return EventLoop(cast("LaunchContext", self), cast("Any", Console()), parts)
 
 
 def test_the_ranks_of_a_job_that_is_stopped_have_the_signal_first() -> None:

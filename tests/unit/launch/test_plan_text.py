@@ -190,8 +190,8 @@ def test_it_starts_nothing_and_asks_nobody() -> None:
     """Printing has no way to touch a machine: its module imports none that does."""
     program = (
         "import sys; import saferun.launch.dry_run; "
-        "print([name for name in ('subprocess', 'socket', 'saferun.launch.host_launch', 'saferun.linux.children', 'torch') "
-        "if name in sys.modules])"
+        "names = 'subprocess', 'socket', 'saferun.launch.host_launch', 'saferun.linux.children', 'torch'; "
+        "print([name for name in names if name in sys.modules])"
     )
     room = Path(dry_run.__file__).parents[1]
     answer = subprocess.run(
