@@ -24,41 +24,45 @@ _DETAIL = re.compile(
 _MISMATCHES = (
     TextRule(
         "mismatched_collectives",
-        r"op\.preamble\.length <= op\.nbytes\. (\d{1,19}) vs (\d{1,19})",
+        re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,19}) vs (\d{1,19})"),
         "a collective's sizes differ between ranks: {0} bytes came, where it expects {1}",
         _SAME_ORDER,
     ),
     TextRule(
         "mismatched_collectives",
-        r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size"
-        r"|distributed collective mismatch|[Mm]ismatched collective detected|collective mismatch error",
+        re.compile(
+            r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size"
+            r"|distributed collective mismatch|[Mm]ismatched collective detected|collective mismatch error"
+        ),
         "the ranks called different collectives",
         _SAME_ORDER,
         in_last_lines=True,
     ),
     TextRule(
         "mismatched_collectives",
-        r"receiv(?:ed|ing) (\d{1,19}) bytes instead of (\d{1,19})",
+        re.compile(r"receiv(?:ed|ing) (\d{1,19}) bytes instead of (\d{1,19})"),
         "the ranks' calls differ: {0} bytes came, where {1} are expected",
         _SAME_ORDER,
         in_last_lines=True,
     ),
     TextRule(
         "mismatched_collectives",
-        r"disagreement between rank ?(\d{1,6}) and rank ?(\d{1,6})",
+        re.compile(r"disagreement between rank ?(\d{1,6}) and rank ?(\d{1,6})"),
         "ranks {0} and {1} gather different parameters: they run different parts of the model",
         "every rank must run the same modules in the same order (experts and branches, and the number of batches too)",
     ),
     TextRule(
         "mismatched_collectives",
-        r"Rank (\d{1,6}) has different values for (.{1,160})",
+        re.compile(r"Rank (\d{1,6}) has different values for (.{1,160})"),
         "rank {0} has another state than the others: {1}",
         "load the same checkpoint on every rank, and make the same number of steps",
     ),
     TextRule(
         "mismatched_collectives",
-        r"DDP expects same model across all ranks"
-        r"|appears not to match (?:sizes|strides) of the same param in process",
+        re.compile(
+            r"DDP expects same model across all ranks"
+            r"|appears not to match (?:sizes|strides) of the same param in process"
+        ),
         "the model differs between ranks",
         "build the same model on every rank: no layer may depend on the rank or on its data",
     ),
@@ -166,42 +170,42 @@ _NCCL_DEBUG = "NCCL_DEBUG=WARN (set by default) names the call that failed, in n
 _NCCL = (
     TextRule(
         "nccl_error",
-        r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU",
+        re.compile(r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU"),
         "two ranks use the same GPU",
         "give each rank its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group",
         in_last_lines=True,
     ),
     TextRule(
         "network_interface",
-        r"no socket interface found",
+        re.compile(r"no socket interface found"),
         "NCCL found no network interface to use",
         "look at NCCL_SOCKET_IFNAME: `ip addr` shows the names of this host",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_system_error",
-        r"(?:nccl|rccl)SystemError|(?:NCCL|RCCL) error.{0,160}unhandled system error",
+        re.compile(r"(?:nccl|rccl)SystemError|(?:NCCL|RCCL) error.{0,160}unhandled system error"),
         "NCCL system error",
         f"{_NCCL_DEBUG}; look at /dev/shm, at the network interface (NCCL_SOCKET_IFNAME) and at `ulimit -l`",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_error",
-        r"ncclUnhandledCudaError|unhandled cuda error",
+        re.compile(r"ncclUnhandledCudaError|unhandled cuda error"),
         "NCCL: a CUDA call failed",
         f"{_NCCL_DEBUG}; most often the GPU is out of memory, or an earlier kernel failed",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_error",
-        r"\b((?:nccl|rccl)(?:InternalError|InvalidUsage|InvalidArgument))\b",
+        re.compile(r"\b((?:nccl|rccl)(?:InternalError|InvalidUsage|InvalidArgument))\b"),
         "NCCL error {0}",
         _NCCL_DEBUG,
         in_last_lines=True,
     ),
     TextRule(
         "nccl_error",
-        r"\b(?:NCCL|RCCL) [Ee]rror\b",
+        re.compile(r"\b(?:NCCL|RCCL) [Ee]rror\b"),
         "NCCL error",
         _NCCL_DEBUG,
         in_last_lines=True,
@@ -234,10 +238,12 @@ _ELSEWHERE = "look at the rank that ended first; where it was on another host, a
 _VICTIMS = (
     TextRule(
         "store_lost",
-        r"Connection was likely closed|(?:recvValue\w{0,20}|recvVector|recvBytes|sendBytes|sendValue) failed"
-        r"|DistNetworkError.{0,200}(?:Broken pipe|Connection reset)|Remote peer closed the connection"
-        r"|store->.{0,200}(?:Connection reset|Broken pipe|Connection closed)|TCPStore server has shut down"
-        r"|DistNetworkError.{0,80}[Ff]ailed to recv, got 0 bytes",
+        re.compile(
+            r"Connection was likely closed|(?:recvValue\w{0,20}|recvVector|recvBytes|sendBytes|sendValue) failed"
+            r"|DistNetworkError.{0,200}(?:Broken pipe|Connection reset)|Remote peer closed the connection"
+            r"|store->.{0,200}(?:Connection reset|Broken pipe|Connection closed)|TCPStore server has shut down"
+            r"|DistNetworkError.{0,80}[Ff]ailed to recv, got 0 bytes"
+        ),
         "lost its connection to the store",
         _ELSEWHERE,
         in_context=True,
@@ -245,15 +251,17 @@ _VICTIMS = (
     ),
     TextRule(
         "peer_lost",
-        r"Connection closed by (?:remote )?peer|(?:Read|Write|Connection) error \[.{0,120}\]:\d{1,5}: "
-        r"|gloo/.{0,120}(?:Connection reset|Broken pipe|Socket closed|Connection aborted|Connection timed out)"
-        r"|remote process exited or there was a network error|ncclRemoteError"
-        r"|socketProgress.{0,160}(?:Connection reset|Connection closed|Broken pipe)"
-        r"|Call to (?:recv|send|connect) .{0,120}failed : (?:Connection reset|Connection refused|Broken pipe)"
-        r"|Socket recv failed while polling for opId|Proxy Call to rank \d{1,6} failed"
-        r"|Failed to execute operation \w{1,40} from rank \d{1,6}, retcode 6\b"
-        r"|lost communication with a remote daemon|Communication error with rank \d"
-        r"|^Transport endpoint is not connected",
+        re.compile(
+            r"Connection closed by (?:remote )?peer|(?:Read|Write|Connection) error \[.{0,120}\]:\d{1,5}: "
+            r"|gloo/.{0,120}(?:Connection reset|Broken pipe|Socket closed|Connection aborted|Connection timed out)"
+            r"|remote process exited or there was a network error|ncclRemoteError"
+            r"|socketProgress.{0,160}(?:Connection reset|Connection closed|Broken pipe)"
+            r"|Call to (?:recv|send|connect) .{0,120}failed : (?:Connection reset|Connection refused|Broken pipe)"
+            r"|Socket recv failed while polling for opId|Proxy Call to rank \d{1,6} failed"
+            r"|Failed to execute operation \w{1,40} from rank \d{1,6}, retcode 6\b"
+            r"|lost communication with a remote daemon|Communication error with rank \d"
+            r"|^Transport endpoint is not connected"
+        ),
         "lost its connection to another rank",
         _ELSEWHERE,
         in_context=True,
@@ -261,9 +269,11 @@ _VICTIMS = (
     ),
     TextRule(
         "communicator_aborted",
-        r"NCCL communicator (?:was aborted|encountered error set by)"
-        r"|Observed flight recorder dump signal from another|(?:process|communicator) due to error on rank \d"
-        r"|Received a (?:dump|global|timeout) .{0,80}from .{0,40}rank",
+        re.compile(
+            r"NCCL communicator (?:was aborted|encountered error set by)"
+            r"|Observed flight recorder dump signal from another|(?:process|communicator) due to error on rank \d"
+            r"|Received a (?:dump|global|timeout) .{0,80}from .{0,40}rank"
+        ),
         "its NCCL communicator was aborted, because another rank's was",
         _ELSEWHERE,
         in_context=True,
@@ -271,7 +281,9 @@ _VICTIMS = (
     ),
     TextRule(
         "worker_stopped",
-        r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})\) is killed by signal: (Terminated|Interrupt|Hangup)",
+        re.compile(
+            r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})\) is killed by signal: (Terminated|Interrupt|Hangup)"
+        ),
         "its data-loader worker {0} was stopped ({1})",
         "look who stopped it: a scheduler, another launcher, a person",
         in_context=True,

@@ -37,17 +37,19 @@ _FILES_ADVICE = (
 _EXHAUSTED = (
     TextRule(
         "too_many_open_files",
-        r"Too many open files|\[Errno 2[34]\]|received \d{1,6} items of ancdata|\bE[MN]FILE\b",
+        re.compile(r"Too many open files|\[Errno 2[34]\]|received \d{1,6} items of ancdata|\bE[MN]FILE\b"),
         "too many open files",
         _FILES_ADVICE,
         in_context=True,
     ),
     TextRule(
         "shared_memory_exhausted",
-        r"shared memory ?\(shm\).{0,200}|unable to (?:write to file|resize file|mmap).{0,40}</?torch_"
-        r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
-        r"|creating shared memory segment(?!.{0,160}[Pp]ermission denied).{0,160}"
-        r"|failed to extend /dev/shm|unable to open shared memory object </torch_|BufferPool.{0,80}shm",
+        re.compile(
+            r"shared memory ?\(shm\).{0,200}|unable to (?:write to file|resize file|mmap).{0,40}</?torch_"
+            r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
+            r"|creating shared memory segment(?!.{0,160}[Pp]ermission denied).{0,160}"
+            r"|failed to extend /dev/shm|unable to open shared memory object </torch_|BufferPool.{0,80}shm"
+        ),
         "shared memory (/dev/shm) is full",
         _SHM_ADVICE,
         in_context=True,
@@ -55,7 +57,9 @@ _EXHAUSTED = (
     ),
     TextRule(
         "stale_file_handle",
-        r"(?:\[Errno 116\] )?Stale (?:NFS )?file handle(?:: '(.{1,200}?)'|: (/.{1,200}))?|\[Errno 116\]|\bESTALE\b",
+        re.compile(
+            r"(?:\[Errno 116\] )?Stale (?:NFS )?file handle(?:: '(.{1,200}?)'|: (/.{1,200}))?|\[Errno 116\]|\bESTALE\b"
+        ),
         lambda _, match: (
             "a file on a network file system was replaced or removed by another host (stale file handle)"
             + (f": {match[1] or match[2]}" if match[1] or match[2] else "")
@@ -65,7 +69,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
-        r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$",
+        re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$"),
         lambda _, match: (
             f"no space left: {match[1] or match[2]}" if match[1] or match[2] else "no space left on a disk"
         ),
@@ -74,28 +78,34 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
-        r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
-        r"|database or disk is full",
+        re.compile(
+            r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
+            r"|database or disk is full"
+        ),
         "no space left on a disk",
         _DISK_ADVICE,
         in_context=True,
     ),
     TextRule(
         "disk_full",
-        r"PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos|\biostream error",
+        re.compile(
+            r"PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos|\biostream error"
+        ),
         "torch.save could not write its file: the disk or the quota is full, in most cases",
         _DISK_ADVICE,
         in_context=True,
     ),
     TextRule(
         "host_out_of_memory",
-        r"can't allocate memory: you tried to allocate (\d{1,20}) bytes",
+        re.compile(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
         lambda _, match: f"the host has no memory left: tried to allocate {size_text(int(match[1]))}",
         _LESS_MEMORY,
     ),
     TextRule(
         "host_out_of_memory",
-        r"^(?:numpy\..{0,60})?(?:_Array)?MemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|Cannot allocate memory",
+        re.compile(
+            r"^(?:numpy\..{0,60})?(?:_Array)?MemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|Cannot allocate memory"
+        ),
         "the host has no memory left",
         _LESS_MEMORY,
     ),
@@ -198,7 +208,7 @@ def exhausted(failure: Failure) -> Cause | None:
 _FILE_SYSTEM = (
     TextRule(
         "file_system_error",
-        r"OSError: \[Errno (?:5|19|30|70|71|107|108|112|121|123|512|523|524)\] (.{1,200})",
+        re.compile(r"OSError: \[Errno (?:5|19|30|70|71|107|108|112|121|123|512|523|524)\] (.{1,200})"),
         "a file system failed: {0}",
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host)",
         in_context=True,

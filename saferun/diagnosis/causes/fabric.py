@@ -38,42 +38,44 @@ _UNREACHABLE = r"(?:No route to host|(?:Network|Host) is unreachable|[Cc]onnecti
 _FABRIC = (
     TextRule(
         "fabric_error",
-        r"([\w -]{1,80}) on (\w{1,40}:\d{1,3})/(?:IB|RoCE) \(synd ",
+        re.compile(r"([\w -]{1,80}) on (\w{1,40}:\d{1,3})/(?:IB|RoCE) \(synd "),
         lambda _, match: f"UCX: {match[1].strip()} on {match[2]}",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        r"NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote",
+        re.compile(r"NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote"),
         "EFA: the peer did not answer",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        r"ibv_modify_qp failed|mlx5dv_devx_obj_modify|[Ff]ailed to modify QP|[Uu]nable to create ah\b",
+        re.compile(r"ibv_modify_qp failed|mlx5dv_devx_obj_modify|[Ff]ailed to modify QP|[Uu]nable to create ah\b"),
         "the RDMA connection to another rank could not be set up",
         _CHECK_ROUTE,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        r"/transport/\S{0,120}: (?:non-zero status|NULL value|init failed).{0,160}|nvshmem setup connections failed",
+        re.compile(
+            r"/transport/\S{0,120}: (?:non-zero status|NULL value|init failed).{0,160}|nvshmem setup connections failed"
+        ),
         "NVSHMEM could not connect the ranks",
         "look at NVSHMEM's first message; RDMA devices, their permissions (IBGDA) and NVSHMEM_IB_GID_INDEX",
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        rf"(?:(?<!failed to )[Cc]onnect to|Call to connect) .{{0,160}}{_UNREACHABLE}",
+        re.compile(rf"(?:(?<!failed to )[Cc]onnect to|Call to connect) .{{0,160}}{_UNREACHABLE}"),
         "another rank's host cannot be reached",
         _CHECK_ROUTE,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        r"failed to TCP connect to a peer MPI process|[Uu]nable to connect to (?:the peer|rank \d)",
+        re.compile(r"failed to TCP connect to a peer MPI process|[Uu]nable to connect to (?:the peer|rank \d)"),
         "MPI cannot reach another rank",
         _CHECK_ROUTE,
         in_last_lines=True,
@@ -82,8 +84,10 @@ _FABRIC = (
 _SYSTEM = (
     TextRule(
         "nccl_system_error",
-        r"(?:ibv_(?:create|reg|alloc)\w{1,40} failed|NET/OFI Unable to register memory).{0,160}"
-        r"(?:Cannot allocate memory|RC: 12\b|errno 12\b)",
+        re.compile(
+            r"(?:ibv_(?:create|reg|alloc)\w{1,40} failed|NET/OFI Unable to register memory).{0,160}"
+            r"(?:Cannot allocate memory|RC: 12\b|errno 12\b)"
+        ),
         "RDMA may not lock the memory that it needs",
         "raise the limit of locked memory to unlimited for the ranks (`ulimit -l`; docker: --ulimit memlock=-1; Slurm: "
         "PropagateResourceLimitsExcept=MEMLOCK and LimitMEMLOCK of slurmd)",
@@ -91,7 +95,9 @@ _SYSTEM = (
     ),
     TextRule(
         "nccl_system_error",
-        r"\b(ibv_(?!poll|modify)\w{1,40}) failed.{0,160}|NET/OFI (?:OFI )?(fi_\w{1,40})\(?\)? call failed.{0,160}",
+        re.compile(
+            r"\b(ibv_(?!poll|modify)\w{1,40}) failed.{0,160}|NET/OFI (?:OFI )?(fi_\w{1,40})\(?\)? call failed.{0,160}"
+        ),
         lambda _, match: f"an RDMA call failed: {match[1] or match[2]}",
         "look at the RDMA devices that this process sees: ibv_devinfo, fi_info, /dev/infiniband in the container, "
         "nvidia_peermem or DMA-BUF for GPUDirect",
@@ -99,21 +105,21 @@ _SYSTEM = (
     ),
     TextRule(
         "nccl_system_error",
-        r"NET/OFI (?:Couldn't|Unable to|Failed to|Creating) .{1,200}",
+        re.compile(r"NET/OFI (?:Couldn't|Unable to|Failed to|Creating) .{1,200}"),
         "NCCL's plugin for EFA failed",
         "look at the versions of aws-ofi-nccl, libfabric and the EFA driver, and whether /dev/infiniband is there",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_system_error",
-        r"Error while attaching to shared memory segment.{0,160}No such file",
+        re.compile(r"Error while attaching to shared memory segment.{0,160}No such file"),
         "ranks of one host do not see each other's shared memory",
         "give all containers of a host one IPC namespace (--ipc=host), or each its own NCCL_HOSTID",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_system_error",
-        r"WARN (?:Call to (?!recv|send|connect)(\w{1,40}) .{0,120}failed|Socket creation failed).{0,160}",
+        re.compile(r"WARN (?:Call to (?!recv|send|connect)(\w{1,40}) .{0,120}failed|Socket creation failed).{0,160}"),
         "NCCL: a system call failed",
         "look at the message: permissions, address families, limits of this host or container",
         in_last_lines=True,

@@ -52,7 +52,7 @@ _OUT_OF_USE = "take this GPU out of use, and report it to whoever runs this host
 _FEWER_GPUS = "there are fewer GPUs than ranks: look at --nproc-per-node and CUDA_VISIBLE_DEVICES"
 _DRIVER = "look at what nvidia-smi or rocm-smi says on this host, in this container"
 _MISSING: tuple[TextRule, ...] = tuple(
-    TextRule("missing_gpu", pattern, message, advice, in_context=True, in_last_lines=True)
+    TextRule("missing_gpu", re.compile(pattern), message, advice, in_context=True, in_last_lines=True)
     for pattern, message, advice in (
         (
             r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
@@ -101,7 +101,9 @@ _WHO_USES_IT = "look who uses it (nvidia-smi, rocm-smi)"
 _BUSY = (
     TextRule(
         "gpu_busy",
-        r"exclusive-thread device already in use|(?:cuda|hip)ErrorDeviceAlreadyInUse|hipErrorContextAlreadyInUse",
+        re.compile(
+            r"exclusive-thread device already in use|(?:cuda|hip)ErrorDeviceAlreadyInUse|hipErrorContextAlreadyInUse"
+        ),
         "the GPU is in exclusive mode, and another process has it",
         f"{_WHO_USES_IT}; `nvidia-smi -c 0` lets several processes use it",
         in_context=True,
@@ -109,8 +111,10 @@ _BUSY = (
     ),
     TextRule(
         "gpu_busy",
-        r"(?:CUDA|HIP|ROCm)-capable device(?:\(s\)|s) (?:is/)?are busy or unavailable"
-        r"|(?:cuda|hip)ErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
+        re.compile(
+            r"(?:CUDA|HIP|ROCm)-capable device(?:\(s\)|s) (?:is/)?are busy or unavailable"
+            r"|(?:cuda|hip)ErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
+        ),
         "the GPU is busy or unavailable",
         f"{_WHO_USES_IT}, whether it is in exclusive mode, and whether an MPS server holds it",
         in_context=True,
@@ -120,53 +124,57 @@ _BUSY = (
 _OTHER = (
     TextRule(
         "cuda_error",
-        r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice",
+        re.compile(r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice"),
         "no code for this GPU in the program (no kernel image)",
         "install a build of torch, and of each compiled extension, that knows this GPU's architecture",
     ),
     TextRule(
         "cuda_error",
-        r"(CUDA|HIP) error(?: \(\S{1,200}\))?: (.{1,160})|Triton Error \[(CUDA|HIP)\]: (.{1,160})",
+        re.compile(r"(CUDA|HIP) error(?: \(\S{1,200}\))?: (.{1,160})|Triton Error \[(CUDA|HIP)\]: (.{1,160})"),
         lambda _, match: f"{match[1] or match[3]} error: {match[2] or match[4]}",
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
     TextRule(
         "cuda_error",
-        r"(cu(?:da|blas) runtime error.{1,160}|cu(?:BLAS|DNN) [Ee]rror: .{1,120}|kernel execution error\. .{1,120})",
+        re.compile(
+            r"(cu(?:da|blas) runtime error.{1,160}|cu(?:BLAS|DNN) [Ee]rror: .{1,120}|kernel execution error\. .{1,120})"
+        ),
         "{0}",
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
     TextRule(
         "cuda_error",
-        r"\b((?:cuda|hip)Error[A-Z]\w{1,60})",
+        re.compile(r"\b((?:cuda|hip)Error[A-Z]\w{1,60})"),
         "a GPU call failed: {0}",
         _SYNCHRONOUS,
     ),
     TextRule(
         "cuda_error",
-        r"\b(CUBLAS_STATUS_[A-Z_]{1,40}|CUDNN_STATUS_[A-Z_]{1,40}|miopenStatus\w{1,40}|CUSOLVER_STATUS_\w{1,40})",
+        re.compile(
+            r"\b(CUBLAS_STATUS_[A-Z_]{1,40}|CUDNN_STATUS_[A-Z_]{1,40}|miopenStatus\w{1,40}|CUSOLVER_STATUS_\w{1,40})"
+        ),
         "a GPU library failed: {0}",
         _SYNCHRONOUS,
     ),
     TextRule(
         "cuda_error",
-        r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'",
+        re.compile(r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'"),
         "CUDA error: {0}",
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
     TextRule(
         "hip_error",
-        r"HW Exception by GPU node-\d{1,3}.{0,60}reason ?:(.{1,60})",
+        re.compile(r"HW Exception by GPU node-\d{1,3}.{0,60}reason ?:(.{1,60})"),
         "the GPU stopped: {0}",
         _SYNCHRONOUS_HIP,
         in_last_lines=True,
     ),
     TextRule(
         "hip_error",
-        r"(HSA_STATUS_ERROR_\w{1,60})",
+        re.compile(r"(HSA_STATUS_ERROR_\w{1,60})"),
         "the GPU's queue was aborted: {0}",
         _SYNCHRONOUS_HIP,
         in_last_lines=True,

@@ -15,21 +15,25 @@ _WERE_STARTED = "check whether all ranks were started, with the same MASTER_ADDR
 _STORE = (
     TextRule(
         "rendezvous_store_failure",
-        r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,9}/\d{1,9}) clients joined",
+        re.compile(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,9}/\d{1,9}) clients joined"),
         "the ranks did not meet: {1} had come to the store after {0} s",
         _WERE_STARTED,
     ),
     TextRule(
         "rendezvous_store_failure",
-        r"client socket has (?:timed out after \w{1,20}|failed to connect to any network address of)"
-        r"(?: while trying to connect to)? ?\((.{1,200}?), (\d{1,5})\)",
+        re.compile(
+            r"client socket has (?:timed out after \w{1,20}|failed to connect to any network address of)"
+            r"(?: while trying to connect to)? ?\((.{1,200}?), (\d{1,5})\)"
+        ),
         "cannot connect to the store at {0}:{1}",
         "check whether the host of MASTER_ADDR can be reached at that port (firewall, wrong interface, wrong host)",
         in_last_lines=True,
     ),
     TextRule(
         "rendezvous_store_failure",
-        r"wait timeout after (\d{1,12})ms, keys: (.{1,160})|Timeout waiting for key: (.{1,160}?) after (\d{1,12})",
+        re.compile(
+            r"wait timeout after (\d{1,12})ms, keys: (.{1,160})|Timeout waiting for key: (.{1,160}?) after (\d{1,12})"
+        ),
         lambda _, match: (
             f"another rank has not put {match[2] or match[3]} into the store within "
             f"{int(match[1] or match[4]) / 1000:g} s"
@@ -38,25 +42,25 @@ _STORE = (
     ),
     TextRule(
         "rendezvous_store_failure",
-        r"store->get\(.{1,160}\) got error|ncclUniqueId.{0,200}store|\bSocket Timeout\b",
+        re.compile(r"store->get\(.{1,160}\) got error|ncclUniqueId.{0,200}store|\bSocket Timeout\b"),
         "another rank has not come to set up NCCL",
         "one rank has not come that far: look at what the others did",
     ),
     TextRule(
         "network_interface",
-        r"[Uu]nable to find (?:address|interface) for: (\S{0,60})",
+        re.compile(r"[Uu]nable to find (?:address|interface) for: (\S{0,60})"),
         "this host has no network interface {0}",
         "look at GLOO_SOCKET_IFNAME: `ip addr` shows the names of this host",
     ),
     TextRule(
         "rendezvous_store_failure",
-        r"connectFullMesh failed|timed out connecting: |gloo/.{0,200}(?:\bconnect\b|Connection refused)",
+        re.compile(r"connectFullMesh failed|timed out connecting: |gloo/.{0,200}(?:\bconnect\b|Connection refused)"),
         "gloo could not connect the ranks",
         "look at GLOO_SOCKET_IFNAME, and whether the hosts reach each other's addresses",
     ),
     TextRule(
         "rendezvous_store_failure",
-        r"(Rendezvous(?:Timeout|Connection|Closed|State)Error|DistStoreError|DistNetworkError)\b",
+        re.compile(r"(Rendezvous(?:Timeout|Connection|Closed|State)Error|DistStoreError|DistNetworkError)\b"),
         "the store failed ({0})",
         _WERE_STARTED,
     ),
@@ -64,22 +68,24 @@ _STORE = (
 _NAMES = (
     TextRule(
         "name_resolution",
-        r"Temporary failure in name resolution|\bEAI_AGAIN\b|\[Errno -3\]|\bgai error: ?-3\b",
+        re.compile(r"Temporary failure in name resolution|\bEAI_AGAIN\b|\[Errno -3\]|\bgai error: ?-3\b"),
         lambda _, match: f"the name service did not answer{_name_in(match)}",
         "look at /etc/resolv.conf, and whether that server answers (getent hosts NAME); an address needs none",
         in_context=True,
     ),
     TextRule(
         "name_unknown",
-        r"Name or service not known|nodename nor servname provided|No address associated with hostname"
-        r"|\bEAI_(?:NONAME|NODATA)\b|\bgaierror: \[Errno -[25]\]|\bgai error: ?-[25]\b",
+        re.compile(
+            r"Name or service not known|nodename nor servname provided|No address associated with hostname"
+            r"|\bEAI_(?:NONAME|NODATA)\b|\bgaierror: \[Errno -[25]\]|\bgai error: ?-[25]\b"
+        ),
         lambda _, match: f"a host's name is not known{_name_in(match)}",
         "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
         in_context=True,
     ),
     TextRule(
         "name_unknown",
-        r"hostname of the client socket cannot be retrieved|\bgai error: -?\d",
+        re.compile(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
         lambda _, match: f"a host's name cannot be resolved{_name_in(match)}",
         "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
     ),

@@ -15,7 +15,8 @@ class TextRule(Value):
 
     Attributes:
         class_name: the class of the cause.
-        pattern: found in one line. It may not backtrack: no repetition within a repetition, all bounded.
+        pattern: found in one line. It may not backtrack: no repetition within a repetition, all bounded. It is
+            compiled with its module, at a quiet moment: when a rank has failed, others wait for the verdict.
         message: the cause in short; ``{0}`` is the pattern's first group. A function takes the failure and the
             match.
         advice: what to do.
@@ -24,7 +25,7 @@ class TextRule(Value):
     """
 
     class_name: str
-    pattern: str
+    pattern: re.Pattern[str]
     message: str | Callable[[Failure, re.Match[str]], str]
     advice: str
     in_context: bool = False
@@ -34,7 +35,7 @@ class TextRule(Value):
 def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
     """The cause by the first rule that matches."""
     for rule in rules:
-        found = first_line(re.compile(rule.pattern), _lines(failure, rule))
+        found = first_line(rule.pattern, _lines(failure, rule))
         if found is not None:
             line, match = found
             message = rule.message

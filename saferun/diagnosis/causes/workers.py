@@ -15,15 +15,17 @@ _ABOVE = "look at the first error of its worker processes, further up in the ran
 _ENGINE = (
     TextRule(
         "collective_timeout",
-        r"RPC call to (\w{1,60}) timed out",
+        re.compile(r"RPC call to (\w{1,60}) timed out"),
         "a worker process of the engine did not answer the call {0}",
         "look at the worker's stack: it waits for another worker in a collective, in most cases",
         in_last_lines=True,
     ),
     TextRule(
         "worker_failed",
-        r"\bEngineDeadError\b|Engine core initialization failed|WorkerProc initialization failed"
-        r"|[Ww]orker proc \S{1,60} died unexpectedly",
+        re.compile(
+            r"\bEngineDeadError\b|Engine core initialization failed|WorkerProc initialization failed"
+            r"|[Ww]orker proc \S{1,60} died unexpectedly"
+        ),
         "a worker process of the engine failed",
         _ABOVE,
         in_last_lines=True,
