@@ -20,6 +20,7 @@ PACKAGE = ROOT / "saferun"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("model",),
+    ("gpu_evidence",),
     ("config", "evidence"),
     ("text",),
     ("supervisor", "diagnosis", "linux"),
@@ -44,6 +45,7 @@ PURE = (
     "model",
     "config",
     "evidence",
+    "gpu_evidence",
     "text",
     "supervisor",
     "diagnosis",

@@ -3,12 +3,14 @@
 The hook in the rank has opened torch's worker server on a Unix socket. Its threads respond without the interpreter,
 even while the rank hangs in C code. Everything that comes over the socket is untrusted.
 
-Limits: collectives in a CUDA graph are not recorded when it is replayed. NCCL's recorder queries the GPU for the state
-    of each call that is not complete, which fails if the GPU has failed (HTTP status 500). It has not been tested while
-    another thread captures a graph: CUDA may invalidate the capture (in mode "global" no thread may query an event). A
-    rank is only queried when it hangs, or on request.
+Limits: collectives in a CUDA graph are neither recorded when it is captured nor when it is replayed. NCCL's recorder
+    queries the GPU for the state of each call that is not retired, which fails if the GPU has failed (HTTP status 500).
+    While a graph is captured in CUDA's default mode no thread may do that: torch begins a capture when its watchdog has
+    retired all calls, so that a dump then queries nothing. That is by its source, and has not been tried on a GPU.
+    A rank is only queried when it hangs, or on request.
 
-Source: ``torch/csrc/distributed/c10d/control_plane/Handlers.cpp``, ``FlightRecorderCuda.cpp`` (2.4 to 2.15).
+Source: ``torch/csrc/distributed/c10d/control_plane/Handlers.cpp``, ``FlightRecorderCuda.cpp`` (2.4 to 2.15),
+``FlightRecorderDetail.hpp`` (``update_state``, ``retire_id``), ``CUDAGraph::num_pending_event_queries``.
 """
 
 from __future__ import annotations

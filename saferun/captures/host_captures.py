@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
 from saferun.captures.wire import HostCapture, Target
-from saferun.evidence import RankCollectives, RankGpu
+from saferun.evidence import RankCollectives
+from saferun.gpu_evidence import RankGpu
 
 _RECORDERS_AT_ONCE = 8
 # What does not respond by then is stuck, and must not delay the verdict.

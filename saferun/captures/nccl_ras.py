@@ -30,6 +30,7 @@ _APART_S = 1.2
 _HELLO = b"client protocol 2\n"
 _GREETING = b"SERVER PROTOCOL"
 _LONGEST_LINE = 4096
+_MOST_SETTINGS = 8
 _ASK = f"timeout {_COLLECTING_S}\n".encode()
 # NCCL before 2.28.7 refuses the format, and answers with a text.
 _ASK_JSON = b"set format json\nverbose status\n"
@@ -114,9 +115,10 @@ def _ask(scene: Scene, address: str) -> tuple[bytes, RasAnswer]:
 def _answer(address: str, until: float) -> bytes:
     try:
         with _connect(address, until) as link:
-            link.settimeout(_left_s(min(until, time.monotonic() + _GREETING_S)))
+            greeting_until = min(until, time.monotonic() + _GREETING_S)
+            link.settimeout(_left_s(greeting_until))
             link.sendall(_HELLO)
-            greeting = _line(link)
+            greeting = _line(link, greeting_until)
             if not greeting.startswith(_GREETING):
                 raise _NoAnswerError("it is not NCCL's RAS that answers")
             if not _is_ours(link):
@@ -134,14 +136,19 @@ def _connect(address: str, until: float) -> socket.socket:
     host = host.strip("[]")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16):  # noqa: PLR2004 - digits
         raise _NoAnswerError("NCCL_RAS_ADDR is not HOST:PORT")
-    # No name server is asked for this one.
     host = "127.0.0.1" if host == "localhost" else host
+    try:
+        # A name server may never answer.
+        socket.getaddrinfo(host, int(port), flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        raise _NoAnswerError("NCCL_RAS_ADDR has a name, which is not looked up") from None
     return socket.create_connection((host, int(port)), _left_s(min(until, time.monotonic() + _GREETING_S)))
 
 
-def _line(link: socket.socket) -> bytes:
+def _line(link: socket.socket, until: float) -> bytes:
     content = b""
     while not content.endswith(b"\n") and len(content) < _LONGEST_LINE:
+        link.settimeout(_left_s(until))
         chunk = link.recv(1)
         if not chunk:
             raise _NoAnswerError("it hangs up")
@@ -158,7 +165,9 @@ def _content(link: socket.socket, until: float) -> bytes:
         if not chunk:
             break
         content += chunk
-    while content.startswith((b"OK", b"ERROR", b"SERVER")):
+    for _ in range(_MOST_SETTINGS):
+        if not content.startswith((b"OK", b"ERROR", b"SERVER")):
+            break
         line, newline, _ = bytes(content[:_LONGEST_LINE]).partition(b"\n")
         if not newline:
             break

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from saferun.errors import printable
-from saferun.evidence import NcclOutlier, NcclProcess
+from saferun.gpu_evidence import NcclOutlier, NcclProcess
 from saferun.model import Value
 from saferun.text.decoding import loads
 
 LONGEST_BYTES = 8 << 20
 _MOST_COMMUNICATORS = 4096
 _MOST_RANKS = 1 << 17
+_MOST_LINES = 1 << 18
 _MOST_OUTLIERS = 16
 _MOST_PROCESSES = 8
 _LONGEST_NAME = 64
@@ -252,7 +253,7 @@ class _Text:
 
 def _from_text(text: str) -> RasAnswer:
     reader = _Text()
-    for line in text.splitlines():
+    for line in text.split("\n", _MOST_LINES)[:_MOST_LINES]:
         reader.take(line[:600])
     named = list(reader.ranks.items())[:_MOST_COMMUNICATORS]
     communicators = (

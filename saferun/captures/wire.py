@@ -14,14 +14,13 @@ from saferun.evidence import (
     Capture,
     CaptureNote,
     CoreDump,
-    NcclOutlier,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
-    RankGpu,
     StackDump,
     StuckLink,
 )
+from saferun.gpu_evidence import NcclOutlier, RankGpu
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import loads
 from saferun.text.typed_json import fit

@@ -7,10 +7,10 @@ drivers/gpu/drm/amd/amdgpu.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from saferun.evidence import RankGpu
-from saferun.model import RankEnd, Value
+from saferun.gpu_evidence import RankGpu
+from saferun.model import Value
 
 APPLICATION, DRIVER, HARDWARE, INFORMATION = "application", "driver", "hardware", "information"
 
@@ -141,6 +141,15 @@ def meaning_of(error: GpuError) -> Xid | None:
     return _SWITCH if error.is_switch else XIDS.get(error.number)
 
 
+def failure_text(error: GpuError) -> tuple[str, str]:
+    """What has failed, ``uncorrectable memory error (Xid 48)``, and what to do; empty where that is not known."""
+    meaning = _SWITCH if error.is_switch else XIDS.get(error.number)
+    if meaning is None:
+        return "", ""
+    number = f" ({'SXid' if error.is_switch else 'Xid'} {error.number})" if error.number else ""
+    return f"{meaning.meaning}{number}", meaning.advice
+
+
 def gpu_lines(lines: Iterable[str]) -> list[str]:
     """The lines of the kernel log about GPUs."""
     return [line for line in lines if _ANY_GPU.search(line[:600])]
@@ -161,12 +170,12 @@ class GpuOwners:
     """Which rank of a host a GPU belongs to.
 
     Args:
-        ends: the ends of the host's ranks.
+        processes: rank and pid of the host's processes, of dead ranks and of living ones.
         gpus: the GPUs that ranks were seen to use; those that had died before are not among them.
     """
 
-    def __init__(self, ends: Sequence[RankEnd], gpus: Iterable[RankGpu]) -> None:
-        self._ends = ends
+    def __init__(self, processes: Iterable[tuple[int, int]], gpus: Iterable[RankGpu]) -> None:
+        self._rank_of_pid = {pid: rank for rank, pid in processes}
         self._by_pci: dict[str, set[int]] = {}
         for one in gpus:
             if address := pci_address(one.pci):
@@ -174,21 +183,22 @@ class GpuOwners:
 
     def rank_of(self, error: GpuError) -> int | None:
         """The rank that had that GPU; None where that is not certain."""
-        named = [end.rank for end in self._ends if error.pid and end.pid == error.pid]
-        if named:
-            return named[0]
+        named = self._rank_of_pid.get(error.pid) if error.pid else None
+        if named is not None:
+            return named
         users = self._by_pci.get(error.pci, set())
         if users:
             return next(iter(users)) if len(users) == 1 else None
-        possible = [end.rank for end in self._ends if self.may_be_of(error, end.rank)]
+        possible = [rank for rank in {*self._rank_of_pid.values()} if self.may_be_of(error, rank)]
         return possible[0] if len(possible) == 1 and self._by_pci and error.pci and not error.is_switch else None
 
     def may_be_of(self, error: GpuError, rank: int) -> bool:
         """Whether the error may be of that rank's GPU. An NVSwitch's is of all ranks of its host."""
         if error.is_switch or not error.pci:
             return True
-        if error.pid and any(end.pid == error.pid for end in self._ends):
-            return any((end.rank, end.pid) == (rank, error.pid) for end in self._ends)
+        named = self._rank_of_pid.get(error.pid) if error.pid else None
+        if named is not None:
+            return named == rank
         users = self._by_pci.get(error.pci)
         if users is not None:
             return rank in users

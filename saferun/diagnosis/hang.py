@@ -21,6 +21,7 @@ from saferun.diagnosis.hang_classes import (
     HangClass,
     class_of,
 )
+from saferun.diagnosis.hang_gpus import with_failed_gpus
 from saferun.diagnosis.job_end import lost_hosts, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, hosts_text
 from saferun.diagnosis.judgement import Judgement
@@ -67,7 +68,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     )
     waits = located_waits(waits, hosts)
     nccl = NcclFindings(evidence, hosts)
-    verdict = _Case(evidence, hosts, findings, waits).judge()
+    verdict = with_failed_gpus(_Case(evidence, hosts, findings, waits).judge(), hosts, ranks)
     cause = verdict.cause
     cause = cause._replace(proof=cause.proof or nccl.proof(cause.ranks))
     lines = [*silent_lines(hosts, verdict.headline)]

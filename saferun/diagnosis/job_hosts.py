@@ -71,9 +71,12 @@ class Hosts:
         """Which GPU of a rank's host is whose."""
         number = self._number(rank)
         if number not in self._gpu_owners:
-            ends = [end for end in self._evidence.ends if self._number(end.rank) == number]
-            gpus = [gpu for gpu in self._evidence.capture.gpus if self._number(gpu.rank) == number]
-            self._gpu_owners[number] = GpuOwners(ends, gpus)
+            capture = self._evidence.capture
+            known = [(one.rank, one.pid) for one in capture.processes]
+            known += [(one.rank, one.pid) for one in self._evidence.ends]
+            processes = [(owner, pid) for owner, pid in known if self._number(owner) == number]
+            gpus = [gpu for gpu in capture.gpus if self._number(gpu.rank) == number]
+            self._gpu_owners[number] = GpuOwners(processes, gpus)
         return self._gpu_owners[number]
 
     def neighbours(self, rank: int) -> Sequence[tuple[int, int]]:

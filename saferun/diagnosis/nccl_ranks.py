@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saferun.diagnosis.job_hosts import Hosts
-from saferun.evidence import Evidence, NcclOutlier, NcclProcess
+from saferun.evidence import Evidence
+from saferun.gpu_evidence import NcclOutlier, NcclProcess
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 

@@ -6,8 +6,8 @@ Of the answer, which may hold thousands of calls, only the end is kept: the keys
 
 NCCL's recorder tells its numbers without its calls, so that no GPU is asked. Where sends and receives are among them
 they are two countings in one: the last enqueued may be a send with the number 5, the last completed a collective with
-the number 900. Recorders that a backend has for itself (nccl2, torch 2.15) tell of each call whether it is off the
-list.
+the number 900, and the send may be over or not. Then, and from recorders that a backend has for itself (nccl2, torch
+2.15), the calls are asked for, which tell whether they are off the list.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from saferun.watchdog.samples import Numbers
 # The first is that of CUDA builds; the second came with torch 2.10 or so, for all backends. They know different groups.
 _NCCL = "dump_nccl_trace_json?includecollectives=false&onlyactive=true"
 _HANDLERS = (_NCCL, "fr_trace_json")
+_NCCL_CALLS = "dump_nccl_trace_json"
 # Where NCCL's recorder is there and empty the job may use another backend; each is asked until one has groups.
 _BACKENDS = ("nccl2", "nccl-lazy", "ncclx", "rcclx")
 _OF_BACKEND = "fr_trace_json?backend="
@@ -121,12 +122,14 @@ class NumbersQuery:
 
     def _take(self, text: bytes) -> None:
         """Take the end of an answer."""
-        backend = self._handler.partition(_OF_BACKEND)[2]
+        backend = "nccl" if self._handler == _NCCL_CALLS else self._handler.partition(_OF_BACKEND)[2]
         numbers = numbers_of_calls(text, backend) if backend else numbers_from(text)
         if numbers is None:
             return
         if self._handler == _NCCL and not numbers:
             self._handlers += [_OF_BACKEND + name for name in _BACKENDS]
+        elif self._handler == _NCCL and any(enqueued < completed for enqueued, completed in numbers.values()):
+            self._handlers.append(_NCCL_CALLS)
         elif backend and numbers:
             self._handlers.clear()
         # Two handlers may call different groups alike.

@@ -158,12 +158,10 @@ class Watched:
     def is_in_collective(self) -> bool:
         """Whether it has begun a collective that is not complete, by its numbers.
 
-        With NCCL sends are numbered for themselves: the last that was begun may have a lower number than the last
-        collective that is complete.
+        With NCCL sends are numbered for themselves, and a rank's last call may have a lower number than the last that
+        is complete both while it waits and when it is idle. That does not count; ``NumbersQuery`` asks for the calls.
         """
-        return self._numbers is not None and any(
-            enqueued != completed for enqueued, completed in self._numbers.values()
-        )
+        return self._numbers is not None and any(enqueued > completed for enqueued, completed in self._numbers.values())
 
     def frozen_s(self, clock_s: float) -> float:
         """How long its numbers are known not to have moved."""

@@ -5,6 +5,7 @@ The answers are hand-written after NCCL's documented format; the server plays NC
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from saferun.captures.ras_content import LONGEST_BYTES
 from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES
 from saferun.captures.wire import CaptureReader, Request, encode
-from saferun.evidence import NcclProcess
+from saferun.gpu_evidence import NcclProcess
 from tests.process.capturing import SLEEP, python
 from tests.unit.captures.ras_answers import HOST, TEXT, answer, member
 
@@ -233,6 +234,29 @@ def test_one_that_never_answers_costs_a_bounded_time(monkeypatch: pytest.MonkeyP
     with rank_of(lambda _: (None,)) as (pid, ras):
         assert failure(look(pid)) == f"{ras.address}: it does not answer"
         assert failure(look(pid, left_s=-1.0)) == f"{ras.address}: no time is left"
+
+
+def test_one_that_answers_letter_by_letter_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each letter comes in time, and their sum does not."""
+    letters = itertools.repeat(b"x")
+    now = itertools.count()
+    monkeypatch.setattr("saferun.captures.nccl_ras.time.monotonic", lambda: next(now) * 0.3)
+
+    class Link:
+        def settimeout(self, _timeout_s: float) -> None:
+            pass
+
+        def recv(self, _size: int) -> bytes:
+            return next(letters)
+
+    with pytest.raises(TimeoutError):
+        nccl_ras._line(Link(), 3.0)  # type: ignore[arg-type]
+
+
+def test_a_name_is_not_looked_up() -> None:
+    """A name server that never answers would cost the whole capture."""
+    with rank("node5.example.org:28028") as pid:
+        assert failure(look(pid)) == "node5.example.org:28028: NCCL_RAS_ADDR has a name, which is not looked up"
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:x", "localhost:99999", ":"])

@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     exhaustion.data_loader_worker,
     workers.engine_worker,
     exhaustion.exhausted,
+    gpu.error_in_nccl,
     communication.nccl_error,
     gpu.gpu_error,
     communication.watchdog_ended,

@@ -165,7 +165,7 @@ def collective_timeout(failure: Failure) -> Cause | None:
 
 # ---------------------------------------------------------------------------------------------------------------- NCCL
 
-_LAST_ERROR = re.compile(r"\s*Last error:\s*(.{0,200})")
+_LAST_ERROR = re.compile(r"\s{0,40}Last error:\s{0,40}(.{0,200})")
 _NCCL_DEBUG = "NCCL_DEBUG=WARN (set by default) names the call that failed, in nccl.*.log in the directory of the rank"
 _NCCL = (
     TextRule(
@@ -201,6 +201,13 @@ _NCCL = (
         re.compile(r"\b((?:nccl|rccl)(?:InternalError|InvalidUsage|InvalidArgument))\b"),
         "NCCL error {0}",
         _NCCL_DEBUG,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_error",
+        re.compile(r"NCCL WARN ((?:ncclS|s)ocket\w{1,40}: .{1,160})"),
+        "NCCL's connection to another rank failed: {0}",
+        "check whether another program connects to the ranks, such as a scanner, and compare the versions of NCCL",
         in_last_lines=True,
     ),
     TextRule(
@@ -260,6 +267,7 @@ _VICTIMS = (
             r"|Socket recv failed while polling for opId|Proxy Call to rank \d{1,6} failed"
             r"|Failed to execute operation \w{1,40} from rank \d{1,6}, retcode 6\b"
             r"|lost communication with a remote daemon|Communication error with rank \d"
+            r"|peer process has unexpectedly disconnected"
             r"|^Transport endpoint is not connected"
         ),
         "lost its connection to another rank",

@@ -49,6 +49,7 @@ _EXHAUSTED = (
             r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
             r"|creating shared memory segment(?!.{0,160}[Pp]ermission denied).{0,160}"
             r"|failed to extend /dev/shm|unable to open shared memory object </torch_|BufferPool.{0,80}shm"
+            r"|shmget\(.{0,120}No space left"
         ),
         "shared memory (/dev/shm) is full",
         _SHM_ADVICE,
@@ -206,6 +207,17 @@ def exhausted(failure: Failure) -> Cause | None:
 
 
 _FILE_SYSTEM = (
+    TextRule(
+        "file_system_error",
+        re.compile(
+            r"\b(?:f?read|f?write|fsync|fdatasync|p(?:read|write)v?\d?|open|close|mmap)\(.{0,160}"
+            r"(Input/output error|Remote I/O error|[Tt]ransport endpoint.{1,40})"
+        ),
+        "a file system failed: {0}",
+        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host)",
+        in_context=True,
+        in_last_lines=True,
+    ),
     TextRule(
         "file_system_error",
         re.compile(r"OSError: \[Errno (?:5|19|30|70|71|107|108|112|121|123|512|523|524)\] (.{1,200})"),

@@ -32,21 +32,33 @@ _STATUS = {
     12: "the peer did not answer (transport retries exceeded)",
     13: "the peer was not ready (receiver-not-ready retries exceeded)",
 }
-_COMPLETION = re.compile(r"NET/IB ?: ?Got completion (?:from peer (\S{1,120}) )?with (?:error |status=)(\d{1,3})\b")
+_COMPLETION = re.compile(
+    r"NET/IB\w{0,8} ?: ?Got completion (?:from peer (\S{1,120}) )?with (?:error |status=)(\d{1,3})\b"
+)
 _HCA = re.compile(r"\bhca (\w{1,40})")
 _UNREACHABLE = r"(?:No route to host|(?:Network|Host) is unreachable|[Cc]onnection timed out)"
 _FABRIC = (
     TextRule(
         "fabric_error",
-        re.compile(r"([\w -]{1,80}) on (\w{1,40}:\d{1,3})/(?:IB|RoCE) \(synd "),
-        lambda _, match: f"UCX: {match[1].strip()} on {match[2]}",
+        re.compile(r"(?<![\w -])([\w -]{1,80})(?: on (\w{1,40}:\d{1,3})/(?:IB|RoCE))? \(synd "),
+        lambda _, match: f"UCX: {match[1].strip()}{f' on {match[2]}' if match[2] else ''}",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        re.compile(r"NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote"),
+        re.compile(
+            r"NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote"
+            r"|:efa:cq:.{0,160}\berr: \d"
+        ),
         "EFA: the peer did not answer",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        re.compile(r"NET/IB\w{0,8} ?: (\S{1,60}) ?Got async (?:error |fatal )?event: (.{0,60}(?:error|fatal).{0,40})"),
+        "the RDMA port {0} of this host reported: {1}",
         _CHECK_LINK,
         in_last_lines=True,
     ),
@@ -119,13 +131,16 @@ _SYSTEM = (
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(r"WARN (?:Call to (?!recv|send|connect)(\w{1,40}) .{0,120}failed|Socket creation failed).{0,160}"),
+        re.compile(
+            r"WARN (?:Call to (?!recv|send|connect)(\w{1,40}) .{0,120}failed|Socket creation failed).{0,160}"
+            r"|neither AF_INET"
+        ),
         "NCCL: a system call failed",
         "look at the message: permissions, address families, limits of this host or container",
         in_last_lines=True,
     ),
 )
-_DEEP_EP = re.compile(r"DeepEP (?:(\w{1,20}) .{0,60}timeout|error: .{0,20}timeout)")
+_DEEP_EP = re.compile(r"DeepEP (?:(\w{1,20}) .{0,60}timeout|(?:error: .{0,20})?timeout)")
 _GPU_STOPPED = re.compile(r"CUDA error|unspecified launch failure|illegal instruction|DeepEP")
 
 

@@ -53,7 +53,7 @@ _MEMORY_CALL = re.compile(
 _NCCL_ERROR = re.compile(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b")
 _NCCL_WARNING = re.compile(r"\bNCCL WARN (.{1,500})")
 _INTERPRETER = re.compile(
-    r"/libpython|(?:^|/)python[\d.]*$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
+    r"/libpython|(?:^|/)python[\d.]{0,12}$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
 )
 
 

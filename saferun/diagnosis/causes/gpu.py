@@ -9,7 +9,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
-from saferun.diagnosis.gpu_errors import GpuError, error_in, meaning_of
+from saferun.diagnosis.gpu_errors import GpuError, error_in, failure_text
 from saferun.evidence import Cause
 
 _ILLEGAL = re.compile(
@@ -121,7 +121,23 @@ _BUSY = (
         in_last_lines=True,
     ),
 )
+_IN_NCCL = (
+    TextRule(
+        "cuda_error",
+        re.compile(r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'"),
+        "CUDA error: {0}",
+        _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
+)
 _OTHER = (
+    TextRule(
+        "cuda_error",
+        re.compile(r"THCudaCheck FAIL .{0,300}error=\d{1,4} ?: (.{1,160})"),
+        "CUDA error: {0}",
+        _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
     TextRule(
         "cuda_error",
         re.compile(r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice"),
@@ -157,13 +173,6 @@ _OTHER = (
         ),
         "a GPU library failed: {0}",
         _SYNCHRONOUS,
-    ),
-    TextRule(
-        "cuda_error",
-        re.compile(r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'"),
-        "CUDA error: {0}",
-        _SYNCHRONOUS,
-        in_last_lines=True,
     ),
     TextRule(
         "hip_error",
@@ -252,11 +261,9 @@ def hardware_error(failure: Failure) -> Cause | None:
 
 def broken_gpu(failure: Failure, error: GpuError) -> Cause:
     """The cause that a line of the kernel log shows."""
-    meaning = meaning_of(error)
-    number = f" ({'SXid' if error.is_switch else 'Xid'} {error.number})" if error.number else ""
-    message = f"the GPU failed, as the kernel log says{f': {meaning.meaning}{number}' if meaning is not None else ''}"
-    advice = meaning.advice if meaning is not None else _OUT_OF_USE
-    return cause(failure, "gpu_hardware_error", message, advice, proof=error.line)
+    what, advice = failure_text(error)
+    message = f"the GPU failed, as the kernel log says{f': {what}' if what else ''}"
+    return cause(failure, "gpu_hardware_error", message, advice or _OUT_OF_USE, proof=error.line)
 
 
 def missing_gpu(failure: Failure) -> Cause | None:
@@ -269,9 +276,17 @@ def busy_gpu(failure: Failure) -> Cause | None:
     return by_text(failure, _BUSY)
 
 
+def error_in_nccl(failure: Failure) -> Cause | None:
+    """A call of CUDA or HIP that NCCL made and names."""
+    return _named(by_text(failure, _IN_NCCL))
+
+
 def gpu_error(failure: Failure) -> Cause | None:
     """Whatever else CUDA and HIP report."""
-    found = by_text(failure, _OTHER)
+    return _named(by_text(failure, _OTHER))
+
+
+def _named(found: Cause | None) -> Cause | None:
     if found is not None and found.class_name == "cuda_error" and _HIP.search(found.proof):
         return found._replace(class_name="hip_error", advice=_SYNCHRONOUS_HIP)
     return found

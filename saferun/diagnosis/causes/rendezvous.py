@@ -18,6 +18,14 @@ _STORE = (
         re.compile(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,9}/\d{1,9}) clients joined"),
         "the ranks did not meet: {1} had come to the store after {0} s",
         _WERE_STARTED,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "rendezvous_store_failure",
+        re.compile(r"[Tt]imed out initializing process group|store.based barrier"),
+        "not all ranks have come to init_process_group",
+        _WERE_STARTED,
+        in_last_lines=True,
     ),
     TextRule(
         "rendezvous_store_failure",
@@ -39,6 +47,7 @@ _STORE = (
             f"{int(match[1] or match[4]) / 1000:g} s"
         ),
         f"one rank has not come that far: look at what the others did, and {_WERE_STARTED.removeprefix('look ')}",
+        in_last_lines=True,
     ),
     TextRule(
         "rendezvous_store_failure",
@@ -57,6 +66,7 @@ _STORE = (
         re.compile(r"connectFullMesh failed|timed out connecting: |gloo/.{0,200}(?:\bconnect\b|Connection refused)"),
         "gloo could not connect the ranks",
         "look at GLOO_SOCKET_IFNAME, and whether the hosts reach each other's addresses",
+        in_last_lines=True,
     ),
     TextRule(
         "rendezvous_store_failure",

@@ -20,7 +20,7 @@ from saferun.captures.gpu_amd import (
 )
 from saferun.captures.scene import Process, Scene
 from saferun.captures.wire import HostCapture, Request, Target
-from saferun.evidence import RankGpu
+from saferun.gpu_evidence import RankGpu
 from saferun.model import JsonObject
 from tests.unit.captures.gpu_captures import (
     GIB,

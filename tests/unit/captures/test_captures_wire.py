@@ -27,16 +27,14 @@ from saferun.evidence import (
     CoreDump,
     Frame,
     GroupProgress,
-    NcclOutlier,
-    NcclProcess,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
-    RankGpu,
     StackDump,
     StuckLink,
     ThreadStack,
 )
+from saferun.gpu_evidence import NcclOutlier, NcclProcess, RankGpu
 from tests.process.one_capture import decode_request, encode_request
 
 FRAME = Frame("step", "/home/me/train.py", 52)

@@ -8,7 +8,8 @@ import pytest
 
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.gpu_errors import APPLICATION, HARDWARE, INFORMATION, XIDS, GpuOwners, error_in, pci_address
-from saferun.evidence import Capture, Cause, Diagnosis, Evidence, RankGpu, RankOutput
+from saferun.evidence import Capture, Cause, Diagnosis, Evidence, RankOutput
+from saferun.gpu_evidence import RankGpu
 from saferun.model import ExitStatus, RankEnd
 
 LOST_PEER = (
@@ -180,7 +181,7 @@ def test_a_fatal_error_of_an_nvswitch_is_the_cause_of_lost_peers() -> None:
 def test_a_dead_rank_has_the_gpu_that_none_of_the_living_has() -> None:
     """A rank that has died has no process on its GPU any more; local ranks take them in the order of addresses."""
     ends = tuple(end_of(rank, signum=9) for rank in range(4))
-    owners = GpuOwners(ends, (GPUS[0], GPUS[1], GPUS[3]))
+    owners = GpuOwners([(end.rank, end.pid) for end in ends], (GPUS[0], GPUS[1], GPUS[3]))
     error = error_in(OFF_THE_BUS.format(bus="52"))
     assert error is not None
     assert owners.rank_of(error) == 2
@@ -190,10 +191,10 @@ def test_a_dead_rank_has_the_gpu_that_none_of_the_living_has() -> None:
 def test_two_dead_ranks_are_told_apart_by_the_order_of_the_gpus() -> None:
     """Rank 1's GPU lies between those of ranks 0 and 2."""
     ends = tuple(end_of(rank, signum=9) for rank in range(4))
-    owners = GpuOwners(ends, (GPUS[0], GPUS[2]))
+    owners = GpuOwners([(end.rank, end.pid) for end in ends], (GPUS[0], GPUS[2]))
     error = error_in(OFF_THE_BUS.format(bus="43"))
     assert error is not None
     assert owners.rank_of(error) == 1
-    mixed = GpuOwners(ends, (RankGpu(0, "0000:52:00.0"), RankGpu(2, "0000:1b:00.0")))
+    mixed = GpuOwners([(end.rank, end.pid) for end in ends], (RankGpu(0, "0000:52:00.0"), RankGpu(2, "0000:1b:00.0")))
     assert mixed.rank_of(error) is None
     assert mixed.may_be_of(error, 3)

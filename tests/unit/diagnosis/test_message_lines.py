@@ -1,21 +1,29 @@
 """Lines that people quoted in public issues, each with what is to be made of it: ``message_lines.txt``.
 
 Half of them, chosen by a hash of their text before any rule was written for them, are kept aside: the rules are not
-written after them, and only their rate counts. ``python -m tests.unit.diagnosis.test_message_lines`` prints it.
+written after them, and only their rate counts. A third part, ``message_lines_fresh.txt``, was collected and labelled
+later, from other issues, and measured once before the rules were mended after it. This module prints the rates.
 """
 
 from __future__ import annotations
 
 import hashlib
+import pkgutil
+import re
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from saferun.diagnosis import causes
 from saferun.diagnosis.causes import cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
+from saferun.diagnosis.causes.texts import TextRule
 from saferun.evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 
 PLACE = Path(__file__).parent / "message_lines.txt"
+FRESH = Path(__file__).parent / "message_lines_fresh.txt"
 STATUSES = {
     "exception": ExitStatus(1, None),
     "thrown": ExitStatus(None, 6),
@@ -52,9 +60,9 @@ class Message(NamedTuple):
         return self.lines
 
 
-def read_messages() -> list[Message]:
+def read_messages(path: Path) -> list[Message]:
     found: list[Message] = []
-    for line in PLACE.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("=== "):
             shown, class_name, role, source = line.split()[1:]
             found.append(Message(shown, class_name, role, source, ()))
@@ -63,7 +71,8 @@ def read_messages() -> list[Message]:
     return found
 
 
-MESSAGES = read_messages()
+MESSAGES = read_messages(PLACE)
+FRESH_MESSAGES = read_messages(FRESH)
 
 
 def found_in(message: Message) -> tuple[str, str]:
@@ -76,12 +85,16 @@ def found_in(message: Message) -> tuple[str, str]:
     return cause.class_name, role_of(cause).name.lower()
 
 
-def misses(*, kept_aside: bool) -> list[str]:
+def misses_of(messages: Iterable[Message]) -> list[str]:
     return [
         f"{message.source}: {message.lines[-1][:100]!r}: {found_in(message)}, not {message.class_name} {message.role}"
-        for message in MESSAGES
-        if message.is_kept_aside is kept_aside and found_in(message) != (message.class_name, message.role)
+        for message in messages
+        if found_in(message) != (message.class_name, message.role)
     ]
+
+
+def misses(*, kept_aside: bool) -> list[str]:
+    return misses_of(message for message in MESSAGES if message.is_kept_aside is kept_aside)
 
 
 def count(*, kept_aside: bool) -> int:
@@ -99,6 +112,12 @@ def test_the_table_is_what_it_promises() -> None:
 def test_the_lines_that_the_rules_were_written_after_are_understood() -> None:
     """Each of them, with the class and with the part that it has in the failure of a job."""
     assert misses(kept_aside=False) == []
+
+
+def test_the_lines_that_were_collected_afterwards_are_understood() -> None:
+    """Those that are not are known, and stand here."""
+    assert {message.lines for message in FRESH_MESSAGES}.isdisjoint(message.lines for message in MESSAGES)
+    assert misses_of(FRESH_MESSAGES) == []
 
 
 def test_what_nccl_warns_of_means_the_same_as_the_last_error_of_an_exception() -> None:
@@ -124,9 +143,46 @@ def test_most_of_the_lines_that_were_kept_aside_are_understood() -> None:
     assert len(missed) <= (1 - WANTED_RATE) * count(kept_aside=True), "\n".join(missed)
 
 
+def repetitions(parsed: Any, depth: int = 0) -> Iterator[tuple[int, int]]:
+    """How deep each repetition of a pattern stands in others, and how often it may be repeated."""
+    for instruction, argument in parsed:
+        inner = depth
+        if str(instruction) in {"MAX_REPEAT", "MIN_REPEAT"}:
+            _, most, _ = argument
+            inner += most > 1
+            yield inner, int(most)
+        parts = argument if isinstance(argument, (tuple, list)) else ()
+        for part in parts:
+            for one in part if isinstance(part, list) else (part,):
+                if isinstance(one, re._parser.SubPattern):  # type: ignore[attr-defined]
+                    yield from repetitions(one, inner)
+
+
+def test_no_rule_takes_long_whatever_a_rank_prints() -> None:
+    """Each repetition is bounded, and of two within each other one is small: lines are bounded too."""
+    modules = [import_module(f"{causes.__name__}.{one.name}") for one in pkgutil.iter_modules(causes.__path__)]
+    patterns = {value.pattern for module in modules for value in vars(module).values() if isinstance(value, re.Pattern)}
+    patterns |= {
+        rule.pattern.pattern
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, tuple)
+        for rule in value
+        if isinstance(rule, TextRule)
+    }
+    assert len(patterns) > 100
+    for pattern in patterns:
+        found = list(repetitions(re._parser.parse(pattern)))  # type: ignore[attr-defined]
+        assert all(most <= 500 for _, most in found), pattern
+        assert all(depth <= 2 for depth, _ in found), pattern
+
+
 if __name__ == "__main__":
     for aside in (False, True):
         total, wrong = count(kept_aside=aside), misses(kept_aside=aside)
         print(f"{'kept aside' if aside else 'seen'}: {total - len(wrong)} of {total}")
         if not aside:
             print("\n".join(wrong))
+    wrong = misses_of(FRESH_MESSAGES)
+    print(f"fresh: {len(FRESH_MESSAGES) - len(wrong)} of {len(FRESH_MESSAGES)}")
+    print("\n".join(wrong))

@@ -24,12 +24,9 @@ from saferun.evidence import (
     HangVerdict,
     HostView,
     LostPeer,
-    NcclOutlier,
-    NcclProcess,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
-    RankGpu,
     RankOutput,
     StackDump,
     StackNode,
@@ -38,6 +35,7 @@ from saferun.evidence import (
     Traceback,
     WaitGroup,
 )
+from saferun.gpu_evidence import NcclOutlier, NcclProcess, RankGpu
 from saferun.model import ExitStatus, RankEnd
 from saferun.report import report_text
 from saferun.report.report_json import Incident, Run, build_report

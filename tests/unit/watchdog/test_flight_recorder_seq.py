@@ -57,18 +57,12 @@ def test_what_holds_no_calls_is_none(text: bytes) -> None:
     assert numbers_of_calls(text, "nccl2") is None
 
 
-def test_where_nccl_s_recorder_is_empty_the_backends_are_asked(tmp_path: Path) -> None:
-    """And the first that has groups is the last that is asked."""
+def asked_of(answers: dict[str, bytes], directory: Path) -> tuple[list[str], list[tuple[int, int]]]:
+    """What a query asks a server with these answers, in this order, and the numbers that it makes of them."""
     asked = []
-    answers = {
-        "dump_nccl_trace_json?includecollectives=false&onlyactive=true": b'{"pg_status":{}}',
-        "fr_trace_json": b'{"pg_status":{"0":{"last_enqueued_collective":"4","last_completed_collective":"4"}}}',
-        "fr_trace_json?backend=nccl2": b'{"pg_status":{}}',
-        "fr_trace_json?backend=nccl-lazy": calls_of((8, 0, "nccl-lazy:all_reduce", False, False)),
-    }
     poller = Poller()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "sock"))
+        listener.bind(str(directory / "sock"))
         listener.listen()
         listener.settimeout(30)
 
@@ -82,13 +76,44 @@ def test_where_nccl_s_recorder_is_empty_the_backends_are_asked(tmp_path: Path) -
 
         server = threading.Thread(target=serve)
         server.start()
-        query = NumbersQuery(str(tmp_path / "sock"), poller, time.monotonic() + 30)
+        query = NumbersQuery(str(directory / "sock"), poller, time.monotonic() + 30)
         done: list[bool] = []
         query.begin(lambda: done.append(True))
         while not done:
             poller.wait(30)
         server.join()
     poller.close()
-    assert asked == [*answers]
     assert query.numbers is not None
-    assert sorted(query.numbers.values()) == [(4, 4), (8, 7)]
+    return asked, sorted(query.numbers.values())
+
+
+NUMBERS = "dump_nccl_trace_json?includecollectives=false&onlyactive=true"
+
+
+def test_where_nccl_s_recorder_is_empty_the_backends_are_asked(tmp_path: Path) -> None:
+    """And the first that has groups is the last that is asked."""
+    answers = {
+        NUMBERS: b'{"pg_status":{}}',
+        "fr_trace_json": b'{"pg_status":{"0":{"last_enqueued_collective":"4","last_completed_collective":"4"}}}',
+        "fr_trace_json?backend=nccl2": b'{"pg_status":{}}',
+        "fr_trace_json?backend=nccl-lazy": calls_of((8, 0, "nccl-lazy:all_reduce", False, False)),
+    }
+    assert asked_of(answers, tmp_path) == ([*answers], [(4, 4), (8, 7)])
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_where_the_numbers_of_sends_and_collectives_differ_the_calls_are_asked_for(
+    tmp_path: Path,
+    is_over: bool,
+) -> None:
+    """A rank whose collective ended after a later send has the numbers of one that waits in that send."""
+    answers = {
+        NUMBERS: b'{"pg_status":{"0":{"last_enqueued_collective":"5","last_completed_collective":"900"}}}',
+        "fr_trace_json": b'{"pg_status":{}}',
+        "dump_nccl_trace_json": calls_of(
+            (7, 0, "nccl:send 0->1", True, True),
+            (8, 0, "nccl:all_reduce", False, True),
+            (9, 0, "nccl:send 0->1", True, is_over),
+        ),
+    }
+    assert asked_of(answers, tmp_path) == ([*answers], [(5, 900), (9, 9 if is_over else 8)])

@@ -579,6 +579,17 @@ def test_whoever_is_elsewhere_and_busy_keeps_a_collective_from_being_stuck() -> 
     assert Job(30.0, SPINS, SPINS, SPINS, numbers=numbers, stack=stack).run(5) == []
 
 
+def test_a_rank_whose_collective_ended_after_a_later_send_is_not_in_one() -> None:
+    """Sends are numbered for themselves: the calls tell whether the last of them is over."""
+
+    def kinds_with(calls: tuple[int, int]) -> list[str]:
+        numbers = {"numbers:0": (5, 900), "calls:0": calls}
+        return kinds(Job(30.0, SPINS, HUNG_IN_GLOO, numbers=lambda _rank, _at: numbers, can_dump=False).run(1.5))
+
+    assert kinds_with((9, 9)) == []
+    assert kinds_with((9, 8)) == ["stuck_collective"]
+
+
 def test_a_rank_that_computes_beside_a_collective_is_at_work() -> None:
     """The collective was begun and not waited for; the stacks move."""
     job = Job(
