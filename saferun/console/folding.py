@@ -2,12 +2,15 @@
 
 The first copy passes through unchanged, and its lines are remembered. Bytes of another rank that begin like it are
 held back, for a short time and in bounded memory: if they turn out to be the same traceback, line by line, they are
-dropped and counted; in every other case they are returned as they are.
+dropped and counted; in every other case they are returned as they are. C++ frames are left out before, so that
+tracebacks whose frames differ in their addresses alone are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from saferun.console.cpp_frames import HOLD_S, CppFrames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,10 +19,13 @@ else:
     Key = object
 
 MARKER = b"Traceback (most recent call last):"
-# Nothing is held back for longer.
-HOLD_S = 0.2
-# A chunk above this size is bulk output, in which no traceback is searched.
-LONGEST_CHUNK_BYTES = 16 << 10
+GROUP_MARKER = b"  + Exception Group " + MARKER
+# Begins each of them, and C++ frames: whether a chunk is of interest at all is one search.
+_CALLS = b" (most recent call "
+# What Python prints of a SyntaxError has no header.
+_SYNTAX_ERROR = b'  File "'
+# Of a larger chunk, which is bulk output, only so much at its end is searched.
+_SEARCHED_BYTES = 16 << 10
 # A longer traceback is not folded.
 _MOST_LINES = 400
 _MOST_BYTES = 64 << 10
@@ -34,12 +40,17 @@ _LINES_AFTER_A_CHAIN = 3
 # What begins something else: log lines, and what Python prints at its end.
 _OTHERS = (b"Exception ignored ", b"terminate called ", b"Fatal Python error", b"Thread 0x", b"wandb:", b"sys:1: ")
 _EXCEPTION_BYTES = 120
+# Ends an exception group, and each group within it.
+_END_OF_GROUP = b"+" + b"-" * 36
 
 
 class _Traceback:
     """The lines of one traceback, without line ends and without torch's ``[rank3]: ``."""
 
-    __slots__ = ("at", "exception", "is_closed", "is_complete", "is_dead", "is_tagged", "lines", "rank", "same", "size")
+    __slots__ = (
+        *("at", "exception", "is_closed", "is_complete", "is_dead", "is_group", "is_tagged"),
+        *("lines", "rank", "same", "size"),
+    )
 
     def __init__(self, rank: int, now: float, *, is_tagged: bool) -> None:
         self.rank = rank
@@ -49,6 +60,7 @@ class _Traceback:
         self.size = 0
         self.exception = b""
         self.is_complete = False  # whether the line of the exception is there
+        self.is_group = False  # an exception group, all lines of which are indented
         self.is_closed = False  # no further line belongs to it
         self.is_dead = False  # not whole on the console
         self.same: set[int] = set()  # ranks that printed the same
@@ -60,7 +72,15 @@ class _Traceback:
             return False
         self.lines.append(line)
         self.size += len(line)
-        if line and not self.is_complete and line != MARKER and line[:1] not in b" \t":
+        if line in {MARKER, GROUP_MARKER}:
+            self.is_group = line == GROUP_MARKER
+            self.is_complete = False
+            self.exception = b""
+        elif self.is_group:
+            if line[:4] == b"  | " and line[4:5] not in {b" ", b""} and not self.is_complete:
+                self.exception = self.exception or line[4:]
+            self.is_complete = self.is_complete or line.lstrip(b" ") == _END_OF_GROUP
+        elif line and not self.is_complete and line[:1] not in b" \t":
             self.is_complete = True
             self.exception = line
         return True
@@ -71,10 +91,8 @@ class _Traceback:
         if len(self.lines) >= _MOST_LINES or self.size + len(line) > _MOST_BYTES:
             self.is_dead = True
             return False
-        if line == MARKER:
-            if not any(before in _CHAINS for before in self.lines[-_LINES_AFTER_A_CHAIN:]):
-                return False
-            self.is_complete = False
+        if line in {MARKER, GROUP_MARKER}:
+            return any(before in _CHAINS for before in self.lines[-_LINES_AFTER_A_CHAIN:])
         return not (self.is_complete and (line.startswith(_OTHERS) or _is_log_line(line)))
 
 
@@ -112,14 +130,17 @@ class Folding:
         self._shown: list[_Traceback] = []
         self._folded: list[tuple[_Traceback, int]] = []
         self._note_at: float | None = None
+        self._frames = CppFrames()
 
     def wants(self, key: Key, chunk: bytes) -> bool:
         """Whether ``feed`` has anything to do; the usual chunk passes without."""
-        return key in self._streams or (len(chunk) <= LONGEST_CHUNK_BYTES and MARKER in chunk)
+        if _CALLS in chunk if len(chunk) <= _SEARCHED_BYTES else chunk.find(_CALLS, -_SEARCHED_BYTES) >= 0:
+            return True
+        return key in self._streams or key in self._frames or chunk.startswith(_SYNTAX_ERROR)
 
     def is_within(self, key: Key) -> bool:
-        """Whether a stream is within a traceback."""
-        return key in self._streams
+        """Whether a stream is within a traceback or within C++ frames."""
+        return key in self._streams or key in self._frames
 
     def feed(self, key: Key, rank: int, chunk: bytes, now: float, *, at_line_start: bool = True) -> bytes:
         """More bytes of a stream.
@@ -134,6 +155,10 @@ class Folding:
         Returns:
             What is to be shown now of this stream, after everything that was returned before.
         """
+        return self._feed(key, rank, self._frames.feed(key, rank, chunk, now), now, at_line_start=at_line_start)
+
+    def _feed(self, key: Key, rank: int, chunk: bytes, now: float, *, at_line_start: bool) -> bytes:
+        """More bytes of a stream, without C++ frames."""
         shown = bytearray()
         while chunk:
             stream = self._streams.get(key)
@@ -154,7 +179,7 @@ class Folding:
         return bytes(shown)
 
     def _begin(self, rank: int, chunk: bytes, now: float) -> _Stream:
-        own = _Traceback(rank, now, is_tagged=not chunk.startswith(MARKER))
+        own = _Traceback(rank, now, is_tagged=chunk.startswith(b"[rank%d]:" % rank))
         candidates = [
             other
             for other in self._shown
@@ -258,10 +283,11 @@ class Folding:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
+        if not self._streams and self._note_at is None:
+            return self._frames.deadline
         dues = [(stream.since if stream.candidates else stream.own.at) + HOLD_S for stream in self._streams.values()]
-        if self._note_at is not None:
-            dues.append(self._note_at)
-        return min(dues, default=None)
+        dues += [due for due in (self._note_at, self._frames.deadline) if due is not None]
+        return min(dues)
 
     def tick(self, now: float) -> list[tuple[Key, bytes]]:
         """Decide about what has been held back for long enough.
@@ -273,6 +299,12 @@ class Folding:
         if due is None or due > now:
             return []
         shown: list[tuple[Key, bytes]] = []
+        for key in self._frames.due(now):
+            text = self._frames.end(key)
+            stream = self._streams.get(key)
+            if stream is not None:
+                text = self._feed(key, stream.own.rank, text, now, at_line_start=False)
+            shown.append((key, text))
         items = list(self._streams.items())
         is_time = self._note_at is not None and self._note_at <= now
         is_time = is_time or any(stream.candidates and stream.since + HOLD_S <= now for _, stream in items)
@@ -290,6 +322,14 @@ class Folding:
 
     def end(self, key: Key, now: float) -> bytes:
         """The stream has ended. Returns what is to be shown of it."""
+        text = self._frames.end(key)
+        stream = self._streams.get(key)
+        if stream is None:
+            return text
+        before = self._feed(key, stream.own.rank, text, now, at_line_start=False) if text else b""
+        return before + self._end(key, now)
+
+    def _end(self, key: Key, now: float) -> bytes:
         stream = self._streams.get(key)
         if stream is None:
             return b""
@@ -312,11 +352,18 @@ class Folding:
 
     def held(self) -> list[tuple[Key, bytes]]:
         """What is held back of each stream."""
-        return [(key, bytes(stream.held)) for key, stream in self._streams.items() if stream.held]
+        keys = dict.fromkeys((*self._streams, *self._frames.keys))
+        held = []
+        for key in keys:
+            stream = self._streams.get(key)
+            held.append((key, bytes(stream.held if stream is not None else b"") + self._frames.held(key)))
+        return [(key, text) for key, text in held if text]
 
     def release(self) -> list[tuple[Key, bytes]]:
         """Hold nothing back any more of the tracebacks that have begun. Returns what was held."""
         held = self.held()
+        for key in self._frames.keys:
+            self._frames.end(key)
         for key, stream in list(self._streams.items()):
             self._finish(key, stream.own)
         return held
@@ -349,14 +396,19 @@ class Folding:
 
 def _start(chunk: bytes, rank: int, *, at_line_start: bool) -> int:
     """Where a traceback begins in a chunk; -1: nowhere."""
+    if at_line_start and chunk.startswith(_SYNTAX_ERROR):
+        _, _, number = chunk[: chunk.find(b"\n") + 1].rpartition(b'", line ')
+        if number.strip().isdigit():
+            return 0
     tag = b"[rank%d]: " % rank
-    at = -1
+    group = GROUP_MARKER.removesuffix(MARKER)
+    at = max(len(chunk) - _SEARCHED_BYTES, 0) - 1
     while (at := chunk.find(MARKER, at + 1)) >= 0:
         end = at + len(MARKER)
         if chunk[end : end + 1] != b"\n" and chunk[end : end + 2] != b"\r\n":
             continue
         start = chunk.rfind(b"\n", 0, at) + 1
-        if chunk[start:at] in {b"", tag} and (start or at_line_start):
+        if chunk[start:at] in {b"", tag, group, tag + group} and (start or at_line_start):
             return start
     return -1
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.console.folding import HOLD_S, MARKER, Folding
+from saferun.console.folding import GROUP_MARKER, HOLD_S, MARKER, Folding
 from saferun.console.screen import ConsoleStream, Screen
 from tests.unit.console.reader import Reader, console, drain
 
@@ -16,6 +16,38 @@ FRAMES = b'Traceback (most recent call last):\n  File "train.py", line 8, in <mo
 LABELS = FRAMES + b"KeyError: 'labels'\n"
 BATCH = FRAMES + b"ValueError: batch\n"
 CHAINED = FRAMES + b"KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n" + BATCH
+
+
+GROUP = (
+    GROUP_MARKER
+    + b"""
+  |   File "train.py", line 8, in <module>
+  |     step()
+  | ExceptionGroup: shards (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 3, in load
+    | KeyError: 2
+    +---------------- 2 ----------------
+    | ExceptionGroup: more (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | OSError: 3
+      +------------------------------------
+    +------------------------------------
+"""
+)
+SYNTAX = b'  File "/job/train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+RAISED = b"Exception raised from meta at ../LinearAlgebra.cpp:182 (most recent call first):\n"
+
+
+def cpp_frames(rank: int, count: int = 31) -> bytes:
+    """As torch appends them; the addresses are those of a process."""
+    return b"".join(b"frame #%d: c10::f(int) + 0x96 (0x7f%d in libc10.so)\n" % (i, rank) for i in range(count))
+
+
+def mismatch(rank: int) -> bytes:
+    """A traceback whose message has C++ frames."""
+    return FRAMES + b"RuntimeError: mat1 and mat2\n" + RAISED + cpp_frames(rank)
 
 
 class Console:
@@ -54,6 +86,7 @@ class Console:
         self._tick()
         for stream in self.folding._streams.values():
             assert not stream.held or self.now - stream.since < HOLD_S
+        assert not self.folding._frames.due(self.now)
 
     def _tick(self) -> None:
         for key, text in self.folding.tick(self.now):
@@ -106,6 +139,104 @@ def test_torch_tags_do_not_differ() -> None:
     assert console.shown[1] == b"[W1122 20:15:33.1 torch] 1\n"
     console.wait(1)
     assert len(console.notes) == 1
+
+
+@pytest.mark.parametrize("text", [GROUP, SYNTAX, CHAINED, CHAINED.replace(BATCH, GROUP)])
+@pytest.mark.parametrize("is_tagged", [False, True])
+def test_other_shapes(text: bytes, is_tagged: bool) -> None:
+    console = Console()
+    for rank in range(3):
+        tag = b"[rank%d]: " % rank if is_tagged and text is not SYNTAX else b""
+        for line in text.splitlines(keepends=True):
+            console.write(rank, tag + line)
+    console.wait(1)
+    assert console.shown[0]
+    assert not console.shown[1]
+    assert not console.shown[2]
+    (note,) = console.notes
+    last = {GROUP: "ExceptionGroup: shards (2 sub-exceptions)", SYNTAX: "SyntaxError: invalid syntax"}.get(text)
+    assert note.startswith("ranks 1-2: the same as rank 0: ")
+    assert last is None or note.endswith(last)
+
+
+def test_groups_that_differ_in_their_last_member_are_shown() -> None:
+    console = Console()
+    other = GROUP.replace(b"OSError: 3", b"OSError: 4")
+    console.write(0, GROUP)
+    console.write(1, other)
+    console.wait(1)
+    assert console.shown[1] == other
+
+
+@pytest.mark.parametrize(
+    "line", [b'  File "x.py", line 3 in f', b'  File "x.py", line 3, in f', b'  File "x', b"  File"]
+)
+def test_frames_alone_are_no_syntax_error(line: bytes) -> None:
+    """Of faulthandler, for instance."""
+    console = Console()
+    for rank in (0, 1):
+        console.write(rank, line + b"\nKeyError: 1\n")
+    assert console.shown[1] == line + b"\nKeyError: 1\n"
+
+
+def test_a_traceback_at_the_end_of_much_output() -> None:
+    console = Console()
+    before = b"loss 1\n" * 9_000
+    for rank in (0, 1):
+        console.write(rank, before + LABELS)
+    assert console.shown == {0: before + LABELS, 1: before}
+    console.wait(1)
+    assert console.notes
+
+
+@pytest.mark.parametrize("size", [1 << 20, 700])
+def test_cpp_frames_are_one_line(size: int) -> None:
+    console = Console()
+    text = mismatch(0) + b"after\n"
+    for start in range(0, len(text), size):
+        console.write(0, text[start : start + size])
+    note = b"(31 lines of C++ frames: in the rank's stderr.log)\n"
+    assert console.shown[0] == FRAMES + b"RuntimeError: mat1 and mat2\n" + RAISED + note + b"after\n"
+
+
+def test_cpp_frames_at_the_end_are_named_in_time() -> None:
+    console = Console()
+    console.write(0, RAISED)
+    assert console.shown[0] == RAISED
+    console.write(0, cpp_frames(0))
+    console.wait(HOLD_S)
+    assert console.shown[0] == RAISED + b"(31 lines of C++ frames: in the rank's stderr.log)\n"
+
+
+def test_tracebacks_that_differ_in_addresses_of_cpp_frames_alone_are_the_same() -> None:
+    console = Console()
+    for rank in range(4):
+        tagged = b"".join(b"[rank%d]: %s" % (rank, line) for line in mismatch(rank).splitlines(keepends=True))
+        console.write(rank, tagged)
+        console.end(rank)
+    assert b"[rank0]: (31 lines of C++ frames: in the rank's stderr.log)\n" in console.shown[0]
+    assert not any(console.shown[rank] for rank in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RAISED + cpp_frames(0, 3) + b"after\n",
+        RAISED + b"after\nframe #0: x\nframe #1: x\nframe #2: x\nframe #3: x\nframe #4: x\n",
+        cpp_frames(0),
+        b"Thread 0x1 (most recent call first):\n" + cpp_frames(0),
+        RAISED + b"frame #0: " + b"x" * 200_000 + b"\n",
+        RAISED + b"frame #zero: x\n" * 9,
+        RAISED + b"#1 x\n" * 9,
+    ],
+)
+def test_what_is_no_run_of_cpp_frames_is_shown(text: bytes) -> None:
+    for size in (len(text), 9_000, 37):
+        console = Console()
+        for start in range(0, len(text), size):
+            console.write(0, text[start : start + size])
+        console.end(0)
+        assert console.shown[0] == text
 
 
 def test_a_late_difference_shows_everything() -> None:
