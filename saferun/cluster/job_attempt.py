@@ -25,7 +25,14 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
-from saferun.supervisor.events import HostsDone, HostsReachable, HostsUnreachable, JobAborted, JobDecided
+from saferun.supervisor.events import (
+    CauseShown,
+    HostsDone,
+    HostsReachable,
+    HostsUnreachable,
+    JobAborted,
+    JobDecided,
+)
 from saferun.text.decoding import display_text, number
 
 if TYPE_CHECKING:
@@ -225,6 +232,9 @@ class JobAttempt:
             )
         )
 
+    def _on_cause(self, attempt: int, _entry: JsonObject) -> None:
+        self._context.calls.post(CauseShown(time.monotonic(), attempt))
+
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
         found = decision_from(entry)
         self._context.calls.post(
@@ -411,6 +421,7 @@ class JobAttempt:
     }
     _BY_KIND: ClassVar[dict[str, Callable[[JobAttempt, int, JsonObject], None]]] = {
         "abort": _on_abort,
+        "cause": _on_cause,
         "decision": _on_decision,
         "hang": _on_hang,
         "preflight": _on_preflight,

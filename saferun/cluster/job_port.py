@@ -144,6 +144,9 @@ class JobPort(LoopPart, Protocol):
     ) -> None:
         """This attempt is to end on all hosts."""
 
+    def announce_cause(self) -> None:
+        """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt."""
 

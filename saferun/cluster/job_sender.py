@@ -45,6 +45,10 @@ class JobSender:
             time=time.time(),
         )
 
+    def announce_cause(self) -> None:
+        """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
+        self._broadcast("cause")
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt, on all hosts."""
         self._broadcast(

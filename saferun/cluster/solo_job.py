@@ -249,6 +249,9 @@ class SoloJob:
     ) -> None:
         """There are no ranks on other hosts."""
 
+    def announce_cause(self) -> None:
+        """No other host waits for it."""
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """There is no other host to wait for it."""
 

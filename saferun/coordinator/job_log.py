@@ -25,7 +25,7 @@ from saferun.text.decoding import MALFORMED, loads, number
 LONGEST_MESSAGE_BYTES = 64 << 10
 _LONGEST_ENTRY_BYTES = LONGEST_MESSAGE_BYTES + 256
 # Of these, the first of an attempt says it all.
-_ONCE = frozenset({"abort", "decision"})
+_ONCE = frozenset({"abort", "cause", "decision"})
 # Firewalls between the hosts may drop connections that are idle for minutes.
 _WAIT_S = 120.0
 # The end of the log is the end of waiting where the attempt is over for this host as well, which shows in a moment.

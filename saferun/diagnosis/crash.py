@@ -31,6 +31,7 @@ from saferun.diagnosis.network_faults import (
 )
 from saferun.diagnosis.rank_view import user_frame
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
+from saferun.diagnosis.timeouts import idle, is_timeout, waited, who_is_late
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, Value, signal_name
@@ -120,7 +121,11 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         findings=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=waited)),
         abandoned_ranks=tuple(sorted(rank for host in evidence.hosts for rank in host.abandoned_ranks)),
         hosts=evidence.hosts,
-        lost_peers=lost_peers((case.failure, case.cause) for case in [*cases, *own] if case.end.rank in victims),
+        lost_peers=lost_peers(
+            (case.failure, case.cause._replace(message=waited(case.cause)))
+            for case in [*cases, *own]
+            if case.end.rank in victims
+        ),
     )
 
 
@@ -187,7 +192,7 @@ def _judge(
         or early_exit(evidence, hosts, cases)
         or _network(evidence, hosts, cases, findings, waits)
         or (
-            _timed_out(evidence, hosts, root, findings, waits)
+            _timed_out(evidence, hosts, cases, findings, waits)
             if root.role is Role.TIMEOUT
             else _victims_only(evidence, hosts, root)
         )
@@ -225,7 +230,7 @@ def _network(
     if timed_out and findings.culprits:
         return None
     links = link_complaints(evidence.capture.links)
-    if timed_out and _idle(waits):
+    if timed_out and idle(waits):
         # A rank that does something else explains silence, and not that a host refuses another's connections.
         links, complaints = [], refusals(complaints)
         if not complaints:
@@ -237,11 +242,6 @@ def _network(
     if broken is None:
         return None
     return Judgement(broken.cause, f"{broken.headline}; {_first_line(evidence, hosts, root)}", root.end)
-
-
-def _idle(waits: Sequence[Wait]) -> list[Wait]:
-    """Ranks that did something else than wait for others."""
-    return [wait for wait in waits if not wait.found.of_peers and wait.found.kind not in {"dead", "unanswering"}]
 
 
 def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Case]) -> Judgement:
@@ -318,28 +318,31 @@ def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
 
 
 def _timed_out(
-    evidence: Evidence, hosts: Hosts, root: _Case, findings: CollectiveFindings, waits: Sequence[Wait]
+    evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
 ) -> Judgement:
     """A rank waited too long. Who did not come is the cause, where that is known."""
+    root = cases[0]
     cause = root.cause
     headline = _first_line(evidence, hosts, root)
     if cause.class_name == "fabric_error":
         # The one that noticed it is no more the cause than the one that it names.
         return Judgement(cause._replace(ranks=()), headline, root.end)
-    if cause.ranks != (root.end.rank,) or cause.class_name == "connection_lost":
+    if cause.class_name == "connection_lost":
         return Judgement(cause, headline, root.end)
-    idle = _idle(waits)
-    if findings.culprits:
-        message = findings.lines[0] if findings.lines else ""
-        return Judgement(
-            cause._replace(ranks=findings.culprits), f"{headline}; {message}" if message else headline, root.end
-        )
-    if idle:
-        # They did something else than wait for others, when those had waited too long for them.
-        ranks = tuple(wait.rank for wait in idle)
-        where = f" ({hosts.label(idle[0].rank)})" if hosts.are_several else ""
-        message = f"{ranks_text([idle[0].rank])}{where} {idle[0].description}"
-        return Judgement(cause._replace(ranks=ranks), f"{headline}; meanwhile {message}", root.end)
+    also = sorted(case.end.rank for case in [*cases[1:], *_stopped(evidence, hosts)] if case.role is Role.TIMEOUT)
+    others = idle(waits, [root.end.rank, *also])
+    late = who_is_late(evidence, hosts, root.failure, cause, findings, others)
+    if late is not None and not is_timeout(cause):
+        # It was refused something at once: what the others did explains that only perhaps.
+        doing = f"meanwhile {ranks_text([others[0].rank])} {others[0].description}" if others else late.message
+        return Judgement(cause._replace(ranks=late.ranks), f"{headline}; {doing}", root.end)
+    if late is not None:
+        message = "" if cause.message in late.message else waited(cause)
+        cause = cause._replace(ranks=late.ranks, message=message or cause.message)
+        second = _first_line(evidence, hosts, root, "timed out", message)
+        also = [rank for rank in dict.fromkeys(also) if rank not in {root.end.rank, *late.ranks}]
+        more = f"; {ranks_text(also)} timed out as well" if also else ""
+        return Judgement(cause, f"{late.message}; {second}{more}", root.end)
     if findings.suspects and len(findings.suspects) < len(waits):
         stuck = next((one for one in findings.stuck if {*findings.suspects}.intersection(one.waiting)), None)
         message = f"; {stuck.message}" if stuck is not None else ""
@@ -408,21 +411,30 @@ def _who_and_when(evidence: Evidence, hosts: Hosts, end: RankEnd, how: str) -> s
     return f"{hosts.who(end)} {how}{clock}, {end.at - evidence.started_at:.1f} s after the start"
 
 
-def _first_line(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
-    """The first line: who, when, why, where, and how it ended."""
+def _first_line(evidence: Evidence, hosts: Hosts, case: _Case, how: str = "", message: str | None = None) -> str:
+    """The first line: who, when, why, where, and how it ended.
+
+    Args:
+        evidence: of all.
+        hosts: of the job.
+        case: the rank.
+        how: what became of it; empty: it failed first, unless its victims ended before it.
+        message: why, instead of the message of its cause; empty: that is clear already.
+    """
     cause, status = case.cause, case.end.status
-    message = cause.message
+    is_first = not any(failed_by_itself(end) and end.time < case.at - _CLOCKS_DIFFER_S for end in evidence.ends)
+    line = _who_and_when(evidence, hosts, case.end, how or ("failed first" if is_first else "failed"))
+    message = cause.message if message is None else message
+    line += f": {message}" if message else ""
     place, manner = case.failure.location_and_manner
     if cause.location:
-        message += f", {manner if place == cause.location else 'at'} {cause.location}"
+        line += f", {manner if place == cause.location else 'at'} {cause.location}"
     # ``killed from outside (SIGKILL)`` is enough; ``exit code 1`` after an exception is still worth a mention.
     if status.description not in message and (
         status.signum is None or f"({signal_name(status.signum)})" not in message
     ):
-        message += f"; {status.description}"
-    # Its victims may have ended before it.
-    is_first = not any(failed_by_itself(end) and end.time < case.at - _CLOCKS_DIFFER_S for end in evidence.ends)
-    return f"{_who_and_when(evidence, hosts, case.end, 'failed first' if is_first else 'failed')}: {message}"
+        line += f"; {status.description}"
+    return line
 
 
 def waits_of(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:

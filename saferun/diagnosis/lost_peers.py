@@ -32,13 +32,13 @@ def lost_peers(victims: Iterable[tuple[Failure, Cause]]) -> tuple[LostPeer, ...]
     """How victims failed; those that failed alike are one entry, ordered by their first rank."""
     ranks: dict[tuple[str, str, str], list[int]] = {}
     for failure, cause in victims:
-        key = (shortened(cause.message, 160), _call(failure), cause.location)
+        key = (shortened(cause.message, 160), call_of(failure), cause.location)
         ranks.setdefault(key, []).append(failure.end.rank)
     found = [LostPeer(tuple(sorted(members)), *key) for key, members in ranks.items()]
     return tuple(sorted(found, key=lambda peers: peers.ranks))
 
 
-def _call(failure: Failure) -> str:
+def call_of(failure: Failure) -> str:
     """The call of torch.distributed that the user's code had made; empty where the traceback shows none."""
     frames = failure.error.last.frames if failure.error is not None else ()
     calls = (frame.function for frame in frames if _COLLECTIVES in frame.file and frame.function not in _WRAPPERS)

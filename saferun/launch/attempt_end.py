@@ -30,6 +30,7 @@ class AttemptEnd:
         self._context = context
         self._stop_signum: int | None = None
         self._waits: RetryWaits | None = None
+        self._cause_sent_in = -1
 
     # ----------------------------------------------------------------------------------------------------------------
     # Diagnosis and report
@@ -113,6 +114,12 @@ class AttemptEnd:
             if first is not None and first.end is not None:
                 message = message or f"rank {first.place.rank}: {first.end.status.description}"
         self._context.job.abort_attempt(action.reason, message or action.reason, ranks=ranks, signum=action.signum)
+
+    def broadcast_cause(self, action: actions.BroadcastCause) -> None:
+        """Have the hosts that wait for the cause of a victim's failure wait no more, if a rank here has shown it."""
+        if self._cause_sent_in != action.attempt and self._context.investigation.is_cause_shown():
+            self._cause_sent_in = action.attempt
+            self._context.job.announce_cause()
 
     def report_done(self, _action: actions.NotifyDone) -> None:
         """Report to the leader that every rank here has ended with exit code 0."""

@@ -131,6 +131,7 @@ class HostLaunch:
             actions.Diagnose: ending.diagnose,
             actions.ReportFailure: ending.report_failure,
             actions.BroadcastAbort: ending.broadcast_abort,
+            actions.BroadcastCause: ending.broadcast_cause,
             actions.NotifyDone: ending.report_done,
             actions.BroadcastDecision: ending.send_decision,
             actions.ReportDecision: ending.report_decision,

@@ -289,6 +289,15 @@ class Investigation:
         """Whether a rank that has failed is the victim of another, as far as that can be told at once."""
         return self._has_imported and bool(self._guarded("see why a rank failed", self._is_victim, rank))
 
+    def is_cause_shown(self) -> bool:
+        """Whether a rank of this host has failed by itself, as far as that can be told at once."""
+        return self._has_imported and bool(self._guarded("see why a rank failed", self._is_cause_shown))
+
+    def _is_cause_shown(self) -> bool:
+        from saferun.diagnosis.pending_cause import is_shown
+
+        return is_shown(self._record.gather(None))
+
     def _is_victim(self, rank: int) -> bool:
         from saferun.diagnosis.pending_cause import is_victim
 

@@ -184,6 +184,15 @@ class BroadcastAbort(Value):
     signum: int = 0
 
 
+class BroadcastCause(Value):
+    """A rank of this host failed by itself, as far as is known: hosts that wait for such a cause wait no more.
+
+    Where it is a victim as well, nothing is sent. Each host gets CauseShown for it.
+    """
+
+    attempt: int
+
+
 class NotifyDone(Value):
     """Report to the leader that every rank of this host has ended with exit code 0."""
 
@@ -245,6 +254,7 @@ Action = (
     | Diagnose
     | ReportFailure
     | BroadcastAbort
+    | BroadcastCause
     | NotifyDone
     | BroadcastDecision
     | ReportDecision

@@ -162,7 +162,7 @@ class EvidenceCaptured(Value):
 
 
 class CauseShown(Value):
-    """The cause of a victim's failure is known by now, or no rank is left that could show it."""
+    """The cause of a victim's failure is known by now, here or on another host, or no rank is left to show it."""
 
     at: float
     attempt: int

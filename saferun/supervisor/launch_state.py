@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 
 from saferun.model import Value
-from saferun.supervisor.actions import Action, BroadcastAbort, Finish
-from saferun.supervisor.ending import Ending, Leave, prevailing
+from saferun.supervisor.actions import Action, BroadcastAbort, BroadcastCause, Finish
+from saferun.supervisor.ending import Ending, Failed, Leave, prevailing
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 
 TYPE_CHECKING = False
@@ -94,6 +94,7 @@ class Peers:
         self.may_leave = False  # the job can go on without this host
         self.is_announced = False  # all hosts know that the attempt is to end
         self.announced_signum = 0  # because of a signal to one of them
+        self.awaits_cause = False  # because a victim failed: the hosts wait for the cause
         self.is_stopped = False  # the user or the scheduler stopped the job on some host
         self.unreachable = ""  # the hosts that are, and how, while the job goes on
         self.cut_off: CutOff | None = None
@@ -112,6 +113,7 @@ class Attempt:
         self.has_moved = False  # the job made progress during that
         self.is_captured = False  # the ranks have been captured at least once
         self.awaits_cause = False  # CAPTURING lasts for that: ranks are left alive to show the cause of the failure
+        self.is_cause_shown = False  # it is not waited for
         self.stopping = Stopping()
         self.peers = Peers()
         self.own_diagnosis: Diagnosis | None = None  # while the leader's decision is waited for
@@ -172,6 +174,12 @@ class Launch:
             return []
         peers.is_announced = True
         return [BroadcastAbort(self.number, reason, message, signum)]
+
+    def broadcast_cause(self) -> list[Action]:
+        """A rank has failed here. If all hosts wait for the cause, which this may be, have them know of it."""
+        peers = self.attempt.peers
+        is_awaited = peers.awaits_cause and peers.cut_off is None and isinstance(self.attempt.ending, Failed)
+        return [BroadcastCause(self.number)] if is_awaited else []
 
     def finish(self, exit_code: int, reraise: int | None = None, *, leaves: bool = False) -> list[Action]:
         """The launch is over."""

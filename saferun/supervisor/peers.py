@@ -48,7 +48,8 @@ def note_abort(launch: Launch, event: JobAborted) -> list[Action]:
         peers.announced_signum = event.signum
         hurry(launch, event.at)
     peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent"}
-    return []
+    peers.awaits_cause = peers.awaits_cause or event.reason == "victim"
+    return launch.broadcast_cause() if launch.attempt.has_failed_rank and not event.ours else []
 
 
 def on_abort(launch: Launch, event: JobAborted) -> list[Action]:
@@ -84,14 +85,14 @@ def on_abort_without_ranks(launch: Launch, event: JobAborted) -> list[Action]:
 
 def on_abort_on_the_way_out(launch: Launch, event: JobAborted) -> list[Action]:
     """CAPTURING, STOPPING: the ranks are being ended already, or only what they left behind is left."""
-    note_abort(launch, event)
+    announced = note_abort(launch, event)
     if _has_acted(event):
         return []
     end_cause_wait(launch, event.at)
     ending = _ending(event)
     if not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.end_for(ending)
-    return hurry_orphans(launch, event.at)
+    return [*announced, *hurry_orphans(launch, event.at)]
 
 
 def _has_acted(event: JobAborted) -> bool:

@@ -42,6 +42,8 @@ def on_rank_exited_in_capture(launch: Launch, event: RankExited) -> list[Action]
         if not event.status.ok:
             launch.end_for(Failed(event.local_rank))
         announced = launch.broadcast_abort("failure") if attempt.ending is not None else []
+    elif not event.status.ok:
+        announced = launch.broadcast_cause()
     # CAPTURING -> STOPPING: no rank is left to be captured.
     return announced if attempt.running else [*announced, *sweep(launch, event.at)]
 
@@ -77,7 +79,7 @@ def on_captured(launch: Launch, event: EvidenceCaptured) -> list[Action]:
     attempt, limit_s = launch.attempt, launch.limits.cause_s
     attempt.has_moved = attempt.has_moved or event.moved
     suspects = tuple(rank for rank in event.suspects if rank in attempt.running)
-    if suspects and limit_s > 0 and is_captured_for_failure(launch):
+    if suspects and limit_s > 0 and not attempt.is_cause_shown and is_captured_for_failure(launch):
         attempt.is_captured = attempt.awaits_cause = True
         launch.enter(State.CAPTURING, event.at + limit_s)
         return [AwaitCause(launch.number, suspects, limit_s)]
@@ -86,6 +88,7 @@ def on_captured(launch: Launch, event: EvidenceCaptured) -> list[Action]:
 
 def on_cause_shown(launch: Launch, event: CauseShown) -> list[Action]:
     """CAPTURING -> STOPPING: nothing more is to be waited for."""
+    launch.attempt.is_cause_shown = True
     return _after_capture(launch, event.at, ()) if launch.attempt.awaits_cause else []
 
 

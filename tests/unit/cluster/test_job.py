@@ -534,7 +534,7 @@ def test_nothing_that_another_host_says_can_break_this_one(op: str, fields: Json
     listening = Listening()
     listening.join()
     listening.job.collect("end", 60.0, lambda _: None)
-    kinds = ("abort", "hang", "decision", "notice", "watch")
+    kinds = ("abort", "cause", "hang", "decision", "notice", "watch")
     for message in (
         {**fields, "op": op},
         *({"op": "entry", "attempt": 0, "message": {**inner, "kind": k}} for k in kinds),

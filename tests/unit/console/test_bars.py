@@ -173,7 +173,7 @@ def test_on_a_terminal_lines_stay_and_bars_stand_below_them(
             for line in text.removesuffix(b"\n").split(b"\n"):
                 visible = f"[n:{i}] {line.decode()}".rstrip()
                 # A finished line that is wider than the terminal goes on in the next row.
-                expected_lines.extend(visible[k : k + columns] for k in range(0, len(visible), columns))
+                expected_lines.extend(visible[k : k + columns].rstrip() for k in range(0, len(visible), columns))
 
         now = 0.0
         for i, chunk, tenths in steps:

@@ -10,6 +10,7 @@ from saferun.supervisor.actions import (
     Action,
     AwaitCause,
     BroadcastAbort,
+    BroadcastCause,
     BroadcastDecision,
     CaptureEvidence,
     Diagnose,
@@ -93,7 +94,7 @@ class Host:
         for action in actions:
             self._do(action)
 
-    def _do(self, action: Action) -> None:  # noqa: C901 - one flat table of the actions
+    def _do(self, action: Action) -> None:  # noqa: C901, PLR0915 - one flat table of the actions
         self.actions.append(action)
         job, now, attempt = self.job, self.job.now, self.supervisor.attempt
         match action:
@@ -135,7 +136,13 @@ class Host:
                     self.inbox.append(Diagnosed(now, attempt, DIAGNOSIS))
                     job.collect()
             case BroadcastAbort():
-                job.trouble(action.attempt, action.reason, self, action.signum)
+                # What fails first on an odd host is a victim.
+                is_victim = action.reason == "failure" and self.number % 2
+                job.trouble(action.attempt, "victim" if is_victim else action.reason, self, action.signum)
+            case BroadcastCause():
+                assert job.troubles[action.attempt] == "victim"
+                for other in job.others(self):
+                    other.inbox.append(CauseShown(now, attempt))
             case NotifyDone():
                 job.done(self, attempt)
             case BroadcastDecision():

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from saferun.supervisor.actions import AwaitCause, SignalRanks
-from saferun.supervisor.events import CauseShown, EvidenceCaptured
+from saferun.supervisor.actions import AwaitCause, BroadcastCause, SignalRanks
+from saferun.supervisor.events import CauseShown, EvidenceCaptured, JobAborted
 from saferun.supervisor.machine import State
 from tests.unit.supervisor.fake_world import FAILED, HANG, HUNG_S, LIMITS, World, only, running
 
@@ -83,3 +83,42 @@ def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
     world = waiting()
     world.expire()
     assert world.deliver(CauseShown(world.now, 0)) == []
+
+
+def test_a_cause_that_another_host_shows_during_the_capture_is_not_waited_for() -> None:
+    world = running(3)
+    world.exit(0, FAILED)
+    world.deliver(CauseShown(world.now, 0))
+    assert captured(world, (2,)) == [SignalRanks(0, (1, 2), signal.SIGTERM)]
+
+
+def abort(world: World, reason: str, *, ours: bool = False) -> list[object]:
+    return list(world.deliver(JobAborted(world.now, 0, reason, "rank 5: exit code 1", "node4", ours=ours)))
+
+
+def test_hosts_that_wait_for_a_cause_learn_of_it() -> None:
+    """Each of them may have ranks that do not wait for others, and that could have been it."""
+    world = running(3)
+    abort(world, "victim")
+    assert captured(world, (0, 1)) == [AwaitCause(0, (0, 1), LIMITS.cause_s)]
+    assert world.exit(1, FAILED) == [BroadcastCause(0)]
+
+
+def test_hosts_learn_of_a_cause_that_failed_at_the_same_time_as_the_victim() -> None:
+    world = running(3)
+    world.exit(0, FAILED)
+    assert abort(world, "victim") == [BroadcastCause(0)]
+
+
+def test_the_host_of_the_victim_says_no_more() -> None:
+    world = running(3)
+    world.exit(0, FAILED)
+    assert abort(world, "victim", ours=True) == []
+    assert world.exit(1, FAILED) == [BroadcastCause(0)]
+
+
+@pytest.mark.parametrize("reason", ["failure", "signal", "lost"])
+def test_a_job_that_ends_for_another_reason_waits_for_no_cause(reason: str) -> None:
+    world = running(3)
+    abort(world, reason)
+    assert world.exit(1, FAILED) == []

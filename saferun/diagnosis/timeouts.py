@@ -1,0 +1,106 @@
+"""What is said of ranks that waited too long: first who did not come, and where it is, then who timed out. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from saferun.diagnosis.causes.failure import Failure
+from saferun.diagnosis.collectives import CollectiveFindings
+from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.lost_peers import call_of
+from saferun.diagnosis.rank_waits import Wait
+from saferun.evidence import Cause, Evidence
+from saferun.model import Value
+from saferun.text.wording import ranks_text
+
+_TIMEOUTS = frozenset({"nccl_timeout", "collective_timeout"})
+_TIMED_OUT = re.compile(r"\bwithin \d|\bafter \d")
+# What a message says of the others that stands before it already.
+_OTHERS = re.compile(r": another rank did not come to the collective(?: within (.{1,20}))?$")
+_DONE_FOR = frozenset({"dead", "unanswering"})
+# A rank that is seen there may be on its way out as well.
+_AT_ITS_END = "interpreter"
+
+
+class Late(Value):
+    """Ranks that did not come to what others waited in, and in words what they did."""
+
+    ranks: tuple[int, ...]
+    message: str
+
+
+def is_timeout(cause: Cause) -> bool:
+    """Whether a rank waited until a time was over, rather than that it was refused at once."""
+    return cause.class_name in _TIMEOUTS or _TIMED_OUT.search(cause.message) is not None
+
+
+def idle(waits: Iterable[Wait], late: Iterable[int] = ()) -> list[Wait]:
+    """Ranks that did something else than wait for others.
+
+    Args:
+        waits: what each was seen in.
+        late: ranks that had waited for too long themselves, whatever they were seen in after that.
+    """
+    left = {*late}
+    found = [wait for wait in waits if not wait.found.of_peers and wait.found.kind not in _DONE_FOR]
+    found = [wait for wait in found if wait.rank not in left]
+    return [wait for wait in found if wait.found.kind != _AT_ITS_END] or found
+
+
+def who_is_late(
+    evidence: Evidence,
+    hosts: Hosts,
+    failure: Failure,
+    cause: Cause,
+    findings: CollectiveFindings,
+    waits: Sequence[Wait],
+) -> Late | None:
+    """The ranks that others waited for, as far as that is known.
+
+    Args:
+        evidence: of all.
+        hosts: of the job.
+        failure: of the first rank that timed out.
+        cause: of that failure.
+        findings: of the Flight Recorders.
+        waits: of the ranks that did something else than wait.
+    """
+    doing = {wait.rank: wait.description for wait in waits}
+    if cause.ranks and cause.ranks != (failure.end.rank,):
+        # The library has named them.
+        return Late(cause.ranks, f"{cause.message}{_doing(doing, cause.ranks, evidence, hosts)}")
+    if findings.culprits:
+        message = findings.lines[0] if findings.lines else f"{ranks_text(findings.culprits)} did not come"
+        return Late(findings.culprits, f"{message}{_doing(doing, findings.culprits, evidence, hosts)}")
+    if not waits:
+        return None
+    ranks = tuple(wait.rank for wait in waits)
+    call = call_of(failure)
+    to = f" to {call}" if call else ""
+    message = f"{_who(ranks, evidence, hosts)} did not come{to}"
+    return Late(ranks, f"{message}{_doing(doing, ranks, evidence, hosts)}")
+
+
+def waited(cause: Cause) -> str:
+    """The message of a timeout where it stands before it who did not come."""
+    match = _OTHERS.search(cause.message)
+    if match is None:
+        return cause.message
+    return cause.message[: match.start()] + (f" after {match[1]}" if match[1] else "")
+
+
+def _who(ranks: Sequence[int], evidence: Evidence, hosts: Hosts) -> str:
+    end = next((end for end in evidence.ends if end.rank == ranks[0]), None)
+    if len(ranks) == 1 and end is not None:
+        return hosts.who(end)
+    return hosts.names(ranks)
+
+
+def _doing(doing: dict[int, str], ranks: Sequence[int], evidence: Evidence, hosts: Hosts) -> str:
+    """What the first of these ranks did of which that is known; the others' is in the picture."""
+    rank = next((rank for rank in ranks if rank in doing), None)
+    if rank is None:
+        return ""
+    who = "it" if len(ranks) == 1 else _who([rank], evidence, hosts)
+    return f": {who} {doing[rank]}"
