@@ -86,7 +86,8 @@ class _Traceback:
         return True
 
     def _continues(self, line: bytes, *, is_tagged: bool) -> bool:
-        if is_tagged is not self.is_tagged or b"\r" in line:
+        # An empty line may end what torch has tagged.
+        if (is_tagged is not self.is_tagged and line) or b"\r" in line:
             return False
         if len(self.lines) >= _MOST_LINES or self.size + len(line) > _MOST_BYTES:
             self.is_dead = True

@@ -82,6 +82,12 @@ class LineAssembler:
         self._overwritten = False
         return newest_state(text) if b"\r" in text else text
 
+    def take_back(self) -> bytes:
+        """Take the unfinished line to feed it again, which changes nothing; empty for one that overwrites itself."""
+        if self._overwritten or any(b"\r" in piece for piece in self._pieces):
+            return b""
+        return self.take()
+
     @property
     def unfinished(self) -> bytes:
         """The line that has no end yet."""

@@ -447,7 +447,12 @@ class ConsoleStream:
         folder = self._folder
         if folder is not None and (folding := folder.folding) is not None and folding.wants(self, chunk):
             # Only while files keep all of it.
-            if self._pane.target.skipping or folding.is_within(self):
+            is_within = folding.is_within(self)
+            if self._pane.target.skipping or is_within:
+                if self._lines and not is_within:
+                    # A header may come in several pieces.
+                    self._forget()
+                    chunk = self._lines.take_back() + chunk
                 chunk = folder.fold(self, chunk, now)
             if not chunk:
                 return

@@ -102,7 +102,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         None,
     )
     headline = _headline(evidence, ended, verdict)
-    waited = bool(cases) and cases[0].role is Role.TIMEOUT
+    is_late = bool(cases) and cases[0].role is Role.TIMEOUT
     return Diagnosis(
         headline=headline,
         first_failure=first,
@@ -118,11 +118,11 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         tree=merge(evidence.capture.stacks, evidence.script, evidence.cwd),
         tracebacks=_tracebacks(cases, first),
         core=core,
-        findings=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=waited)),
+        findings=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=is_late)),
         abandoned_ranks=tuple(sorted(rank for host in evidence.hosts for rank in host.abandoned_ranks)),
         hosts=evidence.hosts,
         lost_peers=lost_peers(
-            (case.failure, case.cause._replace(message=waited(case.cause)))
+            (case.failure, case.cause._replace(message=waited(case.cause, case.end.rank)))
             for case in [*cases, *own]
             if case.end.rank in victims
         ),
@@ -337,7 +337,7 @@ def _timed_out(
         doing = f"meanwhile {ranks_text([others[0].rank])} {others[0].description}" if others else late.message
         return Judgement(cause._replace(ranks=late.ranks), f"{headline}; {doing}", root.end)
     if late is not None:
-        message = "" if cause.message in late.message else waited(cause)
+        message = "" if cause.message in late.message else waited(cause, root.end.rank)
         cause = cause._replace(ranks=late.ranks, message=message or cause.message)
         second = _first_line(evidence, hosts, root, "timed out", message)
         also = [rank for rank in dict.fromkeys(also) if rank not in {root.end.rank, *late.ranks}]

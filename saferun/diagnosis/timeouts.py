@@ -82,8 +82,10 @@ def who_is_late(
     return Late(ranks, f"{message}{_doing(doing, ranks, evidence, hosts)}")
 
 
-def waited(cause: Cause) -> str:
-    """The message of a timeout where it stands before it who did not come."""
+def waited(cause: Cause, rank: int) -> str:
+    """The message of a timeout of a rank, where it stands before it who did not come."""
+    if is_timeout(cause) and cause.ranks not in {(), (rank,)}:
+        return "timed out"  # its message names the ranks as well
     match = _OTHERS.search(cause.message)
     if match is None:
         return cause.message

@@ -44,6 +44,9 @@ _ASIDE = ("Exception in thread", "Exception ignored in", "Exception ignored whil
 _NESTED = ("-- Process ",)
 # The C++ stack that torch adds to its messages on request, in both its forms.
 _CPP_STACK = re.compile(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames>")
+SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
+# Where a source cannot be read: the file, the line of it, and the mark below that.
+_LINES_OF_A_PLACE = 3
 _MOST_FRAMES = 400
 _MOST_MESSAGE_LINES = 60
 _TOO_LATE = "<no Python frame>"
@@ -192,6 +195,10 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
     """
     clean = clean_lines(lines)
     chains = _chains(lines, clean)
+    unread = _unread_script(clean, chains[-1][-1].end if chains else 0)
+    if unread is not None:
+        # It ends the process, whatever was printed before.
+        return PythonError((unread,), tuple(clean[unread.start : unread.end]), len(clean) - unread.end)
     if not chains:
         return None
     chain = next((blocks for blocks in reversed(chains) if not _is_aside(clean, blocks)), chains[-1])
@@ -200,10 +207,24 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
     is_uncaught = _has_rank(lines[chain[-1].start])
     return PythonError(
         blocks=tuple(chain),
-        lines=tuple(_without_prefix(clean[start:end])),
+        lines=tuple(without_prefix(clean[start:end])),
         lines_after=after + (0 if is_uncaught else max(len(chain[-1].message) - 1, 0)),
         is_uncaught=is_uncaught,
     )
+
+
+def _unread_script(clean: Sequence[str], after: int) -> Block | None:
+    """What Python prints of a script that it cannot read: the end of a traceback, without its header."""
+    for index in range(len(clean) - 1, max(after, 1) - 1, -1):
+        exception = _EXCEPTION.match(clean[index])
+        if exception is None or exception[1] not in SYNTAX_ERRORS:
+            continue
+        for start in range(index - 1, max(index - _LINES_OF_A_PLACE, after) - 1, -1):
+            place = _FRAME.match(clean[start])
+            if place is not None and not place[3]:
+                return Block(exception[1], (clean[index],), (Frame("", place[1], int(place[2])),), "", start, index + 1)
+        return None
+    return None
 
 
 def ends_with_traceback(lines: Sequence[str]) -> bool:
@@ -310,7 +331,8 @@ def _stripped(line: str, prefix: str) -> str:
     return line[len(prefix) :] if prefix and line.startswith(prefix) else line
 
 
-def _without_prefix(lines: Sequence[str]) -> list[str]:
+def without_prefix(lines: Sequence[str]) -> list[str]:
+    """The lines of a traceback without what stands before each of them in an exception group."""
     prefix = _prefix(lines[0])
     return [_stripped(line, prefix) for line in lines]
 

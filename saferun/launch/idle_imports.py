@@ -59,6 +59,7 @@ MODULES = (
     "saferun.preflight.driver",
     # To report it
     "saferun.console.folding",
+    "saferun.report.above",
     "saferun.report.console_text",
     "saferun.captures.capture_query",
     "saferun.launch.live_capture",

@@ -12,9 +12,8 @@ from saferun.cluster.evidence_exchange import abort_reason_of
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
-from saferun.diagnosis.tracebacks import clean_lines
 from saferun.errors import printable
-from saferun.evidence import Diagnosis, Evidence, OomKill, RankCollectives, RankOutput, Traceback
+from saferun.evidence import Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.rank_group import Rank
@@ -22,16 +21,13 @@ from saferun.linux.cgroups import MemoryState, oom_kill_between, read_memory_sta
 from saferun.linux.core_saving import CoreWatch
 from saferun.linux.scratch import current_directory
 from saferun.linux.start_marks import ranks_with_group
+from saferun.report.above import is_above
 from saferun.report.console_text import failure_text, peer_text
 from saferun.supervisor.actions import Diagnose, ReportFailure
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.policy import Decision, FailureFacts
 from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.supervisor.policy.facts import facts_from, life_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from saferun.console.folding import Folding
 
 _ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda", "ncclRemoteError")
 """What a rank that exited by itself may have printed where the kernel log knows more."""
@@ -330,6 +326,7 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
         # The picture has been shown.
         headline = f"ended because of the hang: {diagnosis.headline.removeprefix('the job hangs: ')}"
         diagnosis = diagnosis._replace(headline=headline, cause=None, groups=(), tree=(), findings=())
+    folding = context.launch.screen.folding
     return failure_text(
         diagnosis,
         files=context.log.files,
@@ -337,29 +334,8 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
         max_restarts=context.launch.config.max_restarts,
         restarting=action.restarting,
         decided=_decided(action.decision),
-        is_above=partial(_is_above, context.launch.screen.folding),
+        is_above=partial(is_above, folding.whole_on_console) if folding is not None else None,
     )
-
-
-def _is_above(folding: Folding | None, traceback: Traceback) -> bool:
-    """Whether the console shows a traceback already, whole, as one of its ranks printed it."""
-    if folding is None:
-        return False
-    for rank in traceback.ranks:
-        for raw in folding.whole_on_console(rank):
-            lines = clean_lines(line.decode(errors="replace") for line in raw)
-            lines = [line for line in lines if line]
-            if lines and _holds(lines, [line for line in traceback.lines if line]):
-                return True
-    return False
-
-
-def _holds(lines: list[str], wanted: list[str]) -> bool:
-    """Whether lines stand among others, side by side; ``  … 5 lines …`` among them stands for any number of lines."""
-    gap = next((index for index, line in enumerate(wanted) if line.startswith("  … ")), len(wanted))
-    head, tail = wanted[:gap], wanted[gap + 1 :]
-    starts = range(len(lines) - len(head) - len(tail) + 1)
-    return any(lines[at : at + len(head)] == head for at in starts) and (not tail or lines[-len(tail) :] == tail)
 
 
 def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -> None:

@@ -227,6 +227,9 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
         return [f"  the last lines of its stderr{f' ({path})' if path else ''}:", *_quoted(quoted)]
     if output.error_message:
         return [f"  it recorded: {shown(output.error_message)}"]
+    if output.last_stdout_lines:
+        head = "  it wrote nothing to stderr; the last lines of its stdout:"
+        return [head, *_quoted(output.last_stdout_lines[-_QUOTED_BESIDE_A_CORE:])]
     return ["  it wrote nothing to stderr"]
 
 

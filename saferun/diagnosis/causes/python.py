@@ -6,9 +6,9 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import first_line
+from saferun.diagnosis.tracebacks import SYNTAX_ERRORS
 from saferun.evidence import Cause
 
-_SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
 _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})
 _CONNECTION_ERRORS = frozenset({"BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError"})
@@ -24,6 +24,7 @@ _NO_SCRIPT = re.compile(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,
 _USAGE = re.compile(r"^[Uu]sage: .{1,300}")
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_PYTHON = (".py", ".pyw", ".pyc", ">")
 _HINTS = (
     (
         re.compile(r"Expected to have finished reduction in the prior iteration"),
@@ -52,12 +53,16 @@ _LONGEST_MESSAGE = 200
 def syntax_error(failure: Failure) -> Cause | None:
     """A source that Python cannot read."""
     error = failure.error
-    if error is None or error.innermost.exception not in _SYNTAX_ERRORS:
+    if error is None or error.innermost.exception not in SYNTAX_ERRORS:
         return None
     # The location of the fault is the last frame, also in a library.
     frames = error.innermost.frames
-    place = f"{frames[-1].file.rpartition('/')[2]}:{frames[-1].line}" if frames else ""
+    name = frames[-1].file.rpartition("/")[2] if frames else ""
+    place = f"{name}:{frames[-1].line}" if frames else ""
     line = error.innermost.message[0]
+    if len(frames) == 1 and not name.endswith(_PYTHON):
+        advice = f"is it a program of another kind? Those are started with saferun --no-python ./{name}"
+        return cause(failure, "syntax_error", f"{name} is not a Python file: {line}", advice, proof=line, place=place)
     return cause(failure, "syntax_error", line, "mend the source at that line", proof=line, place=place)
 
 
@@ -154,10 +159,10 @@ def python_exit(failure: Failure) -> Cause | None:
     if code in {_NOT_EXECUTABLE, _NOT_FOUND} and last:
         message = f"exit code {code}: {shortened(last, 160)}"
         return cause(failure, "python_exit", message, "a shell did not find or may not run the command", proof=last)
-    message = f"ended with exit code {code} and no message"
-    advice = "look for sys.exit and os._exit in the script, and what it calls"
-    if last:
-        message = (
-            f"ended with exit code {code} and no traceback; its last line of output: {shortened(last.strip(), 160)}"
-        )
-    return cause(failure, "python_exit", message, advice, proof=last)
+    last = last or next((line for line in reversed(failure.stdout_lines) if line.strip()), "")
+    if not last:
+        advice = "look for sys.exit and os._exit in the script, and what it calls"
+        return cause(failure, "python_exit", f"ended with exit code {code} and no message", advice)
+    message = f"ended with exit code {code} and no traceback; its last line of output: {shortened(last.strip(), 160)}"
+    # It has said why, and nothing more is known.
+    return cause(failure, "python_exit", message, "", proof=last)

@@ -92,6 +92,9 @@ INCOMPARABLE = frozenset(
 SETTLED = frozenset({"import_error", "syntax_error", "usage_error"})
 """Causes that stand in the script or its surroundings before it begins: no time and no other process changes them."""
 
+UNREADABLE = frozenset({"syntax_error"})
+"""Causes of which every attempt fails, and which no attempt changes: not even restarts are tried."""
+
 LONGEST_WAIT_S = 60.0
 # More changes nothing: the first wait cannot be that short.
 _DOUBLED_AT_MOST = 30
@@ -309,6 +312,8 @@ class AttemptPolicy:
         limit = self._retry_limit(facts) if is_start else 0
         is_retry = self._retries < limit
         has_next = is_retry or self.may_restart(restarts)
+        if has_next and facts.class_name in UNREADABLE and not self._always:
+            return _finish(f"another attempt would not change it ({facts.message or facts.class_name})")
         exclude, note = self._excluded(facts, before, hosts - 1 >= least_hosts) if has_next else (None, "")
         if exclude is None and not self._always and facts.is_bound_to_repeat(before):
             return _finish(f"{_same(facts)}{note}")

@@ -528,3 +528,29 @@ def test_messages_of_saferun_come_after_the_note() -> None:
         assert reader.taken.endswith(
             b"[1] [W1122 20:15:33 x] y\nsaferun: rank 1: the same as rank 0: KeyError: 'labels'\nsaferun: the report\n"
         )
+
+
+def test_a_header_in_several_pieces_is_known() -> None:
+    """Python without buffering writes that of an exception group so."""
+    with Reader.pipe(65536) as reader, console(reader) as screen:
+        screen.allow_skipping(True)
+        screen.folding = Folding()
+        for stream in _streams(screen):
+            for piece in (b"  ", b"+ ", GROUP[4:]):
+                stream.feed(piece, 1.0)
+        screen.tick(1.3)
+        drain(screen, reader)
+        note = b"saferun: ranks 1-2: the same as rank 0: ExceptionGroup: shards (2 sub-exceptions)\n"
+        assert reader.taken == _prefixed(0, GROUP) + note
+
+
+def test_half_a_line_before_a_header_is_shown_as_it_is() -> None:
+    with Reader.pipe(65536) as reader, console(reader) as screen:
+        screen.allow_skipping(True)
+        screen.folding = Folding()
+        first, second, _ = _streams(screen)
+        for stream in (first, second):
+            stream.feed(b"half ", 1.0)
+            stream.feed(LABELS, 1.0)
+        drain(screen, reader)
+        assert reader.taken == _prefixed(0, b"half " + LABELS) + _prefixed(1, b"half " + LABELS)

@@ -291,3 +291,12 @@ def test_saferuns_own_words_never_land_within_a_line() -> None:
         stream.feed(b"ne\n", now=0.0)
         drain(screen, reader)
         assert reader.taken == b"saferun: something\n[0] half a line\n"
+
+
+@given(st.lists(st.sampled_from([b"half", b" and half", b"50%\r", b"\r", b"\n", b"one\ntwo"]), max_size=8))
+def test_a_line_that_is_taken_back_and_fed_again_is_the_same(chunks: list[bytes]) -> None:
+    plain, again = LineAssembler(), LineAssembler()
+    for chunk in chunks:
+        assert again.feed(again.take_back() + chunk) == plain.feed(chunk)
+        assert again.unfinished == plain.unfinished
+        assert again.overwrites_itself == plain.overwrites_itself

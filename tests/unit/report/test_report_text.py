@@ -191,6 +191,10 @@ def test_what_at_record_wrote_stands_in_for_an_empty_stderr() -> None:
     assert "  it recorded: ValueError: no" in text_of(diagnosis_of(recorded))
     silent = RankOutput(1, (), "", "", 0.0)
     assert "  it wrote nothing to stderr" in text_of(diagnosis_of(silent))
+    told = silent._replace(last_stdout_lines=("loading", "config error: /data/x is missing"))
+    lines = text_of(diagnosis_of(told))
+    start = lines.index("  it wrote nothing to stderr; the last lines of its stdout:")
+    assert lines[start + 1 : start + 3] == ["  | loading", "  | config error: /data/x is missing"]
 
 
 def test_without_files_none_are_named() -> None:
