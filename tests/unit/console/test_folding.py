@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.console.folding import GROUP_MARKER, HOLD_S, MARKER, Folding
+from saferun.console.cpp_frames import HOLD_S
+from saferun.console.folding import GROUP_MARKER, MARKER, Folding
 from saferun.console.screen import ConsoleStream, Screen
 from tests.unit.console.reader import Reader, console, drain
 
