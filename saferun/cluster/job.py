@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
-from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostPeer, Peer
+from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostPeer
+from saferun.cluster.join_messages import Joined, Peer, SecretSharing, TaskInfo
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
-from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_message
+from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
@@ -23,6 +24,7 @@ from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import JoinHosts
 from saferun.supervisor.events import JobLost, StartFailed
 from saferun.text.decoding import display_text, number, text
+from saferun.text.typed_json import fit
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
@@ -202,23 +204,23 @@ class Job(JobSender):
         # Less where each host decided for itself that they meet again.
         timeout_s, self._after_loss = min(timeout_s, _AGAIN_S) if self._after_loss else timeout_s, False
         base = self._run_dir.shared_base if config.shares_secret else ""
-        message = join_message(config, action, task=self._task, port=channel.port)
-        message |= {
-            "timeout_s": timeout_s,
-            "host_timeout_s": config.hosts.host_timeout_s * SILENT_SHARE,
-            "record": {
-                "nproc": config.nproc_per_node,
-                "role": config.role,
-                "pid": os.getpid(),
-                "addresses": own_addresses(),
-                "port": channel.control_port,
-                "files": self._run_dir.name,
-                "host_info": host_info,
-                "probe_endpoint": probe_endpoint,
-                "full": config.checks.full,
-            },
-            "sharing": {"base": base, "required": config.sign_messages == "required"},
-        }
+        record = TaskInfo(
+            config.nproc_per_node,
+            config.role,
+            os.getpid(),
+            addresses=tuple(own_addresses()),
+            port=channel.control_port,
+            files=self._run_dir.name,
+            host_info=host_info,
+            probe_endpoint=probe_endpoint,
+            full=config.checks.full,
+        )
+        request = join_request(config, action, task=self._task, port=channel.port, record=record)._replace(
+            timeout_s=timeout_s,
+            host_timeout_s=config.hosts.host_timeout_s * SILENT_SHARE,
+            sharing=SecretSharing(base, required=config.sign_messages == "required"),
+        )
+        message = {"op": "join", **request._asdict()}
         if self._secret is not None and self.is_head:
             message["secret"] = self._secret.raw.hex()  # to this host's coordinator alone, over a pair of sockets
         channel.send(message)
@@ -226,18 +228,19 @@ class Job(JobSender):
 
     def _on_joined(self, message: JsonObject) -> None:
         self._joining = False
-        assignment = assignment_from(self._config, message)
+        joined: Joined = fit(Joined, message)
+        assignment = assignment_from(self._config, joined)
         placement = assignment.placement
         self.leads, self.leader = assignment.leads, placement.leader
         self.host = placement.group_rank
         has_tasks = self._config.hosts.task is not None
-        self.roster = Roster(self.host, self._task, has_tasks=has_tasks, peers=message.get("peers") or ())
+        self.roster = Roster(self.host, self._task, has_tasks=has_tasks, label=joined.label, peers=joined.peers)
         self.peers = self.roster.peers
-        self.chunk_limit_bytes = chunk_limit(message)
+        self.chunk_limit_bytes = chunk_limit(joined)
         if self.host == 0:
             addresses = [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
         else:
-            addresses = [str(address) for address in message.get("leader_addresses") or ()]
+            addresses = list(joined.leader_addresses)
         attempt = JobAttempt(
             self._context,
             assignment.number,
@@ -249,19 +252,19 @@ class Job(JobSender):
             speaks=self.is_head,
         )
         self._begin(attempt)
-        self._note_signed(message)
+        self._note_signed(joined)
         detected = self._config.hosts.detected
         if self.leads and detected and assignment.number == 0:
             met = f"{hosts_text(self.peers.values(), placement.world_size)}, from {detected}"
             self._print_line(f"saferun: {printable(met)} ({_OFF})")
         self._callbacks.on_assigned(assignment)
 
-    def _note_signed(self, message: JsonObject) -> None:
+    def _note_signed(self, joined: Joined) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""
-        by, why = (display_text(message.get(name) or "", LONGEST_MESSAGE) for name in ("signed", "unsigned_why"))
+        by, why = joined.signed, joined.unsigned_why
         at = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": self.current.number}
         self._run_dir.write_event({"event": "MessagesSigned", **at, "signed_by": by, "unsigned_reason": why})
-        if self.leads and not by and message.get("offered") == "munge":
+        if self.leads and not by and joined.offered == "munge":
             # Hosts of one cluster have munge, all or none of them. Another file system on each is nothing unusual.
             self._warn(f"messages between the hosts are not signed: {why}")
 

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.job import Job
-from saferun.cluster.job_values import AbortReason, EvidenceChunk, LostPeer, Peer
+from saferun.cluster.job_values import AbortReason, EvidenceChunk, LostPeer
+from saferun.cluster.join_messages import Peer
 from saferun.cluster.solo_job import SoloJob
 from saferun.evidence import HangVerdict
 from saferun.model import ExitStatus, JsonObject

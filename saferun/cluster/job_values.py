@@ -8,18 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from saferun.cluster.join_messages import HostInfoText, ProbeTarget
     from saferun.cluster.progress import WatchedRank
     from saferun.supervisor.events import Event
-
-
-class Peer(Value):
-    """A host of the job, as the leader knows it."""
-
-    host: int
-    label: str
-    addresses: tuple[str, ...]
-    base_rank: int
-    ranks: int
 
 
 class EvidenceChunk(Value):
@@ -54,7 +45,7 @@ class Assignment(Value):
         may_leave: whether the job goes on without this host.
         files: the name of the run directory on all hosts.
         checked: whether the hosts probe each other before the ranks are started.
-        probe_endpoints: the hosts that this one is to probe: number, label, probe endpoint.
+        probe_endpoints: the hosts that this one is to probe.
         host_infos: what all hosts found out about themselves, with their probe endpoints; for the leader.
     """
 
@@ -64,8 +55,8 @@ class Assignment(Value):
     may_leave: bool
     files: str
     checked: bool = False
-    probe_endpoints: tuple[tuple[int, str, str], ...] = ()
-    host_infos: tuple[tuple[str, str], ...] = ()
+    probe_endpoints: tuple[ProbeTarget, ...] = ()
+    host_infos: tuple[HostInfoText, ...] = ()
 
 
 class AbortReason(Value):

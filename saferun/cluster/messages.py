@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from saferun.errors import printable
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, display_text, loads, measure, number, text
-from saferun.text.typed_json import fit
+from saferun.text.decoding import MALFORMED, loads
+from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of, text_of
 
 __all__ = [
     "LONGEST_MESSAGE",
@@ -46,68 +46,39 @@ _LATEST_TIME = float(1 << 40)
 _LEADERS = frozenset({"decision", "hang", "notice", "preflight", "watch"})
 
 
-def _number(highest: int, lowest: int = 0) -> Callable[[object], int]:
-    return lambda value: number(value, lowest, highest)
-
-
-def _line(longest: int) -> Callable[[object], str]:
-    return lambda value: display_text(value, longest)
-
-
-def _first(decode: Callable[[object], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    def decode_list(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise TypeError("a list is wanted")
-        return tuple(map(decode, value[:MOST_LINES]))
-
-    return decode_list
-
-
-def _seconds(highest: float) -> Callable[[object], float]:
-    return lambda value: measure(value, 0.0, highest)
-
-
-def _text(longest: int) -> Callable[[object], str]:
-    return lambda value: text(value, longest)
-
-
-def _task_or_none(value: object) -> int | None:
-    return None if value is None else number(value, 0, MOST_TASKS)
-
-
-Line = Annotated[str, _line(LONGEST_MESSAGE)]
+Line = Annotated[str, line_of(LONGEST_MESSAGE)]
 
 
 class Heard(Value):
     """That an attempt ends on all hosts, as one of them reports. ``ranks``: that it blames."""
 
-    reason: Annotated[str, _line(_LONGEST_REASON)]
+    reason: Annotated[str, line_of(_LONGEST_REASON)]
     text: Line
     label: Line
-    host: Annotated[int, _number(MOST_HOSTS)]
-    task: Annotated[int, _number(MOST_TASKS)]
+    host: Annotated[int, number_of(MOST_HOSTS)]
+    task: Annotated[int, number_of(MOST_TASKS)]
     about: Line = ""
-    signum: Annotated[int, _number(_MOST_SIGNALS)] = 0
-    ranks: Annotated[tuple[int, ...], _first(_number(_MOST_RANKS))] = ()
-    lost_task: Annotated[int | None, _task_or_none] = None
+    signum: Annotated[int, number_of(_MOST_SIGNALS)] = 0
+    ranks: Annotated[tuple[int, ...], list_of(Annotated[int, number_of(_MOST_RANKS)], MOST_LINES)] = ()
+    lost_task: Annotated[int, number_of(MOST_TASKS)] | None = None
 
 
 class Decision(Value):
     """What follows, on all hosts. ``next``: ``restart`` or ``finish``."""
 
-    next: Annotated[str, _line(_LONGEST_REASON)]
-    exit_code: Annotated[int, _number(_HIGHEST_EXIT_CODE)]
-    wait_s: Annotated[float, _seconds(_LONGEST_WAIT_S)]
-    restarts: Annotated[int, _number(_MOST_RESTARTS)]
-    text: Annotated[tuple[str, ...], _first(_line(LONGEST_MESSAGE))] = ()
-    excluded: Annotated[int, _number(MOST_HOSTS, -1)] = -1
+    next: Annotated[str, line_of(_LONGEST_REASON)]
+    exit_code: Annotated[int, number_of(_HIGHEST_EXIT_CODE)]
+    wait_s: Annotated[float, seconds_of(_LONGEST_WAIT_S)]
+    restarts: Annotated[int, number_of(_MOST_RESTARTS)]
+    text: Annotated[tuple[str, ...], list_of(Line, MOST_LINES)] = ()
+    excluded: Annotated[int, number_of(MOST_HOSTS, -1)] = -1
 
 
 class ChunkText(Value):
     """A chunk of evidence as it was sent. ``time``: when, by that host's clock."""
 
-    time: Annotated[float, _seconds(_LATEST_TIME)]
-    evidence: Annotated[str, _text(_LONGEST_CHUNK)]
+    time: Annotated[float, seconds_of(_LATEST_TIME)]
+    evidence: Annotated[str, text_of(_LONGEST_CHUNK)]
     moved: bool = False
     stopped: bool = False
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from saferun.cluster.job_values import Assignment, Peer
-from saferun.cluster.messages import LONGEST_MESSAGE
+from saferun.cluster.job_values import Assignment
+from saferun.cluster.join_messages import Address, Joined, JoinRequest, Master, Peer, TaskInfo
 from saferun.config import LaunchConfig
 from saferun.linux.bare_socket import short_host_name
-from saferun.model import JsonObject, Placement, RankAssignment
+from saferun.model import Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts
-from saferun.text.decoding import display_text, number, text
 
-_LONGEST_NAME = 255
-_LONGEST_PATH = 4096
 _MOST_LABELS = 8
 # Of a chunk of evidence: what is sent along with it.
 _WRAPPING_BYTES = 256
 _LEAST_CHUNK_BYTES = 1 << 10
 
 
-def join_message(config: LaunchConfig, action: JoinHosts, *, task: int, port: int) -> JsonObject:
+def join_request(config: LaunchConfig, action: JoinHosts, *, task: int, port: int, record: TaskInfo) -> JoinRequest:
     """The settings with which this process joins.
 
     Args:
@@ -28,77 +25,72 @@ def join_message(config: LaunchConfig, action: JoinHosts, *, task: int, port: in
         action: which attempt it is.
         task: this process's number on its host.
         port: of the ranks' store, where it is bound here; else 0.
+        record: what the other hosts are to know of this process.
     """
     hosts, rendezvous = config.hosts, config.rendezvous
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "127.0.0.1")
     is_bound = rendezvous.backend == "static" and port
-    ports = [port] if is_bound else list(rendezvous.ports or (rendezvous.master_port or 0,))
-    return {
-        "op": "join",
-        "attempt": action.attempt,
-        "restarts": action.restarts,
-        "task": task,
-        "tasks": hosts.task.local_world_size if hosts.task is not None else 1,
-        "backend": rendezvous.backend,
-        "node_rank": hosts.node_rank,
-        "least": hosts.least,
-        "most": hosts.most,
-        "elastic": hosts.least != hosts.most,
-        "master": [master, ports],
-        "endpoint": rendezvous.endpoint,
-        "address": rendezvous.address,
-        "conf": dict(rendezvous.conf),
-        "run_id": rendezvous.run_id,
-        "local_addr": rendezvous.local_addr,
-        "connect_s": hosts.connect_timeout_s,
-        "one_port": rendezvous.control == "same",
-        "expected": list(hosts.names),
-        "name": short_host_name(),
-    }
+    return JoinRequest(
+        rendezvous.backend,
+        hosts.least,
+        hosts.most,
+        rendezvous.run_id,
+        timeout_s=hosts.start_timeout_s,
+        host_timeout_s=hosts.host_timeout_s,
+        name=short_host_name(),
+        tasks=hosts.task.local_world_size if hosts.task is not None else 1,
+        attempt=action.attempt,
+        restarts=action.restarts,
+        task=task,
+        node_rank=hosts.node_rank,
+        elastic=hosts.least != hosts.most,
+        master=Master(master, (port,) if is_bound else rendezvous.ports or (rendezvous.master_port or 0,)),
+        endpoint=rendezvous.endpoint,
+        address=Address(*rendezvous.address) if rendezvous.address is not None else None,
+        conf=dict(rendezvous.conf),
+        local_addr=rendezvous.local_addr,
+        connect_s=hosts.connect_timeout_s,
+        one_port=rendezvous.control == "same",
+        expected=hosts.names,
+        record=record,
+    )
 
 
-def assignment_from(config: LaunchConfig, message: JsonObject) -> Assignment:
-    """What the hosts agreed on, for this process.
-
-    Raises:
-        One of ``MALFORMED``: it makes no sense.
-    """
-    nproc = config.nproc_per_node
-    local_base = number(message.get("local_base", 0)) if config.hosts.task is not None else 0
-    base, role_base = number(message["base_rank"]), number(message["role_base"])
-    hosts = number(message["hosts"])
+def assignment_from(config: LaunchConfig, joined: Joined) -> Assignment:
+    """What the hosts agreed on, for this process."""
+    local_base = joined.local_base if config.hosts.task is not None else 0
     placement = Placement(
-        group_rank=number(message["host"]),
-        group_world_size=hosts,
-        world_size=number(message["world_size"]),
-        role_world_size=number(message["role_world_size"]),
-        ranks=tuple(RankAssignment(local_base + i, base + i, role_base + i) for i in range(nproc)),
-        master_addr=text(message["master_addr"], _LONGEST_NAME),
-        master_port=number(message["master_port"]),
+        group_rank=joined.host,
+        group_world_size=joined.hosts,
+        world_size=joined.world_size,
+        role_world_size=joined.role_world_size,
+        ranks=tuple(
+            RankAssignment(local_base + i, joined.base_rank + i, joined.role_base + i)
+            for i in range(config.nproc_per_node)
+        ),
+        master_addr=joined.master_addr,
+        master_port=joined.master_port,
         run_id=config.rendezvous.run_id,
-        local_world_size=number(message.get("local_world_size", nproc)),
-        host=display_text(message["label"], LONGEST_MESSAGE),
-        leader=display_text(message["leader_name"], LONGEST_MESSAGE),
-        restarts=number(message["restarts"]),
+        local_world_size=joined.local_world_size,
+        host=joined.label,
+        leader=joined.leader_name,
+        restarts=joined.restarts,
     )
     return Assignment(
         placement,
-        number(message["attempt"]),
-        leads=bool(message["leader"]),
-        may_leave=hosts > config.hosts.least,
-        files=text(message.get("files") or "", _LONGEST_PATH),
-        checked=bool(message.get("checked")),
-        probe_endpoints=tuple(
-            (number(host), display_text(label, LONGEST_MESSAGE), str(endpoint))
-            for host, label, endpoint in message.get("probe_endpoints") or ()
-        ),
-        host_infos=tuple((str(info), str(endpoint)) for info, endpoint in message.get("host_infos") or ()),
+        joined.attempt,
+        leads=joined.leader,
+        may_leave=joined.hosts > config.hosts.least,
+        files=joined.files,
+        checked=joined.checked,
+        probe_endpoints=joined.probe_endpoints,
+        host_infos=joined.host_infos,
     )
 
 
-def chunk_limit(message: JsonObject) -> int:
+def chunk_limit(joined: Joined) -> int:
     """How large a chunk of evidence may be, by the hosts' agreement."""
-    return max(number(message.get("chunk_limit_bytes", 1 << 16)), _LEAST_CHUNK_BYTES) - _WRAPPING_BYTES
+    return max(joined.chunk_limit_bytes, _LEAST_CHUNK_BYTES) - _WRAPPING_BYTES
 
 
 def hosts_text(peers: Iterable[Peer], world_size: int) -> str:

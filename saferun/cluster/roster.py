@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from saferun.cluster.job_values import Peer
-from saferun.cluster.messages import LONGEST_MESSAGE, MOST_HOSTS, MOST_TASKS
+from saferun.cluster.join_messages import Peer
+from saferun.cluster.messages import MOST_TASKS
 from saferun.linux.bare_socket import short_host_name
-from saferun.text.decoding import MALFORMED, display_text, number
-
-_LONGEST_NAME = 255
 
 
 class Roster:
@@ -18,21 +15,17 @@ class Roster:
     Args:
         host: this host's number.
         task: which of several saferuns of this host this is.
+        label: this host's name in the job; empty: the hosts have not met.
         has_tasks: whether each rank has a saferun of its own.
-        peers: all hosts, as the coordinator lists them; what makes no sense there is left out.
+        peers: all hosts.
     """
 
-    def __init__(self, host: int, task: int, *, has_tasks: bool, peers: Iterable[object] = ()) -> None:
+    def __init__(self, host: int, task: int, *, has_tasks: bool, label: str = "", peers: Iterable[Peer] = ()) -> None:
         self.host = host
         self.task = task
+        self.label = label or short_host_name()
         self._has_tasks = has_tasks
-        self.peers = {peer.host: peer for peer in map(_peer, peers) if peer is not None}
-
-    @property
-    def label(self) -> str:
-        """This host's name in the job."""
-        peer = self.peers.get(self.host)
-        return peer.label if peer is not None else short_host_name()
+        self.peers = {peer.host: peer for peer in peers}
 
     @property
     def task_count(self) -> int:
@@ -56,17 +49,3 @@ class Roster:
             else {(host, 0) for host in hosts}
         )
         return found - {(self.host, self.task)}
-
-
-def _peer(value: object) -> Peer | None:
-    try:
-        host, label, _name, _pid, addresses, base_rank, nproc = value  # type: ignore[misc]
-        return Peer(
-            number(host, 0, MOST_HOSTS),  # type: ignore[has-type]
-            display_text(label, LONGEST_MESSAGE),  # type: ignore[has-type]
-            tuple(display_text(address, _LONGEST_NAME) for address in addresses),  # type: ignore[has-type]
-            number(base_rank),  # type: ignore[has-type]
-            number(nproc),  # type: ignore[has-type]
-        )
-    except MALFORMED:
-        return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.coordinator_process import CoordinatorLink
-from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostPeer, Peer
+from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostPeer
 from saferun.config import LaunchConfig
 from saferun.linux.listen_port import hold_port
 from saferun.linux.poller import Poller
@@ -18,6 +18,7 @@ from saferun.supervisor.topology import single_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.cluster.join_messages import Peer
     from saferun.evidence import HangVerdict
     from saferun.linux.bare_socket import Socket
 

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
+from saferun.cluster.join_messages import ProbeTarget
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, display_text, loads, number, text
-from saferun.text.typed_json import fit
+from saferun.text.decoding import MALFORMED, display_text, loads, text
+from saferun.text.typed_json import fit, number_of, text_of
 
 Task = TypeVar("Task")
 
@@ -37,21 +38,6 @@ _LEAST_CHUNK_BYTES = 8 << 10
 _LARGEST_CHUNK_BYTES = 4 << 20
 
 
-def number_of(highest: int = _MOST_ATTEMPTS) -> Callable[[object], int]:
-    """What decodes a number from 0 to the highest."""
-    return lambda value: number(value, 0, highest)
-
-
-def text_of(longest: int) -> Callable[[object], str]:
-    """What decodes a text of at most so many characters."""
-    return lambda value: text(value, longest)
-
-
-def line_of(longest: int) -> Callable[[object], str]:
-    """What decodes a line for people, which is cut after so many characters."""
-    return lambda value: display_text(value, longest)
-
-
 def _name(value: object) -> str:
     # A name is shown to people, on terminals too.
     return display_text(text(value, _LONGEST_NAME), _LONGEST_NAME) or "?"
@@ -72,7 +58,7 @@ def _tasks_of(shape: type[Task]) -> Callable[[Any], tuple[Task, ...]]:
     return read
 
 
-Number = Annotated[int, number_of()]
+Number = Annotated[int, number_of(_MOST_ATTEMPTS)]
 Port = Annotated[int, number_of(_HIGHEST_PORT)]
 Name = Annotated[str, _name]
 Path = Annotated[str, text_of(_LONGEST_PATH)]
@@ -121,18 +107,10 @@ class TaskAssignment(Value):
     local_base: Number
 
 
-class ProbeTarget(Value):
-    """A host that is to be probed: its number, its label, its probe endpoint."""
-
-    host: Annotated[int, number_of(_MOST_HOSTS)]
-    label: Name
-    endpoint: Endpoint
-
-
 class HostAssignment(Value):
     """What one host gets: its own ranks, and of the others only what it needs.
 
-    ``probe_endpoints``: the hosts that it is to probe: number, label, probe endpoint. ``checked``: whether the leader
+    ``probe_endpoints``: the hosts that it is to probe. ``checked``: whether the leader
     looks at what the hosts find, before any rank is started.
     """
 
@@ -209,7 +187,7 @@ def assign(records: Sequence[HostRecord]) -> list[HostAssignment]:
 
 
 def _probe_targets(records: Sequence[HostRecord], labels: Sequence[str], host: int) -> tuple[ProbeTarget, ...]:
-    """The hosts that one is to probe: number, label, probe endpoint."""
+    """The hosts that one is to probe."""
     others = partners(host, len(records), full=records[0].full)
     return tuple(
         ProbeTarget(other, labels[other], records[other].probe_endpoint)

@@ -53,7 +53,7 @@ class Attempt:
         self._own = own
         self._records = result.records
         self._tasks = tasks
-        self._host_timeout_s = rdzv.host_timeout_s
+        self._host_timeout_s = rdzv.request.host_timeout_s
         self._acked: set[int] = set()
         self._gone: set[int] = set()
         self._closed = False
@@ -65,7 +65,7 @@ class Attempt:
             JOB_KEY,
             assignment.leader_name,
             [a for a in assignment.leader_addresses if a not in own.addresses] or assignment.leader_addresses,
-            rdzv.host_timeout_s,
+            rdzv.request.host_timeout_s,
             start=self._start_channel,
             on_lost=self._on_channel_lost,
             on_doubt=self._on_doubt,
@@ -75,7 +75,7 @@ class Attempt:
         self._on_moved = on_moved
         self.log = JobLog(self._channel, self.prefix, assignment.host, self._on_entry)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
-        interval_s = rdzv.host_timeout_s / _BEATS_PER_TIMEOUT
+        interval_s = rdzv.request.host_timeout_s / _BEATS_PER_TIMEOUT
         self._heartbeats = Heartbeats(self._channel, self.prefix, assignment.host, interval_s, pids)
         self._monitor: HeartbeatMonitor | None = None
         self._reader: ChunkReader | None = None

@@ -144,18 +144,22 @@ class HandlerRendezvous:
 
         # Etcd's first handler has one time for all, by another name.
         late_s = max(1, int(rdzv.timeout_s))
-        conf = {"join_timeout": late_s, **({"timeout": late_s} if rdzv.backend == "etcd" else {}), **rdzv.conf}
+        conf = {
+            "join_timeout": late_s,
+            **({"timeout": late_s} if rdzv.request.backend == "etcd" else {}),
+            **rdzv.request.conf,
+        }
         try:
             parameters = RendezvousParameters(
-                rdzv.backend,
-                rdzv.endpoint,
+                rdzv.request.backend,
+                rdzv.request.endpoint,
                 rdzv.run_id,
                 rdzv.least,
                 rdzv.most,
-                rdzv.local_addr,
+                rdzv.request.local_addr,
                 **conf,
             )
-            if rdzv.backend == "c10d":
+            if rdzv.request.backend == "c10d":
                 return self._open_c10d(rdzv, parameters)
             from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -164,7 +168,7 @@ class HandlerRendezvous:
             raise
         except Exception as error:
             raise JoinFailedError(
-                f"the rendezvous {rdzv.backend!r} at {rdzv.endpoint or 'no endpoint'} cannot be opened:"
+                f"the rendezvous {rdzv.request.backend!r} at {rdzv.request.endpoint or 'no endpoint'} cannot be opened:"
                 f" {_message_of(error)}",
                 "look at --rdzv-backend, --rdzv-endpoint and --rdzv-conf",
             ) from error
@@ -192,7 +196,7 @@ class HandlerRendezvous:
                 if rdzv.connect_remaining_s <= 0:
                     option = "--rdzv-endpoint"
                     hint = name_hint(option) if search.knows_no_name else way_hint(host, option)
-                    raise JoinFailedError(f"{message}, for {rdzv.connect_s:.0f} s", hint)
+                    raise JoinFailedError(f"{message}, for {rdzv.request.connect_s:.0f} s", hint)
         finally:
             search.end()
         # From here on the hosts are waited for, as long as if the store had been there at once.
@@ -201,7 +205,7 @@ class HandlerRendezvous:
 
     def _next_rendezvous(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
         handler = self._handler
-        rdzv.is_torchs = rdzv.backend in {"c10d", "etcd-v2"}
+        rdzv.is_torchs = rdzv.request.backend in {"c10d", "etcd-v2"}
         answer = self._ask(handler.next_rendezvous)
         ask_at = 0.0
         names: list[str] = []
@@ -212,8 +216,8 @@ class HandlerRendezvous:
             # before the end, when the first to give up take theirs back, or the store goes with its host.
             if self._arrivals is not None and time.monotonic() > ask_at:
                 names = self._arrivals.names() or names
-                message = waiting_text(names, rdzv.least, rdzv.most, rdzv.expected)
-                next_s = min(rdzv.report_every_s / 2, rdzv.timeout_s / 4, rdzv.remaining_s - _BEFORE_THE_END_S)
+                message = waiting_text(names, rdzv.least, rdzv.most, rdzv.request.expected)
+                next_s = min(rdzv.request.report_every_s / 2, rdzv.timeout_s / 4, rdzv.remaining_s - _BEFORE_THE_END_S)
                 ask_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
             rdzv.set_status(f"waiting for {message or 'other hosts'}")
         rdzv.is_torchs = False
@@ -222,7 +226,7 @@ class HandlerRendezvous:
         raise self._explain(rdzv, answer.error, names)
 
     def _explain(self, rdzv: RendezvousRound, error: Exception, names: Sequence[str]) -> JoinFailedError:
-        where = f"the rendezvous {rdzv.run_id!r}" + (f" at {rdzv.endpoint}" if rdzv.endpoint else "")
+        where = f"the rendezvous {rdzv.run_id!r}" + (f" at {rdzv.request.endpoint}" if rdzv.request.endpoint else "")
         kind = type(error).__name__
         here = list(dict.fromkeys([*names, rdzv.name]))
         # Whoever gives up first closes the rendezvous for all, and may take its store along.
@@ -237,7 +241,7 @@ class HandlerRendezvous:
         if "Timeout" in kind or is_given_up or rdzv.remaining_s < _BEFORE_THE_END_S:
             missing = ""
             if self._arrivals is not None:
-                missing = f"; missing: {waiting_text(here, rdzv.least, rdzv.most, rdzv.expected)}"
+                missing = f"; missing: {waiting_text(here, rdzv.least, rdzv.most, rdzv.request.expected)}"
             return JoinFailedError(
                 f"the hosts of the job did not come to {where} within {rdzv.timeout_s:.0f} s{missing}",
                 "see whether saferun was started on all of them, and what it says; --start-timeout is how long they are"
@@ -288,7 +292,7 @@ class HandlerRendezvous:
         found, port = StoreClient(store, ("", 0)), self._stores.ranks_port
         ranks = self._stores.serve_ranks() if port else None
         job = os.urandom(8).hex()
-        named = getattr(bootstrap, "master_addr", None) or rdzv.local_addr or socket.getfqdn()
+        named = getattr(bootstrap, "master_addr", None) or rdzv.request.local_addr or socket.getfqdn()
         way = master_addr(str(named), own.addresses)
         ranks_port = port or (int(bootstrap.master_port) if bootstrap is not None else 0)
 
@@ -308,7 +312,15 @@ class HandlerRendezvous:
             client.check(JOB_KEY)
             control_port = port if one_port else self._stores.control_port
             address = LeaderAddress(
-                job, control_port, ranks_port, way, own.addresses, rdzv.run_id, rdzv.most, one_port=one_port, moves=0
+                job,
+                control_port,
+                ranks_port,
+                way,
+                own.addresses,
+                rdzv.run_id,
+                rdzv.most,
+                one_port=one_port,
+                moves=0,
             )
             publish_address(found, _LEADER_KEY, rdzv, address)
             return client
@@ -316,7 +328,7 @@ class HandlerRendezvous:
         def mismatch() -> Mismatch | None:
             return mismatch_on_first_host(found, rdzv, job)
 
-        one_port = ranks is not None and (rdzv.one_port or self._one_port)
+        one_port = ranks is not None and (rdzv.request.one_port or self._one_port)
         client = serve(one_port=one_port)
         may_move = ranks is not None and not one_port
         collection = RecordCollection(

@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from saferun.coordinator.assignments import line_of, number_of, text_of, typed
+from saferun.coordinator.assignments import typed
 from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.wait_location import wait_location
 from saferun.model import Value
+from saferun.text.typed_json import line_of, number_of, text_of
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10

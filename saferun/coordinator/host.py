@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from saferun.cluster.join_messages import Joined, JoinRequest, SecretSharing
 from saferun.cluster.signed import CannotSealError, Signer
 from saferun.coordinator.attempt import Attempt
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousResult, RendezvousRound
@@ -24,6 +25,7 @@ from saferun.coordinator.secret_process import SecretProcess
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
 from saferun.coordinator.tasks import Message, TaskConnection, Tasks
+from saferun.text.typed_json import fit
 
 _LEAVE_S = 3.0
 _CLOSE_S = 5.0
@@ -55,7 +57,6 @@ class Host:
         tasks: the connections to them.
         stores: what this host may serve.
         endpoint_fd: the listening socket of the rendezvous' own store, where that is on this host; -1: it is not.
-        torch_version: the supervisor hears of it by this.
         sharing: how a job secret that no file holds gets to the other hosts; None: there is to be none.
     """
 
@@ -64,14 +65,12 @@ class Host:
         tasks: Tasks,
         stores: ServedStores,
         endpoint_fd: int,
-        torch_version: str,
         sharing: SecretProcess | None = None,
     ) -> None:
         self._sharing = sharing
         self._tasks = tasks
         self._stores = stores
         self._endpoint_fd = endpoint_fd
-        self._torch_version = torch_version
         self._lock = threading.RLock()
         self._rdzv: RendezvousRound | None = None
         self._attempt: Attempt | None = None
@@ -137,8 +136,9 @@ class Host:
     # ---------------------------------------------------------------------------------------------------------- joining
 
     def _join(self, connection: TaskConnection, message: Message) -> None:
-        task = int(message["task"])
         secret = message.pop("secret", None)
+        request: JoinRequest = fit(JoinRequest, message)
+        task = request.task
         with self._lock:
             if secret is not None and self._secrecy is None and connection.is_head:
                 try:
@@ -151,17 +151,17 @@ class Host:
             if connection.task is None:
                 connection.task = task
             rdzv = self._rdzv
-            if rdzv is None or rdzv.is_over or not rdzv.add(task, message):
+            if rdzv is None or rdzv.is_over or not rdzv.add(task, request):
                 others = {} if rdzv is None or rdzv.is_over else rdzv.joins
                 if rdzv is not None:
                     rdzv.is_over = True
-                rdzv = self._rdzv = RendezvousRound(message)
+                rdzv = self._rdzv = RendezvousRound(request)
                 rdzv.on_all_here = self._close_attempt
                 if self._secrecy is None and self._sharing is not None:
                     self._secrecy = Secrecy()  # counts what is not signed with a secret that is shared
                 rdzv.secrecy = self._secrecy or NO_SECRET
-                rdzv.make_agreement = self._agreement_maker(rdzv, message.get("sharing"))
-                for other, join in {**others, task: message}.items():
+                rdzv.make_agreement = self._agreement_maker(rdzv, request.sharing)
+                for other, join in {**others, task: request}.items():
                     rdzv.add(other, join)
                 try:
                     threading.Thread(target=self._meet, args=(rdzv,), daemon=True).start()
@@ -169,12 +169,13 @@ class Host:
                     what = f"the coordinator of this host cannot work: {error}"
                     self._fail(rdzv, JoinFailedError(what, "look at the limits of processes and threads: ulimit -u"))
 
-    def _agreement_maker(self, rdzv: RendezvousRound, settings: object) -> Callable[[str], SecretAgreement | None]:
+    def _agreement_maker(
+        self, rdzv: RendezvousRound, settings: SecretSharing | None
+    ) -> Callable[[str], SecretAgreement | None]:
         """What makes that with which a job is signed where no secret was named."""
         sharing = self._sharing
-        if sharing is None or not isinstance(settings, dict):
+        if sharing is None or settings is None:
             return lambda _: None
-        base, is_required = str(settings.get("base") or ""), settings.get("required") is True
 
         def send_made(made: list[object]) -> None:
             self._tasks.head.send({"op": "made", "path": made[0], "device": made[1], "inode": made[2]})
@@ -184,8 +185,8 @@ class Host:
             rdzv.run_id,
             job,
             name=rdzv.name,
-            base=base,
-            is_required=is_required,
+            base=settings.base,
+            is_required=settings.required,
             secrecy=rdzv.secrecy,
             on_made=send_made,
         )
@@ -207,7 +208,7 @@ class Host:
     def _rendezvous_of(self, rdzv: RendezvousRound) -> Rendezvous:
         # One for the whole job: it remembers the store, and which rendezvous was the last.
         if self._rendezvous is None:
-            if rdzv.backend == "static":
+            if rdzv.request.backend == "static":
                 from saferun.coordinator.static_rendezvous import StaticRendezvous
 
                 self._rendezvous = StaticRendezvous(self._stores)
@@ -233,39 +234,36 @@ class Host:
                 if connection is None:
                     continue
                 is_leader = assignment.host == 0 and task == 0
-                joined = {
-                    "op": "joined",
-                    "attempt": assignment.attempt,
-                    "restarts": assignment.restarts,
-                    "host": assignment.host,
-                    "hosts": assignment.hosts,
-                    "base_rank": share.base_rank,
-                    "world_size": assignment.world_size,
-                    "role_base": share.role_base,
-                    "role_world_size": share.role_world_size,
-                    "local_base": share.local_base,
-                    "local_world_size": assignment.local_world_size,
-                    "master_addr": result.master_addr,
-                    "master_port": result.master_port,
-                    "leader": is_leader,
-                    "leader_name": assignment.leader_name,
-                    "leader_addresses": assignment.leader_addresses,
-                    "label": assignment.label,
-                    "files": assignment.files,
-                    "chunk_limit_bytes": assignment.chunk_limit_bytes,
-                    "torch": self._torch_version,
-                    "checked": assignment.checked,
+                joined = Joined(
+                    assignment.attempt,
+                    assignment.restarts,
+                    assignment.host,
+                    assignment.hosts,
+                    base_rank=share.base_rank,
+                    world_size=assignment.world_size,
+                    role_base=share.role_base,
+                    role_world_size=share.role_world_size,
+                    master_addr=result.master_addr,
+                    master_port=result.master_port,
+                    leader=is_leader,
+                    leader_name=assignment.leader_name,
+                    label=assignment.label,
+                    local_base=share.local_base,
+                    local_world_size=assignment.local_world_size,
+                    files=assignment.files,
+                    checked=assignment.checked,
+                    chunk_limit_bytes=assignment.chunk_limit_bytes,
+                    leader_addresses=assignment.leader_addresses,
+                    probe_endpoints=assignment.probe_endpoints if task == 0 else (),
+                    host_infos=result.host_infos if is_leader else (),
+                    peers=result.peers if is_leader else (),
                     **_signed_fields(result.client.signer),
-                }
-                if task == 0:
-                    joined["probe_endpoints"] = assignment.probe_endpoints
-                if is_leader:
-                    joined |= {"peers": result.peers, "host_infos": result.host_infos}
-                connection.send(joined)
+                )
+                connection.send({"op": "joined", **joined._asdict()})
             attempt.announce()
         attempt.open()
         if attempt.is_leader:
-            if rdzv.elastic:
+            if rdzv.request.elastic:
                 rendezvous.watch_membership(lambda text: self._on_membership(attempt, text))
             if oldest is not None and oldest.is_leader:
                 self._in_background(oldest.forget)
@@ -371,7 +369,7 @@ def _secrecy(secret: str) -> Secrecy:
     return Secrecy(JobSecret(bytes.fromhex(secret)))
 
 
-def _signed_fields(signer: Signer | None) -> dict[str, object]:
+def _signed_fields(signer: Signer | None) -> dict[str, str]:
     """By which secret the messages are signed, or why by none."""
     if not isinstance(signer, SecretAgreement):
         return {"signed": "secret file" if signer is not None else ""}

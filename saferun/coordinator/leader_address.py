@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Annotated
 
 from saferun.cluster.signed import unverified
-from saferun.coordinator.assignments import Name, Number, Port, text_of, typed
+from saferun.coordinator.assignments import Name, Number, Port, typed
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import (
     MISMATCH_HINT,
@@ -26,6 +26,7 @@ from saferun.coordinator.secrecy import (
 )
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.model import Value
+from saferun.text.typed_json import text_of
 
 # Set by a host that reaches the other store and not the control store, and how long it tries before.
 ASK_KEY = "saferun/one_port"
@@ -104,7 +105,7 @@ def mismatch_error(
         found: what the first host has published.
         fail_round: fails the round for a first host without a secret, which reads no notes.
     """
-    first = rdzv.expected[0] if rdzv.expected else f"the first host ({found.master_addr})"
+    first = rdzv.request.expected[0] if rdzv.request.expected else f"the first host ({found.master_addr})"
     error = JoinFailedError(mismatch_message(kind, first, rdzv.name), MISMATCH_HINT, is_usage=True)
     if kind == NONE_THERE:
         fail_round(error)

@@ -151,7 +151,7 @@ class RecordCollection:
                 continue
             listed_at = now
             self._list_missing(now)
-            message = missing_text(self._missing, self._hosts, rdzv.expected)
+            message = missing_text(self._missing, self._hosts, rdzv.request.expected)
             if not self._missing:
                 return
             mismatch = self._mismatch()
@@ -331,7 +331,7 @@ def await_assignment(
     key = f"{prefix}assignment/{host}"
     while True:
         rdzv.check()
-        text = client.get(key, max(0.1, min(rdzv.report_every_s / 2, _HAND_IN_AGAIN_S, rdzv.remaining_s)))
+        text = client.get(key, max(0.1, min(rdzv.request.report_every_s / 2, _HAND_IN_AGAIN_S, rdzv.remaining_s)))
         if text is not None:
             if text == _MOVED.encode():
                 with suppress(StoreBrokenError):

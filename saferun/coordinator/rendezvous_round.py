@@ -6,8 +6,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from saferun.cluster.join_messages import Address, HostInfoText, JoinRequest, Peer
 from saferun.coordinator.assignments import HostAssignment, HostRecord, TaskRecord, label_hosts
 from saferun.coordinator.dial import plain
 from saferun.coordinator.secrecy import NO_SECRET
@@ -53,58 +54,41 @@ class RendezvousResult(Value):
     master_port: int
 
     @property
-    def peers(self) -> list[list[Any]]:
-        """All hosts, for the leader: host, label, name, pid, addresses, first rank, ranks."""
+    def peers(self) -> tuple[Peer, ...]:
+        """All hosts, for the leader."""
         labels = label_hosts([record.name for record in self.records])
         peers = []
         base_rank = 0
         for host, record in enumerate(self.records):
             nproc = sum(task.nproc for task in record.tasks)
-            pid = record.tasks[0].pid
-            peers.append([host, labels[host], record.name, pid, list(record.addresses), base_rank, nproc])
+            peers.append(Peer(host, labels[host], record.addresses, base_rank, nproc))
             base_rank += nproc
-        return peers
+        return tuple(peers)
 
     @property
-    def host_infos(self) -> list[tuple[str, str]]:
+    def host_infos(self) -> tuple[HostInfoText, ...]:
         """What all hosts found out about themselves, and their probe endpoints, for the leader."""
-        return [(record.host_info, record.probe_endpoint) for record in self.records]
+        return tuple(HostInfoText(record.host_info, record.probe_endpoint) for record in self.records)
 
 
 class RendezvousRound:
     """A rendezvous, from the first task of this host that joins to the assignments of all hosts.
 
     Args:
-        first: the message of that task.
+        first: what that task asks for.
     """
 
-    def __init__(self, first: dict[str, Any]) -> None:
-        self.backend = str(first["backend"])
-        rank = first.get("node_rank")
-        self.node_rank: int | None = int(rank) if rank is not None else None
-        self.least = int(first["least"])
-        self.most = int(first["most"])
-        address, ports = first.get("master") or ("127.0.0.1", [])
-        self.master_addr = plain(str(address))
-        self.ports = [int(port) for port in ports]
-        self.endpoint = str(first.get("endpoint") or "")
-        host, port = first.get("address") or ("", 0)
-        self.endpoint_address = plain(str(host)), int(port)
-        self.conf: dict[str, Any] = dict(first.get("conf") or {})
-        self.run_id = str(first["run_id"])
-        self.local_addr: str | None = first.get("local_addr") or None
-        self.timeout_s = float(first["timeout_s"])
-        self.connect_s = float(first.get("connect_s") or self.timeout_s)
-        self.host_timeout_s = float(first["host_timeout_s"])
-        self.elastic = bool(first.get("elastic"))
-        self.one_port = bool(first.get("one_port"))
-        self.addresses = [str(address) for address in (first.get("record") or {}).get("addresses") or ()]
-        self.expected = [str(name) for name in first.get("expected") or []]
-        self.name = str(first["name"])
-        self.report_every_s = float(first.get("report_every_s") or 30.0)
-        self.task_count = min(_MOST_TASKS, max(1, int(first["tasks"])))
+    def __init__(self, first: JoinRequest) -> None:
+        self.request = first
+        self.name, self.run_id = first.name, first.run_id
+        self.least, self.most = first.least, first.most
+        self.timeout_s = first.timeout_s
+        self.master_addr = plain(first.master.address)
+        address = first.address or Address()
+        self.endpoint_address = plain(address.host), address.port
+        self.task_count = min(_MOST_TASKS, max(1, first.tasks))
         self.began_at = time.monotonic()
-        self._give_up_at = self.began_at + self.timeout_s
+        self._give_up_at = self.began_at + first.timeout_s
         self.is_over = False
         self.secrecy = NO_SECRET
         # What signs the messages of the job with this number where no secret was named; None: nothing does.
@@ -115,25 +99,25 @@ class RendezvousRound:
         self.on_leave: Callable[[], None] | None = (
             None  # publishes to the other hosts that this one goes, once that is possible
         )
-        self._joins: dict[int, dict[str, Any]] = {}
+        self._joins: dict[int, JoinRequest] = {}
         self._changed = threading.Condition()
         self._message = ""
         self._is_fault = False
         self._reported_at = self.began_at
         self._left = ""
 
-    def add(self, task: int, message: dict[str, Any]) -> bool:
+    def add(self, task: int, request: JoinRequest) -> bool:
         """A task of this host joins; False: it has joined already."""
         with self._changed:
             if task in self._joins:
                 return False
-            self._joins[task] = message
+            self._joins[task] = request
             self._changed.notify_all()
             return True
 
     @property
-    def joins(self) -> dict[int, dict[str, Any]]:
-        """The messages of those who have joined, by task."""
+    def joins(self) -> dict[int, JoinRequest]:
+        """What those asked for who have joined, by task."""
         with self._changed:
             return dict(self._joins)
 
@@ -166,21 +150,21 @@ class RendezvousRound:
             self._changed.wait_for(lambda: len(self._joins) > count, min(1.0, self.remaining_s))
 
     def _record(self) -> HostRecord:
-        records = [self._joins[task]["record"] for task in range(self.task_count)]
+        records = [self._joins[task].record for task in range(self.task_count)]
         head = records[0]
         return HostRecord(
             name=self.name,
-            tasks=tuple(TaskRecord(int(r["nproc"]), str(r["role"]), int(r["pid"])) for r in records),
-            addresses=tuple(map(str, head.get("addresses") or ())),
-            port=int(head.get("port") or 0),
-            files=str(head.get("files") or ""),
-            attempt=max(int(join["attempt"]) for join in self._joins.values()),
-            restarts=max(int(join["restarts"]) for join in self._joins.values()),
+            tasks=tuple(TaskRecord(task.nproc, task.role, task.pid) for task in records),
+            addresses=head.addresses,
+            port=head.port,
+            files=head.files,
+            attempt=max(join.attempt for join in self._joins.values()),
+            restarts=max(join.restarts for join in self._joins.values()),
             most=self.most,
             born=_BORN,
-            host_info=str(head.get("host_info") or ""),
-            probe_endpoint=str(head.get("probe_endpoint") or ""),
-            full=head.get("full") is True,
+            host_info=head.host_info,
+            probe_endpoint=head.probe_endpoint,
+            full=head.full,
         )
 
     # ---------------------------------------------------------------------------------------------------------- waiting
@@ -193,7 +177,7 @@ class RendezvousRound:
     @property
     def connect_remaining_s(self) -> float:
         """The time left for the store to come at which hosts meet."""
-        return self.began_at + self.connect_s - time.monotonic()
+        return self.began_at + (self.request.connect_s or self.timeout_s) - time.monotonic()
 
     def allow(self, least_s: float) -> None:
         """Others are known to be there: leave at least this much time for what remains to be done."""
@@ -217,7 +201,9 @@ class RendezvousRound:
         """What to print on the tasks now; None: nothing yet."""
         now = time.monotonic()
         is_first = self._reported_at == self.began_at
-        wait_s = min(_FAULT_S, self.report_every_s) if self._is_fault and is_first else self.report_every_s
+        wait_s = self.request.report_every_s
+        if self._is_fault and is_first:
+            wait_s = min(_FAULT_S, wait_s)
         if self.is_over or not self._message or now - self._reported_at < wait_s:
             return None
         self._reported_at = now

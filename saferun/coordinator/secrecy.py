@@ -12,8 +12,9 @@ import threading
 from typing import TYPE_CHECKING, Annotated
 
 from saferun.cluster.signed import Signer, cipher_of, is_signed
-from saferun.coordinator.assignments import Name, number_of, typed
+from saferun.coordinator.assignments import Name, typed
 from saferun.model import Value
+from saferun.text.typed_json import number_of
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret

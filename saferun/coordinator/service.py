@@ -110,7 +110,7 @@ def _serve_several(
     if sharing is not None:
         # What encrypts takes a while to import, and the hosts have yet to be checked.
         threading.Thread(target=_import_cipher, daemon=True).start()
-    host = Host(tasks, stores, fds.get("endpoint", -1), service.torch_version, sharing)
+    host = Host(tasks, stores, fds.get("endpoint", -1), sharing)
 
     def end() -> None:
         service.close()

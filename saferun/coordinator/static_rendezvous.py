@@ -78,21 +78,21 @@ class StaticRendezvous:
             JoinFailedError: it cannot be.
             CancelledError: no task waits for it any more.
         """
-        if rdzv.node_rank is None:
+        if rdzv.request.node_rank is None:
             raise JoinFailedError("this host's node rank is unknown", "pass --node-rank (0 to the number of hosts - 1)")
-        if rdzv.node_rank >= rdzv.most:
+        if rdzv.request.node_rank >= rdzv.most:
             raise JoinFailedError(
-                f"{rdzv.name} has node rank {rdzv.node_rank}, but was started for {rdzv.most} hosts",
+                f"{rdzv.name} has node rank {rdzv.request.node_rank}, but was started for {rdzv.most} hosts",
                 "node ranks begin at 0: pass another --node-rank or --nnodes",
             )
-        if rdzv.node_rank == 0:
+        if rdzv.request.node_rank == 0:
             try:
                 return self._lead(rdzv)
             except StoreBrokenError as error:
                 raise JoinFailedError(f"the store of this host is gone: {error}", "start the job again") from error
         while True:
             try:
-                return self._follow(rdzv, rdzv.node_rank)
+                return self._follow(rdzv, rdzv.request.node_rank)
             except StoreBrokenError:
                 # The first host has gone, perhaps to come again.
                 self._client = None
@@ -121,7 +121,7 @@ class StaticRendezvous:
     def _lead(self, rdzv: RendezvousRound) -> RendezvousResult:
         again = self._client is not None
         if self._client is None:
-            self._one_port = rdzv.one_port
+            self._one_port = rdzv.request.one_port
             # Before anybody is waited for: whoever comes finds both stores.
             if not self._one_port:
                 self._client = self._stores.serve_control()
@@ -211,7 +211,7 @@ class StaticRendezvous:
             self._stores.control_port,
             self._stores.ranks_port,
             rdzv.master_addr,
-            tuple(rdzv.addresses),
+            tuple(rdzv.request.record.addresses),
             rdzv.run_id,
             rdzv.most,
             one_port=self._one_port,
@@ -246,9 +246,9 @@ class StaticRendezvous:
             wanted = int(found) if found is not None and found.isdigit() and len(found) <= 9 else 0  # noqa: PLR2004
             if client.exists(f"r{wanted}/done"):
                 wanted += 1
-        while not client.await_key(f"r{wanted}/open", max(0.1, min(rdzv.report_every_s / 2, rdzv.remaining_s))):
+        while not client.await_key(f"r{wanted}/open", max(0.1, min(rdzv.request.report_every_s / 2, rdzv.remaining_s))):
             rdzv.check()
-            first = rdzv.expected[0] if rdzv.expected else "the first host"
+            first = rdzv.request.expected[0] if rdzv.request.expected else "the first host"
             rdzv.set_status(f"waiting for {first} to begin the next attempt")
             if rdzv.remaining_s <= 0:
                 raise JoinFailedError(
@@ -276,7 +276,7 @@ class StaticRendezvous:
             control[client.address[1]] = found
             return None
 
-        search = StoreSearch(self._stores.store_class, rdzv.master_addr, rdzv.ports, accept)
+        search = StoreSearch(self._stores.store_class, rdzv.master_addr, rdzv.request.master.ports, accept)
         try:
             while (client := search.wait(_RECHECK_S)) is None:
                 rdzv.check()
@@ -302,7 +302,7 @@ class StaticRendezvous:
         self._job, self._moves = found.job, found.moves
         signer = self._signer(rdzv, found.job)
         if found.hosts != rdzv.most:
-            first = rdzv.expected[0] if rdzv.expected else "the first host"
+            first = rdzv.request.expected[0] if rdzv.request.expected else "the first host"
             message = f"{rdzv.name} was started for {rdzv.most} hosts, {first} for {found.hosts}"
             error = JoinFailedError(message, "give all hosts the same --nnodes")
             self._spoil(rdzv, ranks, found, error, signer=signer)
@@ -320,7 +320,7 @@ class StaticRendezvous:
             self._spoil(rdzv, ranks, found, error, signer=None)
 
         seen = found._replace(master_addr=rdzv.master_addr)
-        return mismatch_error(kind, ranks, rdzv, rdzv.node_rank or 0, seen, fail_round)
+        return mismatch_error(kind, ranks, rdzv, rdzv.request.node_rank or 0, seen, fail_round)
 
     def _connect_control(
         self, rdzv: RendezvousRound, ranks: StoreClient, found: LeaderAddress, signer: Signer | None
@@ -333,7 +333,9 @@ class StaticRendezvous:
             job = client.get(JOB_KEY, _NO_CONTROL_S, forged=FORGED)
             return None if job is not None and job.decode(errors="replace") == found.job else "is not this job's store"
 
-        ways = dict.fromkeys([rdzv.master_addr, *(a for a in found.addresses if a not in rdzv.addresses)])
+        ways = dict.fromkeys(
+            [rdzv.master_addr, *(a for a in found.addresses if a not in rdzv.request.record.addresses)]
+        )
         searches = [StoreSearch(self._stores.store_class, way, [found.control_port], accept, signer) for way in ways]
         ask_at = time.monotonic() + min(ASK_AFTER_S, rdzv.remaining_s / 3)
         try:

@@ -16,7 +16,7 @@ from saferun.supervisor.events import HangSuspected
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.cluster.job_values import Peer
+    from saferun.cluster.join_messages import Peer
     from saferun.evidence import HangVerdict
     from saferun.model import JsonObject
     from saferun.watchdog.job_detector import JobDetector

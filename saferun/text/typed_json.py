@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import math
 import types
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from saferun.text.decoding import MALFORMED, display_text, measure, number, text
 
 _STRING_LIMIT = 4096
 _ITEMS_LIMIT = 8192
@@ -18,6 +21,50 @@ _INT_LIMIT = 1 << 63
 _SCALARS = frozenset({str, bool, int, float})
 
 _hints: dict[type, dict[str, Any]] = {}
+
+
+# What follows decodes fields with bounds of their own: ``Annotated[int, number_of(65535)]``.
+
+
+def number_of(high: int = _INT_LIMIT, low: int = 0) -> Callable[[object], int]:
+    """What decodes a number within inclusive bounds."""
+    return lambda value: number(value, low, high)
+
+
+def seconds_of(high: float) -> Callable[[object], float]:
+    """What decodes a number of seconds from 0 to the highest."""
+    return lambda value: measure(value, 0.0, high)
+
+
+def text_of(longest: int) -> Callable[[object], str]:
+    """What decodes a text of at most so many characters."""
+    return lambda value: text(value, longest)
+
+
+def line_of(longest: int) -> Callable[[object], str]:
+    """What decodes a line for people, which is cut after so many characters."""
+    return lambda value: display_text(value, longest)
+
+
+def list_of(shape: Any, most: int, *, skips: bool = False) -> Callable[[object], tuple[Any, ...]]:  # noqa: ANN401 - a type
+    """What decodes a list of one shape, which is cut after so many items. ``skips``: leaves out what does not fit."""
+
+    def decode(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise TypeError("a list is wanted")
+        if skips:
+            return tuple(item for raw in value[:most] if (item := fit_or(shape, raw, None)) is not None)
+        return tuple(fit(shape, raw) for raw in value[:most])
+
+    return decode
+
+
+def fit_or(shape: Any, raw: Any, otherwise: Any) -> Any:  # noqa: ANN401 - as of ``fit``
+    """The same as ``fit``, and ``otherwise`` for what does not fit."""
+    try:
+        return fit(shape, raw)
+    except MALFORMED:
+        return otherwise
 
 
 def fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and a value of it
@@ -39,7 +86,7 @@ def fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and a value of it
             raise TypeError("a list is wanted")
         item_shape = get_args(shape)[0]
         return tuple(fit(item_shape, item) for item in raw[:_ITEMS_LIMIT])
-    if origin is types.UnionType:
+    if origin is types.UnionType or origin is Union:
         return None if raw is None else fit(get_args(shape)[0], raw)
     if shape is float and type(raw) is int and abs(raw) <= _INT_LIMIT:
         return float(raw)

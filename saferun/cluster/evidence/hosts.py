@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from saferun.evidence import Evidence
 from saferun.model import Value
-from saferun.text.typed_json import fit
 
-__all__ = ["HostPart", "HostPeer", "LostHost", "read_peers"]
+__all__ = ["HostPart", "HostPeer", "LostHost"]
 
 _LONGEST_LABEL = 253
 
@@ -46,34 +45,3 @@ class HostPeer(Value):
     label: str
     ranks: tuple[int, ...]
     addresses: tuple[str, ...] = ()
-
-
-class _PeerRow(Value):
-    """A row of ``peers`` as the coordinator tells them."""
-
-    host: int
-    label: str
-    name: str
-    pid: int
-    addresses: tuple[str, ...]
-    base_rank: int
-    nproc: int
-
-
-def read_peers(rows: object, world_size: int) -> tuple[HostPeer, ...]:
-    """The hosts of a job from ``[[host, label, name, pid, addresses, base_rank, nproc], …]``; wrong rows are left out.
-
-    Args:
-        rows: what JSON gave.
-        world_size: how many ranks there are.
-    """
-    peers = []
-    for raw in rows if isinstance(rows, (list, tuple)) else ():
-        try:
-            row: _PeerRow = fit(_PeerRow, list(raw))
-        except (TypeError, ValueError):
-            continue
-        if row.host >= 0 and 0 <= row.base_rank <= row.base_rank + row.nproc <= world_size:
-            ranks = tuple(range(row.base_rank, row.base_rank + row.nproc))
-            peers.append(HostPeer(row.host, row.label[:_LONGEST_LABEL], ranks, row.addresses))
-    return tuple(peers)

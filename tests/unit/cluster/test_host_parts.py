@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts, read_peers
+from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
 from saferun.evidence import Capture, CoreDump, Evidence, Frame, HangVerdict, OomKill, StackDump, ThreadStack
 from tests.unit.host_samples import (
     IN_ALL_REDUCE,
@@ -383,26 +383,6 @@ def test_many_hosts_are_laid_together_in_seconds() -> None:
         parts.append(HostPart(host, 0, f"node{host + 1}", 0.0, sent._replace(capture=capture)))
     merged = merge_parts(parts, world_size=2400, peers=peers_of(300, 8))
     assert len(merged.capture.stacks) == 2400
-
-
-# ---------------------------------------------------------------------------------------------------------------- peers
-
-
-def test_the_hosts_of_a_job_are_read_from_the_coordinators_rows() -> None:
-    """A row that does not fit is left out, and nobody has ranks that the job has not."""
-    rows = [
-        [0, "node1", "node1.cluster", 71, ["10.0.0.1"], 0, 2],
-        (1, "node2", "node2.cluster", 72, ["10.0.0.2", "fe80::2"], 2, 2),
-        [2, "node3", "node3.cluster", 73, [], 4, 99],
-        [-1, "node4", "", 0, [], 0, 1],
-        ["x"],
-        None,
-    ]
-    assert read_peers(rows, 4) == (
-        HostPeer(0, "node1", (0, 1), ("10.0.0.1",)),
-        HostPeer(1, "node2", (2, 3), ("10.0.0.2", "fe80::2")),
-    )
-    assert read_peers("nothing", 4) == ()
 
 
 def test_stacks_keep_their_main_threads_number() -> None:

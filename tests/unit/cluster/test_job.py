@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from saferun.cluster.job import Job
 from saferun.cluster.job_values import Assignment, EvidenceChunk, JobCallbacks
+from saferun.cluster.join_messages import SecretSharing
 from saferun.cluster.silence import Progress
 from saferun.config import HostsConfig
 from saferun.files.run_dir import RunDirectory
@@ -119,7 +120,7 @@ JOINED: dict[str, Any] = {
     "label": "node0",
     "files": "20260101-000000-abcdef",
     "chunk_limit_bytes": 65536,
-    "peers": [[0, "node0", "node0", 1, ["10.0.0.1"], 0, 2], [1, "node1", "node1", 1, ["10.0.0.2"], 2, 2]],
+    "peers": [[0, "node0", ["10.0.0.1"], 0, 2], [1, "node1", ["10.0.0.2"], 2, 2]],
 }
 
 
@@ -303,7 +304,7 @@ def test_where_all_ranks_here_ended_well_a_host_that_falls_silent_is_waited_for(
 
 def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(listening: Listening) -> None:
     """Whose progress shows that the job goes on without the host that is silent."""
-    peers = [[host, f"node{host}", f"node{host}", 1, [f"10.0.0.{host}"], host, 1] for host in range(3)]
+    peers = [[host, f"node{host}", [f"10.0.0.{host}"], host, 1] for host in range(3)]
     listening.job.join(JoinHosts(0))
     listening.hear(**{**JOINED, "hosts": 3, "peers": peers})
     running = {"1/0": {"s": "run"}, "2/0": {"s": "run"}}
@@ -562,7 +563,7 @@ def test_what_the_hosts_share_a_secret_by_goes_to_the_coordinator(listening: Lis
     """Without files there is no directory to share it in."""
     listening.join()
     (join,) = [message for message in listening.channel.sent if message["op"] == "join"]
-    assert join["sharing"] == {"base": "", "required": False}
+    assert join["sharing"] == SecretSharing("", required=False)
 
 
 def test_the_directory_of_a_secret_is_removed_with_the_runs_own(listening: Listening) -> None:

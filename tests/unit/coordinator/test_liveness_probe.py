@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator.arrivals import waiting_text
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
 from saferun.coordinator.evidence_chunks import is_chunk_name
@@ -18,6 +19,7 @@ from saferun.coordinator.host import Host
 from saferun.coordinator.leader_address import read_address
 from saferun.coordinator.liveness_probe import Observation, judge, probe_host
 from saferun.coordinator.rendezvous_round import RendezvousRound
+from saferun.text.typed_json import fit
 from tests.ports import own_port
 
 DATA, MANAGEMENT = "10.1.0.3", "10.2.0.3"
@@ -109,7 +111,7 @@ def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("is_fault", "after_s", "told"), [(True, 3, True), (True, 1, False), (False, 3, False)])
 def test_what_waiting_will_hardly_mend_is_told_sooner(*, is_fault: bool, after_s: float, told: bool) -> None:
     """An unknown name, no route; that somebody comes late is told after half a minute."""
-    rdzv = RendezvousRound(MEETING)
+    rdzv = RendezvousRound(fit(JoinRequest, MEETING))
     rdzv.began_at -= after_s
     rdzv._reported_at = rdzv.began_at
     rdzv.set_status("the name node1 cannot be resolved on this host", is_fault=is_fault)

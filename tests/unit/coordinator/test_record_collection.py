@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.join_messages import JoinRequest
 from saferun.coordinator import record_collection
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
 from saferun.coordinator.record_collection import RecordCollection, await_assignment
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
+from saferun.text.typed_json import fit
 from tests.unit.coordinator.fake_store import Client, Store
 
 MEETING: dict[str, Any] = {
@@ -43,7 +45,7 @@ def test_a_host_whose_record_is_always_exchanged_gives_up_in_time(
 ) -> None:
     """It says what is amiss, or ends with those who wanted to meet."""
     monkeypatch.setattr(record_collection, "is_gone", lambda _record, _own: True)
-    rdzv = RendezvousRound(MEETING)
+    rdzv = RendezvousRound(fit(JoinRequest, MEETING))
     rdzv.is_over = cancelled
     with pytest.raises(
         CancelledError if cancelled else JoinFailedError, match=None if cancelled else "another process"
@@ -56,7 +58,7 @@ def test_a_record_that_cannot_be_read_ends_the_meeting_with_its_host_s_number() 
     store = Store()
     store.put("r0/host/1", "[" * 3000)
     store.put("r0/read", "1")
-    rdzv = RendezvousRound(MEETING)
+    rdzv = RendezvousRound(fit(JoinRequest, MEETING))
     with pytest.raises(JoinFailedError, match="what the host with node rank 1 says of itself cannot be read"):
         RecordCollection(Client(store), "r0/", 2, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
     assert b"node rank 1" in store.keys["r0/assignment/1"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.join_messages import JoinRequest
 from saferun.cluster.signed import CannotSealError, is_signed
 from saferun.coordinator import secret_agreement
 from saferun.coordinator.assignments import (
@@ -25,6 +26,7 @@ from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRoun
 from saferun.coordinator.secrecy import Secrecy
 from saferun.coordinator.secret_agreement import OFFER_KEY, SecretAgreement
 from saferun.coordinator.store_client import StoreClient
+from saferun.text.typed_json import fit
 from tests.unit.coordinator.memory_store import MemoryStore
 
 DEADLINE_S = 30.0
@@ -98,7 +100,7 @@ def record(name: str) -> HostRecord:
 
 def rdzv_of(name: str) -> RendezvousRound:
     first = {"backend": "static", "node_rank": 0, "least": 2, "most": 3, "run_id": "job7", "timeout_s": DEADLINE_S}
-    return RendezvousRound({**first, "host_timeout_s": 30.0, "name": name, "tasks": 1})
+    return RendezvousRound(fit(JoinRequest, {**first, "host_timeout_s": 30.0, "name": name, "tasks": 1}))
 
 
 def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:

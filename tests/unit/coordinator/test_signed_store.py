@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from saferun.cluster.join_messages import JoinRequest
 from saferun.cluster.secret import JobSecret
 from saferun.cluster.signed import Signer
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
@@ -29,6 +30,7 @@ from saferun.coordinator.secrecy import (
     mismatch_message,
 )
 from saferun.coordinator.store_client import FORGED, StoreClient
+from saferun.text.typed_json import fit
 from tests.unit.coordinator.memory_store import MemoryStore
 
 DEADLINE_S = 30.0
@@ -307,7 +309,7 @@ def record(name: str, born: str) -> HostRecord:
 
 def rdzv_of(name: str, timeout_s: float = DEADLINE_S) -> RendezvousRound:
     first = {"backend": "static", "node_rank": 0, "least": 2, "most": 2, "run_id": "job7", "timeout_s": timeout_s}
-    return RendezvousRound({**first, "host_timeout_s": 30.0, "name": name, "tasks": 1})
+    return RendezvousRound(fit(JoinRequest, {**first, "host_timeout_s": 30.0, "name": name, "tasks": 1}))
 
 
 def gather_in_background(collection: RecordCollection) -> tuple[threading.Thread, list[Any]]:

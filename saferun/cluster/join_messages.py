@@ -1,0 +1,180 @@
+"""The messages between a supervisor and its coordinator at a rendezvous, as both of them have them. Pure.
+
+A task asks to join (``JoinRequest``); when the hosts have met, it gets what they agreed on (``Joined``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from saferun.cluster.messages import MOST_HOSTS, Line
+from saferun.model import Value
+from saferun.text.typed_json import line_of, list_of, number_of, text_of
+
+__all__ = ["HostInfoText", "JoinRequest", "Joined", "Master", "Peer", "ProbeTarget", "SecretSharing", "TaskInfo"]
+
+_LONGEST_NAME = 255
+_LONGEST_TEXT = 1 << 16
+_LONGEST_ENDPOINT = 4 << 10
+_MOST_ADDRESSES = 64
+_MOST_PORTS = 64
+
+Number = Annotated[int, number_of()]
+Host = Annotated[int, number_of(MOST_HOSTS)]
+# Kept as it is: a path, or an argument of the command line, may be no UTF-8.
+Text = Annotated[str, text_of(_LONGEST_TEXT)]
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("an object is wanted")
+    return value
+
+
+class TaskInfo(Value):
+    """A task that joins, and its host.
+
+    Attributes:
+        nproc: how many ranks it starts.
+        role: of its ranks.
+        pid: its process.
+        addresses: of this host.
+        port: the one that other hosts probe.
+        files: the name of its run directory.
+        host_info: what the host found out about itself, for the leader.
+        probe_endpoint: how other hosts probe this one; empty: they do not.
+        full: whether every pair of hosts is to be probed.
+    """
+
+    nproc: Number
+    role: Text
+    pid: Number
+    addresses: Annotated[tuple[str, ...], list_of(Text, _MOST_ADDRESSES)] = ()
+    port: Number = 0
+    files: Text = ""
+    host_info: Text = ""
+    probe_endpoint: Text = ""
+    full: bool = False
+
+
+class Master(Value):
+    """Where the host with node rank 0 serves the ranks' store: on one of these ports."""
+
+    address: Text = "127.0.0.1"
+    ports: Annotated[tuple[int, ...], list_of(Number, _MOST_PORTS)] = ()
+
+
+class Address(Value):
+    """A host and a port."""
+
+    host: Text = ""
+    port: Number = 0
+
+
+class SecretSharing(Value):
+    """How a secret that no file holds gets to the other hosts: by a directory below ``base``, or by munge."""
+
+    base: Text = ""
+    required: bool = False
+
+
+class JoinRequest(Value):
+    """The settings with which a task joins. For most of them see ``config.HostsConfig`` and ``RendezvousConfig``.
+
+    Attributes:
+        attempt: the number of the attempt, as this process counts.
+        restarts: how many failures the job has got over.
+        task: the number of this process on its host, of so many ``tasks``.
+        timeout_s: how long other hosts are waited for.
+        connect_s: how long the store is waited for at which the hosts meet; 0: as long.
+        host_timeout_s: how long a host may be silent before it is probed.
+        report_every_s: how often a line says who is waited for.
+        one_port: whether the job's own messages go through the ranks' store.
+        expected: the names of all hosts, as far as they are known.
+        name: this host's.
+        sharing: None: no secret is shared.
+    """
+
+    backend: Text
+    least: Number
+    most: Number
+    run_id: Text
+    timeout_s: float
+    host_timeout_s: float
+    name: Text
+    tasks: Number
+    attempt: Number = 0
+    restarts: Number = 0
+    task: Number = 0
+    node_rank: int | None = None
+    elastic: bool = False
+    master: Master = Master()
+    endpoint: Text = ""
+    address: Address | None = None
+    conf: Annotated[dict[str, Any], _object] = {}  # noqa: RUF012 - never changed
+    local_addr: Text | None = None
+    connect_s: float = 0.0
+    report_every_s: float = 30.0
+    one_port: bool = False
+    expected: Annotated[tuple[str, ...], list_of(Text, MOST_HOSTS)] = ()
+    record: TaskInfo = TaskInfo(0, "", 0)
+    sharing: SecretSharing | None = None
+
+
+class Peer(Value):
+    """A host of the job, as the leader knows it."""
+
+    host: Host
+    label: Line
+    addresses: Annotated[tuple[str, ...], list_of(Annotated[str, line_of(_LONGEST_NAME)], _MOST_ADDRESSES)]
+    base_rank: Number
+    ranks: Number
+
+
+class ProbeTarget(Value):
+    """A host that this one is to probe."""
+
+    host: Host
+    label: Line
+    endpoint: Annotated[str, text_of(_LONGEST_ENDPOINT)]
+
+
+class HostInfoText(Value):
+    """What a host found out about itself, and how it is probed."""
+
+    host_info: Text
+    endpoint: Text
+
+
+class Joined(Value):
+    """What the hosts agreed on, for one task.
+
+    ``peers`` and ``host_infos`` are for the leader, ``probe_endpoints`` for the first task of a host. ``local_base`` is
+    the local rank of the task's first rank. ``signed``: by which secret messages are signed, else ``unsigned_why``.
+    """
+
+    attempt: Number
+    restarts: Number
+    host: Number
+    hosts: Number
+    base_rank: Number
+    world_size: Number
+    role_base: Number
+    role_world_size: Number
+    master_addr: Annotated[str, text_of(_LONGEST_NAME)]
+    master_port: Number
+    leader: bool
+    leader_name: Line
+    label: Line
+    local_base: Number = 0
+    local_world_size: Number = 0
+    files: Text = ""
+    checked: bool = False
+    chunk_limit_bytes: Number = 1 << 16
+    leader_addresses: Annotated[tuple[str, ...], list_of(Text, _MOST_ADDRESSES)] = ()
+    probe_endpoints: Annotated[tuple[ProbeTarget, ...], list_of(ProbeTarget, MOST_HOSTS)] = ()
+    host_infos: Annotated[tuple[HostInfoText, ...], list_of(HostInfoText, MOST_HOSTS)] = ()
+    peers: Annotated[tuple[Peer, ...], list_of(Peer, MOST_HOSTS, skips=True)] = ()
+    signed: Line = ""
+    unsigned_why: Line = ""
+    offered: Line = ""
