@@ -1,4 +1,4 @@
-"""Sampling: the CPU time that watching 8 ranks for hangs takes, at rest, at work and in a hang, with closer looks.
+"""Sampling: the CPU time that watching 8 ranks for hangs takes, at rest, at work and in a hang, with inspections.
 
 python benchmarks/sampling.py [--quick] [--only asleep,working,hung]
 """
@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from measure import Bar, Options, Scratch, Table, parse_options, progress, say_machine, stop, wait_until
-from saferun.captures.closer_look import look_closer
+from saferun.captures.inspection import inspect_ranks
 from saferun.linux.poller import Poller
 from saferun.watchdog.monitor import Watch, WatchedRank
 
@@ -80,7 +80,7 @@ def measure_sampling(scratch: Scratch, script: str, what: str, window_s: float) 
             watch.tick(now)
     used_s += time.thread_time()
     look_s = -time.thread_time()
-    look_closer([(rank.local_rank, rank.pid, rank.pid) for rank in ranks], 0, 0.05)
+    inspect_ranks([(rank.local_rank, rank.pid, rank.pid) for rank in ranks], 0, 0.05)
     look_s += time.thread_time()
     watch.end()
     poller.close()
@@ -92,13 +92,13 @@ def measure_sampling(scratch: Scratch, script: str, what: str, window_s: float) 
         "all ranks": share,
         "one rank": share / RANKS,
         "a sample": used_s / max(samples, 1) * 1e3,
-        "a closer look": look_s * 1e3,
-        "closer looks": look_s * LOOKS / HANG_TIMEOUT_S * 100,
+        "an inspection": look_s * 1e3,
+        "inspections": look_s * LOOKS / HANG_TIMEOUT_S * 100,
     }
 
 
-UNITS = {"all ranks": "% core", "one rank": "% core", "a sample": "ms", "a closer look": "ms", "closer looks": "% core"}
-BARS = {"all ranks": (Bar(0.1),), "closer looks": (Bar(0.1),)}
+UNITS = {"all ranks": "% core", "one rank": "% core", "a sample": "ms", "an inspection": "ms", "inspections": "% core"}
+BARS = {"all ranks": (Bar(0.1),), "inspections": (Bar(0.1),)}
 
 
 def main(options: Options) -> None:

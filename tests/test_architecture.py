@@ -57,7 +57,7 @@ PURE = (
     "console/lines",
     "console/prefix",
     "linux/nic",
-    "captures/look_values",
+    "captures/inspection_values",
     "preflight/bisect/__init__",
     "preflight/bisect/halving",
     "preflight/bisect/values",

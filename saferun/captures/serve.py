@@ -42,7 +42,7 @@ EXAMINER_MODULES = (
     "saferun.captures.wire",
     "saferun.captures.stacks",
     "saferun.captures.process_state",
-    "saferun.captures.closer_look",
+    "saferun.captures.inspection",
     "saferun.captures.links",
     "saferun.captures.strace",
     "saferun.captures.capture_processes",
@@ -298,12 +298,12 @@ def _dump(value: Any) -> NoReturn:  # noqa: ANN401
     os.execve(tool.path, argv_of("py-spy", int(value), "--nonblocking"), os.environ)
 
 
-def _look(value: Any) -> None:  # noqa: ANN401
-    """A closer look at ranks that seem quiet."""
-    set_name("sr-look")
-    from saferun.captures.closer_look import look_json
+def _inspect(value: Any) -> None:  # noqa: ANN401
+    """An inspection of ranks that seem quiet."""
+    set_name("sr-inspect")
+    from saferun.captures.inspection import inspection_json
 
-    write(look_json(value))
+    write(inspection_json(value))
 
 
 def _lint(value: Any) -> None:  # noqa: ANN401
@@ -337,7 +337,7 @@ def _copy_hook(value: Any) -> None:  # noqa: ANN401
 _KINDS: dict[str, Callable[[Any], None]] = {
     "capture": _capture,
     "dump": _dump,
-    "look": _look,
+    "inspect": _inspect,
     "lint": _lint,
     "waits": _waits,
     "hook": _copy_hook,

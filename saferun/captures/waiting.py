@@ -119,9 +119,9 @@ class Ends:
         return ", or ".join(telling[:_SHOWN]) + more
 
 
-def list_fds(pid: int) -> list[int]:
-    """The open descriptors of a process; empty if they are not readable."""
-    return sorted(map(int, list_directory(f"/proc/{pid}/fd")))[:_FDS_LIMIT]
+def list_fds(pid: int, limit: int = _FDS_LIMIT) -> list[int]:
+    """The open descriptors of a process, the first so many; empty if they are not readable."""
+    return sorted(map(int, list_directory(f"/proc/{pid}/fd")))[:limit]
 
 
 def _awaited_child(call: SystemCall) -> str:

@@ -84,6 +84,8 @@ class Job(JobSender):
         self.is_head = channel.is_head
         self.host = 0
         self.peers: Mapping[int, Peer] = {}
+        self.other_addresses: tuple[str, ...] = ()
+        self._own_addresses: tuple[str, ...] = ()
         self._context = JobContext(
             config, poller, callbacks, sender=self, on_channel_lost=self._on_channel_lost, warn=self._warn
         )
@@ -204,11 +206,12 @@ class Job(JobSender):
         # Less where each host decided for itself that they meet again.
         timeout_s, self._after_loss = min(timeout_s, _AGAIN_S) if self._after_loss else timeout_s, False
         base = self._run_dir.shared_base if config.shares_secret else ""
+        self._own_addresses = tuple(own_addresses())
         record = TaskInfo(
             config.nproc_per_node,
             config.role,
             os.getpid(),
-            addresses=tuple(own_addresses()),
+            addresses=self._own_addresses,
             port=channel.control_port,
             files=self._run_dir.name,
             host_info=host_info,
@@ -241,6 +244,8 @@ class Job(JobSender):
             addresses = [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
         else:
             addresses = list(joined.leader_addresses)
+        has_neighbours = placement.local_world_size > len(placement.ranks)
+        self.other_addresses = (*addresses, *((*self._own_addresses, "127.0.0.1", "::1") if has_neighbours else ()))
         attempt = JobAttempt(
             self._context,
             assignment.number,

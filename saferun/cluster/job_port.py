@@ -49,6 +49,7 @@ class JobPort(LoopPart, Protocol):
         leads: whether this process decides for the job.
         leader: the name of the host that does; empty where there is only this one.
         peers: all hosts, on the leader of several.
+        other_addresses: of hosts with other ranks of the job, as far as they are known: on the leader all of them.
         chunk_limit_bytes: how large a chunk of evidence may be.
         leaves: set before ``close``: this host goes, and the job goes on without it.
         blamed: set by whoever finds out: the ranks of the job that caused the last hang.
@@ -60,6 +61,7 @@ class JobPort(LoopPart, Protocol):
     leads: bool
     leader: str
     peers: Mapping[int, Peer]
+    other_addresses: tuple[str, ...]
     chunk_limit_bytes: int
     leaves: bool
     blamed: tuple[int, ...]

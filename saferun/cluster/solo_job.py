@@ -57,6 +57,7 @@ class SoloJob:
         self.host = 0
         self.leader = ""
         self.peers: Mapping[int, Peer] = {}
+        self.other_addresses: tuple[str, ...] = ()
         self.blamed: tuple[int, ...] = ()
         self.chunk_limit_bytes = 1 << 16
         self.start_stage: JsonObject | None = None

@@ -68,7 +68,7 @@ class Heartbeats:
         self._chunks: list[ChunkName] = []
         self._stuck: dict[str, str] = {}
         self._locations: dict[str, str] = {}  # where those in state D wait
-        self._seen_in_d: set[int] = set()
+        self._seen_in_d: dict[int, int] = {}
         self._acked = False
         self._sum = 0  # what the heartbeats have come to
         self._stored = b""  # the last one, with a job secret
@@ -162,17 +162,23 @@ class Heartbeats:
                 self._is_dirty = True
 
 
-def stuck_processes(pids: dict[int, int], seen_in_d: set[int]) -> dict[str, str]:
-    """Which processes are stopped (T), or sleep uninterruptibly (D) now and in the previous sample, by task."""
+def stuck_processes(pids: dict[int, int], seen_in_d: dict[int, int]) -> dict[str, str]:
+    """Which processes are stopped (T), or in the same uninterruptible sleep (D) as in the previous sample, by task.
+
+    Args:
+        pids: of the processes, by task.
+        seen_in_d: how often those that were in state D had been put on a processor then; updated. One that has run
+            since is not stuck: a slow disk and a busy machine show many short sleeps.
+    """
     stuck = {}
     for task, pid in pids.items():
-        state = _state_of(pid)
-        if state in {"T", "t"} or (state == "D" and task in seen_in_d):
+        state, runs = _state_of(pid), _runs_of(pid)
+        if state in {"T", "t"} or (state == "D" and seen_in_d.get(task) == runs):
             stuck[str(task)] = state.upper()
         if state == "D":
-            seen_in_d.add(task)
+            seen_in_d[task] = runs
         else:
-            seen_in_d.discard(task)
+            seen_in_d.pop(task, None)
     return stuck
 
 
@@ -200,6 +206,15 @@ def _state_of(pid: int) -> str:
     except OSError:
         return ""
     return content[content.rfind(b")") + 2 :][:1].decode(errors="replace")
+
+
+def _runs_of(pid: int) -> int:
+    """How often the main thread was put on a processor; 0 where unknown. Source: proc(5), /proc/PID/schedstat."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[2])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 # ----------------------------------------------------------------------------------------------------------- the leader

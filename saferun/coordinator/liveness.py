@@ -143,7 +143,7 @@ class OwnSupervisor:
         self._pids = {0: pids[0]} if 0 in pids else {}
         self._interval_s = interval_s
         self._host_timeout_s = host_timeout_s
-        self._seen_in_d: set[int] = set()
+        self._seen_in_d: dict[int, int] = {}
         self._waiting_s = 0.0
         self._unchecked_s = 0.0
 

@@ -87,6 +87,7 @@ class HangWatch:
             on_recovery=self._take_recovery,
             examiner=self._context.launch.examiner,
             store_port=self._record.store_port,
+            addresses=self._context.launch.job.other_addresses,
         )
         self._watch.begin(now, self.watched_ranks())
 

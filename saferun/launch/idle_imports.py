@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MODULES = (
     # To watch the ranks
     "saferun.evidence",
-    "saferun.captures.look_values",
+    "saferun.captures.inspection_values",
     "saferun.text.typed_json",
     "saferun.watchdog.monitor",
     "saferun.watchdog.verdicts",

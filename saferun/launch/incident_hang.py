@@ -14,7 +14,7 @@ from saferun.launch.live_capture import LiveCapture
 from saferun.launch.rank_group import Rank
 from saferun.linux.procfs import main_thread_run_s
 from saferun.model import Value
-from saferun.report.console_text import hang_goes_on_text, hang_text
+from saferun.report.console_text import hang_goes_on_text, hang_text, suspected_hang_text
 from saferun.supervisor.actions import CaptureEvidence, ReportHang
 from saferun.supervisor.events import EvidenceCaptured
 from saferun.watchdog.verdicts import Repeat
@@ -151,8 +151,10 @@ class HangIncident(LiveCapture):
         if count > 1 and seen == self._record.reported_hang and not is_alive:
             # The report has it whole.
             self._context.say_lines(hang_goes_on_text(diagnosis, verdict, on_hang=step, count=count, next_s=next_s))
-        else:
+        elif verdict.certain or log.files is None:
             self._context.say_lines(lines)
+        else:
+            self._context.say_lines(suspected_hang_text(diagnosis, files=log.files))
         self._record.reported_hang = seen
         self._record.add_incident("hang", diagnosis, _OUTCOMES[step], lines)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from saferun.supervisor.policy.decision_row import DecisionRow
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
+# Of a hang that goes on for days the first reports and the last ones are kept.
+_FIRST_HANGS, _LAST_HANGS = 8, 8
 
 
 class IncidentLog:
@@ -68,6 +70,9 @@ class IncidentLog:
         """One more incident. The arguments are the fields of report_json's Incident."""
         from saferun.report.report_json import Incident
 
+        hangs = [at for at, one in enumerate(self._incidents) if one.kind == "hang" and one.attempt == attempt]
+        if kind == "hang" and len(hangs) >= _FIRST_HANGS + _LAST_HANGS:
+            del self._incidents[hangs[_FIRST_HANGS]]
         now = time.time()
         self._incidents.append(
             Incident(

@@ -22,7 +22,7 @@ _MOST_LEVELS = 32
 # Without a limit v1 has the largest possible number of pages, and v2 has ``max``.
 _NO_LIMIT_BYTES = 1 << 60
 # Files of version 2 that exist if the controller is enabled.
-_SIGNS = {"memory": ("events", "stat"), "pids": ("max", "current"), "cpu": ("max", "stat")}
+_SIGNS = {"memory": ("events", "stat"), "pids": ("max", "current"), "cpu": ("max", "stat"), "cgroup": ("events",)}
 _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _USAGE_FILES = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
@@ -140,6 +140,18 @@ def cpu_quota(root: str = "/") -> float | None:
         if len(numbers) == 2 and numbers[1]:  # noqa: PLR2004 - -1 and max mean no quota
             quotas.append(numbers[0] / numbers[1])
     return min(quotas, default=None)
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether a process's control group is frozen, as container engines do that pause, and schedulers that suspend.
+
+    Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cgroup.events), cgroup-v1/freezer-subsystem.rst.
+    """
+    version, path, _ = _cgroup_of("cgroup", f"/proc/{pid}", "/proc/self")
+    if version == 2 and _keyed(f"{path}/cgroup.events").get(b"frozen") == 1:  # noqa: PLR2004
+        return True
+    version, path, _ = _cgroup_of("freezer", f"/proc/{pid}", "/proc/self")
+    return version == 1 and read_bytes(f"{path}/freezer.state").strip() in (b"FROZEN", b"FREEZING")
 
 
 def _own_directories(controller: str, root: str) -> tuple[int, tuple[str, ...]]:
@@ -286,7 +298,8 @@ def _cgroup_of(controller: str, proc: str, own_proc: str, root: str = "") -> tup
         directory = f"{mount_point}/{within.strip('/')}".rstrip("/")
         if not os.path.isdir(directory):
             directory = mount_point
-        if version == 1 or any(os.path.exists(f"{directory}/{controller}.{name}") for name in _SIGNS[controller]):
+        signs = _SIGNS.get(controller, ())
+        if version == 1 or any(os.path.exists(f"{directory}/{controller}.{name}") for name in signs):
             return version, directory, mount_point
     return 0, "", ""
 

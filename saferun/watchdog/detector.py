@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.captures.look_values import JobLook
+from saferun.captures.inspection_values import JobInspection
 from saferun.evidence import HangVerdict, ThreadStack
 from saferun.watchdog.samples import JobSample, Numbers, Outcome, RankSample
 from saferun.watchdog.verdicts import Repeat, Verdicts
@@ -24,10 +24,10 @@ _UNINTERRUPTIBLE_S = 60.0
 # When a rank that does not move is asked for its sequence numbers, as shares of the timeout. Rarely: an answer from a
 # full Flight Recorder costs one of the rank's threads 30-40 ms (measured).
 _ASK_AT = (0.125, 0.25, 0.5, 0.75)
-# When a closer look is taken at ranks that do not move, as shares of the timeout; and before a verdict, unless the last
-# one has just ended.
-_LOOK_AT = (0.2, 0.45, 0.7)
-_LOOK_LASTS_S = 15.0
+# When ranks that do not move are inspected, as shares of the timeout; and before a verdict, unless the last inspection
+# has just ended.
+_INSPECT_AT = (0.2, 0.45, 0.7)
+_INSPECTION_LASTS_S = 15.0
 _FROZEN = 0.7
 # How many dumps a suspicion takes: fewer of a rank in a collective, whose sequence numbers are known.
 _DUMPS = 30
@@ -64,9 +64,9 @@ class Watchdog:
         self._verdicts = Verdicts(timeout_s)
         self._lively = 0
         self._lively_s = 0.0
-        self._is_looking = False
-        self._looked_at = 0  # how many of the marks
-        self._looked_s = float("-inf")
+        self._is_inspecting = False
+        self._inspected_marks = 0  # how many of the marks
+        self._inspected_s = float("-inf")
 
     # ----------------------------------------------------------------------------------------------------- what it sees
 
@@ -78,18 +78,21 @@ class Watchdog:
         if not is_first:
             self._clock_s += self._credit(sample, interval_s)
         moved = {rank.local_rank: self._take(rank, interval_s) for rank in sample.ranks}
+        for local_rank in self._watched.keys() - moved.keys():
+            # Of what cannot be read nothing is known.
+            self._watched[local_rank].move(self._clock_s)
         ask = [] if is_first else self._numbers_wanted()
         recovered_s = None if is_first else self._recovery(moved=any(moved.values()))
-        look = not is_first and self._look_is_due()
+        inspection = not is_first and self._inspection_is_due()
         verdict, confirm = (None, []) if is_first else self._verdict()
-        look = look or self._look_is_needed()
-        self._is_looking = self._is_looking or look
+        inspection = inspection or self._inspection_is_needed()
+        self._is_inspecting = self._is_inspecting or inspection
         if verdict is not None:
             self._verdicts.report(verdict, self._clock_s)
             self._lively = 0
         # The descendants of a rank that moves by itself need not be sampled.
         below = frozenset(local_rank for local_rank, has_moved in moved.items() if not has_moved)
-        return Outcome(verdict, recovered_s, (*ask, *confirm), below, self._confirming, look)
+        return Outcome(verdict, recovered_s, (*ask, *confirm), below, self._confirming, inspection)
 
     def take_numbers(self, local_rank: int, numbers: Numbers | None) -> None:
         """The answer to ``Outcome.numbers_wanted``; None where there is none."""
@@ -97,17 +100,17 @@ class Watchdog:
         if watched is not None and watched.take_numbers(numbers, self._clock_s):
             self._lively += _LIVELY
 
-    def take_look(self, look: JobLook | None) -> None:
-        """The answer to ``Outcome.look_wanted``; None where there is none."""
-        self._is_looking = False
-        self._looked_s = self._clock_s
+    def take_inspection(self, inspection: JobInspection | None) -> None:
+        """The answer to ``Outcome.inspection_wanted``; None where there is none."""
+        self._is_inspecting = False
+        self._inspected_s = self._clock_s
         for watched in self._watched.values():
             watched.works_unseen = False
-        if look is None:
+        if inspection is None:
             return
-        for found in look.ranks:
+        for found in inspection.ranks:
             rank = self._watched.get(found.local_rank)
-            if rank is not None and rank.take_look(look.moments_s, found, self._clock_s, self._timeout_s):
+            if rank is not None and rank.take_inspection(inspection.moments_s, found, self._clock_s, self._timeout_s):
                 self._lively += _LIVELY
 
     def rank_ended(self, local_rank: int) -> None:
@@ -122,7 +125,7 @@ class Watchdog:
     def captured(self) -> None:
         """The verdict has been captured and reported: watch on. What the capture did to the ranks does not count."""
         self._at = None
-        self._confirming = self._is_looking = False
+        self._confirming = self._is_inspecting = False
         for watched in self._watched.values():
             watched.rebase()
 
@@ -219,18 +222,21 @@ class Watchdog:
             if watched.ask(sum(self._silent_s(watched) >= part * self._timeout_s for part in _ASK_AT))
         ]
 
-    def _look_is_due(self) -> bool:
-        """Whether no rank has moved for so long that a closer look is wanted."""
+    def _inspection_is_due(self) -> bool:
+        """Whether no rank has moved for so long that an inspection is wanted."""
         silent_s = min(map(self._silent_s, self._watched.values()), default=0.0)
-        reached = sum(silent_s >= part * self._timeout_s for part in _LOOK_AT)
-        is_due = reached > self._looked_at and not self._is_looking
-        if is_due or reached < self._looked_at:
-            self._looked_at = reached
+        # A missing heartbeat is held against a rank while others move.
+        beating = [watched for watched in self._watched.values() if watched.beat_ns > 0]
+        silent_s = max([silent_s, *(min(self._silent_s(one), self._beatless_s(one)) for one in beating)])
+        reached = sum(silent_s >= part * self._timeout_s for part in _INSPECT_AT)
+        is_due = reached > self._inspected_marks and not self._is_inspecting
+        if is_due or reached < self._inspected_marks:
+            self._inspected_marks = reached
         return is_due
 
-    def _look_is_needed(self) -> bool:
-        """Whether a verdict waits for a closer look."""
-        return self._confirming and not self._is_looking and self._clock_s - self._looked_s > _LOOK_LASTS_S
+    def _inspection_is_needed(self) -> bool:
+        """Whether a verdict waits for an inspection."""
+        return self._confirming and not self._is_inspecting and self._clock_s - self._inspected_s > _INSPECTION_LASTS_S
 
     def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
         """The verdict, or the ranks whose numbers are needed first."""
@@ -241,7 +247,7 @@ class Watchdog:
         if not self._confirming:
             self._confirming = True
             return None, [local_rank for local_rank, watched in self._watched.items() if watched.ask_now()]
-        if self._is_looking or any(watched.is_asked for watched in self._watched.values()):
+        if self._is_inspecting or any(watched.is_asked for watched in self._watched.values()):
             return None, []
         self._confirming = False
         return hang, []
@@ -258,16 +264,21 @@ class Watchdog:
             return None
         busy = tuple(sorted((*found["waits"], *found["spins"])))
         silent_s = min(map(self._silent_s, ranks))
+        # (That ranks in a collective are busy says nothing: its numbers and their stacks stand still.)
+        certain = not any(self._is_doubted(watched) for watched in ranks if watched.rank not in busy)
         if not busy:
-            certain = not any(self._clock_s - watched.doubted_s < self._timeout_s for watched in ranks)
             return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(self._quiet_s, ranks)), certain)
         if not found["spins"]:
             about = tuple(sorted(watched.rank for watched in ranks if watched.is_in_collective))
-            return HangVerdict("stuck_collective", about, silent_s, certain=True, busy=busy)
+            return HangVerdict("stuck_collective", about, silent_s, certain, busy)
         if not found["waits"] and not found["quiet"]:
             # No rank waits for them.
             return None
         return HangVerdict("spinning", tuple(sorted(found["spins"])), silent_s, certain=False, busy=busy)
+
+    def _is_doubted(self, watched: Watched) -> bool:
+        """Whether it may be working after all: by its inspections, or because it may wait for a slow disk."""
+        return watched.uninterruptible_s is not None or self._clock_s - watched.doubted_s < self._timeout_s
 
     def _role(self, watched: Watched) -> str:
         """What a rank that has not moved does: ``quiet``, ``waits``, ``spins`` or ``works``."""
@@ -294,7 +305,9 @@ class Watchdog:
         if not late:
             return None
         # While something still moves it is reported, and not acted upon.
-        certain = all(self._silent_s(watched) >= self._timeout_s / 2 for watched in late)
+        certain = not any(
+            self._silent_s(watched) < self._timeout_s / 2 or self._is_doubted(watched) for watched in late
+        )
         ranks = tuple(sorted(watched.rank for watched in late))
         return HangVerdict("heartbeat", ranks, min(map(self._beatless_s, late)), certain, self._busy())
 

@@ -14,7 +14,7 @@ from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.flight_recorder_seq import NumbersQuery
 from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
 from saferun.watchdog.py_spy_json import threads_from
-from saferun.watchdog.quiet_work import look_from
+from saferun.watchdog.quiet_work import inspection_from
 from saferun.watchdog.samples import JobSample, RankSample
 from saferun.watchdog.verdicts import Repeat
 
@@ -28,11 +28,11 @@ _QUERY_DEADLINE_S = 2.0
 _DUMP_DEADLINE_S = 5.0
 _DUMPS_AT_ONCE = 2
 _DUMP_LIMIT_BYTES = 4 << 20
-# Between the moments of a closer look. What is asked for every two seconds does not come in each of these intervals.
-_LOOK_INTERVAL_S = 1.2
-_LOOK_INTERVALS = 8  # at least so many in a timeout
-_LOOK_DEADLINE_S = 15.0
-_LOOK_LIMIT_BYTES = 8 << 20
+# Between the moments of an inspection. What is asked for every two seconds does not come in each of these intervals.
+_INSPECTION_INTERVAL_S = 1.2
+_INSPECTION_INTERVALS = 8  # at least so many in a timeout
+_INSPECTION_DEADLINE_S = 15.0
+_INSPECTION_LIMIT_BYTES = 8 << 20
 # A signal from outside goes straight to ranks that have moved since then: the supervisor's limit is longer.
 _SURELY_SHORT_S = 8.0
 
@@ -65,8 +65,9 @@ class Watch:
         poller: the loop's.
         on_verdict: takes a verdict. Watching pauses then, until ``captured``.
         on_recovery: takes how many seconds a hang lasted that is over.
-        examiner: dumps the stacks of suspects and looks closer at quiet ranks; None: neither is done.
+        examiner: dumps the stacks of suspects and inspects quiet ranks; None: neither is done.
         store_port: of the job's store; 0: unknown.
+        addresses: of other hosts of the job, as far as they are known.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Watch:
         on_recovery: Callable[[float], None],
         examiner: Examiner | None = None,
         store_port: int = 0,
+        addresses: Sequence[str] = (),
     ) -> None:
         self._timeout_s = hang_timeout_s
         self._poller = poller
@@ -85,6 +87,7 @@ class Watch:
         self._on_recovery = on_recovery
         self._examiner = examiner
         self._store_port = store_port
+        self._addresses = tuple(addresses)
         can_dump = examiner is not None and "py-spy" in (examiner.tools or ())
         self._watchdog = Watchdog(hang_timeout_s, can_dump=can_dump)
         self._interval_s = sampling_interval_s(hang_timeout_s)
@@ -99,8 +102,8 @@ class Watch:
         self._dump_at: float | None = None
         self._dumps: dict[int, tuple[float, Answer]] = {}  # by process, with its deadline
         self._queries: dict[int, NumbersQuery] = {}
-        self._look: Answer | None = None
-        self._look_until = 0.0
+        self._inspection: Answer | None = None
+        self._inspection_until = 0.0
 
     # ----------------------------------------------------------------------------------------------------- the schedule
 
@@ -113,8 +116,8 @@ class Watch:
         moments += [query.deadline for query in self._queries.values()]
         if self._dump_at is not None:
             moments.append(self._dump_at)
-        if self._look is not None:
-            moments.append(self._look_until)
+        if self._inspection is not None:
+            moments.append(self._inspection_until)
         return min(moments)
 
     def begin(self, now: float, ranks: Sequence[WatchedRank]) -> None:
@@ -132,9 +135,9 @@ class Watch:
         for pid in [pid for pid, (deadline, _) in self._dumps.items() if deadline <= now]:
             self._dumps.pop(pid)[1].close()
             self._watchdog.take_dump(pid, now, ())
-        if self._look is not None and self._look_until <= now:
-            self._end_look()
-            self._watchdog.take_look(None)
+        if self._inspection is not None and self._inspection_until <= now:
+            self._end_inspection()
+            self._watchdog.take_inspection(None)
         for local_rank, query in list(self._queries.items()):
             if query.deadline <= now:
                 query.give_up()
@@ -159,7 +162,7 @@ class Watch:
         for _, answer in self._dumps.values():
             answer.close()
         self._dumps.clear()
-        self._end_look()
+        self._end_inspection()
         for query in self._queries.values():
             query.give_up()
         self._queries.clear()
@@ -211,8 +214,8 @@ class Watch:
         self._sample_at = now + self._asked_s
         for local_rank in outcome.numbers_wanted:
             self._ask(local_rank, now)
-        if outcome.look_wanted:
-            self._begin_look(now)
+        if outcome.inspection_wanted:
+            self._begin_inspection(now)
         if outcome.recovered_s is not None:
             self._on_recovery(outcome.recovered_s)
         if outcome.verdict is not None:
@@ -267,42 +270,42 @@ class Watch:
             del self._queries[local_rank]
             self._watchdog.take_numbers(local_rank, query.numbers)
 
-    # ----------------------------------------------------------------------------------------------------- closer looks
+    # ----------------------------------------------------------------------------------------------------- inspections
 
-    def _begin_look(self, now: float) -> None:
-        """Have another process look at what this one has no time for."""
-        interval_s = min(_LOOK_INTERVAL_S, self._timeout_s / _LOOK_INTERVALS)
+    def _begin_inspection(self, now: float) -> None:
+        """Have another process read what this one has no time for."""
+        interval_s = min(_INSPECTION_INTERVAL_S, self._timeout_s / _INSPECTION_INTERVALS)
         ranks = [
             (rank.local_rank, rank.pid, self._principals.get(rank.local_rank, rank.pid))
             for rank in self._ranks.values()
         ]
-        value = [ranks, self._store_port, interval_s]
+        value = [ranks, self._store_port, interval_s, self._addresses]
         try:
             if self._examiner is None:
                 raise OSError  # noqa: TRY301 - as any other reason for it
-            self._look = Answer(
+            self._inspection = Answer(
                 self._examiner,
                 self._poller,
-                "look",
+                "inspect",
                 value,
-                _LOOK_DEADLINE_S,
-                self._take_look,
-                limit_bytes=_LOOK_LIMIT_BYTES,
+                _INSPECTION_DEADLINE_S,
+                self._take_inspection,
+                limit_bytes=_INSPECTION_LIMIT_BYTES,
                 is_urgent=False,
             )
         except OSError:
-            self._watchdog.take_look(None)
+            self._watchdog.take_inspection(None)
             return
-        self._look_until = now + _LOOK_DEADLINE_S
+        self._inspection_until = now + _INSPECTION_DEADLINE_S
 
-    def _take_look(self, content: bytes) -> None:
-        self._look = None
-        self._watchdog.take_look(look_from(content))
+    def _take_inspection(self, content: bytes) -> None:
+        self._inspection = None
+        self._watchdog.take_inspection(inspection_from(content))
 
-    def _end_look(self) -> None:
-        if self._look is not None:
-            self._look.close()
-            self._look = None
+    def _end_inspection(self) -> None:
+        if self._inspection is not None:
+            self._inspection.close()
+            self._inspection = None
 
     # ---------------------------------------------------------------------------------------------------------- stacks
 

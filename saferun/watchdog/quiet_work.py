@@ -1,16 +1,21 @@
-"""Work that samples of /proc do not show: what closer looks at a quiet rank say about the time between them. Pure.
+"""Work that samples of /proc do not show: what inspections of a quiet rank say about the time between them. Pure.
 
 Bytes that sockets carry to or from outside the job are progress, and so is work of threads other than the main one.
 What goes on whether a rank works or hangs is none: heartbeats, keep-alives, queries every few seconds, log shippers,
 metrics that are collected or fetched, the threads of gloo, NCCL and the store.
+
+Some work cannot be told from what goes on in a hang, however long it is watched: a slow transfer from a heartbeat that
+one side sends, a transfer between two hosts of the job from one between two ranks, a single long write to a slow disk
+from a wait for a dead one, a frozen control group from one that is never continued. A slow transfer counts as work for
+some timeouts; apart from that all of these leave a verdict uncertain for as long as they last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from saferun.captures.look_values import Connection, JobLook, RankLook, Thread
+from saferun.captures.inspection_values import Connection, JobInspection, RankInspection, Thread
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit
@@ -18,7 +23,7 @@ from saferun.watchdog.signs import DOUBTED
 
 # More than what keeps connections alive, reports metrics or asks for work, all connections together.
 _BULK_BYTES_PER_S = 16_384
-# A slow transfer, which goes on in each interval of a look. A query every few seconds does not.
+# A slow transfer, which goes on in each interval of an inspection. A query every few seconds does not.
 _STEADY_BYTES_PER_S = 400
 _STEADY_FACTOR = 4
 # What comes in bursts has not been asked for: an answer is not so much longer than its question.
@@ -40,23 +45,25 @@ _LIVED_S = 10.0
 _DISK_WAITS = 2
 # Compilers use whole cores; a service that idles, or collects metrics, does not.
 _SERVER_SHARE = 0.2
-# Threads of torch, NCCL, RCCL and CUDA that wait, poll and keep connections alive. Not those of autograd.
+# Threads of torch, NCCL, RCCL and CUDA that wait, poll and keep connections alive. Not those of autograd. NCCL and RCCL
+# name theirs only with NCCL_SET_THREAD_NAME=1; those of UCX, libfabric and HIP have none that are theirs alone.
+# Without a name such a thread is judged by what it does, which is little, or a busy loop.
 _NOT_THE_USERS = (
-    *("pt_gloo", "gloo_", "pt_tcpst", "pt_nccl", "pt_worker", "pt_dist", "pt_elastic"),
+    *("pt_gloo", "gloo_", "pt_tcpst", "pt_nccl", "pt_worker", "pt_dist", "pt_elastic", "pt_watchdog"),
     *("NCCL", "nccl", "RCCL", "cuda-Evt", "cuda0"),
 )
 
 
-def look_from(content: bytes) -> JobLook | None:
+def inspection_from(content: bytes) -> JobInspection | None:
     """The answer of the examiner; None where it is none."""
     try:
-        look: JobLook = fit(JobLook, loads(content))
+        inspection: JobInspection = fit(JobInspection, loads(content))
     except MALFORMED:
         return None
-    count = len(look.moments_s)
-    connections = [one for rank in look.ranks for one in rank.connections]
+    count = len(inspection.moments_s)
+    connections = [one for rank in inspection.ranks for one in rank.connections]
     is_whole = count > 1 and all(len(one.taken) == len(one.sent) == count for one in connections)
-    return look if is_whole else None
+    return inspection if is_whole else None
 
 
 class _First(Value):
@@ -67,18 +74,18 @@ class _First(Value):
 
 
 class QuietWork:
-    """What closer looks say about one rank."""
+    """What inspections say about one rank."""
 
     def __init__(self) -> None:
-        self._before: RankLook | None = None
+        self._before: RankInspection | None = None
         self._before_s = 0.0
         self._first: dict[tuple[int, int], _First] = {}
 
-    def take(self, moments_s: Sequence[float], now: RankLook, *, silent_s: float, patience_s: float) -> str:
+    def take(self, moments_s: Sequence[float], now: RankInspection, *, silent_s: float, patience_s: float) -> str:
         """What the rank does: ``works``, ``may work`` or ``waits``.
 
         Args:
-            moments_s: of the look.
+            moments_s: of the inspection.
             now: what it has found.
             silent_s: for how long the rank has not moved, by its samples.
             patience_s: how long the work of threads counts of which it is not known whether they do it always.
@@ -88,30 +95,27 @@ class QuietWork:
             # It has moved by itself since then: this is another silence.
             self._before, self._first = None, {}
         before, self._before, self._before_s = self._before, now, moments_s[-1]
-        works = (
-            _carries(now, moments_s)
-            or _is_served(now, moments_s)
-            or (before is not None and _has_carried(before, now, since_s))
-        )
+        flow = _flow(before, now, since_s, moments_s, internal=False)
+        is_slow = flow == "slow" or _is_served(now, moments_s)
+        is_unclear = bool(_flow(before, now, since_s, moments_s, internal=True)) or now.is_frozen
         known = {(one.tid, one.start_ticks): one for one in before.threads} if before is not None else {}
-        may_work = is_busy = False
+        found = set()
         for thread in filter(_is_users, now.threads):
-            works = works or (bool(thread.data_wakes) and min(thread.data_wakes) > 0)
-            key = thread.tid, thread.start_ticks
-            if thread.is_main:
-                continue
-            first = self._first.setdefault(key, _First(thread, silent_s))
-            does = _thread_does(first, known.get(key), thread, since_s)
-            works = works or does == "works"
-            may_work = may_work or does == "may work"
-            is_busy = is_busy or does == "busy"
-        if works or (may_work and silent_s < patience_s):
+            is_slow = is_slow or (bool(thread.data_wakes) and min(thread.data_wakes) > 0)
+            is_unclear = is_unclear or thread.in_disk_waits >= max(len(moments_s), _DISK_WAITS)
+            if not thread.is_main:
+                key = thread.tid, thread.start_ticks
+                first = self._first.setdefault(key, _First(thread, silent_s))
+                found.add(_thread_does(first, known.get(key), thread, since_s))
+        may_work = "may work" in found
+        if flow == "bulk" or "works" in found or ((is_slow or may_work) and silent_s < patience_s):
             return "works"
-        return "may work" if (may_work or is_busy) and silent_s < patience_s * DOUBTED else "waits"
+        is_doubtful = (may_work or "busy" in found) and silent_s < patience_s * DOUBTED
+        return "may work" if is_slow or is_unclear or is_doubtful else "waits"
 
 
 def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: float) -> str:
-    """The same of one thread, or ``busy``. ``before``: in the look before, which ended so long ago."""
+    """The same of one thread, or ``busy``. ``before``: in the inspection before, which ended so long ago."""
     if now.in_disk_waits >= _DISK_WAITS and _last(now) > now.wakes[0] + 1:
         # One uninterruptible sleep after the other: it waits for a slow disk.
         return "works"
@@ -158,50 +162,68 @@ def _last(thread: Thread) -> int:
     return thread.wakes[-1] if thread.wakes else 0
 
 
-def _carries(look: RankLook, moments_s: Sequence[float]) -> bool:
-    """Whether connections carry data all the time that the look lasts."""
-    own = [one for one in look.connections if not one.is_accepted]
+def _flow(
+    before: RankInspection | None, now: RankInspection, since_s: float, moments_s: Sequence[float], *, internal: bool
+) -> str:
+    """What connections carry: ``bulk``, ``slow`` or nothing (empty).
+
+    Args:
+        before: the inspection before, which ended ``since_s`` ago.
+        now: this inspection.
+        since_s: see above.
+        moments_s: of this inspection.
+        internal: whether those are meant that may lead to other ranks, or all others.
+    """
+    meant = [one for one in now.connections if one.may_be_internal is internal and one.taken]
+    asked = [one for one in meant if not one.is_accepted]
     # Many small transfers at a time are one.
     together = Connection(
         0,
         False,
-        tuple(map(sum, zip(*(one.taken for one in own), strict=True))),
-        tuple(map(sum, zip(*(one.sent for one in own), strict=True))),
+        tuple(map(sum, zip(*(one.taken for one in asked), strict=True))),
+        tuple(map(sum, zip(*(one.sent for one in asked), strict=True))),
     )
-    return any(_is_steady(one, moments_s) for one in (*own, together) if one.taken)
+    flows = {_steady_flow(one, moments_s) for one in (*asked, together) if one.taken}
+    if before is not None:
+        flows.add(_flow_since(before, meant, since_s))
+    return next((flow for flow in ("bulk", "slow") if flow in flows), "")
 
 
-def _is_served(look: RankLook, moments_s: Sequence[float]) -> bool:
+def _is_served(inspection: RankInspection, moments_s: Sequence[float]) -> bool:
     """Whether a process of this host that the rank waits for is at work, such as a compile server."""
-    busy_s = look.servers_busy_s
+    busy_s = inspection.servers_busy_s
     return bool(busy_s) and busy_s[-1] - busy_s[0] > _SERVER_SHARE * (moments_s[-1] - moments_s[0])
 
 
-def _is_steady(one: Connection, moments_s: Sequence[float]) -> bool:
+def _steady_flow(one: Connection, moments_s: Sequence[float]) -> str:
+    """What a connection carries all the time that the inspection lasts."""
     moments = list(zip(moments_s, one.taken, one.sent, strict=False))
     least = min((now[1] - was[1] + now[2] - was[2]) / max(now[0] - was[0], 1e-3) for was, now in pairwise(moments))
     taken, sent = moments[-1][1] - moments[0][1], moments[-1][2] - moments[0][2]
+    if least >= _BULK_BYTES_PER_S:
+        return "bulk"
     is_lopsided = max(taken, sent) >= _STEADY_FACTOR * min(taken, sent)
-    return least >= _BULK_BYTES_PER_S or (is_lopsided and least >= _STEADY_BYTES_PER_S)
+    return "slow" if is_lopsided and least >= _STEADY_BYTES_PER_S else ""
 
 
-def _has_carried(before: RankLook, now: RankLook, since_s: float) -> bool:
-    """Whether connections have carried much since the look before."""
+def _flow_since(before: RankInspection, connections: Iterable[Connection], since_s: float) -> str:
+    """What connections have carried since the inspection before."""
     known = {one.inode: one for one in before.connections}
     total_bytes = 0
-    for one in now.connections:
+    is_slow = False
+    for one in connections:
         taken, sent = _carried(known.get(one.inode), one)
         # Answers to those who fetch metrics are none of the rank's work; what it is sent is.
         total_bytes += taken + (0 if one.is_accepted else sent)
-        if one.is_accepted:
-            continue
-        if taken >= _PUSHED_FACTOR * sent and taken / since_s > _PUSHED_BYTES_PER_S:
-            return True
-        if sent >= _PUSHED_FACTOR * taken and sent / since_s > _UPLOADED_BYTES_PER_S:
-            return True
-    return total_bytes / since_s > _BULK_BYTES_PER_S
+        if not one.is_accepted:
+            is_pushed = taken >= _PUSHED_FACTOR * sent and taken / since_s > _PUSHED_BYTES_PER_S
+            is_uploaded = sent >= _PUSHED_FACTOR * taken and sent / since_s > _UPLOADED_BYTES_PER_S
+            is_slow = is_slow or is_pushed or is_uploaded
+    return "bulk" if total_bytes / since_s > _BULK_BYTES_PER_S else "slow" if is_slow else ""
 
 
 def _carried(before: Connection | None, now: Connection) -> tuple[int, int]:
-    first_taken, first_sent = (before.taken[-1], before.sent[-1]) if before is not None else (0, 0)
-    return now.taken[-1] - first_taken, now.sent[-1] - first_sent
+    if before is None or before.taken[-1] > now.taken[-1] or before.sent[-1] > now.sent[-1]:
+        # Another one: the number of the socket has been given again.
+        return now.taken[-1], now.sent[-1]
+    return now.taken[-1] - before.taken[-1], now.sent[-1] - before.sent[-1]

@@ -95,8 +95,8 @@ class Outcome(Value):
         numbers_wanted: local ranks whose sequence numbers are wanted; each is to be answered, see
             ``Watchdog.take_numbers``.
         read_descendants: local ranks whose other processes are to be in the next sample.
-        is_urgent: a verdict waits for nothing but those numbers, a look and one more sample.
-        look_wanted: a closer look at all ranks is wanted; it is to be answered, see ``Watchdog.take_look``.
+        is_urgent: a verdict waits for nothing but those numbers, an inspection and one more sample.
+        inspection_wanted: an inspection of all ranks is wanted; it is to be answered, see ``Watchdog.take_inspection``.
     """
 
     verdict: HangVerdict | None = None
@@ -104,4 +104,4 @@ class Outcome(Value):
     numbers_wanted: tuple[int, ...] = ()
     read_descendants: frozenset[int] = frozenset()
     is_urgent: bool = False
-    look_wanted: bool = False
+    inspection_wanted: bool = False

@@ -6,7 +6,10 @@ from saferun.evidence import HangVerdict
 from saferun.model import Value
 
 # Suspicions and verdicts that may be acted upon are counted apart, so that the first never use up the second.
-AT_MOST = 4
+AT_ONCE = 4
+"""How many new hangs are reported without delay; after that they have to wait as one hang that goes on does."""
+LONGEST_PAUSE_S = 3600.0
+"""Between two reports of a hang that goes on, unless the timeout is longer."""
 _ABOUT_ALL = frozenset({"quiescent", "stuck_collective"})
 
 
@@ -24,11 +27,22 @@ class _Reported(Value):
     certain: bool
 
 
+class _New(Value):
+    """The new hangs of one certainty: how many were reported, and when the last one was reported."""
+
+    times: int = 0
+    clock_s: float = 0.0
+
+
 class Verdicts:
     """Remembers what was reported: the only place that decides when a hang is reported again.
 
+    A hang that goes on is reported until it is over: T after the first report, then 2 T, 4 T and so on later, at most
+    an hour (or T, if that is longer). New hangs are reported at once; from the fifth on likewise at growing intervals,
+    since a job whose ranks are stopped and continued again and again has a new one each time.
+
     Args:
-        timeout_s: the first repetition of a verdict comes after so long, the second after twice that, and so on.
+        timeout_s: T, the timeout.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -36,32 +50,35 @@ class Verdicts:
         self._reported: dict[str, _Reported] = {}
         self._open: dict[str, HangVerdict] = {}
         self._began_s = 0.0
-        self._count = {True: 0, False: 0}
+        self._new = {True: _New(), False: _New()}
 
     def may_report(self, verdict: HangVerdict, clock_s: float) -> bool:
-        """Whether it is new, or was reported long enough ago, and not too often."""
-        if self._count[verdict.certain] >= AT_MOST:
-            return False
+        """Whether it is new, or was reported long enough ago."""
         last = self._reported.get(verdict.kind)
-        if last is None or (verdict.certain and not last.certain):
-            return True
-        if verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks):
-            return True
+        if last is None or self._is_new(verdict, last):
+            new = self._new[verdict.certain]
+            return new.times < AT_ONCE or clock_s - new.clock_s >= self._pause_s(new.times - AT_ONCE + 1)
         if not verdict.certain and any(known.certain for known in self._open.values()):
             # The certain verdict has been reported, and what was done about it too.
             return False
         return clock_s - last.clock_s >= self._pause_s(last.times)
 
+    def _is_new(self, verdict: HangVerdict, last: _Reported) -> bool:
+        if verdict.certain and not last.certain:
+            return True
+        return verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks)
+
     def report(self, verdict: HangVerdict, clock_s: float) -> None:
         """It is being reported."""
         last = self._reported.get(verdict.kind)
+        if last is None or self._is_new(verdict, last):
+            self._new[verdict.certain] = _New(self._new[verdict.certain].times + 1, clock_s)
         self._reported[verdict.kind] = _Reported(
             frozenset(verdict.ranks) | (last.ranks if last is not None else frozenset()),
             clock_s,
             last.times + 1 if last is not None else 1,
             verdict.certain,
         )
-        self._count[verdict.certain] += 1
         began_s = clock_s - verdict.quiet_s
         self._began_s = min(self._began_s, began_s) if self._open else began_s
         self._open[verdict.kind] = verdict
@@ -70,11 +87,12 @@ class Verdicts:
         """How often a verdict of this kind has been reported, and when it is next."""
         last = self._reported.get(verdict.kind)
         times = last.times if last is not None else 1
-        is_last = self._count[verdict.certain] >= AT_MOST
-        return Repeat(times, None if is_last else self._pause_s(times))
+        return Repeat(times, self._pause_s(times))
 
     def _pause_s(self, times: int) -> float:
-        return self._timeout_s * (1 << (times - 1))
+        """How long after so many reports the next one is."""
+        # (A power of two beyond the longest pause is of no use, and one of many reports is no number of seconds.)
+        return min(self._timeout_s * (1 << min(times - 1, 40)), max(self._timeout_s, LONGEST_PAUSE_S))
 
     @property
     def open(self) -> tuple[HangVerdict, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.captures.look_values import RankLook
+from saferun.captures.inspection_values import RankInspection
 from saferun.watchdog.quiet_work import QuietWork
 from saferun.watchdog.samples import Numbers, ProcessSample, RankSample
 from saferun.watchdog.signs import RankSigns
@@ -35,7 +35,7 @@ class Watched:
         beat_ns: its last heartbeat; 0: none yet.
         beat_s: when that was noticed.
         is_asked: whether it has been asked for its sequence numbers and has not answered.
-        works_unseen: whether it works by the last closer look, which samples do not show.
+        works_unseen: whether it works by the last inspection, which samples do not show.
         doubted_s: when it was last seen to do what may be work, though for too long to count.
     """
 
@@ -141,12 +141,14 @@ class Watched:
             self.move(clock_s)
         return moved
 
-    # --------------------------------------------------------------------------------------------------- closer looks
+    # --------------------------------------------------------------------------------------------------- inspections
 
-    def take_look(self, moments_s: Sequence[float], look: RankLook, clock_s: float, timeout_s: float) -> bool:
-        """Take what a closer look has found. Returns whether the rank works."""
+    def take_inspection(
+        self, moments_s: Sequence[float], inspection: RankInspection, clock_s: float, timeout_s: float
+    ) -> bool:
+        """Take what an inspection has found. Returns whether the rank works."""
         silent_s = clock_s - self._shown_s
-        does = self._quiet_work.take(moments_s, look, silent_s=silent_s, patience_s=_PATIENCE * timeout_s)
+        does = self._quiet_work.take(moments_s, inspection, silent_s=silent_s, patience_s=_PATIENCE * timeout_s)
         self.works_unseen = does == "works"
         if self.works_unseen:
             self.move(clock_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.captures import closer_look
+from saferun.captures import inspection
 from saferun.linux import sock_diag
 from saferun.watchdog import monitor
 from tests.process.launching import DEADLINE_S, running
@@ -240,8 +240,8 @@ def test_a_look_that_fails_costs_its_evidence_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[object], bytes]
 ) -> None:
     """A hang is found as before, and a job at work is none."""
-    monkeypatch.setattr(closer_look, "look_json", look)
-    monkeypatch.setattr(monitor, "_LOOK_DEADLINE_S", 0.5)
+    monkeypatch.setattr(inspection, "inspection_json", look)
+    monkeypatch.setattr(monitor, "_INSPECTION_DEADLINE_S", 0.5)
     works = "while True:\n    time.sleep(0.5)\n    burn(0.02)\n"
     (tmp_path / "works").mkdir()
     with (
@@ -264,7 +264,7 @@ def test_a_rank_whose_descriptors_cannot_be_read_is_judged_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it is with hidepid, and of ranks that are not dumpable."""
-    monkeypatch.setattr(closer_look, "list_fds", lambda _pid: [])
+    monkeypatch.setattr(inspection, "list_fds", lambda *_: [])
     with contextlib.closing(Job(tmp_path, SLEEPS, SLEEPS)) as job:
         job.begin()
         assert job.until_told().certain

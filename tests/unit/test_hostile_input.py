@@ -77,7 +77,7 @@ from tests.process.one_capture import decode_request, encode_request
 from tests.torch.coordinating import TROUBLE
 from tests.unit import recorded_launchers
 from tests.unit.captures.test_flight_recorder import entry, trace
-from tests.unit.cluster.test_job import DECISION, piece
+from tests.unit.cluster.listening_job import DECISION, piece
 from tests.unit.host_samples import captured, host_evidence
 from tests.unit.linux.test_core_files import make_core
 

@@ -16,7 +16,7 @@ from saferun.supervisor.actions import BroadcastDecision, JoinHosts
 from saferun.supervisor.events import HostsDone, JobAborted, JobDecided
 from saferun.text.typed_json import fit
 from saferun.watchdog.job import combine, packed
-from tests.unit.cluster.test_job import JOINED, Listening
+from tests.unit.cluster.listening_job import JOINED, Listening
 from tests.unit.samples import CONFIG
 
 KINDS = ("stopped", "uninterruptible", "heartbeat", "spinning", "stuck_collective", "quiescent")

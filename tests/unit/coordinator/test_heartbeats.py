@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -222,3 +223,21 @@ def test_a_connection_that_breaks_is_not_the_end_of_reading() -> None:
         with changed:
             assert changed.wait_for(lambda: len(read) == 2, DEADLINE_S), read
     assert [part[2] for part in read] == ["hang-1", "end"]
+
+
+def test_a_supervisor_that_sleeps_shortly_again_and_again_does_not_wait_for_io(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk and a busy machine show state D in one sample after the other; only one long sleep is reported."""
+    samples = iter([("D", 5), ("D", 5), ("D", 6), ("D", 7), ("D", 7), ("S", 8), ("D", 8), ("D", 8), ("T", 9)])
+    found = []
+    seen_in_d: dict[int, int] = {}
+    for state, runs in samples:
+        monkeypatch.setattr(heartbeats_module, "_state_of", lambda _pid, state=state: state)
+        monkeypatch.setattr(heartbeats_module, "_runs_of", lambda _pid, runs=runs: runs)
+        found.append(heartbeats_module.stuck_processes({0: 1}, seen_in_d).get("0", ""))
+    assert found == ["", "D", "", "", "D", "", "", "D", "T"]
+
+
+def test_how_often_a_process_ran_is_read() -> None:
+    """Else every sleep would be one long one."""
+    assert heartbeats_module._runs_of(os.getpid()) > 0
+    assert heartbeats_module._runs_of(-1) == 0

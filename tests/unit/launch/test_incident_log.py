@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,24 @@ def test_where_no_files_are_wanted_there_are_none(tmp_path: Path, preflight: Pre
         launch.log.finish(2, stopped=False)
         launch.directory.close()
         assert not launch.path.exists()
+
+
+def test_of_a_hang_that_goes_on_for_days_the_first_and_the_last_reports_are_kept(launch: Launch) -> None:
+    """Each of them holds the stacks of all ranks, and the report is written again each time."""
+    launch.directory.open()
+    for number in range(40):
+        launch.log.add(
+            "hang",
+            evidence_of(),
+            EXCEPTION_EVERYWHERE,
+            attempt=0,
+            outcome="continued",
+            console_lines=[f"saferun: report {number}"],
+            directory="",
+        )
+    fail(launch)
+    launch.log.write()
+    incidents = checked(launch.read("report.json"))["incidents"]
+    assert [one["kind"] for one in incidents] == ["hang"] * 16 + ["failure"]
+    shown = re.findall(r"saferun: report (\d+)", (launch.path / "report.txt").read_text())
+    assert list(map(int, shown)) == [*range(8), *range(32, 40)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from saferun.errors import SaferunError
 from saferun.evidence import Diagnosis, HangVerdict, RankOutput
-from saferun.report.console_text import failure_text, hang_goes_on_text
+from saferun.report.console_text import failure_text, hang_goes_on_text, suspected_hang_text
 from saferun.text.wording import LONG_STEP, ranks_text
 from tests.unit.report.report_samples import (
     EXCEPTION_EVERYWHERE,
@@ -350,6 +350,28 @@ def test_a_rank_that_computes_for_long_is_reported_as_that() -> None:
     assert lines[0] == f"saferun: {COMPUTES}"
     assert not any("suspected:" in line or "busy loop" in line for line in lines)
     assert lines[-1] == "saferun: job left running; next hang check in 600 s (suspected hangs are only reported)"
+
+
+@pytest.mark.parametrize(
+    ("headline", "advice", "lines"),
+    [
+        (COMPUTES, "see what it does", [f"saferun: {COMPUTES}; stacks in runs/7/report.txt"]),
+        (
+            "the job may hang: rank 3 (node1) is stopped",
+            "continue it: kill -CONT 7",
+            [
+                "saferun: the job may hang: rank 3 (node1) is stopped; job left running, stacks in runs/7/report.txt",
+                "hint: continue it: kill -CONT 7",
+            ],
+        ),
+    ],
+)
+def test_a_suspected_hang_is_one_line_where_a_report_has_the_rest(headline: str, advice: str, lines: list[str]) -> None:
+    """A table of all ranks says that something is wrong, and nothing may be."""
+    diagnosis = sleeping(8)
+    assert diagnosis.cause is not None
+    diagnosis = diagnosis._replace(headline=headline, cause=diagnosis.cause._replace(advice=advice))
+    assert suspected_hang_text(diagnosis, files="runs/7/") == lines
 
 
 @pytest.mark.parametrize(

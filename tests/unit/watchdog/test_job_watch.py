@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
+
+import pytest
 
 from saferun.evidence import HangVerdict
 from saferun.watchdog.job_detector import JobDetector
-from saferun.watchdog.verdicts import AT_MOST
+from saferun.watchdog.verdicts import LONGEST_PAUSE_S
 
 TIMEOUT_S = 100.0
 RUN = {"s": "run"}
@@ -70,8 +73,8 @@ def test_hosts_that_are_done_do_not_count() -> None:
     assert everybody.hangs == []
 
 
-def test_a_hang_is_told_again_at_growing_intervals_and_not_for_ever() -> None:
-    """As on one host: the second time after the timeout, the third after twice that."""
+def test_a_hang_is_told_again_at_growing_intervals() -> None:
+    """As on one host: the second time after the timeout, the third after twice that, then at most an hour apart."""
     watched = Watched()
     watched.feed(quiet([0]), quiet([1]))
     assert len(watched.hangs) == 1
@@ -80,11 +83,16 @@ def test_a_hang_is_told_again_at_growing_intervals_and_not_for_ever() -> None:
     assert len(watched.hangs) == 1
     watched.later(0.5 * TIMEOUT_S)
     assert len(watched.hangs) == 2
-    for _ in range(40):
+    moments = [watched.now]
+    while len(moments) < 9:
         watched.watch.captured(watched.now)
-        watched.later(4 * TIMEOUT_S)
-    assert len(watched.hangs) == AT_MOST
-    assert [number for _, number in watched.hangs] == list(range(1, AT_MOST + 1))
+        watched.later(TIMEOUT_S / 4)
+        if len(watched.hangs) > len(moments) + 1:
+            moments.append(watched.now)
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    expected_s = [min(TIMEOUT_S * factor, LONGEST_PAUSE_S) for factor in (2, 4, 8, 16, 32, 64, 64, 64)]
+    assert gaps_s == pytest.approx(expected_s, abs=TIMEOUT_S)
+    assert [number for _, number in watched.hangs] == list(range(1, len(watched.hangs) + 1))
 
 
 def test_the_end_of_a_hang_is_told_once() -> None:

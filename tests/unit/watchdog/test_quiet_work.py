@@ -1,4 +1,4 @@
-"""What closer looks at a quiet rank say: transfers and other threads' work against heartbeats, queries and monitors."""
+"""What inspections of a quiet rank say: transfers and other threads' work against heartbeats, queries and monitors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from saferun.captures.look_values import Connection, JobLook, RankLook, Thread
-from saferun.watchdog.quiet_work import QuietWork, look_from
+from saferun.captures.inspection_values import Connection, JobInspection, RankInspection, Thread
+from saferun.watchdog.quiet_work import QuietWork, inspection_from
 
 INTERVAL_S = 1.2
 EVERY_S = 60.0
@@ -33,11 +33,13 @@ class Looks:
         wakes: float = 1,
         began_s: float = -1000.0,
         worked_before: bool = True,
+        internal: bool = False,
         **thread: Any,
     ) -> None:
         self.taken, self.sent, self.burst_s, self.accepted = taken, sent, burst_s, accepted
         self.run, self.io, self.wakes, self.began_s = run, io, wakes, began_s
         self.worked_before = worked_before
+        self.internal = internal
         self.thread = thread
         self.quiet_work = QuietWork()
 
@@ -47,9 +49,9 @@ class Looks:
             done_s = done_s // self.burst_s * self.burst_s
         return int(rate * done_s)
 
-    def take(self, silent_s: float) -> str:
-        """What is said after so much silence, which began at 0."""
-        moments_s = tuple(silent_s + INTERVAL_S * number for number in range(4))
+    def take(self, at: float, silence_began_s: float = 0.0) -> str:
+        """What is said at a time."""
+        moments_s = tuple(at + INTERVAL_S * number for number in range(4))
         connection = Connection(
             7,
             self.accepted,
@@ -70,8 +72,9 @@ class Looks:
             0,
             (),
         )
-        look = RankLook(0, (connection,), (thread._replace(**self.thread),))
-        return self.quiet_work.take(moments_s, look, silent_s=silent_s + 3.6, patience_s=PATIENCE_S)
+        connection = connection._replace(may_be_internal=self.internal)
+        look = RankInspection(0, (connection,), (thread._replace(**self.thread),))
+        return self.quiet_work.take(moments_s, look, silent_s=moments_s[-1] - silence_began_s, patience_s=PATIENCE_S)
 
     def all(self, count: int = 4) -> list[str]:
         """One look after the other."""
@@ -124,6 +127,36 @@ def test_what_a_hang_does_not_stop_is_no_work(does: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    "does", [{"taken": 1000}, {"sent": 1000}, {"taken": 1000, "sent": 20, "burst_s": 0.5}], ids=["from", "to", "bursts"]
+)
+def test_a_slow_transfer_is_believed_for_some_time_and_never_denied(does: dict[str, Any]) -> None:
+    """One that sends heartbeats for ever would hide a hang for ever."""
+    looks = Looks(**does)
+    assert looks.all(19) == [WORKS] * 19
+    assert {looks.take(1210.0), looks.take(36_000.0)} == {MAY_WORK}
+    fast = Looks(taken=50e3)
+    assert {fast.take(60.0), fast.take(36_000.0)} == {WORKS}
+
+
+@pytest.mark.parametrize("does", [{"taken": 1e6}, {"sent": 1e6}, {"taken": 1000}, {"taken": 100e3, "burst_s": 20.0}])
+def test_what_hosts_of_the_job_send_each_other_may_be_the_ranks_own(does: dict[str, Any]) -> None:
+    """Or a download from a service there: it leaves a verdict uncertain, and no more."""
+    looks = Looks(**does, internal=True)
+    assert looks.all()[1:] == [MAY_WORK] * 3
+    assert looks.take(36_000.0) == MAY_WORK
+    assert Looks(taken=20, internal=True).all() == [WAITS] * 4
+
+
+def test_a_socket_whose_number_was_given_again_is_another_one() -> None:
+    """Its totals begin at nothing, which is no progress backwards."""
+    looks = Looks(taken=100e3, burst_s=15.0)
+    looks.take(60.0)
+    looks.began_s, looks.burst_s, looks.taken = 100.0, 25.0, 150e3
+    assert looks.take(120.0) == WAITS
+    assert looks.take(180.0) == WORKS
+
+
+@pytest.mark.parametrize(
     "does",
     [
         pytest.param({"run": 0.02}, id="works a little"),
@@ -170,7 +203,8 @@ def test_of_a_thread_that_is_new_it_is_not_known() -> None:
 def test_a_thread_that_waits_for_a_disk_again_and_again_works() -> None:
     """One that waits for a dead disk is not woken up between."""
     assert Looks(in_disk_waits=3, wakes=5).all() == [WORKS] * 4
-    assert Looks(in_disk_waits=4, wakes=0).all() == [WAITS] * 4
+    # That may as well be a single long write.
+    assert Looks(in_disk_waits=4, wakes=0).all() == [MAY_WORK] * 4
 
 
 def test_a_thread_that_data_wakes_up_in_each_interval_works() -> None:
@@ -183,7 +217,7 @@ def test_a_server_of_this_host_at_work_is_work() -> None:
     """A rank that waits for its compile server shows nothing itself. One that idles is no reason to wait."""
     moments_s = (60.0, 61.2, 62.4, 63.6)
     for busy_s, does in (((5.0, 6.0, 7.0, 8.0), WORKS), ((5.0, 5.0, 5.1, 5.1), WAITS), ((), WAITS)):
-        look = RankLook(0, (), (), busy_s)
+        look = RankInspection(0, (), (), busy_s)
         assert QuietWork().take(moments_s, look, silent_s=60.0, patience_s=PATIENCE_S) == does
 
 
@@ -192,16 +226,16 @@ def test_what_was_before_the_rank_moved_is_forgotten() -> None:
     looks = Looks(run=0.02, worked_before=False)
     assert [looks.take(60.0), looks.take(120.0)] == [WAITS, WORKS]
     looks = Looks(sent=100_000, burst_s=15.0)
-    assert [looks.take(60.0), looks.take(5.0)] == [WAITS, WAITS]
+    assert [looks.take(60.0), looks.take(120.0, silence_began_s=115.0)] == [WAITS, WAITS]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"[[1.0],[]]", b'[["a","b"],[]]', b"{", b"[[1.0,2.0],[[0,[[7]],[]]]]"])
 def test_an_answer_that_is_none_is_no_look(content: bytes) -> None:
     """The process that answers may have been killed in the middle."""
-    assert look_from(content) is None
+    assert inspection_from(content) is None
 
 
 def test_a_look_survives_its_journey() -> None:
     thread = Thread(5, 6, 7.5, "python3", True, 8, (1, 2), 9, 0, 1, (1,))
-    look = JobLook((1.0, 2.0), (RankLook(0, (Connection(3, True, (1, 2), (3, 4)),), (thread,)),))
-    assert look_from(json.dumps(look).encode()) == look
+    look = JobInspection((1.0, 2.0), (RankInspection(0, (Connection(3, True, (1, 2), (3, 4)),), (thread,)),))
+    assert inspection_from(json.dumps(look).encode()) == look

@@ -1,6 +1,7 @@
-"""What a closer look at ranks that seem quiet finds. Values only; pure.
+"""What an inspection of ranks that seem quiet finds. Values only; pure.
 
-A look consists of several moments, about a second apart; numbers of bytes and wake-ups are totals at these moments.
+An inspection consists of several moments, about a second apart; numbers of bytes and wake-ups are totals at these
+moments.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ class Connection(Value):
         is_accepted: whether the rank is the server.
         taken: received bytes that the rank has read, at each moment.
         sent: bytes that the other end has acknowledged, at each moment.
+        may_be_internal: whether it may lead to another rank: it goes to a host with other ranks, and both ends have
+            ports that the kernel has chosen.
     """
 
     inode: int
     is_accepted: bool
     taken: tuple[int, ...]
     sent: tuple[int, ...]
+    may_be_internal: bool = False
 
 
 class Thread(Value):
@@ -55,7 +59,7 @@ class Thread(Value):
     data_wakes: tuple[int, ...]
 
 
-class RankLook(Value):
+class RankInspection(Value):
     """One rank.
 
     Attributes:
@@ -64,16 +68,18 @@ class RankLook(Value):
         threads: those of the process that does its work, and the main threads of its other processes.
         servers_busy_s: how long, at each moment, those processes on this host have run, or waited for a processor, that
             a thread waits for an answer of.
+        is_frozen: whether its control group is frozen.
     """
 
     local_rank: int
     connections: tuple[Connection, ...]
     threads: tuple[Thread, ...]
     servers_busy_s: tuple[float, ...] = ()
+    is_frozen: bool = False
 
 
-class JobLook(Value):
+class JobInspection(Value):
     """All ranks of this host. ``moments_s``: when the moments were, in monotonic seconds."""
 
     moments_s: tuple[float, ...]
-    ranks: tuple[RankLook, ...]
+    ranks: tuple[RankInspection, ...]

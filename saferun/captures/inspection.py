@@ -1,4 +1,4 @@
-"""A closer look at ranks that seem quiet: what their sockets carry, and what their other threads do.
+"""An inspection of ranks that seem quiet: what their sockets carry, and what their other threads do.
 
 The samples of the watchdog do not show bytes that a rank sends and receives through sockets, nor threads that work a
 little. Reading that takes a list of all descriptors and threads, so it is done only when nothing seems to move.
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from typing import Any
 
-from saferun.captures.look_values import Connection, JobLook, RankLook, Thread
+from saferun.captures.inspection_values import Connection, JobInspection, RankInspection, Thread
 from saferun.captures.waiting import list_fds, polled_by, read_memory
+from saferun.linux.cgroups import is_frozen
 from saferun.linux.procfs import descendants_of, waits_uninterruptibly
 from saferun.linux.small_files import list_directory, read_bytes, read_link
 from saferun.linux.sock_diag import TcpCounters, tcp_counters, unix_peers
@@ -28,8 +30,11 @@ from saferun.linux.syscalls import SystemCall, descriptor_of, read_syscall
 
 _INTERVALS = 3
 _FAMILY_LIMIT = 256
+_FDS_LIMIT = 1 << 17
 _THREADS_LIMIT = 4096
-_CONNECTIONS_LIMIT = 4096
+# Of all ranks together: the supervisor reads the answer between other things.
+_ANSWERED_THREADS = 2048
+_ANSWERED_CONNECTIONS = 2048
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RECEIVES = frozenset({"read", "readv", "recvfrom", "recvmsg", "recvmmsg"})
 # Which argument is the timeout: milliseconds, or the address of seconds and nanoseconds or microseconds.
@@ -41,16 +46,19 @@ _INT_SIGN = 1 << 31
 _NOT_WOKEN = SystemCall("", ())
 
 
-def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval_s: float) -> JobLook:
-    """Look at ranks at four moments.
+def inspect_ranks(
+    ranks: Iterable[tuple[int, int, int]], store_port: int, interval_s: float, addresses: Iterable[str] = ()
+) -> JobInspection:
+    """Inspect ranks at four moments.
 
     Args:
         ranks: of each its local rank, the process that was started, and the one of its family that does its work.
         store_port: of the job's store; 0: unknown.
         interval_s: between two moments.
+        addresses: where other ranks of the job are that these are not.
     """
     families = [_Family(*rank) for rank in ranks]
-    sockets = _Sockets(families, store_port)
+    sockets = _Sockets(families, store_port, addresses)
     threads = [_Threads(family, family.worker_pid, sockets) for family in families]
     # Of data-loader workers and other children only whether data wakes them up: their work shows in the samples.
     children = [
@@ -64,30 +72,36 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
         if moment:
             time.sleep(max(0.0, moments_s[0] + interval_s * moment - time.monotonic()))
         moments_s.append(time.monotonic())
-        sockets.look()
+        sockets.sample()
         for one in (*threads, *chain.from_iterable(children)):
-            one.look(is_last=moment == _INTERVALS)
+            one.sample(is_last=moment == _INTERVALS)
         servers = servers or _servers_of(threads)
         for pids, busy_s in zip(servers, servers_busy_s, strict=True):
             busy_s.append(sum(map(_family_busy_s, pids)))
-    return JobLook(
+    share = max(1, len(families))
+    return JobInspection(
         tuple(moments_s),
         tuple(
-            RankLook(
+            RankInspection(
                 family.local_rank,
-                tuple(sockets.connections_of(family)),
-                tuple(thread for process in (one, *others) for thread in process.found(moments_s)),
+                tuple(sockets.connections_of(family, _ANSWERED_CONNECTIONS // share)),
+                tuple(
+                    thread
+                    for process in (one, *others)
+                    for thread in process.found(moments_s, _ANSWERED_THREADS // share // (1 + len(others)))
+                ),
                 tuple(busy_s),
+                is_frozen(family.worker_pid),
             )
             for family, one, others, busy_s in zip(families, threads, children, servers_busy_s, strict=True)
         ),
     )
 
 
-def look_json(value: Any) -> bytes:  # noqa: ANN401 - JSON
-    """The answer to a request: its ranks, the port of the store and the interval as in :func:`look_closer`."""
-    ranks, store_port, interval_s = value
-    return json.dumps(look_closer(ranks, store_port, interval_s)).encode()
+def inspection_json(value: Any) -> bytes:  # noqa: ANN401 - JSON
+    """The answer to a request: the arguments of :func:`inspect_ranks`."""
+    ranks, store_port, interval_s, addresses = value
+    return json.dumps(inspect_ranks(ranks, store_port, interval_s, addresses)).encode()
 
 
 class _Family:
@@ -113,9 +127,11 @@ def _socket_inode(pid: int, fd: int) -> int:
 class _Sockets:
     """The TCP sockets of this host at each moment, and the peers of Unix sockets."""
 
-    def __init__(self, families: Iterable[_Family], store_port: int) -> None:
+    def __init__(self, families: Iterable[_Family], store_port: int, addresses: Iterable[str]) -> None:
         self._families = tuple(families)
         self._store_port = store_port
+        self._addresses = {packed for address in addresses if (packed := _packed(address))}
+        self._ports = _ephemeral_ports() if self._addresses else range(0)
         self._moments: list[dict[int, TcpCounters]] = []
         self._has_counters = True
         self._known: dict[int, TcpCounters] = {}
@@ -123,7 +139,7 @@ class _Sockets:
         self._unix_peers: dict[int, int] | None = None
         self._ends: dict[tuple[tuple[bytes, int], tuple[bytes, int]], int] = {}
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """One more moment."""
         counted = tcp_counters() if self._has_counters else None
         if not self._moments:
@@ -146,24 +162,29 @@ class _Sockets:
                 if owner != family.local_rank or (self._store_port in {one.local[1], one.remote[1]}):
                     yield inode
 
-    def connections_of(self, family: _Family) -> Iterator[Connection]:
-        """What the connections of a rank have carried."""
+    def connections_of(self, family: _Family, limit: int) -> list[Connection]:
+        """What the connections of a rank have carried; of more than so many those that carried most."""
         if not self._has_counters:
-            return
+            return []
         own = {inode: self._known[inode] for inode in sorted(family.sockets & self._known.keys())}
         served = {one.local[1] for one in own.values() if one.is_listening}
-        for inode, one in list(own.items())[:_CONNECTIONS_LIMIT]:
+        found = []
+        for inode, one in own.items():
             if inode in self._internal or one.is_listening:
                 continue
             # One that has been closed meanwhile keeps its last numbers.
             last = one
             moments = [last := counted.get(inode, last) for counted in self._moments]
-            yield Connection(
-                inode,
-                one.local[1] in served,
-                tuple(moment.taken_bytes for moment in moments),
-                tuple(moment.sent_bytes for moment in moments),
+            found.append(
+                Connection(
+                    inode,
+                    one.local[1] in served,
+                    tuple(moment.taken_bytes for moment in moments),
+                    tuple(moment.sent_bytes for moment in moments),
+                    one.remote[0] in self._addresses and {one.local[1], one.remote[1]}.issubset(self._ports),
+                )
             )
+        return sorted(found, key=_carried_bytes)[:limit] if len(found) > limit else found
 
     def server_end(self, inode: int) -> int:
         """The other end of a socket, where a process of this host has it that is of no rank; else 0."""
@@ -198,6 +219,26 @@ class _Sockets:
         return peer not in family.sockets_of.get(pid, ()) and not any(peer in sockets for sockets in others)
 
 
+def _carried_bytes(one: Connection) -> tuple[int, int]:
+    """What sorts those first that carried most, lately and ever."""
+    ever = one.taken[-1] + one.sent[-1]
+    return one.taken[0] + one.sent[0] - ever, -ever
+
+
+def _packed(address: str) -> bytes:
+    """An address in bytes, as sockets have it; empty where it is none."""
+    try:
+        return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address.partition("%")[0])
+    except OSError:
+        return b""
+
+
+def _ephemeral_ports() -> range:
+    """Ports that are given to those who ask for none, as ranks do that listen for each other. Source: ip(7)."""
+    fields = read_bytes("/proc/sys/net/ipv4/ip_local_port_range").split()
+    return range(int(fields[0]), int(fields[1]) + 1) if len(fields) == 2 else range(32768, 61000)  # noqa: PLR2004
+
+
 # -------------------------------------------------------------------------------------------------------------- threads
 
 
@@ -230,7 +271,7 @@ class _Threads:
         """The sockets of servers on this host that a thread waits for."""
         return {end for inode in self.awaited if (end := self._sockets.server_end(inode))}
 
-    def look(self, *, is_last: bool) -> None:
+    def sample(self, *, is_last: bool) -> None:
         """One more moment."""
         pid = self._pid
         if not self._found:
@@ -274,10 +315,17 @@ class _Threads:
             return 0.0
         return _NO_TIMEOUT_S if call.name in _RECEIVES else _timeout_s(pid, call)
 
-    def found(self, moments_s: list[float]) -> Iterator[Thread]:
-        """What was found."""
+    def found(self, moments_s: list[float], limit: int) -> Iterator[Thread]:
+        """What was found; of more threads than so many the main one and those that ran most."""
         pid = self._pid
-        for tid, one in self._found.items():
+        tids = list(self._found)
+        if len(tids) > max(1, limit):
+            tids.sort(
+                key=lambda tid: (tid != pid, self._found[tid].wakes[0] - self._found[tid].wakes[-1], -self._runs[tid])
+            )
+            del tids[max(1, limit) :]
+        for tid in tids:
+            one = self._found[tid]
             _, start_ticks, faults = one.stat
             yield Thread(
                 tid,
@@ -311,7 +359,7 @@ def _servers_of(threads: Iterable[_Threads]) -> list[list[int]]:
 
 
 def _inodes_of(pid: int) -> Iterator[int]:
-    return (inode for fd in list_fds(pid) if (inode := _socket_inode(pid, fd)))
+    return (inode for fd in list_fds(pid, _FDS_LIMIT) if (inode := _socket_inode(pid, fd)))
 
 
 def _family_busy_s(pid: int) -> float:

@@ -1,0 +1,217 @@
+"""Readers of the output that are slow, stop reading, or are not there: the ranks and the job go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.process.launching import read_stat, running, until
+from tests.process.reading import Pipe, Reader
+
+QUICK = "print('done')"
+
+
+# ------------------------------------------------------------------------------------------------------- slow readers
+
+
+def test_a_reader_that_stops_stalls_no_rank_and_is_told_what_it_missed(tmp_path: Path) -> None:
+    program = """
+from rank import *
+tell("ready")
+await_release("go")
+for number in range(20_000):
+    sys.stdout.write(f"{RANK} {number} {'x' * 1000}\\n")
+sys.stdout.flush()
+tell("written")
+await_release("end")
+print("the end")
+"""
+    with Pipe() as pipe:
+        with running(tmp_path, program, nproc=2, stdout=pipe.write_end, store=False) as job:
+            pipe.close_write_end()
+            reader = pipe.reader(paused=True)
+            job.hear("ready", 2)
+            job.release("go")
+            job.hear("written", 2)
+            assert reader.so_far() == b""
+            reader.go_on()
+            until(lambda: b" lines skipped here" in reader.so_far(), "the note about skipped lines")
+            job.release("end")
+            assert job.wait() == 0
+            for rank in range(2):
+                kept = job.rank_file(rank, "stdout.log").splitlines()
+                assert [int(line.split()[1]) for line in kept[:-1]] == list(range(20_000))
+        lines = reader.all().decode().splitlines()
+        skipped = [int(match[1]) for line in lines if (match := re.search(r": (\d+) lines skipped here; ", line))]
+        assert sum(skipped) + len(lines) - len(skipped) == 2 * 20_001
+        assert all(len(line.split(" ", 3)[3]) == 1000 for line in lines if "x" * 10 in line)
+        assert sum(line.endswith("] the end") for line in lines) == 2
+
+
+def test_without_files_a_slow_reader_slows_the_ranks_and_misses_nothing(tmp_path: Path) -> None:
+    program = """
+from rank import *
+tell("writing")
+for number in range(20_000):
+    sys.stdout.write(f"{number} {'x' * 1000}\\n")
+"""
+    with Pipe() as pipe:
+        with running(tmp_path, program, "--run-dir", "none", nproc=2, stdout=pipe.write_end, store=False) as job:
+            pipe.close_write_end()
+            reader = pipe.reader(paused=True)
+            ranks = job.hear("writing", 2)
+            until(lambda: all(is_held_up(said.pid, job.process.pid) for said in ranks), "the ranks are held up")
+            reader.go_on()
+            assert job.wait() == 0
+        lines = reader.all().decode().splitlines()
+        assert len(lines) == 2 * 20_000
+        assert not [line for line in lines if "skipped" in line]
+
+
+def is_held_up(rank: int, saferun: int) -> bool:
+    """Whether a rank waits for room in its pipe while saferun, which could read it, sleeps and goes on sleeping."""
+    before = switches(saferun)
+    held_up = is_in_write(rank) and (stat := read_stat(saferun)) is not None and stat.state == "S"
+    return held_up and switches(saferun) == before
+
+
+def is_in_write(pid: int) -> bool:
+    """Whether a process sleeps in a write to a full pipe."""
+    try:
+        return "pipe_write" in Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return False
+
+
+def switches(pid: int) -> list[str]:
+    """How often a process has been taken off the processor."""
+    return [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "ctxt_switches" in line]
+
+
+def waiting_bytes(read_end: int) -> int:
+    """How many bytes wait in a pipe."""
+    import fcntl
+    import struct
+    import termios
+
+    return int(struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, b"\0" * 4))[0])
+
+
+def test_without_files_a_reader_that_stops_and_goes_away_stalls_no_rank(tmp_path: Path) -> None:
+    """The pager that shows the first page of the output and is then closed must not hang the training."""
+    program = """
+from rank import *
+tell("writing")
+for number in range(30_000):
+    sys.stdout.write(f"{number} {'x' * 1000}\\n")
+"""
+    with Pipe() as pipe, running(tmp_path, program, "--run-dir", "none", stdout=pipe.write_end, store=False) as job:
+        pipe.close_write_end()
+        (rank,) = job.hear("writing")
+        until(lambda: is_held_up(rank.pid, job.process.pid), "the rank is held up")
+        pipe.close_read_end()
+        assert job.wait() == 0
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether a process neither runs nor waits for a processor."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state == "S"
+
+
+def looks(count: int) -> Iterator[None]:
+    """So many moments, one after the other."""
+    for _ in range(count):
+        time.sleep(0.01)
+        yield
+
+
+def test_waiting_for_a_slow_reader_at_the_end_costs_no_cpu(tmp_path: Path) -> None:
+    """A job that has ended, in front of a pager: its launcher waits, and is asleep nearly whenever it is looked at."""
+    program = "import sys\nfor number in range(3000): sys.stdout.write('x' * 999 + '\\n')"
+    with Pipe() as pipe:
+        with running(tmp_path, program, stdout=pipe.write_end, store=False) as job:
+            pipe.close_write_end()
+            reader = pipe.reader(paused=True)
+            until(lambda: job.has_happened("OrphansGone"), "the ranks are done")
+            until(lambda: is_asleep(job.process.pid), "what it still had to do is done")
+            awake = sum(not is_asleep(job.process.pid) for _ in looks(100))
+            reader.go_on()
+            assert job.wait() == 0
+            assert awake <= 10
+        assert reader.all().count(b"\n") == 3000
+
+
+def test_a_signal_ends_the_wait_for_a_reader_that_never_reads(tmp_path: Path) -> None:
+    program = "import sys\nfor number in range(3000): sys.stdout.write('x' * 999 + '\\n')"
+    with Pipe() as pipe:
+        with running(tmp_path, program, stdout=pipe.write_end, store=False) as job:
+            pipe.close_write_end()
+            until(lambda: job.has_happened("OrphansGone"), "the ranks are done")
+            job.send(signal.SIGINT)
+            job.wait()
+            assert len(job.rank_file(0, "stdout.log")) == 3_000_000
+        assert waiting_bytes(pipe.read_end) > 0
+
+
+# ------------------------------------------------------------------------------------------ readers that are not there
+
+
+def test_a_broken_pipe_does_not_end_the_job(tmp_path: Path) -> None:
+    """`saferun train.py | head -1` trains on, as it would with its output in a file."""
+    program = """
+from rank import *
+print("first", flush=True)
+await_release("closed")
+for number in range(20_000):
+    sys.stdout.write(f"{number}\\n")
+"""
+    with Pipe() as pipe, running(tmp_path, program, nproc=2, stdout=pipe.write_end, store=False) as job:
+        pipe.close_write_end()
+        assert b"first" in os.read(pipe.read_end, 100)
+        pipe.close_read_end()
+        job.release("closed")
+        assert job.wait() == 0
+        assert job.rank_file(1, "stdout.log").count(b"\n") == 20_001
+
+
+def test_closed_streams_do_not_end_the_job(tmp_path: Path) -> None:
+    """Daemons are started so; and no file may take the number of the closed stream."""
+    program = "import sys; print('to out'); print('to err', file=sys.stderr); print(sys.stdin.read())"
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    with running(tmp_path, program, nproc=2, before=closing) as job:
+        assert job.wait() == 0
+        assert job.rank_file(1, "stdout.log") == b"to out\n\n"
+        assert job.rank_file(1, "stderr.log") == b"to err\n"
+        assert (job.run_dir / "run.json").read_text().startswith("{")
+
+
+def test_a_full_disk_behind_stdout_does_not_end_the_job(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full, running(tmp_path, QUICK, nproc=2, stdout=full, stderr=full) as job:
+        assert job.wait() == 0
+        assert job.rank_file(0, "stdout.log") == b"done\n"
+
+
+def test_stdout_may_be_a_socket(tmp_path: Path) -> None:
+    import socket
+
+    ours, theirs = socket.socketpair()
+    with ours:
+        with running(tmp_path, "print('x' * 500_000)", stdout=theirs.fileno(), store=False) as job:
+            theirs.close()
+            reader = Reader(os.dup(ours.fileno()))
+            assert job.wait() == 0
+        assert reader.all().count(b"x") == 500_000
+
+
+def test_saferun_does_not_make_the_streams_it_shares_non_blocking(tmp_path: Path) -> None:
+    """The shell and its next commands share the pipe; a non-blocking one makes them lose output."""
+    with Pipe() as pipe, running(tmp_path, QUICK, stdout=pipe.write_end, store=False) as job:
+        assert job.wait() == 0
+        assert os.get_blocking(pipe.write_end)
+        pipe.close_write_end()
+        assert b"done" in pipe.reader().all()
