@@ -39,7 +39,7 @@ def test_the_hosts_agreement_becomes_a_placement(listening: Listening) -> None:
     ("message", "known"),
     [
         ({}, {"10.0.0.2"}),
-        ({"host": 1, "base_rank": 2, "leader": False, "leader_addresses": ["10.0.0.1"], "peers": None}, {"10.0.0.1"}),
+        ({"host": 1, "base_rank": 2, "leader": False, "leader_addresses": ["10.0.0.1"], "peers": []}, {"10.0.0.1"}),
         ({"local_world_size": 4}, {"10.0.0.2", "127.0.0.1", "::1"}),
     ],
     ids=["the leader", "another host", "several on this host"],
