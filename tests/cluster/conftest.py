@@ -14,6 +14,7 @@ import pytest
 
 from tests.cluster.machines.cluster import Cluster
 from tests.cluster.machines.requirements import why_not
+from tests.transitions import assert_all_listed
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -29,6 +30,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was left out, and why."""
     if why_not():
         terminalreporter.write_line(f"left out: tests/cluster, because {why_not()}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def _listed(tmp_path: Path) -> Iterator[None]:
+    """Where a test fails for another reason, that is the one to be reported."""
+    yield
+    assert_all_listed(tmp_path)
 
 
 class MakeCluster(Protocol):

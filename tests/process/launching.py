@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from tests.transitions import assert_all_listed, events_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -189,8 +191,7 @@ class Job:
 
     def events(self) -> list[dict[str, Any]]:
         """What the run directory says has happened, as far as it is written."""
-        lines = [line for path in self.run_dir.glob("*/events.jsonl") for line in path.read_text().splitlines(True)]
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for path in self.run_dir.glob("*/events.jsonl") for event in events_of(path)]
 
     def has_happened(self, event: str, **fields: object) -> bool:
         """Whether events.jsonl holds such an event."""
@@ -403,8 +404,7 @@ def running(
             job.wait()
             # saferun waits half a second for the end of its helpers; on a busy machine one may be later.
             job.assert_nothing_left(_HELPERS_END_S)
-        unlisted = [entry for entry in job.events() if entry.get("remark") == "unlisted"]
-        assert not unlisted, f"the table of transitions lacks {unlisted}"
+        assert_all_listed(job.run_dir)
     finally:
         job.end()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from saferun.supervisor.events import (
 )
 from saferun.supervisor.machine import IGNORED, TRANSITIONS, Limits, State, Supervisor, UnlistedError
 from saferun.supervisor.policy import AttemptPolicy
+from tests.transitions import assert_all_listed
 from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, LIMITS, running
 
 EVENTS = set(typing.get_args(Event))
@@ -109,3 +113,14 @@ def test_the_story_keeps_the_last_events_and_bounds_every_text() -> None:
     assert [entry["time"] for entry in entries] == [*map(float, range(1301, 1500)), 2000.0]
     diagnosis = entries[-1]["event"]["diagnosis"]
     assert (len(diagnosis["headline"]), len(diagnosis["abandoned"])) == (301, 16)
+
+
+@pytest.mark.parametrize("remark", ["", "unlisted"])
+def test_an_event_that_a_launch_of_a_test_has_ignored_is_found_in_its_files(tmp_path: Path, remark: str) -> None:
+    """Of a job of several hosts each has a directory of its own below that of the run."""
+    file = tmp_path / "saferun_runs" / "20260101" / "node1" / "events.jsonl"
+    file.parent.mkdir(parents=True)
+    rows = [{"event": "RankExited"}, {"event": "HostsDone", "remark": remark} if remark else {"event": "HostsDone"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "cut o')
+    with pytest.raises(AssertionError, match="HostsDone") if remark else contextlib.nullcontext():
+        assert_all_listed(tmp_path)
