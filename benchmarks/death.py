@@ -12,21 +12,19 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from launcher_cost import BenchmarkError, marked_pids, settle
 from measure import (
     NOTING_RANK,
     Bar,
-    BenchmarkError,
     Gates,
     Options,
     Scratch,
     Table,
     alternate,
     command,
-    marked_pids,
     parse_options,
     progress,
     say_machine,
-    settle,
     wait,
     wait_until,
 )

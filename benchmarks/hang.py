@@ -18,18 +18,16 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from launcher_cost import BenchmarkError, cpu_s, marked_pids
 from measure import (
     REPOSITORY,
     Bar,
-    BenchmarkError,
     Options,
     Scratch,
     Table,
     alternate,
     command,
-    cpu_s,
     finish,
-    marked_pids,
     parse_options,
     progress,
     say_machine,

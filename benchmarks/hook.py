@@ -12,18 +12,8 @@ import os
 import sys
 import time
 
-from measure import (
-    REPOSITORY,
-    Bar,
-    BenchmarkError,
-    Options,
-    Scratch,
-    Table,
-    alternate,
-    parse_options,
-    progress,
-    say_machine,
-)
+from launcher_cost import BenchmarkError
+from measure import REPOSITORY, Bar, Options, Scratch, Table, alternate, parse_options, progress, say_machine
 
 SCRIPTS = {
     "bare": "pass",

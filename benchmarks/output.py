@@ -18,6 +18,7 @@ import threading
 import time
 from typing import IO
 
+from launcher_cost import cpu_s, marked_pids, read_memory, settle, user_s
 from measure import (
     Bar,
     Bars,
@@ -27,16 +28,11 @@ from measure import (
     Table,
     alternate,
     command,
-    cpu_s,
     finish,
-    marked_pids,
     parse_options,
     percentile,
     progress,
-    read_memory,
     say_machine,
-    settle,
-    user_s,
 )
 
 LINE_BYTES = 100

@@ -20,7 +20,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measure import BenchmarkError, Options, parse_options, progress, quartiles, say, say_machine
+from launcher_cost import BenchmarkError
+from measure import Options, parse_options, progress, quartiles, say, say_machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

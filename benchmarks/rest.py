@@ -8,24 +8,18 @@ from __future__ import annotations
 import functools
 import time
 
+from launcher_cost import BenchmarkError, cpu_s, marked_pids, read_memory, read_wakeups, role_of, settle
 from measure import (
     Bar,
     Bars,
-    BenchmarkError,
     Options,
     Scratch,
     Table,
     alternate,
     command,
-    cpu_s,
-    marked_pids,
     parse_options,
     progress,
-    read_memory,
-    read_wakeups,
-    role_of,
     say_machine,
-    settle,
     stop,
     wait_until,
 )

@@ -15,21 +15,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from measure import (
-    Bar,
-    BenchmarkError,
-    Options,
-    Scratch,
-    Table,
-    command,
-    finish,
-    kill,
-    marked_pids,
-    parse_options,
-    progress,
-    say,
-    say_machine,
-)
+from launcher_cost import BenchmarkError, marked_pids
+from measure import Bar, Options, Scratch, Table, command, finish, kill, parse_options, progress, say, say_machine
 
 RANKS, SIDE_BY_SIDE = 2, 4
 

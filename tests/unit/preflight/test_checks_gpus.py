@@ -1,14 +1,11 @@
 """What the state of the GPUs means for a launch: NVML, /dev and sysfs are stand-ins."""
 
-# ruff: noqa: N802, N815 - the stand-in has the names of what it stands for
+# ruff: noqa: N815 - a stand-in has the names of what it stands for
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,117 +13,9 @@ import pytest
 from saferun.linux import nvidia_gpus
 from saferun.linux.nvidia_gpus import read_nvidia_state, read_nvidia_state_apart
 from saferun.preflight.checks import gpus
-from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.gpus import check_gpus
+from tests.unit.preflight.fake_nvml import GIB, MIB, MISMATCH, NO_DRIVER, OTHER, FabricInfo, Gpu, Nvml, launch
 from tests.unit.preflight.host_roots import Root
-
-GIB = 1 << 30
-MIB = 1 << 20
-
-
-class NvmlError(Exception):
-    def __init__(self, value: int, words: str) -> None:
-        super().__init__(words)
-        self.value = value
-
-
-NOT_SUPPORTED, IS_LOST = NvmlError(3, "Not Supported"), NvmlError(15, "GPU is lost")
-MISMATCH, NO_DRIVER = NvmlError(18, "Driver/library version mismatch"), NvmlError(9, "Driver Not Loaded")
-
-
-class FabricInfo(ctypes.Structure):
-    """nvmlGpuFabricInfo_t of nvml.h."""
-
-    _fields_ = (
-        ("clusterUuid", ctypes.c_uint8 * 16),
-        ("status", ctypes.c_uint),
-        ("cliqueId", ctypes.c_uint32),
-        ("state", ctypes.c_uint8),
-    )
-
-
-class Gpu:
-    """One GPU, as the library would tell of it."""
-
-    def __init__(self, **facts: Any) -> None:
-        self.uuid = ""
-        self.used, self.total = 600 * MIB, 140 * GIB
-        self.processes: list[tuple[int, int | None]] = []
-        self.uncorrected = 0
-        self.rows = (0, 0, 0, 0)
-        self.mode = 0
-        self.lost = False
-        self.fabric: tuple[int, int, bytes] | None = None  # state, status, cluster
-        self.alone = False  # no direct access to the other ones
-        vars(self).update(facts)
-
-
-class Nvml:
-    """NVIDIA's management library; what it does not have is not supported."""
-
-    def __init__(self, *gpus: Gpu, cuda: int = 13000, start: Exception | None = None) -> None:
-        self.gpus = gpus
-        self.cuda = cuda
-        self.start = start
-        for index, gpu in enumerate(gpus):
-            gpu.uuid = gpu.uuid or f"GPU-{index:04x}"
-
-    def nvmlInit(self) -> None:
-        if self.start is not None:
-            raise self.start
-
-    def nvmlShutdown(self) -> None:
-        pass
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "580.95.05"
-
-    def nvmlSystemGetCudaDriverVersion(self) -> int:
-        return self.cuda
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
-        if self.gpus[index].lost:
-            raise IS_LOST
-        return self.gpus[index]
-
-    def nvmlDeviceGetName(self, _gpu: Gpu) -> str:
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:
-        return gpu.uuid
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> Any:
-        return SimpleNamespace(used=gpu.used, total=gpu.total)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes]
-
-    def nvmlDeviceGetTotalEccErrors(self, gpu: Gpu, kind: int, counter: int) -> int:
-        return gpu.uncorrected if (kind, counter) == (1, 0) else 0
-
-    def nvmlDeviceGetRemappedRows(self, gpu: Gpu) -> tuple[int, ...]:
-        return gpu.rows
-
-    def nvmlDeviceGetComputeMode(self, gpu: Gpu) -> int:
-        return gpu.mode
-
-    def nvmlDeviceGetMigMode(self, _gpu: Gpu) -> list[int]:
-        raise NOT_SUPPORTED
-
-    c_nvmlGpuFabricInfo_t = FabricInfo
-
-    def nvmlDeviceGetGpuFabricInfo(self, gpu: Gpu, info: Any) -> int:
-        if gpu.fabric is None:
-            raise NOT_SUPPORTED
-        info._obj.state, info._obj.status, cluster = gpu.fabric
-        ctypes.memmove(info, cluster.ljust(16, b"\0"), 16)
-        return 0
-
-    def nvmlDeviceGetP2PStatus(self, one: Gpu, other: Gpu, _index: int) -> int:
-        return 1 if one.alone or other.alone else 0
 
 
 @pytest.fixture
@@ -140,14 +29,6 @@ def root(tmp_path: Path) -> Root:
         "__version__ = '2.13.0+cu130'\ncuda = '13.0'\nhip = None\n",
     )
     return root
-
-
-def launch(root: Root, environ: dict[str, str] | None = None, **changed: Any) -> CheckContext:
-    python = f"{root.path}/venv/bin/python"
-    return root.context(environ, **{"nproc": 2, "vendor": "nvidia", "python": python, **changed})
-
-
-OTHER = os.getppid()  # a process that lives and is none of ours
 
 
 # ----------------------------------------------------------------------------------------------------------- no trouble
@@ -445,83 +326,3 @@ def test_without_the_python_library_the_reason_is_told(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "pynvml cannot be imported" in read_nvidia_state(0.0)["failure"]
     assert nvidia_gpus.error_text(ValueError()) == "ValueError"
-
-
-# ------------------------------------------------------------------------------------------------------------------ AMD
-
-
-@pytest.fixture
-def amd(tmp_path: Path) -> Root:
-    """Two GPUs of AMD's, of which somebody uses the second."""
-    root = Root(tmp_path)
-    root.write("dev/kfd")
-    root.write("venv/pyvenv.cfg", "version = 3.12.1\n")
-    root.write(
-        "venv/lib/python3.12/site-packages/torch/version.py", "__version__ = '2.13.0'\ncuda = None\nhip = '7.1.25424'\n"
-    )
-    for card in (0, 1):
-        device = f"sys/class/drm/card{card}/device"
-        root.write(f"{device}/vendor", "0x1002\n")
-        root.write(f"{device}/mem_info_vram_total", str(192 * GIB))
-        root.write(f"{device}/mem_info_vram_used", str(GIB))
-        (root.path / f"sys/devices/0000:{card + 3:02x}:00.0").mkdir(parents=True)
-        node = f"sys/class/kfd/kfd/topology/nodes/{card + 1}"
-        root.write(f"{node}/gpu_id", f"{card + 51}")
-        root.write(f"{node}/properties", f"simd_count 304\ndomain 0\nlocation_id {(card + 3) << 8}\n")
-    return root
-
-
-def _placed(root: Root) -> None:
-    """Devices are links into the tree of PCI addresses."""
-    for card in (0, 1):
-        device = root.path / f"sys/class/drm/card{card}/device"
-        target = root.path / f"sys/devices/0000:{card + 3:02x}:00.0"
-        target.rmdir()
-        device.rename(target)
-        device.symlink_to(target)
-
-
-def test_amd_s_gpus_are_read_from_the_kernel_s_files(amd: Root) -> None:
-    """No tool is run for it."""
-    _placed(amd)
-    assert check_gpus(launch(amd, vendor="amd")).message == "2 GPUs"
-    amd.write(f"sys/class/kfd/kfd/proc/{OTHER}/vram_52", str(100 * GIB))
-    result = check_gpus(launch(amd, vendor="amd"))
-    assert (result.verdict, result.class_name, result.transient) == ("warn", "gpu_busy", False)
-    assert f"GPU 1 is in use: pid {OTHER}" in result.message
-
-
-@pytest.mark.parametrize(
-    ("environ", "verdict"),
-    [
-        ({"HIP_VISIBLE_DEVICES": "0"}, "ok"),
-        ({"HIP_VISIBLE_DEVICES": "1"}, "warn"),
-        ({"ROCR_VISIBLE_DEVICES": ""}, "ok"),
-        ({"HIP_VISIBLE_DEVICES": "-1"}, "ok"),
-        ({"HIP_VISIBLE_DEVICES": "GPU-1234"}, "warn"),
-    ],
-)
-def test_the_environment_chooses_among_amd_s_gpus(amd: Root, environ: dict[str, str], verdict: str) -> None:
-    """Where it is not certain which are meant, all are looked at."""
-    _placed(amd)
-    amd.write("sys/devices/0000:04:00.0/ras/umc_err_count", "ue: 2\nce: 0\n")
-    assert check_gpus(launch(amd, environ, vendor="amd", nproc=1)).verdict == verdict
-
-
-def test_amd_s_pages_that_wait_for_a_reset_are_told(amd: Root) -> None:
-    amd.write("sys/class/drm/card0/device/ras/gpu_vram_bad_pages", "0x01 : 0x1000 : R\n0x02 : 0x1000 : P\n")
-    result = check_gpus(launch(amd, vendor="amd"))
-    assert (result.verdict, result.message) == ("warn", "GPU 0 has memory pages to be retired at the next reset")
-
-
-def test_gpus_that_a_container_was_not_granted_are_others(amd: Root) -> None:
-    """The kernel's files tell of all of them, and of whoever uses them."""
-    _placed(amd)
-    amd.write(f"sys/class/kfd/kfd/proc/{OTHER}/vram_52", str(100 * GIB))
-    for card in (0, 1):
-        amd.write(f"sys/bus/pci/devices/0000:{card + 3:02x}:00.0/drm/renderD{128 + card}/dev")
-    amd.write("dev/dri/renderD128")
-    result = check_gpus(launch(amd, vendor="amd", nproc=1))
-    assert (result.verdict, result.message) == ("ok", "1 GPU")
-    (amd.path / "dev/kfd").unlink()
-    assert check_gpus(launch(amd)).message == "there is no GPU that torch could use"
