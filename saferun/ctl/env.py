@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 from saferun.cli.env_option import read_env
@@ -14,14 +16,17 @@ from saferun.ctl.answer import answer
 from saferun.env.apply import apply, host_vendor, installed_versions, resolve_environ
 from saferun.env.lint.check import check
 from saferun.env.lint.findings import one_line
+from saferun.env.lint.known_names import KnownNames
 from saferun.env.profiles import default_search_path, load_profiles
 from saferun.env.profiles.text import diff_lines, explain_lines, list_lines, show_lines
 from saferun.model import RankAssignment
+from saferun.text.wording import count_text
 
 _PATH_HELP = "a directory or file with more env profiles"
 
 # Who asks for it wants a whole answer, on a busy machine and from a slow file system, too.
 _SEARCH_S = 120.0
+_MOST_NAMES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lint = actions.add_parser("lint", help="variables that nothing installed reads, and values that make no sense")
     lint.add_argument("--env-profile", default="none", help="with the variables of these profiles, as for a launch")
     lint.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="with this variable")
-    lint.add_argument("--all", action="store_true", help="also uncertain findings")
+    lint.add_argument("--all", action="store_true", help="also uncertain findings, and all names of what was searched")
     lint.add_argument("--python", default=os.environ.get("PYTHON_EXEC", sys.executable), help="the ranks' interpreter")
     lint.add_argument("script", nargs="?", help="the training script: what it reads is known")
     for action in actions.choices.values():
@@ -91,11 +96,29 @@ def _lint(arguments: argparse.Namespace) -> int:
     result = check(environ, python=arguments.python, script=arguments.script, budget_s=_SEARCH_S)
     shown = result.findings if arguments.all else result.at_launch
     lines = [one_line(finding) for finding in shown] or ["no problems found"]
-    searched = f"searched: {', '.join(result.known.libraries) or 'no libraries'}"
-    if result.known.unsearched:
-        searched += f"; not found or not searched: {', '.join(result.known.unsearched)}"
-    answer(_text([*lines, searched]))
+    answer(_text([*lines, *searched_lines(result.known, everything=arguments.all)]))
     return 1 if shown else 0
+
+
+def searched_lines(known: KnownNames, *, everything: bool) -> list[str]:
+    """What the answer is based on. ``everything``: with the names of all libraries and packages."""
+    if not (known.libraries or known.unsearched):
+        return ["nothing was searched: no variable is set that the lint checks"]
+    families = sorted(family for family, libraries in known.owners.items() if libraries)
+    among = f", among them those that read the variables of {', '.join(families)}" if families else ""
+    libraries = count_text(len(known.libraries), "library", "libraries")
+    lines = [f"searched: {libraries} and {count_text(len(known.modules), 'Python package')}{among}"]
+    if known.unsearched:
+        lines.append(f"not found or not searched: {_first(known.unsearched, everything=everything)}")
+    if everything:
+        names = ", ".join((*known.libraries, *known.modules))
+        lines += wrap(names, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return lines
+
+
+def _first(names: Sequence[str], *, everything: bool) -> str:
+    shown = names if everything else names[:_MOST_NAMES]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more (--all)" if len(shown) < len(names) else "")
 
 
 def _text(lines: list[str]) -> str:
