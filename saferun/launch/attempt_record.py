@@ -194,7 +194,7 @@ class AttemptRecord:
             kind: ``hang`` or ``failure``.
             diagnosis: the cause.
             outcome: what saferun did.
-            lines: what the user was told.
+            lines: what was printed about it.
         """
         self._context.log.add(
             kind,
@@ -207,7 +207,7 @@ class AttemptRecord:
         )
 
     def add_failure(self, diagnosis: Diagnosis, lines: Sequence[str], *, restarting: bool) -> None:
-        """Add the end of the attempt to the report. ``lines``: what the user was told."""
+        """Add the end of the attempt to the report. ``lines``: what was printed about it."""
         outcome = "restarted" if restarting else "ended"
         self._context.guarded("report", self.add_incident, "failure", diagnosis, outcome, lines)
 

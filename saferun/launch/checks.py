@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # The checks that no rank waits for leave the ranks the processors until they run.
 _BESIDE_DELAY_S = 0.1
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
-# Where a retry waits for memory that the ranks of the attempt before have not given back yet.
+# Where a retry waits for memory that the ranks of the previous attempt have not given back yet.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
 
 

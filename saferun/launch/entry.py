@@ -128,10 +128,10 @@ def _run(
     host = short_host_name()
 
     early: list[str] = []  # messages from before there is a console
-    say: Callable[[str], None] = early.append
+    print_message: Callable[[str], None] = early.append
 
     def warn(text: str, hint: str = "") -> None:
-        say(f"saferun: {printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
+        print_message(f"saferun: {printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
 
     writer = Writer(warn)
     output = config.output
@@ -142,9 +142,9 @@ def _run(
     except OSError:
         writer.discard()
         raise
-    say = screen.print_message
+    print_message = screen.print_message
     for text in early:
-        say(text)
+        print_message(text)
     # Only now: the processes forked before stay as small as they can be.
     spares = _fork_spares(config, environ)
     from saferun.launch.host_launch import HostLaunch

@@ -114,7 +114,7 @@ class FailureIncident:
         return dead
 
     def _recorders(self) -> tuple[RecorderFile, ...]:
-        """Where ranks that nobody has captured may have written their Flight Recorders."""
+        """Where ranks that were not captured may have written their Flight Recorders."""
         group, capture = self._record.group, self._record.capture
         if group is None:
             return ()
@@ -209,7 +209,7 @@ class FailureIncident:
         killed = [end for end in evidence.ends if end.status.signum == signal.SIGKILL and not end.stopped_by_us]
         if self._memory is None or not killed:
             return None
-        sizes = {look.pid: look.rss_bytes for look in evidence.capture.processes}
+        sizes = {process.pid: process.rss_bytes for process in evidence.capture.processes}
         return oom_kill_between(
             self._memory,
             read_memory_state(),

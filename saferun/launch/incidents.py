@@ -47,7 +47,7 @@ class IncidentLog:
         self._incidents: list[Incident] = []
         self._decisions: list[DecisionRow] = []
         self._preflight: Preflight | None = None
-        self._cards: Mapping[int, HostInfo] = {}
+        self._host_infos: Mapping[int, HostInfo] = {}
         self._has_new_preflight = False
         self.is_due = False
 
@@ -95,16 +95,16 @@ class IncidentLog:
         self._decisions.append(row._replace(clock=clock))
         self.is_due = self.is_due or self._has_report
 
-    def set_preflight(self, preflight: Preflight, cards: Mapping[int, HostInfo]) -> None:
+    def set_preflight(self, preflight: Preflight, host_infos: Mapping[int, HostInfo]) -> None:
         """Keep the results of the preflight checks; those of an earlier start are dropped.
 
         If no check failed, nothing is written until the launch is over, or ``write_preflight`` is called.
 
         Args:
             preflight: of all hosts, or of this one where it is alone.
-            cards: the host infos, by the numbers of the hosts.
+            host_infos: the host infos, by the numbers of the hosts.
         """
-        self._preflight, self._cards = preflight, cards
+        self._preflight, self._host_infos = preflight, host_infos
         self._has_new_preflight = True
         self.is_due = self.is_due or self._has_failed_checks
 
@@ -169,11 +169,11 @@ class IncidentLog:
         decisions, preflight = self._decisions, self._preflight
         report = build_report(run, self._incidents, decisions=decisions, preflight=preflight)
         self._run_dir.write_json("report.json", report)
-        text = build_report_text(run, self._incidents, decisions=decisions, preflight=preflight, infos=self._cards)
+        text = build_report_text(run, self._incidents, decisions=decisions, preflight=preflight, infos=self._host_infos)
         self._run_dir.write_text("report.txt", text)
 
     def _write_preflight(self) -> None:
         if self._preflight is not None:
             from saferun.preflight.json_report import preflight_json
 
-            self._run_dir.write_json("preflight.json", preflight_json(self._preflight, self._cards))
+            self._run_dir.write_json("preflight.json", preflight_json(self._preflight, self._host_infos))

@@ -251,7 +251,7 @@ class Investigation:
                 self._context.say_verdict(record.verdict)
         record.last_hang = (record.capture, record.verdict)
         if action.next_step == "report":
-            # This evidence says nothing about a later failure.
+            # This evidence is not about a later failure.
             record.capture = record.verdict = None
             self.hangs.resume(now)
 
@@ -286,11 +286,11 @@ class Investigation:
         return is_shown is None or bool(is_shown)
 
     def is_victim(self, rank: int) -> bool:
-        """Whether a rank that has failed is the victim of another, as far as that can be told at once."""
+        """Whether a rank that has failed is the victim of another, as far as that is known at once."""
         return self._has_imported and bool(self._guarded("see why a rank failed", self._is_victim, rank))
 
     def is_cause_shown(self) -> bool:
-        """Whether a rank of this host has failed by itself, as far as that can be told at once."""
+        """Whether a rank of this host has failed by itself, as far as that is known at once."""
         return self._has_imported and bool(self._guarded("see why a rank failed", self._is_cause_shown))
 
     def _is_cause_shown(self) -> bool:

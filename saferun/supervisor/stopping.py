@@ -60,7 +60,7 @@ def capture(
 
 
 def is_captured_for_failure(launch: Launch) -> bool:
-    """Whether the ranks are captured because one has failed, and for nothing else: nobody waits for their end."""
+    """Whether the ranks are captured because one has failed, and for nothing else: their end is not waited for."""
     peers = launch.attempt.peers
     return (
         launch.attempt.verdict is None

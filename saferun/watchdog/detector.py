@@ -2,12 +2,12 @@
 
 It has a clock of its own, which stands still while a rank is being debugged, while a core is being written and while
 the watch is paused, and which a late sample moves by little more than a punctual one: what the ranks could not do, and
-what was not sampled, is not held against them.
+what was not sampled, does not count.
 
 All ranks are judged together, since a rank that waits looks like one that hangs. The ranks hang if for the whole
 timeout none of them moved (see ``signs``) and each either was quiet, or busy-loops in a collective whose sequence
 numbers stand still. If a rank busy-loops outside of a collective its stacks are dumped; if they never change while
-others wait, that is reported as a suspicion, and no more.
+others wait, that is reported as suspected, and no more.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _ASK_AT = (0.125, 0.25, 0.5, 0.75)
 _INSPECT_AT = (0.2, 0.45, 0.7)
 _INSPECTION_LASTS_S = 15.0
 _FROZEN = 0.7
-# How many dumps a suspicion takes: fewer of a rank in a collective, whose sequence numbers are known.
+# How many dumps it takes to suspect a hang: fewer of a rank in a collective, whose sequence numbers are known.
 _DUMPS = 30
 _DUMPS_IN_COLLECTIVE = 5
 _DUMPS_FROM = 0.5
 _DUMPS_SPAN = 0.4
 _STOPPED_SAMPLES = 2
-# One sign of life is no recovery: some threads wake up once an hour.
+# One movement is no recovery: some threads wake up once an hour.
 _LIVELY = 3
 
 
@@ -243,7 +243,7 @@ class Watchdog:
         hang = self._hang()
         if hang is None or not self._verdicts.may_report(hang, self._clock_s):
             self._confirming = False
-            return self._suspicion(), []
+            return self._suspected(), []
         if not self._confirming:
             self._confirming = True
             return None, [local_rank for local_rank, watched in self._watched.items() if watched.ask_now()]
@@ -264,7 +264,7 @@ class Watchdog:
             return None
         busy = tuple(sorted((*found["waits"], *found["spins"])))
         silent_s = min(map(self._silent_s, ranks))
-        # (That ranks in a collective are busy says nothing: its numbers and their stacks stand still.)
+        # (That ranks in a collective are busy means nothing: its numbers and their stacks stand still.)
         certain = not any(self._is_doubted(watched) for watched in ranks if watched.rank not in busy)
         if not busy:
             return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(self._quiet_s, ranks)), certain)
@@ -293,7 +293,7 @@ class Watchdog:
             return "waits" if alike else "works"
         return "spins" if self._can_dump and watched.dumps_alike(_DUMPS, span_s) else "works"
 
-    def _suspicion(self) -> HangVerdict | None:
+    def _suspected(self) -> HangVerdict | None:
         """What holds for single ranks."""
         for verdict in (self._heartbeat(), self._stopped(), self._uninterruptible()):
             if verdict is not None and self._verdicts.may_report(verdict, self._clock_s):

@@ -196,7 +196,7 @@ def _number(value: object) -> int:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Nothing waits for it."""
 
 
 __all__ = ["NumbersQuery", "numbers_from", "numbers_of_calls"]

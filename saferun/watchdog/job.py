@@ -10,7 +10,7 @@ from saferun.text.decoding import measure
 
 # The kind of the job's verdict if those of the hosts differ: what is about single ranks first.
 _KINDS = ("stopped", "uninterruptible", "heartbeat", "spinning", "stuck_collective", "quiescent")
-# What is reported of one rank while the others still move, as a suspicion.
+# What is reported of one rank while the others still move; it is suspected only.
 _OF_SINGLE_RANKS = frozenset({"stopped", "uninterruptible", "heartbeat"})
 _MOST_RANKS = 1 << 20
 
@@ -20,7 +20,7 @@ def combine(
 ) -> HangVerdict | None:
     """The verdict of the job; None while it is well, as far as anybody knows.
 
-    A stopped or uninterruptible rank and a missing heartbeat are suspicions while other hosts are still at work.
+    A stopped or uninterruptible rank and a missing heartbeat are only suspected while other hosts are still at work.
 
     Args:
         states: the last state of each host, or of each process of one: an object with ``s`` (``run``, ``done``,

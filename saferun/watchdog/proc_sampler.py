@@ -18,7 +18,7 @@ from saferun.watchdog.samples import ProcessSample
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _FORKED_NO_EXEC = 0x40  # PF_FORKNOEXEC in include/linux/sched.h
-_THREADS_WORTH_A_LOOK = 0.03
+_BUSY_THREADS_SHARE = 0.03
 # A family of more processes is judged by those that were found first.
 _FAMILY_LIMIT = 2048
 
@@ -126,7 +126,7 @@ class ProcessReader:
 
     def _read_threads(self, others_ns: int, elapsed_s: float) -> int:
         """How long the busiest of the other threads ran; -1 where that is not known yet."""
-        if others_ns < elapsed_s * 1e9 * _THREADS_WORTH_A_LOOK:
+        if others_ns < elapsed_s * 1e9 * _BUSY_THREADS_SHARE:
             self._threads = {}
             return max(0, others_ns)
         if not self._has_schedstat:

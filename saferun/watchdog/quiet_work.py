@@ -4,7 +4,7 @@ Bytes that sockets carry to or from outside the job are progress, and so is work
 What goes on whether a rank works or hangs is none: heartbeats, keep-alives, queries every few seconds, log shippers,
 metrics that are collected or fetched, the threads of gloo, NCCL and the store.
 
-Some work cannot be told from what goes on in a hang, however long it is watched: a slow transfer from a heartbeat that
+Some work looks like what goes on in a hang, however long it is watched: a slow transfer from a heartbeat that
 one side sends, a transfer between two hosts of the job from one between two ranks, a single long write to a slow disk
 from a wait for a dead one, a frozen control group from one that is never continued. A slow transfer counts as work for
 some timeouts; apart from that all of these leave a verdict uncertain for as long as they last.

@@ -21,15 +21,15 @@ class ProcessSample(Value):
         forked: whether it runs its parent's program (forked, and no exec since), as data-loader workers do.
         comm: its name.
         state: of its main thread, the letter of proc(5).
-        main_run_ns: processor time of its main thread.
+        main_run_ns: CPU time of its main thread.
         main_wait_ns: how long its main thread was ready to run and had no processor.
         main_wakes: how often its main thread was put on a processor.
         main_io_bytes: what its main thread read and wrote, through system calls and from and to disks.
         major_faults: of its main thread: pages that had to be read from a disk.
         minor_faults: of its main thread: pages that were new to it.
-        cpu_ns: processor time of all its threads.
+        cpu_ns: CPU time of all its threads.
         io_bytes: what all its threads read and wrote.
-        children_cpu_ns: processor time of its children that have ended.
+        children_cpu_ns: CPU time of its children that have ended.
         busy_thread_ns: how long the busiest of its other threads ran since the sample before; -1: not sampled.
         traced: whether it is being debugged.
         core_dumping: whether the kernel is writing its core.

@@ -42,7 +42,7 @@ class Suspect:
         return self._last_at - self._first_at
 
     def take(self, at: float, threads: Sequence[ThreadStack]) -> bool:
-        """Whether this dump shows the same as those before. One without an active thread says nothing."""
+        """Whether this dump shows the same as those before. One without an active thread shows nothing."""
         stacks = {thread.tid: thread for thread in threads if thread.is_main or not self._main_only}
         # Threads that are no Python threads are not dumped: if they are the busy ones, no dumped thread is active.
         if not any(thread.frames and (thread.active or self._main_only) for thread in stacks.values()):

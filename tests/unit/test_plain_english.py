@@ -126,6 +126,9 @@ def _standard(word: str) -> str:
 # --------------------------------------------------------------------------------------------------- comments and names
 
 ROOMS = (
+    "launch",
+    "supervisor",
+    "watchdog",
     "captures",
     "cli",
     "cluster",
@@ -150,8 +153,8 @@ _IN_NAMES = re.compile(
     r"(?:^|_)(?:anew|anybody|bereft|everybody|knock|look|looks|looked|nobody|said|say|says|sight|somebody|standing|tell"
     r"|told|trouble|troubles|whoever|words)(?:_|$)"
 )
-_NAMES_OF_OTHERS = {"decision_words", "tell"}
-"""Names from other rooms that these use."""
+_NAMES_OF_OTHERS = {"decision_words", "say_lines", "say_verdict", "tell", "trouble_class"}
+"""Names that are still to be changed."""
 
 
 def _sources() -> Iterator[Path]:

@@ -154,7 +154,7 @@ class Life(Value):
     steps: int = -1
 
     def is_no_further_than(self, before: Life) -> bool:
-        """Whether an attempt that ended so cannot have got beyond where the one before it ended.
+        """Whether an attempt that ended so cannot have got beyond the end of the previous one.
 
         A checkpoint may lie between two failures at the same line that are alike in every other way.
         """
@@ -206,7 +206,7 @@ class FailureFacts(Value):
         return self.transient if self.transient is not None else self.class_name in TRANSIENT
 
     def is_bound_to_repeat(self, before: FailureFacts | None) -> bool:
-        """Whether the next attempt is known to end like this one and the one before it.
+        """Whether the next attempt is known to end like this one and the previous one.
 
         That takes the same failure; a cause that time does not change; and two attempts of which neither can have got
         beyond the other: both ended before a rank was started, or within ``init_process_group``, or by what stands in
@@ -248,7 +248,7 @@ class Decision(Value):
 
 
 class AttemptPolicy:
-    """Decides what follows each failed attempt of a launch; it remembers the one before.
+    """Decides what follows each failed attempt of a launch; it remembers the previous one.
 
     * A failed start is tried again ``start_retries`` times where its cause may pass (:data:`TRANSIENT`, or a check says
       so); never where another try changes nothing (:data:`PERMANENT`); once where the cause is unknown, if it failed

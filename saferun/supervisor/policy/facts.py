@@ -57,7 +57,7 @@ _NETWORK = re.compile(
     r"Timeout|TimedOut|Connect|HTTP|URLError|Network|DistStoreError|SSLError|gaierror|RpcError|Unavailable|IOError"
     r"|^(?:requests|urllib3|aiohttp|httpx|botocore|boto3|s3fs|gcsfs|fsspec|google|azure|grpc|socket|ssl|http)\."
 )
-_NETWORK_WORDS = re.compile(r"[Tt]imed? ?out|[Cc]onnection (?:reset|refused|closed|aborted)|Input/output error")
+_NETWORK_MESSAGES = re.compile(r"[Tt]imed? ?out|[Cc]onnection (?:reset|refused|closed|aborted)|Input/output error")
 
 
 def facts_from(
@@ -127,7 +127,7 @@ def _may_differ(class_name: str, proof: str) -> bool:
     return (
         exception.rpartition(".")[2] in _IO_ERRORS
         or _NETWORK.search(exception) is not None
-        or _NETWORK_WORDS.search(proof) is not None
+        or _NETWORK_MESSAGES.search(proof) is not None
     )
 
 
@@ -161,7 +161,7 @@ def _plain(text: str) -> str:
 
 def _host_of(diagnosis: Diagnosis, ranks: Sequence[int]) -> tuple[int | None, str]:
     """The one host that has all the ranks."""
-    if len(diagnosis.hosts) < 2 or not ranks:  # noqa: PLR2004 - alone it is nobody else's fault
+    if len(diagnosis.hosts) < 2 or not ranks:  # noqa: PLR2004 - alone it is no other host's fault
         return None, ""
     theirs = [host for host in diagnosis.hosts if {*host.ranks} & {*ranks}]
     return (theirs[0].host, theirs[0].label) if len(theirs) == 1 else (None, "")

@@ -13,7 +13,7 @@ from saferun.supervisor.policy.attempts import LONGEST_WAIT_S
 def retry_waits_s(first_s: float, count: int) -> list[float]:
     """The waits before so many retries, in seconds.
 
-    Each is twice as long as the one before, up to a minute; up to as much as the first one is added as jitter.
+    Each is twice as long as the previous one, up to a minute; up to as much as the first one is added as jitter.
 
     Args:
         first_s: the first one, in seconds.

@@ -102,7 +102,7 @@ def test_the_state_is_read_also_where_nothing_else_is(child: subprocess.Popen[by
 
 def test_the_busiest_of_the_other_threads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """That one is at work; the sum of many that do nothing looks the same."""
-    monkeypatch.setattr(proc_sampler, "_THREADS_WORTH_A_LOOK", 0.0)  # on a busy machine the others may run for less
+    monkeypatch.setattr(proc_sampler, "_BUSY_THREADS_SHARE", 0.0)  # on a busy machine the others may run for less
     reader = ProcessReader(os.getpid())
     stop = threading.Event()
 
