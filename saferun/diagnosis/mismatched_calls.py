@@ -241,6 +241,10 @@ def _dimension(size: object) -> int:
 
 
 def _call_text(call: CollectiveCall, *, typed: bool) -> str:
-    sizes = call.sizes if len(call.sizes) <= _SIZES_SHOWN else call.sizes[:_SIZES_SHOWN] + "…"
-    types = f" of {call.dtypes.partition(' -> ')[0]}" if typed and call.dtypes else ""
-    return f"{call.op} {sizes}{types}" if call.sizes not in {"", "[]"} else f"{call.op}{types}"
+    """``all_reduce of shape [4, 8], Float``."""
+    types = call.dtypes.partition(" -> ")[0] if typed else ""
+    if call.sizes in {"", "[]"}:
+        return f"{call.op} of {types}" if types else call.op
+    shapes = call.sizes if len(call.sizes) <= _SIZES_SHOWN else call.sizes[:_SIZES_SHOWN] + "…"
+    is_one = shapes.startswith("[[") and shapes.endswith("]]") and shapes.count("[") == 2  # noqa: PLR2004 - and its list
+    return f"{call.op} of {f'shape {shapes[1:-1]}' if is_one else f'shapes {shapes}'}{f', {types}' if types else ''}"

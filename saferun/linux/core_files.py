@@ -233,8 +233,8 @@ def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Se
     reason = room_for_core(directory, 0)
     if reason:
         return f"no core: {reason}"
-    soft = " (the soft limit is 0; --cores backtrace raises it where the disk has room)" if limits[0] == 0 else ""
-    elsewhere = " or below it; the process may have gone elsewhere" if pattern.is_relative else ""
+    soft = "; the soft limit was 0: --cores backtrace raises it where the disk has room" if limits[0] == 0 else ""
+    elsewhere = " or below it (a process may change its directory)" if pattern.is_relative else ""
     return f"no core in {directory}{elsewhere}{soft}"
 
 

@@ -136,7 +136,10 @@ def test_the_rank_that_called_something_else_is_named(tmp_path: Path) -> None:
     with ranks(tmp_path, code) as children:
         found = await_findings(tmp_path, children, lambda found: found.mismatched)
     assert found.lines == (
-        "rank 2 called broadcast [[3]] as collective 5 of group default_pg where ranks 0-1 called all_reduce [[3]]",
+        (
+            "rank 2 called broadcast of shape [3] as collective 5 of group default_pg "
+            "where ranks 0-1 called all_reduce of shape [3]"
+        ),
     )
     assert found.culprits == (2,)
 

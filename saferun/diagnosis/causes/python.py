@@ -11,8 +11,11 @@ from saferun.evidence import Cause
 
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
 _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})
-_CONNECTION_ERRORS = frozenset({"BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError"})
-_CONNECTION_MESSAGE = re.compile(r"RuntimeError: (?:Broken pipe|Connection reset by peer|Connection refused)$")
+_CONNECTION_ERRORS = frozenset({"BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError"})
+# An EOFError with a message is about a file or the keyboard; multiprocessing's, of a connection, has none.
+_CONNECTION_MESSAGE = re.compile(
+    r"RuntimeError: (?:Broken pipe|Connection reset by peer|Connection refused)$|EOFError(?:: ?)?$"
+)
 _BINARY = re.compile(
     r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|ABI|wrong ELF class"
 )
@@ -37,6 +40,14 @@ _HINTS = (
     (
         re.compile(r"Error\(s\) in loading state_dict|PytorchStreamReader failed|invalid load key|unexpected EOF"),
         "the checkpoint does not fit the model, or is not whole: look at the file",
+    ),
+    (
+        re.compile(r"EOFError: Ran out of input|ended before the end-of-stream marker|EOF read where"),
+        "the file is empty or cut off: a rank may have read it before another had written all of it",
+    ),
+    (
+        re.compile(r"EOFError: EOF when reading a line"),
+        "nothing can be typed here: ask before the launch, or pass the answer as an option of the script",
     ),
     (
         re.compile(r"Expected all tensors to be on the same device"),

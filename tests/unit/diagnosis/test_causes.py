@@ -387,3 +387,20 @@ NAMED = {
     "nccl_communicator_aborted": Role.VICTIM,
     "store_gone": Role.VICTIM,
 }
+
+
+@pytest.mark.parametrize(
+    ("message", "class_name"),
+    [
+        ("EOFError", "connection_lost"),  # multiprocessing.connection: the other process has ended
+        ("EOFError: EOF when reading a line", "python_exception"),
+        ("EOFError: Ran out of input", "python_exception"),
+        ("EOFError: Compressed file ended before the end-of-stream marker was reached", "python_exception"),
+    ],
+)
+def test_the_end_of_a_file_is_no_lost_connection(message: str, class_name: str) -> None:
+    """A rank that may not read from the keyboard is no victim of another."""
+    lines = ("Traceback (most recent call last):", '  File "/home/user/train.py", line 3, in <module>', message)
+    cause = found_in(evidence_of(ExitStatus(1, None), lines))
+    assert (cause.class_name, cause.message) == (class_name, message)
+    assert ("connected to" in cause.advice) == (class_name == "connection_lost")

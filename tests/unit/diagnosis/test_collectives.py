@@ -154,7 +154,10 @@ def test_numbers_that_no_call_shows_are_not_counted() -> None:
 def test_another_call_is_a_mismatch() -> None:
     found = compare([at(0, 5), at(1, 5), at(2, 5, "broadcast")], range(3))
     assert found.lines == (
-        "rank 2 called broadcast [[3]] as collective 5 of group default_pg where ranks 0-1 called all_reduce [[3]]",
+        (
+            "rank 2 called broadcast of shape [3] as collective 5 of group default_pg "
+            "where ranks 0-1 called all_reduce of shape [3]"
+        ),
     )
     assert found.culprits == (2,)
 
@@ -162,7 +165,10 @@ def test_another_call_is_a_mismatch() -> None:
 def test_other_sizes_are_a_mismatch() -> None:
     found = compare([at(0, 5, sizes="[[4]]"), at(1, 5), at(2, 5)], range(3))
     assert found.lines == (
-        "rank 0 called all_reduce [[4]] as collective 5 of group default_pg where ranks 1-2 called all_reduce [[3]]",
+        (
+            "rank 0 called all_reduce of shape [4] as collective 5 of group default_pg "
+            "where ranks 1-2 called all_reduce of shape [3]"
+        ),
     )
 
 
@@ -180,7 +186,7 @@ def test_only_numbers_of_elements_that_are_known_and_differ_are_told(sizes: str)
 def test_two_against_each_other_are_both_named() -> None:
     found = compare([at(0, 2), at(1, 2, "barrier", "[]")], range(2))
     assert found.lines == (
-        "rank 0 called all_reduce [[3]] and rank 1 called barrier as collective 2 of group default_pg",
+        "rank 0 called all_reduce of shape [3] and rank 1 called barrier as collective 2 of group default_pg",
     )
     assert found.mismatched[0].is_tie
     assert found.culprits == (0, 1)

@@ -147,8 +147,8 @@ def test_the_thread_that_the_main_thread_waits_for_is_the_place(name: str, line:
         (
             "mismatched",
             (
-                "rank 1 called broadcast [[3]] as collective 3 of group default_pg where ranks 0, 2 called "
-                "all_reduce [[4]]"
+                "rank 1 called broadcast of shape [3] as collective 3 of group default_pg where ranks 0, 2 called "
+                "all_reduce of shape [4]"
             ),
         ),
         ("early_exit", "rank 1 (node1) has ended (exit code 0), and ranks 0, 2 wait in init_process_group"),

@@ -205,8 +205,8 @@ def test_another_type_is_told_with_its_name() -> None:
     found = findings_of(job, PLAIN)
     assert found.culprits == (2,)
     assert found.lines[0] == (
-        "rank 2 called all_reduce [[8]] of Float as collective 1 of group TENSOR (ranks 2-3) "
-        "where rank 3 called all_reduce [[8]] of BFloat16"
+        "rank 2 called all_reduce of shape [8], Float as collective 1 of group TENSOR (ranks 2-3) "
+        "where rank 3 called all_reduce of shape [8], BFloat16"
     )
 
 

@@ -277,7 +277,7 @@ def test_the_reason_for_a_missing_core_is_told(tmp_path: Path) -> None:
     others = find_cores(CorePattern("core"), [here], 0.0)
     assert "that of pid 9 took its place" in why_none(CorePattern("core"), here, UNLIMITED, others)
     assert "took its place" not in why_none(CorePattern("core.%p"), here, UNLIMITED, others)
-    assert "gone elsewhere" in why_none(CorePattern("core.%p"), here, UNLIMITED, [])
+    assert "may change its directory" in why_none(CorePattern("core.%p"), here, UNLIMITED, [])
 
 
 def test_a_core_is_wanted_only_where_there_is_room(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ same order
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 THE_WRONG_COLLECTIVE = """\
-saferun: the job hangs: rank 3 called broadcast [[1024, 1024]] as collective 5 of group default_pg where \
-ranks 0-2 called all_reduce [[1024, 1024]]
+saferun: the job hangs: rank 3 called broadcast of shape [1024, 1024] as collective 5 of group default_pg where \
+ranks 0-2 called all_reduce of shape [1024, 1024]
   no collective has made progress for 300 s, and all ranks are otherwise idle
   > rank 3         collective: broadcast   train.py:61 in share
     ranks 0-2 (3)  collective: all_reduce  train.py:52 in step
