@@ -227,6 +227,28 @@ def test_version_1_has_other_files_and_a_number_for_no_limit(host: Host) -> None
     assert (state.limit_bytes, state.oom_kills, state.limit_hits) == (8 * GIB, 2, 3)
 
 
+def test_a_frozen_group_is_known_in_both_versions(host: Host) -> None:
+    """Version 1 has a hierarchy of its own for that; in version 2 each group but the root says so."""
+    host.group("unified/job", cgroup__events="populated 1\nfrozen 1")
+    host.group("freezer/job", freezer__state="FREEZING")
+    mounts = (
+        f"35 31 0:32 / {host.root}/freezer rw - cgroup cgroup rw,freezer",
+        f"41 31 0:38 / {host.root}/unified rw - cgroup2 cgroup2 rw",
+    )
+    for cgroup, state, expected in (
+        ("0::/job", "THAWED", True),
+        ("0::/", "THAWED", False),
+        ("7:freezer:/job", "FREEZING", True),
+        ("7:freezer:/job", "FROZEN", True),
+        ("7:freezer:/job\n0::/", "THAWED", False),
+        ("", "FROZEN", False),
+    ):
+        host.group("freezer/job", freezer__state=state)
+        host.mount(cgroup, *mounts)
+        host._proc["/proc/7/cgroup"] = cgroup.encode()
+        assert cgroups.is_frozen(7) is expected
+
+
 def test_in_a_container_the_path_is_the_host_s_and_the_mount_is_its_own(host: Host) -> None:
     """Docker without a cgroup namespace."""
     own = host.group("memory", memory__limit_in_bytes=str(GIB), memory__oom_control="oom_kill 0")
