@@ -29,6 +29,8 @@ from saferun.linux.sockets import tcp_sockets
 from saferun.linux.syscalls import SystemCall, descriptor_of, read_syscall
 
 _INTERVALS = 3
+# On a slow host, where the supervisor waits for 15 s.
+_LONG_ENOUGH_S = 6.0
 _FAMILY_LIMIT = 256
 _FDS_LIMIT = 1 << 17
 _THREADS_LIMIT = 4096
@@ -49,7 +51,7 @@ _NOT_WOKEN = SystemCall("", ())
 def inspect_ranks(
     ranks: Iterable[tuple[int, int, int]], store_port: int, interval_s: float, addresses: Iterable[str] = ()
 ) -> JobInspection:
-    """Inspect ranks at four moments.
+    """Inspect ranks at four moments, or at fewer where that takes long.
 
     Args:
         ranks: of each its local rank, the process that was started, and the one of its family that does its work.
@@ -72,12 +74,16 @@ def inspect_ranks(
         if moment:
             time.sleep(max(0.0, moments_s[0] + interval_s * moment - time.monotonic()))
         moments_s.append(time.monotonic())
+        # Two moments in time say more than four that come too late.
+        is_last = moment == _INTERVALS or (moment > 0 and moments_s[-1] - moments_s[0] > _LONG_ENOUGH_S)
         sockets.sample()
         for one in (*threads, *chain.from_iterable(children)):
-            one.sample(is_last=moment == _INTERVALS)
+            one.sample(is_last=is_last)
         servers = servers or _servers_of(threads)
         for pids, busy_s in zip(servers, servers_busy_s, strict=True):
             busy_s.append(sum(map(_family_busy_s, pids)))
+        if is_last:
+            break
     share = max(1, len(families))
     return JobInspection(
         tuple(moments_s),

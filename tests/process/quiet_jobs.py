@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.process.launching import DEADLINE_S
 from tests.process.quiet_servers import CALL, quiet_servers
@@ -64,3 +66,23 @@ class Together:
         for job in self.jobs.values():
             job.turn(wait_s=0.0)
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def watched_together(
+    folders: pytest.TempPathFactory | Path, programs: dict[str, str], timeout_s: float
+) -> Iterator[Together]:
+    """Jobs of these programs, below a directory or in new ones."""
+    count = 0
+
+    def new_folder() -> Path:
+        nonlocal count
+        count += 1
+        if not isinstance(folders, Path):
+            return folders.mktemp("job")
+        folder = folders / str(count)
+        folder.mkdir()
+        return folder
+
+    with contextlib.ExitStack() as stack:
+        yield Together(stack, new_folder, programs, timeout_s)

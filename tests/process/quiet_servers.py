@@ -151,6 +151,13 @@ def call(wanted, unix=False, address="127.0.0.1", **options):
         connection.connect((address, int(os.environ["SERVER_PORT"])))
     connection.sendall(wanted.encode() + b"\\n")
     return connection
+def drain(connection):
+    while True: connection.recv(1 << 16)
+def ask(connection, size_bytes, every_s):
+    while True:
+        connection.sendall(bytes(size_bytes))
+        connection.recv(1 << 16)
+        time.sleep(every_s)
 def in_thread(work, *arguments):
     thread = threading.Thread(target=work, args=arguments, daemon=True)
     thread.start()

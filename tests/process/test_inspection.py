@@ -161,6 +161,14 @@ time.sleep(1000)
         assert len(slept) == 3
 
 
+def test_on_a_slow_host_there_are_fewer_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes too late is none, and a job that downloads would be called hung."""
+    monkeypatch.setattr(inspection, "_LONG_ENOUGH_S", 0.0)
+    with child("READY\ntime.sleep(1000)") as rank:
+        found = inspected(rank.pid)
+        assert {len(one.wakes) for one in found.threads} == {2}
+
+
 def service_port() -> int:
     """A free port below those that the kernel chooses."""
     first = inspection._ephemeral_ports()[0]
