@@ -33,6 +33,19 @@ if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
     from tests.cluster.machines.faults import Host
 
+# Rank 2 has an error of its own in step 9.
+FAILS_LATE = """
+def fail_at(step):
+    if (RANK, step) != (2, 9):
+        return
+    try:
+        raise ValueError("a label is out of range")
+    finally:
+        for peer in peers:
+            peer.close()
+        tell("cleans-up")
+        await_release("end")
+"""
 ON_DATA_NETWORK = {"GLOO_SOCKET_IFNAME": "eth1"}
 
 
@@ -71,6 +84,25 @@ def test_a_killed_rank_is_named_everywhere_at_once(make_cluster: MakeCluster, tm
     assert set(job.end().values()) == {1}
     check_named(job, cluster.hosts, r"rank 2 \(node3, local rank 0, pid \d+\) failed first.*SIGKILL")
     check_cause(job, "killed_from_outside", [2])
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_an_error_that_is_shown_after_the_victims_have_failed_is_the_cause(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """The rank closes its connections, and prints its error only when it has cleaned up; no host waits longer."""
+    cluster = make_cluster(3)
+    program = STEPS.replace("    time.sleep(0.05)", "    time.sleep(0.05)\n    fail_at(step)")
+    job = FaultedJob(cluster, tmp_path, f"{FAILS_LATE}{program}", "--cause-wait", 3600)
+    job.await_steps()
+    job.now()
+    job.job.hear("cleans-up", 1)
+    job.wait_said(cluster.hosts[2], r"waiting up to 3600 s for the error of rank 2")
+    job.job.release("end")
+    assert set(job.end().values()) == {1}
+    check_named(job, cluster.hosts, r"rank 2 \(node3, local rank 0, pid \d+\) failed.*ValueError: a label")
+    check_cause(job, "python_exception", [2])
     job.assert_nothing_left()
 
 
