@@ -19,6 +19,7 @@ from saferun.text.wording import ranks_text
 # Calls are counted up to one that all members have made in one of so many groups.
 _ANCHORS = 4
 _LINES_SHOWN = 16
+_STEPS_SHOWN = 4
 
 
 # ------------------------------------------------------------------------------------------------------------- findings
@@ -44,7 +45,8 @@ class Missing(Value):
 class Stuck(Value):
     """A collective that all known ranks have called, and that does not end on ``waiting``.
 
-    ``unknown`` are members of the group whose recorder did not answer; ``completed`` those on which it has ended.
+    ``unknown`` are members of the group whose recorder did not answer; ``completed`` those on which it has ended;
+    ``is_complete`` is whether nothing is unknown about the members.
     """
 
     group: str
@@ -54,6 +56,19 @@ class Stuck(Value):
     completed: tuple[int, ...]
     unknown: tuple[int, ...]
     message: str
+    is_complete: bool = True
+
+
+class Circle(Value):
+    """Ranks that wait for each other, each in a call that the next has not made: groups entered in different orders."""
+
+    ranks: tuple[int, ...]
+    steps: str
+
+    @property
+    def message(self) -> str:
+        """Who waits for whom."""
+        return f"{ranks_text(self.ranks)} wait for each other: {self.steps}"
 
 
 class Unpaired(Value):
@@ -95,6 +110,7 @@ class CollectiveFindings(Value):
         mismatched: different calls under one number.
         missing: who has not called what others are in.
         stuck: calls that all have made and that do not end.
+        circles: ranks that wait for each other.
         unpaired: sends and receives without their other end.
         waiting: what each rank is in, the first of its calls first.
         unavailable: ranks of whose collectives nothing is known.
@@ -106,6 +122,7 @@ class CollectiveFindings(Value):
     mismatched: tuple[Mismatch, ...] = ()
     missing: tuple[Missing, ...] = ()
     stuck: tuple[Stuck, ...] = ()
+    circles: tuple[Circle, ...] = ()
     unpaired: tuple[Unpaired, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     unavailable: tuple[int, ...] = ()
@@ -117,6 +134,7 @@ class CollectiveFindings(Value):
         """One line for each finding, the most important first."""
         return (
             *(mismatch.message for mismatch in self.mismatched),
+            *(circle.message for circle in self.circles),
             *(missing.message for missing in self.missing),
             *(unpaired.message for unpaired in self.unpaired),
             *(stuck.message for stuck in self.stuck),
@@ -196,12 +214,30 @@ class _Comparison:
             mismatched=tuple(mismatched),
             missing=tuple(sorted(missing, key=lambda one: not blamed.intersection(one.ranks))),
             stuck=tuple(stuck),
+            circles=tuple(
+                self._circle(root) for root in self._roots if root.kind == "circle" and root.op.group not in telling
+            ),
             unpaired=tuple(sorted(self._unpaired(), key=lambda one: one.peer not in blamed)),
             waiting=tuple(wait for _, waits in sorted(self._waits.items()) for wait in waits),
             unavailable=unavailable,
             culprits=tuple(sorted(culprits)),
             suspects=tuple(sorted(suspects - culprits)),
         )
+
+    def _circle(self, root: Root) -> Circle:
+        """Who waits for whom, from the first rank until it comes to one that has been before."""
+        path: dict[int, str] = {}
+        rank = root.ranks[0]
+        while rank not in path:
+            waits = ((op, other) for op, awaited in self._front.awaited(rank) for other in awaited if other != rank)
+            op, other = next((one for one in waits if one[1] in root.ranks), (root.op, root.ranks[0]))
+            wait = self._wait(rank, op)
+            path[rank] = f"rank {rank} in {_wait_text(wait)} of group {wait.group} for rank {other}"
+            rank = other
+        steps = [path[one] for one in [*path][[*path].index(rank) :]]
+        if len(steps) > _STEPS_SHOWN:
+            steps[_STEPS_SHOWN - 1 : -1] = ["…"]
+        return Circle(root.ranks, ", ".join(steps))
 
     def _left_out(self, root: Root, alike: Mapping[int, Sequence[Group]]) -> tuple[int, ...]:
         """Of ranks that wait for each other, those that have left out a call before, or made one more."""
@@ -291,7 +327,8 @@ class _Comparison:
             message += f"; nothing is known of {ranks_text(group.unknown)}"
         elif not group.members_known:
             message += "; who else belongs to the group is not known"
-        return [*stuck, Stuck(group.name, seq, op, waiting, completed, group.unknown, message)]
+        is_complete = group.members_known and not group.unknown
+        return [*stuck, Stuck(group.name, seq, op, waiting, completed, group.unknown, message, is_complete)]
 
     def _stuck_transfer(self, group: Group, root: Root) -> Stuck | None:
         if root.kind != "stuck" or not root.is_complete:

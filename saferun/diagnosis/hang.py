@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from saferun.diagnosis.collectives import CollectiveFindings, compare
+from saferun.diagnosis.collectives import CollectiveFindings, Stuck, compare
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.hang_classes import (
     ALL_ADVICE,
+    CIRCLE_ADVICE,
     CLASSES,
     MISMATCH_ADVICE,
     OTHER_WAY,
@@ -72,7 +73,9 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     cause = verdict.cause
     cause = cause._replace(proof=cause.proof or nccl.proof(cause.ranks))
     lines = [*silent_lines(hosts, verdict.headline)]
-    lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in verdict.headline)]
+    told = {circle.message for circle in findings.circles if circle.steps in verdict.headline}
+    told.update(line for line in findings.shown_lines if line in verdict.headline)
+    lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in told)]
     lines += [*nccl.lines, *_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=_headline(evidence.hang, verdict.headline),
@@ -174,8 +177,22 @@ class _Case:
         # All of them wait for another rank themselves: for one that has ended, or that does something else.
         if any(not wait.found.of_peers for wait in self._waits.values()):
             return None
-        proof = self._findings.lines[0] if self._findings.lines else ""
-        return self._named(absent, CLASSES["collective"], proof)
+        return self._circle(absent) or self._named(
+            absent, CLASSES["collective"], self._findings.lines[0] if self._findings.lines else ""
+        )
+
+    def _circle(self, absent: Sequence[Wait]) -> Judgement | None:
+        """Ranks that wait for each other, and none of which is odd: they have entered groups in different orders."""
+        ranks = tuple(wait.rank for wait in absent)
+        circle = next((one for one in self._findings.circles if one.ranks == ranks), None)
+        if circle is None:
+            return None
+        places = dict.fromkeys(wait.location for wait in absent if wait.location)
+        at = f" ({', '.join(list(places)[:_SHOWN_WAITS])})" if places else ""
+        peers = [wait for wait in self._held_up if wait.rank not in ranks]
+        others = f"; {ranks_text(wait.rank for wait in peers)} {_waits(peers)} for them" if peers else ""
+        cause = Cause("hang_missing_collective", "wait for each other", ranks, "", CIRCLE_ADVICE, absent[0].location)
+        return Judgement(cause, f"{self._names(ranks)} {cause.message}: {circle.steps}{at}{others}")
 
     def _stuck(self) -> Judgement | None:
         """A call that all its members have made, and that ends on none of these; the others wait for them."""
@@ -184,12 +201,27 @@ class _Case:
         if stuck is None or len(suspects) >= len(self._held_up):
             return None
         what = f"collective {stuck.seq} ({stuck.op})" if stuck.op != "send" else "send"
+        if not stuck.is_complete:
+            return self._stuck_among_unknown(suspects, stuck)
         gets = "does not get" if len(suspects) == 1 else "do not get"
         message = f"{gets} through a call that all have made ({what} of group {stuck.group})"
         advice = STUCK_ADVICE.format(ranks=ranks_text(suspects))
         place = self._waits[suspects[0]].location
         cause = Cause("hang_stuck_collective", message, suspects, stuck.message, advice, place)
         return Judgement(cause, f"{self._names(suspects)} {message}, and all others wait for {_them(suspects)}")
+
+    def _stuck_among_unknown(self, suspects: tuple[int, ...], stuck: Stuck) -> Judgement:
+        """The same, where it is not known who else is to make the call."""
+        waits = [self._waits[rank] for rank in suspects]
+        places = dict.fromkeys(wait.location for wait in waits if wait.location)
+        at = f" at {', '.join(list(places)[:_SHOWN_WAITS])}" if places else ""
+        what = _what_they_wait_in(waits)
+        unknown = f"nothing is known of {ranks_text(stuck.unknown)}" if stuck.unknown else "whose members are not known"
+        message = f"{_waits(waits)} in {what}{at}, in groups {unknown}"
+        if stuck.unknown:
+            message = f"{_waits(waits)} in {what}{at}, and {unknown}"
+        cause = Cause("hang_stuck_collective", message, suspects, stuck.message, CIRCLE_ADVICE, waits[0].location)
+        return Judgement(cause, f"{self._names(suspects)} {message}; all others wait for {_them(suspects)}")
 
     # ---------------------------------------------------------------------------------------------- what the ranks do
 

@@ -48,6 +48,7 @@ _FIFO = HangClass("hang_fifo", "start the process that opens the other end of {w
 _LOCK_FILE = "a lock file"
 _LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
 MISMATCH_ADVICE = "compare the code of the ranks: no collective may stand behind a condition that differs between them"
+CIRCLE_ADVICE = "every rank must enter its groups in the same order: compare the order of their calls at these lines"
 STUCK_ADVICE = (
     "look at the GPUs of {ranks} (nvidia-smi, Xid messages in the kernel log) and at the network between them; a kernel"
     " of the job's own that never ends looks alike, and TORCH_NCCL_ENABLE_TIMING=1 shows whose it is"

@@ -179,6 +179,10 @@ class Wavefront:
                             here = tuple(one for one in members.here if one != rank)
                             self._members[op] = members._replace(awaited=(rank,), here=here)
 
+    def awaited(self, rank: int) -> list[tuple[Op, tuple[int, ...]]]:
+        """What a rank waits in, each with the ranks that it waits for there."""
+        return [(op, self._members[op].awaited) for op in sorted(self.first.get(rank, ())) if self._members[op].awaited]
+
     # ------------------------------------------------------------------------------------------------------------ roots
 
     def roots(self) -> list[Root]:

@@ -424,3 +424,56 @@ def test_any_evidence_can_be_compared(collectives: list[RankCollectives], world:
     for missing in found.missing:
         assert not {*missing.ranks} & {*missing.waiting}
         assert missing.behind > 0
+
+
+# ------------------------------------------------------------------------------------------------------------- circles
+
+
+def between(name: str, *, waits: bool) -> GroupProgress:
+    """A group of ranks 1 and 2, known by who has called in it, which waits in the third call or has made two."""
+    calls = [call(1), call(2), *([call(3, retired=False)] if waits else [])]
+    return progress(*calls, group=f"gloo:{name}", description="undefined", ranks=(1, 2))
+
+
+def test_groups_that_are_entered_in_different_orders_are_a_circle() -> None:
+    ranks = [
+        at(0, 5),
+        RankCollectives(1, (between("a", waits=True), between("b", waits=False), *after(1, 4).groups)),
+        RankCollectives(2, (between("a", waits=False), between("b", waits=True), *after(2, 4).groups)),
+    ]
+    found = compare(ranks, range(3))
+    assert found.culprits == (1, 2)
+    (circle,) = found.circles
+    assert circle.message == (
+        "ranks 1-2 wait for each other: rank 1 in collective 3 (all_reduce) of group a for rank 2, "
+        "rank 2 in collective 3 (all_reduce) of group b for rank 1"
+    )
+    assert found.lines[0] == circle.message
+
+
+def test_many_ranks_in_a_circle_are_a_line_of_bounded_length() -> None:
+    ranks = []
+    for rank in range(40):
+        waits = progress(
+            call(1), call(2, retired=False), group=f"nccl:{rank}", ranks=(rank, (rank + 1) % 40), description=""
+        )
+        last = (rank - 1) % 40
+        done = progress(call(1), group=f"nccl:{last}", ranks=(last, rank), description="")
+        ranks.append(RankCollectives(rank, (waits, done)))
+    (circle,) = compare(ranks, range(40)).circles
+    assert circle.ranks == tuple(range(40))
+    assert len(circle.message) < 500
+    assert circle.steps.endswith("rank 39 in collective 2 (all_reduce) of group 39 for rank 0")
+
+
+def test_a_call_of_a_group_of_unknown_members_is_not_said_to_be_made_by_all() -> None:
+    ranks = [
+        at(0, 5),
+        *(
+            RankCollectives(
+                rank, (progress(call(1, retired=False), group=f"gloo:{rank}", description=""), *after(rank, 4).groups)
+            )
+            for rank in (1, 2)
+        ),
+    ]
+    assert not any(stuck.is_complete for stuck in compare(ranks, range(3)).stuck)

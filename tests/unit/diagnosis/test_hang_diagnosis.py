@@ -6,9 +6,15 @@ import pytest
 
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence import (
+    Capture,
+    CollectiveCall,
+    Diagnosis,
+    Frame,
+    GroupProgress,
     HangVerdict,
+    RankCollectives,
 )
-from tests.unit.diagnosis.recorded_hangs import NAMES, evidence_of
+from tests.unit.diagnosis.recorded_hangs import NAMES, dump_of, evidence, evidence_of
 
 LIB = "/usr/local/lib/python3.11"
 NOT_CALLED = "rank 1 (node1) has not called the all_reduce that ranks 0, 2 wait in"
@@ -184,3 +190,46 @@ def test_the_proof_is_the_flight_recorder_s_or_the_kernel_s() -> None:
     assert without is not None
     assert with_recorder.proof.startswith("rank 1 has not called collective 3 (all_reduce)")
     assert without.proof == "/proc of rank 1: state S, system call clock_nanosleep in hrtimer_nanosleep"
+
+
+IN_ALL_REDUCE = Frame("all_reduce", f"{LIB}/site-packages/torch/distributed/distributed_c10d.py", 3252)
+
+
+def _in_groups(*groups: tuple[int, str, tuple[int, ...], bool]) -> tuple[RankCollectives, ...]:
+    """Ranks that have ended call 1 of a group, and may wait in call 2; rank 0 waits for them in a barrier."""
+    by_rank: dict[int, list[GroupProgress]] = {rank: [] for rank in range(3)}
+    for rank, name, members, waits in groups:
+        calls = [
+            CollectiveCall(seq, "all_reduce", "[[3]]", seq == 1, is_p2p=False, created_ns=0)
+            for seq in (1, 2)[: 1 + waits]
+        ]
+        by_rank[rank].append(GroupProgress(f"gloo:{name}", "", members, 1 + waits, -1, 1, tuple(calls)))
+    barrier = CollectiveCall(1, "barrier", "[]", retired=False, is_p2p=False, created_ns=0)
+    by_rank[0].append(GroupProgress("gloo:0", "default_pg", (0, 1, 2), 1, -1, 0, (barrier,)))
+    return tuple(RankCollectives(rank, tuple(progress)) for rank, progress in by_rank.items())
+
+
+def _hang_in(*groups: tuple[int, str, tuple[int, ...], bool]) -> Diagnosis:
+    frames = ((IN_ALL_REDUCE, Frame("main", "/home/user/job/train.py", line)) for line in (7, 8, 9))
+    stacks = tuple(dump_of(rank, *calls) for rank, calls in enumerate(frames))
+    return diagnose_hang(evidence(Capture(stacks=stacks, collectives=_in_groups(*groups))))
+
+
+def test_ranks_that_wait_for_each_other_are_named_with_what_each_waits_in() -> None:
+    both = (1, 2)
+    found = _hang_in((1, "a", both, True), (1, "b", both, False), (2, "a", both, False), (2, "b", both, True))
+    assert found.cause is not None
+    assert found.cause.ranks == (1, 2)
+    assert "ranks 1-2 (node1) wait for each other: rank 1 in collective 2 (all_reduce) of group a for rank 2, " in (
+        found.headline
+    )
+    assert found.headline.endswith("(train.py:8 in main, train.py:9 in main); rank 0 waits for them")
+    assert not any("wait for each other" in line for line in found.findings)
+
+
+def test_ranks_in_groups_of_unknown_members_are_named_with_their_lines() -> None:
+    """Gloo does not say who belongs to a group."""
+    found = _hang_in((1, "a", (), True), (2, "b", (), True))
+    assert "ranks 1-2 (node1) wait in all_reduce at train.py:8 in main, train.py:9 in main, in groups" in found.headline
+    assert "whose members are not known; all others wait for them" in found.headline
+    assert "all have made" not in found.headline
