@@ -73,9 +73,9 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     cause = verdict.cause
     cause = cause._replace(proof=cause.proof or nccl.proof(cause.ranks))
     lines = [*silent_lines(hosts, verdict.headline)]
-    told = {circle.message for circle in findings.circles if circle.steps in verdict.headline}
-    told.update(line for line in findings.shown_lines if line in verdict.headline)
-    lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in told)]
+    in_headline = {circle.message for circle in findings.circles if circle.steps in verdict.headline}
+    in_headline.update(line for line in findings.shown_lines if line in verdict.headline)
+    lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in in_headline)]
     lines += [*nccl.lines, *_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=_headline(evidence.hang, verdict.headline),

@@ -308,8 +308,8 @@ def _cause_lines(diagnosis: Diagnosis, shown_lines: Iterable[str]) -> list[str]:
         return []
     text = "\n".join(shown_lines)
     # The headline may have something else between its parts.
-    is_said = all(part in text for part in shown(cause.message).split("; "))
-    message = shown(cause.message) if cause.message and not is_said else ""
+    is_shown = all(part in text for part in shown(cause.message).split("; "))
+    message = shown(cause.message) if cause.message and not is_shown else ""
     place = shown(cause.location) if cause.location and shown(cause.location) not in text else ""
     lines = []
     if message:
