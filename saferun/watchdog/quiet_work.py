@@ -116,7 +116,7 @@ class QuietWork:
 
 def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: float) -> str:
     """The same of one thread, or ``busy``. ``before``: in the inspection before, which ended so long ago."""
-    if now.in_disk_waits >= _DISK_WAITS and _last(now) > now.wakes[0] + 1:
+    if now.in_disk_waits >= _DISK_WAITS and now.wakes and _last(now) > now.wakes[0] + 1:
         # One uninterruptible sleep after the other: it waits for a slow disk.
         return "works"
     lived_s = first.thread.age_s - first.silent_s

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from saferun.captures.inspection_values import Connection, JobInspection, RankInspection, Thread
 from saferun.watchdog.quiet_work import QuietWork, inspection_from
@@ -227,6 +229,45 @@ def test_what_was_before_the_rank_moved_is_forgotten() -> None:
     assert [looks.take(60.0), looks.take(120.0)] == [WAITS, WORKS]
     looks = Looks(sent=100_000, burst_s=15.0)
     assert [looks.take(60.0), looks.take(120.0, silence_began_s=115.0)] == [WAITS, WAITS]
+
+
+COUNTS = st.integers(0, 1 << 62)
+FOUR = st.tuples(COUNTS, COUNTS, COUNTS, COUNTS)
+THREADS = st.builds(
+    Thread,
+    tid=st.integers(1, 3),
+    start_ticks=st.integers(0, 2),
+    age_s=st.floats(-1e6, 1e9),
+    name=st.sampled_from(["python3", "pt_gloo", ""]),
+    is_main=st.booleans(),
+    run_ns=COUNTS,
+    wakes=FOUR | st.just(()),
+    io_bytes=COUNTS,
+    major_faults=COUNTS,
+    in_disk_waits=st.integers(0, 5),
+    data_wakes=st.lists(COUNTS, max_size=3).map(tuple),
+)
+CONNECTIONS = st.builds(Connection, st.integers(0, 3), st.booleans(), FOUR, FOUR, st.booleans())
+RANKS = st.builds(
+    RankInspection,
+    local_rank=st.just(0),
+    connections=st.lists(
+        st.builds(Connection, st.integers(0, 3), st.booleans(), FOUR, FOUR, st.booleans()), max_size=3
+    ),
+    threads=st.lists(THREADS, max_size=3),
+    servers_busy_s=st.just(()) | st.tuples(*[st.floats(0, 1e9)] * 4),
+    is_frozen=st.booleans(),
+)
+
+
+@given(st.lists(st.tuples(RANKS, st.floats(0, 1e9), st.floats(0, 1e6)), max_size=4))
+def test_counters_may_say_anything(inspections: list[tuple[RankInspection, float, float]]) -> None:
+    """They may go backwards, where a number is given again; what is found is one of three things, and no exception."""
+    quiet_work = QuietWork()
+    for found, at, silent_s in inspections:
+        moments_s = (at, at + 1, at + 2, at + 3)
+        does = quiet_work.take(moments_s, found, silent_s=silent_s, patience_s=PATIENCE_S)
+        assert does in {WORKS, MAY_WORK, WAITS}
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"[[1.0],[]]", b'[["a","b"],[]]', b"{", b"[[1.0,2.0],[[0,[[7]],[]]]]"])
