@@ -1,4 +1,4 @@
-"""An inspection of ranks that seem quiet: what their sockets carry, and what their other threads do.
+"""An inspection of ranks that seem quiet: what their sockets carry, what other threads do, what NCCL has launched.
 
 The samples of the watchdog do not show bytes that a rank sends and receives through sockets, nor threads that work a
 little. Reading that takes a list of all descriptors and threads, so it is done only when nothing seems to move.
@@ -20,6 +20,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from saferun.captures.inspection_values import Connection, JobInspection, RankInspection, Thread
+from saferun.captures.nccl_ras import launched_calls
 from saferun.captures.waiting import list_fds, polled_by, read_memory
 from saferun.linux.cgroups import is_frozen
 from saferun.linux.procfs import descendants_of, waits_uninterruptibly
@@ -85,6 +86,7 @@ def inspect_ranks(
         if is_last:
             break
     share = max(1, len(families))
+    calls = launched_calls(pid for family in families for pid in family.sockets_of)
     return JobInspection(
         tuple(moments_s),
         tuple(
@@ -98,6 +100,7 @@ def inspect_ranks(
                 ),
                 tuple(busy_s),
                 is_frozen(family.worker_pid),
+                tuple(one for pid in family.sockets_of for one in calls.get(pid, ())),
             )
             for family, one, others, busy_s in zip(families, threads, children, servers_busy_s, strict=True)
         ),

@@ -59,6 +59,13 @@ class Thread(Value):
     data_wakes: tuple[int, ...]
 
 
+class NcclCalls(Value):
+    """How many calls a rank has launched in a communicator, as NCCL's RAS subsystem counts them."""
+
+    communicator: str
+    launched: int
+
+
 class RankInspection(Value):
     """One rank.
 
@@ -69,6 +76,7 @@ class RankInspection(Value):
         servers_busy_s: how long, at each moment, those processes on this host have run, or waited for a processor, that
             a thread waits for an answer of.
         is_frozen: whether its control group is frozen.
+        nccl_calls: by communicator; empty where nothing is known.
     """
 
     local_rank: int
@@ -76,6 +84,7 @@ class RankInspection(Value):
     threads: tuple[Thread, ...]
     servers_busy_s: tuple[float, ...] = ()
     is_frozen: bool = False
+    nccl_calls: tuple[NcclCalls, ...] = ()
 
 
 class JobInspection(Value):

@@ -12,8 +12,11 @@ import socket
 import time
 from collections.abc import Iterable
 
+from saferun.captures.inspection_values import NcclCalls
 from saferun.captures.ras_content import LONGEST_BYTES, RasAnswer, lasting, outliers, read_ras
-from saferun.captures.scene import Process, Scene
+from saferun.captures.scene import Scene
+from saferun.linux.memory_limit import limited_memory
+from saferun.linux.netlink import own_addresses
 from saferun.linux.procfs import read_environ_entry
 from saferun.linux.small_files import list_directory, read_bytes, read_link
 
@@ -25,6 +28,7 @@ _GREETING_S = 1.0
 # RAS gives those that do not answer five seconds more than the timeout that it is given.
 _COLLECTING_S = 2
 _ANSWER_S = 8.0
+_WATCHING_S = 4.0
 # The time in an answer has no fractions of seconds.
 _APART_S = 1.2
 _HELLO = b"client protocol 2\n"
@@ -43,12 +47,12 @@ class _NoAnswerError(Exception):
 
 def capture_nccl_ras(scene: Scene) -> None:
     """Emit who differs from the others; two answers are needed for that."""
-    for address in _addresses(scene.processes)[:_MOST_ADDRESSES]:
+    for address in _addresses(_pids(scene)):
         started_at = time.monotonic()
         scene.begin("nccl_ras")
         path = failure = ""
         try:
-            content, first = _ask(scene, address)
+            content, first = _ask(address, _pids(scene), scene.deadline)
             path = scene.write("nccl_ras", content, "txt")
             failure = _compare(scene, address, first)
         except _NoAnswerError as error:
@@ -62,7 +66,7 @@ def _compare(scene: Scene, address: str, first: RasAnswer) -> str:
     if not odd:
         return ""
     time.sleep(min(_APART_S, scene.left_s))
-    _, second = _ask(scene, address)
+    _, second = _ask(address, _pids(scene), scene.deadline)
     if first.timestamp and first.timestamp == second.timestamp:
         return "NCCL's RAS gives the same old state twice"
     for one in lasting(odd, outliers(second)):
@@ -70,13 +74,41 @@ def _compare(scene: Scene, address: str, first: RasAnswer) -> str:
     return ""
 
 
-def _addresses(processes: Iterable[Process]) -> list[str]:
-    """Where the ranks' own processes that use GPUs answer."""
+def launched_calls(pids: Iterable[int]) -> dict[int, tuple[NcclCalls, ...]]:
+    """How many calls these processes have launched by now; those of which nothing is known are missing.
+
+    For watching ranks that seem to do nothing: if the numbers grow, they do. Never raises, and takes seconds at most.
+    """
+    found: dict[int, list[NcclCalls]] = {}
+    own: set[str] = set()
+    known, until = frozenset(pids), time.monotonic() + _WATCHING_S
+    for address in _addresses(known):
+        try:
+            with limited_memory():
+                _, answer = _ask(address, known, until)
+            # Each host has its own process numbers.
+            own = own or set(own_addresses())
+        except (_NoAnswerError, OSError, MemoryError):
+            continue
+        for one in answer.communicators:
+            for rank in one.ranks:
+                pid, host = rank.process.pid, rank.process.host.partition("%")[0]
+                if pid in known and host in own and rank.launched >= 0:
+                    found.setdefault(pid, []).append(NcclCalls(one.name, rank.launched))
+    return {pid: tuple(calls) for pid, calls in found.items()}
+
+
+def _pids(scene: Scene) -> frozenset[int]:
+    return frozenset(process.pid for process in scene.processes)
+
+
+def _addresses(pids: Iterable[int]) -> list[str]:
+    """Where those of the processes answer that use GPUs."""
     found: dict[str, None] = {}
-    for process in processes:
-        if uses_gpus(process.pid) and read_environ_entry(process.pid, "NCCL_RAS_ENABLE").strip() != "0":
-            found[read_environ_entry(process.pid, "NCCL_RAS_ADDR").strip() or _DEFAULT] = None
-    return list(found)
+    for pid in sorted(pids):
+        if uses_gpus(pid) and read_environ_entry(pid, "NCCL_RAS_ENABLE").strip() != "0":
+            found[read_environ_entry(pid, "NCCL_RAS_ADDR").strip() or _DEFAULT] = None
+    return list(found)[:_MOST_ADDRESSES]
 
 
 def uses_gpus(pid: int) -> bool:
@@ -84,15 +116,14 @@ def uses_gpus(pid: int) -> bool:
     return any(read_link(f"/proc/{pid}/fd/{name}").startswith(_GPU_NODES) for name in list_directory(f"/proc/{pid}/fd"))
 
 
-def _ask(scene: Scene, address: str) -> tuple[bytes, RasAnswer]:
-    """The answer about these ranks; another try may come to another process.
+def _ask(address: str, pids: frozenset[int], deadline: float) -> tuple[bytes, RasAnswer]:
+    """The answer about these processes; another try may come to another one.
 
     Raises:
         _NoAnswerError: there is none.
     """
-    pids = {process.pid for process in scene.processes}
     failure = _NoAnswerError("no time is left")
-    until = min(scene.deadline, time.monotonic() + _ANSWER_S)
+    until = min(deadline, time.monotonic() + _ANSWER_S)
     for _ in range(_TRIES):
         if time.monotonic() >= until:
             break

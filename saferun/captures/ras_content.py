@@ -56,8 +56,9 @@ class RasRank(Value):
         gpu: the number of its GPU in its process.
         status: ``INIT``, ``RUNNING``, ``FINALIZE``, ``ABORT``; of one without data ``NOCOMM`` (it is no member any
             more), ``unanswering``, ``dead``; empty: unknown.
-        counts: how many calls of each kind it has launched, as far as known.
+        counts: how many calls of each kind it has launched, as far as known; of calls that all members make.
         error: in words; empty: none.
+        launched: how many calls of any kind; -1: unknown.
     """
 
     process: NcclProcess
@@ -65,6 +66,7 @@ class RasRank(Value):
     status: str
     counts: Mapping[str, int]
     error: str = ""
+    launched: int = -1
 
 
 class RasCommunicator(Value):
@@ -153,9 +155,11 @@ def _member(raw: Mapping[str, Any]) -> RasRank:
     errors = [_number(state.get(name), 0) for name in ("init_state", "async_error")]
     error = next((f"error {number}" for number in errors if number not in _NO_ERROR), "")
     counts = raw.get("collective_counts")
-    known = counts.items() if isinstance(counts, dict) else ()
-    launched = {call: count for call, count in known if call in _COMPARED and _number(count, -1) >= 0}
-    return RasRank(_process(raw), _number(raw.get("cuda_dev"), -1), status, launched, error)
+    known = counts if isinstance(counts, dict) else {}
+    valid = {call: count for call, count in known.items() if _number(count, -1) >= 0}
+    compared = {call: count for call, count in valid.items() if call in _COMPARED}
+    launched = sum(valid.values()) if valid else -1
+    return RasRank(_process(raw), _number(raw.get("cuda_dev"), -1), status, compared, error, launched)
 
 
 def _missing(raw: Mapping[str, Any]) -> RasRank:

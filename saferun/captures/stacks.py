@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import repeat
 
 from saferun.captures import py_spy
 from saferun.captures.faulthandler_dump import dump_by_signal, threads_from_text
@@ -31,6 +32,9 @@ _ATTEMPTS = 3
 _NATIVE_AT_ONCE = 2
 _NATIVE_TIMEOUT_S = 8.0
 _NATIVE_AUTO_TIMEOUT_S = 1.5
+"""That may be too short for a build of torch for GPUs, whose libraries have gigabytes of symbols."""
+_NATIVE_LONG = 2
+"""Of so many ranks they may take longer where it is certain that the job hangs: all at the same time."""
 _NATIVE_RANKS_AUTO = 16
 """Native frames of more ranks than this are only taken on request."""
 _NATIVE_REPRESENTATIVES = 3
@@ -207,7 +211,11 @@ class _Stacks:
         # py-spy reads every library of a process, uninterruptibly.
         if not all(responds(path, _ANSWER_S) for path in _libraries(process.pid for process in chosen)):
             return
-        work = (self._ask_native(process, self._py_spy) for process in chosen)
+        is_auto, long = self._scene.request.native == "auto", _NATIVE_LONG if self._scene.request.is_certain else 0
+        timeouts = (
+            _NATIVE_AUTO_TIMEOUT_S if is_auto and place >= long else _NATIVE_TIMEOUT_S for place in range(len(chosen))
+        )
+        work = map(self._ask_native, chosen, repeat(self._py_spy), timeouts)
         run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)
 
     def _native_candidates(self) -> list[Process]:
@@ -238,10 +246,9 @@ class _Stacks:
         states = set(read_thread_states(process.pid).values())
         return bool(states) and not UNPTRACEABLE_STATES & states and not process.snapshot.tracer_pid
 
-    def _ask_native(self, process: Process, program: str) -> Steps:
+    def _ask_native(self, process: Process, program: str, timeout_s: float) -> Steps:
         started_at = time.monotonic()
         self._scene.begin("py_spy_native", process.key)
-        timeout_s = _NATIVE_AUTO_TIMEOUT_S if self._scene.request.native == "auto" else _NATIVE_TIMEOUT_S
         end = yield Tool(py_spy.argv_of(program, process.pid, "--native"), timeout_s)
         if end.was_killed:
             resume_if_stopped(process.pid, was_stopped=False)

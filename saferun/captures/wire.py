@@ -63,6 +63,7 @@ class Request(Value):
         gpu: whether there may be GPUs to query.
         since: seconds since the epoch; older lines of the kernel log are ignored.
         nccl: whether to ask NCCL's RAS subsystem, which takes seconds: of a hang, where there may be GPUs.
+        is_certain: whether it is certain that the ranks hang, so that it disturbs nothing to stop one for seconds.
     """
 
     targets: tuple[Target, ...]
@@ -73,6 +74,7 @@ class Request(Value):
     gpu: bool = True
     since: float = 0.0
     nccl: bool = False
+    is_certain: bool = False
 
 
 class DeadProcess(Value):

@@ -69,14 +69,15 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     )
     waits = located_waits(waits, hosts)
     nccl = NcclFindings(evidence, hosts)
-    verdict = with_failed_gpus(_Case(evidence, hosts, findings, waits).judge(), hosts, ranks)
+    verdict = nccl.quoted(with_failed_gpus(_Case(evidence, hosts, findings, waits).judge(), hosts, ranks))
     cause = verdict.cause
     cause = cause._replace(proof=cause.proof or nccl.proof(cause.ranks))
     lines = [*silent_lines(hosts, verdict.headline)]
     in_headline = {circle.message for circle in findings.circles if circle.steps in verdict.headline}
     in_headline.update(line for line in findings.shown_lines if line in verdict.headline)
     lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in in_headline)]
-    lines += [*nccl.lines, *_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
+    lines += [line for line in nccl.lines if line not in verdict.headline]
+    lines += [*_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=_headline(evidence.hang, verdict.headline),
         first_failure=None,

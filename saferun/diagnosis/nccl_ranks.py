@@ -1,6 +1,7 @@
 """What NCCL's RAS subsystem knows of the ranks: processes of hosts -> ranks, in words. Pure.
 
-It is no reason to blame a rank, and only confirms a cause that other evidence has shown. It counts launched calls:
+It is no reason to blame a rank: it confirms a cause that other evidence has shown, and where no rank is the cause it is
+quoted in the sentence. It counts launched calls:
 while a call hangs that all ranks have launched no rank is behind; and who is behind may be the one that waited for its
 GPU first. A process that RAS does not reach may be cut off itself, or be reached through one that is.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.judgement import Judgement
 from saferun.evidence import Evidence
 from saferun.gpu_evidence import NcclOutlier, NcclProcess
 from saferun.model import Value
@@ -18,6 +20,7 @@ from saferun.text.wording import ranks_text
 _SHOWN_LINES = 6
 _LOST = frozenset({"dead", "unanswering"})
 _PROOFS = frozenset({*_LOST, "behind"})
+_NAMELESS = frozenset({"hang_all_in_collective", "hang_unknown", "network_between_hosts"})
 
 
 class NcclFinding(Value):
@@ -57,10 +60,18 @@ class NcclFindings:
     def proof(self, ranks: Iterable[int]) -> str:
         """What confirms that these ranks hold up the others; empty where nothing does."""
         named = {*ranks}
-        lines = (
-            one.message for one in self._found if one.is_timed and one.kind in _PROOFS and named.issuperset(one.ranks)
-        )
-        return next(lines, "")
+        return next((one.message for one in self._proofs if named.issuperset(one.ranks)), "")
+
+    def quoted(self, verdict: Judgement) -> Judgement:
+        """The verdict, with what is known of a rank where it names none."""
+        line = next((one.message for one in self._proofs), "")
+        if not line or verdict.cause.ranks or verdict.cause.class_name not in _NAMELESS:
+            return verdict
+        return verdict._replace(headline=f"{verdict.headline}; {line}")
+
+    @property
+    def _proofs(self) -> Iterable[NcclFinding]:
+        return (one for one in self._found if one.is_timed and one.kind in _PROOFS)
 
     def _rank_of(self, process: NcclProcess) -> set[int]:
         """The rank of a process; empty where it is not known, or several have its number."""

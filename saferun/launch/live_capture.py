@@ -57,7 +57,8 @@ class LiveCapture:
 
     def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
         context, action = self._context, self._action
-        watching, is_hang = context.launch.config.watch, action.verdict is not None
+        watching, verdict = context.launch.config.watch, action.verdict
+        is_hang = verdict is not None
         has_gpus = any(map(os.path.exists, _GPU_DEVICES))
         request = Request(
             tuple(
@@ -71,6 +72,7 @@ class LiveCapture:
             gpu=has_gpus,
             since=context.log.launched_time,
             nccl=has_gpus and is_hang,
+            is_certain=verdict is not None and verdict.certain,
         )
         start_capture(context, self._record, request, self._captured)
 

@@ -1,6 +1,7 @@
 """Work that samples of /proc do not show: what inspections of a quiet rank say about the time between them. Pure.
 
-Bytes that sockets carry to or from outside the job are progress, and so is work of threads other than the main one.
+Bytes that sockets carry to or from outside the job are progress, and so are work of threads other than the main one and
+calls of NCCL, which its RAS subsystem counts.
 What goes on whether a rank works or hangs is none: heartbeats, keep-alives, queries every few seconds, log shippers,
 metrics that are collected or fetched, the threads of gloo, NCCL and the store.
 
@@ -108,7 +109,8 @@ class QuietWork:
                 first = self._first.setdefault(key, _First(thread, silent_s))
                 found.add(_thread_does(first, known.get(key), thread, since_s))
         may_work = "may work" in found
-        if flow == "bulk" or "works" in found or ((is_slow or may_work) and silent_s < patience_s):
+        launches = before is not None and _has_launched(before, now)
+        if launches or flow == "bulk" or "works" in found or ((is_slow or may_work) and silent_s < patience_s):
             return "works"
         is_doubtful = (may_work or "busy" in found) and silent_s < patience_s * DOUBTED
         return "may work" if is_slow or is_unclear or is_doubtful else "waits"
@@ -220,6 +222,12 @@ def _flow_since(before: RankInspection, connections: Iterable[Connection], since
             is_uploaded = sent >= _PUSHED_FACTOR * taken and sent / since_s > _UPLOADED_BYTES_PER_S
             is_slow = is_slow or is_pushed or is_uploaded
     return "bulk" if total_bytes / since_s > _BULK_BYTES_PER_S else "slow" if is_slow else ""
+
+
+def _has_launched(before: RankInspection, now: RankInspection) -> bool:
+    """Whether NCCL counts more calls than in the inspection before; communicators come and go."""
+    known = {one.communicator: one.launched for one in before.nccl_calls}
+    return any(one.launched > known.get(one.communicator, one.launched) for one in now.nccl_calls)
 
 
 def _carried(before: Connection | None, now: Connection) -> tuple[int, int]:

@@ -95,6 +95,20 @@ def test_of_many_alike_the_odd_one_is_asked_for_native_frames() -> None:
     assert set(native) == {odd, pids[0]}
 
 
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_where_a_hang_is_certain_native_frames_may_take_long(is_certain: bool) -> None:
+    """A suspect may be at work, and is stopped for a moment only."""
+    impatient = (
+        "import runpy; from saferun.captures import stacks; stacks._NATIVE_AUTO_TIMEOUT_S = 0.0001\n"
+        "runpy.run_module('tests.process.one_capture', run_name='__main__')"
+    )
+    with python(LOCK) as pid:
+        await_syscall(pid, "futex")
+        reader = capture(Target(0, pid), program=impatient, is_certain=is_certain)
+    tools = [dump.tool for dump in reader.capture.stacks]
+    assert ("py-spy --native" in tools) is is_certain
+
+
 def test_a_blocked_process_says_on_what(tmp_path: Path) -> None:
     """The FIFO or the peer is often the whole story."""
     fifo = tmp_path / "fifo"

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from saferun.captures import nccl_ras
+from saferun.captures.inspection import inspect_ranks
+from saferun.captures.inspection_values import NcclCalls
 from saferun.captures.process_state import read_snapshot
 from saferun.captures.ras_content import LONGEST_BYTES
 from saferun.captures.scene import Process, Scene
@@ -151,6 +153,42 @@ def test_the_same_timestamp_twice_is_an_old_state() -> None:
         reader = look(pid)
     assert reader.capture.nccl == ()
     assert failure(reader) == "NCCL's RAS gives the same old state twice"
+
+
+def test_an_inspection_has_the_calls_that_the_ranks_of_this_host_have_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends too; a process of the same number on another host is another one."""
+    with rank_of(
+        lambda pid: (answer([member(0, pid, AllReduce=7), member(1) | {"pid": pid, "host": "10.9.9.9"}]),)
+    ) as (
+        pid,
+        _,
+    ):
+        (nothing,) = inspect_ranks([(0, pid, pid)], 0, 0.01).ranks
+        assert nothing.nccl_calls == ()
+        monkeypatch.setattr(nccl_ras, "own_addresses", lambda: ["127.0.0.1", HOST])
+        (found,) = inspect_ranks([(0, pid, pid)], 0, 0.01).ranks
+        assert found.nccl_calls == (NcclCalls("a7c35b1e2d4f60", 3 + 7 + 0),)
+
+
+@pytest.mark.parametrize("content", [None, b"", TEXT, b"{" * 99_999], ids=["silence", "nothing", "a text", "nonsense"])
+def test_where_ras_says_nothing_an_inspection_is_as_without_it(
+    content: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older NCCL answers with a text, which has no counts of ranks that are alike."""
+    monkeypatch.setattr(nccl_ras, "_GREETING_S", 0.1)
+    monkeypatch.setattr(nccl_ras, "own_addresses", lambda: [HOST])
+    with rank_of(lambda _: (content,)) as (pid, _):
+        (found,) = inspect_ranks([(0, pid, pid)], 0, 0.01).ranks
+    assert found.nccl_calls == ()
+    assert found.threads
+
+
+def test_an_inspection_of_ranks_without_gpus_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inspection is only made where nothing moves, and most jobs of other kinds have no RAS."""
+    monkeypatch.setattr(nccl_ras, "uses_gpus", lambda _pid: False)
+    with rank_of(lambda pid: (answer([member(0, pid)]),)) as (pid, ras):
+        inspect_ranks([(0, pid, pid)], 0, 0.01)
+    assert ras.asked == []
 
 
 def test_where_all_are_alike_one_answer_is_enough() -> None:

@@ -46,7 +46,8 @@ BEHIND_TEXT = "NCCL's RAS: rank 1 has launched 41 AllReduce, and others 42 in co
 )
 def test_processes_are_named_as_ranks(found: NcclOutlier, line: str) -> None:
     """A pid says nothing to whoever reads the report."""
-    assert line in diagnose_hang(job(IN_STEP, IN_STEP, IN_STEP, nccl=(found,))).findings
+    diagnosis = diagnose_hang(job(IN_STEP, IN_STEP, IN_STEP, nccl=(found,)))
+    assert any(line in shown for shown in (diagnosis.headline, *diagnosis.findings))
 
 
 @pytest.mark.parametrize("kind", ["behind", "ahead", "dead", "unanswering", "finalizing", "left", "failed", "aborted"])
@@ -56,7 +57,18 @@ def test_nobody_is_blamed_by_it(kind: str) -> None:
     found = diagnose_hang(job(IN_STEP, IN_STEP, IN_STEP, nccl=(outlier(kind, 1, message="41 AllReduce"),)))
     assert without.cause is not None
     assert found.cause == without.cause
-    assert found.headline == without.headline
+    assert without.cause.ranks == ()
+    if kind not in {"behind", "dead", "unanswering"}:
+        assert found.headline == without.headline
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_where_no_rank_is_named_the_sentence_quotes_it(is_timed: bool) -> None:
+    """And only what two answers of different times have shown."""
+    without = diagnose_hang(job(IN_STEP, IN_STEP, IN_STEP))
+    found = diagnose_hang(job(IN_STEP, IN_STEP, IN_STEP, nccl=(BEHIND._replace(is_timed=is_timed),)))
+    assert found.headline == without.headline + (f"; {BEHIND_TEXT}" if is_timed else "")
+    assert (BEHIND_TEXT in found.findings) is not is_timed
 
 
 def absent(*nccl: NcclOutlier) -> Evidence:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.captures.inspection_values import Connection, JobInspection, RankInspection, Thread
+from saferun.captures.inspection_values import Connection, JobInspection, NcclCalls, RankInspection, Thread
 from saferun.watchdog.quiet_work import QuietWork, inspection_from
 
 INTERVAL_S = 1.2
@@ -110,6 +110,28 @@ def test_transfers_are_seen_in_one_look(does: dict[str, Any]) -> None:
 )
 def test_bursts_are_seen_between_looks(does: dict[str, Any]) -> None:
     assert Looks(**does).all()[1:] == [WORKS] * 3
+
+
+def test_calls_that_nccl_launches_between_inspections_are_work() -> None:
+    """Each communicator counts for itself, and one that was not there before says nothing."""
+
+    def inspections(*counts: dict[str, int]) -> list[str]:
+        quiet_work = QuietWork()
+        return [
+            quiet_work.take(
+                (60.0 * number, 60.0 * number + 1),
+                RankInspection(
+                    0, (), (), (), nccl_calls=tuple(NcclCalls(name, launched) for name, launched in one.items())
+                ),
+                silent_s=60.0 * number,
+                patience_s=PATIENCE_S,
+            )
+            for number, one in enumerate(counts, 1)
+        ]
+
+    assert inspections({"a": 5}, {"a": 6}, {"a": 6}) == [WAITS, WORKS, WAITS]
+    assert inspections({"a": 5}, {"a": 5, "b": 9}, {"b": 9, "a": 4}) == [WAITS] * 3
+    assert inspections({}, {"a": 5}, {}, {"a": 6}) == [WAITS] * 4
 
 
 @pytest.mark.parametrize(
