@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from saferun.diagnosis.pending_cause import is_shown
 from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.supervisor.actions import AwaitCause
@@ -25,6 +27,7 @@ class CauseWait:
     def __init__(self, context: Context, record: AttemptRecord, action: AwaitCause) -> None:
         self._record = record
         self.deadline = 0.0
+        self._ends_at = time.monotonic() + action.limit_s
         ranks = [rank for rank in record.living if rank.place.local_rank in action.local_ranks]
         self._ranks = tuple(rank.place.rank for rank in ranks)
         failed = [rank.place.rank for rank in record.ranks if rank.end is not None and not rank.end.status.ok]
@@ -33,6 +36,6 @@ class CauseWait:
         context.say_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
 
     def is_over(self, now: float) -> bool:
-        """Whether the cause is known, or none of the ranks is left."""
+        """Whether the cause is known, none of the ranks is left, or the supervisor waits no more."""
         self.deadline = now + _PERIOD_S
-        return is_shown(self._record.gather(None), self._ranks)
+        return now >= self._ends_at or is_shown(self._record.gather(None), self._ranks)

@@ -318,6 +318,9 @@ def test_a_traceback_of_several_ranks_is_on_the_console_once(tmp_path: Path) -> 
         ("--run-dir", "none"),
         ("--prefix", "none"),
         ("--log-line-prefix-template", "x"),
+        # As under torchrun: what is on the console is in its files as well, and nothing else.
+        ("--tee", "3"),
+        ("--redirects", "0:1"),
     ):
         folder = tmp_path / options[0]
         folder.mkdir()
@@ -325,3 +328,23 @@ def test_a_traceback_of_several_ranks_is_on_the_console_once(tmp_path: Path) -> 
             assert job.wait() == 1
             assert job.err.count("Traceback (most recent call last):") >= 2
             assert "the same as" not in job.err
+
+
+WITH_CPP_FRAMES = r"""
+import os, sys
+frames = "".join(f"frame #{i}: c10::f(int) + 0x96 (0x7fd28217abf6 in libc10.so)\n" for i in range(31))
+head = "before\nException raised from meta at LinearAlgebra.cpp:182 (most recent call first):\n"
+os.write(2, (head + frames).encode())
+os.write(2, b"after\n")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--fold", "off"), ("--tee", "2")])
+def test_cpp_frames_are_one_line_on_the_console_and_whole_in_the_file(tmp_path: Path, options: tuple[str, ...]) -> None:
+    with running(tmp_path, WITH_CPP_FRAMES, *options, store=False) as job:
+        assert job.wait() == 0
+        lines = job.err.splitlines()
+        assert sum("frame #" in line for line in lines) == (31 if options else 0)
+        assert ("(31 lines of C++ frames: in the rank's stderr.log)" in job.err) is (not options)
+        if not options:
+            assert job.rank_file(0, "stderr.log").count(b"\nframe #") == 31
