@@ -45,27 +45,26 @@ class _Run:
 
 
 class CppFrames:
-    """All streams of a console on which C++ frames are left out. Streams are known by any key."""
+    """All streams of a console on which C++ frames are left out. Streams are known by any key.
+
+    ``runs``: of the streams that are within such frames.
+    """
 
     def __init__(self) -> None:
-        self._runs: dict[Key, _Run] = {}
-
-    def __contains__(self, key: object) -> bool:
-        """Whether a stream is within such frames."""
-        return key in self._runs
+        self.runs: dict[Key, _Run] = {}
 
     def feed(self, key: Key, rank: int, chunk: bytes, now: float) -> bytes:
         """More bytes of a stream. Returns what is to be shown now."""
         shown = b""
         while chunk:
-            run = self._runs.get(key)
+            run = self.runs.get(key)
             if run is None:
                 start = _start(chunk)
                 if start < 0:
                     return shown + chunk
                 shown += chunk[:start]
                 chunk = chunk[start:]
-                run = self._runs[key] = _Run(now)
+                run = self.runs[key] = _Run(now)
             text, run.rest = run.rest + chunk, b""
             chunk = b""
             start = 0
@@ -87,26 +86,21 @@ class CppFrames:
     @property
     def deadline(self) -> float | None:
         """When the first of the runs has been held for long enough, in monotonic seconds."""
-        return min((run.since + HOLD_S for run in self._runs.values()), default=None)
+        return min((run.since + HOLD_S for run in self.runs.values()), default=None)
 
     def due(self, now: float) -> list[Key]:
         """The streams of which nothing may be held any longer."""
-        return [key for key, run in self._runs.items() if run.since + HOLD_S <= now]
+        return [key for key, run in self.runs.items() if run.since + HOLD_S <= now]
 
     def held(self, key: Key) -> bytes:
         """What is to be shown of a stream if nothing more comes."""
-        run = self._runs.get(key)
+        run = self.runs.get(key)
         return run.shown if run is not None else b""
 
     def end(self, key: Key) -> bytes:
         """The frames of a stream are over. Returns what is to be shown of them."""
-        run = self._runs.pop(key, None)
+        run = self.runs.pop(key, None)
         return run.shown if run is not None else b""
-
-    @property
-    def keys(self) -> list[Key]:
-        """The streams that are within such frames."""
-        return list(self._runs)
 
 
 def _start(chunk: bytes) -> int:

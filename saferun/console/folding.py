@@ -132,16 +132,17 @@ class Folding:
         self._folded: list[tuple[_Traceback, int]] = []
         self._note_at: float | None = None
         self._frames = CppFrames()
+        self._in_frames = self._frames.runs
 
     def wants(self, key: Key, chunk: bytes) -> bool:
         """Whether ``feed`` has anything to do; the usual chunk passes without."""
         if _CALLS in chunk if len(chunk) <= _SEARCHED_BYTES else chunk.find(_CALLS, -_SEARCHED_BYTES) >= 0:
             return True
-        return key in self._streams or key in self._frames or chunk.startswith(_SYNTAX_ERROR)
+        return key in self._streams or key in self._in_frames or chunk.startswith(_SYNTAX_ERROR)
 
     def is_within(self, key: Key) -> bool:
         """Whether a stream is within a traceback or within C++ frames."""
-        return key in self._streams or key in self._frames
+        return key in self._streams or key in self._in_frames
 
     def feed(self, key: Key, rank: int, chunk: bytes, now: float, *, at_line_start: bool = True) -> bytes:
         """More bytes of a stream.
@@ -284,11 +285,11 @@ class Folding:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        if not self._streams and self._note_at is None:
-            return self._frames.deadline
+        if not self._streams and self._note_at is None and not self._in_frames:
+            return None
         dues = [(stream.since if stream.candidates else stream.own.at) + HOLD_S for stream in self._streams.values()]
         dues += [due for due in (self._note_at, self._frames.deadline) if due is not None]
-        return min(dues)
+        return min(dues, default=None)
 
     def tick(self, now: float) -> list[tuple[Key, bytes]]:
         """Decide about what has been held back for long enough.
@@ -344,16 +345,18 @@ class Folding:
             self._finish(key, stream.own)
         return passed + left
 
-    def spoil(self, key: Key) -> None:
-        """Bytes of a stream were not shown: its traceback is not whole on the console."""
+    def spoil(self, key: Key, rank: int) -> None:
+        """Bytes of a stream were not shown: its tracebacks may not be whole on the console."""
         stream = self._streams.get(key)
         if stream is not None and not stream.candidates:
-            stream.own.is_dead = True
             self._finish(key, stream.own)
+        for own in [own for own in self._shown if own.rank == rank]:
+            own.is_dead = True
+            self._shown.remove(own)
 
     def held(self) -> list[tuple[Key, bytes]]:
         """What is held back of each stream."""
-        keys = dict.fromkeys((*self._streams, *self._frames.keys))
+        keys = dict.fromkeys((*self._streams, *self._in_frames))
         held = []
         for key in keys:
             stream = self._streams.get(key)
@@ -363,8 +366,7 @@ class Folding:
     def release(self) -> list[tuple[Key, bytes]]:
         """Hold nothing back any more of the tracebacks that have begun. Returns what was held."""
         held = self.held()
-        for key in self._frames.keys:
-            self._frames.end(key)
+        self._in_frames.clear()
         for key, stream in list(self._streams.items()):
             self._finish(key, stream.own)
         return held

@@ -223,21 +223,22 @@ class _Pane:
         self._rows = 0
         target.shape_note = self._above_the_rows
 
-    def put(self, text: bytes) -> None:
-        """Write lines of a rank; they may be skipped if the reader is too slow."""
+    def put(self, text: bytes) -> bool:
+        """Write lines of a rank. Returns whether they are not skipped because the reader is too slow."""
         if self.target.has_room(len(text)):
             self.target.put(self._above_the_rows(text))
-        else:
-            self.target.skip(text.count(b"\n"))
+            return True
+        self.target.skip(text.count(b"\n"))
+        return False
 
-    def put_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+    def put_pieces(self, pieces: Sequence[bytes | memoryview]) -> bool:
         """The same for lines in several pieces."""
         size = sum(map(len, pieces))
         if self._rows or size <= _SMALL_BYTES or not self.target.has_room(size):
-            self.put(b"".join(pieces))
-        else:
-            for piece in pieces:
-                self.target.put(piece)
+            return self.put(b"".join(pieces))
+        for piece in pieces:
+            self.target.put(piece)
+        return True
 
     def put_message(self, text: bytes) -> None:
         """Write lines that are never skipped."""
@@ -463,16 +464,18 @@ class ConsoleStream:
         if isinstance(self._pane, RawPane):
             self._pane.pass_on(self, chunk, now)
             return
+        is_whole = True
         if self._pane.target.has_room(len(chunk)):
             pieces = self._lines.feed_prefixed(chunk, self.prefix)
             if pieces:
                 self._forget()
-                self._pane.put_pieces(pieces)
+                is_whole = self._pane.put_pieces(pieces)
         elif lines := self._lines.skip(chunk):
             self._forget()
             self._pane.target.skip(lines)
-            if self._folder is not None and self._folder.folding is not None:
-                self._folder.folding.spoil(self)
+            is_whole = False
+        if not is_whole and self._folder is not None and self._folder.folding is not None:
+            self._folder.folding.spoil(self, self.rank)
         if self._lines:
             self._pane.note_unfinished(self, now)
             self._noted = True

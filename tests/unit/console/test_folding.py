@@ -361,7 +361,7 @@ def test_many_different_ones_stay_bounded() -> None:
 def test_what_was_not_shown_is_no_first_copy() -> None:
     console = Console()
     console.write(0, FRAMES)
-    console.folding.spoil(0)  # type: ignore[arg-type]
+    console.folding.spoil(0, 0)  # type: ignore[arg-type]
     console.write(0, b"KeyError: 'labels'\n")
     console.write(1, LABELS)
     console.wait(1)
@@ -555,3 +555,22 @@ def test_half_a_line_before_a_header_is_shown_as_it_is() -> None:
             stream.feed(LABELS, 1.0)
         drain(screen, reader)
         assert reader.taken == _prefixed(0, b"half " + LABELS) + _prefixed(1, b"half " + LABELS)
+
+
+def test_lines_that_are_skipped_for_a_slow_reader_are_no_first_copy() -> None:
+    """Though the traceback had ended within the same bytes."""
+    with Reader.pipe(65536) as reader, console(reader) as screen:
+        screen.allow_skipping(True)
+        screen.folding = Folding()
+        first, second, _ = _streams(screen)
+        for size in (1000, 10):
+            while screen.err.target.has_room(size + len(second.prefix)):
+                second.feed(b"x" * (size - 1) + b"\n", 1.0)
+        first.feed(LABELS + b"[W1122 20:15:33 x] y\n", 1.0)
+        drain(screen, reader)
+        second.feed(LABELS, 1.1)
+        screen.tick(1.4)
+        drain(screen, reader)
+        assert _prefixed(0, LABELS) not in reader.taken
+        assert _prefixed(1, LABELS) in reader.taken
+        assert b"the same as" not in reader.taken
