@@ -8,7 +8,8 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 
 from saferun.captures.gdb import SIGNAL_HANDLER, find_gdb, gdb_tool, threads_from_gdb, with_python_calls
-from saferun.captures.py_spy import failure_text, threads_from_json
+from saferun.captures.py_spy import failure_text
+from saferun.captures.py_spy_json import threads_from_json
 from saferun.captures.pystack_core import is_pystack_here, pystack_tool, threads_from_pystack
 from saferun.captures.scene import one_line
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps

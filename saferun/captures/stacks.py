@@ -17,6 +17,7 @@ from saferun.captures import py_spy
 from saferun.captures.faulthandler_dump import dump_by_signal, threads_from_text
 from saferun.captures.process_state import read_thread_states
 from saferun.captures.ptrace import ptrace_denial, resume_if_stopped
+from saferun.captures.py_spy_json import threads_from_json
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, has_module, responds, run_steps
 from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READY
@@ -290,7 +291,7 @@ def _threads_of(end: ToolEnd, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
         return (), py_spy.failure_text(end)
     try:
         with limited_memory():
-            return py_spy.threads_from_json(end.stdout, pid), ""
+            return threads_from_json(end.stdout, pid), ""
     except ValueError as error:
         return (), f"what it says cannot be read: {error}"
     except MemoryError:

@@ -158,3 +158,16 @@ def display_text(value: object, longest: int) -> str:
     if not isinstance(value, str):
         raise ValueError("not a text")  # noqa: TRY004 - all of these raise the same
     return printable(value[:longest])[:longest]
+
+
+# ---------------------------------------------------------------------------------------------- values with a fallback
+
+
+def number_or(otherwise: int, value: object, low: int = 0, high: int = _LARGEST) -> int:
+    """An integer within inclusive bounds; ``otherwise`` for anything else."""
+    return value if type(value) is int and low <= value <= high else otherwise
+
+
+def text_or_empty(value: object, longest: int) -> str:
+    """A string, cut after so many characters; empty for anything else."""
+    return value[:longest] if isinstance(value, str) else ""

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.captures.client import Answer, Examiner
+from saferun.captures.py_spy_json import threads_from
 from saferun.evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.model import Value
 from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.flight_recorder_seq import NumbersQuery
 from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
-from saferun.watchdog.py_spy_json import threads_from
 from saferun.watchdog.quiet_work import inspection_from
 from saferun.watchdog.samples import JobSample, RankSample
 from saferun.watchdog.verdicts import Repeat

@@ -5,9 +5,9 @@ calls of NCCL, which its RAS subsystem counts.
 What goes on whether a rank works or hangs is none: heartbeats, keep-alives, queries every few seconds, log shippers,
 metrics that are collected or fetched, the threads of gloo, NCCL and the store.
 
-Some work looks like what goes on in a hang, however long it is watched: a slow transfer from a heartbeat that
-one side sends, a transfer between two hosts of the job from one between two ranks, a single long write to a slow disk
-from a wait for a dead one, a frozen control group from one that is never continued. A slow transfer counts as work for
+Some work looks like what goes on in a hang, however long it is watched: a slow transfer like a heartbeat that
+one side sends, a transfer between two hosts of the job like one between two ranks, a single long write to a slow disk
+like a wait for a dead one, a frozen control group like one that is never continued. A slow transfer counts as work for
 some timeouts; apart from that all of these leave a verdict uncertain for as long as they last.
 """
 

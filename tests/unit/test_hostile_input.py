@@ -26,7 +26,7 @@ from saferun.captures.faulthandler_dump import threads_from_text
 from saferun.captures.gdb import threads_from_gdb
 from saferun.captures.gpu_amd import parse_amd_smi_metric, parse_amd_smi_processes, parse_rocm_smi
 from saferun.captures.kernel_log import parse_record, parse_syslog
-from saferun.captures.py_spy import threads_from_json
+from saferun.captures.py_spy_json import threads_from, threads_from_json
 from saferun.captures.pystack_core import threads_from_pystack
 from saferun.captures.recorder_content import read_groups
 from saferun.captures.wire import CaptureReader, Request, Target, encode
@@ -72,7 +72,6 @@ from saferun.preflight.host_messages import (
 from saferun.preflight.results import HostInfo, Probe, ProbeEndpoint
 from saferun.text.decoding import MALFORMED, loads
 from saferun.watchdog.job import verdict_from
-from saferun.watchdog.py_spy_json import threads_from
 from tests.process.one_capture import decode_request, encode_request
 from tests.torch.coordinating import TROUBLE
 from tests.unit import recorded_launchers

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from saferun.captures.faulthandler_dump import threads_from_text
 from saferun.captures.process_state import command_text
-from saferun.captures.py_spy import failure_text, is_denied, is_no_python, threads_from_json
+from saferun.captures.py_spy import failure_text, is_denied, is_no_python
+from saferun.captures.py_spy_json import threads_from_json
 from saferun.captures.tools import ToolEnd
 from saferun.evidence import Frame
 
