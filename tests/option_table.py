@@ -34,9 +34,16 @@ def with_table(page: str) -> str:
 def _row(option: Option) -> str:
     # torchrun's second spelling, with underscores, is said once above the table.
     flags = ", ".join(f"`{flag}`" for flag in option.flags if "_" not in flag)
-    default = "" if option.kind == "flag" or option.default in {None, "", ()} else f"`{option.default}`"
+    default = "" if option.kind == "flag" or option.default in {None, "", ()} else f"`{_shown(option.default)}`"
     values = f" ({', '.join(option.choices)})" if option.choices else ""
     return f"| {flags} | {default} | {option.help.replace('|', chr(92) + '|')}{values} |"
+
+
+def _shown(default: object) -> str:
+    """A default as it is written on the command line."""
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 if __name__ == "__main__":
