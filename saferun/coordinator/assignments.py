@@ -120,7 +120,6 @@ class HostAssignment(Value):
     hosts: Annotated[int, number_of(_MOST_HOSTS)]
     label: Name
     leader_name: Name
-    leader_port: Port
     leader_addresses: Addresses
     files: Path
     world_size: Number
@@ -173,7 +172,6 @@ def assign(records: Sequence[HostRecord]) -> list[HostAssignment]:
                 hosts=len(records),
                 label=labels[host],
                 leader_name=labels[0],
-                leader_port=leader.port,
                 leader_addresses=leader.addresses,
                 files=leader.files,
                 world_size=world_size,
