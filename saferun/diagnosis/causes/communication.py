@@ -205,8 +205,8 @@ _NCCL = (
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"NCCL WARN ((?:ncclS|s)ocket\w{1,40}: .{1,160})"),
-        "NCCL's connection to another rank failed: {0}",
+        re.compile(r"(?:NCCL WARN (?=(?:ncclS|s)ocket\w{1,40}: )|init\.cc:\d{1,5} NCCL WARN )(.{1,200})"),
+        "NCCL could not set up its communicator: {0}",
         "check whether another program connects to the ranks, such as a scanner, and compare the versions of NCCL",
         in_last_lines=True,
     ),

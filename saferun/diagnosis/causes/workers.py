@@ -24,6 +24,7 @@ _ENGINE = (
         "worker_failed",
         re.compile(
             r"\bEngineDeadError\b|Engine core initialization failed|WorkerProc initialization failed"
+            r"|got fatal signal from worker processes"
             r"|[Ww]orker (?:proc )?\S{1,60} (?:pid \d{1,10} )?died\b"
         ),
         "a worker process of the engine failed",
