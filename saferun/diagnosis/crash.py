@@ -31,7 +31,7 @@ from saferun.diagnosis.network_faults import (
 )
 from saferun.diagnosis.rank_view import user_frame
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
-from saferun.diagnosis.timeouts import idle, is_timeout, waited, who_is_late
+from saferun.diagnosis.timeouts import advice_on, idle, is_timeout, waited, who_is_late
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, Value, signal_name
@@ -338,7 +338,7 @@ def _timed_out(
         return Judgement(cause._replace(ranks=late.ranks), f"{headline}; {doing}", root.end)
     if late is not None:
         message = "" if cause.message in late.message else waited(cause, root.end.rank)
-        cause = cause._replace(ranks=late.ranks, message=message or cause.message)
+        cause = cause._replace(ranks=late.ranks, message=message or cause.message, advice=advice_on(late.ranks))
         second = _first_line(evidence, hosts, root, "timed out", message)
         also = [rank for rank in dict.fromkeys(also) if rank not in {root.end.rank, *late.ranks}]
         more = f"; {ranks_text(also)} timed out as well" if also else ""

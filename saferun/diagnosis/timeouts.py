@@ -18,6 +18,9 @@ _TIMEOUTS = frozenset({"nccl_timeout", "collective_timeout"})
 _TIMED_OUT = re.compile(r"\bwithin \d|\bafter \d")
 # What a message says of the others that stands before it already.
 _OTHERS = re.compile(r": another rank did not come to the collective(?: within (.{1,20}))?$")
+# What NCCL's watchdog and its monitor log of the group of all ranks, also on ranks that have not timed out.
+_ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
+_OTHER_GROUP = re.compile(r"\[PG ID [1-9]|PG GUID (?!0\()")
 _DONE_FOR = frozenset({"dead", "unanswering"})
 # A rank that is seen there may be on its way out as well.
 _AT_ITS_END = "interpreter"
@@ -73,6 +76,13 @@ def who_is_late(
     if findings.culprits:
         message = findings.lines[0] if findings.lines else f"{ranks_text(findings.culprits)} did not come"
         return Late(findings.culprits, f"{message}{_doing(doing, findings.culprits, evidence, hosts)}")
+    if behind := _behind(evidence):
+        ranks, number, waiting = behind
+        message = (
+            f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} not called collective {number} that "
+            f"{ranks_text(waiting)} waited in"
+        )
+        return Late(ranks, f"{message}{_doing(doing, ranks, evidence, hosts)}")
     if not waits:
         return None
     ranks = tuple(wait.rank for wait in waits)
@@ -90,6 +100,29 @@ def waited(cause: Cause, rank: int) -> str:
     if match is None:
         return cause.message
     return cause.message[: match.start()] + (f" after {match[1]}" if match[1] else "")
+
+
+def _behind(evidence: Evidence) -> tuple[tuple[int, ...], int, tuple[int, ...]] | None:
+    """Ranks that had called fewer collectives than others by their own logs; what those waited in; and who they are."""
+    last: dict[int, int] = {}
+    for rank, output in evidence.outputs_by_rank.items():
+        lines = (line for line in output.last_lines if not _OTHER_GROUP.search(line))
+        numbers = [int(match[1]) for line in lines if (match := _ENQUEUED.search(line))]
+        if numbers:
+            last[rank] = numbers[-1]
+    if len({*last.values()}) < 2:  # noqa: PLR2004 - a comparison
+        return None
+    least = min(last.values())
+    ranks = tuple(sorted(rank for rank, number in last.items() if number == least))
+    return ranks, least + 1, tuple(sorted(rank for rank, number in last.items() if number > least))
+
+
+def advice_on(ranks: Sequence[int]) -> str:
+    """What to do about ranks that did not come in time."""
+    return (
+        f"look at what keeps {ranks_text(ranks)} from it; where that only takes long, "
+        "raise the timeout of init_process_group"
+    )
 
 
 def _who(ranks: Sequence[int], evidence: Evidence, hosts: Hosts) -> str:
