@@ -86,7 +86,7 @@ def inspect_ranks(
         if is_last:
             break
     share = max(1, len(families))
-    calls = launched_calls(pid for family in families for pid in family.sockets_of)
+    calls = launched_calls(family.worker_pid for family in families)
     return JobInspection(
         tuple(moments_s),
         tuple(
@@ -100,7 +100,7 @@ def inspect_ranks(
                 ),
                 tuple(busy_s),
                 is_frozen(family.worker_pid),
-                tuple(one for pid in family.sockets_of for one in calls.get(pid, ())),
+                calls.get(family.worker_pid, ()),
             )
             for family, one, others, busy_s in zip(families, threads, children, servers_busy_s, strict=True)
         ),

@@ -70,7 +70,7 @@ class LiveCapture:
             native=watching.native,
             strace=watching.strace and is_hang,
             gpu=has_gpus,
-            since=context.log.launched_time,
+            since=self._record.started_time,
             nccl=has_gpus and is_hang,
             is_certain=verdict is not None and verdict.certain,
         )
