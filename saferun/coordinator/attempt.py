@@ -9,6 +9,7 @@ from typing import Any
 
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.control_channel import ControlChannel
+from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk_name, write_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import JobLog
@@ -16,7 +17,6 @@ from saferun.coordinator.liveness import Liveness, OwnSupervisor
 from saferun.coordinator.liveness_probe import CUT, REACHED, Finding
 from saferun.coordinator.prefix_store import PrefixStore
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
-from saferun.coordinator.static_rendezvous import JOB_KEY
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.tasks import Tasks
 

@@ -13,11 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.arrivals import Arrivals, waiting_text
 from saferun.coordinator.assignments import HostRecord
-from saferun.coordinator.dial import dial, shown
+from saferun.coordinator.control_search import JOB_KEY, ControlSearch
 from saferun.coordinator.leader_address import (
     ASK_AFTER_S,
     ASK_KEY,
@@ -40,8 +41,8 @@ from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResu
 from saferun.coordinator.secrecy import Mismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
-from saferun.coordinator.static_rendezvous import JOB_KEY, name_hint, way_hint
-from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
+from saferun.coordinator.static_rendezvous import name_hint, way_hint
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
 from saferun.coordinator.torch_store import loopback_address, open_store
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 _LEADER_KEY = "saferun/leader"
 _POLL_S = 1.0
 _RECHECK_S = 0.5
-_DIAL_S = 3.5
+_FIND_S = 3.5
 # When the handler has decided who takes part, all of them are there: they need not long for the rest.
 _EXCHANGE_S = 60.0
 _EXIT_S = 2.0
@@ -373,9 +374,23 @@ class HandlerRendezvous:
 
         Where the control store cannot be reached, it is asked for as a part of the ranks' store. ``moved``: it is one.
         """
-        message = "the first host has not refusal where it is"
+        with ExitStack() as searches:
+            return self._await_leader(rdzv, own, store, host, searches, moved=moved)
+
+    def _await_leader(
+        self,
+        rdzv: RendezvousRound,
+        own: HostRecord,
+        store: StoreClient,
+        host: int,
+        searches: ExitStack,
+        *,
+        moved: bool,
+    ) -> tuple[StoreClient, LeaderAddress, str]:
+        message = "the first host has not published its address yet"
         agreement: SecretAgreement | None = None
         failing_since: float | None = None
+        search: ControlSearch | None = None
         while True:
             rdzv.check()
             rdzv.set_status(message)
@@ -396,43 +411,35 @@ class HandlerRendezvous:
                 continue
             if agreement is None or agreement.job != leader.job:
                 agreement = rdzv.make_agreement(leader.job)
-            client, way, message = self._connect(leader, own, rdzv.secrecy.signer(rdzv.run_id, leader.job) or agreement)
+            signer = rdzv.secrecy.signer(rdzv.run_id, leader.job) or agreement
+            if search is None or search.leader != leader:
+                searches.close()
+                search = self._search(leader, own, signer)
+                searches.callback(search.end)
+            client = search.wait(_RECHECK_S)
             if client is not None:
-                return client, leader, way
+                return client, leader, client.address[0]
+            message = search.message()
             failing_since = failing_since or time.monotonic()
             if time.monotonic() - failing_since > ASK_AFTER_S:
                 store.set(ASK_KEY, "")
+
+    def _search(self, leader: LeaderAddress, own: HostRecord, signer: Signer | None) -> ControlSearch:
+        others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
+        return ControlSearch(self._stores.store_class, leader, [leader.master_addr, *others], signer)
 
     def _mismatched(
         self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, kind: str, leader: LeaderAddress
     ) -> JoinFailedError:
         def fail_round(error: JoinFailedError) -> None:
-            client, _, _ = self._connect(leader, own, None)
+            search = self._search(leader, own, None)
+            client = search.wait(_FIND_S)
+            search.end()
             if client is not None:
                 publish_failure(client, "r0/", error)
                 client.add("r0/read", 1)
 
         return mismatch_error(kind, store, rdzv, host, leader, fail_round)
-
-    def _connect(
-        self, leader: LeaderAddress, own: HostRecord, signer: Signer | None
-    ) -> tuple[StoreClient | None, str, str]:
-        """A connection to the control store and the address that it was found at, or why there is none."""
-        store_class, message = self._stores.store_class, ""
-        others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
-        for address in dict.fromkeys([leader.master_addr, *others]):
-            connection, _, refusal = dial(address, leader.control_port, _DIAL_S)
-            if connection is None:
-                message = refusal
-                continue
-            connection.close()
-            kind = prefix_class(store_class) if leader.one_port else store_class
-            client = StoreClient.connect(kind, (address, leader.control_port), dialled=True, signer=signer)
-            if client.get(JOB_KEY, _RECHECK_S, forged=FORGED) == leader.job.encode():
-                return client, address, ""
-            # Where the handler's store keeps keys, this may have been published before the last attempt.
-            message = f"{shown(address, leader.control_port)} is not this job's store"
-        return None, "", message
 
 
 class _Answer:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from saferun.coordinator.control_search import JOB_KEY, ControlSearch
 from saferun.coordinator.dial import shown
 from saferun.coordinator.leader_address import (
     ASK_AFTER_S,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
 
 _CONTROL_KEY = "saferun/control"
-JOB_KEY = "saferun/job"
 _NO_CONTROL_S = 10.0
 # A job before this one may take a moment to give its port back.
 _FOREIGN_GRACE_S = 5.0
@@ -329,31 +329,21 @@ class StaticRendezvous:
         if found.one_port:
             return self._connect_shared(ranks, found, signer)
 
-        def accept(client: StoreClient) -> str | None:
-            job = client.get(JOB_KEY, _NO_CONTROL_S, forged=FORGED)
-            return None if job is not None and job.decode(errors="replace") == found.job else "is not this job's store"
-
-        ways = dict.fromkeys(
-            [rdzv.master_addr, *(a for a in found.addresses if a not in rdzv.request.record.addresses)]
-        )
-        searches = [StoreSearch(self._stores.store_class, way, [found.control_port], accept, signer) for way in ways]
+        others = [address for address in found.addresses if address not in rdzv.request.record.addresses]
+        search = ControlSearch(self._stores.store_class, found, [rdzv.master_addr, *others], signer)
         ask_at = time.monotonic() + min(ASK_AFTER_S, rdzv.remaining_s / 3)
         try:
-            while True:
-                for search in searches:
-                    client = search.wait(_RECHECK_S / len(searches))
-                    if client is not None:
-                        return client
+            while (client := search.wait(_RECHECK_S)) is None:
                 rdzv.check()
-                message = searches[0].message()
+                message = search.message()
                 rdzv.set_status(message)
                 if rdzv.remaining_s <= 0:
                     raise JoinFailedError(f"{message} ({rdzv.timeout_s:.0f} s)", _CONTROL_HINT)
                 if time.monotonic() >= ask_at and self._has_moved(rdzv, ranks):
                     return self._connect_shared(ranks, found, signer)
+            return client
         finally:
-            for search in searches:
-                search.end()
+            search.end()
 
     def _has_moved(self, rdzv: RendezvousRound, ranks: StoreClient) -> bool:
         """Whether the control store is a part of the ranks' store by now; asks for it."""

@@ -1,0 +1,73 @@
+"""The search for a job's control store, at several addresses of the first host at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from saferun.coordinator.prefix_store import prefix_class
+from saferun.coordinator.store_client import FORGED, StoreClient
+from saferun.coordinator.store_search import StoreSearch
+
+if TYPE_CHECKING:
+    from saferun.cluster.signed import Signer
+    from saferun.coordinator.leader_address import LeaderAddress
+
+JOB_KEY = "saferun/job"
+_JOB_TIMEOUT_S = 10.0
+# How long one of several searches is waited for before the next; the address that the ranks are to use comes first.
+_TURN_S = 0.05
+_FIRST_TURN_S = 0.5
+
+
+class ControlSearch:
+    """Several searches, of which the first that finds the store of this job counts.
+
+    Args:
+        store_class: torch's TCPStore.
+        leader: what the first host has published.
+        addresses: of that host, at which to search; the one that is preferred comes first.
+        signer: goes with the connection.
+    """
+
+    def __init__(
+        self,
+        store_class: Any,  # noqa: ANN401 - torch may be there in part only
+        leader: LeaderAddress,
+        addresses: Sequence[str],
+        signer: Signer | None,
+    ) -> None:
+        def accept(client: StoreClient) -> str | None:
+            # Where the store of the rendezvous keeps its keys, the address may be from before the last attempt.
+            job = client.get(JOB_KEY, _JOB_TIMEOUT_S, forged=FORGED)
+            return None if job == leader.job.encode() else "is not this job's store"
+
+        kind = prefix_class(store_class) if leader.one_port else store_class
+        self.leader = leader
+        self._first_turn_s = _FIRST_TURN_S
+        self._searches = [
+            StoreSearch(kind, way, [leader.control_port], accept, signer) for way in dict.fromkeys(addresses)
+        ]
+
+    def wait(self, timeout_s: float) -> StoreClient | None:
+        """A connection to the store, waited for; None when it is not found in time."""
+        give_up_at = time.monotonic() + timeout_s
+        turn_s, self._first_turn_s = self._first_turn_s, _TURN_S
+        while True:
+            for search in self._searches:
+                client = search.wait(min(turn_s, timeout_s))
+                if client is not None:
+                    return client
+                turn_s = _TURN_S
+            if time.monotonic() >= give_up_at:
+                return None
+
+    def message(self) -> str:
+        """Why it has not been found so far."""
+        return self._searches[0].message()
+
+    def end(self) -> None:
+        """Give up."""
+        for search in self._searches:
+            search.end()
