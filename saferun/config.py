@@ -148,7 +148,7 @@ class WatchConfig(Value):
     """What is asked for about hangs and crashes.
 
     ``hang_timeout_s`` 0: no hang detection; ``capture_budget_s`` 0: nothing is captured; ``cause_wait_s``: how long the
-    cause of a victim's failure is waited for.
+    cause of a victim's failure is waited for; ``slow_window_s``: over how long ranks are compared, 0: not at all.
     """
 
     hang_timeout_s: float
@@ -162,6 +162,7 @@ class WatchConfig(Value):
     gdb: bool
     inject: bool
     cores_asked: bool = False  # the user has asked for cores
+    slow_window_s: float = 0.0
 
 
 class ChecksConfig(Value):

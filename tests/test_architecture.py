@@ -78,6 +78,7 @@ PURE = (
     "preflight/host_messages",
     "report/picture",
     "report/report_json",
+    "report/slow_text",
     "report/report_text",
     "report/console_text",
     "watchdog/detector",
@@ -87,6 +88,7 @@ PURE = (
     "watchdog/samples",
     "watchdog/signs",
     "watchdog/stacks",
+    "watchdog/stragglers",
     "watchdog/verdicts",
     "watchdog/watched",
 )

@@ -58,6 +58,7 @@ EXAMINER_MODULES = (
     "saferun.captures.gpu_amd",
     "saferun.captures.cores",
     "saferun.captures.recorder_dumps",
+    "saferun.captures.beside_slow",
 )
 """The modules that captures of any kind import."""
 _FDS_AT_ONCE = 16
@@ -334,10 +335,19 @@ def _copy_hook(value: Any) -> None:  # noqa: ANN401
         copy_hook(*map(str, value))
 
 
+def _beside(value: Any) -> None:  # noqa: ANN401
+    """What may make ranks slow, by their processes."""
+    set_name("sr-beside")
+    from saferun.captures.beside_slow import beside_json
+
+    write(beside_json([int(pid) for pid in value]))
+
+
 _KINDS: dict[str, Callable[[Any], None]] = {
     "capture": _capture,
     "dump": _dump,
     "inspect": _inspect,
+    "beside": _beside,
     "lint": _lint,
     "waits": _waits,
     "hook": _copy_hook,

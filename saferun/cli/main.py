@@ -189,6 +189,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
     _check_seconds(values, "hang_timeout", "0 turns it off")
     _check_seconds(values, "capture_budget", "0 turns it off")
     _check_seconds(values, "cause_wait", "0 turns it off")
+    _check_seconds(values, "slow_window", "0 turns it off")
     _check_count(values, "keep_cores", "to keep none, leave --cores at backtrace")
     if values.on_hang == "restart" and values.max_restarts <= 0:
         raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
@@ -202,6 +203,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
         on_hang=values.on_hang,
         capture_budget_s=values.capture_budget,
         cause_wait_s=values.cause_wait,
+        slow_window_s=values.slow_window,
         native=values.native_stacks,
         strace=values.strace,
         cores=values.cores,

@@ -400,6 +400,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "lost its connection to another one or waited too long for it; 0: none",
     ),
     _option(
+        "--slow-window SECONDS",
+        60.0,
+        HANGS,
+        "seconds over which ranks are compared to find one that the others wait for in every step; longer where steps "
+        "are long; 0: not at all",
+    ),
+    _option(
         "--native-stacks {auto,always,never}",
         "auto",
         HANGS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
@@ -110,6 +110,15 @@ class Job(JobSender):
     ) -> None:
         """Pass the states of all ranks on to ``on_states``, on the leader, and each hang of the job to ``on_hang``."""
         self._context.on_states, self._context.on_hang = on_states, on_hang
+
+    def subscribe_waits(
+        self,
+        on_report: Callable[[str, range, object], None],
+        on_slow: Callable[[Sequence[int]], None],
+        on_beside: Callable[[range, Sequence[str]], None],
+    ) -> None:
+        """Pass on what concerns slow ranks."""
+        self._context.on_waits, self._context.on_slow, self._context.on_beside = on_report, on_slow, on_beside
 
     @property
     def lost(self) -> Mapping[int, LostPeer]:
@@ -295,6 +304,14 @@ class Job(JobSender):
     def set_state(self, state: JsonObject) -> None:
         """How the ranks of this process do, for the leader."""
         self.current.report.set(state)
+
+    def share_waits(self, report: JsonObject) -> None:
+        """How often the ranks of this process waited, for the leader."""
+        self.current.report.set_more("waits", report)
+
+    def share_beside(self, found: JsonObject) -> None:
+        """What is to be seen beside a slow rank of this process, for the leader."""
+        self.current.report.set_more("beside", found)
 
     def collect(
         self,

@@ -36,10 +36,13 @@ from saferun.supervisor.events import (
 from saferun.text.decoding import display_text, number
 
 if TYPE_CHECKING:
+    from saferun.cluster.join_messages import Peer
     from saferun.evidence import HangVerdict
 
 _LONGEST_LEFTOVERS = 300
 _LONGEST_NAME = 255
+_LONGEST_BESIDE = 160
+_MOST_BESIDE = 5
 _MOST_HANGS = 1 << 31
 _MOST_RANKS = 100_000
 _GONE = ("gone", "unreachable")
@@ -72,6 +75,9 @@ class JobContext:
         self.warn = warn
         self.on_states: Callable[[Mapping[str, JsonObject]], None] = lambda _: None
         self.on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
+        self.on_waits: Callable[[str, range, object], None] = lambda _host, _ranks, _rows: None
+        self.on_slow: Callable[[Sequence[int]], None] = lambda _ranks: None
+        self.on_beside: Callable[[range, Sequence[str]], None] = lambda _ranks, _lines: None
 
 
 class _LinesOfOthers:
@@ -258,6 +264,10 @@ class JobAttempt:
         if verdict is not None and attempt == self._context.calls.attempt():
             self._context.on_hang(verdict, number(entry["n"], 0, _MOST_HANGS))
 
+    def _on_slow(self, attempt: int, entry: JsonObject) -> None:
+        if attempt == self._context.calls.attempt():
+            self._context.on_slow([number(rank) for rank in entry["ranks"]])
+
     def _on_preflight(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self.number:
             self._context.calls.on_preflight(entry)
@@ -295,12 +305,22 @@ class JobAttempt:
                 text = display_text(state["text"], _LONGEST_LEFTOVERS)
                 if self._lines.may_print(key, f"{key} leftovers", text):
                     self._context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
+            self._take_waits(key, peer, state)
             if state.get("s") == "gone":
                 self._lost_tasks.add((host, task))
         self.chunks.review()
         # Whether the job hangs is judged by the hosts that can be heard.
         self._context.on_states(self.states.of_heard(self.control.missing))
         self._check_end()
+
+    def _take_waits(self, key: str, peer: Peer, state: Mapping[str, Any]) -> None:
+        """What a state has about slow ranks: it may have been sent before."""
+        ranks = range(peer.base_rank, peer.base_rank + peer.ranks)
+        if (waits := self.states.news(key, "waits", state)) is not None:
+            self._context.on_waits(peer.label, ranks, waits.get("rows"))
+        if (beside := self.states.news(key, "beside", state)) is not None and isinstance(beside.get("lines"), list):
+            lines = [display_text(line, _LONGEST_BESIDE) for line in beside["lines"][:_MOST_BESIDE]]
+            self._context.on_beside(ranks, lines)
 
     def _check_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that can be heard."""
@@ -425,6 +445,7 @@ class JobAttempt:
         "decision": _on_decision,
         "hang": _on_hang,
         "preflight": _on_preflight,
+        "slow": _on_slow,
         "notice": _on_notice,
         "watch": _on_progress_wanted,
     }

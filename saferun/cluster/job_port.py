@@ -140,6 +140,26 @@ class JobPort(LoopPart, Protocol):
             on_hang: takes the verdict and the number of a hang that all hosts are to capture.
         """
 
+    def share_waits(self, report: JsonObject) -> None:
+        """How often the ranks of this process waited, for the leader: a number that rises, and the rows."""
+
+    def share_beside(self, found: JsonObject) -> None:
+        """What is to be seen beside a slow rank of this process, for the leader: a number that rises, and the lines."""
+
+    def subscribe_waits(
+        self,
+        on_report: Callable[[str, range, object], None],
+        on_slow: Callable[[Sequence[int]], None],
+        on_beside: Callable[[range, Sequence[str]], None],
+    ) -> None:
+        """Receive what concerns slow ranks; the newest subscriber gets all of it.
+
+        Args:
+            on_report: takes the name of a host, empty for this one, its ranks, and a report, on the leader.
+            on_slow: takes ranks that are slow, on every host.
+            on_beside: takes the ranks of a host, and what is to be seen beside the slow ones, on the leader.
+        """
+
     # What is broadcast to all hosts, this one included.
 
     def abort_attempt(
@@ -155,6 +175,9 @@ class JobPort(LoopPart, Protocol):
 
     def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
         """Every host is to capture."""
+
+    def broadcast_slow(self, ranks: Sequence[int]) -> None:
+        """These ranks are slow; their host is to see why."""
 
     def broadcast_preflight(self, message: JsonObject) -> None:
         """What the preflight checks came to, or whom to probe again."""

@@ -75,6 +75,10 @@ class JobSender:
         """These hosts are to report whether their ranks make progress."""
         self._broadcast("watch", hosts=list(hosts))
 
+    def broadcast_slow(self, ranks: Sequence[int]) -> None:
+        """These ranks are slow; their host is to see why."""
+        self._broadcast("slow", ranks=list(ranks)[:MOST_LINES])
+
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
         """Hand a chunk of evidence to the leader."""
         chunk = {"time": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
@@ -130,6 +134,11 @@ class StateReport:
     def set_route(self, text: str) -> None:
         """What became of this host's route to the leader, whose user is to know."""
         self._more["route"] = text
+        self._send()
+
+    def set_more(self, name: str, value: JsonObject) -> None:
+        """Something that the leader is to know beside the state."""
+        self._more[name] = value
         self._send()
 
     def set_progress(self, moved: int, active: int) -> None:

@@ -66,6 +66,9 @@ class SoloJob:
         self._poller = poller
         self._callbacks = callbacks
         self._on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
+        self._on_waits: Callable[[str, range, object], None] = lambda _host, _ranks, _rows: None
+        self._on_slow: Callable[[Sequence[int]], None] = lambda _ranks: None
+        self._on_beside: Callable[[range, Sequence[str]], None] = lambda _ranks, _lines: None
         self._post, self._attempt = callbacks.post, callbacks.attempt
         self.client = CoordinatorClient(
             config,
@@ -245,6 +248,27 @@ class SoloJob:
         """Pass each hang on to ``on_hang``; no other host reports states."""
         del on_states
         self._on_hang = on_hang
+
+    def share_waits(self, report: JsonObject) -> None:
+        """This host is to compare its ranks."""
+        self._on_waits("", range(self._config.nproc_per_node), report["rows"])
+
+    def share_beside(self, found: JsonObject) -> None:
+        """This host is to report it."""
+        self._on_beside(range(self._config.nproc_per_node), found["lines"])
+
+    def subscribe_waits(
+        self,
+        on_report: Callable[[str, range, object], None],
+        on_slow: Callable[[Sequence[int]], None],
+        on_beside: Callable[[range, Sequence[str]], None],
+    ) -> None:
+        """Pass on what this host has found about its own ranks."""
+        self._on_waits, self._on_slow, self._on_beside = on_report, on_slow, on_beside
+
+    def broadcast_slow(self, ranks: Sequence[int]) -> None:
+        """This host is to see why."""
+        self._on_slow(ranks)
 
     def abort_attempt(
         self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None

@@ -11,7 +11,7 @@ from saferun.model import JsonObject
 from saferun.text.decoding import MALFORMED, number
 
 # What a state says of other things than the ranks.
-_APART = ("route", "progress")
+_APART = ("route", "progress", "waits", "beside")
 # What it says of them where some run.
 _RUNS = ("run", "quiet")
 
@@ -27,6 +27,7 @@ class TaskStates:
         self._roster = roster
         self.by_task: dict[str, JsonObject] = {}
         self._progress: dict[str, tuple[int, int]] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
 
     def add(self, key: str, state: Mapping[str, Any]) -> None:
         """A saferun has reported its state."""
@@ -41,6 +42,20 @@ class TaskStates:
         before = self._progress.get(key, (0, 0))
         self._progress[key] = (moved, active)
         return moved > before[0], active > before[1]
+
+    def news(self, key: str, name: str, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """A part of a saferun's state with a number that rises, unless it is an old one or malformed."""
+        part = state.get(name)
+        if not isinstance(part, dict):
+            return None
+        try:
+            count = number(part.get("n"))
+        except MALFORMED:
+            return None
+        if count <= self._numbers.get((key, name), -1):
+            return None
+        self._numbers[key, name] = count
+        return part
 
     def running(self) -> set[int]:
         """Hosts with ranks that run."""

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the story of each host."""
-    directory = _directory(arguments.run_dir)
+    directory = directory_of(arguments.run_dir)
     paths = sorted(directory.glob("*/story*.jsonl"))
     if not paths:
         raise UsageError(
@@ -42,7 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _directory(target: str) -> Path:
+def directory_of(target: str) -> Path:
+    """The run directory that was named.
+
+    Raises:
+        UsageError: there is none.
+    """
     for path in (target, os.path.join(BASE, target)):
         if os.path.isdir(path):
             return Path(os.path.realpath(path))

@@ -155,6 +155,11 @@ class AttemptRecord:
         return tuple(rank.place.local_rank for rank in self.living if rank.place.rank in ranks)
 
     @property
+    def world_size(self) -> int:
+        """How many ranks the job has."""
+        return self.group.plan.placement.world_size if self.group is not None else 0
+
+    @property
     def store_port(self) -> int:
         """Where the ranks find the store; 0: no rank was started."""
         return self.group.plan.placement.master_port if self.group is not None else 0

@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
     from saferun.evidence import HangVerdict
+    from saferun.launch.slow_ranks import SlowRanks
     from saferun.model import JsonObject
     from saferun.watchdog.job_detector import JobDetector
     from saferun.watchdog.monitor import Watch, WatchedRank
@@ -46,6 +47,7 @@ class HangWatch:
         self._has_imported = False
         self._watch: Watch | None = None
         self._watch_at: float | None = None
+        self._slow: SlowRanks | None = None
         self.number = 0
         """Of the job's hang that was reported last."""
         context.launch.job.subscribe(self._take_states, self._take_hang)
@@ -65,7 +67,9 @@ class HangWatch:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        return self._watch.deadline if self._watch is not None else self._watch_at
+        watched_at = self._watch.deadline if self._watch is not None else self._watch_at
+        moments = (watched_at, self._slow.deadline if self._slow is not None else None)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
@@ -75,6 +79,13 @@ class HangWatch:
                 self._context.guarded("watch the ranks", self._begin_watch, now)
         elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
             self._context.guarded("watch the ranks", self._watch.tick, now)
+        if self._slow is not None and self._slow.deadline is not None and self._slow.deadline <= now:
+            self._for_slow_ranks(lambda slow: slow.tick(now))
+
+    def _for_slow_ranks(self, call: Callable[[SlowRanks], None]) -> None:
+        """What fails costs the comparison of the ranks, and nothing else."""
+        if self._slow is not None and not self._context.succeeds("compare the ranks", call, self._slow):
+            self._slow.disable()
 
     def _begin_watch(self, now: float) -> None:
         from saferun.watchdog.monitor import Watch
@@ -89,7 +100,15 @@ class HangWatch:
             store_port=self._record.store_port,
             addresses=self._context.launch.job.other_addresses,
         )
-        self._watch.begin(now, self.watched_ranks())
+        ranks = self.watched_ranks()
+        self._watch.begin(now, ranks)
+        self._context.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
+
+    def _begin_comparison(self, now: float, ranks: list[WatchedRank], watch: Watch) -> None:
+        from saferun.launch.slow_ranks import SlowRanks
+
+        self._slow = SlowRanks(self._context, self._record)
+        self._for_slow_ranks(lambda slow: slow.begin(now, ranks, watch.process_of))
 
     def watched_ranks(self) -> list[WatchedRank]:
         """The ranks that run; none where the modules are missing."""
@@ -118,9 +137,11 @@ class HangWatch:
         """A rank has been reaped."""
         if self._watch is not None:
             self._context.guarded("watch the ranks", self._watch.rank_ended, local_rank)
+        self._for_slow_ranks(lambda slow: slow.rank_ended(local_rank))
 
     def pause(self) -> None:
         """The ranks are being captured."""
+        self._for_slow_ranks(lambda slow: slow.pause())
         self._watch_at = None
         if self._watch is not None:
             self._watch.pause()
@@ -132,10 +153,13 @@ class HangWatch:
         """It has been reported, and the job goes on."""
         if self._watch is not None:
             self._context.guarded("watch the ranks", self._watch.captured, now)
+        self._for_slow_ranks(lambda slow: slow.resume(now))
 
     def end(self) -> None:
         """No rank is left, or none that could be captured."""
         self._watch_at = None
+        self._for_slow_ranks(lambda slow: slow.end())
+        self._slow = None
         watch, self._watch = self._watch, None
         if watch is not None:
             self._context.guarded("end the watch", watch.end)
@@ -178,6 +202,7 @@ class JobHangWatch(HangWatch):
 
     def _take_verdict(self, verdict: HangVerdict) -> None:
         """Nothing moves on this host."""
+        self._for_slow_ranks(lambda slow: slow.pause())
         from saferun.watchdog.job import packed
 
         self._context.launch.job.set_state({"s": "quiet", **packed(verdict)})
@@ -186,6 +211,7 @@ class JobHangWatch(HangWatch):
 
     def _take_recovery(self, _lasted_s: float) -> None:
         """Something moves on this host again."""
+        self._for_slow_ranks(lambda slow: slow.resume(time.monotonic()))
         self._context.launch.job.set_state({"s": "run"})
 
     # --------------------------------------------------------------------------------------------------- on the leader

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
     from saferun.evidence import Diagnosis, Evidence
     from saferun.preflight.results import HostInfo, Preflight
-    from saferun.report.report_json import Incident
+    from saferun.report.report_json import Incident, SlowRow
     from saferun.supervisor.policy.decision_row import DecisionRow
+    from saferun.watchdog.stragglers import Straggler
 
+# Of ranks that were slow: the newest; there is one every ten minutes at most.
+_MOST_SLOW = 19
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 # Of a hang that goes on for days the first reports and the last ones are kept.
 _FIRST_HANGS, _LAST_HANGS = 8, 8
@@ -46,6 +49,7 @@ class IncidentLog:
         self._guarded = guarded
         self._incidents: list[Incident] = []
         self._decisions: list[DecisionRow] = []
+        self._slow: list[SlowRow] = []
         self._preflight: Preflight | None = None
         self._host_infos: Mapping[int, HostInfo] = {}
         self._has_new_preflight = False
@@ -94,6 +98,17 @@ class IncidentLog:
         clock = row.clock or time.strftime(_CLOCK, time.localtime(row.time))
         self._decisions.append(row._replace(clock=clock))
         self.is_due = self.is_due or self._has_report
+
+    def add_slow(self, found: Straggler, host: str, lines: Sequence[str], attempt: int) -> None:
+        """Ranks that the others wait for: an event, and one more row of the report."""
+        from saferun.report.report_json import SlowRow
+
+        now = time.time()
+        row = SlowRow(now, attempt, host, tuple(lines), time.strftime(_CLOCK, time.localtime(now)), *found)
+        self._slow = [*self._slow[-_MOST_SLOW:], row]
+        self.is_due = True
+        event = {"event": "RanksSlow", "time": now, "monotonic_s": time.monotonic(), "attempt": attempt, "host": host}
+        self._run_dir.write_event({**event, **found._asdict()})
 
     def set_preflight(self, preflight: Preflight, host_infos: Mapping[int, HostInfo]) -> None:
         """Keep the results of the preflight checks; those of an earlier start are dropped.
@@ -144,7 +159,7 @@ class IncidentLog:
     def _has_report(self) -> bool:
         # The end alone may be what the user wanted.
         has_tried_again = any(row.next_step != "finish" for row in self._decisions)
-        return bool(self._incidents) or has_tried_again or self._has_failed_checks
+        return bool(self._incidents) or bool(self._slow) or has_tried_again or self._has_failed_checks
 
     def _write(self, exit_code: int | None = None, outcome: str = "running") -> None:
         if not self._incidents:
@@ -167,9 +182,11 @@ class IncidentLog:
             clock=time.strftime(_CLOCK, time.localtime(self.launched_time)),
         )
         decisions, preflight = self._decisions, self._preflight
-        report = build_report(run, self._incidents, decisions=decisions, preflight=preflight)
+        report = build_report(run, self._incidents, decisions=decisions, preflight=preflight, slow=self._slow)
         self._run_dir.write_json("report.json", report)
-        text = build_report_text(run, self._incidents, decisions=decisions, preflight=preflight, infos=self._host_infos)
+        text = build_report_text(
+            run, self._incidents, decisions=decisions, preflight=preflight, infos=self._host_infos, slow=self._slow
+        )
         self._run_dir.write_text("report.txt", text)
 
     def _write_preflight(self) -> None:

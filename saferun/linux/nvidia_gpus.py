@@ -27,6 +27,7 @@ _VERSION_MISMATCH = 18
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
 _TEMPERATURE_GPU = 0
+_CLOCK_SM = 1
 _RETIRED_CAUSES = (0, 1)
 
 # Clock throttle reasons that mean a fault; the software power cap is normal.
@@ -212,6 +213,8 @@ class NvidiaReader:
         if (memory := self._ask(gpu, "nvmlDeviceGetMemoryInfo", handle)) is not None:
             gpu["memory_used_bytes"], gpu["memory_total_bytes"] = int(memory.used), int(memory.total)
         self._put(gpu, "temperature_c", None, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU)
+        self._put(gpu, "clock_mhz", None, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM)
+        self._put(gpu, "clock_max_mhz", None, "nvmlDeviceGetMaxClockInfo", handle, _CLOCK_SM)
         self._put(gpu, "power_w", _thousandths, "nvmlDeviceGetPowerUsage", handle)
         self._put(gpu, "power_limit_w", _thousandths, "nvmlDeviceGetEnforcedPowerLimit", handle)
         if (bits := self._ask(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:

@@ -40,6 +40,7 @@ _LAST_INCIDENTS = 40
 _RUN_BYTES = 1 << 17
 _DECISIONS_BYTES = 1 << 17
 _PREFLIGHT_BYTES = 1 << 19
+_SLOW_BYTES = 1 << 17
 
 Kind = Literal["hang", "failure"]
 Outcome = Literal["running", "succeeded", "failed", "stopped"]
@@ -104,12 +105,39 @@ class Incident(Value):
     clock: str = ""
 
 
+class SlowRow(Value):
+    """Ranks that the others waited for.
+
+    Attributes:
+        time: seconds since the epoch.
+        attempt: 0 for the first.
+        host: theirs.
+        console_lines: the lines on the console.
+        clock: when it was, as it is to be shown.
+        ranks: they.
+        waited: the share of the time for which they waited.
+        others_waited: the same of the others, the median.
+        window_s: over how long.
+    """
+
+    time: float
+    attempt: int
+    host: str
+    console_lines: tuple[str, ...]
+    clock: str
+    ranks: tuple[int, ...]
+    waited: float
+    others_waited: float
+    window_s: float
+
+
 def build_report(
     run: Run,
     incidents: Sequence[Incident],
     *,
     decisions: Sequence[DecisionRow] = (),
     preflight: Preflight | None = None,
+    slow: Sequence[SlowRow] = (),
 ) -> JsonObject:
     """The content of report.json, at most ``LIMIT_BYTES`` large, in time that depends on that and not on the ranks.
 
@@ -121,6 +149,7 @@ def build_report(
         incidents: what went wrong, in the order of time.
         decisions: what followed each failed attempt, likewise.
         preflight: what the newest checks before a start found; None: there were none.
+        slow: ranks that the others waited for, likewise.
     """
     kept = first_and_last(incidents)
     kept_decisions = first_and_last(decisions)
@@ -135,7 +164,7 @@ def build_report(
         "outcome": run.outcome,
         "run_dir": page.text(run.files),
     }
-    room_bytes = LIMIT_BYTES - _RUN_BYTES - _DECISIONS_BYTES - _PREFLIGHT_BYTES
+    room_bytes = LIMIT_BYTES - _RUN_BYTES - _DECISIONS_BYTES - _PREFLIGHT_BYTES - _SLOW_BYTES
     # A quarter is for what cannot be cut.
     decided = Page(_DECISIONS_BYTES * 3 // 4)
     rows = decided.objects("decisions", kept_decisions, lambda row: decision(row, decided))
@@ -156,6 +185,7 @@ def build_report(
         "decisions_omitted": len(decisions) - len(rows),
         "incidents": [content for content, _ in entries],
         "incidents_omitted": len(incidents) - len(entries),
+        "slow_ranks": [_slow(row, Page(_SLOW_BYTES // len(slow))) for row in slow],
     }
 
 
@@ -167,6 +197,19 @@ def first_and_last(incidents: Sequence[_T]) -> list[_T]:
 
 
 # ----------------------------------------------------------------------------------------------------------- incidents
+
+
+def _slow(row: SlowRow, page: Page) -> JsonObject:
+    return {
+        "time": number(row.time),
+        "attempt": count(row.attempt),
+        "host": page.text(row.host),
+        "ranks": page.ranks("ranks", row.ranks),
+        "waited": number(row.waited),
+        "others_waited": number(row.others_waited),
+        "window_s": number(row.window_s),
+        "console_lines": page.first("console_lines", row.console_lines, page.text),
+    }
 
 
 def _lost_peers(page: Page, peers: LostPeer) -> JsonObject:

@@ -23,7 +23,7 @@ from saferun.preflight.results import HostInfo, Preflight
 from saferun.preflight.text import decision_words, table_lines
 from saferun.report.console_text import core_text
 from saferun.report.picture import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
-from saferun.report.report_json import Incident, Run, cores_of, first_and_last, outcome_of
+from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_and_last, outcome_of
 from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.text.page import redacted_command, redacted_command_line, redacted_line
 from saferun.text.wording import duration_text, ranks_text, size_text
@@ -55,6 +55,7 @@ def build_report_text(
     decisions: Sequence[DecisionRow] = (),
     preflight: Preflight | None = None,
     infos: Mapping[int, HostInfo] | None = None,
+    slow: Sequence[SlowRow] = (),
 ) -> str:
     """The content of report.txt, at most ``LIMIT_BYTES`` large in UTF-8; each incident has the same share of it.
 
@@ -64,12 +65,14 @@ def build_report_text(
         decisions: what followed each failed attempt, likewise.
         preflight: what the newest checks before a start found; None: there were none.
         infos: what the hosts reported of themselves, by their numbers.
+        slow: ranks that the others waited for, in the order of time.
     """
     kept = first_and_last(incidents)
     # What is over when an incident is cut must hold the line that reports it.
     share = (LIMIT_BYTES - (LIMIT_BYTES >> 2)) // (len(kept) or 1)
     lines = _within(_run_lines(run, len(incidents), len(kept)), LIMIT_BYTES >> 4)
     lines += _within(_section("decisions", _decision_lines(decisions)), LIMIT_BYTES >> 4)
+    lines += _within(_section("slow ranks", _slow_lines(slow)), LIMIT_BYTES >> 4)
     if preflight is not None:
         table = table_lines(preflight, infos or {}, width=WIDTH - 2)
         lines += _within(
@@ -112,6 +115,12 @@ def _decision_lines(decisions: Sequence[DecisionRow]) -> Iterator[str]:
         yield f"  {decision_words(row)}"
     if len(kept) < len(decisions):
         yield f"  of {len(decisions)} decisions, the first and the last are shown, {len(kept)} in all"
+
+
+def _slow_lines(slow: Sequence[SlowRow]) -> Iterator[str]:
+    for row in slow:
+        yield f"  {row.clock}"
+        yield from (f"    {line.removeprefix('saferun: ').strip()}" for line in row.console_lines)
 
 
 def _incident_lines(number: int, incident: Incident) -> Iterator[str]:

@@ -178,6 +178,10 @@ class Watch:
         """How often this hang has been reported, and when it is next."""
         return self._watchdog.repeat(verdict)
 
+    def process_of(self, local_rank: int) -> int | None:
+        """The process that does a rank's work, where that is known."""
+        return self._principals.get(local_rank)
+
     def rank_ended(self, local_rank: int) -> None:
         """A rank is gone."""
         self._ranks.pop(local_rank, None)

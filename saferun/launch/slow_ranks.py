@@ -1,0 +1,211 @@
+"""Names the rank that the others wait for while the job runs, with what is to be seen beside it.
+
+On each host the ranks are sampled some times a second (``watchdog.wait_watch``). The counts go to the leader, which
+compares all ranks of the job (``watchdog.stragglers``). Where one is slow, its host has its examiner read the clocks of
+its GPU and the errors of its interfaces, once, and the leader reports it. A job of one host is its own leader.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.model import JsonObject
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.captures.client import Answer
+    from saferun.watchdog.monitor import WatchedRank
+    from saferun.watchdog.stragglers import Straggler, Stragglers
+    from saferun.watchdog.wait_watch import WaitWatch
+
+# The leader waits longer for what another host reads than the examiner may take there.
+_BESIDE_S = 10.0
+_ANSWER_S = 13.0
+_LONGEST_LINE = 160
+_MOST_LINES = 5
+# Of a report: it is part of a state, which has a limit. About 120 ranks of one saferun.
+_LONGEST_REPORT = 2500
+
+
+class SlowRanks:
+    """Watches the ranks of one attempt; on the leader it compares those of the whole job.
+
+    Args:
+        context: of the launch.
+        record: of the attempt.
+    """
+
+    def __init__(self, context: Context, record: AttemptRecord) -> None:
+        self._context = context
+        self._record = record
+        self._window_s = context.launch.config.watch.slow_window_s
+        self._watch: WaitWatch | None = None
+        self._stragglers: Stragglers | None = None
+        self._hosts: dict[int, str] = {}
+        self._judge_at = 0.0
+        self._reports = 0
+        self._pids: dict[int, int] = {}
+        self._beside: Answer | None = None
+        self._found: Straggler | None = None  # with what is to be seen beside it still to come
+        self._found_until = 0.0
+        if self._window_s > 0:
+            context.launch.job.subscribe_waits(self._take_report, self._take_slow, self._take_beside)
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        moments = [self._watch.deadline if self._watch is not None else None]
+        moments.append(self._found_until if self._found is not None else None)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._found is not None and self._found_until <= now:
+            self._print(())
+        if self._watch is not None:
+            self._watch.tick(now)
+
+    def begin(self, now: float, ranks: Sequence[WatchedRank], process_of: Callable[[int], int | None]) -> None:
+        """Watch these ranks. ``process_of``: the process that does the work of a local rank, where that is known."""
+        if self._window_s <= 0:
+            return
+        from saferun.watchdog.wait_watch import SampledRank, WaitWatch
+
+        def process(rank: WatchedRank) -> int:
+            return process_of(rank.local_rank) or rank.pid
+
+        self._pids = {rank.rank: rank.pid for rank in ranks}
+        self._watch = WaitWatch(
+            self._window_s,
+            self._record.world_size,
+            is_alone=not self._context.launch.config.hosts.together,
+            on_report=self._share,
+        )
+        self._watch.begin(now, {rank.local_rank: SampledRank(rank.rank, partial(process, rank)) for rank in ranks})
+
+    def disable(self) -> None:
+        """Compare no ranks any more in this attempt."""
+        self._watch = self._stragglers = self._found = None
+        self._window_s = 0.0
+
+    def rank_ended(self, local_rank: int) -> None:
+        """A rank has been reaped: the job ends, or is about to."""
+        if self._watch is not None:
+            self._watch.rank_ended(local_rank)
+
+    def pause(self) -> None:
+        """The job hangs, or its ranks are being captured."""
+        self._found = None
+        if self._watch is not None:
+            self._watch.pause()
+        if self._stragglers is not None:
+            self._stragglers.forget()
+
+    def resume(self, now: float) -> None:
+        """The job goes on."""
+        if self._watch is not None:
+            self._watch.resume(now)
+
+    def end(self) -> None:
+        """No rank is left."""
+        self.pause()
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+
+    # ---------------------------------------------------------------------------------------------------- on each host
+
+    def _share(self, rows: list[list[int]]) -> None:
+        self._reports += 1
+        if len(repr(rows)) <= _LONGEST_REPORT or not self._context.launch.config.hosts.together:
+            self._context.launch.job.share_waits({"n": self._reports, "rows": rows})
+
+    def _take_slow(self, ranks: Sequence[int]) -> None:
+        """These ranks are slow: see what is beside those of this host."""
+        pids = [pid for rank, pid in self._pids.items() if rank in ranks]
+        if pids and self._watch is not None and self._beside is None:
+            self._context.guarded("look for what slows a rank down", self._begin_beside, pids)
+
+    def _begin_beside(self, pids: list[int]) -> None:
+        from saferun.captures.client import Answer
+
+        launch, poller = self._context.launch, self._context.poller
+        try:
+            self._beside = Answer(
+                launch.examiner, poller, "beside", pids, _BESIDE_S, self._share_beside, is_urgent=False
+            )
+        except OSError:
+            self._share_beside(b"")
+
+    def _share_beside(self, content: bytes) -> None:
+        from saferun.text.decoding import MALFORMED, loads
+
+        self._beside = None
+        try:
+            lines = [str(line)[:_LONGEST_LINE] for line in loads(content)[:_MOST_LINES]]
+        except MALFORMED:
+            lines = []
+        self._context.launch.job.share_beside({"n": self._reports, "lines": lines})
+
+    # --------------------------------------------------------------------------------------------------- on the leader
+
+    def _take_report(self, host: str, ranks: range, rows: object) -> None:
+        """A saferun has reported how often its ranks waited."""
+        if self._window_s > 0:
+            self._context.guarded("compare the ranks", self._take_counts, host, ranks, rows)
+
+    def _take_counts(self, host: str, ranks: range, rows: object) -> None:
+        from saferun.watchdog.stragglers import REPORTS, Stragglers, counts_from
+        from saferun.watchdog.wait_watch import report_interval_s
+
+        now, world_size = time.monotonic(), self._record.world_size
+        interval_s = report_interval_s(self._window_s, world_size)
+        if self._stragglers is None:
+            self._stragglers = Stragglers(interval_s * REPORTS, world_size)
+        counts = counts_from(rows, ranks)
+        self._stragglers.take(host, counts, now)
+        self._hosts |= {count.rank: host or self._context.log.host for count in counts}
+        # Once for all hosts, whose reports come at different times.
+        if now >= self._judge_at and self._watch is not None and self._watch.deadline is not None:
+            self._judge_at = now + interval_s * 0.9
+            self._judge(self._stragglers, now)
+
+    def _judge(self, stragglers: Stragglers, now: float) -> None:
+        found = stragglers.judge(now) if self._found is None else None
+        self._write_table(stragglers)
+        if found is None:
+            return
+        self._found, self._found_until = found, now + _ANSWER_S
+        self._context.launch.job.broadcast_slow(found.ranks)
+
+    def _take_beside(self, ranks: range, lines: Sequence[str]) -> None:
+        if self._found is not None and self._found.ranks[0] in ranks:
+            self._context.guarded("compare the ranks", self._print, lines)
+
+    def _print(self, beside: Sequence[str]) -> None:
+        found, self._found = self._found, None
+        if found is None or self._stragglers is None:
+            return
+        from saferun.report.slow_text import slow_lines
+
+        counts = self._stragglers.counts(time.monotonic(), found.window_s)
+        lines = slow_lines(found, counts, self._hosts, beside)
+        self._context.say_lines(lines)
+        self._context.log.add_slow(found, self._hosts.get(found.ranks[0], ""), lines, self._context.launch.attempt)
+
+    def _write_table(self, stragglers: Stragglers) -> None:
+        """What ``saferunctl status`` shows."""
+        counts = stragglers.counts(time.monotonic(), self._window_s)
+        ranks: list[JsonObject] = [
+            {"rank": rank, "host": self._hosts.get(rank, ""), "waited": round(count.share, 3)}
+            for rank, count in sorted(counts.items())
+        ]
+        launch = self._context.launch
+        table = {"time": time.time(), "attempt": launch.attempt, "window_s": self._window_s, "ranks": ranks}
+        launch.run_dir.write_json("waits.json", {**table, "slow": stragglers.slow})

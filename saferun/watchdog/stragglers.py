@@ -1,0 +1,293 @@
+"""Which rank the others wait for: a straggler. Samples of who waits in, a statistic over minutes out. Pure.
+
+Ranks that work in step wait for the slowest. A rank that is slower than the others by a third waits almost never, and
+all others do for a quarter of the time; of even ranks each waits as much as any other. So what is compared is the share
+of the samples in which a rank waits. That takes no common clock: each host counts for itself, and the leader compares.
+
+Every wait counts as one observation, however long it lasts. The variance of the time that a rank waits is then the sum
+of the squares of its waits: many short waits, one a step, stand out from chance; a few long ones, while rank 0
+evaluates or writes a checkpoint, do not. Work that is now and then harder on one rank and then on another shows in the
+variance between blocks of a few seconds; of the two variances the larger one counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from saferun.model import Value
+from saferun.text.decoding import MALFORMED, number
+
+SPANS = (1, 3, 10)
+"""The windows over which ranks are compared, as multiples of the shortest: where steps are long it takes longer."""
+REPORTS = 4
+"""How many reports a host makes in the shortest window."""
+# The others wait for so much longer than the straggler does, as a share of the time. A tenth is usual where the work
+# differs from step to step, or where one rank also writes the log.
+_LEAST_LAG = 0.15
+# So many standard deviations are no chance, though ranks are compared four times a minute for weeks.
+_SIGMAS = 5.0
+_LEAST_SAMPLES = 60
+# The others are alike: between the straggler and the next rank is at least this part of what is between it and most.
+_CLEAR = 0.5
+# One rank of eight at most; more are parts of the job that do something else.
+_SLOW_SHARE = 8
+# So much of the job has to be known.
+_KNOWN_SHARE = 0.9
+_REPEAT_S = 600.0
+_REPEAT_AT_MOST = 16
+_MOST_SAMPLES = 1 << 20
+_BLOCK = 25
+_FIELDS = len(("rank", "samples", "waits", "squares", "blocks", "block_squares"))
+
+
+class WaitCount(Value):
+    """How often one rank waited in the samples of some time.
+
+    Attributes:
+        rank: its number in the job.
+        samples: in how many it was seen, less those of a wait that goes on.
+        waits: in how many of these it waited.
+        squares: the sum of the squares of the lengths of its waits, in samples.
+        blocks: into how many blocks the time is divided.
+        block_squares: the sum of the squares of what it waited in each.
+    """
+
+    rank: int
+    samples: int
+    waits: int
+    squares: int
+    blocks: int
+    block_squares: int
+
+    @property
+    def share(self) -> float:
+        """The share of the time for which it waited."""
+        return self.waits / self.samples if self.samples else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Of the share."""
+        if not self.samples:
+            return 0.0
+        between_blocks = self.block_squares - self.waits**2 / max(self.blocks, 1)
+        return max(self.squares, between_blocks) / self.samples**2
+
+
+class Straggler(Value):
+    """Ranks that the others wait for.
+
+    Attributes:
+        ranks: they; all ranks of a host, where the host is slow.
+        waited: the share of the time for which they waited themselves.
+        others_waited: the same of the others, the median.
+        window_s: over how long.
+    """
+
+    ranks: tuple[int, ...]
+    waited: float
+    others_waited: float
+    window_s: float
+
+
+class WaitCounter:
+    """Counts the waits of this host's ranks.
+
+    Args:
+        is_alone: whether all ranks of the job are here. Then samples in which all of them wait do not count: the
+            collective itself takes time. Whether ranks elsewhere wait is not known.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        self._is_alone = is_alone
+        self._runs: dict[int, int] = {}  # the length of a wait that goes on
+        self._counts: dict[int, _Counts] = {}
+        self._block = 0  # how many samples are in it
+
+    def take(self, waiting: Mapping[int, bool]) -> None:
+        """Take a sample: which ranks wait."""
+        if self._is_alone and all(waiting.values()):
+            return
+        for rank, waits in waiting.items():
+            if waits:
+                self._runs[rank] = self._runs.get(rank, 0) + 1
+                continue
+            length = self._runs.pop(rank, 0) if self._runs else 0
+            counts = self._counts.get(rank)
+            if counts is None:
+                counts = self._counts[rank] = _Counts()
+            counts.samples += 1 + length
+            counts.squares += length * length
+            counts.block += length
+        self._block += 1
+        if self._block >= _BLOCK:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        self._block = 0
+        for counts in self._counts.values():
+            counts.end_block()
+
+    def forget(self) -> None:
+        """What has been seen since the last report does not count."""
+        self._runs.clear()
+        self._counts.clear()
+
+    def drop(self, rank: int) -> None:
+        """A rank has ended."""
+        self._runs.pop(rank, None)
+        self._counts.pop(rank, None)
+
+    def report(self) -> list[list[int]]:
+        """The counts since the last report, as ``counts_from`` reads them."""
+        self._end_block()
+        found, self._counts = self._counts, {}
+        return [
+            [rank, one.samples, one.waits, one.squares, one.blocks, one.block_squares]
+            for rank, one in sorted(found.items())
+        ]
+
+
+class _Counts:
+    """What has been counted of a rank since the last report; ``block``: its waits in the block that goes on."""
+
+    __slots__ = ("block", "block_squares", "blocks", "samples", "squares", "waits")
+
+    def __init__(self) -> None:
+        self.samples = self.waits = self.squares = self.blocks = self.block_squares = self.block = 0
+
+    def end_block(self) -> None:
+        self.waits += self.block
+        self.block_squares += self.block * self.block
+        self.blocks += 1
+        self.block = 0
+
+
+def counts_from(raw: object, own: Collection[int]) -> tuple[WaitCount, ...]:
+    """The counts that a host has reported; what does not fit is left out.
+
+    Args:
+        raw: the report.
+        own: the ranks that it may report.
+    """
+    if not isinstance(raw, list):
+        return ()
+    found: dict[int, WaitCount] = {}
+    for row in raw[: len(own)]:
+        if not isinstance(row, list) or len(row) != _FIELDS:
+            continue
+        try:
+            count = WaitCount(*(number(value, 0, _MOST_SAMPLES**2) for value in row))
+        except MALFORMED:
+            continue
+        if count.rank in own and count.waits <= count.samples <= _MOST_SAMPLES:
+            # What is more certain than it can be is not believed.
+            found[count.rank] = count._replace(squares=max(count.squares, count.waits))
+    return tuple(found.values())
+
+
+class Stragglers:
+    """Compares the ranks of the whole job.
+
+    Args:
+        window_s: the shortest time over which they are compared.
+        ranks: how many there are.
+    """
+
+    def __init__(self, window_s: float, ranks: int) -> None:
+        self._window_s = window_s
+        self._ranks = ranks
+        self._reports: dict[int, deque[tuple[float, WaitCount]]] = {}
+        self._hosts: dict[int, str] = {}
+        self._began = float("inf")
+        self.slow: tuple[int, ...] = ()
+        """Those that the others wait for, as ``judge`` found last."""
+        self._named: tuple[int, ...] = ()
+        self._times = 0
+        self._quiet_until = float("-inf")
+
+    def take(self, host: str, counts: Iterable[WaitCount], now: float) -> None:
+        """Take a host's report."""
+        self._began = min(self._began, now - self._window_s / REPORTS)
+        for count in counts:
+            reports = self._reports.setdefault(count.rank, deque(maxlen=REPORTS * SPANS[-1]))
+            reports.append((now, count))
+            self._hosts[count.rank] = host
+
+    def forget(self) -> None:
+        """The job hangs, or was stopped: what was counted until now is nothing to go by."""
+        self._reports.clear()
+        self._began = float("inf")
+        self.slow = ()
+
+    def judge(self, now: float) -> Straggler | None:
+        """The ranks that the others wait for, if it is time to name them."""
+        compared = (self._compare(now, span * self._window_s) for span in SPANS)
+        found = next((one for one in compared if one is not None), None)
+        self.slow = found.ranks if found is not None else ()
+        if found is None or now < self._quiet_until:
+            return None
+        self._times = min(self._times * 2, _REPEAT_AT_MOST) if found.ranks == self._named else 1
+        self._named = found.ranks
+        self._quiet_until = now + _REPEAT_S * self._times
+        return found
+
+    def counts(self, now: float, window_s: float) -> dict[int, WaitCount]:
+        """What each rank came to in a window."""
+        found = {}
+        for rank, reports in self._reports.items():
+            recent = [count for at, count in reports if at > now - window_s]
+            if recent:
+                found[rank] = WaitCount(rank, *(sum(values) for values in list(zip(*recent, strict=True))[1:]))
+        return found
+
+    def _compare(self, now: float, window_s: float) -> Straggler | None:
+        counts = [count for count in self.counts(now, window_s).values() if count.samples >= _LEAST_SAMPLES]
+        if len(counts) < max(2, self._ranks * _KNOWN_SHARE):
+            return None
+        counts.sort(key=lambda count: count.share)
+        recent = self.counts(now, self._window_s)
+        for slow in self._candidates(counts):
+            rest = [count for count in counts if count not in slow]
+            if _stands_out(slow, rest) and _is_so_still(slow, rest, recent):
+                return Straggler(
+                    tuple(sorted(count.rank for count in slow)),
+                    max(count.share for count in slow),
+                    _median(rest).share,
+                    min(window_s, now - self._began),
+                )
+        return None
+
+    def _candidates(self, counts: Sequence[WaitCount]) -> list[list[WaitCount]]:
+        """Those that wait least; and the host that does."""
+        most = max(1, len(counts) // _SLOW_SHARE)
+        found = [list(counts[:size]) for size in range(1, most + 1)]
+        lowest = self._hosts[counts[0].rank]
+        if any(host != lowest for host in self._hosts.values()):
+            of_host = [count for count in counts if self._hosts[count.rank] == lowest]
+            if most < len(of_host) < len(counts):
+                found.append(of_host)
+        return found
+
+
+def _stands_out(slow: Sequence[WaitCount], rest: Sequence[WaitCount]) -> bool:
+    """Whether these ranks wait far less than all others, who are alike."""
+    typical, highest, next_one = _median(rest), max(slow, key=lambda count: count.share), rest[0]
+    lag = typical.share - highest.share
+    return (
+        lag >= _LEAST_LAG
+        and next_one.share - highest.share >= _CLEAR * lag
+        and lag >= _SIGMAS * (typical.variance + highest.variance) ** 0.5
+    )
+
+
+def _is_so_still(slow: Sequence[WaitCount], rest: Sequence[WaitCount], recent: Mapping[int, WaitCount]) -> bool:
+    """Whether what a longer window shows is not over."""
+    late = [recent[count.rank].share for count in slow if count.rank in recent]
+    others = sorted(recent[count.rank].share for count in rest if count.rank in recent)
+    return bool(late and others) and others[len(others) // 2] - max(late) >= _LEAST_LAG / 2
+
+
+def _median(counts: Sequence[WaitCount]) -> WaitCount:
+    """Of counts in the order of their shares."""
+    return counts[len(counts) // 2]

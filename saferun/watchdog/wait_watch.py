@@ -1,0 +1,129 @@
+"""Samples which ranks of this host wait for others, some times a second, and reports the counts. Never waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from saferun.model import Value
+from saferun.watchdog.stragglers import REPORTS, WaitCounter
+from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
+
+_SAMPLES = 300  # in a window
+_LONGEST_INTERVAL_S = 0.2
+# Samples become rarer where they would cost more than this share of a core, in a window of a minute.
+_CPU_SHARE = 0.0004
+_USUAL_WINDOW_S = 60.0
+# Samples at equal distances might always meet the same part of a step.
+_SPREAD = 0.6180339887498949
+# How often to see whether a rank has begun to use a GPU, in reports.
+_GPU_EVERY = 8
+# Larger jobs report less often, so that their leader has no more to read.
+_RANKS_A_REPORT = 512
+
+
+def report_interval_s(window_s: float, world_size: int) -> float:
+    """How often a host of a job of so many ranks reports."""
+    return window_s / REPORTS * max(1.0, world_size / _RANKS_A_REPORT)
+
+
+class SampledRank(Value):
+    """A rank of this host: its number in the job, and which process does its work, as far as is known."""
+
+    rank: int
+    pid: Callable[[], int]
+
+
+class WaitWatch:
+    """Samples the ranks of one attempt.
+
+    Args:
+        window_s: the shortest time over which ranks are compared.
+        world_size: how many ranks the job has.
+        is_alone: whether all of them are here.
+        on_report: takes what :meth:`WaitCounter.report` counted since the last one.
+    """
+
+    def __init__(
+        self, window_s: float, world_size: int, *, is_alone: bool, on_report: Callable[[list[list[int]]], None]
+    ) -> None:
+        self._interval_s = min(window_s / _SAMPLES, _LONGEST_INTERVAL_S)
+        self._cpu_share = _CPU_SHARE * max(1.0, _USUAL_WINDOW_S / window_s)
+        self._report_s = report_interval_s(window_s, world_size)
+        self._on_report = on_report
+        self._sampler = WaitSampler()
+        self._counter = WaitCounter(is_alone=is_alone)
+        self._ranks: dict[int, SampledRank] = {}
+        self._report_at = 0.0
+        self._samples = self._reports = 0
+        self._cost_s = 0.0
+        self._are_on_gpus = False
+        self.deadline: float | None = None
+        """When ``tick`` is due, in monotonic seconds."""
+
+    def begin(self, now: float, ranks: Mapping[int, SampledRank]) -> None:
+        """Watch these ranks, by local rank."""
+        self._ranks = dict(ranks)
+        self.resume(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.deadline is None or now < self.deadline:
+            return
+        # Whatever happens below, the next one is not due at once.
+        self.deadline = now + _LONGEST_INTERVAL_S
+        began_s = time.thread_time()
+        self._sample()
+        self._cost_s += (time.thread_time() - began_s - self._cost_s) / 8
+        self._samples += 1
+        interval_s = max(self._interval_s, self._cost_s / self._cpu_share)
+        self.deadline = now + interval_s * (0.5 + self._samples * _SPREAD % 1.0)
+        if self._report_at <= now:
+            self._report_at = now + self._report_s
+            self._report()
+
+    def _sample(self) -> None:
+        if self._are_on_gpus:
+            return
+        waiting = {}
+        for rank in self._ranks.values():
+            waits = self._sampler.waits(rank.pid())
+            if waits is None:
+                return  # it is held, or has ended; that the others wait for it does not make it slow
+            waiting[rank.rank] = waits
+        if waiting:
+            self._counter.take(waiting)
+
+    def _report(self) -> None:
+        if self._reports % _GPU_EVERY == 0:
+            self._are_on_gpus = any(uses_gpu(rank.pid()) for rank in self._ranks.values())
+        self._reports += 1
+        self._on_report(self._counter.report())
+
+    def rank_ended(self, local_rank: int) -> None:
+        """A rank is gone."""
+        rank = self._ranks.pop(local_rank, None)
+        if rank is not None:
+            self._sampler.drop(rank.pid())
+            self._counter.drop(rank.rank)
+        if not self._ranks:
+            self.pause()
+
+    def pause(self) -> None:
+        """Do nothing until ``resume``: what was counted until now is nothing to go by."""
+        self.deadline = None
+        self._counter.forget()
+
+    def resume(self, now: float) -> None:
+        """Watch on."""
+        if self._ranks:
+            self.deadline, self._report_at = now, now + self._report_s
+
+    def end(self) -> None:
+        """No rank is left."""
+        self.pause()
+        self._ranks.clear()
+        self._sampler.close()
+
+
+__all__ = ["SampledRank", "WaitWatch", "report_interval_s"]
