@@ -210,3 +210,26 @@ def test_a_peer_that_makes_no_sense_is_left_out() -> None:
     rows = [[0, "node0", ["10.0.0.1"], 0, 2], [-1, "node1", [], 2, 2], ["x"], None, [2, "node2", "10.0.0.3", 2, 2]]
     read: Joined = fit(Joined, {**JOINED, "peers": rows})
     assert read.peers == (Peer(0, "node0", ("10.0.0.1",), 0, 2),)
+
+
+def test_slow_ranks_are_named_to_all_hosts_and_what_is_seen_beside_them_comes_back(pair: Pair) -> None:
+    """Each once, whatever else of a state changes after it."""
+    slow: list[list[int]] = []
+    waits: list[object] = []
+    beside: list[list[str]] = []
+    pair.other.job._context.on_slow = lambda ranks: slow.append(list(ranks))
+    pair.leader.job._context.on_waits = lambda _host, ranks, rows: waits.append((list(ranks), rows))
+    pair.leader.job._context.on_beside = lambda _ranks, lines: beside.append(list(lines))
+    pair.leader.job.broadcast_slow((2,))
+    pair.other.hear(op="entry", attempt=0, message=sent(pair.leader.channel.sent[-1])["message"])
+    assert slow == [[2]]
+    report = pair.other.job.current.report
+    report.set_more("waits", {"n": 1, "rows": [[2, 0.5]]})
+    pair.relay()
+    report.set_more("beside", {"n": 1, "lines": ["GPU 2 is throttled"]})
+    pair.relay()
+    pair.other.job.set_state({"s": "done"})
+    pair.relay()
+    assert waits == [([2, 3], [[2, 0.5]])]
+    assert beside == [["GPU 2 is throttled"]]
+    assert pair.leader.job.current.states.is_done(1)
