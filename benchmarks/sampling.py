@@ -14,12 +14,14 @@ from measure import Bar, Options, Scratch, Table, parse_options, progress, say_m
 from saferun.captures.inspection import inspect_ranks
 from saferun.linux.poller import Poller
 from saferun.watchdog.monitor import Watch, WatchedRank
+from saferun.watchdog.wait_watch import SampledRank, WaitWatch
 
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
 
 RANKS = 8
 HANG_TIMEOUT_S = 300.0
+SLOW_WINDOW_S = 60.0
 # Of ranks that do not move, in a timeout: three, and one before the verdict.
 LOOKS = 4
 
@@ -83,22 +85,43 @@ def measure_sampling(scratch: Scratch, script: str, what: str, window_s: float) 
     inspect_ranks([(rank.local_rank, rank.pid, rank.pid) for rank in ranks], 0, 0.05)
     look_s += time.thread_time()
     watch.end()
+    reports: list[list[list[int]]] = []
+    waits = WaitWatch(SLOW_WINDOW_S, RANKS, is_alone=True, on_report=reports.append)
+    began = time.monotonic()
+    waits.begin(began, {rank.rank: SampledRank(rank.rank, lambda pid=rank.pid: pid) for rank in ranks})  # type: ignore[misc]
+    compare_s = -time.thread_time()
+    while (now := time.monotonic()) < began + window_s and waits.deadline is not None:
+        poller.wait(max(0.0, min(waits.deadline, began + window_s) - now))
+        waits.tick(time.monotonic())
+    compare_s += time.thread_time()
+    waits.end()
+    assert reports
     poller.close()
     assert not verdicts
     for process in processes:
         stop(process)
-    share = used_s / window_s * 100
+    share, compare_share = used_s / window_s * 100, compare_s / window_s * 100
     return {
         "all ranks": share,
         "one rank": share / RANKS,
+        "who waits": compare_share,
+        "who waits, of the sampling": compare_share / share,
         "a sample": used_s / max(samples, 1) * 1e3,
         "an inspection": look_s * 1e3,
         "inspections": look_s * LOOKS / HANG_TIMEOUT_S * 100,
     }
 
 
-UNITS = {"all ranks": "% core", "one rank": "% core", "a sample": "ms", "an inspection": "ms", "inspections": "% core"}
-BARS = {"all ranks": (Bar(0.1),), "inspections": (Bar(0.1),)}
+UNITS = {
+    "all ranks": "% core",
+    "one rank": "% core",
+    "who waits": "% core",
+    "who waits, of the sampling": "ratio",
+    "a sample": "ms",
+    "an inspection": "ms",
+    "inspections": "% core",
+}
+BARS = {"all ranks": (Bar(0.1),), "who waits": (Bar(0.05),), "inspections": (Bar(0.1),)}
 
 
 def main(options: Options) -> None:

@@ -12,7 +12,7 @@ from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
 _SAMPLES = 300  # in a window
 _LONGEST_INTERVAL_S = 0.2
 # Samples become rarer where they would cost more than this share of a core, in a window of a minute.
-_CPU_SHARE = 0.0004
+_CPU_SHARE = 0.0002
 _USUAL_WINDOW_S = 60.0
 # Samples at equal distances might always meet the same part of a step.
 _SPREAD = 0.6180339887498949
