@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
     from tests.cluster.machines.faults import Host
 
-# Rank 2 has an error of its own in step 9.
+# Rank 2 has an error of its own, when the test says so.
 FAILS_LATE = """
-def fail_at(step):
-    if (RANK, step) != (2, 9):
+def fail_when_asked():
+    if RANK != 2 or not os.path.exists(f"{FOLDER}/release.fail"):
         return
     try:
         raise ValueError("a label is out of range")
@@ -93,10 +93,13 @@ def test_an_error_that_is_shown_after_the_victims_have_failed_is_the_cause(
 ) -> None:
     """The rank closes its connections, and prints its error only when it has cleaned up; no host waits longer."""
     cluster = make_cluster(3)
-    program = STEPS.replace("    time.sleep(0.05)", "    time.sleep(0.05)\n    fail_at(step)")
-    job = FaultedJob(cluster, tmp_path, f"{FAILS_LATE}{program}", "--cause-wait", 3600)
+    job = FaultedJob(cluster, tmp_path, f"{FAILS_LATE}{STEPS}    fail_when_asked()\n", "--cause-wait", 3600)
     job.await_steps()
+    logs = [job.run_dir / host.name / "events.jsonl" for host in cluster.hosts]
+    # What fails before that ends the attempt on all hosts at once.
+    job.job.until(lambda: all("ModulesImported" in log.read_text() for log in logs), "failures can be judged")
     job.now()
+    job.job.release("fail")
     job.job.hear("cleans-up", 1)
     job.wait_said(cluster.hosts[2], r"waiting up to 3600 s for the error of rank 2")
     job.job.release("end")
