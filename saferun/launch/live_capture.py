@@ -142,7 +142,10 @@ def start_capture(
 
 
 def keep_running(context: Context, record: AttemptRecord) -> None:
-    """End the capture that runs, if any; what it has seen of the ranks is kept."""
+    """End the capture that runs, if any; what it has seen of the ranks is kept.
+
+    They have ended before it was over: that is no time-out, and only the list of missing files names what it lacks.
+    """
     run, record.running = record.running, None
     reader = run.abort() if run is not None else None
     if reader is None or record.capture is not None:
@@ -150,7 +153,7 @@ def keep_running(context: Context, record: AttemptRecord) -> None:
     note_gaps(context, reader, record.directory)
     capture = reader.capture
     if capture.processes or capture.stacks:
-        record.capture = capture._replace(timed_out=(*capture.timed_out, "the ranks ended before it was over"))
+        record.capture = capture._replace(timed_out=())
 
 
 def new_directory(context: Context, record: AttemptRecord, reason: str) -> str:
