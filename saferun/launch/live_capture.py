@@ -144,7 +144,7 @@ def start_capture(
 def keep_running(context: Context, record: AttemptRecord) -> None:
     """End the capture that runs, if any; what it has seen of the ranks is kept.
 
-    They have ended before it was over: that is no time-out, and only the list of missing files names what it lacks.
+    They have ended before it was over: only the list of missing files names what it lacks.
     """
     run, record.running = record.running, None
     reader = run.abort() if run is not None else None

@@ -142,13 +142,11 @@ def file_missing(failure: Failure) -> Cause | None:
 
 
 def python_exception(failure: Failure) -> Cause | None:
-    """An uncaught exception."""
+    """An uncaught exception. The message names the line; most need no other advice."""
     if failure.error is None:
         return None
     hint = next((hint for pattern, hint in _HINTS if first_line(pattern, failure.messages[:20])), "")
-    return _exception(
-        failure, "python_exception", hint or "read the traceback from its end to the first line of your own code"
-    )
+    return _exception(failure, "python_exception", hint)
 
 
 def _exception(failure: Failure, class_name: str, advice: str) -> Cause:

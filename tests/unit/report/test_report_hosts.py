@@ -98,7 +98,6 @@ def test_all_other_hosts_are_told_what_where_and_why() -> None:
             "saferun: rank 5 (node3, local rank 1, pid 4001) failed first at 03:15:33, 31.4 s after the start: "
             "ValueError: bad batch, at train.py:47 in step; exit code 1"
         ),
-        "hint: read the traceback from its end to the first line of your own code",
         "  report: node1:/scratch/saferun_runs/7/report.txt",
     ]
 

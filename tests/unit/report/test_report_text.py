@@ -123,7 +123,6 @@ saferun: rank 0 (node1, local rank 0, pid 4000) failed first at 03:15:33, 31.4 s
   |     loss = model(batch["labels"])
   | KeyError: 'labels'
   failed after it: ranks 1-7 (exit code 1)
-hint: read the traceback from its end to the first line of your own code
   files: saferun_runs/7"""
 
 NO_MEMORY = """\
