@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.target import Target
-from saferun.errors import printable_lines
+from saferun.errors import printable_lines, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +74,12 @@ class Screen:
             pane.target.skipping = allowed and not self._raw
         if not allowed and self.folding is not None:
             # What is held back may be nowhere else.
-            for stream, text in self.folding.release():
+            try:
+                held = self.folding.release()
+            except Exception:
+                self.abandon_folding(0.0)
+                return
+            for stream, text in held:
                 stream.show(text, 0.0)
 
     def print_message(self, text: str) -> None:
@@ -90,7 +95,10 @@ class Screen:
         """When ``tick`` is due, in monotonic seconds."""
         dues = [due for pane in self.panes for due in (pane.due, pane.target.retry_at)]
         if self.folding is not None:
-            dues.append(self.folding.deadline)
+            try:
+                dues.append(self.folding.deadline)
+            except Exception:
+                self.abandon_folding(0.0)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -106,8 +114,9 @@ class Screen:
         folding = self.folding
         if folding is None:
             return
-        held = folding.held()
+        held: list[tuple[ConsoleStream, bytes]] = []
         try:
+            held = folding.held()
             shown = folding.tick(now)
         except Exception:
             self._stop_folding()
@@ -121,8 +130,9 @@ class Screen:
         folding = self.folding
         if folding is None:
             return chunk
-        held = folding.held()
+        held: list[tuple[ConsoleStream, bytes]] = []
         try:
+            held = folding.held()
             if now is None:
                 return folding.end(stream, time.monotonic())
             return folding.feed(stream, stream.rank, chunk, now, at_line_start=not stream.is_within_line)
@@ -146,6 +156,16 @@ class Screen:
             notes = ["the same traceback of other ranks is not shown; it is in their stderr.log"]
         for note in notes:
             self.err.put_message(printable_lines(f"saferun: {note}").encode(errors="backslashreplace") + b"\n")
+
+    def abandon_folding(self, now: float) -> None:
+        """It has failed between two chunks: show what it holds back, and from now on everything as it is."""
+        folding = self.folding
+        self._stop_folding()
+        held: list[tuple[ConsoleStream, bytes]] = []
+        with suppress(Exception):
+            held = folding.held() if folding is not None else held
+        for stream, text in held:
+            stream.show(text, now)
 
     def _stop_folding(self) -> None:
         """It has failed: from now on everything is shown as it is."""
@@ -446,9 +466,15 @@ class ConsoleStream:
     def feed(self, chunk: bytes, now: float) -> None:
         """Process more bytes from the rank."""
         folder = self._folder
-        if folder is not None and (folding := folder.folding) is not None and folding.wants(self, chunk):
+        is_wanted = is_within = False
+        if folder is not None and (folding := folder.folding) is not None:
+            try:
+                is_wanted = folding.wants(self, chunk)
+                is_within = is_wanted and folding.is_within(self)
+            except Exception:
+                folder.abandon_folding(now)
+        if folder is not None and is_wanted and folder.folding is not None:
             # Only while files keep all of it.
-            is_within = folding.is_within(self)
             if self._pane.target.skipping or is_within:
                 if self._lines and not is_within:
                     # A header may come in several pieces.
@@ -475,7 +501,10 @@ class ConsoleStream:
             self._pane.target.skip(lines)
             is_whole = False
         if not is_whole and self._folder is not None and self._folder.folding is not None:
-            self._folder.folding.spoil(self, self.rank)
+            try:
+                self._folder.folding.spoil(self, self.rank)
+            except Exception:
+                self._folder.abandon_folding(now)
         if self._lines:
             self._pane.note_unfinished(self, now)
             self._noted = True

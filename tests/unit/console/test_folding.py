@@ -438,6 +438,7 @@ class Broken(Folding):
     """Fails in one place."""
 
     place = ""
+    is_late = False
 
     def feed(self, key: ConsoleStream, rank: int, chunk: bytes, now: float, *, at_line_start: bool = True) -> bytes:
         if self.place == "feed" and rank == 2:
@@ -458,6 +459,36 @@ class Broken(Folding):
         if self.place == "notes":
             raise KeyError
         return super().notes(now)
+
+    def wants(self, key: ConsoleStream, chunk: bytes) -> bool:
+        if self.place == "wants" and key.rank == 2:
+            raise KeyError
+        return super().wants(key, chunk)
+
+    def held(self) -> list[tuple[ConsoleStream, bytes]]:
+        if self.place == "held" and self.is_late:
+            raise KeyError
+        return super().held()
+
+    @property
+    def deadline(self) -> float | None:
+        if self.place == "deadline" and self.is_late:
+            raise KeyError
+        return super().deadline
+
+    def spoil(self, key: ConsoleStream, rank: int) -> None:
+        if self.place == "spoil":
+            raise KeyError
+        super().spoil(key, rank)
+
+    def release(self) -> list[tuple[ConsoleStream, bytes]]:
+        if self.place == "release":
+            raise KeyError
+        return super().release()
+
+
+def _folds(screen: Screen) -> bool:
+    return screen.folding is not None
 
 
 def _streams(screen: Screen) -> list[ConsoleStream]:
@@ -492,6 +523,46 @@ def test_a_failure_of_the_folding_shows_lines_as_they_are(place: str) -> None:
             assert b"saferun: the same traceback of other ranks is not shown" in reader.taken
         elif place == "end":
             assert b"saferun: rank 1: the same as rank 0" in reader.taken
+
+
+@pytest.mark.parametrize("place", ["wants", "deadline", "release", "spoil"])
+def test_a_failure_between_two_chunks_shows_what_is_held_back(place: str) -> None:
+    """The second rank's copy is not at its end: it is held back when the folding fails."""
+    with Reader.pipe(65536) as reader, console(reader) as screen:
+        screen.allow_skipping(True)
+        screen.folding = folding = Broken()
+        folding.place = place
+        first, second, third = _streams(screen)
+        first.feed(LABELS, 1.0)
+        second.feed(FRAMES, 1.0)
+        drain(screen, reader)
+        assert _prefixed(1, FRAMES) not in reader.taken
+        folding.is_late = True
+        if place == "spoil":
+            third.feed(b"x" * (9 << 20) + b"\n", 1.0)  # more than is queued for a slow reader
+            third.feed(b"y" * (9 << 20) + b"\n", 1.0)
+        else:
+            third.feed(b"an ordinary line\n", 1.0)
+        screen.deadline()
+        screen.allow_skipping(place != "release")
+        assert not _folds(screen)
+        drain(screen, reader)
+        # A reader that is too slow is told how many lines it lacks.
+        assert (_prefixed(1, FRAMES) if place != "spoil" else b"4 lines skipped here") in reader.taken
+
+
+def test_a_failure_that_loses_what_is_held_back_loses_no_more() -> None:
+    with Reader.pipe(65536) as reader, console(reader) as screen:
+        screen.allow_skipping(True)
+        screen.folding = folding = Broken()
+        folding.place, folding.is_late = "held", True
+        first, *_ = _streams(screen)
+        first.feed(LABELS, 1.0)
+        first.feed(b"an ordinary line\n", 1.0)
+        screen.tick(1.3)
+        drain(screen, reader)
+        assert not _folds(screen)
+        assert reader.taken.endswith(b"[0] an ordinary line\n")
 
 
 def test_without_files_everything_is_shown() -> None:
