@@ -10,7 +10,7 @@ from saferun.captures.plain_pickle import read_pickle
 from saferun.captures.recorder_content import read_groups
 
 PROGRAM = """
-import os, sys
+import os, pickle, sys, time
 import torch, torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 
@@ -22,6 +22,9 @@ def step():
 
 step()
 dist.barrier()
+# Another thread notes that a call is over.
+while not all(entry["retired"] for entry in pickle.loads(_dump_fr_trace())["entries"]):
+    time.sleep(0.01)
 with open(sys.argv[1], "wb") as file:
     file.write(_dump_fr_trace())
 os._exit(0)
