@@ -197,7 +197,7 @@ class HandlerRendezvous:
                 if rdzv.connect_remaining_s <= 0:
                     option = "--rdzv-endpoint"
                     hint = name_hint(option) if search.knows_no_name else way_hint(host, option)
-                    raise JoinFailedError(f"{message}, for {rdzv.request.connect_s:.0f} s", hint)
+                    raise JoinFailedError(f"{message}, for {rdzv.request.connect_s or rdzv.timeout_s:.0f} s", hint)
         finally:
             search.end()
         # From here on the hosts are waited for, as long as if the store had been there at once.
