@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from saferun.captures import core_reading, py_spy, pystack_core, stacks
+from saferun.captures import core_reading, py_spy_json, pystack_core, stacks
 from saferun.captures.capture_processes import run_request
 from saferun.captures.core_reading import CoreJob, CoreReading
 from saferun.captures.tools import Steps, Tool, ToolEnd, run_steps
@@ -89,7 +89,7 @@ def test_words_of_a_tool_that_take_too_much_memory_are_no_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "core").write_bytes(make_core(4711))
-    for module in (py_spy, pystack_core):
+    for module in (py_spy_json, pystack_core):
         monkeypatch.setattr(module, "loads", short_of_memory)
     monkeypatch.setattr(core_reading, "threads_from_gdb", short_of_memory)
     end = ToolEnd(0, b"[]", b"")
