@@ -51,6 +51,7 @@ def test_the_faulty_rank_is_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.limit_s(900)  # a minute of computing, beside other tests
 @pytest.mark.parametrize("worlds", [(8, 16), (24, 32)])
 @pytest.mark.parametrize("seeds", [SEEN, HELD_OUT], ids=["seen", "held out"])
 def test_the_faulty_rank_is_named_in_larger_jobs(seeds: range, worlds: tuple[int, ...]) -> None:
