@@ -13,17 +13,13 @@ from saferun.errors import printable_lines, suppress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.console.folding import Folding
+    from saferun.console.raw_pane import RawPane
 
 # An unfinished line (a prompt, a progress bar) appears on a terminal after this time, and on a pipe at most this often.
 _TERMINAL_REFRESH_S = 0.1
 _PIPE_REFRESH_S = 1.0
 # The most rows of unfinished lines at the bottom of a terminal.
 _MOST_ROWS = 16
-# With unchanged bytes, other ranks wait for a rank's open line: until that rank has been silent for this long, until
-# they have waited for this long, or until this much waits.
-_OPEN_LINE_S = 5.0
-_LONGEST_HOLD_S = 10.0
-_MOST_HELD_BYTES = 8 << 20
 # Lines up to this size are joined; larger ones are not worth a copy.
 _SMALL_BYTES = 4 << 10
 
@@ -52,9 +48,13 @@ class Screen:
     ) -> None:
         self._raw = raw
 
-        def pane(fd: int) -> _Pane:
+        def pane(fd: int) -> Pane:
             target = Target(fd, skipping=skipping and not raw, where=where, carries=carries)
-            return RawPane(target) if raw and not target.is_terminal else _Pane(target)
+            if not raw or target.is_terminal:
+                return Pane(target)
+            from saferun.console.raw_pane import RawPane
+
+            return RawPane(target)
 
         self.out = pane(stdout)
         out_stat, err_stat = os.fstat(stdout), os.fstat(stderr)
@@ -201,8 +201,8 @@ class Screen:
     def release(self) -> None:
         """All streams have ended: write what waits for the end of a line."""
         for pane in self.panes:
-            if isinstance(pane, RawPane):
-                pane.release()
+            if pane.raw is not None:
+                pane.raw.release()
         self._note_folded(None)
 
     def finish(self) -> None:
@@ -232,8 +232,10 @@ class Screen:
             pane.target.close()
 
 
-class _Pane:
-    """One target and its unfinished lines."""
+class Pane:
+    """One target and its unfinished lines. ``raw``: it gets bytes unchanged."""
+
+    raw: RawPane | None = None
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -282,11 +284,13 @@ class _Pane:
             self._since[stream] = now
 
     def forget(self, stream: ConsoleStream) -> None:
+        """Its unfinished line has been completed."""
         self._since.pop(stream, None)
         if self._unfinished.pop(stream, None) is not None and self._rows:
             self._redraw()
 
     def show_unfinished(self, now: float) -> None:
+        """Show the unfinished lines that are due."""
         self.due = None
         if self.target.is_terminal:
             for stream in self._unfinished:
@@ -331,94 +335,6 @@ class _Pane:
         return b"\x1b[?7l" + b"\n".join(shown) + b"\x1b[?7h"
 
 
-class RawPane(_Pane):
-    """A target that gets the ranks' bytes unchanged: no prefix, no line feed added, nothing left out.
-
-    A line that a rank writes in several pieces stays one line: while it is open, the bytes of other ranks wait. That
-    ends with the line, when its rank has been silent for a while, or when too much waits; then the next bytes follow
-    the open line, as they would without a launcher. Nothing waits for a progress bar, which never ends.
-    """
-
-    def __init__(self, target: Target) -> None:
-        super().__init__(target)
-        self._owner: object = None  # the stream whose line is open
-        self._output_at = 0.0
-        self._held: dict[object, bytearray] = {}
-        self._held_bytes = 0
-        self._held_since = 0.0
-        self._ends_open = False
-
-    def pass_on(self, stream: object, chunk: bytes, now: float) -> None:
-        """Write bytes of a rank, or keep them while another rank's line is open."""
-        if self._owner is None or self._owner is stream:
-            self._emit(stream, chunk, now)
-            return
-        self._hold(stream, chunk, now)
-        if self._held_bytes > _MOST_HELD_BYTES:
-            self._release(now)
-
-    def _hold(self, stream: object, content: bytes, now: float) -> None:
-        if not self._held:
-            self._held_since = now
-        self._held.setdefault(stream, bytearray()).extend(content)
-        self._held_bytes += len(content)
-        self.due = min(self._output_at + _OPEN_LINE_S, self._held_since + _LONGEST_HOLD_S)
-
-    def _emit(self, stream: object, chunk: bytes, now: float) -> None:
-        tail = b""
-        if self._held:
-            # Other ranks wait for this line to end.
-            end = chunk.rfind(b"\n") + 1
-            if end:
-                chunk, tail = chunk[:end], chunk[end:]
-        self._put_raw(chunk)
-        self._output_at = now
-        # A line that overwrites itself is a progress bar, for which the others do not wait.
-        self._owner = stream if self._ends_open and b"\r" not in chunk[chunk.rfind(b"\n") + 1 :] else None
-        if self._held and self._owner is None:
-            self._release(now)
-        if tail:
-            self.pass_on(stream, tail, now)
-        if self._held:
-            self.due = min(self._output_at + _OPEN_LINE_S, self._held_since + _LONGEST_HOLD_S)
-
-    def _put_raw(self, chunk: bytes) -> None:
-        self._ends_open = not chunk.endswith(b"\n")
-        self.target.put(chunk)
-
-    def _release(self, now: float) -> None:
-        """Write what waits: no line is open any more, or one has been for too long."""
-        self._owner = None
-        held, self._held, self._held_bytes = self._held, {}, 0
-        self.due = None
-        for stream, content in held.items():
-            if stream is self:
-                self.put_message(bytes(content))
-            else:
-                self.pass_on(stream, bytes(content), now)
-
-    def show_unfinished(self, now: float) -> None:
-        """The open line has been silent for too long."""
-        self._release(now)
-
-    def put_message(self, text: bytes) -> None:
-        """Write lines of saferun itself: they wait for the end of an open line."""
-        if self._owner is not None and self._held_bytes <= _MOST_HELD_BYTES:
-            self._hold(self, text, self._output_at)
-            return
-        self._put_raw(b"\n" + text if self._ends_open else text)
-
-    def ended(self, stream: object) -> None:
-        """A rank's stream has ended; its open line stays without an end."""
-        if self._owner is stream:
-            self._release(self._output_at)
-
-    def release(self) -> None:
-        """Write everything that waits."""
-        while self._held:
-            self._release(self._output_at)
-
-
 class ConsoleStream:
     """One stream of one rank on the console.
 
@@ -429,7 +345,7 @@ class ConsoleStream:
         rank: whose stream it is.
     """
 
-    def __init__(self, pane: _Pane, prefix: bytes, folder: Screen | None = None, rank: int = -1) -> None:
+    def __init__(self, pane: Pane, prefix: bytes, folder: Screen | None = None, rank: int = -1) -> None:
         self.prefix = prefix
         self.rank = rank
         self._folder = folder
@@ -487,8 +403,8 @@ class ConsoleStream:
 
     def show(self, chunk: bytes, now: float) -> None:
         """Show bytes from the rank."""
-        if isinstance(self._pane, RawPane):
-            self._pane.pass_on(self, chunk, now)
+        if self._pane.raw is not None:
+            self._pane.raw.pass_on(self, chunk, now)
             return
         is_whole = True
         if self._pane.target.has_room(len(chunk)):
@@ -511,8 +427,8 @@ class ConsoleStream:
 
     def close(self) -> None:
         """The stream has ended: complete its unfinished line, unless bytes pass unchanged."""
-        if isinstance(self._pane, RawPane):
-            self._pane.ended(self)
+        if self._pane.raw is not None:
+            self._pane.raw.ended(self)
             return
         if self._folder is not None and (rest := self._folder.fold(self, b"", None)):
             self.show(rest, 0.0)

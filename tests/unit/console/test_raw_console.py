@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.console.screen import ConsoleStream, RawPane, Screen
+from saferun.console.raw_pane import RawPane
+from saferun.console.screen import ConsoleStream, Screen
 from saferun.console.target import MOST_WAITING_BYTES, Target
 
 if TYPE_CHECKING:
