@@ -10,7 +10,7 @@ from saferun.text.redaction import redacted_environ
 
 
 def read_env(
-    texts: Iterable[str], environ: Mapping[str, str], tell: Callable[[str], None], *, on_command_line: bool
+    texts: Iterable[str], environ: Mapping[str, str], print_message: Callable[[str], None], *, on_command_line: bool
 ) -> tuple[tuple[str, str], ...]:
     """The name and value of each ``--env``.
 
@@ -20,7 +20,7 @@ def read_env(
     Args:
         texts: what was given.
         environ: saferun's own environment.
-        tell: takes one line each: what stays out, and which secrets every user of this host can read.
+        print_message: takes one line each: what stays out, and which secrets every user of this host can read.
         on_command_line: whether they stand where ``ps`` shows them.
 
     Raises:
@@ -41,10 +41,10 @@ def read_env(
         elif name in environ:
             pairs.append((name, literal(environ[name])))
         else:
-            tell(f"saferun: --env {printable(name)}: it is not set in this environment, and is left out")
+            print_message(f"saferun: --env {printable(name)}: it is not set in this environment, and is left out")
     if seen:
         names = ", ".join(dict.fromkeys(seen))
-        tell(
+        print_message(
             f"saferun: everyone on this host can read the value of {printable(names)} in ps; export it, and write "
             f"--env {printable(seen[0])}"
         )

@@ -130,7 +130,7 @@ class AttemptEnd:
         lines: list[str] = []
         if action.diagnosis is not None:
             restarting = action.next_step == "restart"
-            lines = self._context.investigation.decision_words(
+            lines = self._context.investigation.decision_text(
                 action.diagnosis, restarting=restarting, decision=action.decision
             )
         self._context.job.broadcast_decision(action, lines)

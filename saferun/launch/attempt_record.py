@@ -89,11 +89,11 @@ class Context(Value):
         task = self.launch.config.hosts.task
         return EvidenceExchange(self.launch.job, task.local_rank if task is not None else 0, self.guarded)
 
-    def say_lines(self, lines: Sequence[str]) -> None:
+    def print_lines(self, lines: Sequence[str]) -> None:
         """Say these lines, one below the other."""
         self.launch.screen.print_message("\n".join(lines))
 
-    def say_verdict(self, verdict: HangVerdict) -> None:
+    def print_verdict(self, verdict: HangVerdict) -> None:
         """Report a hang that cannot be diagnosed."""
         self.launch.screen.print_message(
             f"saferun: no progress for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})"

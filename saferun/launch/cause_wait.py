@@ -33,7 +33,7 @@ class CauseWait:
         failed = [rank.place.rank for rank in record.ranks if rank.end is not None and not rank.end.status.ok]
         victims = ranks_text(failed) if failed else "a rank of another host"
         shown = f"{victims} failed because of another rank; waiting up to {action.limit_s:g} s for the error of"
-        context.say_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
+        context.print_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
 
     def is_over(self, now: float) -> bool:
         """Whether the cause is known, none of the ranks is left, or the supervisor waits no more."""

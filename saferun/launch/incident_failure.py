@@ -265,7 +265,7 @@ class FailureIncident:
         rendezvous = config.rendezvous
         # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
         free = not config.hosts.together and rendezvous.master_port is None and not rendezvous.agent_store
-        return facts_from(diagnosis, trouble_class=self._action.error_class, port_is_free=free, life=life)
+        return facts_from(diagnosis, error_class=self._action.error_class, port_is_free=free, life=life)
 
     def _lived_s(self, evidence: Evidence) -> float:
         """How long the ranks of the attempt lived; 0 where none was started."""
@@ -296,7 +296,7 @@ def report_failure(context: Context, record: AttemptRecord, action: ReportFailur
         context.guarded("note the decision", _note_decision, context, action.decision, action.diagnosis)
     lines = context.guarded("report the failure", _failure_lines, context, record, action)
     lines = lines if lines is not None else [f"saferun: {action.diagnosis.headline}"]
-    context.say_lines(lines)
+    context.print_lines(lines)
     record.add_failure(action.diagnosis, lines, restarting=action.restarting)
 
 

@@ -129,7 +129,7 @@ class HangIncident(LiveCapture):
         elif diagnosis is not None:
             self._context.guarded("report the hang", self._report, action, diagnosis, repeat)
         else:
-            self._context.say_verdict(self._verdict)
+            self._context.print_verdict(self._verdict)
 
     def _report_part(self, diagnosis: Diagnosis | None) -> None:
         """The leader reports the hang; the report of this host keeps its own evidence."""
@@ -150,11 +150,11 @@ class HangIncident(LiveCapture):
         seen = _seen(verdict, diagnosis)
         if count > 1 and seen == self._record.reported_hang and not is_alive:
             # The report has it whole.
-            self._context.say_lines(hang_goes_on_text(diagnosis, verdict, on_hang=step, count=count, next_s=next_s))
+            self._context.print_lines(hang_goes_on_text(diagnosis, verdict, on_hang=step, count=count, next_s=next_s))
         elif verdict.certain or log.files is None:
-            self._context.say_lines(lines)
+            self._context.print_lines(lines)
         else:
-            self._context.say_lines(suspected_hang_text(diagnosis, files=log.files))
+            self._context.print_lines(suspected_hang_text(diagnosis, files=log.files))
         self._record.reported_hang = seen
         self._record.add_incident("hang", diagnosis, _OUTCOMES[step], lines)
 

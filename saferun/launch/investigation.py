@@ -248,7 +248,7 @@ class Investigation:
             if self._hang is not None:
                 self._hang.report(action, self.hangs.repeat(record.verdict))
             elif self._launch.job.leads:
-                self._context.say_verdict(record.verdict)
+                self._context.print_verdict(record.verdict)
         record.last_hang = (record.capture, record.verdict)
         if action.next_step == "report":
             # This evidence is not about a later failure.
@@ -317,7 +317,7 @@ class Investigation:
     def report_failure(self, action: ReportFailure) -> None:
         """Report why the attempt failed, and what happens next."""
         if not self._context.succeeds("report the failure", self._report_failure, action):
-            self._context.say_lines([f"saferun: {action.diagnosis.headline}"])
+            self._context.print_lines([f"saferun: {action.diagnosis.headline}"])
 
     def _report_failure(self, action: ReportFailure) -> None:
         from saferun.launch.incident_failure import report_failure
@@ -329,11 +329,11 @@ class Investigation:
         job, record = self._launch.job, self._record
         lines = list(action.messages) or [f"saferun: the job has failed; {job.leader} knows why"]
         if job.is_head:
-            self._context.say_lines(lines)
+            self._context.print_lines(lines)
         if record.diagnosis is not None:
             record.add_failure(record.diagnosis, lines, restarting=action.restarting)
 
-    def decision_words(self, diagnosis: Diagnosis, *, restarting: bool, decision: Decision | None = None) -> list[str]:
+    def decision_text(self, diagnosis: Diagnosis, *, restarting: bool, decision: Decision | None = None) -> list[str]:
         """What the other hosts report to their users of a failed attempt."""
 
         def peer_lines() -> list[str]:

@@ -196,7 +196,7 @@ class SlowRanks:
 
         counts = self._stragglers.counts(time.monotonic(), found.window_s)
         lines = slow_lines(found, counts, self._hosts, beside)
-        self._context.say_lines(lines)
+        self._context.print_lines(lines)
         self._context.log.add_slow(found, self._hosts.get(found.ranks[0], ""), lines, self._context.launch.attempt)
 
     def _write_table(self, stragglers: Stragglers) -> None:

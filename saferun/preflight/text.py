@@ -16,7 +16,7 @@ from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostInfo, Mat
 from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.text.page import redacted_line
 
-__all__ = ["decision_words", "host_ranges", "preflight_json", "result_lines", "show", "table_lines"]
+__all__ = ["decision_text", "host_ranges", "preflight_json", "result_lines", "show", "table_lines"]
 
 _WIDTH = 120
 _MOST_REPORTED = 12
@@ -91,7 +91,7 @@ def show(preflight: Preflight, infos: Mapping[int, HostInfo], *, as_json: bool, 
     return "".join(f"{line}\n" for line in table_lines(preflight, infos, width=width))
 
 
-def decision_words(row: DecisionRow) -> str:
+def decision_text(row: DecisionRow) -> str:
     """A decision as report.txt has it: ``attempt 0 at 03:15:33 (port_in_use, node1): …``."""
     clock = f" at {row.clock}" if row.clock else ""
     about = ", ".join(redacted_line(word, _LONGEST_NAME) for word in (row.class_name, row.host) if word)

@@ -20,7 +20,7 @@ from saferun.evidence import (
     ThreadStack,
 )
 from saferun.preflight.results import HostInfo, Preflight
-from saferun.preflight.text import decision_words, table_lines
+from saferun.preflight.text import decision_text, table_lines
 from saferun.report.console_text import core_text
 from saferun.report.picture import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_and_last, outcome_of
@@ -112,7 +112,7 @@ def _run_lines(run: Run, incidents: int, kept: int) -> Iterator[str]:
 def _decision_lines(decisions: Sequence[DecisionRow]) -> Iterator[str]:
     kept = first_and_last(decisions)
     for row in kept:
-        yield f"  {decision_words(row)}"
+        yield f"  {decision_text(row)}"
     if len(kept) < len(decisions):
         yield f"  of {len(decisions)} decisions, the first and the last are shown, {len(kept)} in all"
 

@@ -65,7 +65,7 @@ def facts_from(
     *,
     restarting_allowed: bool = True,
     stop_reason: str = "",
-    trouble_class: str = "",
+    error_class: str = "",
     port_is_free: bool = False,
     life: Life | None = None,
 ) -> FailureFacts:
@@ -75,13 +75,13 @@ def facts_from(
         diagnosis: of the failed attempt; ``start`` says how far its start had come.
         restarting_allowed: whether there may be another attempt at all.
         stop_reason: why not.
-        trouble_class: the class of what saferun itself could not do, where no rank failed: ``store_lost`` where the
+        error_class: the class of what saferun itself could not do, where no rank failed: ``store_lost`` where the
             store's process ended, that of a failed check. It counts where the diagnosis names no cause.
         port_is_free: whether another port may be taken for the store.
         life: how far the attempt had come.
     """
     cause = diagnosis.cause
-    class_name = trouble_class or "unknown"
+    class_name = error_class or "unknown"
     message = diagnosis.headline
     if cause is not None:
         # What follows is for the report: the last line of a rank, say.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.preflight.results import Cell, CheckResult, MatrixRow, Preflight
-from saferun.preflight.text import decision_words, host_ranges, result_lines, show, table_lines
+from saferun.preflight.text import decision_text, host_ranges, result_lines, show, table_lines
 from tests.unit.found_samples import (
     FINISH,
     RETRY,
@@ -259,8 +259,8 @@ def test_doctor_answers_with_the_table_or_with_json() -> None:
 
 
 def test_a_decision_is_one_line_with_its_reason() -> None:
-    assert decision_words(FINISH) == (
+    assert decision_text(FINISH) == (
         "attempt 1 (import_error): not started again: the same failure twice in a row (import_error, rank 3, "
         "train.py:12)"
     )
-    assert "\n" not in decision_words(RETRY._replace(message="a\nb"))
+    assert "\n" not in decision_text(RETRY._replace(message="a\nb"))

@@ -487,11 +487,11 @@ def test_many_ranks_are_not_all_named() -> None:
 def test_what_saferun_could_not_do_has_the_class_that_it_is_given() -> None:
     """The store's process was killed: no rank brought that about."""
     found = diagnosis()._replace(cause=None, headline="the store's process ended (killed by SIGKILL)")
-    facts = facts_from(found, trouble_class="store_lost")
+    facts = facts_from(found, error_class="store_lost")
     assert (facts.class_name, facts.is_transient, facts.message) == ("store_lost", True, found.headline)
     assert facts_from(found).class_name == "unknown"
     # What a rank is known to have failed of is more than what followed from that.
-    assert facts_from(diagnosis(), trouble_class="store_lost").class_name == "import_error"
+    assert facts_from(diagnosis(), error_class="store_lost").class_name == "import_error"
 
 
 def test_a_host_is_blamed_only_if_it_is_one_of_several_and_the_only_one() -> None:
