@@ -1,0 +1,86 @@
+"""The facts of a failed attempt that decide about another one, read from its diagnosis."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.evidence import Capture, Evidence, GroupProgress, HostView, RankCollectives, Traceback
+from saferun.supervisor.policy import Fingerprint
+from saferun.supervisor.policy.attempts import Life
+from saferun.supervisor.policy.facts import facts_from, life_of
+from tests.unit.supervisor.failed_starts import diagnosis
+
+
+def evidence_of(capture: Capture) -> Evidence:
+    return Evidence("vm", 0.0, (), (), (), None, capture=capture)
+
+
+@pytest.mark.parametrize(
+    ("start", "started", "in_init"),
+    [("", None, False), ("before", False, False), ("inside", False, True), ("through", True, False)],
+)
+def test_how_far_the_start_had_come_is_what_the_diagnosis_says(
+    start: str,
+    started: bool | None,
+    in_init: bool,
+) -> None:
+    """What nobody knows is no failed start."""
+    facts = facts_from(diagnosis("abort", start=start))
+    assert (facts.started, facts.in_init) == (started, in_init)
+
+
+def test_a_scripts_own_exception_is_not_raised_in_init_because_others_wait_there() -> None:
+    """A KeyError in one rank before it, with the others waiting for it, is as sure as any other."""
+    own = Traceback((3,), ("Traceback", '  File "train.py", line 12, in main', "KeyError: 1"))
+    others = Traceback((1,), ('  File "distributed_c10d.py", line 17, in init_process_group',))
+    assert not facts_from(diagnosis("python_exception", tracebacks=(own, others))).in_init
+    assert facts_from(diagnosis("python_exception", tracebacks=(others._replace(ranks=(3,)),))).in_init
+    assert not facts_from(diagnosis("python_exit")).in_init
+
+
+def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_numbers() -> None:
+    """Ports and process numbers differ from attempt to attempt."""
+    assert facts_from(diagnosis()).fingerprint == Fingerprint("import_error", (3,), "train.py:12", is_frame=True)
+    prints = facts_from(diagnosis(place="", proof="pid 4711: no")).fingerprint
+    assert (prints.place, prints.description) == ("pid ####: no", "import_error, rank 3")
+    assert not facts_from(diagnosis(place="", proof="")).fingerprint.place
+    assert not facts_from(diagnosis("killed_from_outside")).fingerprint.place
+
+
+def test_many_ranks_are_not_all_named() -> None:
+    """A line is a line."""
+    many = Fingerprint("abort", tuple(range(100)), "a.py:1", is_frame=True)
+    assert many.description == "abort, ranks 0, 1, 2, 3, …, a.py:1"
+
+
+def test_what_saferun_could_not_do_has_the_class_that_it_is_given() -> None:
+    """The store's process was killed: no rank brought that about."""
+    found = diagnosis()._replace(cause=None, headline="the store's process ended (killed by SIGKILL)")
+    facts = facts_from(found, error_class="store_lost")
+    assert (facts.class_name, facts.is_transient, facts.message) == ("store_lost", True, found.headline)
+    assert facts_from(found).class_name == "unknown"
+    # What a rank is known to have failed of is more than what followed from that.
+    assert facts_from(diagnosis(), error_class="store_lost").class_name == "import_error"
+
+
+def test_a_host_is_blamed_only_if_it_is_one_of_several_and_the_only_one() -> None:
+    """Ranks of two hosts that fail alike are no host's fault."""
+    hosts = (HostView(0, "node1", (0, 1)), HostView(1, "node2", (2, 3)))
+    facts = facts_from(diagnosis(hosts=hosts))
+    assert (facts.host, facts.host_label) == (1, "node2")
+    assert facts_from(diagnosis(ranks=(1, 3), hosts=hosts)).host is None
+    assert facts_from(diagnosis(hosts=(HostView(0, "node1", (0, 1, 2, 3)),))).host is None
+    assert facts_from(diagnosis(ranks=(), hosts=hosts)).host is None
+
+
+def test_how_far_an_attempt_came_is_read_from_its_evidence() -> None:
+    """The furthest of all ranks and groups counts."""
+    groups = (GroupProgress("0", "pg", (), 41, 41, 40, ()), GroupProgress("1", "pg", (), 7, 7, 7, ()))
+    capture = Capture(collectives=(RankCollectives(0, ()), RankCollectives(1, groups)))
+    seen = evidence_of(capture)
+    assert life_of(seen, lived_s=3.0, window_s=120.0, has_beaten=True) == Life(
+        3.0, in_window=True, has_beaten=True, steps=41
+    )
+    assert life_of(evidence_of(Capture()), lived_s=300.0, window_s=120.0, has_beaten=False) == Life(
+        300.0, in_window=False
+    )
