@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from saferun.files.file_server import FileServer
 from saferun.files.file_stream import FileStream, OnAnswer, read_answer, report
 from saferun.files.ring import ASK
-from saferun.files.server import FileServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from saferun.env.apply import resolve_environ
 from saferun.env.profiles import Resolution
 from saferun.errors import SaferunError, printable, suppress
 from saferun.files.run_dir import RunDirectory
-from saferun.files.writer import Writer
+from saferun.files.writer_client import WriterClient
 from saferun.launch.checks import ranks_wait
 from saferun.linux.bare_socket import short_host_name
 from saferun.linux.limits import has_room_for_files
@@ -133,7 +133,7 @@ def _run(
     def warn(text: str, hint: str = "") -> None:
         print_message(f"saferun: {printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
 
-    writer = Writer(warn)
+    writer = WriterClient(warn)
     output = config.output
     run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
     run_dir.scratch.on_made = reaper.note_made

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.secret import JobSecret
-    from saferun.files.writer import Writer
+    from saferun.files.writer_client import WriterClient
     from saferun.linux.spares import Spares
     from saferun.preflight.client import CheckProcess
 
@@ -63,7 +63,7 @@ class HostLaunch:
         context: LaunchContext,
         *,
         resolution: Resolution,
-        writer: Writer,
+        writer: WriterClient,
         older_children: frozenset[int],
         reaper: Reaper,
         peers_s: float = 0.0,

@@ -80,7 +80,7 @@ MODULES = (
     "textwrap",
     "saferun.env.lint.findings",
     # For a writer that takes the place of one that was lost
-    "saferun.files.process",
+    "saferun.files.writer_process",
 )
 """In the order in which they are wanted."""
 FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence")

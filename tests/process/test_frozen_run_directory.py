@@ -288,7 +288,7 @@ def test_a_writer_that_is_killed_is_replaced_once_and_never_ends_a_job(tmp_path:
 def test_a_writer_that_cannot_be_forked_costs_the_files_alone(tmp_path: Path) -> None:
     """A host that is short of processes at that moment starts the job all the same, and says so in one line."""
     program = """
-import errno, saferun.files.writer as writer
+import errno, saferun.files.writer_client as writer
 def none(*_arguments, **_options):
     raise OSError(errno.EAGAIN, "no process")
 writer.Helper = none

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from saferun.errors import SaferunError
+from saferun.files.file_server import FileServer
 from saferun.files.file_stream import FRESH
 from saferun.files.hand_in import hand_in
 from saferun.files.inbox import Inbox
 from saferun.files.operations import make_log_directories, make_run_directory, write_error
-from saferun.files.server import FileServer
 from saferun.linux import scratch, task_sockets
 from saferun.linux.ownership import make_directory, remove_tree
 from saferun.linux.scratch import Scratch

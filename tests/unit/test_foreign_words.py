@@ -38,7 +38,7 @@ NO_TERMINAL = {
     *("preflight/checks/serve.py", "watchdog/job_detector.py", "watchdog/__init__.py"),
 }
 # What these say is one line, which whoever made them cleans: LaunchContext, and the launcher.
-CLEANED_BEHIND = {"files/writer.py", "launch/orphans.py"}
+CLEANED_BEHIND = {"files/writer_client.py", "launch/orphans.py"}
 # The last step before a terminal, with tests of its own.
 LAST_STEPS = {"console/screen.py", "console/stderr.py", "ctl/answer.py"}
 # What they return holds no control character.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from saferun.captures.missing_files import missing_text
+from saferun.files.file_server import FileServer
 from saferun.files.hand_in import hand_in
 from saferun.files.inbox import TOKEN_BYTES, TOKENS, Inbox, Outbox
-from saferun.files.server import FileServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -92,7 +92,7 @@ class _OpenFiles:
         return [*opened, *((number, path) for number, (path, _) in self._closing.items() if path)]
 
 
-class Writer(LoopPart):
+class WriterClient(LoopPart):
     """The writer process, replaced once if it dies. A Part of the loop.
 
     Args:
@@ -295,7 +295,7 @@ class Writer(LoopPart):
         ring, inbox = self._ring, self._inbox
 
         def begin(line: Socket) -> None:
-            from saferun.files.process import serve  # beside the start of the supervisor
+            from saferun.files.writer_process import serve  # beside the start of the supervisor
 
             serve(line, ring, opened, inbox)
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
+from saferun.files.file_server import FileServer
 from saferun.files.inbox import Inbox
 from saferun.files.ring import DATA, END, Record, Ring
-from saferun.files.server import FileServer
 from saferun.linux.bare_socket import Socket
 from saferun.linux.limits import raise_files
 from saferun.linux.signals import JOB_SIGNALS
