@@ -78,7 +78,7 @@ def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
     """The check process, where the ranks wait for it: it imports what it needs while this one imports the rest."""
     if not config.checks_here or config.show_config or config.dry_run:
         return None
-    from saferun.launch.checks import ranks_wait
+    from saferun.launch.preflight_part import ranks_wait
 
     if not ranks_wait(config, os.environ):
         return None

@@ -11,12 +11,14 @@ regular file. What has a similar name here:
     attempt; the variables and files of the start-up hook.
 ``attempt_setup``, ``attempt_end``, ``attempt_record``
     What comes before the ranks of an attempt; what comes after them; what is known of them for a diagnosis.
-``investigation``, ``incidents``, ``incident_failure``, ``incident_hang``
+``investigation``, ``incident_log``, ``incident_failure``, ``incident_hang``
     The part that watches and captures; the list of what has gone wrong so far, and its report; one failure; one hang.
 ``nic_variables``
     The variables that ``--nic`` sets (the interfaces themselves: ``linux/netlink``; those that gloo and NCCL use by
     themselves: ``preflight/default_nics``; the best one: ``preflight/best_nic``).
-``shared_memory``
-    Removes what dead ranks leave in /dev/shm (``linux/shared_memory`` finds it; ``preflight/checks`` has a check of its
+``lint_part``, ``preflight_part``, ``console_part``
+    What the loop has of the rooms ``env/lint``, ``preflight`` and ``console``.
+``orphaned_segments``
+    Removes what dead ranks leave in /dev/shm (``linux/shm_segments`` finds it; ``preflight/checks`` has a check of its
     size).
 """

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from saferun.errors import printable
-from saferun.launch.incidents import IncidentLog
+from saferun.launch.incident_log import IncidentLog
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.rank_group import Rank, RankGroup
 from saferun.launch.rank_hook import RankHook

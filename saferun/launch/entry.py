@@ -15,7 +15,7 @@ from saferun.env.profiles import Resolution
 from saferun.errors import SaferunError, printable, suppress
 from saferun.files.run_dir import RunDirectory
 from saferun.files.writer_client import WriterClient
-from saferun.launch.checks import ranks_wait
+from saferun.launch.preflight_part import ranks_wait
 from saferun.linux.bare_socket import short_host_name
 from saferun.linux.limits import has_room_for_files
 from saferun.linux.prctl import become_subreaper, keep_freed_memory

@@ -12,15 +12,15 @@ from saferun.env.profiles import Resolution
 from saferun.errors import suppress
 from saferun.launch.attempt_end import AttemptEnd
 from saferun.launch.attempt_setup import AttemptSetup
-from saferun.launch.checks import Checks
 from saferun.launch.console_part import ConsolePart
 from saferun.launch.event_log import EventLog, StoryFile
 from saferun.launch.event_loop import EventLoop
 from saferun.launch.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
 from saferun.launch.investigation import Investigation
 from saferun.launch.launch_context import LaunchContext
-from saferun.launch.lint import Lint
+from saferun.launch.lint_part import LintPart
 from saferun.launch.passed_signals import PassedSignals
+from saferun.launch.preflight_part import PreflightPart
 from saferun.launch.rank_actions import RankActions
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.launch.wakeup import Wakeup
@@ -80,8 +80,8 @@ class HostLaunch:
         context.log = EventLog(context)
         context.setup = AttemptSetup(context, resolution)
         context.ending = AttemptEnd(context)
-        context.checks = Checks(context, checks)
-        context.lint = Lint(context)
+        context.checks = PreflightPart(context, checks)
+        context.lint = LintPart(context)
         context.ranks = ranks = RankActions(context, older_children, reaper, spares)
         context.imports = IdleImports(
             context.environ.get("PYTHONPATH", ""),
@@ -107,7 +107,7 @@ class HostLaunch:
         writer.attach(context.poller)
         parts = (
             *(ranks, writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
-            *(context.checks, job, context.lint, ranks.shared_memory),
+            *(context.checks, job, context.lint, ranks.segments),
             *(context.imports, context.examiner, ranks.orphans, StoryFile(context)),
         )
         self._console = ConsolePart(context)

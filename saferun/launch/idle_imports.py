@@ -47,7 +47,7 @@ MODULES = (
     "saferun.linux.core_watch",
     "saferun.linux.core_files",
     "saferun.linux.core_notes",
-    "saferun.linux.shared_memory",
+    "saferun.linux.shm_segments",
     "saferun.linux.start_marks",
     "saferun.diagnosis",
     "saferun.diagnosis.crash",

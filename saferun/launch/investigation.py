@@ -14,7 +14,7 @@ from itertools import count
 
 from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.launch.hang_watch import HangWatch, JobHangWatch
-from saferun.launch.incidents import IncidentLog
+from saferun.launch.incident_log import IncidentLog
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.rank_group import RankGroup
 from saferun.launch.rank_hook import RankHook

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from saferun.cluster.job_values import Assignment
     from saferun.launch.attempt_end import AttemptEnd
     from saferun.launch.attempt_setup import AttemptSetup
-    from saferun.launch.checks import Checks
     from saferun.launch.event_log import EventLog
     from saferun.launch.event_loop import EventLoop
     from saferun.launch.idle_imports import IdleImports
     from saferun.launch.investigation import Investigation
-    from saferun.launch.lint import Lint
+    from saferun.launch.lint_part import LintPart
+    from saferun.launch.preflight_part import PreflightPart
     from saferun.launch.rank_actions import RankActions
     from saferun.launch.rank_group import AttemptPlan, Rank, RankGroup
     from saferun.launch.torchrun_events import TorchrunEvents
@@ -88,8 +88,8 @@ class LaunchContext:
     examiner: Examiner
     job: JobPort
     investigation: Investigation
-    checks: Checks
-    lint: Lint
+    checks: PreflightPart
+    lint: LintPart
     torchrun_events: TorchrunEvents
     setup: AttemptSetup
     ranks: RankActions

@@ -11,9 +11,9 @@ from saferun.console.intake import Intake
 from saferun.errors import SaferunError
 from saferun.launch.exec_wait import ExecWait
 from saferun.launch.launch_context import HostAttempt, LaunchContext
+from saferun.launch.orphaned_segments import OrphanedSegments
 from saferun.launch.orphans import Orphans
 from saferun.launch.rank_group import RankGroup
-from saferun.launch.shared_memory import SharedMemory
 from saferun.linux.helper import LoopPart
 from saferun.linux.reaper import Reaper
 from saferun.model import ExitStatus
@@ -54,7 +54,7 @@ class RankActions(LoopPart):
         self.exec_wait = ExecWait(
             context.poller, on_started=self._on_started, on_failed=self._on_start_failed, warn=context.warn
         )
-        self.shared_memory = SharedMemory()
+        self.segments = OrphanedSegments()
         self.orphans = Orphans(
             context.run_id,
             not_ours=older_children | {reaper.pid},
@@ -145,7 +145,7 @@ class RankActions(LoopPart):
             return
         # A rank that handles the signal lives on for a moment, in which its memory map can still be read; one that
         # does not may be gone at once.
-        handling = group.signal(action.local_ranks, action.signum, only_handled=not self.shared_memory.is_noted)
+        handling = group.signal(action.local_ranks, action.signum, only_handled=not self.segments.is_noted)
         self._note_shared_memory()
         others = [local_rank for local_rank in action.local_ranks if local_rank not in handling]
         if others:
@@ -156,7 +156,7 @@ class RankActions(LoopPart):
         current = self._context.current
         if current.group is not None:
             since = time.time() - (time.monotonic() - current.started_at)
-            self.shared_memory.note([rank.child.pid for rank in current.living()], since)
+            self.segments.note([rank.child.pid for rank in current.living()], since)
 
     def tick(self, now: float) -> None:
         """Nothing is done by time."""
@@ -205,7 +205,7 @@ class RankActions(LoopPart):
 
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
         self.close()
-        self.shared_memory.sweep()
+        self.segments.sweep()
         self._context.post(events.OrphansGone(time.monotonic(), self._context.attempt, pids))
 
     def close(self) -> None:

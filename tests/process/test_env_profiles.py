@@ -441,7 +441,7 @@ def test_a_lint_that_hangs_ends_with_the_job(folder: Path) -> None:
 
 def test_with_lint_off_there_is_none(folder: Path) -> None:
     """The rank stays until the checks beside it are over; the lint would have begun before them."""
-    at_once = "import saferun.launch.lint\nsaferun.launch.lint._DELAY_S = 0.0\n"
+    at_once = "import saferun.launch.lint_part\nsaferun.launch.lint_part._DELAY_S = 0.0\n"
     launcher = with_stand_in("pass", before=at_once)
     more: dict[str, Any] = {"launcher": launcher, "environ": BAD_VALUE, "arguments": ("0",)}
     with launch(folder, "--lint", "off", lint=True, program=STAY_A_WHILE, **more) as job:

@@ -330,10 +330,10 @@ def test_shared_libraries_are_loaded_from_memory() -> None:
 # A message, the time and an action ask for what nobody can read, as long as ranks run.
 MISSING = (
     "import sys, saferun.launch.idle_imports as idle\n"
-    "    import saferun.launch.orphans as orphans, saferun.launch.checks as checks\n"
+    "    import saferun.launch.orphans as orphans, saferun.launch.preflight_part as checks\n"
     "    idle.IdleImports._request = lambda self: None\n"
     "    idle.IdleImports._fetch = lambda self, name: False\n"
-    "    plain_tick, plain_signal = orphans.Orphans.tick, checks.Checks.begin_beside\n"
+    "    plain_tick, plain_signal = orphans.Orphans.tick, checks.PreflightPart.begin_beside\n"
     "    asked = [0]\n"
     "    def tick(self, now):\n"
     "        asked[0] += 'saferun.linux.held_code' in sys.modules\n"
@@ -342,7 +342,7 @@ MISSING = (
     "        plain_tick(self, now)\n"
     "    def check_beside(self, plan):\n"
     "        import saferun.never_read_by_a_handler\n"
-    "    orphans.Orphans.tick, checks.Checks.begin_beside = tick, check_beside"
+    "    orphans.Orphans.tick, checks.PreflightPart.begin_beside = tick, check_beside"
 )
 
 

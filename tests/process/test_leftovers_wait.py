@@ -332,7 +332,7 @@ sys.exit(main())
         "saferun.launch.console_part:ConsolePart.drain",
         "saferun.launch.investigation:Investigation.close",
         "saferun.cluster.solo_job:SoloJob.close",
-        "saferun.launch.shared_memory:SharedMemory.close",
+        "saferun.launch.orphaned_segments:OrphanedSegments.close",
         "saferun.launch.orphans:Orphans.close",
         "saferun.linux.poller:Poller.close",
     ],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from saferun.cli.main import read_config
-from saferun.launch.checks import ranks_wait
+from saferun.launch.preflight_part import ranks_wait
 from saferun.linux.poller import Poller
 from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from saferun.linux import shared_memory
-from saferun.linux.shared_memory import SHM, remove_orphans, segments_of
+from saferun.linux.shm_segments import SHM, remove_orphans, segments_of
 
 # Makes or opens a file of shared memory, holds it in one of two ways, says "ready", and waits for the end of its stdin.
 _PROGRAM = """

@@ -12,7 +12,7 @@ import pytest
 
 from saferun.cli.main import read_config
 from saferun.files.run_dir import RunDirectory
-from saferun.launch.incidents import IncidentLog
+from saferun.launch.incident_log import IncidentLog
 from saferun.preflight.results import Preflight
 from tests.direct_files import DirectFiles
 from tests.unit.found_samples import FINISH, RETRY, found, good, infos_of

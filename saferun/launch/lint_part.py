@@ -20,7 +20,7 @@ _LARGEST_BYTES = 4 << 20
 _MOST_LINES = 8
 
 
-class Lint(LoopPart):
+class LintPart(LoopPart):
     """The lint of one launch: a while after the ranks have been started, once.
 
     Args:

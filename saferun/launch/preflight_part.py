@@ -56,7 +56,7 @@ def ranks_wait(config: LaunchConfig, environ: Mapping[str, str], attempt: int = 
     return may_be_short_of_processes(config.nproc_per_node)
 
 
-class Checks:
+class PreflightPart:
     """The checks of a launch, opened when they are needed: what they take to import is not needed at most starts.
 
     Args:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from saferun.launch.shared_memory import SharedMemory
+from saferun.launch.orphaned_segments import OrphanedSegments
 
 
 @pytest.mark.parametrize("call", ["pipe", "fork"])
@@ -17,7 +17,7 @@ def test_segments_that_cannot_be_looked_at_are_left(monkeypatch: pytest.MonkeyPa
     def refuse() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    segments = SharedMemory()
+    segments = OrphanedSegments()
     before = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
         patch.setattr(os, call, refuse)

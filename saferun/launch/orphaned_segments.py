@@ -21,7 +21,7 @@ from saferun.model import ExitStatus
 _LAST_S = 2.0
 
 
-class SharedMemory:
+class OrphanedSegments:
     """The shared memory of one launch's attempts."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class SharedMemory:
             die_with_parent(parent_pid)
             os.dup2(read_end, 0)
             close_all_but()
-            from saferun.linux.shared_memory import remove_orphans, segments_of
+            from saferun.linux.shm_segments import remove_orphans, segments_of
 
             family = set(pids).union(*(descendants_of(pid) for pid in pids))
             paths = segments_of(family)
