@@ -14,32 +14,12 @@ from saferun.cluster.job_values import AbortReason, EvidenceChunk, LostPeer
 from saferun.cluster.join_messages import Peer
 from saferun.cluster.solo_job import SoloJob
 from saferun.evidence import HangVerdict
-from saferun.model import ExitStatus, JsonObject
+from saferun.linux.part import Part
+from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
 
 
-class LoopPart(Protocol):
-    """As ``launch.part``: something that lives beside the loop."""
-
-    @property
-    def deadline(self) -> float | None:
-        """When ``tick`` is due, in monotonic seconds; None: not by time."""
-
-    def tick(self, now: float) -> None:
-        """Do what is due."""
-
-    @property
-    def pids(self) -> set[int]:
-        """The coordinator, and whatever else has not been reaped."""
-
-    def on_exit(self, pid: int, status: ExitStatus) -> bool:
-        """A child has been reaped. Returns whether it was one of these."""
-
-    def close(self) -> None:
-        """The launch is over on this host."""
-
-
-class JobPort(LoopPart, Protocol):
+class JobPort(Part, Protocol):
     """The rendezvous, the ranks' store, and the messages between hosts.
 
     Attributes:

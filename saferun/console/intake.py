@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from saferun.console.rank_stream import RankStream
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 from saferun.linux.poller import Poller
 
 # A stream that has just delivered much, or delivered again this soon, is not read for this long: its output collects in
@@ -14,7 +14,7 @@ _GATHER_S = 0.002
 _MUCH_BYTES = 32 << 10
 
 
-class Intake(LoopPart):
+class Intake(PartBase):
     """The streams of the running ranks. A Part of the loop.
 
     Args:

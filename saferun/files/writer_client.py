@@ -18,7 +18,7 @@ from saferun.files.file_stream import WHOLE, Answer, FileStream, OnAnswer, read_
 from saferun.files.inbox import Inbox, Outbox
 from saferun.files.ring import ASK, DATA, END, STREAMS, RecordQueue
 from saferun.linux.bare_socket import Socket
-from saferun.linux.helper import Helper, LoopPart
+from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.model import JsonObject
@@ -92,7 +92,7 @@ class _OpenFiles:
         return [*opened, *((number, path) for number, (path, _) in self._closing.items() if path)]
 
 
-class WriterClient(LoopPart):
+class WriterClient(PartBase):
     """The writer process, replaced once if it dies. A Part of the loop.
 
     Args:

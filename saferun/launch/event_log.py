@@ -7,7 +7,7 @@ import sys
 import time
 
 from saferun.launch.launch_context import LaunchContext
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject
 from saferun.supervisor.events import Event
@@ -73,7 +73,7 @@ class EventLog:
         )
 
 
-class StoryFile(LoopPart):
+class StoryFile(PartBase):
     """A part of the loop: writes story.jsonl after a failure, a hang, or an error of saferun itself.
 
     Not at once: the user reads first.

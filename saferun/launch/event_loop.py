@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.launch.console_part import ConsolePart
-    from saferun.launch.part import Part
+    from saferun.linux.part import Part
 
 # No busy machine is this late: who wakes up so long after a deadline was stopped, suspended or held up.
 _STALL_S = 1.0

@@ -13,7 +13,7 @@ from functools import partial
 
 from saferun.errors import SaferunError, suppress
 from saferun.linux.children import spawn_error
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import Waiting, start_error
@@ -25,7 +25,7 @@ _PATIENCE_S = 90.0
 _OTHERS_S = 1.0
 
 
-class ExecWait(LoopPart):
+class ExecWait(PartBase):
     """The ranks of one attempt that have been forked and have not become their programs yet. A part of the loop.
 
     Args:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from saferun.errors import suppress
-from saferun.linux.helper import LoopPart, NoHelperError
+from saferun.linux.helper import NoHelperError, PartBase
 from saferun.linux.search_path import search_theirs_last
 
 TYPE_CHECKING = False
@@ -108,7 +108,7 @@ _FETCH_S = 2.0
 _READ_BYTES = 1 << 16
 
 
-class IdleImports(LoopPart):
+class IdleImports(PartBase):
     """Imports modules in the supervisor, one at a time, without opening a file.
 
     Args:

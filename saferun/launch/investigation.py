@@ -72,7 +72,7 @@ class _GuardedPoller(Poller):
 
 
 class Investigation:
-    """Watches the ranks of a launch, and investigates its incidents. A part of the loop (``launch.part``).
+    """Watches the ranks of a launch, and investigates its incidents. A part of the loop (``linux.part``).
 
     Args:
         launch: the launch, and its other parts.

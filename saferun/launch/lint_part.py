@@ -10,7 +10,7 @@ import time
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.rank_group import AttemptPlan
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 
 # It waits until the ranks are on their way; ranks that are done by then had no use for it.
 _DELAY_S = 0.25
@@ -20,7 +20,7 @@ _LARGEST_BYTES = 4 << 20
 _MOST_LINES = 8
 
 
-class LintPart(LoopPart):
+class LintPart(PartBase):
     """The lint of one launch: a while after the ranks have been started, once.
 
     Args:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from saferun.errors import suppress
 from saferun.linux.activity import Activity
 from saferun.linux.children import reap
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 from saferun.linux.procfs import belongs_to_run, descendants_of, read_cmdline, read_environ_entry, read_stat
 from saferun.linux.reaper import INNER_PATIENCE_S, is_reaper
 from saferun.linux.sessions import Sessions
@@ -34,7 +34,7 @@ _MOST_NAMED = 4
 _LONGEST_NAME = 60
 
 
-class Orphans(LoopPart):
+class Orphans(PartBase):
     """Processes that came from the ranks, the ranks themselves apart.
 
     Args:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.children import signal_child
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 from saferun.linux.signals import SURVIVED, caught_signals, pending_signals, survive
 from saferun.model import signal_name
 
@@ -26,7 +26,7 @@ _WITNESS_S = 0.25
 _READ_BYTES = 4096
 
 
-class PassedSignals(LoopPart):
+class PassedSignals(PartBase):
     """The signals of a launch that do not end it.
 
     Args:

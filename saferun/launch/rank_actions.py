@@ -14,7 +14,7 @@ from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.orphaned_segments import OrphanedSegments
 from saferun.launch.orphans import Orphans
 from saferun.launch.rank_group import RankGroup
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 from saferun.linux.reaper import Reaper
 from saferun.model import ExitStatus
 from saferun.supervisor import actions, events
@@ -32,7 +32,7 @@ _EXAMINER_DELAY_S = 0.1
 _LONGEST_STATE = 300
 
 
-class RankActions(LoopPart):
+class RankActions(PartBase):
     """The ranks of a launch on this host, one attempt after the other.
 
     Args:

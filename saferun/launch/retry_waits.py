@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 from saferun.linux.poller import Poller
 
 # A retry waits for a second and longer in any case.
@@ -15,7 +15,7 @@ _PATIENCE_S = 2.0
 _LIMIT_BYTES = 1 << 16
 
 
-class RetryWaits(LoopPart):
+class RetryWaits(PartBase):
     """Asks once for the waits before all retries. Where they do not come, the policy has a rule of its own.
 
     Args:

@@ -15,7 +15,8 @@ Processes
     ``prctl``: a refused call has no effect. Without PR_SET_PDEATHSIG the ``reaper`` kills the ranks of a supervisor
     that was killed; without PR_SET_CHILD_SUBREAPER orphaned processes are found by the run's id in their environment.
     ``helper``, ``json_lines``, ``child_output``: helper processes and children with a deadline; OSError if the system
-    refuses to fork. ``ancestors``: the parent processes; none if /proc hides them.
+    refuses to fork. ``part``: what the loop knows of whatever has one.
+    ``ancestors``: the parent processes; none if /proc hides them.
     ``signals``, ``sessions``, ``limits``, ``search_path``, ``start_marks``: what every supported kernel has.
 /proc
     ``procfs``, ``activity``, ``small_files``: what has exited, or is not readable, counts as None, 0 or empty. Nothing
@@ -36,7 +37,7 @@ Files
     ``locked_code``: ``mlock2``; else the kernel may drop the code of this process and read it again.
     ``scratch``: a private directory in TMPDIR; else in /tmp, /var/tmp, /dev/shm, XDG_RUNTIME_DIR, /run/user/UID or the
     current directory; OSError if none can be made. For sockets one with a short path, in memory if possible.
-    ``shared_memory``: segments that ranks have left in /dev/shm; none are removed if not all processes can be scanned.
+    ``shm_segments``: segments that ranks have left in /dev/shm; none are removed if not all processes can be scanned.
     ``error_files``, ``file_systems``, ``streams``: ranks' error files (None: malformed), types of file systems (empty:
     unknown), pipes, and pseudo-terminals (OSError if there are none).
 Network

@@ -12,14 +12,14 @@ import select
 from saferun.errors import suppress
 from saferun.linux.bare_socket import Socket
 from saferun.linux.core_pattern import read_core_pattern, share_a_name
-from saferun.linux.helper import Helper, LoopPart
+from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 
 _STARTED_AT_MOST = 3
 
 
-class CoreWatch(LoopPart):
+class CoreWatch(PartBase):
     """The supervisor's handle on the process that saves cores; there is one only if cores share a name.
 
     Args:

@@ -182,8 +182,8 @@ def _nothing(*_arguments: object) -> None:
     """The callback before ``attach``."""
 
 
-class LoopPart:
-    """What parts of the loop (``launch.part``) have in common: each has at most one helper process."""
+class PartBase:
+    """A base of parts of the loop (``linux.part``): each has at most one helper process."""
 
     _helper: Helper | None = None
 

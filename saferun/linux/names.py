@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from saferun.linux.bare_socket import Socket
 from saferun.linux.child_output import run_forked
 from saferun.linux.descriptors import close_all_but
-from saferun.linux.helper import Helper, LoopPart
+from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 
@@ -67,7 +67,7 @@ def unanswered_text(name: str, seconds: float) -> str:
     return f"the name server does not answer for {name} ({seconds:.0f} s)"
 
 
-class OwnName(LoopPart):
+class OwnName(PartBase):
     """Finds whether a name resolves to this host; a helper process asks the name service until there is an answer.
 
     Names may appear late, as those of pods of a headless service.

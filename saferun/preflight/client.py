@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from saferun.linux.bare_socket import Socket
-from saferun.linux.helper import Helper, LoopPart
+from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 from saferun.preflight.results import CheckResult
@@ -50,7 +50,7 @@ class CheckProcess(Helper):
         super().__init__("sr-checks", serve)
 
 
-class HostChecks(LoopPart):
+class HostChecks(PartBase):
     """The checks of this host in one attempt; then its process probes other hosts. A Part of the loop.
 
     Args:

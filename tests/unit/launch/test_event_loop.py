@@ -12,7 +12,7 @@ import pytest
 
 from saferun.launch.event_loop import EventLoop
 from saferun.launch.launch_context import HostAttempt, LaunchContext
-from saferun.linux.helper import LoopPart
+from saferun.linux.helper import PartBase
 from saferun.supervisor.actions import Action, Finish, NotifyDone, SignalRanks
 from saferun.supervisor.events import DeadlineExpired, Event, LaunchRequested, LoopStalled, SignalReceived
 from saferun.supervisor.machine import State
@@ -33,7 +33,7 @@ class Decisions:
         return self._answers.popleft() if self._answers else [Finish(0)]
 
 
-class Console(LoopPart):
+class Console(PartBase):
     """Nothing to be written."""
 
     deadline: float | None = None
