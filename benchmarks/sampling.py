@@ -17,6 +17,9 @@ from saferun.watchdog.monitor import Watch, WatchedRank
 from saferun.watchdog.wait_watch import SampledRank, WaitWatch
 
 if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Sequence
+
     from saferun.evidence import HangVerdict
 
 RANKS = 8
@@ -85,26 +88,18 @@ def measure_sampling(scratch: Scratch, script: str, what: str, window_s: float) 
     inspect_ranks([(rank.local_rank, rank.pid, rank.pid) for rank in ranks], 0, 0.05)
     look_s += time.thread_time()
     watch.end()
-    reports: list[list[list[int]]] = []
-    waits = WaitWatch(SLOW_WINDOW_S, RANKS, is_alone=True, on_report=reports.append)
-    began = time.monotonic()
-    waits.begin(began, {rank.rank: SampledRank(rank.rank, lambda pid=rank.pid: pid) for rank in ranks})  # type: ignore[misc]
-    compare_s = -time.thread_time()
-    while (now := time.monotonic()) < began + window_s and waits.deadline is not None:
-        poller.wait(max(0.0, min(waits.deadline, began + window_s) - now))
-        waits.tick(time.monotonic())
-    compare_s += time.thread_time()
-    waits.end()
-    assert reports
+    compare_s = compare(poller, processes, window_s, is_alone=True)
+    together_s = compare(poller, processes, window_s, is_alone=False)
     poller.close()
     assert not verdicts
     for process in processes:
         stop(process)
-    share, compare_share = used_s / window_s * 100, compare_s / window_s * 100
+    share, compare_share, together = (seconds / window_s * 100 for seconds in (used_s, compare_s, together_s))
     return {
         "all ranks": share,
         "one rank": share / RANKS,
         "who waits": compare_share,
+        "who waits, of several hosts": together,
         "who waits, of the sampling": compare_share / share,
         "a sample": used_s / max(samples, 1) * 1e3,
         "an inspection": look_s * 1e3,
@@ -112,16 +107,41 @@ def measure_sampling(scratch: Scratch, script: str, what: str, window_s: float) 
     }
 
 
+def compare(poller: Poller, processes: Sequence[subprocess.Popen[bytes]], window_s: float, *, is_alone: bool) -> float:
+    """Processor time of seeing which of these ranks wait, and whether there are others on other hosts."""
+    reports: list[list[list[int]]] = []
+    waits = WaitWatch(SLOW_WINDOW_S, len(processes), is_alone=is_alone, on_report=reports.append)
+    began = time.monotonic()
+    waits.begin(
+        began,
+        {rank: SampledRank(rank, lambda pid=process.pid: pid) for rank, process in enumerate(processes)},  # type: ignore[misc]
+    )
+    used_s = -time.thread_time()
+    while (now := time.monotonic()) < began + window_s and waits.deadline is not None:
+        poller.wait(max(0.0, min(waits.deadline, began + window_s) - now))
+        waits.tick(time.monotonic())
+    used_s += time.thread_time()
+    waits.end()
+    assert reports
+    return used_s
+
+
 UNITS = {
     "all ranks": "% core",
     "one rank": "% core",
     "who waits": "% core",
+    "who waits, of several hosts": "% core",
     "who waits, of the sampling": "ratio",
     "a sample": "ms",
     "an inspection": "ms",
     "inspections": "% core",
 }
-BARS = {"all ranks": (Bar(0.1),), "who waits": (Bar(0.05),), "inspections": (Bar(0.1),)}
+BARS = {
+    "all ranks": (Bar(0.1),),
+    "who waits": (Bar(0.05),),
+    "who waits, of several hosts": (Bar(0.05),),
+    "inspections": (Bar(0.1),),
+}
 
 
 def main(options: Options) -> None:

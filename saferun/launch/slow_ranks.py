@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from saferun.errors import suppress
 from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.model import JsonObject
 
@@ -26,7 +27,8 @@ _BESIDE_S = 10.0
 _ANSWER_S = 13.0
 _LONGEST_LINE = 160
 _MOST_LINES = 5
-# Of a report: it is part of a state, which has a limit. About 120 ranks of one saferun.
+# Of a report: it is part of a state, which has a limit of 4 KiB. More ranks take turns.
+_MOST_ROWS = 56
 _LONGEST_REPORT = 2500
 
 
@@ -83,13 +85,21 @@ class SlowRanks:
             self._record.world_size,
             is_alone=not self._context.launch.config.hosts.together,
             on_report=self._share,
+            most_rows=_MOST_ROWS if self._context.launch.config.hosts.together else 1 << 20,
         )
         self._watch.begin(now, {rank.local_rank: SampledRank(rank.rank, partial(process, rank)) for rank in ranks})
 
     def disable(self) -> None:
         """Compare no ranks any more in this attempt."""
-        self._watch = self._stragglers = self._found = None
         self._window_s = 0.0
+        self._stragglers = self._found = None
+        beside, self._beside = self._beside, None
+        watch, self._watch = self._watch, None
+        with suppress(OSError):
+            if beside is not None:
+                beside.close()
+        if watch is not None:
+            watch.end()
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has been reaped: the job ends, or is about to."""

@@ -36,6 +36,8 @@ _SLOW_SHARE = 8
 _KNOWN_SHARE = 0.9
 _REPEAT_S = 600.0
 _REPEAT_AT_MOST = 16
+# A host whose ranks wait for less than this has nothing to show.
+_LITTLE = 0.1
 _MOST_SAMPLES = 1 << 20
 _BLOCK = 25
 _FIELDS = len(("rank", "samples", "waits", "squares", "blocks", "block_squares"))
@@ -103,6 +105,7 @@ class WaitCounter:
         self._runs: dict[int, int] = {}  # the length of a wait that goes on
         self._counts: dict[int, _Counts] = {}
         self._block = 0  # how many samples are in it
+        self._reported = -1  # the rank that was reported last
 
     def take(self, waiting: Mapping[int, bool]) -> None:
         """Take a sample: which ranks wait."""
@@ -138,13 +141,18 @@ class WaitCounter:
         self._runs.pop(rank, None)
         self._counts.pop(rank, None)
 
-    def report(self) -> list[list[int]]:
-        """The counts since the last report, as ``counts_from`` reads them."""
+    def report(self, most: int = 1 << 20) -> list[list[int]]:
+        """The counts since the last report of the same ranks, as ``counts_from`` reads them.
+
+        Args:
+            most: of how many ranks; where there are more, they take turns.
+        """
         self._end_block()
-        found, self._counts = self._counts, {}
+        ranks = sorted(self._counts, key=lambda rank: (rank <= self._reported, rank))[:most]
+        self._reported = ranks[-1] if ranks else -1
+        found = {rank: self._counts.pop(rank) for rank in sorted(ranks)}
         return [
-            [rank, one.samples, one.waits, one.squares, one.blocks, one.block_squares]
-            for rank, one in sorted(found.items())
+            [rank, one.samples, one.waits, one.squares, one.blocks, one.block_squares] for rank, one in found.items()
         ]
 
 
@@ -161,6 +169,16 @@ class _Counts:
         self.block_squares += self.block * self.block
         self.blocks += 1
         self.block = 0
+
+
+def nothing_of(ranks: Iterable[int]) -> list[list[int]]:
+    """A report by which whatever was reported of these ranks is forgotten: they cannot be compared."""
+    return [[rank, *[0] * (_FIELDS - 1)] for rank in ranks]
+
+
+def show_something(rows: Iterable[Sequence[int]]) -> bool:
+    """Whether any rank of a report waited so much that a closer look is worth its cost."""
+    return any(row[2] >= _LITTLE * row[1] for row in rows if row[1])
 
 
 def counts_from(raw: object, own: Collection[int]) -> tuple[WaitCount, ...]:
@@ -207,9 +225,12 @@ class Stragglers:
         self._quiet_until = float("-inf")
 
     def take(self, host: str, counts: Iterable[WaitCount], now: float) -> None:
-        """Take a host's report."""
+        """Take a host's report. A rank of which it has seen nothing cannot be compared: what was known is forgotten."""
         self._began = min(self._began, now - self._window_s / REPORTS)
         for count in counts:
+            if not count.samples:
+                self._reports.pop(count.rank, None)
+                continue
             reports = self._reports.setdefault(count.rank, deque(maxlen=REPORTS * SPANS[-1]))
             reports.append((now, count))
             self._hosts[count.rank] = host

@@ -6,17 +6,20 @@ import time
 from collections.abc import Callable, Mapping
 
 from saferun.model import Value
-from saferun.watchdog.stragglers import REPORTS, WaitCounter
+from saferun.watchdog.stragglers import REPORTS, WaitCounter, nothing_of, show_something
 from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
 
 _SAMPLES = 300  # in a window
 _LONGEST_INTERVAL_S = 0.2
+# While no rank waits there is nothing to compare: samples are rarer until one does. Not among several hosts, where the
+# rank that the others wait for may be the only one of its host.
+_RELAXED = 3.0
 # Samples become rarer where they would cost more than this share of a core, in a window of a minute.
 _CPU_SHARE = 0.0002
 _USUAL_WINDOW_S = 60.0
 # Samples at equal distances might always meet the same part of a step.
 _SPREAD = 0.6180339887498949
-# How often to see whether a rank has begun to use a GPU, in reports.
+# How often to see whether a rank has begun to use a GPU, in reports; at first each time.
 _GPU_EVERY = 8
 # Larger jobs report less often, so that their leader has no more to read.
 _RANKS_A_REPORT = 512
@@ -42,21 +45,30 @@ class WaitWatch:
         world_size: how many ranks the job has.
         is_alone: whether all of them are here.
         on_report: takes what :meth:`WaitCounter.report` counted since the last one.
+        most_rows: how many ranks a report may have; more take turns, in reports that come as much faster.
     """
 
     def __init__(
-        self, window_s: float, world_size: int, *, is_alone: bool, on_report: Callable[[list[list[int]]], None]
+        self,
+        window_s: float,
+        world_size: int,
+        *,
+        is_alone: bool,
+        on_report: Callable[[list[list[int]]], None],
+        most_rows: int = 1 << 20,
     ) -> None:
         self._interval_s = min(window_s / _SAMPLES, _LONGEST_INTERVAL_S)
         self._cpu_share = _CPU_SHARE * max(1.0, _USUAL_WINDOW_S / window_s)
         self._report_s = report_interval_s(window_s, world_size)
         self._on_report = on_report
+        self._most_rows = most_rows
         self._sampler = WaitSampler()
         self._counter = WaitCounter(is_alone=is_alone)
         self._ranks: dict[int, SampledRank] = {}
         self._report_at = 0.0
-        self._samples = self._reports = 0
+        self._samples = self._reports = self._turns = 0
         self._cost_s = 0.0
+        self._relaxed = self._pace = _RELAXED if is_alone else 1.0
         self._are_on_gpus = False
         self.deadline: float | None = None
         """When ``tick`` is due, in monotonic seconds."""
@@ -73,18 +85,23 @@ class WaitWatch:
         # Whatever happens below, the next one is not due at once.
         self.deadline = now + _LONGEST_INTERVAL_S
         began_s = time.thread_time()
-        self._sample()
+        if not self._are_on_gpus:
+            self._sample()
         self._cost_s += (time.thread_time() - began_s - self._cost_s) / 8
         self._samples += 1
-        interval_s = max(self._interval_s, self._cost_s / self._cpu_share)
-        self.deadline = now + interval_s * (0.5 + self._samples * _SPREAD % 1.0)
         if self._report_at <= now:
-            self._report_at = now + self._report_s
+            self._report_at = now + self._report_s / self._turns_of_a_report()
             self._report()
+        if self._are_on_gpus:
+            self.deadline = self._report_at = now + self._report_s * _GPU_EVERY
+            return
+        interval_s = max(self._interval_s * self._pace, self._cost_s / self._cpu_share)
+        self.deadline = now + interval_s * (0.5 + self._samples * _SPREAD % 1.0)
+
+    def _turns_of_a_report(self) -> int:
+        return max(1, -(-len(self._ranks) // self._most_rows))
 
     def _sample(self) -> None:
-        if self._are_on_gpus:
-            return
         waiting = {}
         for rank in self._ranks.values():
             waits = self._sampler.waits(rank.pid())
@@ -95,10 +112,20 @@ class WaitWatch:
             self._counter.take(waiting)
 
     def _report(self) -> None:
-        if self._reports % _GPU_EVERY == 0:
+        """Report, unless a rank uses a GPU: then what has been counted of any is worth nothing."""
+        if self._are_on_gpus or self._reports <= _GPU_EVERY or self._reports % _GPU_EVERY == 0:
             self._are_on_gpus = any(uses_gpu(rank.pid()) for rank in self._ranks.values())
         self._reports += 1
-        self._on_report(self._counter.report())
+        if self._are_on_gpus:
+            self._counter.forget()
+            self._sampler.close()
+            self._turns += 1
+            first = self._turns % self._turns_of_a_report() * self._most_rows
+            self._on_report(nothing_of([rank.rank for rank in self._ranks.values()][first:][: self._most_rows]))
+            return
+        rows = self._counter.report(self._most_rows)
+        self._pace = 1.0 if show_something(rows) else self._relaxed
+        self._on_report(rows)
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank is gone."""
@@ -117,7 +144,7 @@ class WaitWatch:
     def resume(self, now: float) -> None:
         """Watch on."""
         if self._ranks:
-            self.deadline, self._report_at = now, now + self._report_s
+            self.deadline, self._report_at = now, now + self._report_s / self._turns_of_a_report()
 
     def end(self) -> None:
         """No rank is left."""
