@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.linux import shared_memory
+from saferun.linux import shm_segments
 from saferun.linux.shm_segments import SHM, remove_orphans, segments_of
 
 # Makes or opens a file of shared memory, holds it in one of two ways, says "ready", and waits for the end of its stdin.
@@ -153,7 +153,7 @@ def test_in_a_container_a_pid_in_a_name_proves_nothing(
     gone = kill(rank)
     other = name(f"torch_{gone}_")
     Path(other).touch()
-    monkeypatch.setattr(shared_memory, "INITIAL_PID_NAMESPACE", "pid:[1]")
+    monkeypatch.setattr(shm_segments, "INITIAL_PID_NAMESPACE", "pid:[1]")
     assert remove_orphans(held, [gone]) == (path,)
     assert os.path.exists(other)
 
