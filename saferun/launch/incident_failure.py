@@ -265,7 +265,13 @@ class FailureIncident:
         rendezvous = config.rendezvous
         # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
         free = not config.hosts.together and rendezvous.master_port is None and not rendezvous.agent_store
-        return facts_from(diagnosis, error_class=self._action.error_class, port_is_free=free, life=life)
+        return facts_from(
+            diagnosis,
+            error_class=self._action.error_class,
+            port_is_free=free,
+            life=life,
+            script=evidence.script if evidence is not None else "",
+        )
 
     def _lived_s(self, evidence: Evidence) -> float:
         """How long the ranks of the attempt lived; 0 where none was started."""

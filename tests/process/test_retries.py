@@ -179,3 +179,25 @@ def test_a_failure_that_nobody_knows_is_not_tried_again_where_there_was_no_start
     with running(tmp_path, FAILS_AT_FIRST, arguments=arguments) as job:
         assert job.wait() == 1
         assert len(job.said("ran")) == 1
+
+
+@pytest.mark.parametrize("rank_of_many", [1, 2])
+def test_a_syntax_error_that_the_script_raises_leaves_all_restarts(tmp_path: Path, rank_of_many: int) -> None:
+    """Text that it evaluates may be data, hours after the start; torchrun restarts after it."""
+    program = """
+from rank import *
+tell("ran")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and RANK == 0:
+    eval("lr = = 3")
+"""
+    with running(tmp_path, program, "--max-restarts", "1", nproc=rank_of_many) as job:
+        assert job.wait() == 0
+        assert decisions(job) == ["restart"]
+
+
+def test_a_script_that_python_cannot_read_is_not_started_again(tmp_path: Path) -> None:
+    """None of it has run, and no attempt changes that."""
+    with running(tmp_path, "x = = 3", "--max-restarts", "2", nproc=2) as job:
+        assert job.wait() == 1
+        assert decisions(job) == ["finish"]
+        assert "another attempt would not change it (SyntaxError: invalid syntax)" in job.err

@@ -27,6 +27,7 @@ _NO_SCRIPT = re.compile(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,
 _USAGE = re.compile(r"^[Uu]sage: .{1,300}")
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_NO_TEXT = re.compile(r"null bytes|Non-UTF-8 code|invalid non-printable character")
 _PYTHON = (".py", ".pyw", ".pyc", ">")
 _HINTS = (
     (
@@ -68,10 +69,17 @@ def syntax_error(failure: Failure) -> Cause | None:
         return None
     # The location of the fault is the last frame, also in a library.
     frames = error.innermost.frames
+    if frames and frames[-1].file.startswith("<"):
+        # No source, but text that the program has evaluated, maybe of its data.
+        return None
     name = frames[-1].file.rpartition("/")[2] if frames else ""
     place = f"{name}:{frames[-1].line}" if frames else ""
     line = error.innermost.message[0]
     if len(frames) == 1 and not name.endswith(_PYTHON):
+        if "." not in name and _NO_TEXT.search(line) is None:
+            # Programs have no suffix, in Python or not.
+            advice = f"mend the source at that line; programs of another kind are started with --no-python ./{name}"
+            return cause(failure, "syntax_error", line, advice, proof=line, place=place)
         advice = f"is it a program of another kind? Those are started with saferun --no-python ./{name}"
         return cause(failure, "syntax_error", f"{name} is not a Python file: {line}", advice, proof=line, place=place)
     return cause(failure, "syntax_error", line, "mend the source at that line", proof=line, place=place)

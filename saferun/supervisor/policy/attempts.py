@@ -92,9 +92,6 @@ INCOMPARABLE = frozenset(
 SETTLED = frozenset({"import_error", "syntax_error", "usage_error"})
 """Causes that stand in the script or its surroundings before it begins: no time and no other process changes them."""
 
-UNREADABLE = frozenset({"syntax_error"})
-"""Causes of which every attempt fails, and which no attempt changes: not even restarts are tried."""
-
 LONGEST_WAIT_S = 60.0
 # More changes nothing: the first wait cannot be that short.
 _DOUBLED_AT_MOST = 30
@@ -184,6 +181,8 @@ class FailureFacts(Value):
         port_is_free: whether another port may be taken for the store.
         life: how far the attempt had come; None: unknown, and it may have made progress.
         may_differ: whether the cause may be gone the next time although it is the same: input and output, networks.
+        unreadable: whether Python could not read the script itself, so that none of it ran. Not even restarts are
+            tried then. An exception that the script raises never counts as that, whatever its name.
     """
 
     class_name: str
@@ -199,6 +198,7 @@ class FailureFacts(Value):
     port_is_free: bool = False
     life: Life | None = None
     may_differ: bool = False
+    unreadable: bool = False
 
     @property
     def is_transient(self) -> bool:
@@ -312,7 +312,7 @@ class AttemptPolicy:
         limit = self._retry_limit(facts) if is_start else 0
         is_retry = self._retries < limit
         has_next = is_retry or self.may_restart(restarts)
-        if has_next and facts.class_name in UNREADABLE and not self._always:
+        if has_next and facts.unreadable and not self._always:
             return _finish(f"another attempt would not change it ({facts.message or facts.class_name})")
         exclude, note = self._excluded(facts, before, hosts - 1 >= least_hosts) if has_next else (None, "")
         if exclude is None and not self._always and facts.is_bound_to_repeat(before):

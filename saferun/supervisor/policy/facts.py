@@ -44,6 +44,7 @@ _VARYING = frozenset(
 )
 """Timeouts, GPUs, memory, input and output, networks: however alike two of them are, a third need not follow."""
 _HANG = "hang_"
+_UNREAD = re.compile(r'  File "([^"]{1,600})", line \d{1,9}$')
 _IO_ERRORS = frozenset(
     {
         *("BlockingIOError", "BrokenPipeError", "ChildProcessError", "ConnectionAbortedError", "ConnectionError"),
@@ -68,6 +69,7 @@ def facts_from(
     error_class: str = "",
     port_is_free: bool = False,
     life: Life | None = None,
+    script: str = "",
 ) -> FailureFacts:
     """What of a diagnosis decides about another attempt.
 
@@ -79,6 +81,7 @@ def facts_from(
             store's process ended, that of a failed check. It counts where the diagnosis names no cause.
         port_is_free: whether another port may be taken for the store.
         life: how far the attempt had come.
+        script: the path of the ranks' script, as far as there is one.
     """
     cause = diagnosis.cause
     class_name = error_class or "unknown"
@@ -103,6 +106,7 @@ def facts_from(
         port_is_free=port_is_free,
         life=life,
         may_differ=_may_differ(class_name, cause.proof if cause is not None else ""),
+        unreadable=class_name == "syntax_error" and _is_unread(diagnosis, script, life),
     )
 
 
@@ -137,6 +141,21 @@ def _was_raised_in_init(diagnosis: Diagnosis) -> bool:
     ranks |= {diagnosis.first_failure.rank} if diagnosis.first_failure is not None else set()
     printed = (line for text in diagnosis.tracebacks if ranks & {*text.ranks} for line in text.lines)
     return any(_IN_INIT in line for line in printed)
+
+
+def _is_unread(diagnosis: Diagnosis, script: str, life: Life | None) -> bool:
+    """Whether Python could not read the script: it prints the place in that file, without the header of a traceback.
+
+    A SyntaxError of anything that the script itself reads, imports or evaluates has that header.
+    """
+    name = script.rpartition("/")[2]
+    has_begun = life is None or life.has_beaten or not life.in_window or life.steps >= 0
+    if has_begun or diagnosis.start != "before" or not name or diagnosis.first_failure is None:
+        return False
+    rank = diagnosis.first_failure.rank
+    first = next((text.lines[0] for text in diagnosis.tracebacks if rank in text.ranks and text.lines), "")
+    place = _UNREAD.match(first)
+    return place is not None and place[1].rpartition("/")[2] == name
 
 
 def _fingerprint(diagnosis: Diagnosis, class_name: str) -> Fingerprint:

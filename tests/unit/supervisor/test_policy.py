@@ -13,7 +13,7 @@ import pytest
 
 from saferun.evidence import Traceback
 from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
-from saferun.supervisor.policy.attempts import INCOMPARABLE, PERMANENT, SETTLED, TRANSIENT, UNREADABLE, Life
+from saferun.supervisor.policy.attempts import INCOMPARABLE, PERMANENT, SETTLED, TRANSIENT, Life
 from saferun.supervisor.policy.facts import facts_from
 from saferun.supervisor.policy.waits import retry_waits_s
 from tests.unit.supervisor.failed_starts import diagnosis
@@ -155,7 +155,7 @@ def test_without_anything_to_compare_restarts_are_torchruns() -> None:
 AT_ONCE = Life(lived_s=2.0)
 
 
-@pytest.mark.parametrize("class_name", sorted(SETTLED - UNREADABLE))
+@pytest.mark.parametrize("class_name", sorted(SETTLED))
 @pytest.mark.parametrize("started", [False, True])
 def test_what_stands_in_the_script_is_not_started_a_third_time(class_name: str, started: bool) -> None:
     """It failed at once, twice, and nothing but an edit changes it: three more tries would only cost time."""
@@ -186,14 +186,6 @@ def test_an_attempt_that_may_have_made_progress_has_all_its_restarts(before: Lif
     first, then = (failed("import_error", in_init=True, life=life) for life in (before, after))
     a_policy = policy(max_restarts=3, start_retries=0)
     assert steps([a_policy.decide(first), a_policy.decide(then, restarts=1)]) == ["restart", "restart"]
-
-
-def test_a_source_that_python_cannot_read_is_never_started_again() -> None:
-    """Whatever is left of restarts and retries; unless the user wants all of them."""
-    decisions = run(policy(max_restarts=9), failed("syntax_error", life=AT_ONCE))
-    assert steps(decisions) == ["finish"]
-    assert "another attempt would not change it" in decisions[0].message
-    assert steps(run(policy(max_restarts=2, always=True), failed("syntax_error"))) == ["restart"] * 2 + ["finish"]
 
 
 def test_no_line_of_a_training_loop_ends_the_restarts() -> None:
