@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
 from saferun.diagnosis.gpu_errors import GpuOwners
@@ -68,6 +68,7 @@ class Failure(Value):
         fatal: what faulthandler wrote, likewise.
         lines: what is known of its stderr, cleaned.
         stdout_lines: of its stdout, likewise.
+        nccl_warnings: what NCCL has logged in either of them.
         core: its core.
         oom: what the OOM killer did on this host.
         kernel_lines: lines of the kernel log since the start.
@@ -85,6 +86,7 @@ class Failure(Value):
     fatal: FatalReport | None = None
     lines: tuple[str, ...] = ()
     stdout_lines: tuple[str, ...] = ()
+    nccl_warnings: tuple[str, ...] = ()
     core: CoreDump | None = None
     oom: OomKill | None = None
     kernel_lines: tuple[str, ...] = ()
@@ -98,13 +100,9 @@ class Failure(Value):
         messages = self.error.messages if self.error is not None else ()
         messages = (*messages, *(self.cpp_error.message if self.cpp_error is not None else ()))
         # The exception quotes the last warning alone, which is often no more than a consequence.
-        return (*messages, *self._nccl_warnings()) if any(map(_NCCL_ERROR.search, messages)) else messages
-
-    def _nccl_warnings(self) -> Iterator[str]:
-        for line in (*self.lines[-2 * LAST_LINES :], *self.stdout_lines):
-            match = _NCCL_WARNING.search(line)
-            if match is not None:
-                yield match[1]
+        if not self.nccl_warnings or not any(map(_NCCL_ERROR.search, messages)):
+            return messages
+        return (*messages, *self.nccl_warnings)
 
     @property
     def context(self) -> tuple[str, ...]:
@@ -224,6 +222,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     if error is None and output is not None and output.error_message and not end.status.signum:
         error = recorded_error(output.error_message)
     clean = [line for line in clean if not _NOISE.match(line)]
+    stdout_lines = clean_lines(output.last_stdout_lines[-LAST_LINES:]) if output is not None else []
     return Failure(
         end=end,
         user=UserCode(evidence.script, evidence.cwd),
@@ -232,7 +231,8 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         cpp_error=cpp_error,
         fatal=fatal,
         lines=tuple(clean),
-        stdout_lines=tuple(clean_lines(output.last_stdout_lines[-LAST_LINES:])) if output is not None else (),
+        stdout_lines=tuple(stdout_lines),
+        nccl_warnings=tuple(_nccl_warnings([*clean[-2 * LAST_LINES :], *stdout_lines])),
         core=next((core for core in evidence.cores if (core.rank, core.pid) == (end.rank, end.pid)), None),
         oom=hosts.oom(end.rank),
         kernel_lines=hosts.kernel_lines(end.rank),
@@ -240,6 +240,13 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         supervisor_pids=hosts.supervisor_pids(end.rank),
         gpu_owners=hosts.gpu_owners(end.rank),
     )
+
+
+def _nccl_warnings(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        match = _NCCL_WARNING.search(line) if "NCCL WARN " in line else None
+        if match is not None:
+            yield match[1]
 
 
 def _signal_of_shell(code: int | None) -> int:

@@ -1,0 +1,30 @@
+"""How much work it is to find the cause of a rank's failure: a job may have a thousand of them, and its end waits."""
+
+from __future__ import annotations
+
+from saferun.diagnosis.causes import cause_of
+from saferun.diagnosis.causes.failure import read_failure
+from saferun.evidence import Evidence, RankOutput
+from saferun.model import ExitStatus, RankEnd
+from tests.unit.operations import operations
+
+END = RankEnd(0, 0, 100, ExitStatus(1, None), 10.0, 1000.0, stopped_by_us=False)
+
+
+def work_for(exception: str) -> int:
+    """The work for a rank that ended with this exception after 200 lines of other output."""
+    lines = (
+        *(f"step {number} loss 0.25" for number in range(200)),
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 7, in step',
+        exception,
+    )
+    output = RankOutput(0, lines, "", "", 0.0, tuple(f"epoch {number}" for number in range(40)))
+    evidence = Evidence("vm", 0.0, (END,), (output,), (), None)
+    return operations(lambda: cause_of(read_failure(evidence, END, output)))
+
+
+def test_warnings_of_nccl_are_looked_for_once_and_not_for_each_rule() -> None:
+    """Ranks that lost a peer are the many: their output is not searched again for each of the known causes."""
+    lost = "RuntimeError: NCCL error: remote process exited or there was a network error"
+    assert work_for(lost) < 2 * work_for("RuntimeError: no such luck")
