@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from saferun.cluster.control import Control
 from saferun.cluster.evidence_collection import EvidenceCollection
@@ -34,6 +34,7 @@ from saferun.supervisor.events import (
     JobDecided,
 )
 from saferun.text.decoding import display_text, number
+from saferun.text.typed_json import fit_or, line_of, list_of
 
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
@@ -46,6 +47,7 @@ _MOST_BESIDE = 5
 _MOST_HANGS = 1 << 31
 _MOST_RANKS = 100_000
 _GONE = ("gone", "unreachable")
+_Beside = Annotated[tuple[str, ...], list_of(Annotated[str, line_of(_LONGEST_BESIDE)], _MOST_BESIDE)]
 _REGROUPS = ("membership", "leave")
 # So many hosts are asked how their ranks do, where another one is silent.
 _MOST_ASKED = 8
@@ -318,9 +320,9 @@ class JobAttempt:
         ranks = range(peer.base_rank, peer.base_rank + peer.ranks)
         if (waits := self.states.news(key, "waits", state)) is not None:
             self._context.on_waits(peer.label, ranks, waits.get("rows"))
-        if (beside := self.states.news(key, "beside", state)) is not None and isinstance(beside.get("lines"), list):
-            lines = [display_text(line, _LONGEST_BESIDE) for line in beside["lines"][:_MOST_BESIDE]]
-            self._context.on_beside(ranks, lines)
+        if (beside := self.states.news(key, "beside", state)) is not None:
+            # The other hosts' states are read all the same.
+            self._context.on_beside(ranks, fit_or(_Beside, beside.get("lines"), ()))
 
     def _check_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that can be heard."""

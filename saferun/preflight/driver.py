@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from saferun.cluster.job_values import Assignment
     from saferun.preflight.bisect.client import TrialPlace
     from saferun.preflight.bisect.driver import TrialShare
+    from saferun.preflight.leader_messages import GoAhead
 
 __all__ = ["Failure", "Outcome", "PreflightRun", "context_of"]
-
-_MOST_NICS = 8
 
 
 class _Attempt:
@@ -42,7 +41,7 @@ class _Attempt:
         self.trials: TrialShare | None = None
         self.judged: Preflight | None = None
         self.infos: Mapping[int, HostInfo] = {}
-        self.verdict: JsonObject | None = None
+        self.go_ahead: GoAhead | None = None
         self.on_over: Callable[[Outcome], None] | None = None
 
 
@@ -180,7 +179,7 @@ class PreflightRun:
         """
         attempt, job = self._attempt, self._job
         attempt.assignment, attempt.on_over = assignment, on_over
-        if attempt.verdict is not None:
+        if attempt.go_ahead is not None:
             self._end(attempt)
         elif job.is_head:
             attempt.probing = probing = self._probing(attempt, assignment, job)
@@ -218,7 +217,9 @@ class PreflightRun:
         if not is_all:
             self._print(preflight.results)
         if outcome.failure is None and not is_all:
-            self._job.broadcast_preflight({"ok": True, "nic": list(outcome.nics)})
+            from saferun.preflight.leader_messages import go_ahead_message
+
+            self._job.broadcast_preflight(go_ahead_message(outcome.nics))
             return  # which this host hears like the others
         self._over(attempt, outcome)
 
@@ -227,18 +228,21 @@ class PreflightRun:
         attempt = self._attempt
         if "again" in message:
             if attempt.probing is not None:
-                attempt.probing.probe_again(message["again"])
+                from saferun.preflight.leader_messages import pairs_from
+
+                attempt.probing.probe_again(pairs_from(message))
         elif "trial" in message:
             if attempt.assignment is not None and not attempt.assignment.leads:
                 self._share_trials(attempt).hear(message["trial"])
         else:
-            attempt.verdict = message
+            from saferun.preflight.leader_messages import go_ahead_from
+
+            attempt.go_ahead = go_ahead_from(message)
             self._end(attempt)
 
     def _end(self, attempt: _Attempt) -> None:
         """The verdict is there; the other hosts are no longer needed."""
-        verdict = attempt.verdict or {}
-        nics = tuple(str(name) for name in verdict.get("nic") or ())[:_MOST_NICS]
+        nics = attempt.go_ahead.nic if attempt.go_ahead is not None else ()
         own = Preflight(tuple(attempt.own.results), duration_s=attempt.own.duration_s)
         self._over(attempt, Outcome(None, attempt.judged or own, attempt.infos, nics))
 

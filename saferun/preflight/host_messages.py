@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 INFO_LIMIT_BYTES = 64 << 10
-ENDPOINT_LIMIT_BYTES = 16 << 10
+# A host whose record has a longer one could not join.
+ENDPOINT_LIMIT_BYTES = 4 << 10
 PROBES_LIMIT_BYTES = 4 << 20
 
 _MOST_NICS = 64
@@ -118,8 +119,13 @@ def _pairs(pairs: Pairs) -> Pairs:
 
 
 def encode_endpoint(endpoint: ProbeEndpoint) -> str:
-    """A probe endpoint as JSON; it holds the secret that lets others in."""
-    return json.dumps(endpoint._replace(routes=endpoint.routes[:_MOST_ROUTES]), separators=(",", ":"))
+    """A probe endpoint as JSON with as many routes as fit; it holds the secret that lets others in."""
+    text = ""
+    for most in (_MOST_ROUTES, _MOST_ROUTES // 2, _MOST_ROUTES // 4, 0):
+        text = json.dumps(endpoint._replace(routes=endpoint.routes[:most]), separators=(",", ":"))
+        if len(text) <= ENDPOINT_LIMIT_BYTES:
+            break
+    return text
 
 
 def decode_endpoint(text: str | bytes) -> ProbeEndpoint | None:

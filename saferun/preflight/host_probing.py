@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from saferun.preflight.results import HostInfo, Preflight, Probe
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.job_values import Assignment, EvidenceChunk
     from saferun.preflight.client import HostChecks
+    from saferun.preflight.leader_messages import PairAgain
 
 # How long the hosts may probe each other, and how much longer the leader waits for what they found.
 _PROBE_S = 12.0
 _OTHERS_S = 5.0
-_MOST_AGAIN = 64
 
 Endpoints = Sequence[tuple[int, str, str]]
 """Whom to probe: host number, name, and where, encoded."""
@@ -43,12 +43,11 @@ class HostProbing:
         """Probe the hosts that this one is to probe first."""
         self._probe(self._assignment.probe_endpoints, None)
 
-    def probe_again(self, message: Sequence[Any]) -> None:
+    def probe_again(self, pairs: Sequence[PairAgain]) -> None:
         """The leader has named the pairs that are to be measured again."""
-        pairs = [(int(a), int(b), str(name), str(where)) for a, b, name, where in message[:_MOST_AGAIN]]
-        endpoints = [(target, name, where) for source, target, name, where in pairs if source == self._job.host]
+        endpoints = [(pair.target, pair.label, pair.endpoint) for pair in pairs if pair.source == self._job.host]
         if endpoints or self.leads:
-            self._probe(endpoints, sorted({source for source, *_ in pairs}))
+            self._probe(endpoints, sorted({pair.source for pair in pairs}))
 
     def _probe(self, endpoints: Endpoints, hosts: Sequence[int] | None) -> None:
         """Probe others in one more round.
@@ -168,16 +167,19 @@ class LeaderProbing(HostProbing):
             remeasured=self._round > 1,
             duration_s=self._own.duration_s + time.monotonic() - self._began_at,
         )
-        again = preflight.again[:_MOST_AGAIN]
-        if again and self._round == 1:
-            self._job.broadcast_preflight({"again": self._pairs(again)})
+        if preflight.again and self._round == 1:
+            from saferun.preflight.leader_messages import again_message
+
+            self._job.broadcast_preflight(again_message(self._pairs(preflight.again)))
         else:
             self._on_judged(preflight)
 
-    def _pairs(self, again: Sequence[tuple[int, int]]) -> list[tuple[int, int, str, str]]:
-        """The pairs as all hosts learn of them: source, target, the target's name, and where it can be probed."""
+    def _pairs(self, again: Sequence[tuple[int, int]]) -> list[PairAgain]:
+        """The pairs as all hosts learn of them."""
+        from saferun.preflight.leader_messages import PairAgain
+
         return [
-            (source, target, self.infos[target].label, self._assignment.host_infos[target][1])
+            PairAgain(source, target, self.infos[target].label, self._assignment.host_infos[target].endpoint)
             for source, target in again
             if target in self.infos
         ]

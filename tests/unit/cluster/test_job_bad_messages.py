@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.model import JsonObject
 from saferun.supervisor.events import (
+    HostsDone,
     JobAborted,
     JobDecided,
 )
@@ -96,6 +97,20 @@ def test_whatever_fails_because_of_a_message_is_ignored_and_counted(
         "saferun: warning: ignored 100 such messages so far",
     ]
     assert all(line.isprintable() for line in listening.said)
+
+
+@pytest.mark.parametrize("name", ["waits", "beside", "progress", "route", "text"])
+@pytest.mark.parametrize(
+    "part", [{"n": 1, "lines": [7], "rows": [7]}, {"n": 1}, {"n": 1e9}, {}, [], "x", 7, None, [[]]]
+)
+def test_a_part_of_a_state_that_makes_no_sense_hides_no_other_state(
+    listening: Listening, name: str, part: object
+) -> None:
+    """A state comes once, when it changes: the job would never end on the leader."""
+    listening.join()
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done", name: part}, "0/0": {"s": "done"}})
+    assert [type(event) for event in listening.events] == [HostsDone]
+    assert listening.job.ignored.count == 0
 
 
 def test_only_the_host_that_leads_decides(listening: Listening) -> None:

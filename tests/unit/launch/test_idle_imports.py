@@ -30,6 +30,7 @@ BEFORE_THE_RANKS = {
     "saferun.preflight.default_nics": "--nic, and what the checks chose",
     "saferun.preflight.judge": "the checks",
     "saferun.preflight.host_messages": "the checks",
+    "saferun.preflight.leader_messages": "the checks of several hosts",
     "saferun.preflight.driver": "the checks",
     "saferun.report.run_json": "when the first attempt is prepared",
     "saferun.env.profiles.builtin": "env profiles",
