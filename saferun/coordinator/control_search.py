@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 JOB_KEY = "saferun/job"
 _JOB_TIMEOUT_S = 10.0
-# How long one of several searches is waited for before the next; the address that the ranks are to use comes first.
+# How long one of several searches is waited for before the next.
 _TURN_S = 0.05
 _FIRST_TURN_S = 0.5
 
@@ -29,6 +29,10 @@ class ControlSearch:
         leader: what the first host has published.
         addresses: of that host, at which to search; the one that is preferred comes first.
         signer: goes with the connection.
+        patience_s: how long the first address is waited for before another one counts; until it has failed, at most.
+
+    Raises:
+        RuntimeError: no thread can be started.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class ControlSearch:
         leader: LeaderAddress,
         addresses: Sequence[str],
         signer: Signer | None,
+        patience_s: float = _FIRST_TURN_S,
     ) -> None:
         def accept(client: StoreClient) -> str | None:
             # Where the store of the rendezvous keeps its keys, the address may be from before the last attempt.
@@ -45,21 +50,31 @@ class ControlSearch:
 
         kind = prefix_class(store_class) if leader.one_port else store_class
         self.leader = leader
-        self._first_turn_s = _FIRST_TURN_S
-        self._searches = [
-            StoreSearch(kind, way, [leader.control_port], accept, signer) for way in dict.fromkeys(addresses)
-        ]
+        self._first_until = time.monotonic() + patience_s
+        self._searches: list[StoreSearch] = []
+        for way in dict.fromkeys(addresses):
+            try:
+                self._searches.append(StoreSearch(kind, way, [leader.control_port], accept, signer))
+            except RuntimeError:
+                if not self._searches:
+                    raise
+                break  # no more threads: one address is enough
 
     def wait(self, timeout_s: float) -> StoreClient | None:
         """A connection to the store, waited for; None when it is not found in time."""
-        give_up_at = time.monotonic() + timeout_s
-        turn_s, self._first_turn_s = self._first_turn_s, _TURN_S
+        now = time.monotonic()
+        give_up_at = now + timeout_s
+        first = self._searches[0]
+        if self._first_until > now and len(self._searches) > 1:
+            # One packet that was lost costs a second, and does not send the ranks another way.
+            client = first.wait(min(self._first_until, give_up_at) - now, or_failure=True)
+            if client is not None or (not first.has_failed and self._first_until > give_up_at):
+                return client
         while True:
             for search in self._searches:
-                client = search.wait(min(turn_s, timeout_s))
+                client = search.wait(min(_TURN_S, timeout_s))
                 if client is not None:
                     return client
-                turn_s = _TURN_S
             if time.monotonic() >= give_up_at:
                 return None
 

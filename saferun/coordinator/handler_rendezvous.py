@@ -426,14 +426,16 @@ class HandlerRendezvous:
 
     def _search(self, leader: LeaderAddress, own: HostRecord, signer: Signer | None) -> ControlSearch:
         others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
-        return ControlSearch(self._stores.store_class, leader, [leader.master_addr, *others], signer)
+        # The ranks use the address at which it is found.
+        addresses = [leader.master_addr, *others]
+        return ControlSearch(self._stores.store_class, leader, addresses, signer, patience_s=_FIND_S)
 
     def _mismatched(
         self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, kind: str, leader: LeaderAddress
     ) -> JoinFailedError:
         def fail_round(error: JoinFailedError) -> None:
             search = self._search(leader, own, None)
-            client = search.wait(_FIND_S)
+            client = search.wait(_FIND_S + _RECHECK_S)
             search.end()
             if client is not None:
                 publish_failure(client, "r0/", error)

@@ -51,15 +51,27 @@ class StoreSearch:
         self._asked_at: dict[int, float] = {}  # since when a name server has been asked
         self._found: StoreClient | None = None
         self._over = False
+        self._has_failed = False
         self._ports = tuple(ports)
         for port in self._ports:
             threading.Thread(target=self._try_port, args=(port,), daemon=True).start()
 
-    def wait(self, timeout_s: float) -> StoreClient | None:
-        """The store, waited for; None when it is not found in time. To be asked again, or to be ended."""
+    def wait(self, timeout_s: float, *, or_failure: bool = False) -> StoreClient | None:
+        """The store, waited for; None when it is not found in time. To be asked again, or to be ended.
+
+        Args:
+            timeout_s: how long.
+            or_failure: no longer than until a port has been tried in vain.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._found is not None, timeout_s)
+            self._changed.wait_for(lambda: self._found is not None or (or_failure and self._has_failed), timeout_s)
             return self._found
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a port has been tried in vain."""
+        with self._changed:
+            return self._has_failed
 
     def message(self) -> str:
         """Why it has not been found so far."""
@@ -108,6 +120,7 @@ class StoreSearch:
                     self._found = client
                 if message is not None:
                     self._messages[port] = message
+                    self._has_failed = True
                 if foreign:
                     self._foreign_since.setdefault(port, time.monotonic())
                 else:
