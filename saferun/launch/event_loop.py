@@ -32,10 +32,16 @@ class EventLoop:
         context: the launch.
         console: where lines go.
         parts: what lives beside the loop, in the order in which it is woken and asked whose child has ended.
+        watching: those of them that watch, capture and report: one that fails is not woken any more.
     """
 
-    def __init__(self, context: LaunchContext, console: ConsolePart, parts: tuple[Part, ...]) -> None:
+    def __init__(
+        self, context: LaunchContext, console: ConsolePart, parts: tuple[Part, ...], watching: tuple[Part, ...] = ()
+    ) -> None:
         self.parts = parts
+        self._watching = frozenset(map(id, watching))
+        self._failed: set[int] = set()  # of those
+        self._is_recording = True
         self.is_interrupted = False  # a signal came that is obeyed before all else that is ready
         self._context = context
         self._supervisor = context.supervisor
@@ -64,7 +70,7 @@ class EventLoop:
                     if isinstance(action, SignalRanks):
                         actions[SignalRanks](action)
                 decided = [action for action in decided if not isinstance(action, SignalRanks)]
-            self._context.log.record(event, before, self._supervisor.state)
+            self._record(event, before)
             for action in decided:
                 self._carry_on_without(actions[type(action)], action)
                 if isinstance(action, Finish):
@@ -73,7 +79,10 @@ class EventLoop:
     def _wait(self) -> None:
         """Wait for the next thing to happen and take it in."""
         now = time.monotonic()
-        deadlines = (self._supervisor.deadline, self._console.deadline, *(part.deadline for part in self.parts))
+        deadlines = (
+            *(self._supervisor.deadline, self._console.deadline),
+            *(self._of_part(part, lambda part: part.deadline) for part in self.parts),
+        )
         due = min((deadline for deadline in deadlines if deadline is not None), default=None)
         deadline = self._supervisor.deadline
         alive_at = now if deadline is None or now < deadline else self._alive_at
@@ -85,8 +94,34 @@ class EventLoop:
         now = time.monotonic()
         self._console.tick(now)
         for part in self.parts:
-            self._carry_on_without(part.tick, now)
+            self._of_part(part, lambda part: self._carry_on_without(part.tick, now))
         self._check_deadline(now, alive_at)
+
+    def _of_part(self, part: Part, call: Callable[[Part], float | None]) -> float | None:
+        """What a call of a part returns. One that only watches and fails is left alone from then on.
+
+        Its processes are reaped, and it is closed at the end.
+        """
+        if id(part) in self._failed:
+            return None
+        try:
+            return call(part)
+        except Exception as error:
+            if id(part) not in self._watching or isinstance(error, ImportError):
+                raise
+            self._failed.add(id(part))
+            name = type(part).__name__
+            self._context.warn(f"{name}: {type(error).__name__}: {error}: the launch goes on without it")
+            return None
+
+    def _record(self, event: events.Event, before: State) -> None:
+        """Write an event to the launch's own log, which ends nothing."""
+        try:
+            if self._is_recording:
+                self._context.log.record(event, before, self._supervisor.state)
+        except Exception as error:
+            self._is_recording = False
+            self._context.warn(f"events.jsonl ends here: {type(error).__name__}: {error}")
 
     def _check_deadline(self, now: float, alive_at: float) -> None:
         """Post that the supervisor's deadline is over, if it is. ``alive_at``: when this loop ran last before it."""

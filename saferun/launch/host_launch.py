@@ -105,13 +105,15 @@ class HostLaunch:
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._wakeup = Wakeup(context, passed)
         writer.attach(context.poller)
+        story = StoryFile(context)
         parts = (
             *(ranks, writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
             *(context.checks, job, context.lint, ranks.segments),
-            *(context.imports, context.examiner, ranks.orphans, StoryFile(context)),
+            *(context.imports, context.examiner, ranks.orphans, story),
         )
+        watching = (context.investigation, context.lint, ranks.segments, context.imports, context.examiner, story)
         self._console = ConsolePart(context)
-        context.loop = EventLoop(context, self._console, parts)
+        context.loop = EventLoop(context, self._console, parts, watching)
 
     def _actions(self) -> dict[type, Callable[[Any], object]]:
         """What carries out each kind of action."""

@@ -10,6 +10,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from saferun.launch.attempt_record import AttemptRecord, Context
@@ -29,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.evidence import Diagnosis
+    from saferun.evidence import Diagnosis, HangVerdict
     from saferun.launch.cause_wait import CauseWait
     from saferun.launch.incident_hang import HangIncident
     from saferun.linux.cgroups import MemoryState
@@ -199,18 +200,18 @@ class Investigation:
         self._begin_attempt(AttemptRecord(self._context, group, now))
         if self._core_watch is not None:
             self._core_watch.begin_at(now + _CORES_DELAY_S)
-        self.hangs.begin(now, has_imported=self._has_imported)
+        self._guarded("watch the ranks", partial(self.hangs.begin, now, has_imported=self._has_imported))
 
     def imported(self) -> None:
         """All modules that an incident takes are in memory from now on."""
         self._has_imported = True
-        self.hangs.imported()
-        self.hook.copy_to_memory()
+        self._guarded("watch the ranks", self.hangs.imported)
+        self._guarded("keep the start-up hook", self.hook.copy_to_memory)
 
     def attempt_ended(self) -> None:
         """No rank is left, or none that could be captured."""
         self._cause_wait = None
-        self.hangs.end()
+        self._guarded("end the watch", self.hangs.end)
         self._keep_running()
 
     def _keep_running(self) -> None:
@@ -224,7 +225,7 @@ class Investigation:
 
     def capture(self, action: CaptureEvidence) -> None:
         """Capture the ranks that run; the answer is EvidenceCaptured."""
-        self.hangs.pause()
+        self._guarded("pause the watch", self.hangs.pause)
         self._record.verdict = action.verdict or self._record.verdict
         self._hang = None
         if not self._context.succeeds("capture", self._begin_capture, action):
@@ -243,17 +244,20 @@ class Investigation:
     def report_hang(self, action: ReportHang) -> None:
         """Report the hang that has just been captured."""
         record, now = self._record, time.monotonic()
-        self.hangs.captured(now)
+        self._guarded("watch the ranks", self.hangs.captured, now)
         if record.verdict is not None:
-            if self._hang is not None:
-                self._hang.report(action, self.hangs.repeat(record.verdict))
-            elif self._launch.job.leads:
-                self._context.print_verdict(record.verdict)
+            self._guarded("report the hang", self._report_verdict, action, record.verdict)
         record.last_hang = (record.capture, record.verdict)
         if action.next_step == "report":
             # This evidence is not about a later failure.
             record.capture = record.verdict = None
-            self.hangs.resume(now)
+            self._guarded("watch the ranks", self.hangs.resume, now)
+
+    def _report_verdict(self, action: ReportHang, verdict: HangVerdict) -> None:
+        if self._hang is not None:
+            self._hang.report(action, self.hangs.repeat(verdict))
+        elif self._launch.job.leads:
+            self._context.print_verdict(verdict)
 
     def _report_recovery(self, lasted_s: float) -> None:
         from saferun.report.console_text import recovery_text

@@ -66,6 +66,7 @@ class Launch:
         self.warned: list[str] = []
         self.waits = 0
         self.is_sealed = True
+        self.watching: tuple[Any, ...] = ()
         self.log = self.poller = self.imports = self
         self._on_wait = on_wait
 
@@ -87,7 +88,7 @@ class Launch:
         self.warned.append(text)
 
     def loop(self, *parts: Any) -> EventLoop:
-        return EventLoop(cast("LaunchContext", self), cast("Any", Console()), parts)
+        return EventLoop(cast("LaunchContext", self), cast("Any", Console()), parts, self.watching)
 
 
 def test_the_ranks_of_a_job_that_is_stopped_have_the_signal_first() -> None:
@@ -152,3 +153,67 @@ def test_before_the_ranks_it_is_an_error_like_any_other() -> None:
     launch.is_sealed = False
     with pytest.raises(ImportError, match="never"):
         launch.loop(Missing()).run({})
+
+
+class Failing(Console):
+    """A part with a defect, in its tick or before."""
+
+    def __init__(self, *, in_deadline: bool) -> None:
+        self.calls = 0
+        self._in_deadline = in_deadline
+
+    @property
+    def deadline(self) -> float | None:  # type: ignore[override]
+        if self._in_deadline:
+            self._fail()
+        return 0.0
+
+    def tick(self, now: float) -> None:
+        del now
+        self._fail()
+
+    def _fail(self) -> None:
+        self.calls += 1
+        raise KeyError("rank 7")
+
+
+def three_events(launch: Launch) -> None:
+    if launch.waits < 3:
+        launch.post(LaunchRequested(0.0, 0))
+    else:
+        launch.post(DeadlineExpired(0.0, 0))
+
+
+@pytest.mark.parametrize("in_deadline", [False, True])
+def test_a_part_that_only_watches_and_fails_is_left_alone(*, in_deadline: bool) -> None:
+    """Whatever is wrong with it, the ranks run, and it is said once."""
+    launch = Launch(Decisions([], [], []), three_events)
+    part = Failing(in_deadline=in_deadline)
+    launch.watching = (part,)
+    launch.loop(part).run({Finish: lambda _: None})
+    assert launch.waits == 3
+    assert part.calls == 1
+    assert launch.warned == ["Failing: KeyError: 'rank 7': the launch goes on without it"]
+
+
+@pytest.mark.parametrize("in_deadline", [False, True])
+def test_a_part_that_the_launch_needs_ends_it(*, in_deadline: bool) -> None:
+    """Without its ranks there is no launch."""
+    launch = Launch(Decisions([], [], []), three_events)
+    with pytest.raises(KeyError):
+        launch.loop(Failing(in_deadline=in_deadline)).run({Finish: lambda _: None})
+
+
+def test_an_event_that_cannot_be_written_down_is_acted_upon() -> None:
+    """The log ends there, with one line."""
+    launch = Launch(Decisions([], [], []), three_events)
+
+    def fail(event: Event, _before: State, _after: State) -> None:
+        launch.recorded.append(event)
+        raise RecursionError("too deep")
+
+    launch.record = fail  # type: ignore[method-assign]
+    launch.loop().run({Finish: lambda _: None})
+    assert len(launch.supervisor.heard) == 4
+    assert len(launch.recorded) == 1
+    assert launch.warned == ["events.jsonl ends here: RecursionError: too deep"]
