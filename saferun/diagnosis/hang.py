@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.collectives import CollectiveFindings, Stuck, compare
+from saferun.diagnosis.different_groups import in_different_groups
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.hang_classes import (
     ALL_ADVICE,
@@ -125,6 +126,7 @@ class _Case:
             or self._unheard()
             or self._network()
             or self._stuck()
+            or in_different_groups(self._findings, self._waits, self._all_ranks)
             or self._none_odd()
         )
 
@@ -380,19 +382,23 @@ class _Case:
         same_place = len({wait.location for wait in self._held_up}) == 1
         at = f" at {first.location}" if same_place and first.location else ""
         what = _what_they_wait_in(self._held_up)
-        all_ranks = "all ranks" if self._hosts.are_several else f"all ranks of {self._evidence.host}"
-        headline = f"{all_ranks} wait in {what}{at}"
+        headline = f"{self._all_ranks} wait in {what}{at}"
         is_store = first.found.kind == "network"
-        if self._findings.stuck and not self._findings.stuck[0].unknown:
+        stuck = self._findings.stuck[0] if self._findings.stuck else None
+        if stuck is not None and (stuck.is_complete or {*stuck.waiting} >= {*self._waits}):
             headline += ", and none of them is missing there"
         elif not is_store:
             headline += "; whom they wait for is not seen from here"
         advice = STORE_ADVICE if is_store else ALL_ADVICE
-        proof = self._findings.stuck[0].message if self._findings.stuck else ""
+        proof = stuck.message if stuck is not None else ""
         cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))
         return Judgement(cause, headline)
 
     # ------------------------------------------------------------------------------------------------------- messages
+
+    @property
+    def _all_ranks(self) -> str:
+        return "all ranks" if self._hosts.are_several else f"all ranks of {self._evidence.host}"
 
     def _names(self, ranks: Sequence[int]) -> str:
         return self._hosts.names(ranks, all_ranks=len(self._waits))

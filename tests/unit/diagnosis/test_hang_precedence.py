@@ -207,6 +207,32 @@ def test_where_all_wait_in_the_same_collective_none_of_them_is_blamed(ranks: int
         assert "all ranks of node1 wait in all_reduce at train.py:52 in step" in found.headline
 
 
+def in_group(rank: int, group: str) -> RankCollectives:
+    """A rank that has called an all_reduce in a group of gloo's, whose members are not recorded."""
+    call = CollectiveCall(1, "all_reduce", "[[2]]", False, is_p2p=False, created_ns=0)
+    return RankCollectives(rank, (GroupProgress(f"gloo:{group}", "undefined", (), 1, -1, 0, (call,)),))
+
+
+def test_ranks_that_wait_in_different_groups_are_shown_with_the_lines_to_compare() -> None:
+    """The order in which a rank enters its groups is all that is wrong, and nobody is missing in one call."""
+    recorders = tuple(in_group(rank, "2" if rank == 2 else "1") for rank in range(4))
+    stacks = [(ALL_REDUCE, Frame("step", "/job/train.py", 9 if rank == 2 else 11)) for rank in range(4)]
+    found = diagnose_hang(job(*stacks, recorders=recorders))
+    assert (
+        "all ranks of node1 wait in different groups: ranks 0-1, 3 in all_reduce of group 1 at train.py:11 in step, "
+        "rank 2 in all_reduce of group 2 at train.py:9 in step"
+    ) in found.headline
+    assert found.cause is not None
+    assert (found.cause.class_name, found.cause.ranks) == ("hang_all_in_collective", ())
+    assert "enter its groups in the same order" in found.cause.advice
+
+
+def test_where_all_ranks_are_in_one_call_nobody_is_missing_though_its_members_are_not_recorded() -> None:
+    """Whoever else belongs to the group, there is nobody else."""
+    found = diagnose_hang(job(*[IN_STEP] * 4, recorders=tuple(in_group(rank, "1") for rank in range(4))))
+    assert "none of them is missing there" in found.headline
+
+
 def test_a_pair_that_does_not_get_through_its_call_is_named_though_its_cpus_are_ahead() -> None:
     """All ranks wait in calls of their GPUs, and those of ranks 2 and 3 are the first that do not end."""
 
