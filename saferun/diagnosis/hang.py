@@ -31,6 +31,7 @@ from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.nccl_ranks import NcclFindings
 from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
+from saferun.diagnosis.printed_errors import dead_threads, raising
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, HangVerdict, StackDump
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text
@@ -39,9 +40,6 @@ _SHOWN_WAITS = 4
 _VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "spinning", "stopped", "uninterruptible"})
 _MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})
 _LEFT_THE_PATH = frozenset({"hang_sleep", "hang_missing_collective"})
-
-
-_TRACEBACK = "Traceback (most recent call last):"
 
 
 def diagnose_hang(evidence: Evidence) -> Diagnosis:
@@ -78,7 +76,12 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     in_headline.update(line for line in findings.shown_lines if line in verdict.headline)
     lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in in_headline)]
     lines += [line for line in nccl.lines if line not in verdict.headline]
-    lines += [*_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
+    lines += [
+        *dead_threads(evidence, cause.ranks),
+        *raising(evidence),
+        *_blind_spots(evidence, waits),
+        *_unfinished(evidence),
+    ]
     return Diagnosis(
         headline=_headline(evidence.hang, verdict.headline),
         first_failure=None,
@@ -477,17 +480,6 @@ def _taken(dumps: Iterable[StackDump]) -> dict[int, list[StackDump]]:
         if dump.is_rank:
             taken.setdefault(dump.rank, []).append(dump)
     return taken
-
-
-def _raising(evidence: Evidence) -> Iterable[str]:
-    """Ranks that have failed but not finished their traceback: Python reads the source for each line of a traceback."""
-    ended = {end.rank for end in evidence.ends}
-    for output in evidence.outputs:
-        rank = output.rank if output.rank >= 0 else output.local_rank
-        lines = output.last_lines
-        begins = [index for index, line in enumerate(lines) if line == _TRACEBACK]
-        if rank not in ended and begins and all(line.startswith("  ") for line in lines[begins[-1] + 1 :]):
-            yield f"rank {rank} has raised an exception, and its traceback is not complete: Python reads the source"
 
 
 def _unfinished(evidence: Evidence) -> Iterable[str]:

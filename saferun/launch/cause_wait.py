@@ -32,7 +32,9 @@ class CauseWait:
         self._ranks = tuple(rank.place.rank for rank in ranks)
         failed = [rank.place.rank for rank in record.ranks if rank.end is not None and not rank.end.status.ok]
         victims = ranks_text(failed) if failed else "a rank of another host"
-        shown = f"{victims} failed because of another rank; waiting up to {action.limit_s:g} s for the error of"
+        shown = (
+            f"{victims} may have failed because of another rank; waiting up to {action.limit_s:g} s for the error of"
+        )
         context.print_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
 
     def is_over(self, now: float) -> bool:

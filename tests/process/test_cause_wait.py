@@ -29,7 +29,7 @@ finally:
     clean_up()
 """
 QUIET = ("--env-profile", "minimal", "--shutdown-timeout", "2")
-WAITS = "rank 0 failed because of another rank; waiting up to"
+WAITS = "rank 0 may have failed because of another rank; waiting up to"
 
 
 def failure(job: Job) -> dict[str, Any]:

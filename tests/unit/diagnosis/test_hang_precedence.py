@@ -394,3 +394,47 @@ def test_a_rank_that_cannot_complete_its_traceback_is_named(stderr: tuple[str, .
     )
     told = "rank 1 has raised an exception, and its traceback is not complete: Python reads the source"
     assert (told in diagnose_hang(seen).findings) is raises
+
+
+THREAD = (
+    "Exception in thread Thread-1 (feed):",
+    "Traceback (most recent call last):",
+    '  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner',
+    "    self.run()",
+    '  File "/job/train.py", line 7, in feed',
+    "    queue.put(batch['labels'])",
+    "KeyError: 'labels'",
+)
+ENDED = "an exception ended thread Thread-1 (feed): KeyError: 'labels', at train.py:7 in feed"
+
+
+@pytest.mark.parametrize(
+    ("of_rank", "stderr", "is_shown"),
+    [
+        (1, ("step 1", *THREAD), True),
+        (1, (*THREAD, "step 2"), True),
+        # a rank that nobody waits for, an error that came later, no traceback
+        (0, THREAD, False),
+        (1, (*THREAD, "Traceback (most recent call last):", '  File "a.py", line 1, in f', "ValueError: no"), False),
+        (1, (THREAD[0], "step 2"), False),
+    ],
+)
+def test_a_thread_that_an_exception_has_ended_explains_why_nothing_comes(
+    of_rank: int,
+    stderr: tuple[str, ...],
+    is_shown: bool,
+) -> None:
+    """The main thread waits for its queue for ever, and the reason is far up on the screen."""
+    found = diagnose_hang(
+        job(
+            IN_STEP,
+            (
+                Frame("wait", "/usr/lib/python3.11/threading.py", 327),
+                Frame("get", "/usr/lib/python3.11/queue.py", 171),
+                STEP,
+            ),
+        )._replace(outputs=(RankOutput(of_rank, stderr, "", "", 0.0, (), of_rank),))
+    )
+    assert found.cause is not None
+    assert found.cause.ranks == (1,)
+    assert (f"rank {of_rank}: {ENDED}" in found.findings) is is_shown
