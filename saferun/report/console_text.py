@@ -238,14 +238,23 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
     if output is None:
         return []
     quoted = output.last_lines[-(_QUOTED_BESIDE_A_CORE if beside_a_core else _QUOTED_LINES) :]
+    if _is_in_headline(quoted, diagnosis):
+        return [f"  it wrote nothing else to stderr{f' ({path})' if path else ''}"]
     if quoted:
         return [f"  the last lines of its stderr{f' ({path})' if path else ''}:", *_quoted(quoted)]
     if output.error_message:
         return [f"  it recorded: {shown(output.error_message)}"]
+    if _is_in_headline(output.last_stdout_lines, diagnosis):
+        return ["  it wrote nothing to stderr, and nothing else to stdout"]
     if output.last_stdout_lines:
         head = "  it wrote nothing to stderr; the last lines of its stdout:"
         return [head, *_quoted(output.last_stdout_lines[-_QUOTED_BESIDE_A_CORE:])]
     return ["  it wrote nothing to stderr"]
+
+
+def _is_in_headline(lines: Sequence[str], diagnosis: Diagnosis) -> bool:
+    """Whether this one line, all that there is, stands in the first line of the report."""
+    return len(lines) == 1 and bool(lines[0].strip()) and shown(lines[0].strip()) in shown(diagnosis.headline)
 
 
 def _traceback_of(diagnosis: Diagnosis) -> Traceback | None:

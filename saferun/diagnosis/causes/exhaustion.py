@@ -14,6 +14,8 @@ from saferun.evidence import Cause
 from saferun.text.wording import size_text
 
 _LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once, or ask for more memory"
+# A call that fails does so because of a limit, or because the kernel promises no more than there is.
+_LESS_MEMORY_OR_LIMIT = f"{_LESS_MEMORY}; `ulimit -v` and vm.overcommit_memory limit it too"
 _OOM_LINE = re.compile(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10})\b")
 _SCHEDULER_OOM = re.compile(r"(?:slurmstepd|srun): error: .{0,80}(?:oom[-_]kill|Out [Oo]f [Mm]emory)")
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
@@ -99,16 +101,16 @@ _EXHAUSTED = (
     TextRule(
         "host_out_of_memory",
         re.compile(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
-        lambda _, match: f"the host has no memory left: tried to allocate {size_text(int(match[1]))}",
-        _LESS_MEMORY,
+        lambda _, match: f"no host memory left for this process: tried to allocate {size_text(int(match[1]))}",
+        _LESS_MEMORY_OR_LIMIT,
     ),
     TextRule(
         "host_out_of_memory",
         re.compile(
             r"^(?:numpy\..{0,60})?(?:_Array)?MemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|Cannot allocate memory"
         ),
-        "the host has no memory left",
-        _LESS_MEMORY,
+        "no host memory left for this process",
+        _LESS_MEMORY_OR_LIMIT,
     ),
 )
 

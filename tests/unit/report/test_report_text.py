@@ -196,6 +196,22 @@ def test_what_at_record_wrote_stands_in_for_an_empty_stderr() -> None:
     assert lines[start + 1 : start + 3] == ["  | loading", "  | config error: /data/x is missing"]
 
 
+def test_a_single_line_of_output_that_the_headline_quotes_is_not_shown_again() -> None:
+    """``sys.exit("config error: …")``: the rank has printed it, and the headline quotes it."""
+    said = "config error: lr must be > 0"
+    headline = f"rank 0 failed first: ended with exit code 1 and no traceback; its last line of output: {said}"
+    output = RankOutput(0, (said,), "/run/stderr.log", "", 0.0)
+    lines = text_of(diagnosis_of(output, headline))
+    assert "\n".join(lines).count(said) == 1
+    assert "  it wrote nothing else to stderr (/run/stderr.log)" in lines
+    lines = text_of(diagnosis_of(output._replace(last_lines=(), last_stdout_lines=(said,)), headline))
+    assert "\n".join(lines).count(said) == 1
+    assert "  it wrote nothing to stderr, and nothing else to stdout" in lines
+    # With more than that there is something to read.
+    lines = text_of(diagnosis_of(output._replace(last_lines=("loading", said)), headline))
+    assert lines[1:4] == ["  the last lines of its stderr (/run/stderr.log):", "  | loading", f"  | {said}"]
+
+
 def test_without_files_none_are_named() -> None:
     """``--run-dir none``."""
     assert not any("files:" in line for line in text_of(diagnosis_of(), files=None))
