@@ -164,7 +164,8 @@ print("still heard")
         assert job.wait() == 0
         assert daemon_lives
         assert job.out.endswith("still heard\n")
-        assert "  | the reason\n" in job.err
+        assert "its last line of output: the reason" in job.err
+        assert "  it wrote nothing else to stderr (" in job.err
 
 
 # A thread waits in a page fault; another one waits for it, and has the lock on the memory map of both.
