@@ -15,6 +15,7 @@ from saferun.launch.rank_hook import RankHook
 from saferun.linux.poller import Poller
 from saferun.linux.scratch import current_directory
 from saferun.model import Value
+from saferun.supervisor.actions import Diagnose, Undiagnosed
 from saferun.supervisor.events import Event
 
 TYPE_CHECKING = False
@@ -24,33 +25,9 @@ if TYPE_CHECKING:
     from saferun.captures.capture_query import CaptureQuery
     from saferun.cluster.evidence_exchange import EvidenceExchange
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict
-    from saferun.supervisor.actions import Diagnose
 
 CORE_BUDGET_S = 60.0
 """How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache."""
-
-
-class _Undiagnosed(Value):
-    """Stands for a ``Diagnosis`` where the module that has those cannot be read."""
-
-    headline: str
-    first_failure: None = None
-    output: None = None
-    also_failed: tuple[()] = ()
-    stopped: tuple[()] = ()
-    abandoned: tuple[int, ...] = ()
-    hint: str = ""
-    cause: None = None
-    victims: tuple[()] = ()
-    groups: tuple[()] = ()
-    tree: tuple[()] = ()
-    tracebacks: tuple[()] = ()
-    core: None = None
-    findings: tuple[()] = ()
-    abandoned_ranks: tuple[()] = ()
-    hosts: tuple[()] = ()
-    start: str = ""
-    lost_peers: tuple[()] = ()
 
 
 class Context(Value):
@@ -229,5 +206,5 @@ class AttemptRecord:
         try:
             from saferun.evidence import Diagnosis
         except ModuleNotFoundError:
-            return _Undiagnosed(headline, abandoned=action.abandoned)  # type: ignore[return-value]
+            return Undiagnosed(headline, abandoned=action.abandoned)  # type: ignore[return-value]
         return Diagnosis(headline, None, None, (), (), action.abandoned)

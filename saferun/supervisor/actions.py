@@ -159,6 +159,29 @@ class Diagnose(Value):
         return isinstance(self.ending, StartFailed) and self.ending.by_checks
 
 
+class Undiagnosed(Value):
+    """Stands for a ``Diagnosis`` that did not come in time, or whose module cannot be read."""
+
+    headline: str
+    first_failure: None = None
+    output: None = None
+    also_failed: tuple[()] = ()
+    stopped: tuple[()] = ()
+    abandoned: tuple[int, ...] = ()
+    hint: str = ""
+    cause: None = None
+    victims: tuple[()] = ()
+    groups: tuple[()] = ()
+    tree: tuple[()] = ()
+    tracebacks: tuple[()] = ()
+    core: None = None
+    findings: tuple[()] = ()
+    abandoned_ranks: tuple[()] = ()
+    hosts: tuple[()] = ()
+    start: str = ""
+    lost_peers: tuple[()] = ()
+
+
 class ReportFailure(Value):
     """Report why the attempt failed, and what happens next.
 

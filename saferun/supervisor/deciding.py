@@ -10,6 +10,7 @@ from saferun.supervisor.actions import (
     ReportDecision,
     ReportFailure,
     RunChecks,
+    Undiagnosed,
 )
 from saferun.supervisor.ending import Failed, Leave, StartFailed, explanation, is_final
 from saferun.supervisor.launch_state import Attempt, CutOff, Launch, State
@@ -17,6 +18,8 @@ from saferun.supervisor.policy import FailureFacts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.evidence import Diagnosis
     from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided
 
@@ -63,9 +66,12 @@ def on_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
         # The leader is there, and yet it does not decide: enough.
         attempt.peers.cut_off = CutOff(is_final=True)
         return _decide(launch, event.at, attempt.own_diagnosis, None)
-    code = _exit_code(launch)
-    decision = [BroadcastDecision(launch.number, "finish", code)] if launch.answers_to_job and launch.leads else []
-    return [*decision, *launch.finish(code)]
+    if launch.answers_to_job and not launch.leads:
+        return launch.finish(_exit_code(launch))
+    # Restarts are decided without the cause, as under torchrun.
+    headline = explanation(attempt.ending)[0] or "the attempt failed"
+    none: Any = Undiagnosed(headline, abandoned=attempt.stopping.abandoned)
+    return _decide(launch, event.at, none, None)
 
 
 def _decide(launch: Launch, at: float, diagnosis: Diagnosis, facts: FailureFacts | None) -> list[Action]:

@@ -24,7 +24,7 @@ from saferun.supervisor.events import (
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, FailureFacts, Fingerprint, JobPolicy
 from tests.unit.supervisor.fake_job import Job
-from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, KILLED, World, only, placement_of
+from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, KILLED, World, only, placement_of, running
 
 
 def retrying(retries: int = 3) -> AttemptPolicy:
@@ -48,6 +48,17 @@ def test_a_port_that_is_in_use_is_tried_again() -> None:
     assert report.decision is not None
     assert report.decision.message == "starting again in 2.0 s (retry 1 of 3): port 29500 is in use"
     assert (supervisor.state, supervisor.deadline) == (State.BACKOFF, 3.0)
+
+
+def test_a_diagnosis_that_does_not_come_costs_no_restart() -> None:
+    """It would not end the restarts of torchrun, which has none."""
+    world = running(ranks=1, max_restarts=1)
+    world.exit(0, FAILED)
+    world.expire()
+    report = only(ReportFailure, world.expire())
+    assert report.diagnosis.headline == "the attempt failed"
+    assert report.restarting
+    assert world.supervisor.state is State.BACKOFF
 
 
 def test_a_check_that_finds_what_will_not_pass_ends_the_launch() -> None:
