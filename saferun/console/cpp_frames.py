@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.console.screen import ConsoleStream as Key
+    from saferun.console.console_stream import ConsoleStream as Key
 else:
     Key = object
 

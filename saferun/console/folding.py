@@ -14,7 +14,7 @@ from saferun.console.cpp_frames import HOLD_S, CppFrames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.console.screen import ConsoleStream as Key
+    from saferun.console.console_stream import ConsoleStream as Key
 else:
     Key = object
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 
+from saferun.console.console_stream import ConsoleStream
 from saferun.console.lines import LineAssembler, prefixed
-from saferun.console.screen import ConsoleStream
 from saferun.files.file_stream import FileStream
 
 READ_BYTES = 64 << 10

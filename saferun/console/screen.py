@@ -6,20 +6,25 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.console.lines import LineAssembler, prefixed
+from saferun.console.lines import prefixed
 from saferun.console.target import Target
 from saferun.errors import printable_lines, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.console.console_stream import ConsoleStream
+    from saferun.console.drawing import DrawingBudget
     from saferun.console.folding import Folding
     from saferun.console.raw_pane import RawPane
 
-# An unfinished line (a prompt, a progress bar) appears on a terminal after this time, and on a pipe at most this often.
+# An unfinished line (a prompt, a progress bar) appears on a terminal after this time, and on a pipe after this one.
 _TERMINAL_REFRESH_S = 0.1
 _PIPE_REFRESH_S = 1.0
-# The most rows of unfinished lines at the bottom of a terminal.
+# How often what has been drawn is searched for lines that will not change any more.
+_REST_S = 1.0
+# The most rows of unfinished lines at the bottom of a terminal, and how many rows of a lower one are left for lines.
 _MOST_ROWS = 16
+_LEAST_LINES = 4
 # Lines up to this size are joined; larger ones are not worth a copy.
 _SMALL_BYTES = 4 << 10
 
@@ -34,6 +39,7 @@ class Screen:
         where: returns where skipped lines can be read.
         raw: whether the ranks' bytes pass unchanged, unless they go to a terminal (``--prefix none``).
         carries: whether regular files are written by separate processes.
+        bar_interval_s: how often at most a progress bar is a line, where there is no terminal.
     """
 
     def __init__(
@@ -45,13 +51,14 @@ class Screen:
         where: Callable[[], str],
         raw: bool = False,
         carries: bool = False,
+        bar_interval_s: float = 30.0,
     ) -> None:
         self._raw = raw
 
         def pane(fd: int) -> Pane:
             target = Target(fd, skipping=skipping and not raw, where=where, carries=carries)
             if not raw or target.is_terminal:
-                return Pane(target)
+                return Pane(target, bar_interval_s)
             from saferun.console.raw_pane import RawPane
 
             return RawPane(target)
@@ -237,12 +244,15 @@ class Pane:
 
     raw: RawPane | None = None
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, bar_interval_s: float = 30.0) -> None:
         self.target = target
         self.due: float | None = None
-        self._unfinished: dict[ConsoleStream, bytes] = {}
+        self.budget: DrawingBudget | None = None
+        self._bar_interval_s = bar_interval_s
+        self._unfinished: dict[ConsoleStream, tuple[bytes, ...]] = {}
         self._since: dict[ConsoleStream, float] = {}  # when each of these lines began
         self._rows = 0
+        self._below = 0  # of these rows, how many are below the cursor
         target.shape_note = self._above_the_rows
 
     def put(self, text: bytes) -> bool:
@@ -280,7 +290,7 @@ class Pane:
         if self.due is None:
             self.due = now + (_TERMINAL_REFRESH_S if self.target.is_terminal else _PIPE_REFRESH_S)
         if stream not in self._unfinished:
-            self._unfinished[stream] = b""
+            self._unfinished[stream] = ()
             self._since[stream] = now
 
     def forget(self, stream: ConsoleStream) -> None:
@@ -289,22 +299,29 @@ class Pane:
         if self._unfinished.pop(stream, None) is not None and self._rows:
             self._redraw()
 
+    def update(self, stream: ConsoleStream) -> None:
+        """Some of its rows have become lines: they are not drawn once more."""
+        if self.target.is_terminal and self._unfinished.get(stream):
+            self._unfinished[stream] = stream.live
+
     def show_unfinished(self, now: float) -> None:
         """Show the unfinished lines that are due."""
         self.due = None
         if self.target.is_terminal:
-            for stream in self._unfinished:
-                self._unfinished[stream] = stream.unfinished
-            self._redraw()
+            self._show_rows(now)
             return
         for stream, shown in list(self._unfinished.items()):
-            state = stream.unfinished
+            state = stream.live
             if state == shown:
                 continue
             if stream.overwrites_itself:
+                if shown and now < self._since[stream] + self._bar_interval_s:
+                    self._refresh_at(self._since[stream] + self._bar_interval_s)
+                    continue
                 self._unfinished[stream] = state
-                self.put(prefixed(stream.prefix, state))
-                self._refresh_at(now + _PIPE_REFRESH_S)
+                self._since[stream] = now
+                self.put(b"".join(prefixed(stream.prefix, row) for row in state if row not in shown))
+                self._refresh_at(now + self._bar_interval_s)
             elif stream.is_held():
                 # The rank may have written its end long ago.
                 self._since[stream] = now
@@ -317,127 +334,49 @@ class Pane:
                 self.put(prefixed(stream.prefix, stream.take_unfinished()))
                 del self._unfinished[stream], self._since[stream]
 
+    def _show_rows(self, now: float) -> None:
+        """Draw the newest rows of all streams at the bottom of the terminal."""
+        for stream in list(self._unfinished):
+            if stream.settle(now):
+                self._refresh_at(now + _REST_S)
+        for stream in self._unfinished:
+            self._unfinished[stream] = stream.live
+        self._redraw()
+
     def _refresh_at(self, at: float) -> None:
         self.due = at if self.due is None else min(self.due, at)
 
     def _erase(self) -> bytes:
         rows, self._rows = self._rows, 0
+        above, self._below = rows - 1 - self._below, 0
         if not rows:
             return b""
-        return b"\r\x1b[J" if rows == 1 else b"\r\x1b[%dA\x1b[J" % (rows - 1)
+        return b"\r\x1b[%dA\x1b[J" % above if above else b"\r\x1b[J"
 
     def _draw(self) -> bytes:
-        shown = [stream.prefix + state for stream, state in self._unfinished.items() if state][:_MOST_ROWS]
-        if not shown:
+        drawn = {stream: rows for stream, rows in self._unfinished.items() if rows}
+        if not drawn:
             return b""
+        room = _MOST_ROWS
+        if any(len(rows) > 1 for rows in drawn.values()):
+            from saferun.linux.streams import terminal_size
+
+            room = min(room, max(terminal_size(self.target.fd)[1] - _LEAST_LINES, 1))
+        shown: list[bytes] = []
+        cursor = None
+        for place, (stream, rows) in enumerate(drawn.items()):
+            # Each has the rows that the others leave; of what is higher, the rows nearest to its end.
+            most = max((room - len(shown)) // (len(drawn) - place), 1)
+            left_out = max(len(rows) - most, 0)
+            at = stream.cursor
+            if at is not None and left_out <= at[0] < len(rows):
+                cursor = (len(shown) + at[0] - left_out, stream.prefix_columns + at[1])
+            shown += [stream.prefix + row for row in rows[left_out:]]
+        shown = shown[:room]
         self._rows = len(shown)
         # Without line wrapping each of them is one row, whatever its width.
-        return b"\x1b[?7l" + b"\n".join(shown) + b"\x1b[?7h"
-
-
-class ConsoleStream:
-    """One stream of one rank on the console.
-
-    Args:
-        pane: where it is shown.
-        prefix: of its lines.
-        folder: the screen that folds its tracebacks, if any.
-        rank: whose stream it is.
-    """
-
-    def __init__(self, pane: Pane, prefix: bytes, folder: Screen | None = None, rank: int = -1) -> None:
-        self.prefix = prefix
-        self.rank = rank
-        self._folder = folder
-        self._pane = pane
-        self._lines = LineAssembler()
-        self._noted = False
-        self.is_held: Callable[[], bool] = lambda: self.is_full  # whether reading the rank is paused
-
-    @property
-    def is_full(self) -> bool:
-        """Whether to pause reading this stream."""
-        return self._pane.target.is_full
-
-    @property
-    def overwrites_itself(self) -> bool:
-        """Whether the unfinished line is a progress bar."""
-        return self._lines.overwrites_itself
-
-    @property
-    def unfinished(self) -> bytes:
-        """The line that has no end yet, or the newest state of a progress bar."""
-        return self._lines.unfinished
-
-    def take_unfinished(self) -> bytes:
-        """Take the unfinished line, which then counts as written."""
-        self._noted = False
-        return self._lines.take()
-
-    @property
-    def is_within_line(self) -> bool:
-        """Whether a line has been begun and not ended."""
-        return bool(self._lines)
-
-    def feed(self, chunk: bytes, now: float) -> None:
-        """Process more bytes from the rank."""
-        folder = self._folder
-        is_wanted = is_within = False
-        if folder is not None and (folding := folder.folding) is not None:
-            try:
-                is_wanted = folding.wants(self, chunk)
-                is_within = is_wanted and folding.is_within(self)
-            except Exception:
-                folder.abandon_folding(now)
-        if folder is not None and is_wanted and folder.folding is not None:
-            # Only while files keep all of it.
-            if self._pane.target.skipping or is_within:
-                if self._lines and not is_within:
-                    # A header may come in several pieces.
-                    self._forget()
-                    chunk = self._lines.take_back() + chunk
-                chunk = folder.fold(self, chunk, now)
-            if not chunk:
-                return
-        self.show(chunk, now)
-
-    def show(self, chunk: bytes, now: float) -> None:
-        """Show bytes from the rank."""
-        if self._pane.raw is not None:
-            self._pane.raw.pass_on(self, chunk, now)
-            return
-        is_whole = True
-        if self._pane.target.has_room(len(chunk)):
-            pieces = self._lines.feed_prefixed(chunk, self.prefix)
-            if pieces:
-                self._forget()
-                is_whole = self._pane.put_pieces(pieces)
-        elif lines := self._lines.skip(chunk):
-            self._forget()
-            self._pane.target.skip(lines)
-            is_whole = False
-        if not is_whole and self._folder is not None and self._folder.folding is not None:
-            try:
-                self._folder.folding.spoil(self, self.rank)
-            except Exception:
-                self._folder.abandon_folding(now)
-        if self._lines:
-            self._pane.note_unfinished(self, now)
-            self._noted = True
-
-    def close(self) -> None:
-        """The stream has ended: complete its unfinished line, unless bytes pass unchanged."""
-        if self._pane.raw is not None:
-            self._pane.raw.ended(self)
-            return
-        if self._folder is not None and (rest := self._folder.fold(self, b"", None)):
-            self.show(rest, 0.0)
-        self._forget()
-        if self._lines:
-            self._pane.put(prefixed(self.prefix, self._lines.take()))
-
-    def _forget(self) -> None:
-        """The unfinished line has been completed."""
-        if self._noted:
-            self._noted = False
-            self._pane.forget(self)
+        text = b"\x1b[?7l" + b"\n".join(shown) + b"\x1b[?7h"
+        if cursor is None or cursor[0] >= self._rows:
+            return text
+        self._below = self._rows - 1 - cursor[0]
+        return text + (b"\x1b[%dA" % self._below if self._below else b"") + b"\x1b[%dG" % (cursor[1] + 1)

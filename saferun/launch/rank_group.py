@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from signal import SIGCONT
 from time import localtime, strftime
 
+from saferun.console.console_stream import ConsoleStream
 from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import LineFilter, RankStream
-from saferun.console.screen import ConsoleStream
 from saferun.errors import SaferunError, suppress
 from saferun.files.file_stream import FRESH, LAZY, Answer, FileStream
 from saferun.files.run_dir import shorter_path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import termios
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,8 +35,9 @@ class Reader:
         return cls(read_end, write_end)
 
     @classmethod
-    def terminal(cls, *, raw: bool = False) -> Reader:
+    def terminal(cls, rows: int = 0, columns: int = 0, *, raw: bool = False) -> Reader:
         master, slave = os.openpty()
+        termios.tcsetwinsize(slave, (rows, columns))
         if raw:
             tty.setraw(slave)
         return cls(master, slave)
@@ -80,7 +82,7 @@ def lines_of(shown: bytes, streams: int) -> list[bytes]:
 
 @contextmanager
 def console(stdout: Reader, stderr: Reader | None = None) -> Iterator[Screen]:
-    screen = Screen(stdout.fd, (stderr or stdout).fd, skipping=False, where=str)
+    screen = Screen(stdout.fd, (stderr or stdout).fd, skipping=False, where=str, bar_interval_s=1.0)
     for pane in screen.panes:
         # The tests were not started on it.
         pane.target.is_terminal = os.isatty(pane.target.fd)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saferun.console.console_stream import ConsoleStream
 from saferun.console.lines import LineAssembler
 from saferun.console.prefix import colored
-from saferun.console.screen import ConsoleStream
 from tests.unit.console.reader import Reader, console, drain, lines_of, prefix_of
 from tests.unit.console.terminal_model import Terminal
 
@@ -57,7 +57,7 @@ def test_a_bar_on_a_pipe_shows_at_most_one_line_a_second(updates: list[tuple[int
             tick()
         for i, stream in enumerate(streams):
             assert bool(shown_at[i]) == bool(newest[i]), "the last state was never shown"
-            assert stream.unfinished == newest[i]
+            assert b"".join(stream.live) == newest[i]
 
 
 def test_a_finished_bar_is_a_line() -> None:

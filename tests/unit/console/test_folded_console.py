@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.console.console_stream import ConsoleStream
 from saferun.console.folding import Folding
-from saferun.console.screen import ConsoleStream, Screen
+from saferun.console.screen import Screen
 from tests.unit.console.reader import Reader, console, drain
 from tests.unit.console.test_folding import FRAMES, GROUP, LABELS
 

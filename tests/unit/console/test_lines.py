@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.console.console_stream import ConsoleStream
 from saferun.console.lines import LONGEST_LINE_BYTES, LineAssembler, newest_state, newest_states, prefixed
-from saferun.console.screen import ConsoleStream, Screen
+from saferun.console.rows import moves_cursor
+from saferun.console.screen import Screen
 from tests.unit.console.reader import Reader, console, drain, lines_of, prefix_of
 
 # Bytes as ranks write them, line ends and NULs among them more often than chance would have it. Without bare \r.
@@ -20,7 +22,8 @@ PIECES = st.one_of(
     st.binary(max_size=12).map(lambda text: text.replace(b"\r", b"")),
     st.sampled_from([b"\n", b"\n\n", b"\r\n", b"\0", b"\xff\xfe", b"[0] ", b"loss 0.25\n", b"a" * 3000, "ü".encode()]),
 )
-TEXTS = st.lists(PIECES, max_size=12).map(b"".join)
+# What moves a cursor is drawn, which test_drawn_console.py is about.
+TEXTS = st.lists(PIECES, max_size=12).map(b"".join).filter(lambda text: not moves_cursor(text, is_terminal=False))
 
 
 class Fed(NamedTuple):

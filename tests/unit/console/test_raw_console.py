@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.console.console_stream import ConsoleStream
 from saferun.console.raw_pane import RawPane
-from saferun.console.screen import ConsoleStream, Screen
+from saferun.console.screen import Screen
 from saferun.console.target import MOST_WAITING_BYTES, Target
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.console import target as target_module
+from saferun.console.console_stream import ConsoleStream
 from saferun.console.rank_stream import LineFilter, RankStream
-from saferun.console.screen import ConsoleStream, Screen
+from saferun.console.screen import Screen
 from saferun.console.target import MOST_WAITING_BYTES, Target
 from saferun.files.file_stream import FRESH, LAZY
 from tests.direct_files import DirectFiles

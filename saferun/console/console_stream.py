@@ -1,0 +1,227 @@
+"""One stream of one rank on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from saferun.console.lines import LineAssembler, prefixed
+from saferun.errors import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.console.drawing import Drawing
+    from saferun.console.screen import Pane, Screen
+
+# Bytes of text, line ends, carriage returns, tabs and bells. Of the others ESC begins colours too, and \xc2 letters: a
+# chunk that has one is searched.
+_PLAIN = bytes(byte for byte in range(256) if (byte >= 0x20 and byte not in {0x7F, 0xC2}) or byte in b"\a\t\n\r")  # noqa: PLR2004
+
+
+class ConsoleStream:
+    """One stream of one rank on the console.
+
+    Args:
+        pane: where it is shown.
+        prefix: of its lines.
+        folder: the screen that folds its tracebacks, if any.
+        rank: whose stream it is.
+    """
+
+    def __init__(self, pane: Pane, prefix: bytes, folder: Screen | None = None, rank: int = -1) -> None:
+        self.prefix = prefix
+        self.rank = rank
+        self._folder = folder
+        self._pane = pane
+        self._lines = LineAssembler()
+        self._drawing: Drawing | None = None
+        self._is_drawn = False
+        self._noted = False
+        self.is_held: Callable[[], bool] = lambda: self.is_full  # whether reading the rank is paused
+
+    @property
+    def is_full(self) -> bool:
+        """Whether to pause reading this stream."""
+        return self._pane.target.is_full
+
+    @property
+    def overwrites_itself(self) -> bool:
+        """Whether the unfinished line is a progress bar."""
+        return self._is_drawn or self._lines.overwrites_itself
+
+    @property
+    def live(self) -> tuple[bytes, ...]:
+        """The line that has no end yet, or the newest rows of a progress bar; empty where there is none."""
+        if self._is_drawn and self._drawing is not None:
+            return self._drawing.live
+        line = self._lines.unfinished
+        return (line,) if line else ()
+
+    @property
+    def cursor(self) -> tuple[int, int] | None:
+        """Where the cursor is among these rows: row and column; None: at the end, or hidden."""
+        return self._drawing.cursor if self._is_drawn and self._drawing is not None else None
+
+    @property
+    def prefix_columns(self) -> int:
+        """How wide the prefix is."""
+        text = self.prefix.decode(errors="replace")
+        return len(text.partition("m")[2].removesuffix("\x1b[0m") if text.startswith("\x1b") else text)
+
+    @property
+    def columns(self) -> int:
+        """How wide the rank's own terminal is."""
+        from saferun.linux.streams import terminal_size
+
+        return terminal_size(self._pane.target.fd)[0] - self.prefix_columns
+
+    def take_unfinished(self) -> bytes:
+        """Take the unfinished line, which then counts as written."""
+        self._noted = False
+        return self._lines.take()
+
+    @property
+    def is_within_line(self) -> bool:
+        """Whether a line has been begun and not ended."""
+        return bool(self._lines) or self._is_drawn
+
+    def feed(self, chunk: bytes, now: float) -> None:
+        """Process more bytes from the rank."""
+        folder = self._folder
+        is_wanted = is_within = False
+        if folder is not None and (folding := folder.folding) is not None:
+            try:
+                is_wanted = folding.wants(self, chunk)
+                is_within = is_wanted and folding.is_within(self)
+            except Exception:
+                folder.abandon_folding(now)
+        if folder is not None and is_wanted and folder.folding is not None:
+            # Only while files keep all of it.
+            if self._pane.target.skipping or is_within:
+                if self._lines and not is_within:
+                    # A header may come in several pieces.
+                    self._forget()
+                    chunk = self._lines.take_back() + chunk
+                chunk = folder.fold(self, chunk, now)
+            if not chunk:
+                return
+        self.show(chunk, now)
+
+    def show(self, chunk: bytes, now: float) -> None:
+        """Show bytes from the rank."""
+        if self._pane.raw is not None:
+            self._pane.raw.pass_on(self, chunk, now)
+            return
+        if (self._drawing is not None or self._may_move(chunk)) and self._draw(chunk, now):
+            return
+        is_whole = True
+        if self._pane.target.has_room(len(chunk)):
+            pieces = self._lines.feed_prefixed(chunk, self.prefix)
+            if pieces:
+                self._forget()
+                is_whole = self._pane.put_pieces(pieces)
+        elif lines := self._lines.skip(chunk):
+            self._forget()
+            self._pane.target.skip(lines)
+            is_whole = False
+        if not is_whole and self._folder is not None and self._folder.folding is not None:
+            try:
+                self._folder.folding.spoil(self, self.rank)
+            except Exception:
+                self._folder.abandon_folding(now)
+        if self._lines:
+            self._pane.note_unfinished(self, now)
+            self._noted = True
+
+    def _may_move(self, chunk: bytes) -> bool:
+        """Whether the chunk has bytes of cursor movements, or others that are not for a terminal."""
+        return bool(chunk.translate(None, _PLAIN)) if self._pane.target.is_terminal else b"\x1b[" in chunk
+
+    def _draw(self, chunk: bytes, now: float) -> bool:
+        """Draw a chunk that moves the cursor. Returns whether it has been shown."""
+        try:
+            if self._draws(chunk):
+                self._show_drawn(chunk, now)
+                return True
+        except Exception:
+            self._stop_drawing()
+        return False
+
+    def _draws(self, chunk: bytes) -> bool:
+        """Whether the chunk moves the cursor, or is for rows that are live."""
+        if self._drawing is None:
+            from saferun.console.drawing import Drawing, DrawingBudget
+            from saferun.console.rows import moves_cursor
+
+            is_terminal = self._pane.target.is_terminal
+            if not moves_cursor(chunk, is_terminal=is_terminal):
+                return False
+            if self._pane.budget is None:
+                self._pane.budget = DrawingBudget()
+            self._drawing = Drawing(
+                self._pane.budget, lambda: self.columns, self._lines.take(), is_terminal=is_terminal
+            )
+            return True
+        if not self._drawing.wants(chunk):
+            return False
+        if self._lines:
+            chunk = self._lines.take()
+            self._drawing.feed(chunk, 0.0)
+        return True
+
+    def _show_drawn(self, chunk: bytes, now: float) -> None:
+        """Draw; what scrolls out of the stream's rows are lines."""
+        drawing = self._drawing
+        if drawing is None:
+            return
+        self._put_drawn(drawing, drawing.feed(chunk, now))
+        if drawing.live:
+            self._pane.note_unfinished(self, now)
+            self._noted = True
+
+    def _put_drawn(self, drawing: Drawing, lines: bytes) -> None:
+        """Show lines that are final; its other rows are drawn when that is due."""
+        self._is_drawn = bool(drawing.live) or drawing.wants(b"")
+        self._pane.update(self)
+        if lines:
+            self._pane.put(prefixed(self.prefix, lines))
+        if not drawing.live:
+            self._forget()
+
+    def settle(self, now: float) -> bool:
+        """Show what has become final because nothing has come for a while. Returns whether anything may still."""
+        drawing = self._drawing
+        if not self._is_drawn or drawing is None:
+            return False
+        try:
+            self._put_drawn(drawing, drawing.settle(now))
+        except Exception:
+            self._stop_drawing()
+            return False
+        return len(drawing.live) > 1
+
+    def _stop_drawing(self) -> None:
+        """It has failed: what it has is shown as lines, and from now on everything as it is."""
+        self._forget()
+        drawing, self._drawing, self._is_drawn = self._drawing, None, False
+        with suppress(Exception):
+            if drawing is not None and (rest := drawing.take()):
+                self._pane.put(prefixed(self.prefix, rest))
+
+    def close(self) -> None:
+        """The stream has ended: complete its unfinished line, unless bytes pass unchanged."""
+        if self._pane.raw is not None:
+            self._pane.raw.ended(self)
+            return
+        if self._folder is not None and (rest := self._folder.fold(self, b"", None)):
+            self.show(rest, 0.0)
+        self._forget()
+        if self._drawing is not None:
+            self._stop_drawing()
+        if self._lines:
+            self._pane.put(prefixed(self.prefix, self._lines.take()))
+
+    def _forget(self) -> None:
+        """The unfinished line has been completed."""
+        if self._noted:
+            self._noted = False
+            self._pane.forget(self)

@@ -1,0 +1,88 @@
+"""Progress bars of real libraries, on a terminal that several ranks share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.process.launching import until
+from tests.process.test_terminal import COLUMNS, ROWS, Terminal, on_terminal
+from tests.shown import Shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = 20
+
+
+def shown_lines(terminal: Terminal) -> list[str]:
+    shown = Shown(COLUMNS, ROWS)
+    shown.feed(terminal.text.encode())
+    return shown.lines
+
+
+RICH = """
+import os
+from rank import *
+if RANK == 0:
+    from rich.progress import Progress
+    with Progress(refresh_per_second=1000) as progress:
+        tasks = [progress.add_task(f"task{i}", total=20) for i in range(3)]
+        for step in range(20):
+            for task in tasks:
+                progress.advance(task)
+            if step == 10:
+                progress.console.print("printed beside the bars", os.get_terminal_size(1).columns)
+            progress.refresh()
+            tell("step")
+            await_release(f"step {step}")
+else:
+    for step in range(20):
+        await_release(f"line {step}")
+        print(f"IMPORTANT line {step}", flush=True)
+        tell("line")
+"""
+
+
+def test_rich_progress_leaves_the_lines_of_other_ranks_alone(tmp_path: Path) -> None:
+    """Three bars of one rank once erased all but one of another rank's twenty lines."""
+    with on_terminal(tmp_path, RICH, "--prefix", "[{rank}] ", nproc=2) as (job, terminal):
+        for step in range(STEPS):
+            job.hear("step")
+            job.release(f"line {step}")
+            job.hear("line")
+            until(lambda step=step: f"IMPORTANT line {step}\r" in terminal.text, "the line is shown")  # type: ignore[misc]
+            job.release(f"step {step}")
+        assert job.wait() == 0
+        until(lambda: sum("100%" in line for line in shown_lines(terminal)) == 3, "all three bars are full")
+        lines = shown_lines(terminal)
+        assert [line for line in lines if line.startswith("[1]")] == [f"[1] IMPORTANT line {i}" for i in range(STEPS)]
+        bars = [line for line in lines if line.startswith("[0]") and "task" in line]
+        assert [line.split()[1] for line in bars] == ["task0", "task1", "task2"]
+        assert f"[0] printed beside the bars {COLUMNS - 4}" in lines
+        assert all(line.startswith(("[0]", "[1]")) for line in lines if line)
+
+
+TQDM = """
+from rank import *
+from tqdm import tqdm
+for epoch in tqdm(range(3), desc=f"epochs", mininterval=0):
+    for step in tqdm(range(5), desc="steps", mininterval=0, leave=False):
+        if epoch == 1 and step == 2:
+            tell("within")
+            await_release("go on")
+"""
+
+
+def test_a_bar_within_a_bar_is_two_rows_for_each_rank(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, TQDM, "--prefix", "[{rank}] ", nproc=2) as (job, terminal):
+        job.hear("within", 2)
+
+        def rows() -> list[str]:
+            return [" ".join(line.split()[:3]).partition("|")[0] for line in shown_lines(terminal)[-4:]]
+
+        wanted = sorted(f"[{rank}] {row}" for rank in range(2) for row in ("epochs: 33%", "steps: 40%"))
+        until(lambda: sorted(rows()) == wanted, "two rows for each rank")
+        job.release("go on")
+        assert job.wait() == 0
+        until(lambda: sum("100%" in line for line in shown_lines(terminal)) == 2, "the outer bars stay")
+        assert not any("steps" in line for line in shown_lines(terminal))

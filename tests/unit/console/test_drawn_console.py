@@ -1,0 +1,208 @@
+"""Ranks that draw on one terminal: neither another rank's lines nor a prefix is lost to a cursor movement."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saferun.console.console_stream import ConsoleStream
+from saferun.console.rows import Rows
+from tests.shown import Shown
+from tests.unit.console.reader import Reader, console, drain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+    from saferun.console.screen import Screen
+
+COLUMNS, ROWS = 100, 40
+HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
+
+
+class Ranks:
+    """Some ranks on one terminal."""
+
+    def __init__(self, count: int, reader: Reader, screen: Screen) -> None:
+        self.reader = reader
+        self.screen = screen
+        self.streams = [ConsoleStream(screen.out, b"[%d] " % rank) for rank in range(count)]
+        self.now = 0.0
+        self._shown = Shown(COLUMNS, ROWS)
+
+    def write(self, rank: int, text: bytes) -> None:
+        self.streams[rank].feed(text, self.now)
+
+    def wait(self) -> None:
+        """Long enough for unfinished rows to appear."""
+        self.now += 0.2
+        self.screen.tick(self.now)
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+    @property
+    def shown(self) -> Shown:
+        drain(self.screen, self.reader)
+        self._shown.feed(self.reader.taken)
+        self.reader.taken = b""
+        return self._shown
+
+
+@contextmanager
+def ranks(count: int) -> Iterator[Ranks]:
+    with Reader.terminal(ROWS, COLUMNS) as reader, console(reader) as screen:
+        yield Ranks(count, reader, screen)
+
+
+def bars(step: int, *, first: bool) -> bytes:
+    """Three rows of rich.progress."""
+    again = b"" if first else b"\r\x1b[2K" + b"\x1b[1A\x1b[2K" * 2
+    return again + b"\n".join(b"task%d \x1b[35m%s\x1b[0m %3d%%" % (task, b"=" * 20, step) for task in range(3))
+
+
+def test_bars_of_several_rows_leave_the_lines_of_other_ranks_alone() -> None:
+    with ranks(2) as job:
+        job.write(0, HIDE)
+        for step in range(20):
+            job.write(0, bars(step, first=not step))
+            job.write(1, b"IMPORTANT line %d\n" % step)
+            job.wait()
+        drawn = ["[0] task0 ==================== %3d%%", "[0] task1 ==================== %3d%%"]
+        drawn.append("[0] task2 ==================== %3d%%")
+        lines = [f"[1] IMPORTANT line {step}" for step in range(20)]
+        assert job.shown.lines == [*lines, *(row % 19 for row in drawn)]
+        job.write(0, b"\n" + SHOW)
+        job.write(0, b"done\n")
+        job.close()
+        assert job.shown.lines == [*lines, *(row % 19 for row in drawn), "[0] done"]
+
+
+def test_a_row_that_is_erased_keeps_its_prefix() -> None:
+    with ranks(2) as job:
+        for rank in range(2):
+            job.write(rank, b"\r\x1b[2KTraining 83%")
+        job.wait()
+        assert job.shown.lines == ["[0] Training 83%", "[1] Training 83%"]
+
+
+def test_nested_bars_stay_two_rows() -> None:
+    """What tqdm writes for a bar within a bar."""
+    with ranks(1) as job:
+        job.write(0, b"\repochs 0/3")
+        for epoch in range(3):
+            for step in range(3):
+                job.write(0, b"\n\r  steps %d/3\x1b[A" % step)
+                job.wait()
+            job.write(0, b"\repochs %d/3" % (epoch + 1))
+            job.wait()
+        # The first state of the outer bar was a line before the first movement told that it would change.
+        assert job.shown.lines == ["[0] epochs 0/3", "[0] epochs 3/3", "[0]   steps 2/3"]
+
+
+def test_the_cursor_stands_where_the_rank_has_put_it() -> None:
+    """In a debugger's prompt, after an arrow key."""
+    with ranks(1) as job:
+        job.write(0, b"(Pdb) prit x\x1b[4D")
+        job.wait()
+        assert job.shown.lines == ["[0] (Pdb) prit x"]
+        assert job.shown.cursor == len("[0] (Pdb) pri") - 1
+        job.write(0, b"\x1b[1@n")
+        job.wait()
+        assert job.shown.lines == ["[0] (Pdb) prnit x"]
+
+
+def test_more_rows_than_the_terminal_has_are_cut() -> None:
+    with ranks(8) as job:
+        for rank in range(8):
+            job.write(rank, HIDE + b"\n".join(b"row %d" % row for row in range(12)))
+        job.wait()
+        shown = job.shown.lines
+        assert len(shown) <= ROWS - 4
+        assert {row[:3] for row in shown} == {f"[{rank}]" for rank in range(8)}
+        job.write(0, b"\n" + SHOW)
+        job.close()
+        for rank in range(8):
+            assert [row for row in job.shown.lines if row.startswith(f"[{rank}]")] == [
+                f"[{rank}] row {row}" for row in range(12)
+            ]
+
+
+NOISE = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [b"\x1b[A", b"\x1b[5A", b"\x1b[2K", b"\x1b[H", b"\x1b[2J", b"\x1b[?1049h", b"\x1b[?1049l", b"\r"]
+        ),
+        st.sampled_from(
+            [b"\x1b[999;999H", b"\x1bM", b"\x1b[3S", b"\x1b[5L", b"\x1bc", b"\x1b[1;5r", HIDE, SHOW, b"\x1b[u"]
+        ),
+        st.sampled_from([b"\n", b"noise", b"\x1b", b"[", b"\x08" * 9, b"\x0c", b"\x0b", "日本".encode(), b"x" * 150]),
+        st.binary(max_size=8),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=200)
+@given(NOISE, st.integers(0, 5))
+def test_whatever_a_rank_writes_the_lines_of_others_stay(noise: list[bytes], pause: int) -> None:
+    with ranks(3) as job:
+        for step, piece in enumerate(noise):
+            job.write(0, piece)
+            job.write(1, b"line %d\n" % step)
+            if pause and not step % pause:
+                job.wait()
+        job.write(2, b"last\n")
+        job.wait()
+        job.close()
+        lines = job.shown.lines
+        assert [line for line in lines if line.startswith("[1]")] == [f"[1] line {step}" for step in range(len(noise))]
+        assert lines.count("[2] last") == 1
+
+
+def test_what_cannot_be_drawn_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are an extra: where they fail, output goes on as it would without them."""
+    monkeypatch.setattr(Rows, "_write", lambda *_: 1 / 0)
+    with ranks(2) as job:
+        job.write(0, b"\x1b[Kfirst\n")
+        job.write(1, b"second\n")
+        job.wait()
+        job.close()
+        assert job.shown.lines == ["[0] first", "[1] second"]
+
+
+def test_a_flood_of_movements_becomes_lines() -> None:
+    """To draw costs time, which the loop needs for other ranks."""
+    with ranks(2) as job:
+        job.write(0, b"".join(b"\x1b[2Kstep %d\r\x1b[A" % step for step in range(10_000)) + b"\n")
+        job.write(1, b"still here\n")
+        job.wait()
+        job.close()
+        lines = job.shown.lines
+        assert "[1] still here" in lines
+        assert "[0] step 9999" in lines
+
+
+def test_without_a_terminal_a_bar_is_a_line_now_and_then() -> None:
+    with Reader.pipe() as reader, console(reader) as screen:
+        for pane in screen.panes:
+            pane._bar_interval_s = 30.0
+        stream = ConsoleStream(screen.out, b"[0] ")
+        stream.feed(HIDE + bars(0, first=True), 0.0)
+        for step in range(1, 100):
+            screen.tick(float(step))
+            stream.feed(bars(step, first=False), float(step))
+        stream.feed(b"\n" + SHOW, 100.0)
+        stream.close()
+        drain(screen, reader)
+        lines = reader.taken.decode().splitlines()
+        assert not any("\x1b[2K" in line or "\x1b[1A" in line for line in lines)
+        steps = [int(line.rstrip("%").split()[-1]) for line in lines if "task0" in line]
+        assert steps == [0, 30, 60, 90, 99]
+        assert os.linesep.join(lines).count("task2") == len(steps)
