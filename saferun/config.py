@@ -121,7 +121,8 @@ class OutputConfig(Value):
 
     ``run_dir`` None: the default place; ``keep_files`` False: no run directory at all.
     ``prefix`` None: no prefix. ``legacy_template``: torchrun's ``--log-line-prefix-template``.
-    ``fold``: whether tracebacks that several ranks print are shown once.
+    ``fold``: whether tracebacks that several ranks print are shown once. ``bar_interval_s``: how often a progress bar
+    is a line, where there is no terminal.
     """
 
     run_dir: str | None
@@ -131,6 +132,7 @@ class OutputConfig(Value):
     pty: Literal["auto", "on", "off"]
     color: Literal["auto", "always", "never"]
     fold: bool = False
+    bar_interval_s: float = 30.0
 
 
 class EnvironConfig(Value):

@@ -190,6 +190,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
     _check_seconds(values, "capture_budget", "0 turns it off")
     _check_seconds(values, "cause_wait", "0 turns it off")
     _check_seconds(values, "slow_window", "0 turns it off")
+    _check_seconds(values, "bar_interval", "0 shows it once a second")
     _check_count(values, "keep_cores", "to keep none, leave --cores at backtrace")
     if values.on_hang == "restart" and values.max_restarts <= 0:
         raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
@@ -359,6 +360,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         pty=values.pty,
         color=values.color,
         fold=values.fold == "on",
+        bar_interval_s=values.bar_interval,
     )
 
 

@@ -373,6 +373,12 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "of it, and not with --tee, --redirects, --log-line-prefix-template, --prefix none",
     ),
     _option(
+        "--bar-interval SECONDS",
+        30.0,
+        OUTPUT,
+        "how often a progress bar is printed as a line where the console is no terminal; its last state always is",
+    ),
+    _option(
         "--hang-timeout SECONDS",
         300.0,
         HANGS,

@@ -25,13 +25,17 @@ class ConsoleStream:
         prefix: of its lines.
         folder: the screen that folds its tracebacks, if any.
         rank: whose stream it is.
+        tag: what torch puts before its lines and the prefix says already; it is left out.
     """
 
-    def __init__(self, pane: Pane, prefix: bytes, folder: Screen | None = None, rank: int = -1) -> None:
+    def __init__(
+        self, pane: Pane, prefix: bytes, folder: Screen | None = None, rank: int = -1, tag: bytes = b""
+    ) -> None:
         self.prefix = prefix
         self.rank = rank
         self._folder = folder
         self._pane = pane
+        self._tag = tag
         self._lines = LineAssembler()
         self._drawing: Drawing | None = None
         self._is_drawn = False
@@ -118,6 +122,8 @@ class ConsoleStream:
             pieces = self._lines.feed_prefixed(chunk, self.prefix)
             if pieces:
                 self._forget()
+                if self._tag and self._tag in chunk:
+                    pieces = (self._untagged(b"".join(pieces)),)
                 is_whole = self._pane.put_pieces(pieces)
         elif lines := self._lines.skip(chunk):
             self._forget()
@@ -131,6 +137,15 @@ class ConsoleStream:
         if self._lines:
             self._pane.note_unfinished(self, now)
             self._noted = True
+
+    def _untagged(self, lines: bytes) -> bytes:
+        """Lines without the tag that stands right behind the prefix."""
+        prefix, tag = self.prefix, self._tag
+        if lines.startswith(prefix + tag):
+            lines = prefix + lines[len(prefix + tag) :].lstrip(b" ")
+        for end in (b" ", b""):
+            lines = lines.replace(b"\n" + prefix + tag + end, b"\n" + prefix)
+        return lines
 
     def _may_move(self, chunk: bytes) -> bool:
         """Whether the chunk has bytes of cursor movements, or others that are not for a terminal."""

@@ -40,6 +40,7 @@ class Screen:
         raw: whether the ranks' bytes pass unchanged, unless they go to a terminal (``--prefix none``).
         carries: whether regular files are written by separate processes.
         bar_interval_s: how often at most a progress bar is a line, where there is no terminal.
+        color: whether saferun's own messages are coloured; auto: on a terminal, unless NO_COLOR is set.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Screen:
         raw: bool = False,
         carries: bool = False,
         bar_interval_s: float = 30.0,
+        color: str = "never",
     ) -> None:
         self._raw = raw
+        self._color = color
 
         def pane(fd: int) -> Pane:
             target = Target(fd, skipping=skipping and not raw, where=where, carries=carries)
@@ -92,7 +95,24 @@ class Screen:
     def print_message(self, text: str) -> None:
         """Print one or more lines of saferun itself to stderr."""
         self._note_folded(None)
-        self.err.put_message(printable_lines(text).encode(errors="backslashreplace") + b"\n")
+        self._put_own(printable_lines(text))
+
+    def colors(self, pane: Pane) -> bool:
+        """Whether to colour what saferun itself writes there."""
+        if self._color != "auto":
+            return self._color == "always"
+        return pane.target.is_terminal and not os.environ.get("NO_COLOR")
+
+    def _put_own(self, text: str) -> None:
+        """Write lines of saferun itself to stderr; wrapped and coloured on a terminal."""
+        pane = self.err
+        is_colored = self.colors(pane)
+        if pane.target.is_terminal or is_colored:
+            with suppress(Exception):
+                from saferun.console.message_style import styled
+
+                text = styled(text, columns=pane.columns, is_colored=is_colored)
+        pane.put_message(text.encode(errors="backslashreplace") + b"\n")
 
     def print_output(self, text: str) -> None:
         """Print the result that the user asked for to stdout."""
@@ -162,7 +182,7 @@ class Screen:
             self.folding = None
             notes = ["the same traceback of other ranks is not shown; it is in their stderr.log"]
         for note in notes:
-            self.err.put_message(printable_lines(f"saferun: {note}").encode(errors="backslashreplace") + b"\n")
+            self._put_own(printable_lines(f"saferun: {note}"))
 
     def abandon_folding(self, now: float) -> None:
         """It has failed between two chunks: show what it holds back, and from now on everything as it is."""
@@ -274,7 +294,17 @@ class Pane:
 
     def put_message(self, text: bytes) -> None:
         """Write lines that are never skipped."""
-        self.target.put(self._above_the_rows(text))
+        # A terminal may show what was typed, a ^C for example, before the cursor.
+        self.target.put(self._above_the_rows(text) if self._rows or not self.target.is_terminal else b"\r" + text)
+
+    @property
+    def columns(self) -> int:
+        """The width of a terminal; 0 where there is none."""
+        if not self.target.is_terminal:
+            return 0
+        from saferun.linux.streams import terminal_size
+
+        return terminal_size(self.target.fd)[0]
 
     def _above_the_rows(self, text: bytes) -> bytes:
         # The rows at the bottom are erased and drawn again below the new lines.

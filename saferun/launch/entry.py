@@ -21,7 +21,7 @@ from saferun.linux.limits import has_room_for_files
 from saferun.linux.prctl import become_subreaper, keep_freed_memory
 from saferun.linux.procfs import children_of
 from saferun.linux.reaper import Reaper
-from saferun.linux.streams import ensure_standard_descriptors
+from saferun.linux.streams import ensure_standard_descriptors, leave_keyboard
 from saferun.supervisor.actions import Finish
 
 TYPE_CHECKING = False
@@ -58,6 +58,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
         saferun's exit code. Where a signal ended the launch before anything ran, this does not return.
     """
     ensure_standard_descriptors()
+    leave_keyboard()
     if config.checks.nics and config.checks.nics != ("auto",):
         from saferun.launch.nic_variables import with_nics
 
@@ -182,6 +183,8 @@ def _open_screen(output: OutputConfig, run_dir: RunDirectory) -> Screen:
         2,
         raw=output.prefix is None and output.legacy_template is None,
         carries=True,
+        bar_interval_s=output.bar_interval_s,
+        color=output.color,
         skipping=False,  # until there are files that keep all of it
         where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
     )

@@ -60,7 +60,10 @@ MODULES = (
     # To check this host beside the ranks
     "saferun.preflight.driver",
     # To report it
+    "saferun.console.drawing",
     "saferun.console.folding",
+    "saferun.console.message_style",
+    "saferun.console.rows",
     "saferun.report.above",
     "saferun.report.console_text",
     "saferun.captures.capture_query",

@@ -181,6 +181,7 @@ class RankGroup:
                 if is_stderr:
                     stderr_path = path
                 targets.append(target)
+            environ = _with_columns(environ, streams)
             child, report = self._begun(*self._begin_spawn(argv, environ, *targets))
         except SpawnError as error:
             raise start_error(error, place.rank, argv, environ) from None
@@ -320,11 +321,15 @@ class RankGroup:
     def _console_stream(self, place: RankAssignment, *, is_stderr: bool) -> ConsoleStream:
         pane = self._screen.err if is_stderr else self._screen.out
         prefix = self._prefix(place)
-        color = self._config.output.color
-        if color == "always" or (color == "auto" and pane.target.is_terminal and not os.environ.get("NO_COLOR")):
+        if self._screen.colors(pane):
             prefix = colored(prefix, place.rank)
+        shows_rank = "{rank" in (self._config.output.prefix or "")
         return ConsoleStream(
-            pane, prefix.encode(errors="backslashreplace"), self._screen if is_stderr else None, place.rank
+            pane,
+            prefix.encode(errors="backslashreplace"),
+            self._screen if is_stderr else None,
+            place.rank,
+            b"[rank%d]:" % place.rank if is_stderr and shows_rank else b"",
         )
 
     def _open_filters(
@@ -453,6 +458,12 @@ class RankGroup:
 
 def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return _last_lines(rank, is_stderr=False), _last_lines(rank, is_stderr=True)
+
+
+def _with_columns(environ: dict[str, str], streams: Sequence[RankStream]) -> dict[str, str]:
+    """The environment with the width that the prefix leaves: some programs ask stdin, after this, and not stdout."""
+    widths = [str(terminal_size(stream.fd)[0]) for stream in streams if os.isatty(stream.fd)]
+    return {**environ, "COLUMNS": widths[0]} if widths else environ
 
 
 def _modest(child: Child, report: int) -> tuple[Child, int]:

@@ -66,6 +66,26 @@ def terminal_size(fd: int) -> tuple[int, int]:
     return columns or 80, rows or 24
 
 
+def leave_keyboard() -> int:
+    """In a background job: give this process a terminal of its own as stdin, which has no keyboard.
+
+    A shell stops its background jobs when they read from the terminal. Ranks are in sessions of their own, which it
+    cannot stop: they would take what is typed at the shell. So they wait, as if stopped, and still have a terminal.
+
+    Returns:
+        The other end of that terminal; -1: the job is in the foreground, or stdin is no terminal.
+    """
+    try:
+        if not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp():
+            return -1
+        master, slave = open_terminal(*terminal_size(0))
+    except OSError:  # not the terminal of this session, or there is no other one
+        return -1
+    os.dup2(slave, 0)
+    os.close(slave)
+    return master
+
+
 def ensure_standard_descriptors() -> None:
     """Open /dev/null for every standard stream that is closed, so that no other file takes its number."""
     while True:

@@ -186,6 +186,7 @@ def on_signal(launch: Launch, event: SignalReceived) -> list[Action]:
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
     line = f"{_name(event)}: stopping {_ranks(count)}, SIGKILL follows in {grace_s:g} s"
     if event.signum == signal.SIGINT:
+        line += " or at the next Ctrl-C"
         # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
         return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
     if event.quiet_s >= _HUNG_S:

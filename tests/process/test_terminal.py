@@ -238,6 +238,83 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         assert job.wait() == 1
 
 
+def test_the_first_ctrl_c_says_what_a_second_one_does(tmp_path: Path) -> None:
+    program = "from rank import *\nignore(signal.SIGINT)\ntell('ready')\nstay()"
+    with on_terminal(tmp_path, program) as (job, terminal):
+        job.hear("ready")
+        terminal.type(b"\x03")
+        said = "saferun: SIGINT: stopping 1 rank, SIGKILL follows in 30 s or at the next Ctrl-C"
+        until(lambda: said in " ".join(terminal.rows), "it is said")
+        # The terminal's echo of the key is not left before it.
+        assert any(row.startswith("saferun: SIGINT") for row in terminal.rows)
+        terminal.type(b"\x03")
+        assert job.wait() == 1
+
+
+# The shell of an interactive session: its jobs have process groups of their own.
+SHELL_WITH_A_BACKGROUND_JOB = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+pid = os.fork()
+if pid == 0:
+    os.setpgid(0, 0)
+    os.execv(sys.argv[1], sys.argv[1:])
+os.setpgid(pid, pid)
+typed = os.read(0, 1000)
+os.write(1, b"the shell read " + typed)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_background_job_leaves_the_keyboard_to_the_shell(tmp_path: Path) -> None:
+    """What is typed at the shell's prompt once went to whatever a rank was reading for."""
+    program = """
+from rank import *
+import threading
+def read():
+    tell("read " + repr(os.read(0, 1000)))
+threading.Thread(target=read, daemon=True).start()
+tell("ready " + str(os.isatty(0)))
+await_release("end")
+"""
+    terminal = Terminal()
+    streams = {"stdin": terminal.slave, "stdout": terminal.slave, "stderr": terminal.slave}
+    shell = [sys.executable, "-c", SHELL_WITH_A_BACKGROUND_JOB]
+    try:
+        with running(tmp_path, program, before=shell, start_new_session=True, store=False, **streams) as job:  # type: ignore[arg-type]
+            job.hear("ready True")
+            terminal.type(b"echo one\n")
+            until(lambda: "the shell read echo one" in terminal.text, "the shell has its line")
+            job.release("end")
+            assert job.wait() == 0
+            assert not job.said("read")
+    finally:
+        terminal.close()
+
+
+def test_ranks_are_told_the_width_in_every_way(tmp_path: Path) -> None:
+    """Rich asks stdin before stdout, and stdin is the whole terminal."""
+    program = "import os, shutil; print('width', os.environ['COLUMNS'], shutil.get_terminal_size().columns)"
+    with on_terminal(tmp_path, program, "--prefix", "[{rank}] ", environ={"COLUMNS": str(COLUMNS)}) as (job, terminal):
+        assert job.wait() == 0
+        width = COLUMNS - len("[0] ")
+        until(lambda: f"width {width} {width}" in terminal.text, "both are narrower by the prefix")
+
+
+def test_torchs_own_prefix_is_left_out_behind_ours(tmp_path: Path) -> None:
+    program = r"""
+import os, sys
+rank = os.environ["RANK"]
+os.write(2, f"[rank{rank}]: Traceback\n[rank{rank}]:[W1122 10:00] warning\n[rank7]: of another\n".encode())
+"""
+    with on_terminal(tmp_path, program, "--prefix", "[h:{rank}] ", "--color", "never", nproc=2) as (job, terminal):
+        assert job.wait() == 0
+        for rank in range(2):
+            wanted = [f"[h:{rank}] Traceback", f"[h:{rank}] [W1122 10:00] warning", f"[h:{rank}] [rank7]: of another"]
+            until(lambda wanted=wanted: all(row in terminal.rows for row in wanted), "all are shown")  # type: ignore[misc]
+            assert f"[rank{rank}]: Traceback".encode() in job.rank_file(rank, "stderr.log")
+
+
 def test_the_end_of_the_terminal_ends_the_job(tmp_path: Path) -> None:
     """A closed window or a broken ssh: the signal is SIGHUP, and the report has nowhere to go but the files."""
     program = "from rank import *\ntell('ready')\nwhile True:\n    print('busy')\n    time.sleep(0.01)"
