@@ -420,7 +420,8 @@ def test_any_evidence_can_be_compared(collectives: list[RankCollectives], world:
     assert {*found.culprits} <= known
     assert {wait.rank for wait in found.waiting} <= known
     assert not {*found.unavailable} & known
-    assert len(found.lines) == sum(map(len, (found.mismatched, found.missing, found.stuck, found.unpaired)))
+    kinds = (found.mismatched, found.missing, found.stuck, found.circles, found.unpaired)
+    assert len(found.lines) == sum(map(len, kinds))
     for missing in found.missing:
         assert not {*missing.ranks} & {*missing.waiting}
         assert missing.behind > 0
