@@ -227,6 +227,7 @@ OTHER_TOOLS = {
     "map-by": "mpirun",
     "mca": "mpirun",
     "mem": "srun",
+    "mpi": "srun",
     "memory": "docker run",
     "missing": "python -m tests.torch.record",
     "nodes": "srun",

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import enum
 
-from saferun.diagnosis.causes import communication, exhaustion, fabric, fatal_signals, gpu, python, rendezvous, workers
+from saferun.diagnosis.causes import (
+    communication,
+    exhaustion,
+    fabric,
+    fatal_signals,
+    gpu,
+    python,
+    rendezvous,
+    services,
+    workers,
+)
 from saferun.diagnosis.causes.failure import Failure, Rule, cause
 from saferun.evidence import Cause
 
@@ -41,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     fabric.expert_timeout,
     rendezvous.port_in_use,
     rendezvous.name_failure,
+    services.service_error,
     fabric.fabric_error,
     communication.victim,
     # Before the lack of memory: what RDMA may not lock is none.
@@ -54,6 +65,7 @@ RULES: tuple[Rule, ...] = (
     gpu.gpu_error,
     communication.watchdog_ended,
     rendezvous.store_failure,
+    fabric.mpi_error,
     exhaustion.file_system_error,
     # By how it ended.
     fatal_signals.killed_from_outside,
@@ -67,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     python.connection_lost,
     python.assertion_error,
     python.file_missing,
+    python.permission_denied,
     python.python_exception,
     python.python_exit,
 )

@@ -97,7 +97,8 @@ _ABORTING = re.compile(
 )
 # What is said beside the reason, which may stand further up.
 _ENDED_BY_WATCHDOG = re.compile(
-    r"(?:error or timeout\) detected by watchdog at work: |Timeout at NCCL work: )(\d{1,19})"
+    r"(?:error or timeout\) detected by watchdog at work: |Timeout at NCCL work: "
+    r"|failure detected by watchdog at work sequence id: )(\d{1,19})"
     r"|NCCL operations have failed or timed out|we are taking the entire process down"
 )
 _RAN_FOR = re.compile(r"ran for (\d{1,12}) milliseconds before timing out")
@@ -166,6 +167,13 @@ def collective_timeout(failure: Failure) -> Cause | None:
 # ---------------------------------------------------------------------------------------------------------------- NCCL
 
 _LAST_ERROR = re.compile(r"\s{0,40}Last error:\s{0,40}(.{0,200})")
+# ncclGetErrorString() as it stands behind the name of a call or of a test.
+_CALL = r"(?:NCCL|RCCL|\bnccl[A-Z]\w{1,40}|Proxy Service).{0,120}"
+# Warnings of jobs that go on: NCCL does without what it warns of.
+_NCCL_GOES_ON = (
+    r"(?!.{0,200}(?:[Ff]ailed to open lib|[Ff]all(?:ing|s)? ?back|instead|[Ii]gnor|[Uu]sing |[Dd]isabl|[Rr]etr|lead to"
+    r"|[Ww]ill continue|[Nn]o plugin|[Pp]erformance|SHARP|[Cc]oll[Nn]et))"
+)
 _NCCL_DEBUG = "NCCL_DEBUG=WARN (set by default) names the call that failed, in nccl.*.log in the directory of the rank"
 _NCCL = (
     TextRule(
@@ -184,14 +192,19 @@ _NCCL = (
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(r"(?:nccl|rccl)SystemError|(?:NCCL|RCCL) error.{0,160}unhandled system error"),
+        re.compile(
+            rf"(?:nccl|rccl)SystemError|{_CALL}(?:unhandled system error"
+            rf"|Failed to execute operation .{{1,60}} retcode 2\b)"
+        ),
         "NCCL system error",
         f"{_NCCL_DEBUG}; look at /dev/shm, at the network interface (NCCL_SOCKET_IFNAME) and at `ulimit -l`",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"ncclUnhandledCudaError|unhandled cuda error"),
+        re.compile(
+            rf"ncclUnhandledCudaError|unhandled cuda error|{_CALL}Failed to execute operation .{{1,60}} retcode 1\b"
+        ),
         "NCCL: a CUDA call failed",
         f"{_NCCL_DEBUG}; most often the GPU is out of memory, or an earlier kernel failed",
         in_last_lines=True,
@@ -205,9 +218,34 @@ _NCCL = (
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"(?:NCCL WARN (?=(?:ncclS|s)ocket\w{1,40}: )|init\.cc:\d{1,5} NCCL WARN )(.{1,200})"),
+        re.compile(
+            r"(?:NCCL WARN (?=(?:ncclS|s)ocket\w{1,40}: |Bootstrap Root)|(?:init|bootstrap)\.cc:\d{1,5} NCCL WARN )"
+            rf"{_NCCL_GOES_ON}(.{{1,200}})"
+        ),
         "NCCL could not set up its communicator: {0}",
         "check whether another program connects to the ranks, such as a scanner, and compare the versions of NCCL",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_error",
+        re.compile(
+            rf"{_CALL}\b(internal error|invalid (?:argument|usage)|(?:no|unknown) (?:algorithm"
+            rf"|protocol).{{0,40}}available"
+            r"|Failed to execute operation .{1,60} retcode [345]\b)"
+        ),
+        "NCCL: {0}",
+        _NCCL_DEBUG,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_error",
+        re.compile(
+            rf"NCCL WARN {_NCCL_GOES_ON}((?:Error ?:|.{{0,120}}\b(?:[Ff]ailed|fatal|[Mm]ismatch|not found"
+            rf"|[Aa]borted)\b)"
+            r".{0,200})"
+        ),
+        "NCCL: {0}",
+        _NCCL_DEBUG,
         in_last_lines=True,
     ),
     TextRule(
@@ -267,7 +305,8 @@ _VICTIMS = (
             r"|Socket recv failed while polling for opId|Proxy Call to rank \d{1,6} failed"
             r"|Failed to execute operation \w{1,40} from rank \d{1,6}, retcode 6\b"
             r"|lost communication with a remote daemon|Communication error with rank \d"
-            r"|peer process has unexpectedly disconnected"
+            r"|peer process has unexpectedly disconnected|Horovod has been shut down"
+            r"|reached monitoredBarrier, but received errors while waiting for send/recv from rank \d"
             r"|^Transport endpoint is not connected"
         ),
         "lost its connection to another rank",

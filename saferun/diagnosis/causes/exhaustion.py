@@ -17,7 +17,12 @@ _LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once
 # A call that fails does so because of a limit, or because the kernel promises no more than there is.
 _LESS_MEMORY_OR_LIMIT = f"{_LESS_MEMORY}; `ulimit -v` and vm.overcommit_memory limit it too"
 _OOM_LINE = re.compile(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10})\b")
-_SCHEDULER_OOM = re.compile(r"(?:slurmstepd|srun): error: .{0,80}(?:oom[-_]kill|Out [Oo]f [Mm]emory)")
+# Slurm (with its own limit and with a cgroup's), PBS, LSF, Kubernetes.
+_SCHEDULER_OOM = re.compile(
+    r"(?:slurmstepd|srun)\S{0,80}: (?:error: )?.{0,80}(?:oom[-_]kill|Out [Oo]f [Mm]emory"
+    r"|[Ee]xceeded .{0,20}memory limit)"
+    r"|PBS: job killed: v?mem |\bTERM_MEMLIMIT\b|\bOOMKilled\b"
+)
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
 _LOST_WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]{1,80})\) exited unexpectedly(?: with exit code (\d{1,3}))?"
@@ -30,7 +35,13 @@ _SHM_ADVICE = (
     "give it a larger /dev/shm (docker: --shm-size or --ipc=host; Kubernetes: an emptyDir with medium Memory), "
     "or use fewer data-loader workers"
 )
+# What a program of the system prints: its name, what it was about, strerror(3).
+_TOOL = r"^(?:/?[\w.+/-]{1,120}): (?:[^:]{1,40}: )?.{1,300}: "
 _DISK_ADVICE = "make room (df -h, df -i, quota), or write elsewhere"
+_PROCESS_ADVICE = (
+    "look at `ulimit -u` and the pids limit of the container or cgroup (pids.max); OMP_NUM_THREADS and "
+    "OPENBLAS_NUM_THREADS set how many threads each rank starts"
+)
 _FILES_ADVICE = (
     "raise `ulimit -n`, close what is opened, or call torch.multiprocessing.set_sharing_strategy('file_system')"
 )
@@ -81,6 +92,13 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
+        re.compile(_TOOL + r"(No space left on device|Disk quota exceeded)$"),
+        "no space left on a disk: {0}",
+        _DISK_ADVICE,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "disk_full",
         re.compile(
             r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
             r"|database or disk is full"
@@ -103,6 +121,30 @@ _EXHAUSTED = (
         re.compile(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
         lambda _, match: f"no host memory left for this process: tried to allocate {size_text(int(match[1]))}",
         _LESS_MEMORY_OR_LIMIT,
+    ),
+    TextRule(
+        "host_out_of_memory",
+        re.compile(
+            r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|bytes on host: CUDA_ERROR_OUT_OF_MEMORY"
+            r"|could not allocate pinned host memory"
+        ),
+        "the host has no memory left",
+        _LESS_MEMORY,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "process_limit",
+        re.compile(
+            r"pthread_create(?:\(\))? (?:failed.{0,60}: Resource temporarily unavailable|is 11\b)"
+            r"|can't start new thread"
+            r"|\bfork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC \d{1,12} current"
+            r"|Thread creation failed: Resource temporarily unavailable"
+            r"|^BlockingIOError: \[Errno 11\] Resource temp\w{1,8} \w{1,12}$"
+            r"|^RuntimeError: (?:Resource temporarily unavailable|thread constructor failed)"
+        ),
+        "the system refuses another process or thread: a limit on them is reached, in most cases",
+        _PROCESS_ADVICE,
+        in_last_lines=True,
     ),
     TextRule(
         "host_out_of_memory",
@@ -222,10 +264,27 @@ _FILE_SYSTEM = (
     ),
     TextRule(
         "file_system_error",
-        re.compile(r"OSError: \[Errno (?:5|19|30|70|71|107|108|112|121|123|512|523|524)\] (.{1,200})"),
+        # EIO ENODEV EROFS ENOLCK ENOSYS ECOMM EPROTO EBADMSG EOPNOTSUPP ENOTCONN ESHUTDOWN EHOSTDOWN EUCLEAN EREMOTEIO
+        # ENOMEDIUM, keys of Kerberos and AFS, and what NFS has of its own. ENOSYS and EOPNOTSUPP: locks that it lacks.
+        re.compile(
+            r"OSError: \[Errno (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523"
+            r"|524)\] (.{1,200})"
+        ),
+        "a file system failed: {0}",
+        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); locks "
+        "need a file system that has them (on Lustre the mount option flock)",
+        in_context=True,
+    ),
+    TextRule(
+        "file_system_error",
+        re.compile(
+            _TOOL + r"(Read-only file system|Transport endpoint is not connected|Input/output error|Remote I/O error"
+            r"|Structure needs cleaning|Host is down|No locks available|Stale (?:NFS )?file handle"
+            r"|Cannot send after transport endpoint shutdown)$"
+        ),
         "a file system failed: {0}",
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host)",
-        in_context=True,
+        in_last_lines=True,
     ),
 )
 

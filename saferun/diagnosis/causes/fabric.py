@@ -33,15 +33,40 @@ _STATUS = {
     13: "the peer was not ready (receiver-not-ready retries exceeded)",
 }
 _COMPLETION = re.compile(
-    r"NET/IB\w{0,8} ?: ?Got completion (?:from peer (\S{1,120}) )?with (?:error |status=)(\d{1,3})\b"
+    r"NET/IB\w{0,8} ?: ?Got completion (?:from peer )?(?:(?!with )(\S{1,120}) )?with (?:error |status=)(\d{1,3})\b"
 )
 _HCA = re.compile(r"\bhca (\w{1,40})")
-_UNREACHABLE = r"(?:No route to host|(?:Network|Host) is unreachable|[Cc]onnection timed out)"
+# errno(3) of connect(2) where nothing answers; what a peer itself does (refuses, resets) is not among them.
+_UNREACHABLE = (
+    r"(?:No route to host|(?:Network|Host) is (?:unreachable|down)|[Cc]onnection timed out"
+    r"|Network dropped connection)"
+)
+# ucs_status_string() of UCX: the peer, or the way to it.
+_UCS_STATUS = (
+    r"(?:[Ee]ndpoint timeout|[Tt]imed out|timeout error|retry count exceeded|Connection reset by remote peer"
+    r"|Destination is unreachable|Endpoint is not connected|Remote (?:access|operation|I/O) error|is unreachable)"
+)
 _FABRIC = (
     TextRule(
         "fabric_error",
         re.compile(r"(?<![\w -])([\w -]{1,80})(?: on (\w{1,40}:\d{1,3})/(?:IB|RoCE))? \(synd "),
         lambda _, match: f"UCX: {match[1].strip()}{f' on {match[2]}' if match[2] else ''}",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        re.compile(
+            rf"\b\w{{1,40}}\.c:\d{{1,5}} {{1,8}}(?:UCX {{1,4}})?(?:ERROR|F(?:atal|ATAL):?) (.{{0,160}}{_UCS_STATUS})"
+        ),
+        "UCX: {0}",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        re.compile(r"\bmlx[45]: .{1,120}got completion with error"),
+        "RDMA failed: the driver of the network adapter got an error from the fabric",
         _CHECK_LINK,
         in_last_lines=True,
     ),
@@ -57,14 +82,20 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(r"NET/IB\w{0,8} ?: (\S{1,60}) ?Got async (?:error |fatal )?event: (.{0,60}(?:error|fatal).{0,40})"),
+        re.compile(
+            r"NET/IB\w{0,8} ?: (\S{1,60}) ?(?:Got )?async (?:error |fatal )?event(?: on \w{1,12}(?: \(\w{1,20}\))?)?: "
+            r"(.{0,60}(?:error|fatal|violation).{0,40})"
+        ),
         "the RDMA port {0} of this host reported: {1}",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        re.compile(r"ibv_modify_qp failed|mlx5dv_devx_obj_modify|[Ff]ailed to modify QP|[Uu]nable to create ah\b"),
+        re.compile(
+            r"ibv_modify_qp failed|mlx5dv_devx_obj_modify|[Ff]ailed to modify QP|[Uu]nable to create ah\b"
+            r"|ibv_create_ah\b.{0,240} failed|ibgda_\w{1,30} failed on "
+        ),
         "the RDMA connection to another rank could not be set up",
         _CHECK_ROUTE,
         in_last_lines=True,
@@ -80,6 +111,13 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
+        re.compile(r"communicator encountered a fatal error \(detected in ncclIb"),
+        "RDMA failed: an adapter of this host reported a fatal error",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
         re.compile(rf"(?:(?<!failed to )[Cc]onnect to|Call to connect) .{{0,160}}{_UNREACHABLE}"),
         "another rank's host cannot be reached",
         _CHECK_ROUTE,
@@ -87,7 +125,11 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(r"failed to TCP connect to a peer MPI process|[Uu]nable to connect to (?:the peer|rank \d)"),
+        re.compile(
+            r"failed to TCP connect to a peer MPI process|[Uu]nable to connect to (?:the peer|rank \d)"
+            r"|process or daemon was unable to complete a TCP connection|MPI processes are unable to reach each other"
+            r"|ORTE_ERROR_LOG: Unreachable\b|Returned \"Unreachable\" \(-\d|\bOFI poll failed\b|_handle_cq_error\b"
+        ),
         "MPI cannot reach another rank",
         _CHECK_ROUTE,
         in_last_lines=True,
@@ -133,10 +175,34 @@ _SYSTEM = (
         "nccl_system_error",
         re.compile(
             r"WARN (?:Call to (?!recv|send|connect)(\w{1,40}) .{0,120}failed|Socket creation failed).{0,160}"
+            r"|WARN \w{0,40}:? ?Connect to .{0,120}failed : (?:Software caused|Cannot assign).{0,80}"
+            r"|WARN \w{0,40}:? ?(?:Accept|Bind|Listen)\w{0,20} .{0,60}?failed ?:.{0,160}"
             r"|neither AF_INET"
         ),
         "NCCL: a system call failed",
         "look at the message: permissions, address families, limits of this host or container",
+        in_last_lines=True,
+    ),
+)
+# Open MPI's and MPICH's own words for calls that failed, and PSM's: behind what says that a peer cannot be reached.
+_MPI = (
+    TextRule(
+        "mpi_error",
+        re.compile(
+            r"\*\*\* An error occurred in (MPI_\w{1,40})|Fatal error in (?:internal_)?P?(MPI_\w{1,40})"
+            r"|Local abort before (MPI_INIT) completed|It looks like (MPI_INIT) failed"
+            r"|(MPID\w{1,60})\(\d{1,6}\)\.{0,60}: .{0,160}\bfailed\b"
+        ),
+        lambda _, match: f"MPI failed in {next(filter(None, match.groups()))}",
+        "look at MPI's first message; where MPI is not started by its own launcher, it needs the PMI or PMIx of the "
+        "scheduler (srun --mpi=pmix)",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "mpi_error",
+        re.compile(r"PSM[23]? (?:can't open|could not|was unable to|failed to) (.{1,120})"),
+        "Omni-Path (PSM) could not start: {0}",
+        "look at the adapter (opainfo, hfi1_status), at its number of contexts, and at /dev/shm",
         in_last_lines=True,
     ),
 )
@@ -163,6 +229,11 @@ def fabric_error(failure: Failure) -> Cause | None:
 def rdma_system_error(failure: Failure) -> Cause | None:
     """This host does not let a communication library do what it must: locked memory, devices, shared memory."""
     return by_text(failure, _SYSTEM)
+
+
+def mpi_error(failure: Failure) -> Cause | None:
+    """MPI failed, and does not say that a peer cannot be reached."""
+    return by_text(failure, _MPI)
 
 
 def expert_timeout(failure: Failure) -> Cause | None:

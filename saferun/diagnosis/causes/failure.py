@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
 from saferun.diagnosis.gpu_errors import GpuOwners
@@ -52,6 +53,13 @@ _MEMORY_CALL = re.compile(
 )
 _NCCL_ERROR = re.compile(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b")
 _NCCL_WARNING = re.compile(r"\bNCCL WARN (.{1,500})")
+# A log's words for what is no failure, or none any more.
+_GOT_OVER = re.compile(
+    r"(?<!=)\b(?:INFO|DEBUG)\b|[Rr]etrying\b|\b[Rr]etry \d{1,4}/\d|\bautomatically retried\b"
+    r"|\battempt \d{1,4} (?:out )?of \d"
+    r"|\b(?:entering retry loop|[Ss]kipping|[Ii]gnoring|[Rr]econnecting|[Rr]espawning|trying (?:the next|again|\d)"
+    r"|was (?:caught|replaced|restarted|ignored|skipped)|[Ff]alling back|going on without)\b|\(ignored\)"
+)
 _INTERPRETER = re.compile(
     r"/libpython|(?:^|/)python[\d.]{0,12}$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
 )
@@ -116,13 +124,13 @@ class Failure(Value):
 
     @property
     def closing_lines(self) -> tuple[str, ...]:
-        """Its very last lines, last line first, where no exception explains the end.
+        """Its very last lines, last line first, where no exception explains the end; less what it got over.
 
         A library that gives up prints why and aborts; a script prints why and exits. Other ends leave no message.
         """
         if not self.died_silently or self.signum not in {0, signal.SIGABRT}:
             return ()
-        return self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1]
+        return _of_failures(self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1])
 
     @property
     def died_silently(self) -> bool:
@@ -194,6 +202,12 @@ class Failure(Value):
         threads = self.core.threads if self.core is not None else ()
         main = next((thread.frames for thread in threads if thread.is_main), ())
         return main or (self.fatal.main_frames if self.fatal is not None else ())
+
+
+@lru_cache(maxsize=4)
+def _of_failures(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Lines without those that the program got over, by their own words. Many rules ask for the same lines."""
+    return tuple(line for line in lines if _GOT_OVER.search(line) is None)
 
 
 Rule = Callable[[Failure], Cause | None]

@@ -24,7 +24,7 @@ _NATIVE = (
 _HEAP = re.compile(
     r"(?:free|malloc|realloc|munmap_chunk|calloc|malloc_consolidate|_int_malloc)\(\): .{1,120}"
     r"|double free or corruption.{0,60}|corrupted (?:size|double-linked|unsorted).{0,80}"
-    r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*.{0,40}"
+    r"|Attempt to free invalid pointer.{0,40}|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*.{0,40}"
 )
 _ASSERTION = re.compile(r"Assertion [`'].{1,300}' failed|Check failed: .{1,300}")
 _FAULTHANDLER_MESSAGES = {
@@ -127,7 +127,8 @@ _TIME_LIMIT = re.compile(
     r"|exceeded .{0,40}wall ?time limit"
 )
 _CANCELLED = re.compile(
-    r"slurmstepd: error: .{0,120}CANCELLED .{0,60}?DUE to (.{1,60}?) \*\*\*|slurmstepd: error: .{0,120}CANCELLED",
+    r"slurmstepd\S{0,80}: error: .{0,120}CANCELLED .{0,60}?DUE to (.{1,60}?) \*\*\*"
+    r"|slurmstepd\S{0,80}: error: .{0,120}CANCELLED",
     re.IGNORECASE,
 )
 _FEW_LINES = 10

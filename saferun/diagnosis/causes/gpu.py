@@ -16,9 +16,13 @@ _ILLEGAL = re.compile(
     r"an illegal memory access was encountered|(?:cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"
     r"|Memory access fault by GPU node-\d{1,3}"
 )
-_HIP = re.compile(r"\bHIP\b|\bhip[A-Z_]|HSA_|by GPU node-|ROCm|rocm")
+_HIP = re.compile(
+    r"\bHIP\b|\bHIP[A-Z]{1,12}_|\bhip[A-Z_]|\bhipify\b|HSA_|by GPU node-|ROCm|rocm|MIOpen|miopen"
+    r"|\b(?:roc|hip)(?:[Bb][Ll][Aa][Ss]|FFT|fft|SOLVER|SPARSE|solver|sparse|rand|RAND)"
+)
 _ASSERT = re.compile(
     r"device-side assert triggered|(?:cuda|hip)ErrorAssert\b|CUDA_ERROR_ASSERT|HSA_STATUS_ERROR_EXCEPTION.{0,120}0x1016"
+    r"|\bblock: \[\d.{0,40}thread: \[\d.{0,40}Assertion .{1,300} failed"
 )
 _ASSERTION = re.compile(r"(?:block: \[|thread: \[).{0,200}?Assertion (.{1,300}?) failed")
 _LATE = "GPU errors are reported at a later call than the one that made them"
@@ -27,7 +31,8 @@ _SYNCHRONOUS_HIP = f"run it once with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOC
 
 _OUT_OF_MEMORY = re.compile(
     r"(?:CUDA|HIP|XPU|MPS) (?:error: )?out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
-    r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+    r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|(?<!on host: )CUDA_ERROR_OUT_OF_MEMORY"
+    r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
     r"|(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'out of memory'|Failed to CUDA (?:host )?[mc]alloc (?:async )?\d{6}"
 )
 _WHOSE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU|MPS) (?:error: )?out of memory")
@@ -43,7 +48,7 @@ _SHARED_GPU = re.compile(r"Process \d{1,10} has [\d.]{1,12} \w{1,5} memory in us
 _LONGEST_MESSAGE = 4000
 
 _HARDWARE = re.compile(
-    r"uncorrectable ECC error|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
+    r"uncorrectable ECC error(?!s? ?[:=])|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
     r"|Invalid access of peer GPU memory"
     r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable"
 )
@@ -89,7 +94,8 @@ _MISSING: tuple[TextRule, ...] = tuple(
         ),
         (
             (
-                r"Found no NVIDIA driver|driver on your system is too old|CUDA unknown error - this may be due to"
+                r"[Ff]ailed to initialize NVML|NVIDIA-SMI has failed because|nvml error: (?:driver|no|insufficient)"
+                r"|Found no NVIDIA driver|driver on your system is too old|CUDA unknown error - this may be due to"
                 r"|CUDA driver (?:version is insufficient|initialization failed)"
             ),
             "the GPU's driver cannot be used",
@@ -124,11 +130,32 @@ _BUSY = (
 _IN_NCCL = (
     TextRule(
         "cuda_error",
-        re.compile(r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'"),
-        "CUDA error: {0}",
+        re.compile(
+            r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'"
+            r"|NCCL WARN ((?:hip|cu(?:da)?)[A-Z]\w{1,40} failed ?:.{1,120})"
+        ),
+        lambda _, match: f"CUDA error: {match[1] or match[2]}",
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
+)
+# What cudaGetErrorString() and hipGetErrorString() say of a call, where the text is no other program's.
+_GPU_MESSAGES = (
+    r"(?:unspecified launch failure|misaligned address|an illegal instruction was encountered|invalid program counter"
+    r"|operation not supported on (?:global/shared|global or shared) address space"
+    r"|invalid device (?:pointer|function|symbol)"
+    r"|too many resources requested for launch|the launch timed out and was terminated|invalid resource handle"
+    r"|(?:device kernel image|kernel image) is invalid|no kernel image is available|invalid kernel image"
+    r"|peer access (?:is|has|was) (?:not|already) \w{1,12}|operation (?:not permitted"
+    r"|would make .{1,40}) when stream is captur"
+    r"|PTX JIT compil\w{1,12}|PTX was compiled with an unsupported toolchain|invalid configuration argument"
+    r"|driver shutting down|context is destroyed|exclusive-thread device already in use|invalid device context"
+    r"|cooperative launch too large|setting the device when a process is active|stale (?:graph|stream) handle)"
+)
+# What other programs report too.
+_GENERAL_MESSAGES = (
+    r"(?:invalid argument|initialization error|unknown error|out of memory|not supported|invalid value|not initialized"
+    r"|execution failed|internal error|mapping (?:error|failed)|not permitted|not ready|not found)"
 )
 _OTHER = (
     TextRule(
@@ -154,7 +181,9 @@ _OTHER = (
     TextRule(
         "cuda_error",
         re.compile(
-            r"(cu(?:da|blas) runtime error.{1,160}|cu(?:BLAS|DNN) [Ee]rror: .{1,120}|kernel execution error\. .{1,120})"
+            r"(cu(?:da|blas) runtime error.{1,160}|kernel execution error\. .{1,120}"
+            r"|(?:cu|CU|roc|hip)(?:BLAS|DNN|Blas|blas|FFT|SPARSE|SOLVER|blasLt|BLASLt)(?:Lt)? [Ee]rror\b.{0,120}"
+            r"|MIOpen Error: .{1,120})"
         ),
         "{0}",
         _SYNCHRONOUS,
@@ -162,17 +191,38 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"\b((?:cuda|hip)Error[A-Z]\w{1,60})"),
+        re.compile(r"\b((?:cuda|hip)Error(?!NotReady\b)[A-Z]\w{1,60})"),
         "a GPU call failed: {0}",
         _SYNCHRONOUS,
+        in_last_lines=True,
     ),
     TextRule(
         "cuda_error",
         re.compile(
-            r"\b(CUBLAS_STATUS_[A-Z_]{1,40}|CUDNN_STATUS_[A-Z_]{1,40}|miopenStatus\w{1,40}|CUSOLVER_STATUS_\w{1,40})"
+            r"(?<!=)\b((?:CU(?:BLAS|BLASLT|DNN|SOLVER|SPARSE|RAND|TENSOR|FILE)|HIP(?:BLAS|BLASLT|SPARSE|SOLVER))_STATUS"
+            r"_(?!SUCCESS)[A-Z_]{1,40}|(?:CUDA_ERROR|NVRTC_ERROR|HIPRTC_ERROR|NVJPEG_STATUS|CUFFT)_(?!SUCCESS)[A-Z_]{1,40}"
+            r"|(?:miopen|rocblas_|rocsparse_)[Ss]tatus_?(?!Success|success)\w{1,40})\b"
         ),
         "a GPU library failed: {0}",
         _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
+        re.compile(rf"(?:^|[:\]'(] ?|\b[Ee]rror.{{0,40}}|\b[Cc]uda.{{0,60}})({_GPU_MESSAGES})"),
+        "a GPU call failed: {0}",
+        _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
+        re.compile(
+            r"\b(?:cuda|hip|CUDA|HIP)\w{0,60}(?:\(\w{0,40}\))? ?(?:[Ff]ail\w{0,5}|[Ee]rr(?:or)?)\b.{0,40}"
+            rf"({_GENERAL_MESSAGES})"
+        ),
+        "a GPU call failed: {0}",
+        _SYNCHRONOUS,
+        in_last_lines=True,
     ),
     TextRule(
         "hip_error",

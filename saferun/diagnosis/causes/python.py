@@ -18,7 +18,18 @@ _CONNECTION_MESSAGE = re.compile(
 )
 _BINARY = re.compile(
     r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|ABI|wrong ELF class"
+    r"|invalid ELF header|file too short"
 )
+# Of ctypes, which raises OSError, and of ld.so.
+_NO_LIBRARY = re.compile(
+    r"^OSError: .{1,300}: (?:cannot open shared object file|undefined symbol|invalid ELF header|file too short"
+    r"|wrong ELF class|version `.{1,60}' not found)"
+)
+_LOADER = re.compile(
+    r": error while loading shared libraries: (.{1,200})|: (symbol lookup error: .{1,200})"
+    r"|: (version `.{1,60}' not found \(required by .{1,200})"
+)
+_NO_LIBRARY_ADVICE = "look at LD_LIBRARY_PATH and the modules loaded, and whether every host has this library"
 _NO_MODULE = re.compile(r": No module named (\S{1,200})$|: Error while finding module specification for '(\S{1,200})'")
 _OPTION_ERROR = re.compile(
     r"^(\S{1,200}): error: (.{1,300})|^(?:Error|ERROR): (?:No such option|Invalid value|Missing).{0,300}"
@@ -31,7 +42,9 @@ _NO_TEXT = re.compile(r"null bytes|Non-UTF-8 code|invalid non-printable characte
 _PYTHON = (".py", ".pyw", ".pyc", ">")
 _HINTS = (
     (
-        re.compile(r"Expected to have finished reduction in the prior iteration"),
+        re.compile(
+            r"Expected to have finished reduction in the prior iteration|parameters that were not used in producing"
+        ),
         "some parameters had no part in the loss: DistributedDataParallel(..., find_unused_parameters=True)",
     ),
     (
@@ -39,8 +52,28 @@ _HINTS = (
         "call torch.distributed.init_process_group before it",
     ),
     (
-        re.compile(r"Error\(s\) in loading state_dict|PytorchStreamReader failed|invalid load key|unexpected EOF"),
+        re.compile(
+            r"Error\(s\) in loading state_dict|PytorchStreamReader failed|invalid load key|unexpected EOF"
+            r"|storage has wrong size|pickle data was truncated|deserializing header|\bCheckpointException\b"
+            r"|\bBadZipFile\b"
+        ),
         "the checkpoint does not fit the model, or is not whole: look at the file",
+    ),
+    (
+        re.compile(r"magic bytes not found|Not an Arrow file|Invalid flatbuffers|ArrowInvalid"),
+        "a file of the data set is not whole, or has another format: delete it from the cache and write it again",
+    ),
+    (
+        re.compile(
+            r"Error building extension|CUDAMismatchException|Ninja is required|[Cc]annot find .{0,20}triton install"
+        ),
+        "build it once before the job, with a compiler and a CUDA toolkit that fit this torch",
+    ),
+    (
+        re.compile(
+            r"is not a valid model identifier|Can't load (?:tokenizer|the model|the configuration)|HFValidationError"
+        ),
+        "look at the model's name or path; a path must exist on every host, and a name needs access to the Hub",
     ),
     (
         re.compile(r"EOFError: Ran out of input|ended before the end-of-stream marker|EOF read where"),
@@ -95,7 +128,15 @@ def import_error(failure: Failure) -> Cause | None:
         else:
             advice = "install it, on every host, in the Python that the ranks run in"
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
-    found = first_line(_NO_MODULE, failure.last_lines[-3:]) if failure.died_silently and not failure.signum else None
+    if error is not None and _NO_LIBRARY.match(error.last.message[0]) is not None:
+        line = error.last.message[0]
+        return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), _NO_LIBRARY_ADVICE, proof=line)
+    lines = failure.last_lines[-3:] if failure.died_silently and not failure.signum else ()
+    unloaded = first_line(_LOADER, lines)
+    if unloaded is not None:
+        message = f"a program does not start: {next(filter(None, unloaded[1].groups()))}"
+        return cause(failure, "import_error", message, _NO_LIBRARY_ADVICE, proof=unloaded[0])
+    found = first_line(_NO_MODULE, lines)
     if found is None:
         return None
     message = f"no module named {found[1][1] or found[1][2]}"
@@ -147,6 +188,18 @@ def file_missing(failure: Failure) -> Cause | None:
         return None
     advice = "look at the path, relative ones from the ranks' working directory, and whether every host has it"
     return _exception(failure, "file_missing", advice)
+
+
+def permission_denied(failure: Failure) -> Cause | None:
+    """A file or a device that this user may not use."""
+    error = failure.error
+    if error is None or error.innermost.exception != "PermissionError":
+        return None
+    advice = (
+        "look at the owner and mode of the path on every host; in containers HOME and the caches may belong to another "
+        "user (HF_HOME, TORCH_HOME, TRITON_CACHE_DIR, XDG_CACHE_HOME set them)"
+    )
+    return _exception(failure, "permission_denied", advice)
 
 
 def python_exception(failure: Failure) -> Cause | None:

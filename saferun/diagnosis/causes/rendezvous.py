@@ -22,7 +22,7 @@ _STORE = (
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(r"[Tt]imed out initializing process group|store.based barrier"),
+        re.compile(r"[Tt]imed out initializing process group|[Tt]imed out.{0,120}store.based barrier"),
         "not all ranks have come to init_process_group",
         _WERE_STARTED,
         in_last_lines=True,
@@ -31,9 +31,9 @@ _STORE = (
         "rendezvous_store_failure",
         re.compile(
             r"client socket has (?:timed out after \w{1,20}|failed to connect to any network address of)"
-            r"(?: while trying to connect to)? ?\((.{1,200}?), (\d{1,5})\)"
+            r"(?: while trying to connect to)? ?(?:\((.{1,200}?), (\d{1,5})\)|(\S{1,200}?):(\d{1,5})(?!\d))"
         ),
-        "cannot connect to the store at {0}:{1}",
+        lambda _, match: f"cannot connect to the store at {match[1] or match[3]}:{match[2] or match[4]}",
         "check whether the host of MASTER_ADDR can be reached at that port (firewall, wrong interface, wrong host)",
         in_last_lines=True,
     ),
@@ -51,7 +51,10 @@ _STORE = (
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(r"store->get\(.{1,160}\) got error|ncclUniqueId.{0,200}store|\bSocket Timeout\b"),
+        re.compile(
+            r"store->get\(.{1,160}\) got error|ncclUniqueId.{0,200}store|\bSocket Timeout\b"
+            r"|\bconnect\(\) timed out\. Original timeout was"
+        ),
         "another rank has not come to set up NCCL",
         "one rank has not come that far: look at what the others did",
     ),

@@ -1,6 +1,6 @@
 """Processes that a rank has started itself, and that it dies of. Pure.
 
-Sources: messages of vLLM's engine and executors.
+Sources: messages of vLLM's engine and executors; ``ray.exceptions``; ``torch.multiprocessing``; Python's process pools.
 """
 
 from __future__ import annotations
@@ -23,11 +23,25 @@ _ENGINE = (
     TextRule(
         "worker_failed",
         re.compile(
-            r"\bEngineDeadError\b|Engine core initialization failed|WorkerProc initialization failed"
+            r"\bEngineDeadError\b|Engine core initialization failed|WorkerProc (?:initialization failed"
+            r"|failed to start)"
+            r"|\bEngineCore failed to start"
             r"|got fatal signal from worker processes"
             r"|[Ww]orker (?:proc )?\S{1,60} (?:pid \d{1,10} )?died\b"
         ),
         "a worker process of the engine failed",
+        _ABOVE,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "worker_failed",
+        re.compile(
+            r"\bray\.exceptions\.\w{0,20}(?:Actor|Worker|Node)\w{0,20}Error\b"
+            r"|\bactor (?:is dead because|died (?:unexp|beca))"
+            r"|worker died or was killed while executing a task|\bBrokenProcessPool\b|\bProcessExitedException\b"
+            r"|\bWorkerLostError\b"
+        ),
+        "a worker process that it had started failed",
         _ABOVE,
         in_last_lines=True,
     ),

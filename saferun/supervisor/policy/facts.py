@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["facts_from", "life_of"]
 
-_FROM_THE_SCRIPT = frozenset({"python_exception", "python_exit"})
+_FROM_THE_SCRIPT = frozenset(
+    {"mpi_error", "permission_denied", "process_limit", "python_exception", "python_exit", "remote_service_error"}
+)
 """What a script brings about unless torch raised it within ``init_process_group``."""
 _IN_INIT = "in init_process_group"
 _VARYING = frozenset(
@@ -34,9 +36,13 @@ _VARYING = frozenset(
         "host_oom_kill",
         "host_out_of_memory",
         "missing_gpu",
+        "mpi_error",
         "name_unknown",
         "nccl_timeout",
         "network_interface",
+        "permission_denied",
+        "process_limit",
+        "remote_service_error",
         "shared_memory_exhausted",
         "too_many_open_files",
         "unknown",

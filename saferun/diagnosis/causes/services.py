@@ -1,0 +1,74 @@
+"""What goes wrong with services outside the job: the Hugging Face Hub, object stores, anything by HTTP. Pure.
+
+Sources: exceptions of requests, urllib3, urllib, httpx, aiohttp, huggingface_hub, botocore, google-api-core,
+azure-core and grpc; RFC 9110 (status codes).
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure, cause, shortened
+from saferun.diagnosis.causes.texts import first_line
+from saferun.evidence import Cause
+
+# Whose exceptions are about a service, by the full name; less those about the call itself.
+_TYPES = re.compile(
+    r"(?:requests\.exceptions|urllib3\.exceptions|urllib\.error|http\.client|httpx|httpcore|aiohttp\.client_exceptions"
+    r"|huggingface_hub\.(?:utils\._\w{1,20}|errors)|botocore\.(?:exceptions|errorfactory)|boto3\.exceptions|s3transfer\.\w{1,20}"
+    r"|google\.(?:api_core|cloud|auth|resumable_media)\.\w{0,40}\.?exceptions|google\.(?:api_core|cloud|auth)\.exceptions"
+    r"|azure\.core\.exceptions|gcsfs\.\w{1,20}|grpc(?:\.\w{1,20}){0,2}|wandb\.errors(?:\.\w{1,20})?)\."
+    r"(?!HFValidationError|ParamValidation|Invalid|Missing|ProfileNotFound|UnknownService|DataNotFound|UsageError)\w{1,60}$"
+)
+# RFC 9110, 15.5 and 15.6, and what object stores answer beside them.
+_REASONS = (
+    r"(?:Bad Request|Unauthorized|Payment Required|Forbidden|Not Found|Method Not Allowed"
+    r"|Request Time-?out|Conflict|Gone"
+    r"|Too Many Requests|Internal Server Error|Bad Gateway|Service (?:Temporarily )?Unavailable|Gateway Time-?out"
+    r"|Slow ?Down|Backend Error|Rate ?Limit\w{0,12})"
+)
+_MESSAGE = re.compile(
+    r"\b([45]\d\d) (?:Client|Server) Error: |\bHTTP [Ee]rror ([45]\d\d)\b|HTTP status (?:client"
+    r"|server) error \(([45]\d\d)\b"
+    r"|An error occurred \((\w{1,60})\) when calling the (?:\w{1,60}) operation|HTTPS?ConnectionPool\(host="
+    rf"|^\w{{1,40}}(?:Error|Exception): (?:b?['\"])?(?:([45]\d\d) )?{_REASONS}['\"]?(?: \(|$)"
+)
+# A script that reports its own end, as a logger does; other lines are of requests that are repeated.
+_LAST = re.compile(
+    r"(?:\bUncaught\b|\bCRITICAL\b|\bFATAL\b|\bunhandled exception\b).{0,160}?\b([45]\d\d) (?:Client|Server) Error: "
+)
+_HOST = re.compile(r"\bhost='([\w.-]{1,120})'|\bhttps?://([\w.-]{1,120})")
+_CODE = re.compile(r"\b([45]\d\d)\b")
+_RATE = frozenset(
+    {"429", "503", "SlowDown", "RequestLimitExceeded", "TooManyRequests", "Throttling", "ThrottlingException"}
+)
+_ACCESS = frozenset({"401", "403", "AccessDenied", "InvalidAccessKeyId", "ExpiredToken", "SignatureDoesNotMatch"})
+_ABSENT = frozenset({"404", "410", "NoSuchKey", "NoSuchBucket"})
+
+
+def service_error(failure: Failure) -> Cause | None:
+    """A service outside the job refused a request, or did not answer."""
+    error = failure.error
+    found = first_line(_MESSAGE, failure.messages)
+    if found is None and error is not None and _TYPES.match(error.last.exception) is not None:
+        return _cause(failure, error.last.message[0], "")
+    found = found or first_line(_LAST, failure.closing_lines)
+    return _cause(failure, found[0], next(filter(None, found[1].groups()), "")) if found is not None else None
+
+
+def _cause(failure: Failure, line: str, code: str) -> Cause:
+    code = code or (plain[1] if (plain := _CODE.search(line[:200])) is not None else "")
+    host = _HOST.search(line)
+    who = f"{host[1] or host[2]} " if host is not None else "a service outside the job "
+    what = f"answered {code}" if code else "did not do what it was asked"
+    return cause(failure, "remote_service_error", f"{who}{what}: {shortened(line, 160)}", _advice(code), proof=line)
+
+
+def _advice(code: str) -> str:
+    if code in _RATE:
+        return "too many requests: download once before the job, or on one rank, and read from a shared directory"
+    if code in _ACCESS:
+        return "look at the token or key that the ranks have on every host (HF_TOKEN, AWS_*), and what it may read"
+    if code in _ABSENT:
+        return "look at the name: the service does not know it, or does not show it to this token"
+    return "check whether this host reaches the service (proxy, firewall); download once before the job"
