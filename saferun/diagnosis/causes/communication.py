@@ -194,7 +194,7 @@ _NCCL = (
         "nccl_system_error",
         re.compile(
             rf"(?:nccl|rccl)SystemError|{_CALL}(?:unhandled system error"
-            rf"|Failed to execute operation .{{1,60}} retcode 2\b)"
+            rf"|Failed to execute operation .{{1,60}} retcode 2\b|.{{1,60}}\bres=2\b)"
         ),
         "NCCL system error",
         f"{_NCCL_DEBUG}; look at /dev/shm, at the network interface (NCCL_SOCKET_IFNAME) and at `ulimit -l`",
@@ -203,7 +203,8 @@ _NCCL = (
     TextRule(
         "nccl_error",
         re.compile(
-            rf"ncclUnhandledCudaError|unhandled cuda error|{_CALL}Failed to execute operation .{{1,60}} retcode 1\b"
+            rf"ncclUnhandledCudaError|unhandled cuda error"
+            rf"|{_CALL}(?:Failed to execute operation .{{1,60}} retcode 1|\bres=1)\b"
         ),
         "NCCL: a CUDA call failed",
         f"{_NCCL_DEBUG}; most often the GPU is out of memory, or an earlier kernel failed",

@@ -135,7 +135,7 @@ _EXHAUSTED = (
     TextRule(
         "process_limit",
         re.compile(
-            r"pthread_create(?:\(\))? (?:failed.{0,60}: Resource temporarily unavailable|is 11\b)"
+            r"pthread_create\b(?:.{0,60}: Resource temporarily unavailable|(?:\(\))? is 11\b)"
             r"|can't start new thread"
             r"|\bfork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC \d{1,12} current"
             r"|Thread creation failed: Resource temporarily unavailable"
@@ -274,6 +274,18 @@ _FILE_SYSTEM = (
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); locks "
         "need a file system that has them (on Lustre the mount option flock)",
         in_context=True,
+    ),
+    TextRule(
+        "file_system_error",
+        # As libraries of C put it, HDF5 before all. EAGAIN is none of them: another process has the lock.
+        re.compile(
+            r"\b(errno = (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523|524)\b.{0,120})"
+        ),
+        "a file system failed: {0}",
+        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); HDF5 does "
+        "without locks with HDF5_USE_FILE_LOCKING=FALSE",
+        in_context=True,
+        in_last_lines=True,
     ),
     TextRule(
         "file_system_error",

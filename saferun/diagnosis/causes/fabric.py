@@ -44,7 +44,8 @@ _UNREACHABLE = (
 # ucs_status_string() of UCX: the peer, or the way to it.
 _UCS_STATUS = (
     r"(?:[Ee]ndpoint timeout|[Tt]imed out|timeout error|retry count exceeded|Connection reset by remote peer"
-    r"|Destination is unreachable|Endpoint is not connected|Remote (?:access|operation|I/O) error|is unreachable)"
+    r"|Destination is unreachable|no .{1,60} transport to|Endpoint is not connected|Remote (?:access"
+    r"|operation|I/O) error|is unreachable)"
 )
 _FABRIC = (
     TextRule(
@@ -139,7 +140,7 @@ _SYSTEM = (
     TextRule(
         "nccl_system_error",
         re.compile(
-            r"(?:ibv_(?:create|reg|alloc)\w{1,40} failed|NET/OFI Unable to register memory).{0,160}"
+            r"(?:ibv_(?:create|reg|alloc)\w{1,40}(?:\(.{0,240}\))? failed|NET/OFI Unable to register memory).{0,160}"
             r"(?:Cannot allocate memory|RC: 12\b|errno 12\b)"
         ),
         "RDMA may not lock the memory that it needs",
@@ -189,9 +190,13 @@ _MPI = (
     TextRule(
         "mpi_error",
         re.compile(
-            r"\*\*\* An error occurred in (MPI_\w{1,40})|Fatal error in (?:internal_)?P?(MPI_\w{1,40})"
+            r"\*\*\* An error occurred in (MPI_\w{1,40})|Fatal error in (?:internal_|P(?=MPI_))?(MPI_\w{1,40}"
+            r"|\w{1,40}(?=: .{1,60} error stack:))"
             r"|Local abort before (MPI_INIT) completed|It looks like (MPI_INIT) failed"
-            r"|(MPID\w{1,60})\(\d{1,6}\)\.{0,60}: .{0,160}\bfailed\b"
+            # MPICH's error stack: function(line)....: what.
+            r"|\b([A-Za-z_]\w{1,60})\(\d{1,6}\)\.{2,60}: .{0,160}\bfailed\b"
+            r"|\b(MPID\w{1,60})\(\d{1,6}\): .{0,160}\bfailed\b"
+            r"|Assertion failed in file src/(mpi\w{0,12})/"
         ),
         lambda _, match: f"MPI failed in {next(filter(None, match.groups()))}",
         "look at MPI's first message; where MPI is not started by its own launcher, it needs the PMI or PMIx of the "
@@ -200,7 +205,7 @@ _MPI = (
     ),
     TextRule(
         "mpi_error",
-        re.compile(r"PSM[23]? (?:can't open|could not|was unable to|failed to) (.{1,120})"),
+        re.compile(r"PSM[23]? (?:error handler: |can't open|could not|was unable to|failed to) (.{1,120})"),
         "Omni-Path (PSM) could not start: {0}",
         "look at the adapter (opainfo, hfi1_status), at its number of contexts, and at /dev/shm",
         in_last_lines=True,

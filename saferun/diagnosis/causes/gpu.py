@@ -30,7 +30,8 @@ _SYNCHRONOUS = f"run it once with CUDA_LAUNCH_BLOCKING=1, or under compute-sanit
 _SYNCHRONOUS_HIP = f"run it once with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1: {_LATE}"
 
 _OUT_OF_MEMORY = re.compile(
-    r"(?:CUDA|HIP|XPU|MPS) (?:error: )?out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
+    r"(?:CUDA|HIP|XPU|MPS) (?:(?:driver |runtime )?error: )?out of memory|RESOURCE_EXHAUSTED: Out of memory"
+    r"|\bOOM when allocating tensor|torch\.(?:cuda\.)?OutOfMemoryError"
     r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|(?<!on host: )CUDA_ERROR_OUT_OF_MEMORY"
     r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
     r"|(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'out of memory'|Failed to CUDA (?:host )?[mc]alloc (?:async )?\d{6}"
@@ -94,7 +95,9 @@ _MISSING: tuple[TextRule, ...] = tuple(
         ),
         (
             (
-                r"[Ff]ailed to initialize NVML|NVIDIA-SMI has failed because|nvml error: (?:driver|no|insufficient)"
+                r"\bNVMLError_(?!GpuIsLost|NotSupported|NoPermission|NotFound|InsufficientSize)\w{1,40}"
+                r"|NVML Shared Library Not Found|could not select device driver|[Ff]ailed to initialize NVML"
+                r"|NVIDIA-SMI has failed because|nvml error: (?:driver|no|insufficient)"
                 r"|Found no NVIDIA driver|driver on your system is too old|CUDA unknown error - this may be due to"
                 r"|CUDA driver (?:version is insufficient|initialization failed)"
             ),
@@ -173,7 +176,10 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"(CUDA|HIP) error(?: \(\S{1,200}\))?: (.{1,160})|Triton Error \[(CUDA|HIP)\]: (.{1,160})"),
+        re.compile(
+            r"\b(CUDA|HIP|ROCm) (?:driver |runtime |API )?error(?: \(\S{1,200}\)| \d{1,4})?: (.{1,160})"
+            r"|Triton Error \[(CUDA|HIP)\]: (.{1,160})"
+        ),
         lambda _, match: f"{match[1] or match[3]} error: {match[2] or match[4]}",
         _SYNCHRONOUS,
         in_last_lines=True,
@@ -183,11 +189,18 @@ _OTHER = (
         re.compile(
             r"(cu(?:da|blas) runtime error.{1,160}|kernel execution error\. .{1,120}"
             r"|(?:cu|CU|roc|hip)(?:BLAS|DNN|Blas|blas|FFT|SPARSE|SOLVER|blasLt|BLASLt)(?:Lt)? [Ee]rror\b.{0,120}"
-            r"|MIOpen Error: .{1,120})"
+            r"|MIOpen Error: .{1,120}|NVML_SUCCESS == .{1,60})"
         ),
         "{0}",
         _SYNCHRONOUS,
         in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
+        re.compile(r"\b(\w{0,20}graph\S{0,12}\w{1,40}\(.{0,60}\)\.is_good\(\))"),
+        "cuDNN failed: {0}",
+        "cuDNN has no plan for these shapes, or found another version of its libraries than it was built with: try "
+        "torch.backends.cuda.enable_cudnn_sdp(False), and look at LD_LIBRARY_PATH",
     ),
     TextRule(
         "cuda_error",

@@ -22,7 +22,8 @@ _BINARY = re.compile(
 )
 # Of ctypes, which raises OSError, and of ld.so.
 _NO_LIBRARY = re.compile(
-    r"^OSError: .{1,300}: (?:cannot open shared object file|undefined symbol|invalid ELF header|file too short"
+    r"^(?:OSError: )?/?\S{1,300}\.so\S{0,40}: (?:cannot open shared object file|undefined symbol"
+    r"|invalid ELF header|file too short"
     r"|wrong ELF class|version `.{1,60}' not found)"
 )
 _LOADER = re.compile(
@@ -128,8 +129,9 @@ def import_error(failure: Failure) -> Cause | None:
         else:
             advice = "install it, on every host, in the Python that the ranks run in"
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
-    if error is not None and _NO_LIBRARY.match(error.last.message[0]) is not None:
-        line = error.last.message[0]
+    quoted = first_line(_NO_LIBRARY, failure.messages) if error is not None else None
+    if quoted is not None:
+        line = quoted[0]
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), _NO_LIBRARY_ADVICE, proof=line)
     lines = failure.last_lines[-3:] if failure.died_silently and not failure.signum else ()
     unloaded = first_line(_LOADER, lines)

@@ -16,7 +16,7 @@ from saferun.evidence import Cause
 _TYPES = re.compile(
     r"(?:requests\.exceptions|urllib3\.exceptions|urllib\.error|http\.client|httpx|httpcore|aiohttp\.client_exceptions"
     r"|huggingface_hub\.(?:utils\._\w{1,20}|errors)|botocore\.(?:exceptions|errorfactory)|boto3\.exceptions|s3transfer\.\w{1,20}"
-    r"|google\.(?:api_core|cloud|auth|resumable_media)\.\w{0,40}\.?exceptions|google\.(?:api_core|cloud|auth)\.exceptions"
+    r"|fsspec\.exceptions|google\.(?:api_core|cloud|auth|resumable_media)\.\w{0,40}\.?exceptions|google\.(?:api_core|cloud|auth)\.exceptions"
     r"|azure\.core\.exceptions|gcsfs\.\w{1,20}|grpc(?:\.\w{1,20}){0,2}|wandb\.errors(?:\.\w{1,20})?)\."
     r"(?!HFValidationError|ParamValidation|Invalid|Missing|ProfileNotFound|UnknownService|DataNotFound|UsageError)\w{1,60}$"
 )
@@ -31,6 +31,9 @@ _MESSAGE = re.compile(
     r"\b([45]\d\d) (?:Client|Server) Error: |\bHTTP [Ee]rror ([45]\d\d)\b|HTTP status (?:client"
     r"|server) error \(([45]\d\d)\b"
     r"|An error occurred \((\w{1,60})\) when calling the (?:\w{1,60}) operation|HTTPS?ConnectionPool\(host="
+    r"|[Yy]ou are trying to access a gated repo|[Cc]annot access gated repo|We couldn't connect to 'https?://"
+    r"|[Cc]ouldn't reach .{1,200} on the Hub|^PermissionError: (?!\[Errno)(?:.{0,80}(?:Forbidden"
+    r"|Access ?Denied|[Cc]redential))"
     rf"|^\w{{1,40}}(?:Error|Exception): (?:b?['\"])?(?:([45]\d\d) )?{_REASONS}['\"]?(?: \(|$)"
 )
 # A script that reports its own end, as a logger does; other lines are of requests that are repeated.

@@ -3,8 +3,8 @@
 Half of them, chosen by a hash of their text before any rule was written for them, are kept aside: the rules are not
 written after them, and only their rate counts. A third part, ``message_lines_fresh.txt``, was collected and labelled
 later, from other issues, and measured once before the rules were mended after it; likewise a fourth, wider part,
-``message_lines_wide.txt``. What healthy jobs print, ``ordinary_lines.txt``, is never a cause. This module prints the
-rates.
+``message_lines_wide.txt``, and a fifth, ``message_lines_last.txt``. What healthy jobs print, ``ordinary_lines.txt``,
+is never a cause. This module prints the rates.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from saferun.evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 
 PLACE = Path(__file__).parent / "message_lines.txt"
-FRESH = Path(__file__).parent / "message_lines_fresh.txt"
-LATER = (FRESH, Path(__file__).parent / "message_lines_wide.txt")
+LATER = tuple(Path(__file__).parent / f"message_lines_{part}.txt" for part in ("fresh", "wide", "last"))
 ORDINARY = Path(__file__).parent / "ordinary_lines.txt"
 ENDS = {
     "printed": "python_exit",
