@@ -100,7 +100,7 @@ _EXHAUSTED = (
     TextRule(
         "disk_full",
         re.compile(
-            r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
+            r"No space left on device|[Dd]isk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
             r"|database or disk is full"
         ),
         "no space left on a disk",

@@ -32,13 +32,16 @@ _MESSAGE = re.compile(
     r"|server) error \(([45]\d\d)\b"
     r"|An error occurred \((\w{1,60})\) when calling the (?:\w{1,60}) operation|HTTPS?ConnectionPool\(host="
     r"|[Yy]ou are trying to access a gated repo|[Cc]annot access gated repo|We couldn't connect to 'https?://"
+    r"|\b(?:[Ff]ailed|[Uu]nable) to (?:download|upload|fetch) (?:s3|gs|gcs|hf|oci|abfss?|https?)://"
     r"|[Cc]ouldn't reach .{1,200} on the Hub|^PermissionError: (?!\[Errno)(?:.{0,80}(?:Forbidden"
     r"|Access ?Denied|[Cc]redential))"
     rf"|^\w{{1,40}}(?:Error|Exception): (?:b?['\"])?(?:([45]\d\d) )?{_REASONS}['\"]?(?: \(|$)"
 )
-# A script that reports its own end, as a logger does; other lines are of requests that are repeated.
+# A script that reports its own end, as a logger does, or the AWS CLI; other lines are of requests that are repeated.
 _LAST = re.compile(
     r"(?:\bUncaught\b|\bCRITICAL\b|\bFATAL\b|\bunhandled exception\b).{0,160}?\b([45]\d\d) (?:Client|Server) Error: "
+    r"|^(?:fatal error|(?:download|upload|copy|move|delete) failed): .{0,400}?"
+    r"\bAn error occurred \((\w{1,60})\) when calling the \w{1,60} operation"
 )
 _HOST = re.compile(r"\bhost='([\w.-]{1,120})'|\bhttps?://([\w.-]{1,120})")
 _CODE = re.compile(r"\b([45]\d\d)\b")
