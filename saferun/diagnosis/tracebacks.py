@@ -17,8 +17,9 @@ from saferun.model import Value
 LONGEST_LINE = 1000
 _MARKER = "Traceback (most recent call last):"
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
-# What torch's exception hook and its logs put before each line once there is a process group.
-_RANK = re.compile(r"\s{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
+# What torch's exception hook and its logs put before each line once there is a process group. What torch prints of a
+# signal in a data-loader worker ends with a NUL, after the end of the line.
+_RANK = re.compile(r"[\s\0]{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
 _FRAME = re.compile(r'\s*File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
 _BINARY = re.compile(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200})(?::(?: (.*))?)?$", re.DOTALL)

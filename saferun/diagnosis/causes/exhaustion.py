@@ -233,8 +233,15 @@ def _lost_while_it_sent(failure: Failure) -> Cause | None:
         return None
     if not any(frame.file.endswith(_LOADER) for frame in error.last.frames):
         return None
+    proof = error.last.message[0]
+    if (found := first_line(_BUS_IN_WORKER, failure.lines)) is not None:
+        message = "shared memory (/dev/shm) is full: a data-loader worker died of a bus error"
+        return cause(failure, "shared_memory_exhausted", message, _SHM_ADVICE, proof=found[0])
+    if (found := first_line(_SEGFAULT_IN_WORKER, failure.lines)) is not None:
+        message, proof = "a data-loader worker died (Segmentation fault)", found[0]
+        return cause(failure, "data_loader_worker_killed", message, _worker_advice("Segmentation fault"), proof=proof)
     message = "a data-loader worker died while it transferred a batch"
-    return cause(failure, "data_loader_worker_killed", message, _worker_advice(""), proof=error.last.message[0])
+    return cause(failure, "data_loader_worker_killed", message, _worker_advice(""), proof=proof)
 
 
 def _worker_advice(signal_text: str) -> str:

@@ -404,3 +404,12 @@ def test_the_end_of_a_file_is_no_lost_connection(message: str, class_name: str) 
     cause = found_in(evidence_of(ExitStatus(1, None), lines))
     assert (cause.class_name, cause.message) == (class_name, message)
     assert ("connected to" in cause.advice) == (class_name == "connection_lost")
+
+
+def test_a_process_of_the_rank_that_was_killed_may_have_been_the_oom_killers() -> None:
+    """Nothing else says so: the rank itself only reports the signal."""
+    raised = "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL"
+    lines = ("Traceback (most recent call last):", '  File "/home/user/job/train.py", line 6, in step', raised)
+    cause = found_in(evidence_of(ExitStatus(1, None), lines))
+    assert cause.class_name == "python_exception"
+    assert "OOM killer (dmesg)" in cause.advice

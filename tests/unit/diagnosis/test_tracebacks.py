@@ -54,6 +54,17 @@ def test_only_the_last_traceback_counts() -> None:
     assert error.lines == (HEAD, STEP, "ValueError: new")
 
 
+def test_torchs_tag_is_known_behind_a_nul() -> None:
+    """What torch prints of a signal in a data-loader worker ends with one, after the end of the line."""
+    tagged = [f"[rank1]: {line}" for line in (HEAD, STEP, "KeyError: 'a'")]
+    error = find_python_error(
+        ["ERROR: Unexpected segmentation fault encountered in worker.", "\0" + tagged[0], *tagged[1:]]
+    )
+    assert error is not None
+    assert error.is_uncaught
+    assert error.lines == (HEAD, STEP, "KeyError: 'a'")
+
+
 def test_a_chain_is_one_error() -> None:
     """What it was raised from belongs to what it says; what it was raised beside is context."""
     direct = find_python_error([HEAD, STEP, "KeyError: 'a'", DIRECT, HEAD, STEP, "RuntimeError: b"])
