@@ -160,7 +160,7 @@ class AttemptSetup:
         self._log_files.destinations(placement, current.number, on_ready)
         # While the directories are made:
         self._context.investigation.prepare()
-        self._context.log.describe()
+        self._context.log.plan_description()
 
     def _plan(
         self,
@@ -177,7 +177,7 @@ class AttemptSetup:
             self._context.start_failed(current.number, run_dir.refusal)
             return
         # Nothing that is asked for is impossible: from here on the launch leaves files.
-        self._context.log.describe()
+        self._context.log.plan_description()
         own = self._own_environ()
         for environ, error_file in zip(environs, destinations.error_files, strict=True):
             environ.update(own, TORCHELASTIC_ERROR_FILE=error_file)

@@ -28,6 +28,8 @@ class EventLog:
     def __init__(self, context: LaunchContext) -> None:
         self._context = context
         self._is_described = False
+        self._is_planned = False
+        self._torch_version: str | None = None
 
     def record(self, event: Event, before: State, after: State) -> None:
         """Write an event that the supervisor has handled, and the state that it led to, if that is another one."""
@@ -49,28 +51,38 @@ class EventLog:
         at = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": self._context.attempt}
         self._context.run_dir.write_event({"event": name, **at})
 
+    def plan_description(self) -> None:
+        """Load what writes run.json, which ``describe`` does once the ranks do not wait for it."""
+        if not self._is_planned and self._context.run_dir.path is not None:
+            self._is_planned = True
+            self._context.imports.import_now(("saferun.report.run_json",))
+
     def describe(self) -> None:
-        """Write run.json, unless that has been done or there is no run directory."""
-        if not self._is_described and self._context.run_dir.path is not None:
+        """Write run.json, if there is one and it has not been written."""
+        if self._is_planned and not self._is_described and self._context.run_dir.path is not None:
             self._is_described = True
-            self.write_run_json(None)
+            self._write_run_json()
 
-    def write_run_json(self, torch_version: str | None) -> None:
-        """Write run.json, if there is one. ``torch_version``: known once the coordinator has imported torch."""
-        if not self._is_described:
-            return
-        from saferun.report.run_json import run_description
+    def write_torch_version(self, torch_version: str | None) -> None:
+        """The coordinator has imported torch: run.json says which."""
+        self._torch_version = torch_version
+        if self._is_described:
+            self._write_run_json()
 
-        self._context.run_dir.write_json(
-            "run.json",
-            run_description(
+    def _write_run_json(self) -> None:
+        try:
+            from saferun.report.run_json import run_description, run_text
+
+            content = run_description(
                 self._context.config,
                 cwd=current_directory(),
                 run_id=self._context.run_id,
                 python_version=sys.version.split()[0],
-                torch_version=torch_version,
-            ),
-        )
+                torch_version=self._torch_version,
+            )
+            self._context.run_dir.write_text("run.json", run_text(content))
+        except Exception as error:  # the ranks run
+            self._context.warn(f"run.json cannot be written: {type(error).__name__}: {error}")
 
 
 class StoryFile(PartBase):

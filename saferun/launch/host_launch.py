@@ -165,6 +165,7 @@ class HostLaunch:
             has_failed |= not self._is_done(type(part).__name__, part.close)
         # With processes that are to be left there is nothing that the reaper may end.
         self._reaper.is_needed = has_failed and not self._context.ranks.orphans.is_left
+        self._is_done("run.json", self._context.log.describe)
         self._is_done("the files", self._finish_files)
         self._is_done("the console", lambda: self._console.drain(self._wakeup))
         self._is_done("signals", self._wakeup.close)
@@ -196,7 +197,7 @@ class HostLaunch:
             on_assigned=context.setup.on_assigned,
             on_prepared=context.setup.on_prepared,
             on_preflight=context.checks.take_message,
-            on_torch=context.log.write_run_json,
+            on_torch=context.log.write_torch_version,
             on_stderr=context.screen.err.put_message,
             print_line=context.screen.print_message,
             ranks=lambda: context.investigation.hangs.watched_ranks(),  # noqa: PLW0108

@@ -90,6 +90,7 @@ class RankActions(PartBase):
         self._context.imports.seal()
         self.exec_wait.begin(forked, failure)
         self._context.examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
+        self._context.log.describe()
 
     def _on_started(self) -> None:
         """Every rank has become its program."""

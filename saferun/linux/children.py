@@ -6,6 +6,7 @@ that reaps, and the import takes too long.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes members of enumerations of all numbers, at every call
 import gc
 import os
 import select
@@ -20,7 +21,7 @@ from saferun.linux.prctl import die_with_parent
 from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import ExitStatus, Value
 
-ALL_SIGNALS = signal.valid_signals()
+ALL_SIGNALS: frozenset[int] = frozenset(_signal.valid_signals())
 _AWAITED_MS = 1000
 _REAP_AGAIN_S = 0.001
 # Python ignores these two; a program expects their defaults (as subprocess's restore_signals does).
@@ -130,7 +131,7 @@ def begin_spawn(
     parent_pid = os.getpid()
     # With signals blocked, none can run a Python handler, or write to the wake-up pipe that the child shares with us,
     # before the child has restored the default dispositions.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
+    mask = _signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
@@ -140,7 +141,7 @@ def begin_spawn(
         os.close(error_write)
         raise SpawnError(error.errno or 0, "fork") from None
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(error_write)
     os.set_blocking(error_read, False)
     return Child(pid, open_pidfd(pid)), error_read
@@ -246,12 +247,12 @@ def reset_signals(mask: set[int | signal.Signals], *, is_program: bool = True) -
     """
     signal.set_wakeup_fd(-1)
     for signum in ALL_SIGNALS:
-        if callable(signal.getsignal(signum)):
+        if callable(_signal.getsignal(signum)):
             with suppress(OSError, ValueError):
                 signal.signal(signum, signal.SIG_DFL)
     for signum in _IGNORED_BY_PYTHON if is_program else (signal.SIGPIPE,):
         signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def fork(run: Callable[[], None]) -> int:
@@ -259,7 +260,7 @@ def fork(run: Callable[[], None]) -> int:
 
     The helper does not die with its parent, and ignores signals that a scheduler sends to every process of a job.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
+    mask = _signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
@@ -275,7 +276,7 @@ def fork(run: Callable[[], None]) -> int:
             finally:
                 os._exit(0)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 

@@ -7,6 +7,7 @@ descriptors; then only exec is left. Without a spare a rank is forked as usual: 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # as in `children`
 import marshal
 import os
 import signal
@@ -110,7 +111,7 @@ def _end(pid: int) -> None:
 def _fork_spare() -> tuple[int, Socket]:
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     parent_pid = os.getpid()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
+    mask = _signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
@@ -119,7 +120,7 @@ def _fork_spare() -> tuple[int, Socket]:
         ours.close()
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
     ours.setblocking(False)
     return pid, ours

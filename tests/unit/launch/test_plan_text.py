@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from saferun.env.profiles import load_profiles, resolve
 from saferun.errors import UsageError
 from saferun.launch import dry_run
 from saferun.launch.dry_run import config_lines, plan_lines
-from saferun.report.run_json import run_description
+from saferun.report.run_json import run_description, run_text
 from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, SLURM_TASK_A_RANK
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
@@ -114,6 +115,16 @@ def test_no_secret_is_shown(arguments: tuple[str, ...]) -> None:
     plan = "\n".join(plan_of(*arguments, *script))
     assert "s3cret" not in plan
     assert "--login=me" in plan
+
+
+def test_run_json_has_a_line_for_each_setting() -> None:
+    """It is read by people as well; and it is JSON, whatever a value is."""
+    config = config_of("--nproc-per-node", "2", "train.py", "--odd", "\u2028\x1b")
+    described = run_description(config, cwd="/\ud800", run_id="r", python_version="3", torch_version=None)
+    text = run_text(described)
+    assert json.loads(text) == json.loads(json.dumps(described, default=str))
+    assert len(text.splitlines()) == len(described) + len(config.settings) + 3
+    assert '\n  "nproc_per_node": {"value": ' in text
 
 
 def test_secrets_of_the_environment_are_not_shown() -> None:
