@@ -13,6 +13,7 @@ from saferun import __version__
 from saferun.cli.help import help_text, show_help, terminal_width
 from saferun.cli.options import OPTIONS, TORCHRUN_OPTIONS, TYPES, Option
 from saferun.console.stderr import print_error
+from saferun.env.profiles.quoting import nearest
 from saferun.errors import UsageError
 
 TYPE_CHECKING = False
@@ -23,6 +24,18 @@ _TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS) | {"help
 _LATELY = frozenset({"log_line_prefix_template", "print_completion"})  # torch 2.14 and later
 _REPEATABLE = frozenset(option.dest for option in OPTIONS if option.kind == "append")
 _SEE_HELP = "see saferun --help"
+# What other launchers call them, and what is often written.
+_OF_OTHERS = {
+    **dict.fromkeys(("-n", "-np", "--np", "--nprocs", "--nproc", "--num-processes", "--num-gpus"), "--nproc-per-node"),
+    **dict.fromkeys(("-N", "--node", "--nodes", "--num-machines", "--num-nodes", "--nnode"), "--nnodes"),
+    **dict.fromkeys(("--machine-rank", "--rank", "--noderank"), "--node-rank"),
+    **dict.fromkeys(("--main-process-ip", "--main-address", "--host", "--master"), "--master-addr"),
+    **dict.fromkeys(("--main-process-port", "--port"), "--master-port"),
+    **dict.fromkeys(("--timeout", "--hang"), "--hang-timeout"),
+    **dict.fromkeys(("--retries", "--restarts"), "--max-restarts"),
+    **dict.fromkeys(("--log-path", "--output-dir", "--logdir"), "--log-dir"),
+    "--profile": "--env-profile",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,7 +49,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
-        print_error(UsageError(message, _SEE_HELP))
+        if message.startswith("ambiguous option: "):
+            message = _once(message)
+        print_error(UsageError(message, _meant(message) or _SEE_HELP))
         raise SystemExit(2)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:  # noqa: ANN401 - of any type
@@ -139,6 +154,24 @@ def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noq
         metavar=option.metavar,
         help=marked,
     )
+
+
+def _once(message: str) -> str:
+    """Argparse's message with every option named once, not in both of its spellings."""
+    head, _, names = message.partition(" could match ")
+    kept = dict.fromkeys(name.replace("_", "-") for name in names.split(", "))
+    return f"{head} could match {', '.join(kept)}"
+
+
+def _meant(message: str) -> str:
+    """A hint that names the option that was meant; empty where none is near."""
+    kind, _, rest = message.partition(": ")
+    if kind not in {"unrecognized arguments", "ambiguous option"} or not rest.startswith("-"):
+        return ""
+    word = rest.split()[0].partition("=")[0]
+    flags = {flag for option in OPTIONS for flag in option.flags if flag.startswith("--") and "_" not in flag}
+    near = _OF_OTHERS.get(word.replace("_", "-")) or nearest(word.replace("_", "-"), sorted(flags))
+    return f"did you mean {near}?" if near is not None else ""
 
 
 def _switch(variable: str, value: str) -> bool:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, NoReturn
 
-from saferun.errors import SaferunError, UsageError
+from saferun.errors import EXIT_USAGE, SaferunError, UsageError
 from saferun.linux.child_output import run_program
 from saferun.linux.children import SpawnError
 from saferun.linux.installed_versions import parse_assignments
@@ -136,6 +136,7 @@ def ask_torch(python: str, kind: str, environ: Mapping[str, str], timeout_s: flo
         f"--nproc-per-node {kind}: torch says: {text if word == 'refused' else f'the number of devices is {text}'}",
         "see whether nvidia-smi or rocm-smi lists the devices, CUDA_VISIBLE_DEVICES hides none and the torch of "
         f"{python} is built for them; or {_INSTEAD}",
+        exit_code=EXIT_USAGE,
     )
 
 

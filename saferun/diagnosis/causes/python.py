@@ -98,6 +98,12 @@ _HINTS = (
     ),
 )
 _LONGEST_MESSAGE = 200
+# Options that are written behind the script by mistake, with dashes.
+LAUNCHER_OPTIONS = frozenset(
+    """--nproc-per-node --nnodes --node-rank --master-addr --master-port --standalone --max-restarts --rdzv-backend
+    --rdzv-endpoint --rdzv-id --rdzv-conf --hang-timeout --on-hang --env-profile --run-dir --prefix --preflight --nic
+    --monitor-interval --start-method --no-python --run-path --redirects --tee --log-dir""".split()
+)
 
 
 def syntax_error(failure: Failure) -> Cause | None:
@@ -160,12 +166,21 @@ def usage_error(failure: Failure) -> Cause | None:
     found = first_line(_OPTION_ERROR, reversed(failure.last_lines))
     if found is not None:
         message = f"the script does not understand its arguments: {found[1][2] or found[1][0]}"
-        return cause(failure, "usage_error", message, "look at what stands after the script's name", proof=found[0])
+        return cause(failure, "usage_error", message, _arguments_hint(found[0]), proof=found[0])
     found = first_line(_USAGE, reversed(failure.last_lines))
     if found is not None:
         message = "the script does not understand its arguments"
         return cause(failure, "usage_error", message, "look at what stands after the script's name", proof=found[0])
     return None
+
+
+def _arguments_hint(line: str) -> str:
+    """What to do about an argument that the script does not know: it may be an option of the launcher."""
+    for word in line.replace(",", " ").replace(":", " ").split():
+        flag = word.strip("'\"").partition("=")[0]
+        if flag.replace("_", "-") in LAUNCHER_OPTIONS:
+            return f"{flag} is an option of saferun: write it before the script's name"
+    return "look at what stands after the script's name"
 
 
 def connection_lost(failure: Failure) -> Cause | None:

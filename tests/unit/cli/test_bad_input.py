@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun import __version__
-from saferun.cli.argument_parser import build_parser
+from saferun.cli.argument_parser import _OF_OTHERS, build_parser
 from saferun.cli.command_line import parse_plain
 from saferun.cli.main import main, read_config
 from saferun.cli.options import OPTIONS
 from saferun.config import LaunchConfig
+from saferun.diagnosis.causes.python import LAUNCHER_OPTIONS
 from saferun.errors import SaferunError, UsageError
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
@@ -294,3 +295,45 @@ def test_any_command_line_is_taken_or_refused_in_two_lines(arguments: list[str])
             assert config.command.argv
             exit_code = 2
         assert exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["--nprocs", "2"], "--nproc-per-node"),
+        (["-np", "2"], "--nproc-per-node"),
+        (["--nproc_per_nodes=2"], "--nproc-per-node"),
+        (["--hangtimeout", "10"], "--hang-timeout"),
+        (["--node", "2"], "--nnodes"),
+        (["--num_machines", "2"], "--nnodes"),
+        (["--max-restart-count", "2"], "--max-restarts"),
+    ],
+)
+def test_an_unknown_option_gets_the_one_that_was_meant(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        build_parser(ENVIRON).parse_args([*arguments, "train.py"])
+    assert ended.value.code == 2
+    what, hint = capsys.readouterr().err.splitlines()
+    assert what.startswith("saferun: ")
+    assert hint == f"hint: did you mean {meant}?"
+
+
+def test_an_ambiguous_option_names_each_candidate_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser(ENVIRON).parse_args(["--node", "2", "train.py"])
+    assert capsys.readouterr().err.splitlines()[0] == "saferun: ambiguous option: --node could match --node-rank"
+
+
+def test_an_option_that_resembles_none_gets_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser(ENVIRON).parse_args(["--zzz", "train.py"])
+    assert capsys.readouterr().err.splitlines()[1] == "hint: see saferun --help"
+
+
+def test_names_of_other_launchers_lead_to_options_that_exist() -> None:
+    flags = {flag for option in OPTIONS for flag in option.flags}
+    assert set(_OF_OTHERS.values()) <= flags
+    assert not flags & set(_OF_OTHERS)
+    assert flags >= LAUNCHER_OPTIONS

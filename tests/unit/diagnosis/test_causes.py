@@ -114,6 +114,14 @@ def test_what_real_programs_said_is_understood(name: str) -> None:
     assert "\n" not in cause.message + cause.proof + cause.advice
 
 
+def test_an_option_of_the_launcher_behind_the_script_is_recognised() -> None:
+    sample = recorded("bad_option_of_saferun")
+    cause = found_in(evidence_of(sample.status, sample.lines))
+    assert cause.advice == "--nproc_per_node is an option of saferun: write it before the script's name"
+    sample = recorded("bad_option")
+    assert found_in(evidence_of(sample.status, sample.lines)).advice == "look at what stands after the script's name"
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.txt")))
 def test_a_proof_is_a_line_that_somebody_wrote(name: str) -> None:
     """Nothing is made up."""
