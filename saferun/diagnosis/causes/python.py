@@ -85,10 +85,6 @@ _HINTS = (
         "nothing can be typed here: ask before the launch, or pass the answer as an option of the script",
     ),
     (
-        re.compile(r"ProcessExitedException: process \d{1,6} terminated with signal SIGKILL"),
-        "look in the kernel log for the OOM killer (dmesg); else that process was killed by hand",
-    ),
-    (
         re.compile(r"Expected all tensors to be on the same device"),
         "move model and batch to the same GPU: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     ),

@@ -47,6 +47,7 @@ _ENGINE = (
         in_last_lines=True,
     ),
 )
+_KILLED = "look in the kernel log for the OOM killer (dmesg); else that process was killed by hand"
 # What vLLM's workers put before each line.
 _OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception): .{1,300})")
 
@@ -56,6 +57,8 @@ def engine_worker(failure: Failure) -> Cause | None:
     found = by_text(failure, _ENGINE)
     if found is None or found.class_name != "worker_failed":
         return found
+    if "terminated with signal SIGKILL" in found.proof:
+        return found._replace(advice=_KILLED)
     why = first_line(_OF_WORKER, failure.lines)
     if why is None:
         return found

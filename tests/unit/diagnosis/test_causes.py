@@ -419,5 +419,5 @@ def test_a_process_of_the_rank_that_was_killed_may_have_been_the_oom_killers() -
     raised = "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL"
     lines = ("Traceback (most recent call last):", '  File "/home/user/job/train.py", line 6, in step', raised)
     cause = found_in(evidence_of(ExitStatus(1, None), lines))
-    assert cause.class_name == "python_exception"
+    assert cause.class_name == "worker_failed"
     assert "OOM killer (dmesg)" in cause.advice
