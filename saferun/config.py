@@ -122,7 +122,7 @@ class OutputConfig(Value):
     ``run_dir`` None: the default place; ``keep_files`` False: no run directory at all.
     ``prefix`` None: no prefix. ``legacy_template``: torchrun's ``--log-line-prefix-template``.
     ``fold``: whether tracebacks that several ranks print are shown once. ``bar_interval_s``: how often a progress bar
-    is a line, where there is no terminal.
+    is a line, where there is no terminal. ``report_html``: when report.html is made.
     """
 
     run_dir: str | None
@@ -133,6 +133,7 @@ class OutputConfig(Value):
     color: Literal["auto", "always", "never"]
     fold: bool = False
     bar_interval_s: float = 30.0
+    report_html: Literal["failure", "always", "off"] = "failure"
 
 
 class EnvironConfig(Value):

@@ -361,6 +361,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         color=values.color,
         fold=values.fold == "on",
         bar_interval_s=values.bar_interval,
+        report_html=values.report_html,
     )
 
 

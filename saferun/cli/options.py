@@ -379,6 +379,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "how often a progress bar is printed as a line where the console is no terminal; its last state always is",
     ),
     _option(
+        "--report-html {failure,always,off}",
+        "failure",
+        OUTPUT,
+        "when to make report.html in the run directory, a page about the run to read and send on; failure: at every "
+        "hang and failure; always: at every end, with report.json and report.txt; off: never",
+    ),
+    _option(
         "--hang-timeout SECONDS",
         300.0,
         HANGS,

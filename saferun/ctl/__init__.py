@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from saferun import __version__
 from saferun.console.stderr import print_error
-from saferun.ctl import core, doctor, env, live_stacks, status, story
+from saferun.ctl import core, doctor, env, live_stacks, report, status, story
 from saferun.errors import SaferunError, UsageError
 from saferun.model import Value
 
@@ -43,6 +43,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("status", status.SUMMARY, status.add_arguments, status.run),
     Verb("story", story.SUMMARY, story.add_arguments, story.run),
+    Verb("report", report.SUMMARY, report.add_arguments, report.run),
     Verb("core", "the stacks in a core file", core.add_arguments, core.run),
 )
 

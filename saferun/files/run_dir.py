@@ -166,6 +166,11 @@ class RunDirectory:
         for call in waiting:
             call()
 
+    @property
+    def is_part(self) -> bool:
+        """Whether files about the whole job are written elsewhere."""
+        return self._is_part
+
     # ----------------------------------------------------------------------------------------------------------------
     # What cannot be written
 

@@ -19,6 +19,7 @@ from saferun.launch.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
 from saferun.launch.investigation import Investigation
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.lint_part import LintPart
+from saferun.launch.page_part import PagePart
 from saferun.launch.passed_signals import PassedSignals
 from saferun.launch.preflight_part import PreflightPart
 from saferun.launch.rank_actions import RankActions
@@ -101,6 +102,13 @@ class HostLaunch:
         )
         context.job = job = self._open_job(own_environ, secret)
         context.torchrun_events = TorchrunEvents(config, job.client)
+        context.page = PagePart(
+            context.run_dir,
+            context.poller,
+            outbox=lambda: writer.outbox,
+            warn=context.warn,
+            is_wanted=config.output.report_html != "off",
+        )
         context.investigation = Investigation(context, peers_s)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._wakeup = Wakeup(context, passed)
@@ -109,9 +117,12 @@ class HostLaunch:
         parts = (
             *(ranks, writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
             *(context.checks, job, context.lint, ranks.segments),
-            *(context.imports, context.examiner, ranks.orphans, story),
+            *(context.imports, context.examiner, ranks.orphans, story, context.page),
         )
-        watching = (context.investigation, context.lint, ranks.segments, context.imports, context.examiner, story)
+        watching = (
+            *(context.investigation, context.lint, ranks.segments, context.imports, context.examiner),
+            *(story, context.page),
+        )
         self._console = ConsolePart(context)
         context.loop = EventLoop(context, self._console, parts, watching)
 
@@ -128,7 +139,7 @@ class HostLaunch:
             actions.CaptureEvidence: ranks.capture,
             actions.AwaitCause: context.investigation.await_cause,
             actions.ReportHang: context.investigation.report_hang,
-            actions.SignalRanks: ranks.signal,
+            actions.SignalRanks: self._signal_ranks,
             actions.SweepOrphans: ranks.sweep,
             actions.Diagnose: ending.diagnose,
             actions.ReportFailure: ending.report_failure,
@@ -140,6 +151,12 @@ class HostLaunch:
             actions.PrintLine: lambda action: context.report(action.text),
             actions.Finish: ending.finish,
         }
+
+    def _signal_ranks(self, action: actions.SignalRanks) -> None:
+        context = self._context
+        context.ranks.signal(action)
+        if context.investigation.log.has_incidents or context.current.first_failure() is not None:
+            context.page.prepare()  # while the ranks end
 
     def run(self) -> actions.Finish:
         """Carry the launch out. Returns how saferun is to end."""
@@ -184,8 +201,15 @@ class HostLaunch:
 
     def _finish_files(self) -> None:
         """Have everything written; a file system that does not answer is left to itself."""
-        self._context.run_dir.close()
-        self._context.events.clear()
+        context = self._context
+
+        def wait() -> None:
+            self._writer.tick(time.monotonic())
+            context.screen.flush()
+
+        self._is_done("report.html", lambda: context.page.finish(self._wakeup.is_hurried, wait))
+        context.run_dir.close()
+        context.events.clear()
         self._writer.finish(self._context.poller, self._wakeup.is_hurried, self._context.screen.flush)
 
     def _open_job(self, environ: Mapping[str, str], secret: JobSecret | None) -> JobPort:

@@ -36,10 +36,18 @@ class IncidentLog:
         host: the host's short name.
         run_id: marks the processes of this run.
         guarded: calls, and says in one line what failed.
+        on_written: called when the report has been handed to the writer.
     """
 
     def __init__(
-        self, config: LaunchConfig, run_dir: RunDirectory, *, host: str, run_id: str, guarded: Callable[..., Any]
+        self,
+        config: LaunchConfig,
+        run_dir: RunDirectory,
+        *,
+        host: str,
+        run_id: str,
+        guarded: Callable[..., Any],
+        on_written: Callable[[], object] = bool,
     ) -> None:
         self.launched_time = time.time()
         self._config = config
@@ -47,6 +55,7 @@ class IncidentLog:
         self.host = host  # its name in the job, once it has one
         self._run_id = run_id
         self._guarded = guarded
+        self._on_written = on_written
         self._incidents: list[Incident] = []
         self._decisions: list[DecisionRow] = []
         self._slow: list[SlowRow] = []
@@ -144,12 +153,17 @@ class IncidentLog:
     def finish(self, exit_code: int, *, stopped: bool) -> None:
         """The launch is over; if nothing went wrong there is no report."""
         self.is_due = False
-        if self._has_report:
+        if self._has_report or self._config.output.report_html == "always":
             outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
             self._guarded("write the report", self._write, exit_code, outcome)
         elif self._preflight is not None and self._config.checks.preflight == "only":
             self._run_dir.open()  # which does nothing if no files are wanted
         self.write_preflight()
+
+    @property
+    def has_incidents(self) -> bool:
+        """Whether there was a hang or a failure."""
+        return bool(self._incidents)
 
     @property
     def _has_failed_checks(self) -> bool:
@@ -188,6 +202,7 @@ class IncidentLog:
             run, self._incidents, decisions=decisions, preflight=preflight, infos=self._host_infos, slow=self._slow
         )
         self._run_dir.write_text("report.txt", text)
+        self._guarded("have report.html made", self._on_written)
 
     def _write_preflight(self) -> None:
         if self._preflight is not None:

@@ -89,7 +89,12 @@ class Investigation:
     def __init__(self, launch: LaunchContext, peers_s: float = 0.0) -> None:
         self._launch = launch
         self.log = IncidentLog(
-            launch.config, launch.run_dir, host=launch.host, run_id=launch.run_id, guarded=self._guarded
+            launch.config,
+            launch.run_dir,
+            host=launch.host,
+            run_id=launch.run_id,
+            guarded=self._guarded,
+            on_written=launch.page.request,
         )
         self.hook = RankHook(launch)
         poller = _GuardedPoller(launch.poller, self._handles)

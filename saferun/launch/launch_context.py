@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from saferun.launch.idle_imports import IdleImports
     from saferun.launch.investigation import Investigation
     from saferun.launch.lint_part import LintPart
+    from saferun.launch.page_part import PagePart
     from saferun.launch.preflight_part import PreflightPart
     from saferun.launch.rank_actions import RankActions
     from saferun.launch.rank_group import AttemptPlan, Rank, RankGroup
@@ -94,6 +95,7 @@ class LaunchContext:
     setup: AttemptSetup
     ranks: RankActions
     ending: AttemptEnd
+    page: PagePart
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ IN_FORKS = {
     "saferun.env.lint.__main__": "a child of the examiner",
     "saferun.linux.held_code": "the examiner; and the supervisor before the ranks have become their programs",
     "saferun.supervisor.policy.waits": "a child of the examiner",
+    "saferun.report.page.serving": "the process that makes report.html",
 }
 # What the interpreter has without a file.
 BUILT_IN = frozenset(sys.builtin_module_names)

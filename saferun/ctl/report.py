@@ -1,0 +1,155 @@
+"""``saferunctl report``: the report of a run, as text, JSON, one HTML page, or a trace for other viewers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from saferun.ctl.answer import answer
+from saferun.ctl.story import directory_of
+from saferun.errors import SaferunError, UsageError
+from saferun.files.run_dir import shorter_path
+from saferun.linux.ownership import open_named, open_temporary
+
+if TYPE_CHECKING:
+    from saferun.report.page.run_contents import RunFiles
+
+SUMMARY = "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"
+_MOST_BYTES = 64 << 20
+_PAGE = "report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    parser.add_argument(
+        "run_dir",
+        nargs="?",
+        default="latest",
+        metavar="RUN",
+        help="the directory of a run, or its name below saferun_runs; 'latest' is the default",
+    )
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--text", action="store_true", help="print report.txt (the default)")
+    kinds.add_argument("--json", action="store_true", help="print report.json")
+    kinds.add_argument("--html", action="store_true", help="make report.html again and print its path")
+    kinds.add_argument(
+        "--format",
+        choices=("perfetto", "speedscope"),
+        help="perfetto: the timeline, for ui.perfetto.dev and chrome://tracing; speedscope: the stacks, for speedscope",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write there; - is standard output")
+    parser.add_argument("--open", action="store_true", help="make report.html again and open it in a browser")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or write the report."""
+    directory = directory_of(arguments.run_dir)
+    if arguments.html or (arguments.open and not arguments.format):
+        _write_page(directory, arguments.output, is_opened=arguments.open)
+    elif arguments.format:
+        _write(arguments.output, _trace(directory, arguments.format))
+    else:
+        name = "report.json" if arguments.json else "report.txt"
+        content = _read(directory, name)
+        if arguments.output:
+            _write(arguments.output, content)
+        else:
+            answer(content.decode(errors="replace"))
+    return 0
+
+
+def _write_page(directory: Path, output: str | None, *, is_opened: bool) -> None:
+    try:
+        from saferun.report.page.rendering import PageTooLargeError, render_page
+    except ImportError as error:
+        raise SaferunError(f"no page can be made: {error}", "install jinja2: pip install jinja2") from None
+    try:
+        page = render_page(_files(directory))
+    except PageTooLargeError as error:
+        raise SaferunError(f"{shorter_path(str(directory))}: {error}", "see report.txt there") from None
+    path = output or os.path.join(directory, _PAGE)
+    _write(path, page)
+    if path != "-":
+        answer(f"{shorter_path(os.path.abspath(path))}\n")
+    if is_opened:
+        _open_in_browser(path)
+
+
+def _open_in_browser(path: str) -> None:
+    import webbrowser
+
+    if path == "-" or not webbrowser.open(f"file://{os.path.abspath(path)}"):
+        raise SaferunError("no browser could be opened", "copy the file to where there is one")
+
+
+def _trace(directory: Path, kind: str) -> bytes:
+    from saferun.report.page.building import PHASES, build_page
+    from saferun.report.page.exports import perfetto, speedscope
+
+    page = build_page(_files(directory), _clock, folds=False)
+    return json.dumps(perfetto(page, PHASES) if kind == "perfetto" else speedscope(page)).encode() + b"\n"
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.3f}"
+
+
+def _files(directory: Path) -> RunFiles:
+    from saferun.report.page.run_files import read_run
+
+    try:
+        files = read_run(str(directory), patience_s=600.0)
+    except OSError as error:
+        raise UsageError(f"{directory}: {error.strerror}", "name the directory of a run") from None
+    if files.report is None and files.run is None and not files.hosts:
+        raise UsageError(
+            f"{shorter_path(str(directory))} is not the directory of a run", "name one like saferun_runs/latest"
+        )
+    return files
+
+
+def _read(directory: Path, name: str) -> bytes:
+    path = os.path.join(directory, name)
+    try:
+        with open(open_named(path), "rb") as file:
+            content = file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no {name} in {shorter_path(str(directory))}",
+            "it is written at a hang or a failure, with --report-html always at every end; --html needs none",
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{shorter_path(path)}: {error.strerror}", "name another run") from None
+    return content
+
+
+def _write(path: str | None, content: bytes) -> None:
+    """Write a file as a whole, or to standard output."""
+    if path in {None, "-"}:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+        return
+    assert path is not None  # noqa: S101 - for the type checker
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd, temporary = open_temporary(f".{name}", dir_fd=folder_fd)
+            try:
+                with open(fd, "wb") as file:
+                    file.write(content)
+                os.replace(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=folder_fd)
+                raise
+        finally:
+            os.close(folder_fd)
+    except OSError as error:
+        raise SaferunError(f"{path}: {error.strerror}", "write elsewhere with --output FILE") from None

@@ -1,0 +1,148 @@
+"""The timeline for Perfetto and chrome://tracing, and the stacks for speedscope, as JSON. Pure.
+
+Formats: "Trace Event Format" (Google, 2016), which https://ui.perfetto.dev reads; and the file format of speedscope,
+https://www.speedscope.app/file-format-schema.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from saferun.model import JsonObject
+from saferun.report.page.values import Call, Incident, PageModel, Stacks, Timeline
+
+_SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+_IN_THAT_CALL = "(in that call itself)"
+_JOB_PID = 0
+
+
+def perfetto(page: PageModel, phases: Mapping[str, str]) -> JsonObject:
+    """A trace of the run: a process for each attempt and host, a thread for each rank.
+
+    Args:
+        page: the page; made with ``unfolded`` timelines, each rank has a row of its own.
+        phases: the names of the phases.
+    """
+    timeline = page.timeline
+    events = list(_trace(timeline, phases)) if timeline is not None else []
+    other = {"verdict": page.verdict.headline, "saferun_version": page.version, "command": page.command}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def _trace(timeline: Timeline, phases: Mapping[str, str]) -> Iterator[JsonObject]:
+    def micros(seconds: float) -> float:
+        return round(max(seconds - timeline.start, 0.0) * 1e6, 1)
+
+    places = list(dict.fromkeys((row.attempt, row.where) for row in timeline.rows))
+    pids = {place: number for number, place in enumerate(places, 1)}
+    yield _named("process_name", _JOB_PID, 0, "job")
+    for (attempt, where), pid in pids.items():
+        yield _named("process_name", pid, 0, f"{where or 'host'}, attempt {attempt}")
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+    for mark in timeline.marks:
+        yield {
+            "ph": "i",
+            "s": "g",
+            "name": mark.text,
+            "cat": mark.kind,
+            "ts": micros(mark.time),
+            "pid": _JOB_PID,
+            "tid": 0,
+        }
+    for row in timeline.rows:
+        pid = pids[row.attempt, row.where]
+        for rank in row.ranks:
+            name = f"rank {rank}{' (the cause)' if row.is_culprit else ''}"
+            yield _named("thread_name", pid, rank, name)
+            yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": rank, "args": {"sort_index": rank}}
+            for segment in row.segments:
+                begin = micros(segment.start)
+                yield {
+                    "ph": "X",
+                    "name": phases.get(segment.kind, segment.kind),
+                    "cat": segment.kind,
+                    "ts": begin,
+                    "dur": round(micros(segment.end) - begin, 1),
+                    "pid": pid,
+                    "tid": rank,
+                }
+            for mark in row.marks:
+                yield {
+                    "ph": "i",
+                    "s": "t",
+                    "name": mark.text,
+                    "cat": mark.kind,
+                    "ts": micros(mark.time),
+                    "pid": pid,
+                    "tid": rank,
+                }
+
+
+def _named(kind: str, pid: int, tid: int, name: str) -> JsonObject:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+# ---------------------------------------------------------------------------------------------------------- speedscope
+
+
+def speedscope(page: PageModel) -> JsonObject:
+    """The merged stacks, a profile for each incident: the weight of a stack is the number of ranks that are in it."""
+    frames = _Frames()
+    incidents = [incident for incident in (page.main, *reversed(page.earlier)) if incident is not None]
+    profiles = [_profile(incident, incident.stacks, frames) for incident in incidents if incident.stacks is not None]
+    return {
+        "$schema": _SPEEDSCOPE_SCHEMA,
+        "name": page.title,
+        "exporter": f"saferun@{page.version}",
+        "activeProfileIndex": 0,
+        "shared": {"frames": frames.rows},
+        "profiles": profiles,
+    }
+
+
+class _Frames:
+    """Each call once, and its number."""
+
+    def __init__(self) -> None:
+        self.rows: list[JsonObject] = []
+        self._numbers: dict[tuple[str, str, int], int] = {}
+
+    def number(self, name: str, file: str = "", line: int = 0) -> int:
+        """The number of a call."""
+        key = (name, file, line)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.rows)
+            row: JsonObject = {"name": name}
+            if file:
+                row["file"] = file
+            if line > 0:
+                row["line"] = line
+            self.rows.append(row)
+        return self._numbers[key]
+
+    def numbers(self, calls: Sequence[Call]) -> list[int]:
+        """The numbers of calls."""
+        return [self.number(call.function or "?", call.file, call.line) for call in calls]
+
+
+def _profile(incident: Incident, stacks: Stacks, frames: _Frames) -> JsonObject:
+    samples: list[list[int]] = []
+    weights: list[int] = []
+    above: dict[int, list[int]] = {-1: []}
+    for branch in stacks.branches:
+        own = frames.numbers(branch.calls)
+        if not own and not branch.children:
+            own = [frames.number(_IN_THAT_CALL)]
+        above[branch.place] = [*above[branch.parent], *own]
+        if not branch.children:
+            samples.append(above[branch.place])
+            weights.append(len(branch.ranks))
+    return {
+        "type": "sampled",
+        "name": f"{incident.verdict.kind.lower()} in attempt {incident.attempt}: ranks by where they are",
+        "unit": "none",
+        "startValue": 0,
+        "endValue": sum(weights),
+        "samples": samples,
+        "weights": weights,
+    }

@@ -1,0 +1,168 @@
+"""What the page takes from run.json and events.jsonl, as values; and all that is read of a run together. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from saferun.model import Value
+from saferun.report.page.contents import (
+    MOST_RANKS,
+    MOST_ROWS,
+    PairPart,
+    PreflightPart,
+    Ranks,
+    ReportPart,
+    decoded_object,
+)
+from saferun.text.decoding import MALFORMED, loads
+from saferun.text.typed_json import fit, fit_or, list_of
+
+_LONGEST_EVENT = 1 << 20
+_RUN_FIELDS = frozenset({"command", "rank_command", "cwd", "run_id"})
+
+# ------------------------------------------------------------------------------------------------------------- run.json
+
+
+class SettingPart(Value):
+    """A setting and where it comes from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+class RunJson(Value):
+    """run.json."""
+
+    command: tuple[str, ...] = ()
+    rank_command: tuple[str, ...] = ()
+    cwd: str = ""
+    run_id: str = ""
+    settings: tuple[SettingPart, ...] = ()
+    versions: tuple[PairPart, ...] = ()
+
+
+# --------------------------------------------------------------------------------------------------------- events.jsonl
+
+
+class StatusPart(Value):
+    """The exit status of a rank."""
+
+    code: int | None = None
+    signum: int | None = None
+    core_dumped: bool = False
+
+
+class PlacePart(Value):
+    """A rank's numbers."""
+
+    local_rank: int
+    rank: int
+
+
+class RanksPart(Value):
+    """The ranks of a host."""
+
+    world_size: int = 0
+    ranks: Annotated[tuple[PlacePart, ...], list_of(PlacePart, MOST_RANKS, skips=True)] = ()
+
+
+class QuietPart(Value):
+    """The verdict of a hang in an event."""
+
+    kind: str = ""
+    ranks: Ranks = ()
+    quiet_s: float = 0.0
+
+
+class EventLine(Value):
+    """A line of events.jsonl, as far as a timeline takes it."""
+
+    event: str
+    time: float
+    attempt: int = 0
+    local_rank: int = -1
+    status: StatusPart | None = None
+    placement: RanksPart | None = None
+    verdict: QuietPart | None = None
+    signum: int = 0
+    ranks: Ranks = ()
+    times: tuple[float, ...] = ()
+    message: str = ""
+    reason: str = ""
+    host: str = ""
+    next_step: str = ""
+    state: str = ""
+
+
+class HostEvents(Value):
+    """The events of a host, in the order of time by its own clock."""
+
+    host: str
+    events: tuple[EventLine, ...]
+
+
+class RankTail(Value):
+    """The end of what a rank wrote. ``omitted_bytes``: how much of the file comes before."""
+
+    host: str
+    attempt: int
+    rank: int
+    stream: str
+    content: bytes
+    omitted_bytes: int
+
+
+class RunFiles(Value):
+    """What there is of a run. ``notes``: what could not be read, one line each."""
+
+    name: str
+    report: ReportPart | None = None
+    preflight: PreflightPart | None = None
+    run: RunJson | None = None
+    hosts: tuple[HostEvents, ...] = ()
+    tails: tuple[RankTail, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def decode_run_json(content: bytes) -> RunJson | None:
+    """run.json; None where it is none."""
+    raw = decoded_object(content)
+    if raw is None:
+        return None
+    settings = raw.pop("settings", None)
+    versions = raw.pop("versions", None)
+    found = fit_or(RunJson, {name: item for name, item in raw.items() if name in _RUN_FIELDS}, RunJson())
+    rows = []
+    for name, setting in settings.items() if isinstance(settings, dict) else ():
+        if isinstance(setting, dict):
+            rows.append(SettingPart(str(name), _as_text(setting.get("value")), _as_text(setting.get("origin"))))
+    pairs = versions.items() if isinstance(versions, dict) else ()
+    known = tuple(PairPart(str(name), _as_text(value)) for name, value in pairs if value is not None)
+    return found._replace(settings=tuple(rows[:MOST_ROWS]), versions=known[:100])  # type: ignore[no-any-return]
+
+
+def decode_events(content: bytes) -> list[EventLine]:
+    """The lines of events.jsonl that can be read, in the order of time."""
+    events = []
+    for line in content.split(b"\n"):
+        if not line or len(line) > _LONGEST_EVENT:
+            continue
+        try:
+            events.append(fit(EventLine, loads(line, longest=_LONGEST_EVENT)))
+        except MALFORMED:
+            continue
+    events.sort(key=lambda event: event.time)
+    return events
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(map(_as_text, value[:1000]))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if isinstance(value, int | float) else "…"

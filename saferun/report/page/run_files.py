@@ -1,0 +1,175 @@
+"""Reads the files of a run directory that a page is made of. No link in it is followed, and all reading is bounded."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Sequence
+
+from saferun.errors import suppress
+from saferun.linux.ownership import CAREFULLY, followed
+from saferun.report.page.contents import LONGEST_FILE, ReportPart, decode_preflight, decode_report
+from saferun.report.page.run_contents import EventLine, HostEvents, RankTail, RunFiles, decode_events, decode_run_json
+
+_MOST_HOSTS = 16_384
+_EVENTS_BYTES = 48 << 20
+"""Of all hosts; each has an equal share, of which a quarter is for the beginning of its file."""
+_LONGEST_EVENTS = 8 << 20
+_OUTPUT_BYTES = 6 << 20
+_MOST_OUTPUT, _LEAST_OUTPUT = 96 << 10, 1 << 10
+_MOST_RANKS = 4096
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_RANK = re.compile(r"rank_([0-9]{1,8})\Z")
+_STREAMS = ("stderr", "stdout")
+
+
+def read_run(path: str, *, patience_s: float = 20.0) -> RunFiles:
+    """Read a run directory.
+
+    Args:
+        path: the directory.
+        patience_s: after so long no further file of events or output is opened.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    give_up_at = time.monotonic() + patience_s
+    fd = os.open(followed(path, None), _DIRECTORY)
+    try:
+        directory = _Directory(fd, give_up_at)
+        report = decode_report(directory.whole("report.json"))
+        preflight = decode_preflight(directory.whole("preflight.json"))
+        run = decode_run_json(directory.whole("run.json"))
+        names = directory.hosts()
+        hosts = directory.events(names)
+        tails = directory.tails(names, *_wanted(report, hosts))
+        notes = directory.notes
+    finally:
+        os.close(fd)
+    name = os.path.basename(os.path.realpath(path))
+    return RunFiles(name, report, preflight, run, tuple(hosts), tuple(tails), tuple(notes))
+
+
+def _wanted(report: ReportPart | None, hosts: Iterable[HostEvents]) -> tuple[int, frozenset[int]]:
+    """The attempt whose output is shown, and the ranks of which most of it is."""
+    if report is not None and report.incidents:
+        last = report.incidents[-1]
+        return last.attempt, last.culprits
+    return max((event.attempt for host in hosts for event in host.events), default=0), frozenset()
+
+
+class _Directory:
+    """An open run directory."""
+
+    def __init__(self, fd: int, give_up_at: float) -> None:
+        self.notes: list[str] = []
+        self._fd = fd
+        self._uid = os.fstat(fd).st_uid
+        self._give_up_at = give_up_at
+
+    def whole(self, name: str) -> bytes:
+        """A file of the run; empty where there is none, or it is too large."""
+        content, omitted_bytes = self._read(self._fd, name, LONGEST_FILE)
+        if omitted_bytes:
+            self.notes.append(f"{name} is too large")
+            return b""
+        return content
+
+    def hosts(self) -> list[str]:
+        """The names of the hosts' directories."""
+        names = []
+        with suppress(OSError), os.scandir(self._fd) as entries:
+            for entry in entries:
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
+                if len(names) >= _MOST_HOSTS:
+                    break
+        return sorted(names)
+
+    def events(self, names: Sequence[str]) -> list[HostEvents]:
+        """The events of each host; of a host with several processes those of all of them."""
+        hosts = []
+        share = min(_LONGEST_EVENTS, _EVENTS_BYTES // max(len(names), 1))
+        for name in names:
+            if self._is_late("events"):
+                break
+            with suppress(OSError):
+                fd = os.open(name, _DIRECTORY, dir_fd=self._fd)
+                try:
+                    files = [file for file in os.listdir(fd) if re.fullmatch(r"events(\.task_[0-9]+)?\.jsonl", file)]
+                    found = [event for file in sorted(files)[:256] for event in self._events_of(fd, file, share)]
+                finally:
+                    os.close(fd)
+                if found:
+                    hosts.append(HostEvents(name, tuple(sorted(found, key=lambda event: event.time))))
+        return hosts
+
+    def _events_of(self, fd: int, name: str, share: int) -> list[EventLine]:
+        tail, omitted_bytes = self._read(fd, name, share)
+        if not omitted_bytes:
+            return decode_events(tail)
+        # The ranks' places are at the beginning.
+        head, _ = self._read(fd, name, share // 4, from_start=True)
+        return decode_events(head.rpartition(b"\n")[0] + b"\n" + tail.partition(b"\n")[2])
+
+    def tails(self, names: Sequence[str], attempt: int, culprits: frozenset[int]) -> list[RankTail]:
+        """The end of the output of each rank in an attempt; that of ``culprits`` first."""
+        places: list[tuple[str, int]] = []
+        for name in names:
+            with suppress(OSError):
+                fd = os.open(f"{name}/attempt_{attempt}", _DIRECTORY, dir_fd=self._fd)
+                try:
+                    matches = [match for entry in os.listdir(fd) if (match := _RANK.match(entry))]
+                finally:
+                    os.close(fd)
+                places.extend((name, int(match[1])) for match in matches)
+        places.sort(key=lambda place: (place[1] not in culprits, place[1]))
+        share = min(max(_OUTPUT_BYTES // max(2 * len(places), 1), _LEAST_OUTPUT), _MOST_OUTPUT)
+        found = []
+        for host, rank in places[:_MOST_RANKS]:
+            if self._is_late("output"):
+                break
+            with suppress(OSError):
+                fd = os.open(f"{host}/attempt_{attempt}/rank_{rank}", _DIRECTORY, dir_fd=self._fd)
+                try:
+                    for stream in _STREAMS:
+                        size = _MOST_OUTPUT if rank in culprits else share
+                        content, omitted_bytes = self._read(fd, f"{stream}.log", size)
+                        if content:
+                            found.append(RankTail(host, attempt, rank, stream, content, omitted_bytes))
+                finally:
+                    os.close(fd)
+        return found
+
+    def _is_late(self, what: str) -> bool:
+        if time.monotonic() < self._give_up_at:
+            return False
+        note = f"not all {what} could be read in time"
+        if note not in self.notes:
+            self.notes.append(note)
+        return True
+
+    def _read(self, dir_fd: int, name: str, size_bytes: int, *, from_start: bool = False) -> tuple[bytes, int]:
+        """The last bytes of a file, or the first ones, and how many there are besides."""
+        try:
+            fd = os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=dir_fd)
+        except FileNotFoundError:
+            return b"", 0
+        except OSError as error:
+            self.notes.append(f"{name} cannot be read: {error.strerror}")
+            return b"", 0
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in {self._uid, os.geteuid()}:
+                self.notes.append(f"{name} is not a file of this run")
+                return b"", 0
+            omitted_bytes = max(status.st_size - size_bytes, 0)
+            content = b""
+            at = 0 if from_start else omitted_bytes
+            while len(content) < size_bytes and (block := os.pread(fd, size_bytes - len(content), at + len(content))):
+                content += block
+            return content, omitted_bytes
+        finally:
+            os.close(fd)

@@ -1,0 +1,365 @@
+"""The timeline of all ranks, from the events of the hosts: who did what when, on one clock. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from saferun.model import Value, signal_name
+from saferun.report.page.contents import IncidentPart, PreflightPart, ReportPart
+from saferun.report.page.run_contents import EventLine, HostEvents
+from saferun.report.page.values import LABEL_CHARACTERS, Mark, Segment, Timeline, TimelineRow
+from saferun.report.picture import rank_ranges
+from saferun.text.page import shown
+from saferun.text.wording import count_text, duration_text
+
+_MOST_ROWS = 64
+_MOST_MARKS = 60
+_MOST_ATTEMPTS = 12
+# How near moments have to be for ranks to be in one row: these parts of the whole.
+_FINENESS = (400, 100, 25, 5, 1)
+_CLOSING_PART = 0.25
+_MARGIN = 0.15
+_LEAST_WINDOW_S = 1.0
+_LEAST_AHEAD_S = 0.001
+_MOST_HOSTS = 3
+_SAME_MARK_S = 5.0
+
+
+class _Track:
+    """What happened to one rank in one attempt."""
+
+    def __init__(self, attempt: int, rank: int, host: str) -> None:
+        self.attempt, self.rank, self.host = attempt, rank, host
+        self.segments: list[Segment] = []
+        self.marks: list[Mark] = []
+        self._kind, self._since = "", 0.0
+        self.has_ended = False
+
+    def begin(self, kind: str, at: float) -> None:
+        """A phase begins, which ends the previous one."""
+        self.close(at)
+        if not self.has_ended:
+            self._kind, self._since = kind, at
+
+    def begin_earlier(self, kind: str, at: float, now: float) -> None:
+        """A phase began some time ago, which was seen only now."""
+        self.begin(kind, min(max(at, self._since), now))
+
+    def close(self, at: float) -> None:
+        """The phase is over."""
+        if self._kind and at > self._since:
+            self.segments.append(Segment(self._kind, self._since, at))
+        self._kind = ""
+
+    def kinds(self) -> tuple[str, ...]:
+        """What happened, in its order."""
+        return (*(segment.kind for segment in self.segments), *(f"{mark.kind} {mark.text}" for mark in self.marks))
+
+    def moments(self) -> tuple[float, ...]:
+        """When; as many moments for all tracks of the same kinds."""
+        starts = tuple(segment.start for segment in self.segments)
+        return (*starts, *(segment.end for segment in self.segments), *(mark.time for mark in self.marks))
+
+    def end(self, at: float, mark: Mark) -> None:
+        """The rank has ended."""
+        self.close(at)
+        self.marks.append(mark)
+        self.has_ended = True
+
+
+class _Recorded(Value):
+    """All that the events say."""
+
+    tracks: dict[tuple[int, int], _Track]
+    marks: list[Mark]
+    incidents_at: list[float]  # when something first went wrong, by incident
+    moments: list[float]
+
+
+def build_timelines(
+    hosts: Sequence[HostEvents],
+    report: ReportPart | None,
+    preflight: PreflightPart | None,
+    *,
+    folds: bool = True,
+) -> tuple[Timeline | None, Timeline | None]:
+    """The timeline of the whole run, and that of its end where it is too short to be seen in the first.
+
+    Args:
+        hosts: the events of each host.
+        report: names the ranks that are the cause.
+        preflight: may know how far the clocks of hosts are apart.
+        folds: whether ranks to which the same happened have one row; else each has its own, however many there are.
+    """
+    ahead = clock_offsets(preflight)
+    incidents = report.incidents if report is not None else ()
+    recorded = _Recorded({}, [], [], [])
+    for host in hosts:
+        replay = _Replay(host.host, ahead.get(host.host, 0.0), incidents, recorded)
+        for event in host.events:
+            replay.take(event)
+    if not recorded.tracks:
+        return None, None
+    last = max(recorded.moments)
+    for track in recorded.tracks.values():
+        track.close(last)
+    corrected = [host.host for host in hosts if abs(ahead.get(host.host, 0.0)) >= _LEAST_AHEAD_S]
+    note = ""
+    if corrected:
+        names = ", ".join(shown(name, 60) for name in corrected[:_MOST_HOSTS])
+        more = f" and {len(corrected) - _MOST_HOSTS} more" if len(corrected) > _MOST_HOSTS else ""
+        note = f"The clocks of {names}{more} are corrected by what the preflight probes measured."
+    elif len(hosts) > 1:
+        note = "Times are those of each host's own clock."
+    if not folds:
+        return _each(recorded, incidents), None
+    whole = _drawn(recorded, incidents, note)
+    incident_at = max(recorded.incidents_at, default=None)
+    if whole is None or incident_at is None:
+        return whole, None
+    window = max(whole.end - incident_at, _LEAST_WINDOW_S)
+    start = max(incident_at - window * _MARGIN, whole.start)
+    if whole.end - start > _CLOSING_PART * (whole.end - whole.start):
+        return whole, None
+    return whole, _drawn(recorded, incidents, "", start=start)
+
+
+def clock_offsets(preflight: PreflightPart | None) -> dict[str, float]:
+    """How many seconds the clocks of hosts are ahead of the others', where the checks measured it."""
+    offsets = {}
+    for result in preflight.results if preflight is not None else ():
+        for fact in result.facts:
+            if result.check == "clock" and fact.name == "ahead_s" and result.host:
+                try:
+                    value = float(fact.value)
+                except ValueError:
+                    continue
+                if abs(value) < 1e9:  # noqa: PLR2004 - thirty years, and no NaN
+                    offsets[result.host] = value
+    return offsets
+
+
+# ------------------------------------------------------------------------------------------------------------ replaying
+
+
+class _Replay:
+    """Goes through the events of one host.
+
+    Args:
+        host: the host.
+        ahead_s: how far its clock is ahead.
+        incidents: name the ranks that are the cause.
+        recorded: what other hosts' events have said so far, which is added to.
+    """
+
+    def __init__(self, host: str, ahead_s: float, incidents: Sequence[IncidentPart], recorded: _Recorded) -> None:
+        self._host = host
+        self._ahead_s = ahead_s
+        self._recorded = recorded
+        self._culprits = {incident.attempt: incident.culprits for incident in incidents}
+        self._recovered = {incident.attempt for incident in incidents if incident.outcome == "recovered"}
+        self._ranks: dict[int, int] = {}  # local rank -> rank
+        self._joined_at = 0.0
+        self._is_stopping = False
+        self._hung: set[int] = set()
+        self._handlers: dict[str, Callable[[EventLine, float], None]] = {
+            "HostsJoined": self._joined,
+            "RanksStarted": self._started,
+            "RanksInitialized": self._initialized,
+            "HangSuspected": self._hangs,
+            "EvidenceCaptured": self._captured,
+            "RankExited": self._exited,
+        }
+
+    def take(self, event: EventLine) -> None:
+        """Take the next event."""
+        at = event.time - self._ahead_s
+        self._recorded.moments.append(at)
+        handler = self._handlers.get(event.event)
+        if handler is not None:
+            handler(event, at)
+        else:
+            _add_job_mark(self._recorded.marks, event, at)
+        if event.state in {"stopping", "capturing"} and event.event != "HangSuspected":
+            self._is_stopping = True
+        elif event.state == "running":
+            self._is_stopping = False
+
+    def _own(self, attempt: int) -> list[_Track]:
+        found = (self._recorded.tracks.get((attempt, rank)) for rank in self._ranks.values())
+        return [track for track in found if track is not None and not track.has_ended]
+
+    def _joined(self, event: EventLine, at: float) -> None:
+        if event.placement is not None:
+            self._ranks = {place.local_rank: place.rank for place in event.placement.ranks}
+            self._joined_at, self._is_stopping = at, False
+
+    def _started(self, event: EventLine, at: float) -> None:
+        for rank in self._ranks.values():
+            track = self._recorded.tracks[event.attempt, rank] = _Track(event.attempt, rank, self._host)
+            track.begin("start", self._joined_at or at)
+            track.begin("run", at)
+
+    def _initialized(self, event: EventLine, at: float) -> None:
+        """Ranks had a process group from these moments on: what came before was their start."""
+        for rank, time in zip(event.ranks, event.times, strict=False):
+            track = self._recorded.tracks.get((event.attempt, rank))
+            if track is not None and not track.has_ended:
+                track.begin_earlier("work", time - self._ahead_s, at)
+
+    def _hangs(self, event: EventLine, at: float) -> None:
+        if event.verdict is None:
+            return
+        since = at - event.verdict.quiet_s
+        self._recorded.incidents_at.append(at)
+        self._hung.add(event.attempt)
+        for track in self._own(event.attempt):
+            is_culprit = track.rank in self._culprits.get(event.attempt, ())
+            track.begin_earlier("stuck" if is_culprit else "wait", since, at)
+        text = f"no progress since {duration_text(max(event.verdict.quiet_s, 0.0))}: the job hangs"
+        _add_mark(self._recorded.marks, Mark("hang", at, text))
+
+    def _captured(self, event: EventLine, at: float) -> None:
+        if event.attempt in self._hung & self._recovered and event.state == "running":
+            for track in self._own(event.attempt):
+                track.begin("run", at)
+
+    def _exited(self, event: EventLine, at: float) -> None:
+        rank = self._ranks.get(event.local_rank)
+        track = self._recorded.tracks.get((event.attempt, rank)) if rank is not None else None
+        if track is None or track.has_ended:
+            return
+        mark = _exit_mark(event, at, is_stopping=self._is_stopping)
+        track.end(at, mark)
+        if mark.kind == "exit-bad" and not self._is_stopping and event.attempt not in self._hung:
+            self._recorded.incidents_at.append(at)
+            for other in self._own(event.attempt):
+                other.begin("ending", at)
+
+
+def _exit_mark(event: EventLine, at: float, *, is_stopping: bool) -> Mark:
+    status = event.status
+    if status is None:
+        return Mark("exit-bad", at, "ended")
+    core = ", core dumped" if status.core_dumped else ""
+    if status.signum is not None:
+        name = signal_name(status.signum) if 0 < status.signum < 65 else f"signal {status.signum}"  # noqa: PLR2004
+        if is_stopping and not status.core_dumped:
+            return Mark("exit-stopped", at, f"ended by {name} while the ranks were being stopped")
+        return Mark("exit-bad", at, f"killed by {name}{core}")
+    if status.code == 0:
+        return Mark("exit-ok", at, "exit code 0")
+    late = " while the ranks were being stopped" if is_stopping else ""
+    return Mark("exit-stopped" if is_stopping else "exit-bad", at, f"exit code {status.code}{late}")
+
+
+def _add_job_mark(marks: list[Mark], event: EventLine, at: float) -> None:
+    if event.event == "SignalReceived":
+        name = signal_name(event.signum) if 0 < event.signum < 65 else "a signal"  # noqa: PLR2004 - the last signal
+        _add_mark(marks, Mark("signal", at, f"saferun received {name}"))
+    elif event.event == "JobAborted":
+        host = f" ({shown(event.host, 60)})" if event.host else ""
+        _add_mark(
+            marks, Mark("abort", at, f"the attempt was aborted: {shown(event.message or event.reason, 120)}{host}")
+        )
+    elif event.event == "RanksSlow":
+        _add_mark(marks, Mark("slow", at, f"the others wait for {rank_ranges(event.ranks)}"))
+    elif event.event == "Decision" and event.next_step in {"retry", "restart"}:
+        _add_mark(marks, Mark("again", at, shown(event.message, 160)))
+    elif event.event in {"JobLost", "HostsUnreachable", "StoreUnavailable"}:
+        _add_mark(marks, Mark("abort", at, shown(event.message, 160) or "other hosts cannot be reached"))
+
+
+def _add_mark(marks: list[Mark], mark: Mark) -> None:
+    """Hosts report the same within moments: it is one."""
+    if len(marks) < _MOST_MARKS and not any(
+        other.kind == mark.kind and abs(other.time - mark.time) < _SAME_MARK_S for other in marks[-8:]
+    ):
+        marks.append(mark)
+
+
+# -------------------------------------------------------------------------------------------------------------- folding
+
+
+def _drawn(
+    recorded: _Recorded, incidents: Sequence[IncidentPart], note: str, *, start: float | None = None
+) -> Timeline | None:
+    end = max(recorded.moments)
+    attempts = sorted({attempt for attempt, _ in recorded.tracks})
+    shown_attempts = {*attempts[:1], *attempts[1 - _MOST_ATTEMPTS :]} if attempts else set()
+    begin = min((s.start for track in recorded.tracks.values() for s in track.segments), default=end)
+    begin = begin if start is None else start
+    span = max(end - begin, 1e-3)
+    culprits = {incident.attempt: incident.culprits for incident in incidents}
+    tracks = [
+        track
+        for (attempt, _), track in sorted(recorded.tracks.items())
+        if attempt in shown_attempts and (start is None or any(s.end >= begin for s in track.segments))
+    ]
+    if not tracks:
+        return None
+    groups = _alike(tracks, culprits, span)
+    rows = [_row(group, culprits, begin) for group in groups]
+    rows.sort(key=lambda row: (row.attempt, not row.is_culprit, row.ranks[0] if row.ranks else 0))
+    folded = sum(len(row.ranks) for row in rows[_MOST_ROWS:])
+    if folded:
+        note = f"{note} {count_text(folded, 'more rank')} not shown.".strip()
+    marks = tuple(mark for mark in recorded.marks if mark.time >= begin)
+    return Timeline(begin, end, tuple(rows[:_MOST_ROWS]), marks, note, folded)
+
+
+def _each(recorded: _Recorded, incidents: Sequence[IncidentPart]) -> Timeline:
+    """Every rank with a row of its own."""
+    culprits = {incident.attempt: incident.culprits for incident in incidents}
+    begin = min((s.start for track in recorded.tracks.values() for s in track.segments), default=min(recorded.moments))
+    rows = tuple(_row([track], culprits, begin) for _, track in sorted(recorded.tracks.items()))
+    return Timeline(begin, max(recorded.moments), rows, tuple(recorded.marks))
+
+
+def _alike(tracks: Sequence[_Track], culprits: Mapping[int, frozenset[int]], span: float) -> list[list[_Track]]:
+    """Ranks to which the same happened at nearly the same time: the nearer, the fewer groups that makes."""
+    groups: list[list[_Track]] = []
+    for fineness in _FINENESS:
+        groups = []
+        by_kinds: dict[object, list[list[_Track]]] = {}
+        for track in tracks:
+            is_culprit = track.rank in culprits.get(track.attempt, ())
+            same = by_kinds.setdefault((track.attempt, is_culprit, track.kinds()), [])
+            moments = track.moments()
+            for group in same:
+                if all(abs(a - b) <= span / fineness for a, b in zip(group[0].moments(), moments, strict=True)):
+                    group.append(track)
+                    break
+            else:
+                same.append([track])
+                groups.append(same[-1])
+                if len(groups) > _MOST_ROWS and fineness > 1:
+                    break
+        else:
+            break
+    return groups
+
+
+def _row(group: Sequence[_Track], culprits: Mapping[int, frozenset[int]], begin: float) -> TimelineRow:
+    first = group[0]
+    ranks = tuple(track.rank for track in group)
+    is_culprit = first.rank in culprits.get(first.attempt, ())
+    segments = tuple(s._replace(start=max(s.start, begin)) for s in first.segments if s.end >= begin)
+    marks = tuple(mark for mark in first.marks if mark.time >= begin)
+    return TimelineRow(
+        first.attempt,
+        rank_ranges(ranks, LABEL_CHARACTERS),
+        hosts_text(track.host for track in group),
+        ranks,
+        is_culprit,
+        segments,
+        marks,
+    )
+
+
+def hosts_text(hosts: Iterable[str]) -> str:
+    """``node1``; ``node1, node2``; ``128 hosts``."""
+    distinct = list(dict.fromkeys(host for host in hosts if host))
+    if len(distinct) > _MOST_HOSTS:
+        return f"{len(distinct)} hosts"
+    return ", ".join(shown(host, 60) for host in distinct)
