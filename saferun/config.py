@@ -151,7 +151,8 @@ class WatchConfig(Value):
     """What is asked for about hangs and crashes.
 
     ``hang_timeout_s`` 0: no hang detection; ``capture_budget_s`` 0: nothing is captured; ``cause_wait_s``: how long the
-    cause of a victim's failure is waited for; ``slow_window_s``: over how long ranks are compared, 0: not at all.
+    cause of a victim's failure is waited for; ``slow_window_s``: over how long ranks are compared, 0: not at all;
+    ``slow_dumps_s``: how often they are by their Flight Recorders, 0: never.
     """
 
     hang_timeout_s: float
@@ -166,6 +167,7 @@ class WatchConfig(Value):
     inject: bool
     cores_asked: bool = False  # the user has asked for cores
     slow_window_s: float = 0.0
+    slow_dumps_s: float = 0.0
 
 
 class ChecksConfig(Value):

@@ -220,7 +220,8 @@ class Examiner:
         """Send a request.
 
         Args:
-            kind: ``capture``, ``dump``, ``inspect``, ``beside``, ``lint``, ``code``, ``hook`` or ``waits``.
+            kind: ``capture``, ``dump``, ``inspect``, ``beside``, ``recorders``, ``lint``, ``code``,
+                ``hook`` or ``waits``.
             value: its argument, as JSON.
             budget_s: after this many seconds the examiner ends it.
             on_lost: called if the examiner is lost before ``end`` is called for it; the request may be repeated then.

@@ -61,7 +61,7 @@ def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollec
         deadline: in monotonic seconds.
     """
     failure = "the hook is not in this rank" if not target.hook_prefix else _NO_SOCKET
-    for path in _sockets(target):
+    for path in sockets_of(target):
         # Leave time for the next socket.
         give_up_at = time.monotonic() + max(0.0, deadline - time.monotonic()) * 0.6
         try:
@@ -79,7 +79,8 @@ def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollec
     return RankCollectives(target.rank, (), failure), b""
 
 
-def _sockets(target: Target) -> list[str]:
+def sockets_of(target: Target) -> list[str]:
+    """The sockets of a rank's worker servers: its own first, then those of other processes of it."""
     if not target.hook_prefix:
         return []
     directory, _, stem = target.hook_prefix.rpartition("/")

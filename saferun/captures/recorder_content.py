@@ -36,7 +36,8 @@ _OP_NAMES = {
     "all_reduce_barrier": "barrier",
 }
 """The recorder's names that differ from the user's."""
-_BATCH = "coalesced"
+BATCH = "coalesced"
+"""Sends and receives that are one call."""
 _TIMES = ("state", "time_discovered_started_ns")
 
 _Group = tuple[str, str, str]
@@ -104,7 +105,7 @@ def _groups_of(content: dict[str, Any], backend: str, *, only_active: bool) -> l
         for key, status in _dict(content.get("pg_status")).items()
         if isinstance(status, dict) and key.isascii() and key.isdecimal() and len(key) < 10 and int(key) in names  # noqa: PLR2004
     }
-    members = _members(content)
+    members = group_members(content)
     groups = [
         _progress(
             group,
@@ -120,7 +121,7 @@ def _groups_of(content: dict[str, Any], backend: str, *, only_active: bool) -> l
 
 def _add(entry: _Entry, kept: list[_Entry]) -> None:
     """Add an entry to its group, in recorded order."""
-    if entry.op == _BATCH:
+    if entry.op == BATCH:
         if kept and kept[-1].is_p2p and kept[-1].seq == entry.p2p_seq:
             # It has the state of the sends and receives before it.
             for index in range(len(kept) - 1, -1, -1):
@@ -130,7 +131,7 @@ def _add(entry: _Entry, kept: list[_Entry]) -> None:
                 raw = member.raw | {name: entry.raw.get(name) for name in _TIMES}
                 kept[index] = member._replace(is_over=entry.is_over, failed=entry.failed, raw=raw)
             return
-        if not kept and _number(entry.raw.get("record_id")) > 0:
+        if not kept and number_of(entry.raw.get("record_id")) > 0:
             return  # the entries it summarises have been overwritten
     last = next((one for one in reversed(kept) if one.is_p2p == entry.is_p2p), None)
     if last is not None and entry.seq < last.seq and (entry.seq <= 1 or entry.seq < last.seq - _DISORDER):
@@ -151,10 +152,10 @@ def _progress(
     # With sends and receives in it the status has their numbers as well; some backends number all calls alike.
     has_p2p = len(collectives) < len(calls)
     in_order = completed = -1
-    if not has_p2p and enqueued in {-1, _number(status.get("last_enqueued_collective"))}:
-        enqueued = max(enqueued, _number(status.get("last_enqueued_collective")))
-        started = _number(status.get("last_started_collective"))
-        completed = _number(status.get("last_completed_collective"))
+    if not has_p2p and enqueued in {-1, number_of(status.get("last_enqueued_collective"))}:
+        enqueued = max(enqueued, number_of(status.get("last_enqueued_collective")))
+        started = number_of(status.get("last_started_collective"))
+        completed = number_of(status.get("last_completed_collective"))
         in_order = completed if backend in _WITH_EVENTS else -1
     done.update(call.seq for call in collectives if call.seq <= in_order and not call.failed)
     waiting = [call.seq for call in collectives if call.seq not in done]
@@ -208,7 +209,7 @@ def _worth_keeping(calls: list[_Entry], done: set[int]) -> list[int]:
     return sorted(kept)
 
 
-def _members(content: dict[str, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
+def group_members(content: dict[str, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
     """Name and description of a process group -> ranks, if torch has them: ``{"name": "0", "ranks": "[0, 1]"}``.
 
     Each name stands there with an empty description as well.
@@ -234,10 +235,10 @@ def _entry(raw: Any, backend: str) -> _Entry | None:  # noqa: ANN401 - JSON
     own_backend, colon, op = _text(raw.get("profiling_name")).rpartition(":")
     if colon:
         backend = own_backend
-    is_p2p = raw.get("is_p2p") is True and op != _BATCH
-    p2p_seq = _number(raw.get("p2p_seq_id"))
+    is_p2p = raw.get("is_p2p") is True and op != BATCH
+    p2p_seq = number_of(raw.get("p2p_seq_id"))
     # torch 2.4 has one number for both.
-    seq = p2p_seq if is_p2p else _number(raw.get("collective_seq_id", raw.get("seq_id")))
+    seq = p2p_seq if is_p2p else number_of(raw.get("collective_seq_id", raw.get("seq_id")))
     if not op or seq < 0:
         return None
     name_and_description = [*_list(raw.get("process_group")), "", ""]
@@ -245,7 +246,13 @@ def _entry(raw: Any, backend: str) -> _Entry | None:  # noqa: ANN401 - JSON
     is_complete = raw.get("state") == "completed"
     failed = raw.get("retired") is True and not is_complete and backend in _WITH_EVENTS
     is_over = is_complete or (raw.get("retired") is True and not failed)
-    return _Entry(group, _number(raw.get("pg_id")), seq, _OP_NAMES.get(op, op), is_p2p, is_over, failed, p2p_seq, raw)
+    return _Entry(group, number_of(raw.get("pg_id")), seq, _OP_NAMES.get(op, op), is_p2p, is_over, failed, p2p_seq, raw)
+
+
+def call_times(raw: object) -> tuple[str, str, str, bool] | None:
+    """Of an entry the name and description of its group, its operation, and whether it is a send or receive."""
+    entry = _entry(raw, "")
+    return None if entry is None else (entry.group[1], entry.group[2], entry.op, entry.is_p2p)
 
 
 def _call(entry: _Entry, *, is_over: bool, nth: int) -> CollectiveCall:
@@ -257,13 +264,13 @@ def _call(entry: _Entry, *, is_over: bool, nth: int) -> CollectiveCall:
         _sizes(raw.get("input_sizes", [])),
         is_over,
         entry.is_p2p,
-        _number(raw.get("time_created_ns")),
+        number_of(raw.get("time_created_ns")),
         frames,
         _sizes(raw.get("output_sizes", [])),
         _dtypes(raw),
-        raw.get("state") == "started" or _number(raw.get("time_discovered_started_ns")) > 0,
+        raw.get("state") == "started" or number_of(raw.get("time_discovered_started_ns")) > 0,
         entry.failed and not is_over,
-        _number(raw.get("record_id")),
+        number_of(raw.get("record_id")),
         nth,
     )
 
@@ -286,7 +293,7 @@ def _types(raw: Any) -> str:  # noqa: ANN401 - JSON
 
 
 def _frame(raw: dict[str, Any]) -> Frame:
-    return Frame(_text(raw.get("name")), _text(raw.get("filename"), 1024), max(0, _number(raw.get("line"))))
+    return Frame(_text(raw.get("name")), _text(raw.get("filename"), 1024), max(0, number_of(raw.get("line"))))
 
 
 def _list(raw: Any) -> list[Any]:  # noqa: ANN401 - JSON
@@ -300,7 +307,7 @@ def _dict(raw: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     return raw if all(type(key) is str for key in raw) else {str(key)[:_TEXT_LIMIT]: raw[key] for key in raw}
 
 
-def _number(raw: Any) -> int:  # noqa: ANN401 - JSON
+def number_of(raw: Any) -> int:  # noqa: ANN401 - JSON
     """A number, also one in a string; -1 for anything else."""
     if isinstance(raw, str) and raw.isascii() and raw.isdecimal() and len(raw) < 19:  # noqa: PLR2004 - fits 64 bits
         raw = int(raw)

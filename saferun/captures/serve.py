@@ -59,6 +59,7 @@ EXAMINER_MODULES = (
     "saferun.captures.cores",
     "saferun.captures.recorder_dumps",
     "saferun.captures.beside_slow",
+    "saferun.captures.asked_recorders",
 )
 """The modules that captures of any kind import."""
 _FDS_AT_ONCE = 16
@@ -343,11 +344,20 @@ def _beside(value: Any) -> None:  # noqa: ANN401
     write(beside_json([int(pid) for pid in value]))
 
 
+def _recorders(value: Any) -> None:  # noqa: ANN401
+    """How much ranks wait for each other, by their Flight Recorders."""
+    set_name("sr-recorders")
+    from saferun.captures.asked_recorders import waits_json
+
+    write(waits_json(value))
+
+
 _KINDS: dict[str, Callable[[Any], None]] = {
     "capture": _capture,
     "dump": _dump,
     "inspect": _inspect,
     "beside": _beside,
+    "recorders": _recorders,
     "lint": _lint,
     "waits": _waits,
     "hook": _copy_hook,

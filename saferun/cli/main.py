@@ -37,6 +37,7 @@ NO_SCRIPT = "\0"
 """Stands for the script where nothing is to be started; no command line can hold it."""
 # A year; what is beyond is a slip, or not a number at all.
 _LONGEST_S = 366 * 86400.0
+_LEAST_DUMPS_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,6 +192,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
     _check_seconds(values, "cause_wait", "0 turns it off")
     _check_seconds(values, "slow_window", "0 turns it off")
     _check_seconds(values, "bar_interval", "0 shows it once a second")
+    _check_seconds(values, "slow_dumps", "0 turns it off")
     _check_count(values, "keep_cores", "to keep none, leave --cores at backtrace")
     if values.on_hang == "restart" and values.max_restarts <= 0:
         raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
@@ -205,6 +207,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
         capture_budget_s=values.capture_budget,
         cause_wait_s=values.cause_wait,
         slow_window_s=values.slow_window,
+        slow_dumps_s=max(values.slow_dumps, _LEAST_DUMPS_S) if values.slow_dumps > 0 else 0.0,
         native=values.native_stacks,
         strace=values.strace,
         cores=values.cores,

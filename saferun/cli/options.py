@@ -420,6 +420,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "are long; 0: not at all",
     ),
     _option(
+        "--slow-dumps SECONDS",
+        0.0,
+        HANGS,
+        "compare ranks that use GPUs as well: every so many seconds, 60 at least, each rank is asked for its Flight "
+        "Recorder, which costs it some milliseconds; 0: never",
+    ),
+    _option(
         "--native-stacks {auto,always,never}",
         "auto",
         HANGS,

@@ -65,7 +65,8 @@ def table_lines(content: JsonObject, now: float) -> Iterator[str]:
         for row in content["ranks"]
     ]
     slow = {number(rank) for rank in content["slow"]}
-    yield f"{age} ago, attempt {number(content['attempt'])}, waits in the last {window}:"
+    by = ", by Flight Recorders" if content.get("by", "samples") != "samples" else ""
+    yield f"{age} ago, attempt {number(content['attempt'])}, waits in the last {window}{by}:"
     if not rows:
         yield "  nothing is known of waits: the ranks use GPUs, or do not wait in step"
         return

@@ -17,6 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+# Of ranks that were slow run.json has one more.
+_MOST_SLOW = 19
+
 
 class EventLog:
     """The events of a launch, and run.json.
@@ -30,6 +33,7 @@ class EventLog:
         self._is_described = False
         self._is_planned = False
         self._torch_version: str | None = None
+        self._slow: list[JsonObject] = []
 
     def record(self, event: Event, before: State, after: State) -> None:
         """Write an event that the supervisor has handled, and the state that it led to, if that is another one."""
@@ -69,6 +73,12 @@ class EventLog:
         if self._is_described:
             self._write_run_json()
 
+    def add_slow(self, found: JsonObject) -> None:
+        """Ranks that the others wait for, for run.json, which has the newest ones."""
+        self._slow = [*self._slow[-_MOST_SLOW:], found]
+        if self._is_described:
+            self._write_run_json()
+
     def _write_run_json(self) -> None:
         try:
             from saferun.report.run_json import run_description, run_text
@@ -79,6 +89,7 @@ class EventLog:
                 run_id=self._context.run_id,
                 python_version=sys.version.split()[0],
                 torch_version=self._torch_version,
+                slow=self._slow,
             )
             self._context.run_dir.write_text("run.json", run_text(content))
         except Exception as error:  # the ranks run

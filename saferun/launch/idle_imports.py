@@ -73,6 +73,8 @@ MODULES = (
     "saferun.cluster.evidence_exchange",
     "saferun.launch.incident_hang",
     "saferun.launch.slow_ranks",
+    "saferun.launch.recorder_rounds",
+    "saferun.watchdog.recorded_stragglers",
     "saferun.launch.incident_failure",
     "saferun.text.redaction",
     "saferun.report.report_json",

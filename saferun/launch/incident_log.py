@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.config import LaunchConfig
 from saferun.files.run_dir import RunDirectory, shorter_path
+from saferun.model import JsonObject
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ class IncidentLog:
         self._decisions.append(row._replace(clock=clock))
         self.is_due = self.is_due or self._has_report
 
-    def add_slow(self, found: Straggler, host: str, lines: Sequence[str], attempt: int) -> None:
-        """Ranks that the others wait for: an event, and one more row of the report."""
+    def add_slow(self, found: Straggler, host: str, lines: Sequence[str], attempt: int) -> JsonObject:
+        """Ranks that the others wait for: an event, and one more row of the report. Returns what run.json has of it."""
         from saferun.report.report_json import SlowRow
 
         now = time.time()
@@ -118,6 +119,7 @@ class IncidentLog:
         self.is_due = True
         event = {"event": "RanksSlow", "time": now, "monotonic_s": time.monotonic(), "attempt": attempt, "host": host}
         self._run_dir.write_event({**event, **found._asdict()})
+        return {"time": now, "attempt": attempt, "host": host, **found._asdict()}
 
     def set_preflight(self, preflight: Preflight, host_infos: Mapping[int, HostInfo]) -> None:
         """Keep the results of the preflight checks; those of an earlier start are dropped.

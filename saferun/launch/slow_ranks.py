@@ -1,8 +1,9 @@
 """Names the rank that the others wait for while the job runs, with what is to be seen beside it.
 
 On each host the ranks are sampled some times a second (``watchdog.wait_watch``). The counts go to the leader, which
-compares all ranks of the job (``watchdog.stragglers``). Where one is slow, its host has its examiner read the clocks of
-its GPU and the errors of its interfaces, once, and the leader reports it. A job of one host is its own leader.
+compares all ranks of the job (``watchdog.stragglers``). Ranks that use GPUs are compared by their Flight Recorders, if
+the user wants it (``launch.recorder_rounds``). Where one is slow, its host has its examiner read the clocks of its GPU
+and the errors of its interfaces, once, and the leader reports it. A job of one host is its own leader.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from saferun.model import JsonObject
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.captures.client import Answer
+    from saferun.launch.recorder_rounds import RecorderRounds
     from saferun.watchdog.monitor import WatchedRank
+    from saferun.watchdog.recorded_stragglers import RecordedStragglers
     from saferun.watchdog.stragglers import Straggler, Stragglers
     from saferun.watchdog.wait_watch import WaitWatch
 
@@ -30,6 +33,8 @@ _MOST_LINES = 5
 # Of a report: it is part of a state, which has a limit of 4 KiB. More ranks take turns.
 _MOST_ROWS = 56
 _LONGEST_REPORT = 2500
+# Hosts ask their ranks for their recorders at the same time, and not all of them are as fast.
+_RECORDERS_S = 20.0
 
 
 class SlowRanks:
@@ -45,15 +50,21 @@ class SlowRanks:
         self._record = record
         self._window_s = context.launch.config.watch.slow_window_s
         self._watch: WaitWatch | None = None
+        self._dumps_s = context.launch.config.watch.slow_dumps_s
         self._stragglers: Stragglers | None = None
+        self._rounds: RecorderRounds | None = None
+        self._recorded: RecordedStragglers | None = None
+        self._judge_recorded_at: float | None = None
+        self._is_paused = False
         self._hosts: dict[int, str] = {}
         self._judge_at = 0.0
         self._reports = 0
         self._pids: dict[int, int] = {}
         self._beside: Answer | None = None
         self._found: Straggler | None = None  # with what is to be seen beside it still to come
+        self._found_in: Stragglers | None = None
         self._found_until = 0.0
-        if self._window_s > 0:
+        if self._is_wanted:
             context.launch.job.subscribe_waits(self._take_report, self._take_slow, self._take_beside)
 
     @property
@@ -61,17 +72,30 @@ class SlowRanks:
         """When ``tick`` is due, in monotonic seconds."""
         moments = [self._watch.deadline if self._watch is not None else None]
         moments.append(self._found_until if self._found is not None else None)
+        moments += [self._rounds.deadline if self._rounds is not None else None, self._judge_recorded_at]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
         if self._found is not None and self._found_until <= now:
             self._print(())
+        if self._rounds is not None:
+            self._rounds.tick(now)
+        if self._judge_recorded_at is not None and self._judge_recorded_at <= now:
+            self._judge_recorded_at = None
+            if self._recorded is not None and not self._is_paused:
+                self._judge(self._recorded, now)
         if self._watch is not None:
             self._watch.tick(now)
 
     def begin(self, now: float, ranks: Sequence[WatchedRank], process_of: Callable[[int], int | None]) -> None:
         """Watch these ranks. ``process_of``: the process that does the work of a local rank, where that is known."""
+        self._pids = {rank.rank: rank.pid for rank in ranks}
+        if self._dumps_s > 0:
+            from saferun.launch.recorder_rounds import RecorderRounds
+
+            self._rounds = RecorderRounds(self._context, self._dumps_s, self._share)
+            self._rounds.begin(now, ranks)
         if self._window_s <= 0:
             return
         from saferun.watchdog.wait_watch import SampledRank, WaitWatch
@@ -79,7 +103,6 @@ class SlowRanks:
         def process(rank: WatchedRank) -> int:
             return process_of(rank.local_rank) or rank.pid
 
-        self._pids = {rank.rank: rank.pid for rank in ranks}
         self._watch = WaitWatch(
             self._window_s,
             self._record.world_size,
@@ -91,31 +114,39 @@ class SlowRanks:
 
     def disable(self) -> None:
         """Compare no ranks any more in this attempt."""
-        self._window_s = 0.0
-        self._stragglers = self._found = None
+        self._window_s = self._dumps_s = 0.0
+        self._stragglers = self._recorded = self._found = self._judge_recorded_at = None
         beside, self._beside = self._beside, None
         watch, self._watch = self._watch, None
-        with suppress(OSError):
-            if beside is not None:
-                beside.close()
-        if watch is not None:
-            watch.end()
+        rounds, self._rounds = self._rounds, None
+        for close in (one for one in (beside and beside.close, watch and watch.end, rounds and rounds.end) if one):
+            with suppress(OSError):
+                close()
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has been reaped: the job ends, or is about to."""
+        if self._rounds is not None:
+            self._rounds.end()
         if self._watch is not None:
             self._watch.rank_ended(local_rank)
 
     def pause(self) -> None:
         """The job hangs, or its ranks are being captured."""
-        self._found = None
+        self._found = self._judge_recorded_at = None
+        self._is_paused = True
+        if self._rounds is not None:
+            self._rounds.pause()
         if self._watch is not None:
             self._watch.pause()
-        if self._stragglers is not None:
-            self._stragglers.forget()
+        for stragglers in (self._stragglers, self._recorded):
+            if stragglers is not None:
+                stragglers.forget()
 
     def resume(self, now: float) -> None:
         """The job goes on."""
+        self._is_paused = False
+        if self._rounds is not None:
+            self._rounds.resume(now)
         if self._watch is not None:
             self._watch.resume(now)
 
@@ -128,6 +159,13 @@ class SlowRanks:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.end()
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            rounds.end()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._window_s > 0 or self._dumps_s > 0
 
     # ---------------------------------------------------------------------------------------------------- on each host
 
@@ -139,7 +177,8 @@ class SlowRanks:
     def _take_slow(self, ranks: Sequence[int]) -> None:
         """These ranks are slow: see what is beside those of this host."""
         pids = [pid for rank, pid in self._pids.items() if rank in ranks]
-        if pids and self._watch is not None and self._beside is None:
+        watches = self._watch is not None or self._rounds is not None
+        if pids and watches and self._beside is None:
             self._context.guarded("look for what slows a rank down", self._begin_beside, pids)
 
     def _begin_beside(self, pids: list[int]) -> None:
@@ -167,10 +206,14 @@ class SlowRanks:
 
     def _take_report(self, host: str, ranks: range, rows: object) -> None:
         """A saferun has reported how often its ranks waited."""
-        if self._window_s > 0:
+        if self._is_wanted:
             self._context.guarded("compare the ranks", self._take_counts, host, ranks, rows)
 
     def _take_counts(self, host: str, ranks: range, rows: object) -> None:
+        if self._dumps_s > 0:
+            self._take_recorded(host, ranks, rows)
+        if self._window_s <= 0:
+            return
         from saferun.watchdog.stragglers import REPORTS, Stragglers, counts_from
         from saferun.watchdog.wait_watch import report_interval_s
 
@@ -186,12 +229,27 @@ class SlowRanks:
             self._judge_at = now + interval_s * 0.9
             self._judge(self._stragglers, now)
 
+    def _take_recorded(self, host: str, ranks: range, rows: object) -> None:
+        from saferun.watchdog.recorded_stragglers import RecordedStragglers, recorded_rows
+
+        recorded = recorded_rows(rows)
+        if not recorded or self._is_paused:
+            return
+        now = time.monotonic()
+        if self._recorded is None:
+            self._recorded = RecordedStragglers(self._dumps_s, self._record.world_size)
+        self._recorded.take_rows(host, recorded, ranks, now)
+        self._hosts |= dict.fromkeys(ranks, host or self._context.log.host)
+        if self._judge_recorded_at is None:
+            alone = not self._context.launch.config.hosts.together
+            self._judge_recorded_at = now if alone else now + _RECORDERS_S
+
     def _judge(self, stragglers: Stragglers, now: float) -> None:
         found = stragglers.judge(now) if self._found is None else None
         self._write_table(stragglers)
         if found is None:
             return
-        self._found, self._found_until = found, now + _ANSWER_S
+        self._found, self._found_in, self._found_until = found, stragglers, now + _ANSWER_S
         self._context.launch.job.broadcast_slow(found.ranks)
 
     def _take_beside(self, ranks: range, lines: Sequence[str]) -> None:
@@ -200,22 +258,34 @@ class SlowRanks:
 
     def _print(self, beside: Sequence[str]) -> None:
         found, self._found = self._found, None
-        if found is None or self._stragglers is None:
+        if found is None or self._found_in is None:
             return
         from saferun.report.slow_text import slow_lines
 
-        counts = self._stragglers.counts(time.monotonic(), found.window_s)
+        counts = self._found_in.counts(time.monotonic(), found.window_s)
         lines = slow_lines(found, counts, self._hosts, beside)
         self._context.print_lines(lines)
-        self._context.log.add_slow(found, self._hosts.get(found.ranks[0], ""), lines, self._context.launch.attempt)
+        row = self._context.log.add_slow(
+            found, self._hosts.get(found.ranks[0], ""), lines, self._context.launch.attempt
+        )
+        self._context.launch.log.add_slow(row)
 
     def _write_table(self, stragglers: Stragglers) -> None:
-        """What ``saferunctl status`` shows."""
-        counts = stragglers.counts(time.monotonic(), self._window_s)
+        """What ``saferunctl status`` shows: what is known of ranks by their recorders, where anything is."""
+        now = time.monotonic()
+        if self._recorded not in {None, stragglers} and self._recorded.counts(now, self._recorded.window_s):
+            return
+        counts = stragglers.counts(now, stragglers.window_s)
         ranks: list[JsonObject] = [
             {"rank": rank, "host": self._hosts.get(rank, ""), "waited": round(count.share, 3)}
             for rank, count in sorted(counts.items())
         ]
         launch = self._context.launch
-        table = {"time": time.time(), "attempt": launch.attempt, "window_s": self._window_s, "ranks": ranks}
+        table = {
+            "time": time.time(),
+            "attempt": launch.attempt,
+            "window_s": stragglers.window_s,
+            "by": stragglers.by,
+            "ranks": ranks,
+        }
         launch.run_dir.write_json("waits.json", {**table, "slow": stragglers.slow})

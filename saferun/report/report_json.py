@@ -118,6 +118,7 @@ class SlowRow(Value):
         waited: the share of the time for which they waited.
         others_waited: the same of the others, the median.
         window_s: over how long.
+        by: what they were found by, as ``watchdog.stragglers.Straggler`` has it.
     """
 
     time: float
@@ -129,6 +130,7 @@ class SlowRow(Value):
     waited: float
     others_waited: float
     window_s: float
+    by: str = "samples"
 
 
 def build_report(
@@ -208,6 +210,7 @@ def _slow(row: SlowRow, page: Page) -> JsonObject:
         "waited": number(row.waited),
         "others_waited": number(row.others_waited),
         "window_s": number(row.window_s),
+        "by": page.text(row.by),
         "console_lines": page.first("console_lines", row.console_lines, page.text),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from saferun import __version__
 from saferun.config import LaunchConfig
@@ -12,9 +13,18 @@ from saferun.text.secret_names import is_secret
 
 
 def run_description(
-    config: LaunchConfig, *, cwd: str, run_id: str, python_version: str, torch_version: str | None
+    config: LaunchConfig,
+    *,
+    cwd: str,
+    run_id: str,
+    python_version: str,
+    torch_version: str | None,
+    slow: Sequence[JsonObject] = (),
 ) -> JsonObject:
-    """The content of run.json. ``torch_version`` is known once the coordinator has loaded it."""
+    """The content of run.json.
+
+    ``torch_version`` is known once the coordinator has loaded it. ``slow``: ranks that the others waited for.
+    """
     return {
         "command": redacted_arguments(config.argv),
         "rank_command": redacted_arguments(config.command.argv),
@@ -31,6 +41,7 @@ def run_description(
             for name, setting in config.settings.items()
         },
         "versions": {"saferun": __version__, "python": python_version, "torch": torch_version},
+        "slow_ranks": [*slow],
     }
 
 

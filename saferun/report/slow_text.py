@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from saferun.text.wording import duration_text, ranks_text
 from saferun.watchdog.stragglers import Straggler, WaitCount
 
+_RECORDED = {
+    "durations": "how long collectives took on the GPUs",
+    "calls": "when ranks called collectives, and when those were over",
+}
+
 
 def slow_lines(
     found: Straggler, counts: Mapping[int, WaitCount], hosts: Mapping[int, str], beside: Sequence[str]
@@ -26,8 +31,11 @@ def slow_lines(
     who = f"{host} ({ranks})" if not one and here == list(found.ranks) else f"{ranks} ({host})"
     it = ranks if one else "they"
     verb = "are" if who.startswith("ranks") else "is"
-    spent = f"{_percent(found.others_waited)} of the last {duration_text(found.window_s)}"
+    time = "of the time" if found.by in _RECORDED else f"of the last {duration_text(found.window_s)}"
+    spent = f"{_percent(found.others_waited)} {time}"
     lines = [f"saferun: {who} {verb} slow: the other ranks spent {spent} waiting, {it} only {_percent(found.waited)}"]
+    if found.by in _RECORDED:
+        lines.append(f"  by Flight Recorders of the last {duration_text(found.window_s)}: {_RECORDED[found.by]}")
     others = [rank for rank in here if rank not in found.ranks]
     if others:
         shares = [counts[rank].share for rank in others]

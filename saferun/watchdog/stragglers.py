@@ -84,12 +84,15 @@ class Straggler(Value):
         waited: the share of the time for which they waited themselves.
         others_waited: the same of the others, the median.
         window_s: over how long.
+        by: what they were found by: ``samples`` of their main threads, or from their Flight Recorders ``durations`` of
+            collectives, or when they made their ``calls``.
     """
 
     ranks: tuple[int, ...]
     waited: float
     others_waited: float
     window_s: float
+    by: str = "samples"
 
 
 class WaitCounter:
@@ -210,10 +213,12 @@ class Stragglers:
     Args:
         window_s: the shortest time over which they are compared.
         ranks: how many there are.
+        report_s: the time that a host's report has; a part of the window unless given.
     """
 
-    def __init__(self, window_s: float, ranks: int) -> None:
-        self._window_s = window_s
+    def __init__(self, window_s: float, ranks: int, *, report_s: float | None = None) -> None:
+        self.window_s = window_s
+        self._report_s = window_s / REPORTS if report_s is None else report_s
         self._ranks = ranks
         self._reports: dict[int, deque[tuple[float, WaitCount]]] = {}
         self._hosts: dict[int, str] = {}
@@ -224,9 +229,14 @@ class Stragglers:
         self._times = 0
         self._quiet_until = float("-inf")
 
+    @property
+    def by(self) -> str:
+        """What ranks are compared by, as ``Straggler`` has it."""
+        return "samples"
+
     def take(self, host: str, counts: Iterable[WaitCount], now: float) -> None:
         """Take a host's report. A rank of which it has seen nothing cannot be compared: what was known is forgotten."""
-        self._began = min(self._began, now - self._window_s / REPORTS)
+        self._began = min(self._began, now - self._report_s)
         for count in counts:
             if not count.samples:
                 self._reports.pop(count.rank, None)
@@ -243,7 +253,7 @@ class Stragglers:
 
     def judge(self, now: float) -> Straggler | None:
         """The ranks that the others wait for, if it is time to name them."""
-        compared = (self._compare(now, span * self._window_s) for span in SPANS)
+        compared = (self._compare(now, span * self.window_s) for span in SPANS)
         found = next((one for one in compared if one is not None), None)
         self.slow = found.ranks if found is not None else ()
         if found is None or now < self._quiet_until:
@@ -262,21 +272,44 @@ class Stragglers:
                 found[rank] = WaitCount(rank, *(sum(values) for values in list(zip(*recent, strict=True))[1:]))
         return found
 
+    def last_of(self, rank: int, most: int) -> list[WaitCount]:
+        """The newest reports of a rank, the last one first."""
+        return [count for _, count in list(self._reports.get(rank, ()))[: -most - 1 : -1]]
+
     def _compare(self, now: float, window_s: float) -> Straggler | None:
         counts = [count for count in self.counts(now, window_s).values() if count.samples >= _LEAST_SAMPLES]
         if len(counts) < max(2, self._ranks * _KNOWN_SHARE):
             return None
         counts.sort(key=lambda count: count.share)
-        recent = self.counts(now, self._window_s)
-        for slow in self._candidates(counts):
+        recent = self.counts(now, self.window_s)
+        found = [one for part in self._parts(counts) if (one := self._slow_ones(part, recent)) is not None]
+        if len(found) != 1:
+            return None  # of several it is not known which one the others wait for
+        ((slow, rest),) = found
+        return Straggler(
+            tuple(sorted(count.rank for count in slow)),
+            max(count.share for count in slow),
+            _median(rest).share,
+            min(window_s, now - self._began),
+            self.by,
+        )
+
+    def _parts(self, counts: Sequence[WaitCount]) -> Iterable[Sequence[WaitCount]]:
+        """Those that can be compared with each other: all. In the order of their shares, as the argument is."""
+        return (counts,)
+
+    def _is_enough(self, _slow: Sequence[WaitCount], _rest: Sequence[WaitCount]) -> bool:
+        """Whether so much is known of these ranks that the first ones may be named."""
+        return True
+
+    def _slow_ones(
+        self, counts: Sequence[WaitCount], recent: Mapping[int, WaitCount]
+    ) -> tuple[Sequence[WaitCount], Sequence[WaitCount]] | None:
+        """Those that the others wait for, and the others; None: there are none."""
+        for slow in self._candidates(counts) if len(counts) > 1 else ():
             rest = [count for count in counts if count not in slow]
-            if _stands_out(slow, rest) and _is_so_still(slow, rest, recent):
-                return Straggler(
-                    tuple(sorted(count.rank for count in slow)),
-                    max(count.share for count in slow),
-                    _median(rest).share,
-                    min(window_s, now - self._began),
-                )
+            if _stands_out(slow, rest) and _is_so_still(slow, rest, recent) and self._is_enough(slow, rest):
+                return slow, rest
         return None
 
     def _candidates(self, counts: Sequence[WaitCount]) -> list[list[WaitCount]]:
@@ -284,10 +317,9 @@ class Stragglers:
         most = max(1, len(counts) // _SLOW_SHARE)
         found = [list(counts[:size]) for size in range(1, most + 1)]
         lowest = self._hosts[counts[0].rank]
-        if any(host != lowest for host in self._hosts.values()):
-            of_host = [count for count in counts if self._hosts[count.rank] == lowest]
-            if most < len(of_host) < len(counts):
-                found.append(of_host)
+        of_host = [count for count in counts if self._hosts[count.rank] == lowest]
+        if any(host != lowest for host in self._hosts.values()) and most < len(of_host) < len(counts):
+            found.append(of_host)
         return found
 
 

@@ -19,7 +19,7 @@ _CPU_SHARE = 0.0002
 _USUAL_WINDOW_S = 60.0
 # Samples at equal distances might always meet the same part of a step.
 _SPREAD = 0.6180339887498949
-# How often to see whether a rank has begun to use a GPU, in reports; at first each time.
+# How often to see whether a rank has begun to use a GPU, in reports; at first at the first, second, fourth and eighth.
 _GPU_EVERY = 8
 # Larger jobs report less often, so that their leader has no more to read.
 _RANKS_A_REPORT = 512
@@ -113,7 +113,8 @@ class WaitWatch:
 
     def _report(self) -> None:
         """Report, unless a rank uses a GPU: then what has been counted of any is worth nothing."""
-        if self._are_on_gpus or self._reports <= _GPU_EVERY or self._reports % _GPU_EVERY == 0:
+        is_early = self._reports < _GPU_EVERY and self._reports & (self._reports - 1) == 0
+        if self._are_on_gpus or is_early or self._reports % _GPU_EVERY == 0:
             self._are_on_gpus = any(uses_gpu(rank.pid()) for rank in self._ranks.values())
         self._reports += 1
         if self._are_on_gpus:

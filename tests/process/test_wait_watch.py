@@ -170,6 +170,6 @@ def test_a_comparison_that_is_given_up_leaves_no_descriptor_open(monkeypatch: py
     assert len(os.listdir("/proc/self/fd")) == before + 1
     monkeypatch.setattr(SlowRanks, "__init__", lambda _: None)
     slow = SlowRanks()  # type: ignore[call-arg]
-    slow._watch, slow._beside = watch, None
+    slow._watch, slow._beside, slow._rounds = watch, None, None
     slow.disable()
     assert len(os.listdir("/proc/self/fd")) == before
