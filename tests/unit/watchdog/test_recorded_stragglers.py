@@ -74,12 +74,11 @@ def test_no_rank_of_an_even_job_is_named(shape: str, pace: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("world", [8, 16])
-def test_no_rank_of_many_even_jobs_is_named(shape: str, pace: str, world: int) -> None:
-    for seed in range(10):
-        job = job_of(shape, PACES[pace], world=world, seed=seed)
+def test_no_rank_of_a_larger_even_job_is_named(shape: str, pace: str) -> None:
+    for seed in range(2):
+        job = job_of(shape, PACES[pace], world=16, seed=seed)
         for recorders in (MEASURED, BY_CALLS):
-            for hosts in (1, 2, world):
+            for hosts in (1, 2, 16):
                 assert named_of(job, recorders._replace(clocks_s=CLOCKS), hosts=hosts) == set()
 
 
