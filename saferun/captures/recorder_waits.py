@@ -7,9 +7,9 @@ the last calls, in one of two qualities:
   collective spends the time in it; one that is late does not. Durations need no common clock.
 * Otherwise there is the moment of each call, and that at which torch's watchdog saw that it was over, a tenth of a
   second late. On one host it is known then for whom the ranks of a group wait: the one that called last. Of a group
-    with ranks on other hosts, whose clocks may differ by seconds, the time from a call to its end is taken. What a GPU
-    still has to do when a call is made counts as well; where that is much even on the rank that called last, nothing
-    is known.
+  with ranks on other hosts, whose clocks may differ by seconds, the time from a call to its end is taken. What a GPU
+  still has to do when a call is made counts as well; where that is much even on the rank that called last, nothing is
+  known.
 
 The counts have the shape of those of ``watchdog.stragglers``: one sample is a millisecond.
 
@@ -33,8 +33,9 @@ _LEAST_CALLS = 20
 _BLOCKS = 20
 # So many of the calls have a duration where they are measured.
 _MEASURED_SHARE = 0.9
-# torch's watchdog sees that a call is over every tenth of a second.
-_SEEN_LATE_NS = 150_000_000
+# torch's watchdog looks every tenth of a second which calls are over: half of that late, and this much at most.
+_MEAN_DELAY_NS = 60_000_000
+_LONGEST_DELAY_NS = 150_000_000
 _MOST_GROUPS = 4
 
 
@@ -123,30 +124,31 @@ def rows_of(recorded: Mapping[int, RecordedCalls]) -> list[list[int]]:
     every = [call for calls in within.values() for call in calls]
     is_measured = sum(call.duration_ns >= 0 for call in every) >= _MEASURED_SHARE * len(every)
     whole = _whole_collectives(within, recorded)
+    last = _last_calls(whole)
     rows = []
     for rank, calls in within.items():
         groups = _comparable(rank, recorded[rank])
         if groups is None:
             return []
-        spans = _measured_waits(calls, whole) if is_measured else _waits_by_calls(calls, whole)
+        spans = _measured_waits(calls, whole) if is_measured else _waits_by_calls(calls, whole, last)
         rows.append([rank, *_counts(_merged(spans, begin, end), begin, end), int(is_measured), *groups])
     return rows
 
 
 def _whole_collectives(
     within: Mapping[int, Sequence[Timed]], recorded: Mapping[int, RecordedCalls]
-) -> dict[tuple[str, int], list[Timed]]:
-    """The calls of each collective whose ranks are all here."""
-    found: dict[tuple[str, int], list[Timed]] = {}
+) -> dict[tuple[str, int], dict[int, Timed]]:
+    """The calls of each collective whose ranks are all here, by rank."""
+    found: dict[tuple[str, int], dict[int, Timed]] = {}
     for rank, calls in within.items():
         for call in calls:
             if not call.is_p2p and recorded[rank].members[call.group] <= recorded.keys():
-                found.setdefault((call.group, call.seq), []).append(call)
+                found.setdefault((call.group, call.seq), {})[rank] = call
     sizes = {group: len(ranks) for one in recorded.values() for group, ranks in one.members.items()}
     return {key: calls for key, calls in found.items() if len(calls) == sizes[key[0]]}
 
 
-def _measured_waits(calls: Sequence[Timed], whole: Mapping[tuple[str, int], Sequence[Timed]]) -> _Spans:
+def _measured_waits(calls: Sequence[Timed], whole: Mapping[tuple[str, int], Mapping[int, Timed]]) -> _Spans:
     """When a rank's calls waited on its GPU: for as long as they took longer than that of the rank that came last.
 
     Of calls in groups with ranks elsewhere the whole time counts. Calls of a group run one after another, which tells
@@ -159,25 +161,40 @@ def _measured_waits(calls: Sequence[Timed], whole: Mapping[tuple[str, int], Sequ
             continue
         ended = min(call.ended_ns or call.created_ns + call.duration_ns, next_begins.get(call.group, _FAR_NS))
         began = next_begins[call.group] = ended - call.duration_ns
-        together = whole.get((call.group, call.seq), ()) if not call.is_p2p else ()
-        shortest = min((other.duration_ns for other in together), default=0)
+        together = whole.get((call.group, call.seq), {}) if not call.is_p2p else {}
+        shortest = min((other.duration_ns for other in together.values()), default=0)
         spans.append((began, ended - max(shortest, 0)))
     return spans
 
 
-def _waits_by_calls(calls: Sequence[Timed], whole: Mapping[tuple[str, int], Sequence[Timed]]) -> _Spans:
+def _last_calls(whole: Mapping[tuple[str, int], Mapping[int, Timed]]) -> dict[tuple[str, int], int]:
+    """When the last rank made its call of each collective, where the others are likely to have waited for that.
+
+    Where even that call took long its GPU was behind, and so may be those of the others, which then need not wait.
+    Of single calls that cannot be told, since their ends are seen late; of all in which a rank was last it can.
+    """
+    of_rank: dict[int, list[tuple[tuple[str, int], int, int, int]]] = {}
+    for key, calls in whole.items():
+        rank, last = max(calls.items(), key=lambda item: item[1].created_ns)
+        late_ns = last.created_ns - min(call.created_ns for call in calls.values())
+        of_rank.setdefault(rank, []).append((key, last.created_ns, max(0, last.ended_ns - last.created_ns), late_ns))
+    found: dict[tuple[str, int], int] = {}
+    for rows in of_rank.values():
+        held_ns, late_ns = (sum(row[column] for row in rows) / len(rows) for column in (2, 3))
+        if held_ns <= _MEAN_DELAY_NS + late_ns / 4:
+            found |= {key: at for key, at, held, _ in rows if held <= _LONGEST_DELAY_NS}
+    return found
+
+
+def _waits_by_calls(
+    calls: Sequence[Timed], whole: Mapping[tuple[str, int], object], last: Mapping[tuple[str, int], int]
+) -> _Spans:
     """From each call to that of the rank that came last; where that is not here, to the end."""
     spans = []
     for call in calls:
-        together = whole.get((call.group, call.seq), ()) if not call.is_p2p else ()
-        if not together:
-            spans.append((call.created_ns, call.ended_ns))
-            continue
-        last = max(together, key=lambda other: other.created_ns)
-        late_ns = last.created_ns - min(other.created_ns for other in together)
-        # Where even that one takes long its GPU is behind, and so may be the others: they need not wait.
-        if last.ended_ns - last.created_ns <= max(_SEEN_LATE_NS, late_ns):
-            spans.append((call.created_ns, last.created_ns))
+        key = (call.group, call.seq)
+        is_whole = not call.is_p2p and key in whole
+        spans.append((call.created_ns, last.get(key, 0) if is_whole else call.ended_ns))
     return spans
 
 

@@ -28,8 +28,8 @@ class Pace(NamedTuple):
     """How long things take, in seconds.
 
     ``kernel_s``: a kernel; ``cpu_s``: to enqueue one; ``comm_s``: a call, after the last rank has come; ``jitter``: the
-    standard deviation of a kernel, as a share; ``slow``: ranks that are slower, by ``factor``; ``breaks``: every so
-    many seconds rank 0 works alone for so long.
+    standard deviation of a kernel, as a share; ``slow``: ranks that are slower, by ``factor``; ``late_cpus``: ranks
+    whose CPUs take twice as long, and not their GPUs; ``breaks``: every so many seconds rank 0 works alone for so long.
     """
 
     kernel_s: float = 0.05
@@ -38,6 +38,7 @@ class Pace(NamedTuple):
     jitter: float = 0.05
     slow: tuple[int, ...] = ()
     factor: float = 1.3
+    late_cpus: tuple[int, ...] = ()
     breaks: tuple[tuple[float, float], ...] = ()
 
 
@@ -111,7 +112,7 @@ class TimedJob:
                 continue
             if step.do == "kernel":
                 spread = max(0.1, chance.gauss(1, pace.jitter)) * factor
-                cpu_s += pace.cpu_s * spread
+                cpu_s += pace.cpu_s * spread * (2.0 if rank in pace.late_cpus else 1.0)
                 model_s = max(model_s, cpu_s) + pace.kernel_s * spread
                 continue
             created_s = cpu_s

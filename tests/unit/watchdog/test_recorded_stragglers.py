@@ -71,6 +71,15 @@ def test_no_rank_of_an_even_job_is_named(shape: str, pace: str) -> None:
             assert named_of(job, recorders._replace(clocks_s=CLOCKS), hosts=hosts) == set()
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rank_whose_cpu_is_later_while_its_gpu_is_the_limit_is_not_named_by_its_calls(shape: str) -> None:
+    """Its GPU has enough to do all the same. Where it has not, after each wait for the GPU, durations may show it."""
+    job = job_of(shape, Pace(cpu_s=0.02, late_cpus=(3,)), seed=4)
+    for hosts in (1, 4):
+        assert named_of(job, BY_CALLS._replace(clocks_s=CLOCKS), hosts=hosts) == set()
+        assert named_of(job, MEASURED._replace(clocks_s=CLOCKS), hosts=hosts) <= {(3,)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("shape", SHAPES)
