@@ -180,8 +180,8 @@ def _last_calls(whole: Mapping[tuple[str, int], Mapping[int, Timed]]) -> dict[tu
         of_rank.setdefault(rank, []).append((key, last.created_ns, max(0, last.ended_ns - last.created_ns), late_ns))
     found: dict[tuple[str, int], int] = {}
     for rows in of_rank.values():
-        held_ns, late_ns = (sum(row[column] for row in rows) / len(rows) for column in (2, 3))
-        if held_ns <= _MEAN_DELAY_NS + late_ns / 4:
+        held_ns, late_ns = sum(held for _, _, held, _ in rows), sum(late for *_, late in rows)
+        if held_ns <= _MEAN_DELAY_NS * len(rows) + late_ns / 4:
             found |= {key: at for key, at, held, _ in rows if held <= _LONGEST_DELAY_NS}
     return found
 
