@@ -2,7 +2,7 @@
 
 What is compared is as in ``watchdog.stragglers``: the share of the time for which each rank waits, which its host
 counts for itself (``captures.recorder_waits``). What differs: a report comes every few minutes and has what a recorder
-holds, so that ranks are named by three reports at least; and the stages of a pipeline are compared each for itself.
+holds, so that ranks are named by four reports at least; and the stages of a pipeline are compared each for itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from saferun.watchdog.stragglers import REPORTS, Straggler, Stragglers, WaitCoun
 
 _FIELDS = 7  # before the groups
 _MOST_GROUPS = 4
-_REPORTS_AT_LEAST = 3
+_REPORTS_AT_LEAST = 4
 _LEAST_FACTOR = 3.0
 _LEAST_APART = 0.05
 
@@ -33,7 +33,7 @@ class RecordedStragglers(Stragglers):
     """
 
     def __init__(self, interval_s: float, ranks: int) -> None:
-        # The shortest window has the last three reports and a little more: hosts report at different moments.
+        # The shortest window has the last four reports and a little more: hosts report at different moments.
         super().__init__(interval_s * (_REPORTS_AT_LEAST + 0.5), ranks, report_s=interval_s)
         self._groups: dict[int, tuple[int, ...]] = {}
         self._measured: dict[int, bool] = {}

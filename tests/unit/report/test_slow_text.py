@@ -86,7 +86,7 @@ def test_the_report_is_bounded_whatever_they_are() -> None:
 
 
 def test_the_page_shows_what_is_printed_of_ranks_that_use_gpus() -> None:
-    found = Straggler((3,), 0.01, 0.23, 900.0, "durations")
+    found = Straggler((3,), 0.01, 0.23, 1200.0, "durations")
     counts = {rank: counts_of(SHARES)[rank] for rank in (0, 1, 3)}
     lines = slow_lines(found, counts, HOSTS, ["GPU 3: clock 990 of 1980 MHz, 91 °C"])
     assert "\n".join(["```text", *lines, "```"]) in PAGE

@@ -20,7 +20,7 @@ from tests.unit.diagnosis.nccl_job import Mesh, Step
 from tests.unit.diagnosis.nccl_meshes import Shape
 
 INTERVAL_S = 12.0
-DUMPS = 3
+DUMPS = 4
 _BASE_NS = 1_795_000_000_000_000_000
 
 
