@@ -171,7 +171,7 @@ def _last_calls(whole: Mapping[tuple[str, int], Mapping[int, Timed]]) -> dict[tu
     """When the last rank made its call of each collective, where the others are likely to have waited for that.
 
     Where even that call took long its GPU was behind, and so may be those of the others, which then need not wait.
-    Of single calls that cannot be told, since their ends are seen late; of all in which a rank was last it can.
+    Of single calls that is not known, since their ends are seen late; of all in which a rank was last it is.
     """
     of_rank: dict[int, list[tuple[tuple[str, int], int, int, int]]] = {}
     for key, calls in whole.items():
