@@ -16,9 +16,12 @@ if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
 
 gc.disable()
 
-from saferun.linux.quick_imports import import_quickly  # noqa: E402 - only now: see above
-
-import_quickly("saferun")
+try:
+    from saferun.linux.quick_imports import import_quickly
+except ImportError:
+    pass  # a Python that keeps these parts of its import system elsewhere
+else:
+    import_quickly("saferun")
 
 # Answered without what a launch needs; behind other options it is argparse that finds them.
 _HELP_FLAGS = ("-h", "--help", "--help-all")

@@ -159,3 +159,18 @@ def test_the_code_is_that_of_the_source(folder: Path) -> None:
     code = loader.get_code("shop.tea")  # type: ignore[union-attr]
     assert isinstance(code, CodeType)
     assert code == compile((folder / "tea.py").read_text(), str(folder / "tea.py"), "exec", dont_inherit=True)
+
+
+def test_a_python_without_these_parts_imports_as_ever() -> None:
+    """They are no public interface: a later release may not have them."""
+    program = (
+        "import sys, runpy; sys.modules['saferun.linux.quick_imports'] = None; sys.argv = ['saferun', '--version']"
+    )
+    ended = subprocess.run(  # the module is as good as missing
+        [sys.executable, "-c", f"{program}; runpy.run_module('saferun', run_name='__main__')"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout[:8]) == (0, "saferun ")
