@@ -254,7 +254,8 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
 
 def _is_in_headline(lines: Sequence[str], diagnosis: Diagnosis) -> bool:
     """Whether this one line, all that there is, stands in the first line of the report."""
-    return len(lines) == 1 and bool(lines[0].strip()) and shown(lines[0].strip()) in shown(diagnosis.headline)
+    text = shown(lines[0]).strip() if len(lines) == 1 else ""
+    return bool(text) and text in shown(diagnosis.headline)
 
 
 def _traceback_of(diagnosis: Diagnosis) -> Traceback | None:
