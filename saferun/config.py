@@ -122,7 +122,8 @@ class OutputConfig(Value):
     ``run_dir`` None: the default place; ``keep_files`` False: no run directory at all.
     ``prefix`` None: no prefix. ``legacy_template``: torchrun's ``--log-line-prefix-template``.
     ``fold``: whether tracebacks that several ranks print are shown once. ``bar_interval_s``: how often a progress bar
-    is a line, where there is no terminal. ``report_html``: when report.html is made.
+    is a line, where there is no terminal. ``report_html``: when report.html is made. ``keep_runs``: how many runs are
+    kept in the default place, 0: all.
     """
 
     run_dir: str | None
@@ -134,6 +135,7 @@ class OutputConfig(Value):
     fold: bool = False
     bar_interval_s: float = 30.0
     report_html: Literal["failure", "always", "off"] = "failure"
+    keep_runs: int = 0
 
 
 class EnvironConfig(Value):

@@ -33,3 +33,6 @@ for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 # With another umask the files of a test may be writable for a group, and settings that others may write do not count.
 os.umask(0o022)
+
+# The runs of tests are not noted in the index of this user's runs, but where a test has an index of its own.
+os.environ["XDG_STATE_HOME"] = os.devnull

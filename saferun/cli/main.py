@@ -193,6 +193,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
     _check_seconds(values, "slow_window", "0 turns it off")
     _check_seconds(values, "bar_interval", "0 shows it once a second")
     _check_seconds(values, "slow_dumps", "0 turns it off")
+    _check_count(values, "keep_runs", "use 0 to remove nothing")
     _check_count(values, "keep_cores", "to keep none, leave --cores at backtrace")
     if values.on_hang == "restart" and values.max_restarts <= 0:
         raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
@@ -357,6 +358,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
     return OutputConfig(
         run_dir=None if values.run_dir in {None, KEEP_NO_FILES} else values.run_dir,
         # A look at the hosts leaves no files, unless they are asked for.
+        keep_runs=values.keep_runs,
         keep_files=values.run_dir != KEEP_NO_FILES and (values.preflight != "only" or values.run_dir is not None),
         prefix=prefix,
         legacy_template=legacy,

@@ -347,6 +347,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files",
     ),
     _option(
+        "--keep-runs N",
+        0,
+        OUTPUT,
+        "remove old runs from saferun_runs, beyond the newest N; none that may live, and none with a failure of the "
+        "last 7 days; 0: remove nothing",
+    ),
+    _option(
         "--prefix TEMPLATE",
         None,
         OUTPUT,

@@ -1,50 +1,64 @@
 """The command ``saferunctl``: inspects a host, settings and runs. One file a verb.
 
 It needs no running saferun, and changes nothing but what a verb is for. A wrong command line gives two lines and exit
-code 2.
+code 2. Only the module of the verb that is asked for is imported.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, cast
 
 from saferun import __version__
 from saferun.console.stderr import print_error
-from saferun.ctl import core, doctor, env, live_stacks, report, status, story
 from saferun.errors import SaferunError, UsageError
 from saferun.model import Value
 
 
+class VerbModule(Protocol):
+    """What the module of a verb has."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The arguments of the verb."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Answer. Returns the exit code."""
+
+
 class Verb(Value):
-    """A verb of the command: its name, what it is for, its arguments, and what answers.
+    """A verb of the command: its name, what it is for, and its module, if that is called otherwise.
 
     ``takes_more``: arguments that the verb does not know itself are handed to it as ``more``.
     """
 
     name: str
     summary: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+    module: str = ""
     takes_more: bool = False
+
+    def load(self) -> VerbModule:
+        """Import the module."""
+        return cast("VerbModule", importlib.import_module(f"saferun.ctl.{self.module or self.name}"))
 
 
 VERBS: tuple[Verb, ...] = (
-    Verb("doctor", doctor.SUMMARY, doctor.add_arguments, doctor.run, takes_more=True),
-    Verb("env", "env profiles and variables: list, show, explain, diff, lint", env.add_arguments, env.run),
+    Verb("list", "the runs of this user, one line each: running, succeeded, failed, stopped, hung, lost", "list_runs"),
+    Verb("status", "the ranks of a run, and how long each waits for the others"),
+    Verb("stacks", "where the processes of a run, or any process, are in their code"),
+    Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
+    Verb("story", "the last events of a run in which something went wrong, and what saferun made of them"),
+    Verb("core", "the stacks in a core file"),
+    Verb("clean", "remove old run directories: beyond the newest N, or older than a time"),
+    Verb("env", "env profiles and variables: list, show, explain, diff, lint"),
     Verb(
-        "stacks",
-        "where the processes of a run, or any process, are in their code",
-        live_stacks.add_arguments,
-        live_stacks.run,
+        "doctor",
+        "check this host, or the hosts of a job, as a launch does before it starts anything",
+        takes_more=True,
     ),
-    Verb("status", status.SUMMARY, status.add_arguments, status.run),
-    Verb("story", story.SUMMARY, story.add_arguments, story.run),
-    Verb("report", report.SUMMARY, report.add_arguments, report.run),
-    Verb("core", "the stacks in a core file", core.add_arguments, core.run),
 )
 
 
@@ -66,15 +80,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or 1 where the answer is bad news, or 2 for a usage error.
     """
+    argv = sys.argv[1:] if argv is None else argv
     parser = _Parser(prog="saferunctl", description="Inspect a host, settings and runs.")
     parser.add_argument("--version", action="version", version=f"saferunctl {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
+    asked = next((word for word in argv if not word.startswith("-")), "")
     for verb in VERBS:
         # What is handed on must not be taken for an abbreviation of something else.
         abbreviates = not verb.takes_more
         subparser = verbs.add_parser(verb.name, help=verb.summary, description=verb.summary, allow_abbrev=abbreviates)
-        verb.add_arguments(subparser)
-        subparser.set_defaults(run=verb.run, takes_more=verb.takes_more)
+        if verb.name == asked:
+            module = verb.load()
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run, takes_more=verb.takes_more)
     arguments, more = parser.parse_known_args(argv)
     if more and not arguments.takes_more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
@@ -88,4 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has seen enough, and what is left in the buffer must not be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        return 130
     return code

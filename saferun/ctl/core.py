@@ -6,7 +6,6 @@ import argparse
 import os
 import time
 
-from saferun.captures.core_reading import CoreJob, core_headline, read_cores, stack_lines
 from saferun.ctl.answer import answer
 from saferun.errors import UsageError
 from saferun.linux.core_notes import CoreError, open_regular, read_core_notes
@@ -27,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the core and print its stacks; 1 where there are none to be had."""
+    from saferun.captures.core_reading import CoreJob, core_headline, read_cores, stack_lines  # slow to import
+
     path = os.path.realpath(arguments.file)
     executable = os.path.realpath(arguments.exe) if arguments.exe else ""
     if executable and not os.path.isfile(executable):

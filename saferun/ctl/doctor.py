@@ -10,7 +10,6 @@ from saferun.config import LaunchConfig
 from saferun.errors import EXIT_USAGE, UsageError
 
 _LONGEST_TRIAL_S = 3600.0
-SUMMARY = "check this host, or the hosts of a job, as a launch does before it starts anything"
 EPILOG = (
     "All options of saferun that say which hosts there are, and how they reach each other, mean here what they mean "
     "there: --nproc-per-node, --nnodes, --hosts, --hostfile, --node-rank, --master-addr, --master-port, --rdzv-*, "

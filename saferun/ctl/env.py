@@ -5,28 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from textwrap import wrap
 from typing import Any
 
-from saferun.cli.env_option import read_env
-from saferun.config import EnvironConfig
-from saferun.console.stderr import print_error
-from saferun.ctl.answer import answer
-from saferun.env.apply import apply, host_vendor, installed_versions, resolve_environ
-from saferun.env.lint.check import check
-from saferun.env.lint.findings import one_line
-from saferun.env.lint.known_names import KnownNames
-from saferun.env.profiles import default_search_path, load_profiles
-from saferun.env.profiles.text import diff_lines, explain_lines, list_lines, show_lines
-from saferun.model import RankAssignment
-from saferun.text.wording import count_text
-
 _PATH_HELP = "a directory or file with more env profiles"
-
-# Who asks for it wants a whole answer, on a busy machine and from a slow file system, too.
-_SEARCH_S = 120.0
-_MOST_NAMES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,64 +43,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer, on stdout. 1 when the lint found something."""
-    if arguments.action == "lint":
-        return _lint(arguments)
-    profiles = load_profiles(default_search_path(arguments.env_profile_path, os.environ))
-    vendor, versions = host_vendor(arguments.vendor), installed_versions(os.environ)
-    match arguments.action:
-        case "list":
-            lines = list_lines(profiles)
-        case "show":
-            lines = show_lines(profiles, arguments.profile, vendor=vendor, versions=versions)
-        case "explain":
-            lines = explain_lines(profiles, arguments.variable)
-        case _:
-            lines = diff_lines(profiles, arguments.first, arguments.second, vendor=vendor, versions=versions)
-    answer(_text(lines))
-    return 0
+    from saferun.ctl import env_answers  # slow to import
 
-
-def _lint(arguments: argparse.Namespace) -> int:
-    pairs = read_env(arguments.env, os.environ, print_error, on_command_line=True)
-    config = EnvironConfig(
-        profiles=tuple(name for name in arguments.env_profile.split(",") if name),
-        profile_path=tuple(arguments.env_profile_path),
-        env=pairs,
-        unset=(),
-        vendor=arguments.vendor,
-        lint=True,
-    )
-    environ = dict(os.environ)
-    resolution = resolve_environ(config, environ)
-    host = os.uname().nodename
-    apply(resolution, environ, RankAssignment(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
-    result = check(environ, python=arguments.python, script=arguments.script, budget_s=_SEARCH_S)
-    shown = result.findings if arguments.all else result.at_launch
-    lines = [one_line(finding) for finding in shown] or ["no problems found"]
-    answer(_text([*lines, *searched_lines(result.known, everything=arguments.all)]))
-    return 1 if shown else 0
-
-
-def searched_lines(known: KnownNames, *, everything: bool) -> list[str]:
-    """What the answer is based on. ``everything``: with the names of all libraries and packages."""
-    if not (known.libraries or known.unsearched):
-        return ["nothing was searched: no variable is set that the lint checks"]
-    families = sorted(family for family, libraries in known.owners.items() if libraries)
-    among = f", among them those that read the variables of {', '.join(families)}" if families else ""
-    libraries = count_text(len(known.libraries), "library", "libraries")
-    lines = [f"searched: {libraries} and {count_text(len(known.modules), 'Python package')}{among}"]
-    if known.unsearched:
-        lines.append(f"not found or not searched: {_first(known.unsearched, everything=everything)}")
-    if everything:
-        names = ", ".join((*known.libraries, *known.modules))
-        lines += wrap(names, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    return lines
-
-
-def _first(names: Sequence[str], *, everything: bool) -> str:
-    shown = names if everything else names[:_MOST_NAMES]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more (--all)" if len(shown) < len(names) else "")
-
-
-def _text(lines: list[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
+    return env_answers.run(arguments)

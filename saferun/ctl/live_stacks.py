@@ -1,4 +1,4 @@
-"""``saferunctl stacks``: where the processes of a running job are in their code, without a signal to them."""
+"""Taking the stacks of a running job for ``saferunctl stacks``, without a signal to its processes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.client import Examiner
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.run_directory import LATEST, find_run
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.rank_waits import wait_groups
 from saferun.errors import SaferunError, UsageError
 from saferun.evidence import Capture, StackDump, WaitGroup
 from saferun.files.run_dir import BASE, shorter_path
+from saferun.files.run_files import RUN_JSON
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_cmdline
 from saferun.model import JsonObject, Value
@@ -38,20 +40,6 @@ _TREE_LINES = 60
 _GROUP_LINES = 24
 _NAMED_FAILURES = 8
 _SHORTEST_ID = 4
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the verb."""
-    parser.add_argument(
-        "target",
-        nargs="?",
-        default="latest",
-        metavar="PID|RUN",
-        help="a process with all its descendants, or a run: its directory, its name below saferun_runs, its id, "
-        "or 'latest' (the default)",
-    )
-    parser.add_argument("--native", action="store_true", help="with C and C++ frames; pauses each process for a second")
-    parser.add_argument("--json", action="store_true", help="everything that was seen, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -148,8 +136,6 @@ def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
     directory = _run_directory(target)
     if directory is not None:
         return _scene_of_run(_run_id_of(directory), shorter_path(directory), processes, directory)
-    if target == "latest":
-        raise UsageError(f"there is no {BASE}/latest here", "name a pid, or a run by its directory or id")
     ids = {process.run_id for process in processes.values() if process.run_id.startswith(target) and target}
     if len(target) < _SHORTEST_ID or not ids:
         if pid >= 0:
@@ -231,10 +217,13 @@ def _ancestors(process: Process, processes: Mapping[int, Process]) -> Iterator[i
 
 
 def _run_directory(target: str) -> str | None:
-    for path in (target, os.path.join(BASE, target)):
-        if os.path.isfile(os.path.join(path, "run.json")):
-            return os.path.realpath(path)
-    return None
+    try:
+        path = str(find_run(target, living_first=True))
+    except UsageError as error:
+        if target == LATEST:
+            raise UsageError(error.what, "name a pid, or a run by its directory or id") from None
+        return None
+    return path if os.path.isfile(os.path.join(path, RUN_JSON)) else None
 
 
 def _run_id_of(directory: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saferun.ctl.answer import answer
-from saferun.ctl.story import directory_of
+from saferun.ctl.run_directory import add_run_argument, find_run
 from saferun.errors import SaferunError, UsageError
 from saferun.files.run_dir import shorter_path
 from saferun.linux.ownership import open_named, open_temporary
@@ -19,20 +19,13 @@ from saferun.linux.ownership import open_named, open_temporary
 if TYPE_CHECKING:
     from saferun.report.page.run_contents import RunFiles
 
-SUMMARY = "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"
 _MOST_BYTES = 64 << 20
 _PAGE = "report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    parser.add_argument(
-        "run_dir",
-        nargs="?",
-        default="latest",
-        metavar="RUN",
-        help="the directory of a run, or its name below saferun_runs; 'latest' is the default",
-    )
+    add_run_argument(parser)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--text", action="store_true", help="print report.txt (the default)")
     kinds.add_argument("--json", action="store_true", help="print report.json")
@@ -48,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or write the report."""
-    directory = directory_of(arguments.run_dir)
+    directory = find_run(arguments.run_dir)
     if arguments.html or (arguments.open and not arguments.format):
         _write_page(directory, arguments.output, is_opened=arguments.open)
     elif arguments.format:

@@ -8,33 +8,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from saferun.ctl.answer import answer
-from saferun.ctl.story import directory_of
+from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.run_directory import add_run_argument, find_run
 from saferun.errors import UsageError
 from saferun.files.run_dir import shorter_path
 from saferun.model import JsonObject
 from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
 from saferun.text.wording import duration_text
 
-SUMMARY = "the ranks of a run, and how long each waits for the others"
 _MOST_BYTES = 64 << 20
 _LONGEST_NAME = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    parser.add_argument(
-        "run_dir",
-        nargs="?",
-        default="latest",
-        metavar="RUN_DIR",
-        help="the directory of a run, or its name below saferun_runs; 'latest' is the default",
-    )
+    add_run_argument(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    directory = directory_of(arguments.run_dir)
+    directory = find_run(arguments.run_dir, living_first=True)
     shown = shorter_path(str(directory))
     hint = "it is written a quarter of --slow-window after the start, by the first host; not with --hang-timeout 0"
     content = _read(directory / "waits.json")
@@ -44,6 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
         lines = list(table_lines(content, time.time()))
     except MALFORMED:
         raise UsageError(f"waits.json in {shown} cannot be read", hint) from None
+    if arguments.json:
+        answer_json(content)
+        return 0
     outcome = _outcome(directory)
     answer("\n".join([f"{shown}{f': {outcome}' if outcome else ''}", *lines]) + "\n")
     return 0

@@ -4,54 +4,47 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from saferun.ctl.answer import answer
-from saferun.errors import UsageError
-from saferun.files.run_dir import BASE, shorter_path
+from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.run_directory import add_run_argument, find_run
+from saferun.errors import UsageError, suppress
+from saferun.files.run_dir import shorter_path
 from saferun.model import JsonObject
+from saferun.text.decoding import MALFORMED, loads
 
-SUMMARY = "the last events of a run in which something went wrong, and what saferun made of them"
 _INDENT = " " * 14
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    parser.add_argument(
-        "run_dir",
-        nargs="?",
-        default="latest",
-        metavar="RUN_DIR",
-        help="the directory of a run, or its name below saferun_runs; 'latest' is the default",
-    )
+    add_run_argument(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON: the entries of each file")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the story of each host."""
-    directory = directory_of(arguments.run_dir)
+    directory = find_run(arguments.run_dir)
     paths = sorted(directory.glob("*/story*.jsonl"))
     if not paths:
         raise UsageError(
             f"there is no story in {shorter_path(str(directory))}",
             "one is written when something goes wrong: a failure, a hang, an error of saferun itself",
         )
+    if arguments.json:
+        answer_json({"stories": [{"file": str(path), "entries": list(_entries(path))} for path in paths]})
+        return 0
     answer("\n".join("\n".join((f"{shorter_path(str(path))}:", *_lines(path), "")) for path in paths))
     return 0
 
 
-def directory_of(target: str) -> Path:
-    """The run directory that was named.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for path in (target, os.path.join(BASE, target)):
-        if os.path.isdir(path):
-            return Path(os.path.realpath(path))
-    raise UsageError(f"there is no run directory {target}", f"name a directory like {BASE}/latest")
+def _entries(path: Path) -> Iterator[JsonObject]:
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with suppress(*MALFORMED):
+                yield loads(line)
 
 
 def _lines(path: Path) -> Iterator[str]:

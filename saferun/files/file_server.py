@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 
 from saferun.files.file_stream import APPENDED, LAZY, WHOLE
+from saferun.files.housekeeping import Housekeeper, Housework
 from saferun.files.operations import OPERATIONS
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.sinks import Budget, Sink, WholeFile
@@ -32,6 +34,7 @@ class FileServer:
         self._budget = Budget()
         self._sinks: dict[int, Sink | WholeFile] = {}
         self._unwritten: list[Sink | WholeFile] = []
+        self.housekeeper = Housekeeper(lambda found: send({"runs": found}))
 
     def reopen(self, stream: int, path: str) -> None:
         """Go on with a file that another server has opened."""
@@ -85,6 +88,12 @@ class FileServer:
                 sink_closed(sink)
         self._unwritten = [sink for sink in self._unwritten if sink.retry_at is not None]
 
+    def beat(self) -> None:
+        """Show other hosts that this one lives, by the times of the files of events."""
+        for sink in self._sinks.values():
+            if isinstance(sink, Sink) and os.path.basename(sink.path).startswith("events"):
+                sink.touch()
+
     def finish(self) -> None:
         """Nothing more will come: close everything, and try once more what has failed."""
         for stream in list(self._sinks):
@@ -119,7 +128,11 @@ class FileServer:
 
     def _answer(self, number: int, name: str, arguments: list[Any]) -> None:
         try:
-            answer: JsonObject = {"answer": number, "value": OPERATIONS[name](*arguments)}
+            if name == "keep_house":
+                self.housekeeper.plan(Housework(*arguments))
+                answer: JsonObject = {"answer": number, "value": None}
+            else:
+                answer = {"answer": number, "value": OPERATIONS[name](*arguments)}
         except OSError as error:
             details = [error.errno, error.strerror, str(error.filename or "")]
             answer = {"answer": number, "error": details, "is_theirs": isinstance(error, NotOursError)}

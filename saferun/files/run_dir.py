@@ -33,6 +33,7 @@ class RunDirectory:
         run_id: distinguishes runs that start in the same second.
         warn: takes one line about what could not be written; a second argument is what to do about it.
         files: writes them.
+        keep_runs: how many runs are kept in the default place; 0: all.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class RunDirectory:
         run_id: str,
         warn: Callable[..., None],
         files: Files,
+        keep_runs: int = 0,
     ) -> None:
         self._chosen = path
+        self._keep_runs = keep_runs
         self._wanted = wanted
         self._host = host
         self._run_id = run_id
@@ -134,20 +137,30 @@ class RunDirectory:
         def on_answer(answer: Answer | None) -> None:
             if answer is None:
                 self._failing.add(path)  # it may yet be made, and is not relied upon
-            elif (error := answer.error) is not None:
-                self.path = self.host_path = None
-                is_theirs = isinstance(error, NotOursError)
-                if is_theirs and not ours:
-                    hint = "pass another --run-dir, or --run-dir none to keep no files"
-                    where = f"{shorter_path(error.filename)}: " if error.filename not in {path, chosen, ""} else ""
-                    self.refusal = UsageError(f"--run-dir {chosen}: {where}{error.strerror}", hint)
-                else:
-                    hint = _THEIRS_HINT if is_theirs else ""
-                    self.lost(f"no run directory: {error.filename or chosen}", error, hint)
+            elif answer.error is not None:
+                self._refuse(chosen, path, answer.error)
+            else:
+                self._keep_house(path, top if ours else "")
             self._begin()
 
         arguments: list[object] = [path, host_path, top if ours else "", latest if ours else []]
         self.files.ask("make_run_directory", arguments, on_answer)
+
+    def _refuse(self, chosen: str, path: str, error: OSError) -> None:
+        """There is no run directory. Where the user has chosen another user's, there is no launch either."""
+        self.path = self.host_path = None
+        ours, is_theirs = self._chosen is None, isinstance(error, NotOursError)
+        if is_theirs and not ours:
+            hint = "pass another --run-dir, or --run-dir none to keep no files"
+            where = f"{shorter_path(error.filename)}: " if error.filename not in {path, chosen, ""} else ""
+            self.refusal = UsageError(f"--run-dir {chosen}: {where}{error.strerror}", hint)
+        else:
+            hint = _THEIRS_HINT if is_theirs else ""
+            self.lost(f"no run directory: {error.filename or chosen}", error, hint)
+
+    def _keep_house(self, path: str, base: str) -> None:
+        if not self._is_part:
+            self.files.ask("keep_house", [self._run_id, path, base, self._keep_runs])
 
     def _absolute(self, path: str) -> str:
         try:

@@ -80,6 +80,12 @@ class Sink:
         else:
             self._try(deque(blocks))
 
+    def touch(self) -> None:
+        """Set the file's time."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                os.utime(self._fd)
+
     def note_gap(self, missing_bytes: int, reason: str, lasted_s: float) -> None:
         """Something is missing here that has never come."""
         if self.retry_at is not None:

@@ -105,6 +105,8 @@ class WriterClient(PartBase):
         self.on_written: Callable[[str, int], None] = _nothing
         self.place = ""
         """What the files are said to be in: the run directory."""
+        self.runs: JsonObject = {}
+        """How many runs there are, as ``do_housework`` has counted them; empty: not known."""
         self._print_message = print_message
         self._queue = RecordQueue(ring_bytes)
         self._ring = self._queue.ring
@@ -324,6 +326,8 @@ class WriterClient(PartBase):
         try:
             if "answer" in message:
                 self._answer(message["answer"], read_answer(message))
+            elif "runs" in message:
+                self.runs = message["runs"]
             elif "room" in message:
                 self._check_pace(time.monotonic())
                 self._queue.pump()

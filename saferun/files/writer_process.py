@@ -40,6 +40,7 @@ def serve(connection: Socket, ring: Ring, opened: Sequence[tuple[int, str]] = ()
             connection.sendall(json.dumps(message).encode() + b"\n")
 
     server = FileServer(send)
+    keeper = server.housekeeper
     for stream, path in opened:
         server.reopen(stream, path)
     poll = select.poll()
@@ -48,8 +49,9 @@ def serve(connection: Socket, ring: Ring, opened: Sequence[tuple[int, str]] = ()
     if inbox_fd >= 0:
         poll.register(inbox_fd, select.POLLIN)
     while not _drain(ring, server, send):
-        due = server.retry_at
-        ready = dict(poll.poll(None if due is None else max(due - time.monotonic(), 0.0) * 1000))
+        due = min(moment for moment in (server.retry_at, keeper.due) if moment is not None)
+        ready = dict(poll.poll(max(due - time.monotonic(), 0.0) * 1000))
+        keeper.step(poll, ready, server.beat)
         if inbox is not None and inbox_fd in ready:
             ring.begin(0)
             if not server.take(inbox) and ready[inbox_fd] & select.POLLHUP:
@@ -61,6 +63,7 @@ def serve(connection: Socket, ring: Ring, opened: Sequence[tuple[int, str]] = ()
     while inbox is not None and server.take(inbox):
         pass
     server.finish()
+    keeper.finish()
 
 
 def _is_alone(connection: Socket) -> bool:

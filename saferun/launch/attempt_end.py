@@ -152,7 +152,9 @@ class AttemptEnd:
             self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
         self._context.job.leaves = action.leaves
         self._context.checks.settle()
-        self._context.investigation.log.finish(action.exit_code, stopped=stopped)
+        incidents = self._context.investigation.log
+        incidents.finish(action.exit_code, stopped=stopped)
+        self._context.log.finish(action.exit_code, stopped=stopped, headline=incidents.last_headline)
 
 
 def _write_error_file(context: LaunchContext, diagnosis: Diagnosis, stop_signum: int | None) -> None:

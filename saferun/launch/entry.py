@@ -136,7 +136,15 @@ def _run(
 
     writer = WriterClient(warn)
     output = config.output
-    run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
+    run_dir = RunDirectory(
+        output.run_dir,
+        wanted=output.keep_files,
+        host=host,
+        run_id=run_id,
+        warn=warn,
+        files=writer,
+        keep_runs=output.keep_runs,
+    )
     run_dir.scratch.on_made = reaper.note_made
     try:
         screen = _open_screen(output, run_dir)

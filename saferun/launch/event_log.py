@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.helper import PartBase
+from saferun.linux.process_identity import own_identity
 from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject
 from saferun.supervisor.events import Event
@@ -16,6 +18,9 @@ from saferun.supervisor.machine import State
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from saferun.report.report_json import Outcome
+    from saferun.report.run_json import LaunchEnd
 
 # Of ranks that were slow run.json has one more.
 _MOST_SLOW = 19
@@ -32,6 +37,8 @@ class EventLog:
         self._context = context
         self._is_described = False
         self._is_planned = False
+        self._process = own_identity()
+        self._started_at = time.time()
         self._torch_version: str | None = None
         self._slow: list[JsonObject] = []
 
@@ -79,7 +86,21 @@ class EventLog:
         if self._is_described:
             self._write_run_json()
 
-    def _write_run_json(self) -> None:
+    def finish(self, exit_code: int, *, stopped: bool, headline: str) -> None:
+        """Write to run.json how the launch has ended, and the headline of its last incident."""
+        self._is_described = self._context.run_dir.path is not None  # a launch that was refused has not got so far
+        if not self._is_described:
+            return
+        outcome: Outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
+
+        def end() -> LaunchEnd:
+            from saferun.report.run_json import LaunchEnd
+
+            return LaunchEnd(time.time(), exit_code, outcome, headline)
+
+        self._write_run_json(end)
+
+    def _write_run_json(self, end: Callable[[], LaunchEnd] | None = None) -> None:
         try:
             from saferun.report.run_json import run_description, run_text
 
@@ -87,9 +108,14 @@ class EventLog:
                 self._context.config,
                 cwd=current_directory(),
                 run_id=self._context.run_id,
+                host=self._context.host,
+                process=self._process,
+                started_at=self._started_at,
+                directory="" if self._context.config.output.run_dir is not None else self._context.run_dir.name,
                 python_version=sys.version.split()[0],
                 torch_version=self._torch_version,
                 slow=self._slow,
+                end=end() if end is not None else None,
             )
             self._context.run_dir.write_text("run.json", run_text(content))
         except Exception as error:  # the ranks run

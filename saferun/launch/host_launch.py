@@ -29,6 +29,7 @@ from saferun.linux.children import await_exits
 from saferun.linux.reaper import Reaper
 from saferun.supervisor import actions
 from saferun.supervisor.events import LaunchRequested
+from saferun.text.wording import size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 # Processes that got SIGKILL are gone within milliseconds, unless they sleep uninterruptibly.
 _HELPERS_S = 0.5
+# From here on the user hears how to remove old runs.
+_MANY_RUNS = 200
+_MANY_BYTES = 5 << 30
 
 
 class HostLaunch:
@@ -211,6 +215,12 @@ class HostLaunch:
         context.run_dir.close()
         context.events.clear()
         self._writer.finish(self._context.poller, self._wakeup.is_hurried, self._context.screen.flush)
+        runs = self._writer.runs
+        if runs and (runs["runs"] > _MANY_RUNS or runs["size_bytes"] > _MANY_BYTES):
+            size = f" ({size_text(runs['size_bytes'])})" if runs["size_bytes"] else ""
+            self._context.report(
+                f"{runs['runs']} runs are kept{size}: saferunctl clean --keep 20 removes all but the newest"
+            )
 
     def _open_job(self, environ: Mapping[str, str], secret: JobSecret | None) -> JobPort:
         context = self._context

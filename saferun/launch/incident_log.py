@@ -70,6 +70,11 @@ class IncidentLog:
         """The run directory as it is shown, if there is one."""
         return shorter_path(self._run_dir.path) if self._run_dir.path is not None else None
 
+    @property
+    def last_headline(self) -> str:
+        """The headline of the newest incident; empty: there was none."""
+        return self._incidents[-1].diagnosis.headline if self._incidents else ""
+
     def add(
         self,
         kind: str,

@@ -1,4 +1,4 @@
-"""run.json: what a launch was asked to do, and with which versions. Pure."""
+"""run.json: what a launch was asked to do, by which process and with which versions, and how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,25 @@ from collections.abc import Sequence
 
 from saferun import __version__
 from saferun.config import LaunchConfig
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 from saferun.text.redaction import REDACTED, redacted_arguments, redacted_text
 from saferun.text.secret_names import is_secret
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.process_identity import ProcessIdentity
+    from saferun.report.report_json import Outcome
+
+_LONGEST_HEADLINE = 400
+
+
+class LaunchEnd(Value):
+    """How a launch ended. ``time`` is in seconds since the epoch; ``headline`` is that of the last incident."""
+
+    time: float
+    exit_code: int
+    outcome: Outcome
+    headline: str = ""
 
 
 def run_description(
@@ -17,13 +33,29 @@ def run_description(
     *,
     cwd: str,
     run_id: str,
+    host: str,
+    process: ProcessIdentity,
+    started_at: float,
+    directory: str,
     python_version: str,
     torch_version: str | None,
     slow: Sequence[JsonObject] = (),
+    end: LaunchEnd | None = None,
 ) -> JsonObject:
     """The content of run.json.
 
-    ``torch_version`` is known once the coordinator has loaded it. ``slow``: ranks that the others waited for.
+    Args:
+        config: the launch.
+        cwd: the directory that it was started in.
+        run_id: what marks its processes.
+        host: this host's name in the job.
+        process: the supervisor.
+        started_at: seconds since the epoch.
+        directory: the name of the run directory; empty where the user chose it.
+        python_version: of the interpreter that runs saferun.
+        torch_version: known once the coordinator has loaded it.
+        slow: ranks that the others waited for.
+        end: None while it runs.
     """
     return {
         "command": redacted_arguments(config.argv),
@@ -42,6 +74,11 @@ def run_description(
         },
         "versions": {"saferun": __version__, "python": python_version, "torch": torch_version},
         "slow_ranks": [*slow],
+        "host": host,
+        "process": process._asdict(),
+        "started_at": started_at,
+        "directory": directory,
+        "end": _end(end) if end is not None else None,
     }
 
 
@@ -57,6 +94,11 @@ def run_text(content: JsonObject) -> str:
 def _object_text(content: JsonObject) -> str:
     lines = (f"  {json.dumps(name)}: {json.dumps(value, default=str)}" for name, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n }"
+
+
+def _end(end: LaunchEnd) -> JsonObject:
+    headline = redacted_text(end.headline[:_LONGEST_HEADLINE])
+    return {"time": end.time, "exit_code": end.exit_code, "outcome": end.outcome, "headline": headline}
 
 
 def _shown(name: str, value: object) -> object:

@@ -304,7 +304,7 @@ def test_a_process_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
 
 
 def test_without_a_run_there_is_nothing_to_show(tmp_path: Path) -> None:
-    assert refusal(cwd=tmp_path)[0] == "there is no saferun_runs/latest here"
+    assert refusal(cwd=tmp_path)[0] == "there is no saferun_runs/latest here, and no other run"
 
 
 def test_a_psutil_that_cannot_be_imported_is_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:

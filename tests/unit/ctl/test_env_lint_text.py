@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.ctl.env import searched_lines
+from saferun.ctl.env_answers import searched_lines
 from saferun.env.lint.known_names import KnownNames
 
 LIBRARIES = ("libnccl.so.2", "liba.so")

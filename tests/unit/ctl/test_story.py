@@ -78,7 +78,7 @@ def test_control_characters_do_not_reach_the_terminal(run_dir: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["story"], "there is no story in"), (["story", "nowhere"], "there is no run directory")]
+    ("arguments", "message"), [(["story"], "there is no story in"), (["story", "nowhere"], "there is no run nowhere")]
 )
 def test_where_there_is_no_story_the_answer_says_when_there_is_one(
     run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str

@@ -49,6 +49,8 @@ IN_FORKS = {
     "saferun.captures.serve": "the examiner",
     "saferun.preflight.checks.serve": "the check process",
     "saferun.env.lint.__main__": "a child of the examiner",
+    "saferun.files.run_index": "a fork of the writer process",
+    "saferun.files.run_removal": "a fork of the writer process",
     "saferun.linux.held_code": "the examiner; and the supervisor before the ranks have become their programs",
     "saferun.supervisor.policy.waits": "a child of the examiner",
     "saferun.report.page.serving": "the process that makes report.html",

@@ -18,7 +18,8 @@ from saferun.env.profiles import load_profiles, resolve
 from saferun.errors import UsageError
 from saferun.launch import dry_run
 from saferun.launch.dry_run import config_lines, plan_lines
-from saferun.report.run_json import run_description, run_text
+from saferun.report.run_json import run_text
+from tests.unit.described_runs import described_run
 from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, SLURM_TASK_A_RANK
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
@@ -110,7 +111,7 @@ def test_no_secret_is_shown(arguments: tuple[str, ...]) -> None:
     script = ("train.py", "--api-key", "s3cret", "--login=me", "--passwd=s3cret")
     config = config_of(*arguments, *script)
     assert "s3cret" not in "\n".join(config_lines(config))
-    described = run_description(config, cwd="/", run_id="r", python_version="3", torch_version=None)
+    described = described_run(config)
     assert "s3cret" not in str(described)
     plan = "\n".join(plan_of(*arguments, *script))
     assert "s3cret" not in plan
@@ -120,7 +121,7 @@ def test_no_secret_is_shown(arguments: tuple[str, ...]) -> None:
 def test_run_json_has_a_line_for_each_setting() -> None:
     """It is read by people as well; and it is JSON, whatever a value is."""
     config = config_of("--nproc-per-node", "2", "train.py", "--odd", "\u2028\x1b")
-    described = run_description(config, cwd="/\ud800", run_id="r", python_version="3", torch_version=None)
+    described = described_run(config, cwd="/\ud800")
     text = run_text(described)
     assert json.loads(text) == json.loads(json.dumps(described, default=str))
     assert len(text.splitlines()) == len(described) + len(config.settings) + 3

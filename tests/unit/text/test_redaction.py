@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.config import Setting
-from saferun.report.run_json import run_description
+from saferun.report.run_json import LaunchEnd
 from saferun.text import redaction
 from saferun.text.redaction import (
     REDACTED,
@@ -18,6 +18,7 @@ from saferun.text.redaction import (
     redacted_text,
 )
 from saferun.text.secret_names import is_secret
+from tests.unit.described_runs import described_run
 from tests.unit.samples import CONFIG
 
 S = "S3CR3TVALUE"
@@ -117,7 +118,7 @@ def test_run_json_holds_no_secret_of_the_command_line() -> None:
         command=CONFIG.command._replace(argv=("python", "-u", "train.py", "--api-key", "s3cret")),
         settings={"rdzv_conf": Setting("token=s3cret", "flag"), "nnodes": Setting("1:1", "default")},
     )
-    described = run_description(config, cwd="/x", run_id="ab", python_version="3.11.7", torch_version=None)
+    described = described_run(config, LaunchEnd(1.0, 1, "failed", "no login with --password s3cret"))
     assert "s3cret" not in str(described)
     assert described["settings"]["nnodes"] == {"value": "1:1", "origin": "default"}
 

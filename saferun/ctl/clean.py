@@ -1,0 +1,150 @@
+"""``saferunctl clean``: removes old run directories, and nothing unless it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+
+from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.list_runs import age_text, outcome_text
+from saferun.errors import UsageError
+from saferun.files.run_dir import BASE, shorter_path
+from saferun.files.run_index import index_path, read_index
+from saferun.files.run_removal import OldRun, old_run, open_base, remove_run, run_names, size_of
+from saferun.model import JsonObject, Value
+from saferun.text.wording import count_text, size_text
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|min|h|d|w)")
+_COUNTING_S = 60.0
+
+
+class Candidate(Value):
+    """A run that is to be removed. ``base`` is the directory of runs that it is in."""
+
+    base: str
+    run: OldRun
+    size_bytes: int
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return os.path.join(self.base, self.run.name)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    parser.add_argument(
+        "directories",
+        nargs="*",
+        metavar="DIR",
+        help=f"a directory of runs (default: ./{BASE})",
+    )
+    parser.add_argument("--keep", type=int, metavar="N", help="keep the newest N runs of each directory")
+    parser.add_argument("--older-than", metavar="DURATION", help="keep runs that ended later than that: 12h, 7d, 4w")
+    parser.add_argument("--everywhere", action="store_true", help="in all directories of runs of the index")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.epilog = (
+        "With both --keep and --older-than a run is removed only if neither keeps it. A run that may live is never "
+        "removed, nor a directory that is not a run directory of yours that saferun has named."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Remove, and say what; 1 where something could not be removed."""
+    if arguments.keep is None and arguments.older_than is None:
+        raise UsageError("nothing says which runs are old", "pass --keep 20, or --older-than 7d, or both")
+    if arguments.keep is not None and arguments.keep < 0:
+        raise UsageError(f"--keep {arguments.keep} is negative", "use 0 to keep none")
+    older_s = seconds_of("--older-than", arguments.older_than) if arguments.older_than is not None else 0.0
+    bases = _bases(arguments.directories, everywhere=arguments.everywhere)
+    chosen = [one for base in bases for one in candidates(base, arguments.keep or 0, older_s, time.time())]
+    left = [] if arguments.dry_run else [one for one in chosen if not _remove(one)]
+    if arguments.json:
+        gone = [] if arguments.dry_run else [one for one in chosen if one not in left]
+        answer_json({"dry_run": arguments.dry_run, "runs": [_as_json(one, is_removed=one in gone) for one in chosen]})
+        return 1 if left else 0
+    removed = [one for one in chosen if one not in left]
+    total = count_text(len(removed), "run") + f", {size_text(sum(one.size_bytes for one in removed))}"
+    lines = list(_lines(removed)) if arguments.dry_run else []
+    lines += [f"{shorter_path(one.path)}: cannot be removed" for one in left]
+    lines.append(f"would remove {total}" if arguments.dry_run else f"removed {total}")
+    answer("".join(f"{line}\n" for line in lines))
+    return 1 if left else 0
+
+
+def seconds_of(option: str, text: str) -> float:
+    """A duration of the command line.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{option} {text} is not a duration", "use a number with s, min, h, d or w: 90s, 12h, 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _bases(directories: Iterable[str], *, everywhere: bool) -> list[str]:
+    bases = [os.path.realpath(path) for path in directories]
+    if everywhere:
+        bases += [os.path.dirname(os.path.realpath(entry.path)) for entry in read_index(index_path(os.environ))]
+    if not bases and not everywhere:
+        if not os.path.isdir(BASE):
+            raise UsageError(f"there is no {BASE} here", "name a directory of runs, or pass --everywhere")
+        bases = [os.path.realpath(BASE)]
+    return [base for base in dict.fromkeys(bases) if os.path.isdir(base)]
+
+
+def candidates(base: str, keep: int, older_s: float, now: float) -> Iterator[Candidate]:
+    """The runs of a directory that are to be removed, the newest first.
+
+    Raises:
+        UsageError: the directory is another user's, or cannot be read.
+    """
+    try:
+        fd = open_base(base)
+    except OSError as error:
+        raise UsageError(f"{shorter_path(base)}: {error.strerror}", "name a directory of runs of yours") from None
+    try:
+        until = time.monotonic() + _COUNTING_S
+        for name in run_names(fd)[keep:]:
+            run = old_run(fd, name)
+            if run is not None and now - run.ended_at >= older_s:
+                yield Candidate(base, run, size_of(fd, name, until))
+    finally:
+        os.close(fd)
+
+
+def _remove(one: Candidate) -> bool:
+    try:
+        fd = open_base(one.base)
+    except OSError:
+        return False
+    try:
+        return remove_run(fd, one.run.name)
+    finally:
+        os.close(fd)
+
+
+def _lines(chosen: Iterable[Candidate]) -> Iterator[str]:
+    now = time.time()
+    for one in chosen:
+        state = one.run.state
+        age = age_text(max(now - one.run.ended_at, 0.0))
+        size = size_text(one.size_bytes)
+        yield f"{state.name:<9}  {age:>7}  {size:>9}  {shorter_path(one.path)}  {outcome_text(state)}"
+
+
+def _as_json(one: Candidate, *, is_removed: bool) -> JsonObject:
+    return {
+        "path": one.path,
+        "state": one.run.state.name,
+        "ended_at": one.run.ended_at,
+        "size_bytes": one.size_bytes,
+        "is_removed": is_removed,
+    }

@@ -1,0 +1,157 @@
+"""Which run a word of the command line means: the same for every verb.
+
+A run is named by its directory, by its name below saferun_runs, by its id, by the beginning of either, or by
+``latest``. Runs are looked for below ./saferun_runs and in the index of this user's runs. A run that lives comes before
+one that has ended, and one of this directory before others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from saferun.errors import UsageError, suppress
+from saferun.files.run_dir import BASE, shorter_path
+from saferun.files.run_files import RUN_JSON, RunState, open_run, read_state
+from saferun.files.run_index import index_path, read_index
+from saferun.files.run_removal import open_base, run_names
+from saferun.model import Value
+
+LATEST = "latest"
+RUN_HELP = (
+    "a run: its directory, its name below saferun_runs, its id, or the beginning of either; 'latest' is the default: "
+    "the newest run that lives, else the newest"
+)
+_MOST_CANDIDATES = 100
+_NAMED = 5
+
+
+class FoundRun(Value):
+    """A run directory that was found. ``is_here``: in the current directory's saferun_runs. ``run_id``: if known."""
+
+    path: str
+    is_here: bool
+    run_id: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return os.path.basename(self.path)
+
+    @property
+    def shown(self) -> str:
+        """The directory as it is shown."""
+        return shorter_path(self.path)
+
+    def read_state(self) -> RunState:
+        """The state of the run."""
+        try:
+            fd = open_run(self.path)
+        except OSError:
+            return RunState("unknown")
+        try:
+            return read_state(fd)
+        finally:
+            os.close(fd)
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that names a run."""
+    parser.add_argument("run_dir", nargs="?", default=LATEST, metavar="RUN", help=RUN_HELP)
+
+
+def find_run(word: str, *, living_first: bool = False) -> Path:
+    """The directory of the run that a word means.
+
+    Args:
+        word: as on the command line.
+        living_first: whether ``latest`` is a run that lives elsewhere rather than one that has ended here.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    named = _directory(word)
+    if named is not None:
+        return named
+    if word == LATEST:
+        return Path(_latest(living_first=living_first).path)
+    matches = [run for run in known_runs() if _is_meant(word, run)]
+    if len(matches) > 1:
+        matches = [run for run in matches if run.read_state().is_living] or matches
+    if len(matches) > 1:
+        names = ", ".join(run.shown for run in matches[:_NAMED])
+        more = f" and {len(matches) - _NAMED} more" if len(matches) > _NAMED else ""
+        raise UsageError(f"{word} may be several runs: {names}{more}", "name more of it")
+    if not matches:
+        raise UsageError(f"there is no run {word}", "see saferunctl list, or name a directory")
+    return Path(matches[0].path)
+
+
+def _directory(word: str) -> Path | None:
+    if word == LATEST and not os.path.isdir(word):
+        return None
+    for path in (word, os.path.join(BASE, word)):
+        if word and os.path.isdir(path):
+            return Path(os.path.realpath(path))
+    return None
+
+
+def _latest(*, living_first: bool) -> FoundRun:
+    runs = list(known_runs())
+    here = [run for run in runs if run.is_here]
+    link = os.path.realpath(os.path.join(BASE, LATEST))
+    # The link has the newest one that was started here, which may be on a host whose clock is behind.
+    newest = next((run for run in here if run.path == link), None)
+    if newest is None and os.path.isdir(link):
+        newest = FoundRun(link, is_here=True)
+    newest = newest or next(iter(here), None)
+    elsewhere = [run for run in runs if not run.is_here]
+    ordered = [*here, *elsewhere] if living_first or not here else here
+    for run in ordered[:_MOST_CANDIDATES]:
+        if run.read_state().is_living:
+            return run
+    newest = newest or next(iter(elsewhere), None)
+    if newest is None:
+        raise UsageError(f"there is no {BASE}/{LATEST} here, and no other run", "name a run by its directory")
+    return newest
+
+
+def _is_meant(word: str, run: FoundRun) -> bool:
+    ids = (run.run_id, run.name, run.name[16:])  # after the date and the time comes the beginning of the id
+    return bool(word) and any(one.startswith(word) for one in ids if one)
+
+
+def known_runs() -> Iterator[FoundRun]:
+    """The runs below ./saferun_runs and in the index, each once, the newest first in each of the two."""
+    seen: set[str] = set()
+    ids = {entry.path: entry.run_id for entry in reversed(read_index(index_path(os.environ)))}
+    for path in _below(os.path.abspath(BASE)):
+        seen.add(path)
+        yield FoundRun(path, is_here=True, run_id=ids.get(path, ""))
+    for path in reversed(list(ids)):
+        real = os.path.realpath(path)
+        if real not in seen and _is_ours(real):
+            seen.add(real)
+            yield FoundRun(real, is_here=False, run_id=ids[path])
+
+
+def _below(base: str) -> Iterable[str]:
+    try:
+        fd = open_base(base)
+    except OSError:
+        return
+    try:
+        names = run_names(fd)
+    finally:
+        os.close(fd)
+    real = os.path.realpath(base)
+    yield from (os.path.join(real, name) for name in names)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether there is a run of this user: the index may be out of date, or hold what it should not."""
+    with suppress(OSError):
+        return os.stat(path).st_uid == os.geteuid() and os.path.isfile(os.path.join(path, RUN_JSON))
+    return False

@@ -1,0 +1,282 @@
+"""What a run directory says of its run: who runs it, whether it still runs, how it ended. Nothing in it is trusted.
+
+A run lives as long as a saferun of it does, on any host. On this host the process is looked up. Elsewhere its writer
+process sets the time of its events.jsonl once a minute; whoever decides about deletion waits a day longer than that.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+from saferun.errors import suppress
+from saferun.files.housekeeping import BEAT_S
+from saferun.linux.ownership import CAREFULLY, check_regular
+from saferun.linux.process_identity import ProcessIdentity, is_living
+from saferun.model import JsonObject, Value
+from saferun.text.decoding import MALFORMED, display_text, loads, measure, number, text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+RUN_JSON = "run.json"
+_UNHEARD_S = 5 * BEAT_S
+# A file system may not answer for long, and clocks differ.
+_SURELY_UNHEARD_S = 24 * 3600.0
+_LONGEST_JSON = 16 << 20
+_LONGEST_NAME = 200
+_LONGEST_TEXT = 1000
+_MOST_ARGUMENTS = 1000
+_MOST_HOSTS = 20_000
+_MOST_FILES = 100_000
+_LATEST_TIME = 1e11
+_OUTCOMES = ("succeeded", "failed", "stopped")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class RunEnd(Value):
+    """How a launch ended: ``succeeded``, ``failed`` or ``stopped``. ``time`` is in seconds since the epoch."""
+
+    time: float
+    exit_code: int
+    outcome: str
+    headline: str
+
+
+class RunRecord(Value):
+    """What run.json says, as far as it is used.
+
+    Attributes:
+        run_id: the run's.
+        command: saferun's arguments.
+        host: the name of its host in the job.
+        process: its saferun; None: not known.
+        started_at: seconds since the epoch; 0: not known.
+        directory: the name that saferun gave to the directory; empty: the user chose it.
+        end: None while it runs, or it was killed.
+    """
+
+    run_id: str
+    command: tuple[str, ...]
+    host: str
+    process: ProcessIdentity | None
+    started_at: float
+    directory: str
+    end: RunEnd | None
+
+
+class RunState(Value):
+    """A run.
+
+    Attributes:
+        name: ``running``, ``hung``, ``succeeded``, ``failed``, ``stopped``, ``lost`` (killed, or its host is gone) or
+            ``unknown``.
+        headline: what went wrong last, if something did.
+        record: what run.json says; None: there is none that can be read.
+    """
+
+    name: str
+    headline: str = ""
+    record: RunRecord | None = None
+
+    @property
+    def is_living(self) -> bool:
+        """Whether it runs."""
+        return self.name in {"running", "hung"}
+
+
+def open_run(path: str) -> int:
+    """A descriptor of a run directory; the caller closes it.
+
+    Raises:
+        OSError: there is none.
+    """
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def read_state(fd: int, now: float | None = None) -> RunState:
+    """The state of the run whose directory this is. ``now``: seconds since the epoch."""
+    now = time.time() if now is None else now
+    records = [record for record in (read_record(fd),) if record is not None]
+    if not records:
+        # Of a job of several hosts whose directories are not shared, this is one of the others.
+        records = [record for host in host_names(fd) for record in _parts(fd, host)]
+    if not records:
+        return RunState("unknown")
+    record = records[0]
+    end = record.end
+    if end is not None:
+        return RunState(end.outcome, end.headline, record)
+    if not any(_lives(fd, one, now, _UNHEARD_S) for one in records):
+        return RunState("lost", "", record)
+    hang = _current_hang(fd)
+    return RunState("hung" if hang else "running", hang, record)
+
+
+def may_live(fd: int, now: float | None = None) -> bool:
+    """Whether a saferun of this run may still live, on any host. In doubt it does."""
+    now = time.time() if now is None else now
+    record = read_record(fd)
+    records = [record] if record is not None else []
+    for host in host_names(fd):
+        records += _parts(fd, host)
+    return not records or any(_lives(fd, one, now, _SURELY_UNHEARD_S) for one in records)
+
+
+def _lives(fd: int, record: RunRecord, now: float, unheard_s: float) -> bool:
+    living = is_living(record.process) if record.process is not None else None
+    if living is not None:
+        return living
+    return record.end is None and now - _heard_at(fd, record.host) < unheard_s
+
+
+def _heard_at(fd: int, host: str) -> float:
+    """When the files of a host were last written to, or its writer process last set their time."""
+    times = [0.0]
+    with suppress(OSError):
+        below = os.open(host, _DIRECTORY, dir_fd=fd)
+        try:
+            times.append(os.fstat(below).st_mtime)
+            for name in names_in(below, _MOST_FILES):
+                if name.startswith("events") and name.endswith(".jsonl"):
+                    with suppress(OSError):
+                        times.append(os.stat(name, dir_fd=below, follow_symlinks=False).st_mtime)
+        finally:
+            os.close(below)
+    return max(times)
+
+
+def host_names(fd: int) -> list[str]:
+    """The names of the hosts that have files here, sorted."""
+    names = []
+    for name in names_in(fd, _MOST_HOSTS):
+        with suppress(OSError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                names.append(name)
+    return sorted(names)
+
+
+def _parts(fd: int, host: str) -> Iterator[RunRecord]:
+    """The run.json files of the saferun processes of a host that do not lead the job."""
+    try:
+        below = os.open(host, _DIRECTORY, dir_fd=fd)
+    except OSError:
+        return
+    try:
+        for name in names_in(below, _MOST_FILES):
+            if name.startswith("run") and name.endswith(".json"):
+                record = read_record(below, name)
+                if record is not None:
+                    yield record._replace(host=host)
+    finally:
+        os.close(below)
+
+
+def read_record(fd: int, name: str = RUN_JSON) -> RunRecord | None:
+    """What a run.json says; None: there is none, or it is malformed."""
+    try:
+        return _record(read_json(fd, name))
+    except (OSError, *MALFORMED):
+        return None
+
+
+def read_json(fd: int, path: str, longest: int = _LONGEST_JSON) -> Any:  # noqa: ANN401 - JSON
+    """The content of a file below a directory.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        One of ``MALFORMED``: it is not JSON, or too long.
+    """
+    file = os.open(path, os.O_RDONLY | CAREFULLY, dir_fd=fd)
+    with open(file, "rb") as stream:
+        check_regular(os.fstat(file), path)
+        return loads(stream.read(longest + 1), longest=longest)
+
+
+def _record(content: JsonObject) -> RunRecord:
+    process, end = content.get("process"), content.get("end")
+    return RunRecord(
+        run_id=display_text(content["run_id"], _LONGEST_NAME),
+        command=tuple(display_text(word, _LONGEST_TEXT) for word in content["command"][:_MOST_ARGUMENTS]),
+        host=_file_name(content.get("host", "")),
+        process=_process(process) if process is not None else None,
+        started_at=measure(content.get("started_at", 0.0), 0.0, _LATEST_TIME),
+        directory=_file_name(content.get("directory", "")),
+        end=_end(end) if end is not None else None,
+    )
+
+
+def _file_name(value: object) -> str:
+    name = text(value, _LONGEST_NAME)
+    if "/" in name or name in {".", ".."}:
+        raise ValueError("not a name")
+    return name
+
+
+def _process(content: JsonObject) -> ProcessIdentity:
+    names = text(content["boot_id"], _LONGEST_NAME), text(content["pid_namespace"], _LONGEST_NAME)
+    return ProcessIdentity(number(content["pid"], 1, 1 << 30), number(content["start_ticks"]), *names)
+
+
+def _end(content: JsonObject) -> RunEnd:
+    outcome = content["outcome"]
+    if outcome not in _OUTCOMES:
+        raise ValueError("not an outcome")
+    ended_at, exit_code = measure(content["time"], 0.0, _LATEST_TIME), number(content["exit_code"], -(1 << 31))
+    return RunEnd(ended_at, exit_code, outcome, display_text(content["headline"], _LONGEST_TEXT))
+
+
+def _current_hang(fd: int) -> str:
+    """The headline of the hang that the job is in, as its report has it; empty: it is in none."""
+    try:
+        report = read_json(fd, "report.json")
+        last = report["incidents"][-1]
+        if report["run"]["outcome"] == "running" and (last["kind"], last["outcome"]) == ("hang", "continued"):
+            return display_text(last["headline"], _LONGEST_TEXT)
+    except (OSError, *MALFORMED):
+        pass
+    return ""
+
+
+def size_bytes(fd: int, until: float) -> tuple[int, bool]:
+    """How much room a directory takes on the disk, and whether that is all of it.
+
+    Args:
+        fd: the directory.
+        until: when to stop, in monotonic seconds.
+    """
+    total, left = os.fstat(fd).st_blocks * 512, _MOST_FILES
+    waiting = [os.dup(fd)]
+    try:
+        while waiting:
+            here = waiting.pop()
+            try:
+                for name in names_in(here, left + 1):
+                    left -= 1
+                    if left < 0 or time.monotonic() > until:
+                        return total, False
+                    status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    total += status.st_blocks * 512
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append(os.open(name, _DIRECTORY, dir_fd=here))
+            except OSError:  # it is being written to
+                continue
+            finally:
+                os.close(here)
+    finally:
+        for one in waiting:
+            os.close(one)
+    return total, True
+
+
+def names_in(fd: int, most: int) -> list[str]:
+    """The names in a directory, at most so many; none if it cannot be read."""
+    try:
+        with os.scandir(fd) as entries:
+            return [entry.name for entry in islice(entries, most)]
+    except OSError:
+        return []

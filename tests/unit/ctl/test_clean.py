@@ -1,0 +1,122 @@
+"""``saferunctl clean``: removes what is asked for, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from saferun import ctl
+from tests.unit.described_runs import HERE, make_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DAY_S = 86400.0
+NAMES = [f"2026010{day}-120000-abcdef" for day in range(1, 7)]
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Six runs, the newest one a day old, the others each a day older than the next."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for number, name in enumerate(NAMES):
+        make_run(tmp_path / "saferun_runs", name, age_s=(len(NAMES) - number) * DAY_S + 60.0)
+    return tmp_path / "saferun_runs"
+
+
+def left(base: Path) -> list[str]:
+    """The runs that are left."""
+    return sorted(path.name for path in base.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (("--keep", "4"), 4),
+        (("--keep", "0"), 0),
+        (("--keep", "99"), 6),
+        (("--older-than", "3d"), 2),
+        (("--older-than", "72h"), 2),
+        (("--older-than", "1w"), 6),
+        (("--keep", "4", "--older-than", "3d"), 4),
+        (("--keep", "1", "--older-than", "5d"), 4),
+    ],
+    ids=str,
+)
+def test_what_neither_option_keeps_is_removed(base: Path, arguments: tuple[str, ...], count: int) -> None:
+    assert ctl.main(["clean", *arguments]) == 0
+    assert left(base) == NAMES[len(NAMES) - count :]
+
+
+def test_a_dry_run_removes_nothing(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl.main(["clean", "--keep", "5", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"saferun_runs/{NAMES[0]}" in lines[0]
+    assert lines[1].startswith("would remove 1 run, ")
+    assert ctl.main(["clean", "--keep", "5", "--dry-run", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (run["path"], run["is_removed"]) == (str(base / NAMES[0]), False)
+    assert left(base) == NAMES
+
+
+def test_a_living_run_and_what_is_no_run_stay(base: Path) -> None:
+    make_run(base, "20250101-120000-aaaaaa", process=HERE, end=None)
+    make_run(base, "20250102-120000-bbbbbb", directory="")
+    (base / "notes").mkdir()
+    assert ctl.main(["clean", "--keep", "0"]) == 0
+    assert left(base) == ["20250101-120000-aaaaaa", "20250102-120000-bbbbbb", "notes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ((), "nothing says which runs are old"),
+        (("--keep", "-1"), "--keep -1 is negative"),
+        (("--older-than", "soon"), "--older-than soon is not a duration"),
+        (("--keep", "1", "nowhere"), ""),
+        (("--keep", "many"), "invalid int value"),
+    ],
+    ids=str,
+)
+def test_a_wrong_question_removes_nothing(
+    base: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], what: str
+) -> None:
+    try:
+        code = ctl.main(["clean", *arguments])
+    except SystemExit as error:
+        code = int(str(error.code))
+    assert code == (2 if what else 0)
+    assert what in capsys.readouterr().err
+    assert left(base) == NAMES
+
+
+def test_all_directories_of_the_index_can_be_cleaned(base: Path, tmp_path: Path) -> None:
+    index = tmp_path / "state" / "saferun" / "runs"
+    index.mkdir(parents=True)
+    (index / "20260101-120000-abcdef0000000000").symlink_to(base / NAMES[0])
+    (index / "20260101-120000-abcdef0000000001").symlink_to("/nowhere/x")
+    os.chdir("/")
+    assert ctl.main(["clean", "--everywhere", "--keep", "2"]) == 0
+    assert left(base) == NAMES[4:]
+
+
+def test_another_users_directory_is_refused(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    os.chown(base, 1, -1)
+    (base / "x").mkdir()
+    os.seteuid(2)
+    try:
+        base.parent.stat()
+        code = ctl.main(["clean", "--keep", "0"])
+    except OSError:  # the test's own directory is not for others
+        code = 2
+    finally:
+        os.seteuid(0)
+    assert code == 2
+    assert (base / NAMES[0] / "run.json").exists()
+    capsys.readouterr()

@@ -1,0 +1,160 @@
+"""Which run a word of the command line means, the same for all verbs, and the list of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from saferun import ctl
+from saferun.ctl.run_directory import find_run
+from saferun.errors import UsageError
+from tests.unit.described_runs import HERE, make_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OLD, NEW, OTHER = "20260101-120000-abcdef", "20260102-120000-abc123", "20260103-120000-fedcba"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs in the current directory, and one of the index elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    make_run(tmp_path / "saferun_runs", OLD)
+    (tmp_path / "saferun_runs" / "latest").symlink_to(make_run(tmp_path / "saferun_runs", NEW).name)
+    index = tmp_path / "state" / "saferun" / "runs"
+    index.mkdir(parents=True)
+    other = make_run(tmp_path / "elsewhere", OTHER)
+    (index / "20260103-120000-fedcba9876543210").symlink_to(other)
+    (index / "20260101-120000-abcdef0000000000").symlink_to(tmp_path / "saferun_runs" / OLD)
+    (index / "20260104-120000-0000000000000000").symlink_to(tmp_path / "removed")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("latest", NEW),
+        (OLD, OLD),
+        (f"saferun_runs/{OLD}", OLD),
+        ("saferun_runs/latest", NEW),
+        ("20260102", NEW),
+        ("abcd", OLD),
+        ("abcdef00000", OLD),
+        ("fedcba98765", OTHER),
+        ("20260103", OTHER),
+    ],
+)
+def test_a_run_is_found_by_path_name_id_and_beginning(here: Path, word: str, name: str) -> None:
+    assert here.is_dir()
+    assert find_run(word).name == name
+
+
+@pytest.mark.parametrize("word", ["", "nothing", "2027", "../x"])
+def test_a_word_that_means_no_run_says_what_to_do(here: Path, word: str) -> None:
+    assert here.is_dir()
+    with pytest.raises(UsageError) as error:
+        find_run(word)
+    assert "saferunctl list" in error.value.hint
+
+
+def test_a_word_that_means_several_runs_names_them_unless_one_lives(here: Path) -> None:
+    with pytest.raises(UsageError, match="several runs") as error:
+        find_run("abc")
+    assert OLD in error.value.what
+    assert NEW in error.value.what
+    make_run(here / "saferun_runs", "20250102-120000-abc999", process=HERE, end=None)
+    assert find_run("abc").name == "20250102-120000-abc999"
+
+
+def test_the_latest_run_is_one_that_lives_if_there_is_one(here: Path) -> None:
+    """Here first; whoever asks what goes on wants one that lives elsewhere, too."""
+    index = here / "state" / "saferun" / "runs"
+    other = make_run(here / "elsewhere", "20250101-120000-aaaaaa", process=HERE, end=None)
+    (index / "20250101-120000-aaaaaa0000000000").symlink_to(other)
+    assert find_run("latest").name == NEW
+    assert find_run("latest", living_first=True) == other
+    own = make_run(here / "saferun_runs", "20250102-120000-bbbbbb", process=HERE, end=None)
+    assert find_run("latest") == find_run("latest", living_first=True) == own
+
+
+def test_the_index_serves_where_there_are_no_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "empty").mkdir()
+    monkeypatch.chdir(here / "empty")
+    assert find_run("latest").name == OTHER
+    monkeypatch.setenv("XDG_STATE_HOME", str(here / "no state"))
+    with pytest.raises(UsageError, match="there is no saferun_runs/latest here"):
+        find_run("latest")
+
+
+def test_an_entry_that_leads_to_another_users_directory_is_passed_over(here: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    os.chown(here / "elsewhere" / OTHER, 1, -1)
+    with pytest.raises(UsageError):
+        find_run("fedcba")
+
+
+# ---------------------------------------------------------------------------------------------------------------- list
+
+
+def test_the_list_has_one_line_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """State, age, size, directory, and what went wrong or else the command."""
+    make_run(here / "saferun_runs", "20260104-120000-aaaaaa", end=(1, "failed"), headline="rank 1: \x1b[2JKeyError")
+    assert ctl.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["failed", "succeeded", "succeeded", "succeeded"]
+    assert lines[0].endswith("saferun_runs/20260104-120000-aaaaaa  rank 1: \\x1b[2JKeyError")
+    assert lines[2].endswith(f"saferun_runs/{NEW}  saferun train.py")
+    assert " 60 min " in lines[0]
+
+
+def test_the_list_can_be_restricted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(here / "saferun_runs", "20250104-120000-aaaaaa", process=HERE, end=None)
+    assert ctl.main(["list", "--running", "--json"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (only["state"], only["path"]) == ("running", str(here / "saferun_runs" / "20250104-120000-aaaaaa"))
+    assert ctl.main(["list", "--here", "-n", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "the newest 2 of 3 (all: -n 0)"
+
+
+def test_without_runs_the_list_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ctl.main(["list"]) == 0
+    assert capsys.readouterr().out == "no runs\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize("verb", ["", *(verb.name for verb in ctl.VERBS)])
+def test_help_loads_nothing_that_is_slow_to_import(verb: str) -> None:
+    """It answers at once; a verb imports what it needs when it runs."""
+    program = (
+        "import sys\nfrom saferun import ctl\ntry: ctl.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print('loaded:', *sorted({name.split('.')[0] for name in sys.modules}), *sys.modules, file=sys.stderr)"
+    )
+    words = [verb, "--help"] if verb else ["--help"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert "usage: saferunctl" in done.stdout
+    loaded = set(done.stderr.split("loaded:")[1].split())
+    slow = {
+        "torch",
+        "psutil",
+        "yaml",
+        "socket",
+        "subprocess",
+        "asyncio",
+        "hashlib",
+        "saferun.launch",
+        "saferun.preflight",
+    }
+    assert not loaded & slow, loaded & slow
