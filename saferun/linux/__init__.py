@@ -21,6 +21,7 @@ Processes
 /proc
     ``procfs``, ``activity``, ``small_files``: what has exited, or is not readable, counts as None, 0 or empty. Nothing
     is read that blocks on the lock of another process's memory.
+    ``process_identity``: whether a process lives that another one has named; None if that cannot be seen from here.
     ``stuck``, ``syscalls``: what a process waits for; empty or None if that is not readable.
     ``sockets``, ``sock_diag``: peers of sockets and bytes of TCP connections; without socket diagnostics the peers of
     Unix sockets are unknown, and so are the bytes.

@@ -19,6 +19,7 @@ import pytest
 from saferun.linux import child_output, descriptors, memory_file, pidfd, poller
 from saferun.linux.children import Child, fork
 from saferun.linux.poller import Poller
+from saferun.linux.process_identity import is_living, own_identity
 from saferun.linux.procfs import read_stat
 from saferun.linux.system_call import system_call
 from tests.process.launching import customized, in_saferun, running, until
@@ -229,6 +230,7 @@ def test_a_memory_file_that_finds_no_place_says_so(
 
 CLOSING = """
 import errno, os, sys
+from saferun.linux.process_identity import is_living, own_identity
 from saferun.linux.procfs import read_stat
 from saferun.linux import descriptors
 
@@ -325,3 +327,19 @@ def test_the_supervisor_locks_its_code_where_it_may(tmp_path: Path, *, is_allowe
         job.release("end")
         assert job.wait() == 0
         assert job.err == ""
+
+
+def test_a_process_is_known_again_by_more_than_its_number(child: subprocess.Popen[bytes]) -> None:
+    """A number is used again; another boot, or a container, has processes of the same numbers."""
+    stat = read_stat(child.pid)
+    assert stat is not None
+    process = own_identity()._replace(pid=child.pid, start_ticks=stat.start_ticks)
+    assert is_living(process)
+    assert is_living(process._replace(start_ticks=stat.start_ticks + 1)) is False
+    assert is_living(process._replace(boot_id="another")) is None
+    assert is_living(process._replace(pid_namespace="another")) is None
+    assert is_living(process._replace(start_ticks=0)) is None
+    child.kill()
+    until(lambda: is_living(process) is False, "a process that has ended does not live, also before it is reaped")
+    child.wait()
+    assert is_living(process) is False
