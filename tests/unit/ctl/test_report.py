@@ -61,7 +61,7 @@ def test_what_is_not_there_is_said_with_what_to_do(
 ) -> None:
     (run_dir / "report.txt").unlink()
     assert "there is no report.txt in" in answer_of(capsys, str(run_dir), code=2)
-    assert "there is no run directory nothing" in answer_of(capsys, "nothing", code=2)
+    assert "there is no run nothing" in answer_of(capsys, "nothing", code=2)
     (tmp_path / "empty").mkdir()
     assert "is not the directory of a run" in answer_of(capsys, str(tmp_path / "empty"), "--html", code=2)
     missing = str(tmp_path / "missing" / "x.json")
