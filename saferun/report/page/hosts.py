@@ -25,6 +25,15 @@ _MOST_NICS = 24
 _MOST_NAMES = 4
 _LONGEST_VALUE = 300
 _TONES = {"ok": "good", "slow": "warn", "lossy": "warn", "untested": "none", "self": "none"}
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "uninterruptible",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "I": "idle",
+}
 _ORDER = {"fail": 0, "warn": 1, "skipped": 2, "ok": 3}
 
 
@@ -36,10 +45,10 @@ def build_checks(preflight: PreflightPart | None) -> tuple[Table | None, Table |
     bad = [row for row in rows if row[0] in {"fail", "warn"}]
     fine = [row for row in rows if row[0] not in {"fail", "warn"}]
     head = ("Result", "Check", "Hosts", "Finding")
-    took = f"in {duration_text(preflight.duration_s)}" if preflight.duration_s is not None else ""
+    took = f"; all checks took {duration_text(preflight.duration_s)}" if preflight.duration_s is not None else ""
     odd = frozenset(number for number, row in enumerate(bad) if row[0] == "fail")
     first = Table("What the checks before the start found", head, tuple(bad[:_MOST_ROWS]), odd, "") if bad else None
-    caption = f"{count_text(len(fine), 'check')} found nothing wrong or did not apply, {took}".rstrip(", ")
+    caption = f"{count_text(len(fine), 'finding')} without a problem{took}"
     second = Table(caption, head, tuple(fine[:_MOST_ROWS])) if fine else None
     return first, second
 
@@ -189,7 +198,7 @@ def _processes(processes: Sequence[ProcessPart]) -> Table | None:
         kernel = ", ".join(part for part in (shown(process.syscall, 60), shown(process.wchan, 60)) if part)
         whose = "rank" if process.is_rank else "child"
         name = f"{shown(process.name, 60)} ({whose})"
-        groups.setdefault((name, shown(process.state, 10), kernel, shown(process.waits_on, 200)), []).append(process)
+        groups.setdefault((name, _STATES.get(process.state, "unknown"), kernel, shown(process.waits_on, 200)), []).append(process)
     rows = []
     for (name, state, kernel, waits_on), members in sorted(groups.items(), key=lambda item: len(item[1])):
         sizes = [max(member.rss_bytes, 0) for member in members]

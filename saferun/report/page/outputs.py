@@ -14,7 +14,7 @@ from saferun.text.page import shown
 from saferun.text.redaction import redacted_text
 from saferun.text.wording import count_text, size_text
 
-_MOST_LINES, _CULPRITS_LINES = 40, 200
+_MOST_LINES, _CULPRITS_LINES = 40, 100
 _LONGEST_LINE = 500
 _ROOM_CHARACTERS = 420_000
 _CULPRITS_CHARACTERS = 48_000

@@ -55,10 +55,10 @@ class _Track:
         """What happened, in its order."""
         return (*(segment.kind for segment in self.segments), *(f"{mark.kind} {mark.text}" for mark in self.marks))
 
-    def moments(self) -> tuple[float, ...]:
-        """When; as many moments for all tracks of the same kinds."""
-        starts = tuple(segment.start for segment in self.segments)
-        return (*starts, *(segment.end for segment in self.segments), *(mark.time for mark in self.marks))
+    def moments(self, begin: float) -> tuple[float, ...]:
+        """When, as far as it is after ``begin``; as many moments for all tracks of the same kinds."""
+        times = [moment for segment in self.segments for moment in segment[1:]]
+        return tuple(max(moment, begin) for moment in (*times, *(mark.time for mark in self.marks)))
 
     def end(self, at: float, mark: Mark) -> None:
         """The rank has ended."""
@@ -298,7 +298,7 @@ def _drawn(
     ]
     if not tracks:
         return None
-    groups = _alike(tracks, culprits, span)
+    groups = _alike(tracks, culprits, begin, span)
     rows = [_row(group, culprits, begin) for group in groups]
     rows.sort(key=lambda row: (row.attempt, not row.is_culprit, row.ranks[0] if row.ranks else 0))
     folded = sum(len(row.ranks) for row in rows[_MOST_ROWS:])
@@ -316,7 +316,9 @@ def _each(recorded: _Recorded, incidents: Sequence[IncidentPart]) -> Timeline:
     return Timeline(begin, max(recorded.moments), rows, tuple(recorded.marks))
 
 
-def _alike(tracks: Sequence[_Track], culprits: Mapping[int, frozenset[int]], span: float) -> list[list[_Track]]:
+def _alike(
+    tracks: Sequence[_Track], culprits: Mapping[int, frozenset[int]], begin: float, span: float
+) -> list[list[_Track]]:
     """Ranks to which the same happened at nearly the same time: the nearer, the fewer groups that makes."""
     groups: list[list[_Track]] = []
     for fineness in _FINENESS:
@@ -325,9 +327,9 @@ def _alike(tracks: Sequence[_Track], culprits: Mapping[int, frozenset[int]], spa
         for track in tracks:
             is_culprit = track.rank in culprits.get(track.attempt, ())
             same = by_kinds.setdefault((track.attempt, is_culprit, track.kinds()), [])
-            moments = track.moments()
+            moments = track.moments(begin)
             for group in same:
-                if all(abs(a - b) <= span / fineness for a, b in zip(group[0].moments(), moments, strict=True)):
+                if all(abs(a - b) <= span / fineness for a, b in zip(group[0].moments(begin), moments, strict=True)):
                     group.append(track)
                     break
             else:

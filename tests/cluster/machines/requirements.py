@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 # Program -> Debian package.
 _PROGRAMS = {
@@ -30,13 +30,15 @@ _PROGRAMS = {
     "tcpdump": "tcpdump",
     "strace": "strace",  # tests/process/test_opens_no_file.py
 }
+# What other tests want: without it they are left out, and a cluster is none the worse for it.
+_OTHERS = {"chromium": "chromium"}  # tests/process/test_report_page_browser.py
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLICY = "/usr/sbin/policy-rc.d"
 
 
-def missing_packages() -> list[str]:
-    """Debian packages that have to be installed first."""
-    return sorted({package for program, package in _PROGRAMS.items() if shutil.which(program, path=_PATH) is None})
+def missing_packages(programs: Mapping[str, str] = _PROGRAMS) -> list[str]:
+    """Debian packages that have to be installed first, for a cluster or for these programs."""
+    return sorted({package for program, package in programs.items() if shutil.which(program, path=_PATH) is None})
 
 
 @functools.cache
@@ -56,19 +58,23 @@ def why_not() -> str:
 
 def install() -> str:
     """Install what is missing, where that is possible. Returns what is left to be said, in one line; else nothing."""
-    packages = missing_packages()
+    return "; ".join(filter(None, (_install("tests/cluster", _PROGRAMS), _install("tests/process", _OTHERS))))
+
+
+def _install(tests: str, programs: Mapping[str, str]) -> str:
+    packages = missing_packages(programs)
     if not packages:
         return ""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         who = "only root can install them" if os.geteuid() else "there is no apt-get"
-        return f"not installed for tests/cluster: {' '.join(packages)} ({who})"
-    print(f"installing for tests/cluster: {' '.join(packages)}", flush=True)
+        return f"not installed for {tests}: {' '.join(packages)} ({who})"
+    print(f"installing for {tests}: {' '.join(packages)}", flush=True)
     with _no_daemon_starts():
         said = _apt_get("install", *packages)
         if said:  # no package lists, or old ones
             said = _apt_get("update") or _apt_get("install", *packages)
-    missing_now = missing_packages()
-    return f"not installed for tests/cluster: {' '.join(missing_now)} ({said})" if missing_now else ""
+    missing_now = missing_packages(programs)
+    return f"not installed for {tests}: {' '.join(missing_now)} ({said})" if missing_now else ""
 
 
 @contextlib.contextmanager
