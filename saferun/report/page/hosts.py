@@ -198,7 +198,9 @@ def _processes(processes: Sequence[ProcessPart]) -> Table | None:
         kernel = ", ".join(part for part in (shown(process.syscall, 60), shown(process.wchan, 60)) if part)
         whose = "rank" if process.is_rank else "child"
         name = f"{shown(process.name, 60)} ({whose})"
-        groups.setdefault((name, _STATES.get(process.state, "unknown"), kernel, shown(process.waits_on, 200)), []).append(process)
+        groups.setdefault(
+            (name, _STATES.get(process.state, "unknown"), kernel, shown(process.waits_on, 200)), []
+        ).append(process)
     rows = []
     for (name, state, kernel, waits_on), members in sorted(groups.items(), key=lambda item: len(item[1])):
         sizes = [max(member.rss_bytes, 0) for member in members]
