@@ -36,3 +36,17 @@ class Shown:
     def cursor(self) -> int:
         """The column of the cursor."""
         return int(self._screen.cursor.x)
+
+    @property
+    def colored(self) -> list[tuple[str, str, str, str]]:
+        """The rows on the screen: a prefix of four characters, its colour, the text behind it, and its colour."""
+        rows = [self._screen.buffer[row] for row in range(self._screen.lines)]
+        texts = [line.rstrip() for line in self._screen.display]
+        return [(text[:4], row[0].fg, text[4:], row[4].fg) for row, text in zip(rows, texts, strict=True) if text]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether what is written next has no colours and attributes, and wraps."""
+        attributes = self._screen.cursor.attrs
+        plain = attributes.fg == attributes.bg == "default" and not attributes.bold
+        return plain and pyte.modes.DECAWM in self._screen.mode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.errors import suppress
@@ -10,8 +10,11 @@ from saferun.errors import suppress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.console.drawing import Drawing
+    from saferun.console.open_colors import OpenColors
     from saferun.console.screen import Pane, Screen
 
+# A line without an end, a prompt with a long answer for example, is shown in as many rows as it needs, up to this many.
+_MOST_WRAPPED_ROWS = 8
 # Bytes of text, line ends, carriage returns, tabs and bells. Of the others ESC begins colours too, and \xc2 letters: a
 # chunk that has one is searched.
 _PLAIN = bytes(byte for byte in range(256) if (byte >= 0x20 and byte not in {0x7F, 0xC2}) or byte in b"\a\t\n\r")  # noqa: PLR2004
@@ -39,6 +42,7 @@ class ConsoleStream:
         self._lines = LineAssembler()
         self._drawing: Drawing | None = None
         self._is_drawn = False
+        self._colors: OpenColors | None = None  # set in lines that have ended
         self._noted = False
         self.is_held: Callable[[], bool] = lambda: self.is_full  # whether reading the rank is paused
 
@@ -58,7 +62,23 @@ class ConsoleStream:
         if self._is_drawn and self._drawing is not None:
             return self._drawing.live
         line = self._lines.unfinished
-        return (line,) if line else ()
+        if not line:
+            return ()
+        if self._colors is not None:
+            line = self._colors.opening + line
+        return self._wrapped(line) if self._pane.target.is_terminal and not self._lines.overwrites_itself else (line,)
+
+    def _wrapped(self, line: bytes) -> tuple[bytes, ...]:
+        """An unfinished line as the rank's own terminal would show it: what is typed behind a prompt may be long."""
+        with suppress(Exception):
+            columns = self.columns
+            if 0 < columns < len(line) <= columns * _MOST_WRAPPED_ROWS:
+                from saferun.console.rows import Rows
+
+                rows = Rows(columns)
+                rows.feed(line)
+                return tuple(rows.live)
+        return (line,)
 
     @property
     def cursor(self) -> tuple[int, int] | None:
@@ -122,8 +142,7 @@ class ConsoleStream:
             pieces = self._lines.feed_prefixed(chunk, self.prefix)
             if pieces:
                 self._forget()
-                if self._tag and self._tag in chunk:
-                    pieces = (self._untagged(b"".join(pieces)),)
+                pieces = self._adjusted(pieces, chunk)
                 is_whole = self._pane.put_pieces(pieces)
         elif lines := self._lines.skip(chunk):
             self._forget()
@@ -138,6 +157,14 @@ class ConsoleStream:
             self._pane.note_unfinished(self, now)
             self._noted = True
 
+    def _adjusted(self, pieces: Sequence[bytes | memoryview], chunk: bytes) -> Sequence[bytes | memoryview]:
+        """Whole lines as they are shown."""
+        if self._tag and self._tag in chunk:
+            pieces = (self._untagged(b"".join(pieces)),)
+        if self._pane.target.is_terminal and (self._colors is not None or b"\x1b[" in chunk):
+            pieces = (self._closed(b"".join(pieces)),)
+        return pieces
+
     def _untagged(self, lines: bytes) -> bytes:
         """Lines without the tag that stands right behind the prefix."""
         prefix, tag = self.prefix, self._tag
@@ -145,6 +172,16 @@ class ConsoleStream:
             lines = prefix + lines[len(prefix + tag) :].lstrip(b" ")
         for end in (b" ", b""):
             lines = lines.replace(b"\n" + prefix + tag + end, b"\n" + prefix)
+        return lines
+
+    def _closed(self, lines: bytes) -> bytes:
+        """Whole lines that colour nothing behind their own ends."""
+        with suppress(Exception):
+            from saferun.console.open_colors import OpenColors
+
+            colors = self._colors if self._colors is not None else OpenColors()
+            lines = colors.closed(lines, self.prefix)
+            self._colors = None if colors.is_plain else colors
         return lines
 
     def _may_move(self, chunk: bytes) -> bool:
@@ -172,15 +209,18 @@ class ConsoleStream:
                 return False
             if self._pane.budget is None:
                 self._pane.budget = DrawingBudget()
-            self._drawing = Drawing(
-                self._pane.budget, lambda: self.columns, self._lines.take(), is_terminal=is_terminal
-            )
+            begun = self._lines.take()
+            if self._colors is not None:
+                begun, self._colors = self._colors.opening + begun, None
+            self._drawing = Drawing(self._pane.budget, lambda: self.columns, begun, is_terminal=is_terminal)
             return True
         if not self._drawing.wants(chunk):
             return False
-        if self._lines:
-            chunk = self._lines.take()
-            self._drawing.feed(chunk, 0.0)
+        begun = self._lines.take()
+        if self._colors is not None:
+            begun, self._colors = self._colors.opening + begun, None
+        if begun:
+            self._drawing.feed(begun, 0.0)
         return True
 
     def _show_drawn(self, chunk: bytes, now: float) -> None:
@@ -233,7 +273,9 @@ class ConsoleStream:
         if self._drawing is not None:
             self._stop_drawing()
         if self._lines:
-            self._pane.put(prefixed(self.prefix, self._lines.take()))
+            lines = prefixed(self.prefix, self._lines.take())
+            is_colored = self._pane.target.is_terminal and (self._colors is not None or b"\x1b[" in lines)
+            self._pane.put(self._closed(lines) if is_colored else lines)
 
     def _forget(self) -> None:
         """The unfinished line has been completed."""

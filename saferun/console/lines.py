@@ -141,3 +141,8 @@ def prefixed(prefix: bytes, text: bytes) -> bytes:
     if not prefix:
         return text + b"\n"
     return prefix + text.replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def closed_row(row: bytes) -> bytes:
+    """A row without a line end, with the end of its colours."""
+    return row + b"\x1b[0m" if b"\x1b[" in row and not row.endswith(b"\x1b[0m") else row

@@ -155,6 +155,10 @@ class RankStream:
     def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that are not blank, decoded for display."""
         text = b"".join(self._last)[-_LAST_BYTES:].decode(errors="replace").replace("\r", "\n")
+        if "\x1b" in text:
+            from saferun.console.rows import without_sequences
+
+            text = without_sequences(text)
         lines = [line.rstrip() for line in text.split("\n") if line.strip()]
         return tuple(lines[-count:])
 

@@ -30,6 +30,7 @@ _UNSAFE = re.compile(rb"\x1b(?!\[[0-9;:]*m)|[\x00-\x06\x08\x0b\x0c\x0e-\x1a\x1c-
 _SEQUENCE = re.compile(
     r"\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"|\x1b(?P<charset>[()][0-~])"
     r"|\x1b[ -/]+[0-~]"
     r"|\x1b(?P<single>[0-OQ-WYZ\\`-~])"
 )
@@ -38,6 +39,11 @@ _TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 _STRIPPED = re.compile(
     rb"\x1b\[(?![0-9;:]*m)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-OQ-WYZ\\`-~]|\x08"
 )
+
+_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-OQ-WYZ\\`-~]")
+
+# The VT100's line drawing characters (ctlseqs of xterm, "Designate G0 Character Set").
+_LINE_DRAWING = str.maketrans("`afgjklmnopqrstuvwxyz{|}~", "◆▒°±┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 
 
 def moves_cursor(chunk: bytes, *, is_terminal: bool) -> bool:
@@ -53,6 +59,11 @@ def moves_cursor(chunk: bytes, *, is_terminal: bool) -> bool:
 def without_movements(chunk: bytes) -> bytes:
     """The text and colours of a chunk alone: for output of which there is too much to draw it."""
     return _STRIPPED.sub(b"", chunk)
+
+
+def without_sequences(text: str) -> str:
+    """Text without movements and colours, for a reader who wants to know what it says."""
+    return _SEQUENCES.sub("", text)
 
 
 class Rows:
@@ -76,6 +87,9 @@ class Rows:
         self._is_back = False  # it has moved up and written nothing since
         self._wraps = True
         self._saved = (0, 0)
+        self._charsets = {"(": False, ")": False}  # whether these sets of characters are line drawing
+        self._charset = "("
+        self._last = ""  # character, for its repetition
         self._lines: list[bytes] = []
 
     # ---------------------------------------------------------------------------------------------- what it shows
@@ -146,6 +160,9 @@ class Rows:
     def _write(self, text: str) -> None:
         if self._is_back:
             self._begin_again()
+        if self._charsets[self._charset]:
+            text = text.translate(_LINE_DRAWING)
+        self._last = text[-1]
         if text.isascii():
             self._write_narrow(text)
             return
@@ -195,6 +212,8 @@ class Rows:
             self._column = min((self._column // _TAB + 1) * _TAB, self.columns - 1)
         elif char in "\v\f":
             self._down()
+        elif char in "\x0e\x0f":
+            self._charset = ")" if char == "\x0e" else "("
 
     # --------------------------------------------------------------------------------------------------------- its rows
 
@@ -270,6 +289,8 @@ class Rows:
                 self._mode(parameters[1:], is_set=final == "h")
             elif parameters[:1] not in {">", "<", "="}:
                 self._csi(final, _numbers(parameters))
+        elif match["charset"] is not None:
+            self._charsets[match["charset"][0]] = match["charset"][1] == "0"
 
     def _single(self, char: str) -> None:
         if char == "M":
@@ -291,9 +312,19 @@ class Rows:
             elif mode == "25":
                 self._hide(is_hidden=not is_set)
             elif mode in {"47", "1047", "1049"}:
-                # A whole screen: at its end the last picture stays.
-                self._home()
-                self._reach = MOST_ROWS - 1 if is_set else 0
+                self._switch(is_whole=is_set)
+
+    def _switch(self, *, is_whole: bool) -> None:
+        """A program takes the whole screen, or gives it back: what was shown before, and its last picture, stay."""
+        while len(self._rows) > 1 and not self._rows[-1]:
+            self._rows.pop()
+        if self._rows[-1]:
+            self._rows.append(Row())
+        self._row, self._column = len(self._rows) - 1, 0
+        self._calm = self._reach = 0
+        self._finish_above(0)
+        if is_whole:
+            self._home()
 
     def _hide(self, *, is_hidden: bool) -> None:
         self._is_hidden = is_hidden
@@ -305,7 +336,7 @@ class Rows:
     def _csi(self, final: str, numbers: list[int]) -> None:
         first = numbers[0]
         count = max(first, 1)
-        if final in "HfABCDEFG`su":
+        if final in "HfABCDEFG`aedsu":
             self._move(final, count, numbers)
         elif final == "J":
             self._erase_rows(first)
@@ -318,6 +349,10 @@ class Rows:
             self._rows[self._row].erase(self._column, self._column + count)
         elif final == "@":
             self._rows[self._row].insert(self._column, min(count, self.columns), self.columns)
+        elif final == "b" and self._last:
+            self._write(self._last * min(count, self.columns))
+        elif final in "LM":
+            self._shift(final, min(count, MOST_ROWS))
         # Reports, regions and modes: they do not concern the rows.
 
     def _move(self, final: str, count: int, numbers: list[int]) -> None:
@@ -325,12 +360,15 @@ class Rows:
         column = min(self._column, last)
         if final in "AF":
             self._up(count)
-        elif final in "BE":
+        elif final in "BEe":
             self._row = min(self._row + count, len(self._rows) - 1)
-        elif final in "CD":
-            self._column = min(column + count, last) if final == "C" else max(column - count, 0)
+        elif final in "CDa":
+            self._column = min(column + count, last) if final in "Ca" else max(column - count, 0)
         elif final in "G`":
             self._column = min(count - 1, last)
+        elif final == "d":
+            self._home()
+            self._go(count - 1, column)
         elif final in "Hf":
             self._home()
             self._go(count - 1, max(numbers[1] if len(numbers) > 1 else 1, 1) - 1)
@@ -353,6 +391,16 @@ class Rows:
             self._rows.append(Row())
         self._row = row
         self._column = min(column, self.columns - 1)
+
+    def _shift(self, final: str, count: int) -> None:
+        """Insert empty rows above the cursor's, or remove rows from it on."""
+        if final == "L":
+            self._rows[self._row : self._row] = [Row() for _ in range(count)]
+            del self._rows[MOST_ROWS:]
+        else:
+            del self._rows[self._row : self._row + count]
+            while len(self._rows) <= self._row:
+                self._rows.append(Row())
 
     def _erase_rows(self, which: int) -> None:
         above = self._rows[: self._row] if which in {1, 2, 3} else []

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.console.lines import prefixed
+from saferun.console.lines import closed_row, prefixed
 from saferun.console.target import Target
 from saferun.errors import printable_lines, suppress
 
@@ -387,11 +387,10 @@ class Pane:
         drawn = {stream: rows for stream, rows in self._unfinished.items() if rows}
         if not drawn:
             return b""
-        room = _MOST_ROWS
-        if any(len(rows) > 1 for rows in drawn.values()):
-            from saferun.linux.streams import terminal_size
+        from saferun.linux.streams import terminal_size
 
-            room = min(room, max(terminal_size(self.target.fd)[1] - _LEAST_LINES, 1))
+        # More rows than the terminal has could not be erased again.
+        room = min(_MOST_ROWS, max(terminal_size(self.target.fd)[1] - _LEAST_LINES, 1))
         shown: list[bytes] = []
         cursor = None
         for place, (stream, rows) in enumerate(drawn.items()):
@@ -401,7 +400,7 @@ class Pane:
             at = stream.cursor
             if at is not None and left_out <= at[0] < len(rows):
                 cursor = (len(shown) + at[0] - left_out, stream.prefix_columns + at[1])
-            shown += [stream.prefix + row for row in rows[left_out:]]
+            shown += [stream.prefix + closed_row(row) for row in rows[left_out:]]
         shown = shown[:room]
         self._rows = len(shown)
         # Without line wrapping each of them is one row, whatever its width.

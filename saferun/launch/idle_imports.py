@@ -63,6 +63,7 @@ MODULES = (
     "saferun.console.drawing",
     "saferun.console.folding",
     "saferun.console.message_style",
+    "saferun.console.open_colors",
     "saferun.console.rows",
     "saferun.report.above",
     "saferun.report.console_text",

@@ -86,3 +86,61 @@ def test_a_bar_within_a_bar_is_two_rows_for_each_rank(tmp_path: Path) -> None:
         assert job.wait() == 0
         until(lambda: sum("100%" in line for line in shown_lines(terminal)) == 2, "the outer bars stay")
         assert not any("steps" in line for line in shown_lines(terminal))
+
+
+CURSES = """
+import curses
+from rank import *
+def main(screen):
+    screen.box()
+    screen.addstr(2, 3, "hello")
+    screen.refresh()
+    screen.addstr(3, 3, "second")
+    screen.refresh()
+    tell("drawn")
+    await_release("end")
+print("before", flush=True)
+curses.wrapper(main)
+print("after", flush=True)
+"""
+
+
+def test_a_program_that_takes_the_whole_screen_leaves_its_last_picture(tmp_path: Path) -> None:
+    environ = {"TERM": "xterm-256color"}
+    with on_terminal(tmp_path, CURSES, "--prefix", "[{rank}] ", nproc=2, environ=environ) as (job, terminal):
+        job.hear("drawn", 2)
+        job.release("end")
+        assert job.wait() == 0
+        until(lambda: sum("after" in line for line in shown_lines(terminal)) == 2, "both have ended")
+        for rank in range(2):
+            lines = [line[4:] for line in shown_lines(terminal) if line.startswith(f"[{rank}]")]
+            assert lines[:2] == ["before", f"┌{'─' * (COLUMNS - 6)}┐"]
+            assert lines[3:5] == [f"│  {word:<{COLUMNS - 8}}│" for word in ("hello", "second")]
+            # curses itself erases the last row when it ends.
+            assert lines[-2:] == [f"│{' ' * (COLUMNS - 6)}│", "after"]
+
+
+DIES = """
+from rank import *
+from rich.progress import Progress
+with Progress(refresh_per_second=1000) as progress:
+    tasks = [progress.add_task(f"task{i}", total=20) for i in range(3)]
+    for step in range(5):
+        for task in tasks:
+            progress.advance(task)
+        progress.refresh()
+    os.write(1, b"\\x1b[44;1mhalf a pic")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_rank_that_dies_while_it_draws_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    """The report quotes its last lines without the cursor movements among them."""
+    with on_terminal(tmp_path, DIES, "--prefix", "[{rank}] ") as (job, terminal):
+        assert job.wait() == 1
+        until(lambda: "files: " in terminal.text, "the report is there")
+        shown = Shown(COLUMNS, ROWS)
+        shown.feed(terminal.text.encode())
+        assert shown.is_plain
+        assert any(line.startswith("  | half a pic") or line.endswith("half a pic") for line in shown.lines)
+        assert not any("[2K" in line or "[1A" in line or "[44" in line for line in shown.lines)

@@ -206,3 +206,49 @@ def test_without_a_terminal_a_bar_is_a_line_now_and_then() -> None:
         steps = [int(line.rstrip("%").split()[-1]) for line in lines if "task0" in line]
         assert steps == [0, 30, 60, 90, 99]
         assert os.linesep.join(lines).count("task2") == len(steps)
+
+
+def test_there_are_never_more_live_rows_than_the_terminal_has() -> None:
+    """What has scrolled away cannot be erased: each refresh once left a copy of the bars that did not fit."""
+    with Reader.terminal(10, COLUMNS) as reader, console(reader) as screen:
+        job = Ranks(14, reader, screen)
+        shown = Shown(COLUMNS, 10)
+        for step in range(5):
+            for rank in range(14):
+                job.write(rank, b"\rbar %d" % step)
+            job.wait()
+        drain(screen, reader)
+        shown.feed(reader.taken)
+        assert shown.lines == [f"[{rank}] bar 4" for rank in range(6)]
+        job.close()
+
+
+def test_what_is_typed_behind_a_prompt_wraps() -> None:
+    """All of a long answer is to be seen while it is typed, not only its last character."""
+    with ranks(1) as job:
+        answer = b"0123456789" * 25
+        job.write(0, b"name? " + answer)
+        job.wait()
+        assert "".join(line.removeprefix("[0] ") for line in job.shown.lines) == f"name? {answer.decode()}"
+        job.write(0, b"\ndone\n")
+        job.close()
+        assert job.shown.lines[-1] == "[0] done"
+        assert "".join(job.shown.lines[:-1]) == f"[0] name? {answer.decode()}"
+
+
+def test_a_colour_that_a_rank_leaves_set_is_its_own() -> None:
+    """It once coloured the lines of saferun, and the shell after the end."""
+    with ranks(2) as job:
+        job.write(0, b"\x1b[31mred\nstill red\n")
+        job.write(1, b"other\n")
+        job.write(0, b"no longer\x1b[0m\nplain\n\x1b[1;44munfinished")
+        job.wait()
+        job.write(1, b"beside it\n")
+        job.close()
+        assert job.shown.colored == [
+            *(("[0] ", "default", "red", "red"), ("[0] ", "default", "still red", "red")),
+            *(("[1] ", "default", "other", "default"), ("[0] ", "default", "no longer", "red")),
+            *(("[0] ", "default", "plain", "default"), ("[1] ", "default", "beside it", "default")),
+            ("[0] ", "default", "unfinished", "default"),
+        ]
+        assert job.shown.is_plain

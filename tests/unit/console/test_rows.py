@@ -143,3 +143,27 @@ def test_output_without_movements_is_not_looked_at() -> None:
 
 def test_too_much_is_not_drawn_but_its_text_is_kept() -> None:
     assert without_movements(b"\x1b[2Ka\x1b[1mb\x1b[0m\x1b]0;t\x07c\x1b[Ad") == b"a\x1b[1mb\x1b[0mcd"
+
+
+def test_a_program_that_takes_the_whole_screen_leaves_its_last_picture_below_what_was_there() -> None:
+    r"""Curses once wrote "post" over the first row of its own frame, and left a screenful of blank rows."""
+    shown = Rows(WIDTH)
+    got = shown.feed(b"prompt> ")
+    got += shown.feed(b"\x1b[?1049h\x1b[H\x1b[2J\x1b[2;3Hpicture\x1b[4d4\x1b[20;1H")
+    assert shown.live[1:] == [b"  picture", b"", b"         4"]
+    got += shown.feed(b"\x1b[?1049lafter\n")
+    assert _stripped([line.decode() for line in (got + shown.take()).split(b"\n")]) == [
+        *("prompt>", "", "  picture", "", "         4", "after")
+    ]
+
+
+def test_line_drawing_characters_are_drawn() -> None:
+    shown = Rows(WIDTH)
+    shown.feed(b"\x1b(0lqk\x1b(Bx\x1b)0\x0ex\x0fq\x1b[3bq")
+    assert shown.live == ["┌─┐x│qqqqq".encode()]
+
+
+def test_rows_are_inserted_and_removed_within_the_picture() -> None:
+    shown = Rows(WIDTH)
+    shown.feed(b"\x1b[Ha\nb\nc\x1b[2;1H\x1b[1Lnew\x1b[1;1H\x1b[1M")
+    assert shown.live == [b"new", b"b", b"c"]

@@ -1,0 +1,44 @@
+r"""Colours that a rank leaves set at the end of a line. Pure.
+
+On a console that many ranks share they would colour the lines of other ranks, and in the end the user's shell. So each
+line ends its own colours, and the next line of the same stream begins with those that were still set.
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.console.row import Style
+
+_COLORS = re.compile(rb"\x1b\[([0-9;:]*)m")
+_RESET = b"\x1b[0m"
+
+
+class OpenColors:
+    """What is set in one stream at the end of its last line."""
+
+    def __init__(self) -> None:
+        self._style = Style()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is set."""
+        return self._style.is_plain
+
+    @property
+    def opening(self) -> bytes:
+        """Sets it again."""
+        return self._style.text.encode()
+
+    def closed(self, lines: bytes, prefix: bytes) -> bytes:
+        """Whole lines that begin with the prefix, each with its colours and their end."""
+        return b"".join(self._line(line, prefix) for line in lines.splitlines(keepends=True))
+
+    def _line(self, line: bytes, prefix: bytes) -> bytes:
+        text = line.removeprefix(prefix)
+        content = text.rstrip(b"\r\n")
+        opening = self.opening
+        for found in _COLORS.finditer(content):
+            self._style = self._style.changed(found[1].decode())
+        closing = _RESET if not self.is_plain else b""
+        return line[: len(line) - len(text)] + opening + content + closing + text[len(content) :]
