@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 
 from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.durations import seconds_of
 from saferun.ctl.list_runs import age_text, outcome_text
 from saferun.errors import UsageError
 from saferun.files.run_dir import BASE, shorter_path
@@ -17,8 +17,6 @@ from saferun.files.run_removal import OldRun, old_run, open_base, remove_run, ru
 from saferun.model import JsonObject, Value
 from saferun.text.wording import count_text, size_text
 
-_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|min|h|d|w)")
 _COUNTING_S = 60.0
 
 
@@ -75,18 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
     lines.append(f"would remove {total}" if arguments.dry_run else f"removed {total}")
     answer("".join(f"{line}\n" for line in lines))
     return 1 if left else 0
-
-
-def seconds_of(option: str, text: str) -> float:
-    """A duration of the command line.
-
-    Raises:
-        UsageError: it is none.
-    """
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"{option} {text} is not a duration", "use a number with s, min, h, d or w: 90s, 12h, 7d")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def _bases(directories: Iterable[str], *, everywhere: bool) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.files.file_stream import APPENDED, LAZY, WHOLE
 from saferun.files.housekeeping import Housekeeper, Housework
+from saferun.files.index_file import IndexFile
 from saferun.files.operations import OPERATIONS
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.sinks import Budget, Sink, WholeFile
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.files.inbox import Inbox
+    from saferun.files.ring import Record
 
 
 class FileServer:
@@ -34,6 +36,7 @@ class FileServer:
         self._budget = Budget()
         self._sinks: dict[int, Sink | WholeFile] = {}
         self._unwritten: list[Sink | WholeFile] = []
+        self._index: IndexFile | None = None
         self.housekeeper = Housekeeper(lambda found: send({"runs": found}))
 
     def reopen(self, stream: int, path: str) -> None:
@@ -59,6 +62,11 @@ class FileServer:
         sink = self._sinks.get(stream)
         if sink is not None:
             sink.write(blocks)
+
+    def note_times(self, records: Sequence[Record]) -> None:
+        """These records of DATA have been appended: note when."""
+        if self._index is not None:
+            self._index.note(records)
 
     def take(self, inbox: Inbox) -> bool:
         """Write a file that another process has handed in. Returns whether there was one."""
@@ -99,6 +107,8 @@ class FileServer:
         for stream in list(self._sinks):
             self._close(stream)
         self.retry(at_once=True)
+        if self._index is not None:
+            self._index.close()
 
     def _open(self, stream: int, path: str, how: int) -> None:
         if how == WHOLE:
@@ -108,11 +118,15 @@ class FileServer:
         self._sinks[stream] = sink
         if how != LAZY:
             sink.open()
+        if self._index is not None and how != APPENDED:
+            self._index.add(stream, sink)
 
     def _close(self, stream: int) -> None:
         sink = self._sinks.pop(stream, None)
         if sink is None:
             return
+        if self._index is not None:
+            self._index.remove(stream)
         if isinstance(sink, WholeFile):
             self._forget_unwritten(sink.path)
         sink.close()
@@ -128,7 +142,8 @@ class FileServer:
 
     def _answer(self, number: int, name: str, arguments: list[Any]) -> None:
         try:
-            if name == "keep_house":
+            if name == "begin_run":
+                self._index = IndexFile(arguments.pop(0))
                 self.housekeeper.plan(Housework(*arguments))
                 answer: JsonObject = {"answer": number, "value": None}
             else:

@@ -140,7 +140,7 @@ class RunDirectory:
             elif answer.error is not None:
                 self._refuse(chosen, path, answer.error)
             else:
-                self._keep_house(path, top if ours else "")
+                self._begin_run(path, host_path, top if ours else "")
             self._begin()
 
         arguments: list[object] = [path, host_path, top if ours else "", latest if ours else []]
@@ -158,9 +158,10 @@ class RunDirectory:
             hint = _THEIRS_HINT if is_theirs else ""
             self.lost(f"no run directory: {error.filename or chosen}", error, hint)
 
-    def _keep_house(self, path: str, base: str) -> None:
-        if not self._is_part:
-            self.files.ask("keep_house", [self._run_id, path, base, self._keep_runs])
+    def _begin_run(self, path: str, host_path: str, base: str) -> None:
+        index = os.path.join(host_path, f"output{self._part}.index")
+        run_id, base = ("", "") if self._is_part else (self._run_id, base)
+        self.files.ask("begin_run", [index, run_id, path, base, self._keep_runs])
 
     def _absolute(self, path: str) -> str:
         try:

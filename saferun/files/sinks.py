@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from saferun.errors import suppress
+from saferun.files.time_index import NO_CUT
 from saferun.files.trees import open_parent
 from saferun.linux.ownership import open_temporary
 
@@ -58,6 +59,10 @@ class Sink:
         self.retry_at: float | None = None
         """When it is tried again, in monotonic seconds; None: nothing has failed."""
         self.missing_bytes = 0
+        self.position = 0
+        """How many bytes have been written to the file, with those that were left out later."""
+        self.cut = NO_CUT
+        """What was left out of it."""
         self._fresh = fresh
         self._budget = budget
         self._report = report
@@ -152,10 +157,14 @@ class Sink:
         finally:
             with suppress(OSError):
                 os.close(parent)
+        self.position = 0
+        if not self._fresh:
+            self.position = os.fstat(fd).st_size + self.cut.left_out_bytes - self.cut.mark_bytes
         self._fresh = False
         return fd
 
     def _drop(self, blocks: deque[memoryview], count: int) -> None:
+        self.position += count
         while count:
             block = blocks[0]
             written = min(count, len(block))

@@ -95,10 +95,11 @@ def _drain(ring: Ring, server: FileServer, send: Callable[[JsonObject], None], *
 def _write(ring: Ring, server: FileServer, records: list[Record]) -> None:
     """Append the records of each stream to its file, in one piece."""
     streams: dict[int, list[Record]] = {}
-    for record in records:
-        if not ring.is_done(record):
-            streams.setdefault(record.stream, []).append(record)
+    new = [record for record in records if not ring.is_done(record)]
+    for record in new:
+        streams.setdefault(record.stream, []).append(record)
     for stream, some in streams.items():
         ring.begin(stream)
         server.write(stream, [record.payload for record in some])
         ring.set_done(some[-1])
+    server.note_times(new)

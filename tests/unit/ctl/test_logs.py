@@ -1,0 +1,256 @@
+"""``saferunctl logs``: the output of ranks in the order of time, in bounded memory, harmless on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from saferun import ctl
+from saferun.ctl import log_files, logs
+from saferun.ctl.log_files import RunLogs
+from saferun.ctl.logs import harmless, since_time
+from saferun.errors import UsageError
+from saferun.files.file_server import FileServer
+from saferun.files.file_stream import LAZY
+from saferun.files.ring import DATA, OPEN, Record
+from tests.unit.described_runs import make_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "20260101-120000-abcdef"
+AT = 1_700_000_000.0
+
+
+class Host:
+    """The files of a host, written as the writer process does."""
+
+    def __init__(self, run: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._path = run / name
+        self._path.mkdir(exist_ok=True)
+        self._monkeypatch = monkeypatch
+        self._server = FileServer(lambda _message: None)
+        ask = json.dumps([1, "begin_run", [str(self._path / "output.index"), "", str(run), "", 0]])
+        self._server.handle(5, 0, memoryview(ask.encode()))
+        self._streams: dict[tuple[int, int, str], int] = {}
+
+    def write(self, at: float, *pieces: tuple[int, str | bytes], stream: str = "stdout", attempt: int = 0) -> None:
+        """Pieces of output of ranks, which come at once."""
+        records = []
+        for rank, text in pieces:
+            key = (attempt, rank, stream)
+            if key not in self._streams:
+                self._streams[key] = len(self._streams) + 1
+                path = self._path / f"attempt_{attempt}" / f"rank_{rank}" / f"{stream}.log"
+                self._server.handle(OPEN, self._streams[key], memoryview(json.dumps([str(path), LAZY]).encode()))
+            content = memoryview(text.encode() if isinstance(text, str) else text)
+            records.append(Record(DATA, self._streams[key], content, 0))
+            self._server.write(self._streams[key], [content])
+        with self._monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda: at)
+            self._server.note_times(records)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that has ended."""
+    monkeypatch.chdir(tmp_path)
+    return make_run(tmp_path / "saferun_runs", NAME)
+
+
+def printed(capfd: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The lines of an answer."""
+    assert ctl.main(["logs", NAME, *arguments]) == 0
+    return capfd.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def two_hosts(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two hosts that share the run directory."""
+    first, second = Host(run, "node1", monkeypatch), Host(run, "node2", monkeypatch)
+    first.write(AT, (0, "a1\n"), (1, "b1\nb"), (0, "a2\n"))
+    second.write(AT + 0.5, (2, "c1\n"))
+    first.write(AT + 1.0, (1, "2\n"))
+    first.write(AT + 1.5, (0, "error\n"), stream="stderr")
+    second.write(AT + 2.0, (2, "again\n"), attempt=1)
+    return run
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_lines_of_all_ranks_and_hosts_are_in_the_order_of_time(capfd: pytest.CaptureFixture[str]) -> None:
+    """A line is where its end came."""
+    assert printed(capfd) == [
+        *("[node1:0] a1", "[node1:1] b1", "[node1:0] a2", "[node2:2] c1"),
+        *("[node1:1] b2", "[node1:0] error", "[node2:2] again"),
+    ]
+
+
+@pytest.mark.usefixtures("two_hosts")
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (("--rank", "0"), ["a1", "a2", "error"]),
+        (("--rank", "0-1,7"), ["a1", "b1", "a2", "b2", "error"]),
+        (("--host", "node2"), ["c1", "again"]),
+        (("--stderr",), ["error"]),
+        (("--stdout", "--rank", "0"), ["a1", "a2"]),
+        (("--attempt", "1"), ["again"]),
+        (("--grep", "^[ac]1$"), ["a1", "c1"]),
+        (("--since", f"@{AT + 0.9}"), ["b2", "error", "again"]),
+        (("-n", "2"), ["error", "again"]),
+        (("-n", "0"), []),
+    ],
+    ids=str,
+)
+def test_lines_can_be_chosen(capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], texts: list[str]) -> None:
+    lines = printed(capfd, *arguments)
+    assert [line.split("] ")[1] for line in lines] == (texts if "--since" not in arguments else ["2", *texts[1:]])
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_as_json_each_line_is_an_object(capfd: pytest.CaptureFixture[str]) -> None:
+    first, *_ = (json.loads(line) for line in printed(capfd, "--json"))
+    assert first == {"time": AT, "host": "node1", "attempt": 0, "rank": 0, "stream": "stdout", "text": "a1"}
+
+
+def test_without_an_index_files_come_one_after_the_other(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And it is said that their times are not known."""
+    for rank in (1, 0):
+        folder = run / "node1" / "attempt_0" / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text(f"one {rank}\ntwo {rank}")
+    assert ctl.main(["logs", NAME]) == 0
+    out, err = capfd.readouterr()
+    assert out.splitlines() == ["[node1:0] one 0", "[node1:1] one 1", "[node1:0] two 0", "[node1:1] two 1"]
+    assert err.count("times of what follows are not known") == 1
+
+
+def test_what_is_not_in_the_index_yet_is_shown_too(
+    run: Path, two_hosts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The writer process may have been killed between the two."""
+    assert two_hosts == run
+    with (run / "node1" / "attempt_0" / "rank_0" / "stdout.log").open("a") as file:
+        file.write("last words")
+    assert printed(capfd)[-1] == "[node1:0] last words"
+
+
+@pytest.mark.parametrize("index", [b"", b"\xff" * 100, b"\x01\x01\x00\x0b../../x/y.z", b"\x03\x00\xff\xff\x7f"])
+def test_an_index_that_is_none_costs_the_order_alone(
+    run: Path, capfd: pytest.CaptureFixture[str], index: bytes
+) -> None:
+    folder = run / "node1" / "attempt_0" / "rank_0"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").write_text("one\n")
+    (run / "node1" / "output.index").write_bytes(index)
+    assert printed(capfd) == ["[node1:0] one"]
+
+
+def test_a_link_in_place_of_a_file_is_not_followed(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "secret").write_text("secret\n")
+    folder = run / "node1" / "attempt_0" / "rank_0"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").symlink_to(tmp_path / "secret")
+    os.mkfifo(folder / "stderr.log")
+    (run / "node1" / "attempt_0" / "rank_1").symlink_to(folder)
+    assert printed(capfd) == []
+
+
+def test_a_file_without_newlines_is_read_in_pieces(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However large it is, and whatever bytes it has."""
+    size = 3 * log_files.LONGEST_LINE_BYTES + 5
+    Host(run, "node1", monkeypatch).write(AT, (0, b"\x00\xff" * (size // 2)))
+    longest = 0
+    reader = RunLogs(str(run), lambda _name: True)
+    try:
+        for line in (*reader.read_timed(), *reader.read_rest(), *reader.finish()):
+            longest = max(longest, len(line.text))
+    finally:
+        reader.close()
+    assert 0 < longest <= log_files.LONGEST_LINE_BYTES
+    assert len(printed(capfd)) >= 3
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"plain", "plain"),
+        (b"\x1b[31mred\x1b[0m", "red"),
+        (b"\x1b]0;title\x07text", "text"),
+        (b"\x1b]0;never ended", ""),
+        (b"10%\r20%\r30%", "30%"),
+        (b"done\r", "done"),
+        (b"a\x07b\x9bc", "a\\x07b\ufffdc"),
+        (b"\xc2\x9b2J", "\\x9b2J"),
+        (b"a\tb", "a       b"),
+        (b"\r\r", ""),
+    ],
+)
+def test_a_terminal_gets_no_control_characters(line: bytes, shown: str) -> None:
+    assert harmless(line) == shown
+
+
+def test_a_pattern_that_never_ends_is_given_up(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Host(run, "node1", monkeypatch).write(AT, (0, "a" * 60 + "b\n"))
+    monkeypatch.setattr(logs, "_MATCH_S", 0.1)
+    assert ctl.main(["logs", NAME, "--grep", "^(a+)+$"]) == 2
+    assert "avoid nested repetitions" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--rank", "x"), "--rank x is no list of ranks"),
+        (("--rank", "1-"), "--rank 1- is no list of ranks"),
+        (("--grep", "("), "--grep (: "),
+        (("--grep", "a" * 1001), "--grep: the pattern has more than 1000 characters"),
+        (("--since", "soon"), "--since soon is not a duration"),
+        (("-n", "-1"), "--lines -1 is out of range"),
+        (("--stdout", "--stderr"), "not allowed with"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("run")
+def test_a_wrong_question_is_answered_in_two_lines(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], what: str
+) -> None:
+    try:
+        code = ctl.main(["logs", NAME, *arguments])
+    except SystemExit as error:
+        code = int(str(error.code))
+    assert code == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert what in lines[0]
+    assert lines[1].startswith("hint: ")
+
+
+def test_times_are_understood_in_many_forms() -> None:
+    now = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
+    assert since_time("10min", now) == now - 600
+    assert since_time("@12.5", now) == 12.5
+    assert since_time("11:30", now) == now - 1800
+    assert since_time("12:00:01", now) == now + 1 - 86400
+    assert since_time("2026-03-04T11:59:59", now) == since_time("2026-03-04 11:59:59", now) == now - 1
+    assert since_time("2026-03-04", now) == now - 12 * 3600
+    with pytest.raises(UsageError):
+        since_time("25:00:00:00", now)
+
+
+def test_more_files_than_may_be_open_are_read(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log_files, "_MOST_OPEN", 3)
+    host = Host(run, "node1", monkeypatch)
+    for at in range(3):
+        host.write(AT + at, *((rank, f"{at}\n") for rank in range(10)))
+    assert printed(capfd) == [f"[node1:{rank}] {at}" for at in range(3) for rank in range(10)]
