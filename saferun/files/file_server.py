@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from saferun.errors import suppress
 from saferun.files.file_stream import APPENDED, LAZY, WHOLE
 from saferun.files.housekeeping import Housekeeper, Housework
 from saferun.files.index_file import IndexFile
 from saferun.files.operations import OPERATIONS
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.sinks import Budget, Sink, WholeFile
+from saferun.files.trees import remove_directory
 from saferun.linux.ownership import NotOursError
 from saferun.model import JsonObject
 
@@ -37,11 +39,33 @@ class FileServer:
         self._sinks: dict[int, Sink | WholeFile] = {}
         self._unwritten: list[Sink | WholeFile] = []
         self._index: IndexFile | None = None
+        self._keep_bytes = 0
+        self._rank_folders: set[str] = set()
         self.housekeeper = Housekeeper(lambda found: send({"runs": found}))
 
     def reopen(self, stream: int, path: str) -> None:
         """Go on with a file that another server has opened."""
-        self._sinks[stream] = Sink(path, fresh=False, budget=self._budget, report=self._report)
+        sink = self._sinks[stream] = Sink(path, fresh=False, budget=self._budget, report=self._report)
+        if not _is_of_events(path):
+            self._add_output(stream, sink)
+
+    def begin_run(self, index: str, keep_bytes: int, work: list[Any], *, again: bool = False) -> None:
+        """The run directory is there.
+
+        Args:
+            index: where the times of the ranks' output are noted.
+            keep_bytes: how large their files may become, about; 0: there is no limit.
+            work: what is to be done beside the launch, a ``Housework``.
+            again: whether another server has begun with it.
+        """
+        self._index = IndexFile(index, fresh=not again)
+        self._keep_bytes = keep_bytes
+        if not again:
+            self.housekeeper.plan(Housework(*work))
+
+    def _add_output(self, stream: int, sink: Sink) -> None:
+        if self._index is not None and self._index.add(stream, sink):
+            sink.keep_bytes = self._keep_bytes
 
     def handle(self, kind: int, stream: int, payload: memoryview) -> None:
         """Carry out one record, but for DATA."""
@@ -99,7 +123,7 @@ class FileServer:
     def beat(self) -> None:
         """Show other hosts that this one lives, by the times of the files of events."""
         for sink in self._sinks.values():
-            if isinstance(sink, Sink) and os.path.basename(sink.path).startswith("events"):
+            if isinstance(sink, Sink) and _is_of_events(sink.path):
                 sink.touch()
 
     def finish(self) -> None:
@@ -109,6 +133,9 @@ class FileServer:
         self.retry(at_once=True)
         if self._index is not None:
             self._index.close()
+        for folder in self._rank_folders:
+            with suppress(OSError):  # it has files
+                remove_directory(folder)
 
     def _open(self, stream: int, path: str, how: int) -> None:
         if how == WHOLE:
@@ -118,8 +145,8 @@ class FileServer:
         self._sinks[stream] = sink
         if how != LAZY:
             sink.open()
-        if self._index is not None and how != APPENDED:
-            self._index.add(stream, sink)
+        if how != APPENDED:
+            self._add_output(stream, sink)
 
     def _close(self, stream: int) -> None:
         sink = self._sinks.pop(stream, None)
@@ -143,10 +170,11 @@ class FileServer:
     def _answer(self, number: int, name: str, arguments: list[Any]) -> None:
         try:
             if name == "begin_run":
-                self._index = IndexFile(arguments.pop(0))
-                self.housekeeper.plan(Housework(*arguments))
+                self.begin_run(*arguments)
                 answer: JsonObject = {"answer": number, "value": None}
             else:
+                if name == "make_directories":
+                    self._rank_folders.update(path for path in arguments[0] if os.path.basename(path)[:5] == "rank_")
                 answer = {"answer": number, "value": OPERATIONS[name](*arguments)}
         except OSError as error:
             details = [error.errno, error.strerror, str(error.filename or "")]
@@ -160,6 +188,10 @@ class FileServer:
             self._send({"written": path, "missing": missing_bytes})
         else:
             self._send({"failed": path, "errno": error.errno, "words": error.strerror, "once": missing_bytes < 0})
+
+
+def _is_of_events(path: str) -> bool:
+    return os.path.basename(path).startswith("events")
 
 
 def sink_closed(sink: Sink | WholeFile) -> None:

@@ -17,21 +17,25 @@ class IndexFile:
 
     Args:
         path: the index; it is made when there is something to be noted.
+        fresh: whether what is there from before is deleted.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, fresh: bool) -> None:
         self._path = path
+        self._fresh = fresh
         self._entries = IndexWriter(os.path.dirname(path))
         self._files: dict[int, Growing] = {}
         self._fd = -1
         self._size_bytes = 0
         self._is_over = False
 
-    def add(self, stream: int, file: Growing) -> None:
-        """A file is open."""
+    def add(self, stream: int, file: Growing) -> bool:
+        """A file is open. Returns whether it is one of those that the index is about."""
         self._entries.forget(stream)
-        if file.path.startswith(f"{os.path.dirname(self._path)}/"):
+        is_known = file.path.startswith(f"{os.path.dirname(self._path)}/")
+        if is_known:
             self._files[stream] = file
+        return is_known
 
     def remove(self, stream: int) -> None:
         """A file is closed."""
@@ -50,6 +54,7 @@ class IndexFile:
         try:
             if self._fd < 0:
                 self._fd = self._opened()
+                self._size_bytes = os.fstat(self._fd).st_size
             written = os.write(self._fd, content)
         except OSError:
             written = 0
@@ -71,7 +76,7 @@ class IndexFile:
                 os.close(self._fd)
 
     def _opened(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | os.O_TRUNC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (os.O_TRUNC if self._fresh else 0)
         parent, name, tree = open_parent(self._path)
         try:
             if tree is None:

@@ -34,6 +34,7 @@ class RunDirectory:
         warn: takes one line about what could not be written; a second argument is what to do about it.
         files: writes them.
         keep_runs: how many runs are kept in the default place; 0: all.
+        keep_bytes: how much is kept of what a rank writes to a stream; 0: all.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class RunDirectory:
         warn: Callable[..., None],
         files: Files,
         keep_runs: int = 0,
+        keep_bytes: int = 0,
     ) -> None:
         self._chosen = path
         self._keep_runs = keep_runs
+        self._keep_bytes = keep_bytes
         self._wanted = wanted
         self._host = host
         self._run_id = run_id
@@ -161,7 +164,7 @@ class RunDirectory:
     def _begin_run(self, path: str, host_path: str, base: str) -> None:
         index = os.path.join(host_path, f"output{self._part}.index")
         run_id, base = ("", "") if self._is_part else (self._run_id, base)
-        self.files.ask("begin_run", [index, run_id, path, base, self._keep_runs])
+        self.files.ask("begin_run", [index, self._keep_bytes, [run_id, path, base, self._keep_runs]])
 
     def _absolute(self, path: str) -> str:
         try:

@@ -63,6 +63,8 @@ class Sink:
         """How many bytes have been written to the file, with those that were left out later."""
         self.cut = NO_CUT
         """What was left out of it."""
+        self.keep_bytes = 0
+        """How large the file may become, about: beyond that its middle is left out; 0: there is no limit."""
         self._fresh = fresh
         self._budget = budget
         self._report = report
@@ -137,31 +139,54 @@ class Sink:
         """Write the blocks; those that are left could not be written, and are kept unless this is a retry already."""
         try:
             if self._fd < 0:
-                self._fd = self._opened()
+                self._fd = self._open_for_append()
             while blocks:
                 count = os.writev(self._fd, list(islice(blocks, _MOST_BLOCKS)))
                 self._drop(blocks, count)
+                if self.keep_bytes and self.size_bytes > self.keep_bytes:
+                    self._leave_out_middle()
         except OSError as error:
             self._fail(error, blocks)
             return False
         return True
 
-    def _opened(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (os.O_TRUNC if self._fresh else 0)
-        parent, name, tree = open_parent(self.path)
-        try:
-            if tree is None:
-                fd = os.open(name, flags, 0o666, dir_fd=parent)
-            else:
-                fd = tree.open_file(parent, name, flags, self.path)
-        finally:
-            with suppress(OSError):
-                os.close(parent)
+    def _open_for_append(self) -> int:
+        fd = self._opened(os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if self._fresh else 0))
         self.position = 0
         if not self._fresh:
             self.position = os.fstat(fd).st_size + self.cut.left_out_bytes - self.cut.mark_bytes
         self._fresh = False
         return fd
+
+    def _opened(self, flags: int) -> int:
+        flags |= os.O_CLOEXEC
+        parent, name, tree = open_parent(self.path)
+        try:
+            if tree is None:
+                return os.open(name, flags, 0o666, dir_fd=parent)
+            return tree.open_file(parent, name, flags, self.path)
+        finally:
+            with suppress(OSError):
+                os.close(parent)
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the file is."""
+        return self.position - self.cut.left_out_bytes + self.cut.mark_bytes
+
+    def _leave_out_middle(self) -> None:
+        """Keep the beginning and the end of the file, with a mark between them. What fails is not tried again."""
+        from saferun.files.middle import leave_out_middle
+
+        try:
+            fd = self._opened(os.O_RDWR)
+            try:
+                self.cut = leave_out_middle(fd, self.cut, self.size_bytes, self.keep_bytes)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self.keep_bytes = 0
+            self._report(self.path, error, FOR_ONCE)
 
     def _drop(self, blocks: deque[memoryview], count: int) -> None:
         self.position += count

@@ -191,6 +191,19 @@ def remove_file(path: str) -> None:
             os.close(fd)
 
 
+def remove_directory(path: str) -> None:
+    """Remove an empty directory.
+
+    Raises:
+        OSError: it is not there, has files, or cannot be removed.
+    """
+    fd, name, _ = open_parent(path)
+    try:
+        os.rmdir(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
 def _tree_of(folder: str) -> Tree | None:
     while folder:
         tree = _trees.get(folder)

@@ -107,6 +107,7 @@ class WriterClient(PartBase):
         """What the files are said to be in: the run directory."""
         self.runs: JsonObject = {}
         """How many runs there are, as ``do_housework`` has counted them; empty: not known."""
+        self._begun: list[object] = []
         self._print_message = print_message
         self._queue = RecordQueue(ring_bytes)
         self._ring = self._queue.ring
@@ -156,6 +157,8 @@ class WriterClient(PartBase):
             if on_answer is not None:
                 on_answer(None)
             return
+        if name == "begin_run":
+            self._begun = arguments  # for a writer that follows
         self._asked_count += 1
         self._asked[self._asked_count] = on_answer, time.monotonic() + timeout_s
         self.put(ASK, 0, json.dumps([self._asked_count, name, arguments]).encode(), must=True)
@@ -299,7 +302,7 @@ class WriterClient(PartBase):
         def begin(line: Socket) -> None:
             from saferun.files.writer_process import serve  # beside the start of the supervisor
 
-            serve(line, ring, opened, inbox)
+            serve(line, ring, opened, inbox, self._begun)
 
         keep = inbox.fds if inbox is not None else ()
         try:

@@ -17,11 +17,21 @@ from saferun.linux.limits import raise_files
 from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import JsonObject
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _BATCH_BYTES = 1 << 20
 _BELLS_BYTES = 4096
 
 
-def serve(connection: Socket, ring: Ring, opened: Sequence[tuple[int, str]] = (), inbox: Inbox | None = None) -> None:
+def serve(
+    connection: Socket,
+    ring: Ring,
+    opened: Sequence[tuple[int, str]] = (),
+    inbox: Inbox | None = None,
+    begun: Sequence[Any] = (),
+) -> None:
     """Do all that comes.
 
     Args:
@@ -29,6 +39,7 @@ def serve(connection: Socket, ring: Ring, opened: Sequence[tuple[int, str]] = ()
         ring: what is to be done.
         inbox: files that other processes hand in.
         opened: numbers and paths of files that a writer before this one has opened.
+        begun: what it was asked to begin the run with, if it was.
     """
     # SIGPIPE: it outlives the supervisor, to write what is left. SIGXFSZ: a limit on sizes is an error like others.
     for signum in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, *JOB_SIGNALS):
@@ -41,6 +52,8 @@ def serve(connection: Socket, ring: Ring, opened: Sequence[tuple[int, str]] = ()
 
     server = FileServer(send)
     keeper = server.housekeeper
+    if begun:
+        server.begin_run(*begun, again=True)
     for stream, path in opened:
         server.reopen(stream, path)
     poll = select.poll()

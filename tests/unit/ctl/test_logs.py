@@ -29,12 +29,12 @@ AT = 1_700_000_000.0
 class Host:
     """The files of a host, written as the writer process does."""
 
-    def __init__(self, run: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, run: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, keep_bytes: int = 0) -> None:
         self._path = run / name
         self._path.mkdir(exist_ok=True)
         self._monkeypatch = monkeypatch
         self._server = FileServer(lambda _message: None)
-        ask = json.dumps([1, "begin_run", [str(self._path / "output.index"), "", str(run), "", 0]])
+        ask = json.dumps([1, "begin_run", [str(self._path / "output.index"), keep_bytes, ["", str(run), "", 0]]])
         self._server.handle(5, 0, memoryview(ask.encode()))
         self._streams: dict[tuple[int, int, str], int] = {}
 
@@ -254,3 +254,23 @@ def test_more_files_than_may_be_open_are_read(
     for at in range(3):
         host.write(AT + at, *((rank, f"{at}\n") for rank in range(10)))
     assert printed(capfd) == [f"[node1:{rank}] {at}" for at in range(3) for rank in range(10)]
+
+
+def test_what_was_left_out_is_one_mark_at_its_place(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``--keep-output``: lines before and after it have their times."""
+    host = Host(run, "node1", monkeypatch, keep_bytes=10_000)
+    for number in range(1000):
+        host.write(AT + number, (0, f"line {number:044d}\n"), (1, "x\n"))
+    objects = [json.loads(line) for line in printed(capfd, "--json", "--rank", "0")]
+    numbers = [int(one["text"][5:]) for one in objects if one["text"].startswith("line ")]
+    first = next(place for place, number in enumerate(numbers) if number != place)
+    assert 50 <= first < 110
+    assert numbers == [*range(first), *range(numbers[first], 1000)]
+    assert len(numbers) < 210
+    (mark,) = (one for one in objects if not one["text"].startswith("line "))
+    left_out = (numbers[first] - first) * 50
+    assert mark["text"] == f"[saferun: {left_out} bytes of this stream are left out here: --keep-output]"
+    assert [one["time"] - AT for one in objects if one is not mark] == numbers
+    assert (run / "node1" / "attempt_0" / "rank_0" / "stdout.log").stat().st_size <= 10_000
