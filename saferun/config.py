@@ -123,7 +123,7 @@ class OutputConfig(Value):
     ``prefix`` None: no prefix. ``legacy_template``: torchrun's ``--log-line-prefix-template``.
     ``fold``: whether tracebacks that several ranks print are shown once. ``bar_interval_s``: how often a progress bar
     is a line, where there is no terminal. ``report_html``: when report.html is made. ``keep_runs``: how many runs are
-    kept in the default place, 0: all.
+    kept in the default place, 0: all. ``keep_bytes``: how much is kept of what a rank writes to a stream, 0: all.
     """
 
     run_dir: str | None
@@ -136,6 +136,7 @@ class OutputConfig(Value):
     bar_interval_s: float = 30.0
     report_html: Literal["failure", "always", "off"] = "failure"
     keep_runs: int = 0
+    keep_bytes: int = 0
 
 
 class EnvironConfig(Value):

@@ -37,6 +37,9 @@ NO_SCRIPT = "\0"
 """Stands for the script where nothing is to be started; no command line can hold it."""
 # A year; what is beyond is a slip, or not a number at all.
 _LONGEST_S = 366 * 86400.0
+# A size in bytes that fits into any file system.
+_MOST_DIGITS = 15
+_LEAST_KEPT_BYTES = 64 << 10
 _LEAST_DUMPS_S = 60.0
 
 
@@ -359,6 +362,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         run_dir=None if values.run_dir in {None, KEEP_NO_FILES} else values.run_dir,
         # A look at the hosts leaves no files, unless they are asked for.
         keep_runs=values.keep_runs,
+        keep_bytes=_size_bytes("--keep-output", values.keep_output),
         keep_files=values.run_dir != KEEP_NO_FILES and (values.preflight != "only" or values.run_dir is not None),
         prefix=prefix,
         legacy_template=legacy,
@@ -368,6 +372,19 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         bar_interval_s=values.bar_interval,
         report_html=values.report_html,
     )
+
+
+def _size_bytes(option: str, text: str) -> int:
+    if text == "all":
+        return 0
+    short = text.upper().removesuffix("B").removesuffix("I")
+    factor = 1 << 10 * (" KMGT".find(short[-1:]) if short[-1:] in "KMGT" else 0)
+    number = short[:-1] if factor > 1 else short
+    if not number.isdecimal() or len(number) > _MOST_DIGITS or int(number) * factor < _LEAST_KEPT_BYTES:
+        raise UsageError(
+            f"{option} {text} is not a size of at least 64K", "write it like 100M, 2G, or all for no limit"
+        )
+    return int(number) * factor
 
 
 def _shutdown_timeout_s(value: int | None, environ: Mapping[str, str]) -> float:

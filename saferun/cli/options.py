@@ -347,6 +347,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files",
     ),
     _option(
+        "--keep-output SIZE",
+        "all",
+        OUTPUT,
+        "how large each file with the output of a rank may become in the run directory, as 100M or 2G (at least 64K): "
+        "beyond that its beginning and its end are kept, and a line marks what is left out",
+    ),
+    _option(
         "--keep-runs N",
         0,
         OUTPUT,

@@ -43,8 +43,14 @@ class FileServer:
         self._rank_folders: set[str] = set()
         self.housekeeper = Housekeeper(lambda found: send({"runs": found}))
 
-    def reopen(self, stream: int, path: str) -> None:
-        """Go on with a file that another server has opened."""
+    def take_over(self, opened: Sequence[tuple[int, str]], begun: Sequence[Any]) -> None:
+        """Go on with what another server has begun: its open files, and the arguments of its ``begin_run``, if any."""
+        if begun:
+            self.begin_run(*begun, again=True)
+        for stream, path in opened:
+            self._reopen(stream, path)
+
+    def _reopen(self, stream: int, path: str) -> None:
         sink = self._sinks[stream] = Sink(path, fresh=False, budget=self._budget, report=self._report)
         if not _is_of_events(path):
             self._add_output(stream, sink)

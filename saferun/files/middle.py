@@ -1,4 +1,4 @@
-"""Leaving out the middle of a file that has become too large (``--keep-output``): what began it and what ends it stay."""
+"""Leaving out the middle of a file that has become too large (``--keep-output``): its beginning and its end stay."""
 
 from __future__ import annotations
 

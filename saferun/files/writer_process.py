@@ -52,10 +52,7 @@ def serve(
 
     server = FileServer(send)
     keeper = server.housekeeper
-    if begun:
-        server.begin_run(*begun, again=True)
-    for stream, path in opened:
-        server.reopen(stream, path)
+    server.take_over(opened, begun)
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     inbox_fd = inbox.fds[0] if inbox is not None and inbox.fds else -1

@@ -144,6 +144,7 @@ def _run(
         warn=warn,
         files=writer,
         keep_runs=output.keep_runs,
+        keep_bytes=output.keep_bytes,
     )
     run_dir.scratch.on_made = reaper.note_made
     try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,3 +136,43 @@ def has_stalled(job: Job) -> bool:
     """Whether the rank waits for room in its pipe."""
     ranks = [pid for pid in job.processes() if command_line(pid).endswith(" -u train.py")]
     return bool(ranks) and all("pipe_write" in Path(f"/proc/{pid}/wchan").read_text() for pid in ranks)
+
+
+def test_ranks_that_write_nothing_leave_hardly_a_file(tmp_path: Path) -> None:
+    """Quotas count files: the directory, its description, the host's directory, events, and that of the attempt."""
+    command = (sys.executable, "-m", "saferun")
+    with running(tmp_path, "", "--no-python", nproc=8, script=("true",), launcher=command, store=False) as job:
+        assert job.wait() == 0
+        assert len([job.run_dir.resolve(), *job.run_dir.resolve().rglob("*")]) <= 6
+
+
+def test_an_error_file_is_kept_where_its_rank_wrote_nothing_else(tmp_path: Path) -> None:
+    """Only empty directories are removed."""
+    program = "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{}')"
+    with running(tmp_path, program, nproc=2, store=False) as job:
+        assert job.wait() == 0
+        assert len(list(job.run_dir.glob("*/attempt_0/rank_*/error.json"))) == 2
+
+
+def test_of_what_a_rank_writes_no_more_is_kept_than_was_asked_for(tmp_path: Path) -> None:
+    """Its beginning and its end, also if the writer process is replaced meanwhile."""
+    program = """
+from rank import *
+for number in range(30000): print(f"{number:09d}", flush=False)
+sys.stdout.flush()
+tell("ready")
+await_release("more")
+for number in range(30000, 60000): print(f"{number:09d}")
+"""
+    with running(tmp_path, program, "--keep-output", "64K", store=False) as job:
+        job.hear("ready")
+        (file,) = until(lambda: list(job.run_dir.glob("*/attempt_0/rank_0/stdout.log")), "the file is there")
+        until(lambda: file.read_bytes().endswith(b"000029999\n"), "the file has all")
+        (writer,) = [pid for pid in job.processes() if Path(f"/proc/{pid}/comm").read_text().strip() == "sr-writer"]
+        os.kill(writer, signal.SIGKILL)
+        job.release("more")
+        assert job.wait() == 0
+        lines = file.read_text().splitlines()
+        assert file.stat().st_size <= 70_000
+        assert (lines[0], lines[1000], lines[-1]) == (f"{0:09d}", f"{1000:09d}", f"{59999:09d}")
+        assert sum("are left out here: --keep-output" in line for line in lines) in {1, 2}
