@@ -85,7 +85,7 @@ class RunLogs:
         self._open: OrderedDict[LogName, int] = OrderedDict()
         self._indexes: dict[tuple[str, str], _Index] = {}
         self._kept_bytes = 0
-        self.look()
+        self.find_indexes()
 
     @property
     def has_times(self) -> bool:
@@ -99,7 +99,7 @@ class RunLogs:
         for index in self._indexes.values():
             index.close()
 
-    def look(self) -> None:
+    def find_indexes(self) -> None:
         """Find the indexes of hosts, which may have joined meanwhile."""
         for host in host_names(self._fd):
             with suppress(OSError):
@@ -290,7 +290,7 @@ class _Index:
                     time = entry.time
                     known = self._streams.get(entry.stream)
                     if known is not None:
-                        self._claimed[entry.stream] += entry.count
+                        self._claimed[entry.stream] += entry.length
                         yield time, known, self._claimed[entry.stream]
 
     def _next(self, offset: int) -> bytes:

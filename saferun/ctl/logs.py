@@ -24,7 +24,7 @@ _LONGEST_PATTERN = 1000
 # A pattern that needs longer for one line needs for ever.
 _MATCH_S = 2.0
 _AGAIN_S = 0.1
-_LOOK_S = 1.0
+_FIND_S = 1.0
 _MOST_LAST = 1_000_000
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
 
@@ -182,7 +182,7 @@ def _all_lines(logs: RunLogs, path: str, *, follows: bool) -> Iterator[Line | No
     """The lines; None: that is all for now."""
     found = FoundRun(path, is_here=False)
     has_ended = not follows or not found.read_state().is_living
-    looked_at = time.monotonic()
+    found_at = time.monotonic()
     while True:
         yield from logs.read_timed()
         if has_ended:
@@ -191,9 +191,9 @@ def _all_lines(logs: RunLogs, path: str, *, follows: bool) -> Iterator[Line | No
             yield from logs.read_rest()
         yield None
         time.sleep(_AGAIN_S)
-        if time.monotonic() - looked_at >= _LOOK_S:
-            looked_at = time.monotonic()
-            logs.look()
+        if time.monotonic() - found_at >= _FIND_S:
+            found_at = time.monotonic()
+            logs.find_indexes()
             has_ended = not found.read_state().is_living
     for number, line in enumerate(logs.read_rest()):
         if not number:

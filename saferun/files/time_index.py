@@ -151,7 +151,7 @@ class Bytes(Value):
 
     time: float
     stream: int
-    count: int
+    length: int
 
 
 Entry = NamedFile | CutFile | Bytes
@@ -201,11 +201,11 @@ class IndexReader:
         if kind == _CUT:
             (stream, kept, left_out, mark), at = self._numbers(content, at, 4)
             return (CutFile(stream, Cut(kept, left_out, mark)), at) if at >= 0 else None
-        (later_ms, count), at = self._numbers(content, at, 2)
+        (later_ms, length), at = self._numbers(content, at, 2)
         if at < 0:
             return None
         self._now_ms += later_ms
-        return Bytes(self._now_ms / 1000, kind - _BYTES, count), at
+        return Bytes(self._now_ms / 1000, kind - _BYTES, length), at
 
     def _numbers(self, content: bytes, at: int, count: int) -> tuple[list[int], int]:
         numbers = []

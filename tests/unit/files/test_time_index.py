@@ -52,7 +52,7 @@ def test_what_was_noted_is_found(batches: list[tuple[list[tuple[int, int]], int]
                 wanted.append((now / 1000, stream, count))
         content += writer.entries(pieces, files, now)
     found = entries_of(content, piece_bytes=piece_bytes)
-    got = [(one.time, one.stream, one.count) for one in found if isinstance(one, Bytes)]
+    got = [(one.time, one.stream, one.length) for one in found if isinstance(one, Bytes)]
     assert merged(got) == merged(wanted)
     names = {one.stream: one.path for one in found if isinstance(one, NamedFile)}
     assert names == {stream: f"attempt_0/rank_{stream}/stdout.log" for _, stream, _ in wanted}
@@ -91,9 +91,9 @@ def test_a_stream_that_is_another_file_is_named_again() -> None:
     first, second = File("/run/host/a"), File("/elsewhere/b")
     writer = IndexWriter("/run/host")
     first.position = second.position = 4
-    content = writer.entries([(1, 4)], {1: first}, 1000)  # type: ignore[dict-item]
+    content = writer.entries([(1, 4)], {1: first}, 1000)
     writer.forget(1)
-    content += writer.entries([(1, 4)], {1: second}, 1000)  # type: ignore[dict-item]
+    content += writer.entries([(1, 4)], {1: second}, 1000)
     assert [one.path for one in entries_of(content) if isinstance(one, NamedFile)] == ["a", "/elsewhere/b"]
 
 
