@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from saferun.errors import suppress
+from saferun.files.middle import leave_out_middle
 from saferun.files.time_index import NO_CUT
 from saferun.files.trees import open_parent
 from saferun.linux.ownership import open_temporary
@@ -176,8 +177,6 @@ class Sink:
 
     def _leave_out_middle(self) -> None:
         """Keep the beginning and the end of the file, with a mark between them. What fails is not tried again."""
-        from saferun.files.middle import leave_out_middle
-
         try:
             fd = self._opened(os.O_RDWR)
             try:

@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_cut_grows_on(
     def refuse(*_arguments: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("saferun.files.middle.leave_out_middle", refuse)
+    monkeypatch.setattr("saferun.files.sinks.leave_out_middle", refuse)
     for _ in range(5):
         sink.write([memoryview(b"x" * KEEP)])
     assert path.read_bytes() == b"x" * KEEP * 5
