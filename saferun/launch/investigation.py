@@ -104,6 +104,7 @@ class Investigation:
         self._memory: MemoryState | None = None
         self._has_imported = False
         self._hang: HangIncident | None = None
+        self._noted_groups_of = -1  # the number of the attempt
         self._cause_wait: CauseWait | None = None
         self._begin_attempt(AttemptRecord(self._context))
 
@@ -215,9 +216,26 @@ class Investigation:
 
     def attempt_ended(self) -> None:
         """No rank is left, or none that could be captured."""
+        self._guarded("note when the ranks had a process group", self._note_groups)
         self._cause_wait = None
         self._guarded("end the watch", self.hangs.end)
         self._keep_running()
+
+    def _note_groups(self) -> None:
+        """Write an event of when the ranks of this attempt had their first process group, once it is known of all."""
+        record, attempt = self._record, self._launch.attempt
+        prefixes = {rank.place.rank: self.hook.memory_prefix(attempt, rank.place.rank) for rank in record.ranks}
+        if self._noted_groups_of == attempt or not any(prefixes.values()):
+            return
+        from saferun.linux.start_marks import group_times
+
+        times = group_times(prefixes)
+        if len(times) == len(prefixes) or not record.living:
+            self._noted_groups_of = attempt
+        if times:
+            now = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": attempt}
+            event = {"event": "RanksInitialized", **now, "ranks": list(times), "times": list(times.values())}
+            self._launch.run_dir.write_event(event)
 
     def _keep_running(self) -> None:
         if self._record.running is not None:
@@ -248,6 +266,7 @@ class Investigation:
 
     def report_hang(self, action: ReportHang) -> None:
         """Report the hang that has just been captured."""
+        self._guarded("note when the ranks had a process group", self._note_groups)
         record, now = self._record, time.monotonic()
         self._guarded("watch the ranks", self.hangs.captured, now)
         if record.verdict is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-__all__ = ["ranks_with_group"]
+from saferun.errors import suppress
+
+__all__ = ["group_times", "ranks_with_group"]
 
 
 def ranks_with_group(prefixes: Mapping[int, str]) -> frozenset[int]:
@@ -17,8 +19,26 @@ def ranks_with_group(prefixes: Mapping[int, str]) -> frozenset[int]:
     Args:
         prefixes: the beginning of the socket paths of each rank's hook, by rank; empty if it has no hook.
     """
+    return frozenset(rank for rank, _ in _sockets(prefixes))
+
+
+def group_times(prefixes: Mapping[int, str]) -> dict[int, float]:
+    """When the ranks had their first process group, in seconds since the epoch; those of which that is known.
+
+    Args:
+        prefixes: as of ``ranks_with_group``.
+    """
+    times: dict[int, float] = {}
+    for rank, path in _sockets(prefixes):
+        with suppress(OSError):
+            # Nothing writes to a socket's inode after it has been made.
+            made_at = os.stat(path, follow_symlinks=False).st_mtime
+            times[rank] = min(made_at, times.get(rank, made_at))
+    return times
+
+
+def _sockets(prefixes: Mapping[int, str]) -> Iterator[tuple[int, str]]:
     names: dict[str, list[str]] = {}
-    found = set()
     for rank, prefix in prefixes.items():
         directory, _, stem = prefix.rpartition("/")
         if not directory:
@@ -29,6 +49,6 @@ def ranks_with_group(prefixes: Mapping[int, str]) -> frozenset[int]:
             except OSError:
                 names[directory] = []
         # a0r1.4711.sock, and not a0r11.4711.sock
-        if any(name.startswith(f"{stem}.") for name in names[directory]):
-            found.add(rank)
-    return frozenset(found)
+        for name in names[directory]:
+            if name.startswith(f"{stem}."):
+                yield rank, f"{directory}/{name}"

@@ -34,6 +34,7 @@ class _Track:
         self.marks: list[Mark] = []
         self._kind, self._since = "", 0.0
         self.has_ended = False
+        self.group_at = float("inf")  # when it had a process group
 
     def begin(self, kind: str, at: float) -> None:
         """A phase begins, which ends the previous one."""
@@ -50,6 +51,20 @@ class _Track:
         if self._kind and at > self._since:
             self.segments.append(Segment(self._kind, self._since, at))
         self._kind = ""
+
+    def finish(self, at: float) -> None:
+        """There are no more events: what ran until it had a process group was still starting."""
+        self.close(at)
+        segments: list[Segment] = []
+        for segment in self.segments:
+            if segment.kind == "run" and segment.start < self.group_at < segment.end:
+                segments.append(segment._replace(end=self.group_at))
+                segments.append(Segment("work", self.group_at, segment.end))
+            elif segment.kind == "run" and self.group_at <= segment.start:
+                segments.append(segment._replace(kind="work"))
+            else:
+                segments.append(segment)
+        self.segments = segments
 
     def kinds(self) -> tuple[str, ...]:
         """What happened, in its order."""
@@ -102,7 +117,7 @@ def build_timelines(
         return None, None
     last = max(recorded.moments)
     for track in recorded.tracks.values():
-        track.close(last)
+        track.finish(last)
     corrected = [host.host for host in hosts if abs(ahead.get(host.host, 0.0)) >= _LEAST_AHEAD_S]
     note = ""
     if corrected:
@@ -204,8 +219,8 @@ class _Replay:
         """Ranks had a process group from these moments on: what came before was their start."""
         for rank, time in zip(event.ranks, event.times, strict=False):
             track = self._recorded.tracks.get((event.attempt, rank))
-            if track is not None and not track.has_ended:
-                track.begin_earlier("work", time - self._ahead_s, at)
+            if track is not None:
+                track.group_at = min(time - self._ahead_s, at)
 
     def _hangs(self, event: EventLine, at: float) -> None:
         if event.verdict is None:

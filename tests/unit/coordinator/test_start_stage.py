@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -29,7 +30,7 @@ from saferun.evidence import (
     StackDump,
     ThreadStack,
 )
-from saferun.linux.start_marks import ranks_with_group
+from saferun.linux.start_marks import group_times, ranks_with_group
 from saferun.model import ExitStatus, RankEnd
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
@@ -323,3 +324,12 @@ def test_an_answer_that_is_none_says_nothing(message: object) -> None:
 def test_an_answer_is_read() -> None:
     """As the coordinator writes it."""
     assert read_store_stage({"op": "start_stage", "attempt": 0, **Stage("inside", 1, 2)._asdict()}) == ("inside", 1, 2)
+
+
+def test_the_socket_of_the_hook_tells_when_a_rank_had_its_first_process_group(tmp_path: Path) -> None:
+    """Of several processes of a rank the first one counts."""
+    for name, time in (("a0r1.10.sock", 2000), ("a0r1.11.sock", 1000), ("a0r11.12.sock", 3000), ("a1r2.13.sock", 4000)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time, time))
+    prefixes = {rank: f"{tmp_path}/a0r{rank}" for rank in (1, 2, 11)} | {5: ""}
+    assert group_times(prefixes) == {1: 1000.0, 11: 3000.0}

@@ -118,7 +118,7 @@ def test_of_a_hang_that_resolved_itself_the_wait_ends() -> None:
     recovered = IncidentPart("hang", outcome="recovered")
     whole, _ = build_timelines([events_of("node1", lines)], ReportPart(incidents=(recovered,)), None)
     kinds = [kind for kind, _, _ in phases(whole)[0][1]]
-    assert kinds == ["start", "run", "work", "wait", "run"]
+    assert kinds == ["start", "run", "work", "wait", "work"]
     assert phases(whole)[0][2] == ["exit-ok"]
 
 
@@ -139,6 +139,16 @@ def test_signals_aborts_slow_ranks_and_retries_are_marks_of_the_job() -> None:
         "saferun received SIGTERM",
         "the attempt was aborted: node2 is silent (node2)",
         "starting again",
+    ]
+
+
+def test_when_ranks_had_a_process_group_may_be_known_only_after_their_end() -> None:
+    """The event is written when the attempt is over."""
+    lines = [joined(1.0, range(2), 2), event("RanksStarted", 1.5), exited(20.0, 0, code=0), exited(20.0, 1, code=0)]
+    lines.append(event("RanksInitialized", 21.0, ranks=[0, 1, 99], times=[START + 5.0, START + 5.0, START]))
+    whole, _ = build_timelines([events_of("node1", lines)], NOBODY, None)
+    assert phases(whole) == [
+        ("ranks 0-1 (2)", [("start", 1.0, 1.5), ("run", 1.5, 5.0), ("work", 5.0, 20.0)], ["exit-ok"]),
     ]
 
 
