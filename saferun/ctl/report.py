@@ -93,7 +93,7 @@ def _clock(seconds: float) -> str:
 
 
 def _files(directory: Path) -> RunFiles:
-    from saferun.report.page.run_files import read_run
+    from saferun.report.page.run_reading import read_run
 
     try:
         files = read_run(str(directory), patience_s=600.0)

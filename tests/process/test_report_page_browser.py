@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from saferun.report.page.rendering import LIMIT_BYTES, render_page
-from saferun.report.page.run_files import read_run
+from saferun.report.page.run_reading import read_run
 from tests.process.browser import Browser, Page, browsing, why_not
 from tests.unit.report.page_samples import crash_run, hang_run, hostile_run, large_run
 

@@ -25,7 +25,7 @@ from saferun.report.page.hosts import (
     build_versions,
 )
 from saferun.report.page.outputs import build_outputs, traceback_summary
-from saferun.report.page.run_contents import RunFiles
+from saferun.report.page.run_contents import RunFiles, RunJson
 from saferun.report.page.stacks import build_stacks, call_of
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.values import LABEL_CHARACTERS, Call, Fact, Incident, OutputPiece, PageModel, Table, Verdict
@@ -75,7 +75,7 @@ def build_page(files: RunFiles, clock: Callable[[float], str], scale: float = 1.
         scale: how much of what there is room for is used, 0 to 1.
         folds: whether ranks to which the same happened have one row in the timeline.
     """
-    report = files.report or ReportPart()
+    report = files.report or ReportPart(run=_described(files.run))
     incidents = _distinct(report.incidents)
     main = incidents[-1] if incidents else None
     culprits = main.culprits if main is not None else frozenset()
@@ -85,13 +85,12 @@ def build_page(files: RunFiles, clock: Callable[[float], str], scale: float = 1.
     bad_checks, fine_checks = build_checks(preflight)
     chosen, defaults = build_settings(files.run)
     run = report.run
-    verdict = _verdict(main, clock) if main is not None else _without_incident(run, preflight, files)
+    verdict = _verdict(main, clock) if main is not None else _without_incident(run, preflight)
     earlier = incidents[:-1][-max(int(_MOST_EARLIER * scale), 1) :]
-    command = run.command or (("saferun", *files.run.command) if files.run is not None else ())
     return PageModel(
         title=f"{run.run_id or files.name}: {verdict.kind.lower()}",
         run=tuple(_run_facts(run, files, clock)),
-        command=shown(" ".join(redacted_arguments(command[:1000])), 2000),
+        command=shown(" ".join(redacted_arguments(run.command[:1000])), 2000),
         verdict=verdict,
         main=_incident(main, clock, scale) if main is not None else None,
         earlier=tuple(_incident(incident, clock, scale / 4) for incident in earlier),
@@ -123,6 +122,15 @@ def _distinct(incidents: Sequence[IncidentPart]) -> list[IncidentPart]:
             kept.pop()
         kept.append(incident)
     return kept
+
+
+def _described(run: RunJson | None) -> RunPart:
+    """The launch as run.json has it, where nothing went wrong and there is no report."""
+    if run is None:
+        return RunPart()
+    end = run.end
+    ended = (end.time, end.exit_code, end.outcome) if end is not None else (None, None, "running")
+    return RunPart(run.run_id, run.host, ("saferun", *run.command), run.started_at, *ended)
 
 
 def _world_size(files: RunFiles) -> int:
@@ -201,7 +209,7 @@ def _outcome(incident: IncidentPart) -> str:
     return text or shown(incident.outcome, 40)
 
 
-def _without_incident(run: RunPart, preflight: PreflightPart | None, files: RunFiles) -> Verdict:
+def _without_incident(run: RunPart, preflight: PreflightPart | None) -> Verdict:
     failed = [one for one in (preflight.results if preflight is not None else ()) if one.verdict == "fail"]
     if failed and run.outcome != "succeeded":
         first = failed[0]
@@ -216,9 +224,9 @@ def _without_incident(run: RunPart, preflight: PreflightPart | None, files: RunF
         return Verdict(tone, "Stopped", "The launch was stopped by a signal.")
     if run.outcome == "failed":
         return Verdict(tone, "Failed", f"The launch ended with exit code {run.exit_code}.")
-    if files.report is None:
+    if run.outcome != "running":
         return Verdict("plain", "No report", "Nothing went wrong so far, or no report was written.")
-    return Verdict("plain", "Running", "The launch had not ended when this page was made.")
+    return Verdict("plain", "Running", "The launch had not ended when this page was made, or saferun was killed.")
 
 
 def _capital(text: str) -> str:

@@ -18,7 +18,7 @@ from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit, fit_or, list_of
 
 _LONGEST_EVENT = 1 << 20
-_RUN_FIELDS = frozenset({"command", "rank_command", "cwd", "run_id"})
+_RUN_FIELDS = frozenset({"command", "rank_command", "cwd", "run_id", "host", "started_at", "end"})
 
 # ------------------------------------------------------------------------------------------------------------- run.json
 
@@ -31,13 +31,24 @@ class SettingPart(Value):
     origin: str
 
 
+class EndPart(Value):
+    """How a launch ended."""
+
+    time: float
+    exit_code: int
+    outcome: str = ""
+
+
 class RunJson(Value):
-    """run.json."""
+    """run.json. ``started_at`` is in seconds since the epoch; ``end`` is None while it runs."""
 
     command: tuple[str, ...] = ()
     rank_command: tuple[str, ...] = ()
     cwd: str = ""
     run_id: str = ""
+    host: str = ""
+    started_at: float | None = None
+    end: EndPart | None = None
     settings: tuple[SettingPart, ...] = ()
     versions: tuple[PairPart, ...] = ()
 

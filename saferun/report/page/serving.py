@@ -54,10 +54,10 @@ def serve(connection: Socket, outbox: Outbox) -> None:
 def _prepare() -> str:
     """Import and compile everything. Returns why that is impossible; empty: it is not."""
     try:
-        from saferun.report.page import rendering, run_files
+        from saferun.report.page import rendering, run_reading
 
         rendering.prepare()
-        del run_files
+        del run_reading
     except Exception as error:
         return _reason(error)
     return ""
@@ -65,7 +65,7 @@ def _prepare() -> str:
 
 def _make(run_dir: str, path: str, outbox: Outbox) -> JsonObject:
     from saferun.report.page.rendering import render_page
-    from saferun.report.page.run_files import read_run
+    from saferun.report.page.run_reading import read_run
 
     try:
         page = render_page(read_run(run_dir))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from saferun.report.page import run_files
+from saferun.report.page import run_reading
 from saferun.report.page.contents import LONGEST_FILE
-from saferun.report.page.run_files import read_run
+from saferun.report.page.run_reading import read_run
 from tests.unit.report.page_samples import event, hang_events, hang_run
 
 
@@ -102,4 +102,4 @@ def test_what_is_no_directory_is_an_error(tmp_path: Path) -> None:
     for name in ("file", "nothing"):
         with pytest.raises(OSError, match=r"No such file|Not a directory"):
             read_run(str(tmp_path / name))
-    assert run_files.read_run(str(tmp_path)).report is None
+    assert run_reading.read_run(str(tmp_path)).report is None

@@ -33,7 +33,7 @@ from saferun.report.page.exports import perfetto, speedscope
 from saferun.report.page.hosts import build_matrix, build_versions
 from saferun.report.page.outputs import build_outputs, pieces_of, tail_lines
 from saferun.report.page.run_contents import HostEvents, RankTail, decode_events
-from saferun.report.page.run_files import read_run
+from saferun.report.page.run_reading import read_run
 from saferun.report.page.stacks import build_stacks
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.values import Timeline

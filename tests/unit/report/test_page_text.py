@@ -18,7 +18,7 @@ from saferun.report.page.building import build_page
 from saferun.report.page.contents import ReportPart, RunPart
 from saferun.report.page.rendering import LIMIT_BYTES, PageTooLargeError, render_page, script_json
 from saferun.report.page.run_contents import RunFiles
-from saferun.report.page.run_files import read_run
+from saferun.report.page.run_reading import read_run
 from tests.unit.report.page_samples import HOSTILE, crash_run, hang_run, hostile_run, large_run, write_run
 from tests.unit.report.report_checking import ANY_TEXT
 
@@ -123,6 +123,22 @@ def test_sections_without_content_are_left_out(tmp_path: Path) -> None:
     assert links == {"#main", "#run"}
     bare = write_run(tmp_path / "bare")
     (bare / "report.json").unlink()
+    assert "Running The launch had not ended" in read(bare).text
+
+
+def test_a_run_without_a_report_is_shown_as_run_json_has_it(tmp_path: Path) -> None:
+    """Nothing went wrong in it."""
+    bare = write_run(tmp_path / "bare")
+    (bare / "report.json").unlink()
+    content = json.loads((bare / "run.json").read_text())
+    content |= {"host": "node1", "started_at": 1.7e9}
+    content["end"] = {"time": 1.7e9 + 90, "exit_code": 0, "outcome": "succeeded", "headline": ""}
+    (bare / "run.json").write_text(json.dumps(content))
+    text = read(bare).text
+    assert "Succeeded All ranks ended with exit code 0." in text
+    assert "Lasted 90 s" in text
+    assert "saferun --nproc-per-node 8 train.py" in text
+    (bare / "run.json").unlink()
     assert "No report" in read(bare).text
 
 
