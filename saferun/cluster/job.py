@@ -343,6 +343,8 @@ class Job(JobSender):
             self.ignored.add(entry.get("kind") if isinstance(entry, dict) else message.get("op"), error)
 
     def _take(self, message: JsonObject) -> None:
+        if message.get("op") in {"joined", "join_failed"}:
+            self._callbacks.set_status(None)
         match message.get("op"):
             case "joined" if self._joining:
                 self._on_joined(message)
@@ -350,7 +352,9 @@ class Job(JobSender):
                 self._joining = False
                 self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
             case "waiting":
-                self._print_line(f"saferun: {display_text(message['text'], LONGEST_MESSAGE)}")
+                waits_for = display_text(message["text"], LONGEST_MESSAGE)
+                if not self._callbacks.set_status(waits_for):
+                    self._print_line(f"saferun: {waits_for}")
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.
                 which = number(message["device"]), number(message["inode"])
@@ -372,6 +376,7 @@ class Job(JobSender):
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
     def _on_channel_lost(self, what: str, hint: str, class_name: str = "") -> None:
+        self._callbacks.set_status(None)
         if self._joining or self.client.is_preparing:
             self._joining = self.client.is_preparing = False
             self._fail(what, hint)

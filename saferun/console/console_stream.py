@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from saferun.console.lines import LineAssembler, prefixed
+from saferun.console.lines import LineAssembler, prefixed, shown_width
 from saferun.errors import suppress
 
 TYPE_CHECKING = False
@@ -88,8 +88,7 @@ class ConsoleStream:
     @property
     def prefix_columns(self) -> int:
         """How wide the prefix is."""
-        text = self.prefix.decode(errors="replace")
-        return len(text.partition("m")[2].removesuffix("\x1b[0m") if text.startswith("\x1b") else text)
+        return shown_width(self.prefix)
 
     @property
     def columns(self) -> int:

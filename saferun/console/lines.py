@@ -146,3 +146,10 @@ def prefixed(prefix: bytes, text: bytes) -> bytes:
 def closed_row(row: bytes) -> bytes:
     """A row without a line end, with the end of its colours."""
     return row + b"\x1b[0m" if b"\x1b[" in row and not row.endswith(b"\x1b[0m") else row
+
+
+def shown_width(row: bytes) -> int:
+    """How many characters a row shows; its colours are none."""
+    text = row.decode(errors="replace")
+    first, *others = text.split("\x1b[")
+    return len(first) + sum(len(part.partition("m")[2]) for part in others)

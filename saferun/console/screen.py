@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.console.lines import closed_row, prefixed
+from saferun.console.lines import closed_row, prefixed, shown_width
 from saferun.console.target import Target
 from saferun.errors import printable_lines, suppress
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from saferun.console.drawing import DrawingBudget
     from saferun.console.folding import Folding
     from saferun.console.raw_pane import RawPane
+    from saferun.console.status import Status
 
 # An unfinished line (a prompt, a progress bar) appears on a terminal after this time, and on a pipe after this one.
 _TERMINAL_REFRESH_S = 0.1
 _PIPE_REFRESH_S = 1.0
 # How often what has been drawn is searched for lines that will not change any more.
 _REST_S = 1.0
+# A line that counts seconds.
+_STATUS_S = 1.0
 # The most rows of unfinished lines at the bottom of a terminal, and how many rows of a lower one are left for lines.
 _MOST_ROWS = 16
 _LEAST_LINES = 4
@@ -113,6 +116,26 @@ class Screen:
 
                 text = styled(text, columns=pane.columns, is_colored=is_colored)
         pane.put_message(text.encode(errors="backslashreplace") + b"\n")
+
+    def set_status(self, key: str, text: str | None, *, since: float = 0.0, until: float = 0.0) -> bool:
+        """On a terminal, show what is going on in a line below all others that changes in place.
+
+        Args:
+            key: what it is about; a new text takes the place of the old one.
+            text: None: it is over, and the line is removed.
+            since: monotonic seconds: how long ago that is stands in the line.
+            until: monotonic seconds: how long it takes until then stands in the line, which is removed at that time.
+
+        Returns:
+            Whether it is shown. Elsewhere, and where it fails, ordinary lines have to say it.
+        """
+        if not self.err.target.is_terminal or self.err.raw is not None:
+            return False
+        try:
+            self.err.set_status(key, printable_lines(text) if text is not None else None, since=since, until=until)
+        except Exception:
+            return False
+        return text is not None
 
     def print_output(self, text: str) -> None:
         """Print the result that the user asked for to stdout."""
@@ -230,6 +253,8 @@ class Screen:
         for pane in self.panes:
             if pane.raw is not None:
                 pane.raw.release()
+            for key in list(pane.statuses):
+                self.set_status(key, None)
         self._note_folded(None)
 
     def finish(self) -> None:
@@ -268,6 +293,7 @@ class Pane:
         self.target = target
         self.due: float | None = None
         self.budget: DrawingBudget | None = None
+        self.statuses: dict[str, Status] = {}
         self._bar_interval_s = bar_interval_s
         self._unfinished: dict[ConsoleStream, tuple[bytes, ...]] = {}
         self._since: dict[ConsoleStream, float] = {}  # when each of these lines began
@@ -317,8 +343,7 @@ class Pane:
 
     def note_unfinished(self, stream: ConsoleStream, now: float) -> None:
         """Record that the stream's unfinished line is new or has changed."""
-        if self.due is None:
-            self.due = now + (_TERMINAL_REFRESH_S if self.target.is_terminal else _PIPE_REFRESH_S)
+        self._refresh_at(now + (_TERMINAL_REFRESH_S if self.target.is_terminal else _PIPE_REFRESH_S))
         if stream not in self._unfinished:
             self._unfinished[stream] = ()
             self._since[stream] = now
@@ -364,8 +389,33 @@ class Pane:
                 self.put(prefixed(stream.prefix, stream.take_unfinished()))
                 del self._unfinished[stream], self._since[stream]
 
+    def set_status(self, key: str, text: str | None, *, since: float, until: float) -> None:
+        """Show, change or remove a line below all others."""
+        if text is not None:
+            from saferun.console.status import Status
+
+            self.statuses[key] = Status(text, since, until)
+            self._refresh_at(time.monotonic() + _STATUS_S)
+        elif self.statuses.pop(key, None) is None:
+            return
+        self._redraw()
+        if not self.target.has_room(0):
+            self._refresh_at(time.monotonic() + _STATUS_S)
+
+    def _status_rows(self) -> list[bytes]:
+        """The lines that say what is going on; none where that fails."""
+        try:
+            from saferun.console.status import status_rows
+
+            return status_rows(self.statuses, time.monotonic(), self.columns)
+        except Exception:
+            self.statuses.clear()
+            return []
+
     def _show_rows(self, now: float) -> None:
         """Draw the newest rows of all streams at the bottom of the terminal."""
+        if self.statuses:
+            self._refresh_at(now + _STATUS_S)
         for stream in list(self._unfinished):
             if stream.settle(now):
                 self._refresh_at(now + _REST_S)
@@ -385,12 +435,13 @@ class Pane:
 
     def _draw(self) -> bytes:
         drawn = {stream: rows for stream, rows in self._unfinished.items() if rows}
-        if not drawn:
+        below = self._status_rows() if self.statuses else []
+        if not drawn and not below:
             return b""
         from saferun.linux.streams import terminal_size
 
         # More rows than the terminal has could not be erased again.
-        room = min(_MOST_ROWS, max(terminal_size(self.target.fd)[1] - _LEAST_LINES, 1))
+        room = min(_MOST_ROWS, max(terminal_size(self.target.fd)[1] - _LEAST_LINES - len(below), 1))
         shown: list[bytes] = []
         cursor = None
         for place, (stream, rows) in enumerate(drawn.items()):
@@ -402,10 +453,16 @@ class Pane:
                 cursor = (len(shown) + at[0] - left_out, stream.prefix_columns + at[1])
             shown += [stream.prefix + closed_row(row) for row in rows[left_out:]]
         shown = shown[:room]
+        if below and shown and (cursor is None or cursor[0] >= len(shown)):
+            # Behind the last row, as without the lines below it: what is typed is shown there.
+            cursor = (len(shown) - 1, shown_width(shown[-1]))
+        elif cursor is not None and cursor[0] >= len(shown):
+            cursor = None
+        shown += below
         self._rows = len(shown)
         # Without line wrapping each of them is one row, whatever its width.
         text = b"\x1b[?7l" + b"\n".join(shown) + b"\x1b[?7h"
-        if cursor is None or cursor[0] >= self._rows:
+        if cursor is None:
             return text
         self._below = self._rows - 1 - cursor[0]
         return text + (b"\x1b[%dA" % self._below if self._below else b"") + b"\x1b[%dG" % (cursor[1] + 1)

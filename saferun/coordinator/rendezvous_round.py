@@ -22,6 +22,8 @@ _MOST_TASKS = 4096
 _BORN = os.urandom(8).hex()
 # How soon something is reported that waiting alone will hardly mend.
 _FAULT_S = 2.0
+# A line that does not change is repeated at least so often.
+_LONGEST_REPORT_S = 3600.0
 
 
 class JoinFailedError(Exception):
@@ -104,6 +106,8 @@ class RendezvousRound:
         self._message = ""
         self._is_fault = False
         self._reported_at = self.began_at
+        self._reported = ""
+        self._again_s = 0.0  # after which the same line is reported again
         self._left = ""
 
     def add(self, task: int, request: JoinRequest) -> bool:
@@ -204,9 +208,12 @@ class RendezvousRound:
         wait_s = self.request.report_every_s
         if self._is_fault and is_first:
             wait_s = min(_FAULT_S, wait_s)
+        if self._message == self._reported:
+            wait_s = max(wait_s, self._again_s)
         if self.is_over or not self._message or now - self._reported_at < wait_s:
             return None
-        self._reported_at = now
+        self._again_s = min(2 * wait_s, _LONGEST_REPORT_S) if self._message == self._reported else wait_s
+        self._reported_at, self._reported = now, self._message
         return f"{self._message} ({now - self.began_at:.0f} s)"
 
     def overdue(self) -> JoinFailedError | None:

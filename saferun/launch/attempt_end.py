@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # Of more retries than that the waits are those of the policy itself.
 _MOST_WAITS = 64
+# A wait that is counted down on a terminal; a shorter one is over at once.
+_SHOWN_WAIT_S = 2.0
 
 
 class AttemptEnd:
@@ -83,6 +86,8 @@ class AttemptEnd:
     def report_failure(self, action: actions.ReportFailure) -> None:
         """Report why the attempt failed, and what follows."""
         self._context.investigation.report_failure(action)
+        if action.restarting and action.decision is not None and action.decision.wait_s >= _SHOWN_WAIT_S:
+            self._context.screen.set_status("retry", "starting again", until=time.monotonic() + action.decision.wait_s)
         if action.decision is not None and action.decision.new_port:
             self._context.setup.release_port()
         if not action.restarting:

@@ -235,6 +235,7 @@ class HostLaunch:
             on_stderr=context.screen.err.put_message,
             print_line=context.screen.print_message,
             ranks=lambda: context.investigation.hangs.watched_ranks(),  # noqa: PLW0108
+            set_status=context.show_wait,
         )
         if is_alone:
             return SoloJob(context.config, environ, context.poller, callbacks)

@@ -65,6 +65,7 @@ MODULES = (
     "saferun.console.message_style",
     "saferun.console.open_colors",
     "saferun.console.rows",
+    "saferun.console.status",
     "saferun.report.above",
     "saferun.report.console_text",
     "saferun.captures.capture_query",

@@ -148,9 +148,16 @@ class HangIncident(LiveCapture):
         if is_alive:
             lines[-1] = "saferun: job left running: it made progress during the capture"
         seen = _seen(verdict, diagnosis)
+        is_counted = False
+        if verdict.certain and not is_alive:
+            # On a terminal one line counts how long it goes on.
+            since = time.monotonic() - verdict.quiet_s if step == "report" else 0.0
+            is_counted = self._context.launch.screen.set_status("hang", "the job hangs" if since else None, since=since)
         if count > 1 and seen == self._record.reported_hang and not is_alive:
             # The report has it whole.
-            self._context.print_lines(hang_goes_on_text(diagnosis, verdict, on_hang=step, count=count, next_s=next_s))
+            if not is_counted:
+                again = hang_goes_on_text(diagnosis, verdict, on_hang=step, count=count, next_s=next_s)
+                self._context.print_lines(again)
         elif verdict.certain or log.files is None:
             self._context.print_lines(lines)
         else:

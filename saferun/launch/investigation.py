@@ -218,6 +218,7 @@ class Investigation:
         """No rank is left, or none that could be captured."""
         self._guarded("note when the ranks had a process group", self._note_groups)
         self._cause_wait = None
+        self._launch.screen.set_status("hang", None)
         self._guarded("end the watch", self.hangs.end)
         self._keep_running()
 
@@ -286,6 +287,7 @@ class Investigation:
     def _report_recovery(self, lasted_s: float) -> None:
         from saferun.report.console_text import recovery_text
 
+        self._launch.screen.set_status("hang", None)
         self._launch.screen.print_message(recovery_text(lasted_s))
         self.log.note_recovery(lasted_s)
 

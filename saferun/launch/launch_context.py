@@ -149,6 +149,16 @@ class LaunchContext:
         """One line for the user."""
         self.screen.print_message(f"saferun: {printable(text)}")
 
+    def show_wait(self, text: str | None) -> bool:
+        """Show which hosts are waited for where a line can change in place; None: they are there."""
+        if text is None:
+            return self.screen.set_status("hosts", None)
+        # It may say itself how long that has been.
+        what, _, rest = text.rpartition(" (")
+        seconds = rest.removesuffix(" s)")
+        waited_s = int(seconds) if what and rest.endswith(" s)") and seconds.isdigit() else 0
+        return self.screen.set_status("hosts", what if waited_s else text, since=time.monotonic() - waited_s)
+
     def warn(self, text: str) -> None:
         """One line about something that could not be written or done; never twice the same."""
         if text not in self._warned:

@@ -30,6 +30,8 @@ _LAST_SWEEP_S = 2.0
 _UNSURE_S = 2.0
 # Helpers of a library that end by themselves when their rank is gone are worth no line.
 _REPORT_AFTER_S = 1.0
+# The line is repeated after twice the time each, and at least so often.
+_REPORT_EVERY_S, _LONGEST_REPORT_S = 30.0, 3600.0
 _MOST_NAMED = 4
 _LONGEST_NAME = 60
 
@@ -66,6 +68,7 @@ class Orphans(PartBase):
         self._warn = warn
         self._sessions = Sessions()
         self._ranks: dict[int, int] = {}  # pid of a rank -> its rank
+        self.began_at = 0.0  # the wait for them
         self.is_left = False  # they are to live on
         self._forget()
 
@@ -75,6 +78,7 @@ class Orphans(PartBase):
         self._wait_until = 0.0
         self._idle_s = 0.0
         self._report_at = 0.0
+        self._report_every_s = _REPORT_EVERY_S
         self._activity: Activity | None = None
         self._unsure: dict[int, float] = {}  # pid -> until when it may turn out to be one of them
         self._known: set[tuple[int, int]] = set()  # pids and start times of those that have
@@ -101,10 +105,12 @@ class Orphans(PartBase):
             wait_s: how long those that work are waited for.
             idle_s: how long one that is waited for may do nothing before it is ended.
         """
+        self.began_at = now
         self._term_s = term_s
         self._wait_until = now + wait_s
         self._idle_s = idle_s
         self._report_at = now + _REPORT_AFTER_S
+        self._report_every_s = _REPORT_EVERY_S
         self._activity = Activity() if wait_s > 0 else None
         # Who is being ended already does not get more time by that.
         self._swept = {pid: min(kill_at, now + term_s) for pid, kill_at in self._swept.items()}
@@ -135,7 +141,8 @@ class Orphans(PartBase):
             if not self._swept:
                 self.deadline = min(now + _WAIT_INTERVAL_S, self._wait_until)
                 if self._report_at <= now:
-                    self._report_at = float("inf")
+                    self._report_at = now + self._report_every_s
+                    self._report_every_s = min(2 * self._report_every_s, _LONGEST_REPORT_S)
                     minutes = _duration(self._wait_until - now)
                     self._report(f"waiting for {self._description(pids)}, {minutes} at most; Ctrl-C ends it")
         elif self._activity is not None:

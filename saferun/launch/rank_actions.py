@@ -199,7 +199,11 @@ class RankActions(PartBase):
         self.orphans.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
 
     def _report_orphans(self, text: str) -> None:
-        self._context.report(text)
+        is_counted = text.startswith("waiting for ") and self._context.screen.set_status(
+            "leftovers", text, since=self.orphans.began_at
+        )
+        if not is_counted:
+            self._context.report(text)
         if self._context.supervisor.state is State.STOPPING and text.startswith("waiting for "):
             # The leader reports it as well: it waits for this host.
             self._context.job.set_state({"s": "leftovers", "text": text[:_LONGEST_STATE]})
@@ -212,6 +216,7 @@ class RankActions(PartBase):
     def close(self) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
         self.orphans.end()
+        self._context.screen.set_status("leftovers", None)
         self.exec_wait.close()
         self._context.investigation.attempt_ended()
         self._context.job.attempt_ended()

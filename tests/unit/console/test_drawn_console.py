@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -252,3 +253,67 @@ def test_a_colour_that_a_rank_leaves_set_is_its_own() -> None:
             ("[0] ", "default", "unfinished", "default"),
         ]
         assert job.shown.is_plain
+
+
+def test_a_status_is_one_row_below_all_others_that_changes_in_place() -> None:
+    with ranks(2) as job:
+        job.write(0, b"\rbar 1")
+        job.wait()
+        assert job.screen.set_status("hang", "the job hangs", since=time.monotonic() - 65.5)
+        assert job.shown.lines == ["[0] bar 1", "saferun: the job hangs (1 min 05 s)"]
+        assert job.shown.cursor == len("[0] bar 1")
+        job.write(1, b"a line\n")
+        job.write(0, b"\rbar 2")
+        job.wait()
+        assert job.shown.lines == ["[1] a line", "[0] bar 2", "saferun: the job hangs (1 min 05 s)"]
+        assert job.screen.deadline() is not None
+        job.screen.set_status("hang", "x" * 200, since=time.monotonic() - 7200.5)
+        assert job.shown.lines[-1] == f"{('saferun: ' + 'x' * 200)[: COLUMNS - 15]}… (2 h 00 min)"
+        assert not job.screen.set_status("hang", None)
+        assert job.shown.lines == ["[1] a line", "[0] bar 2"]
+        job.write(0, b"\n")
+        job.close()
+        assert job.shown.lines == ["[1] a line", "[0] bar 2"]
+
+
+def test_a_status_that_is_over_goes_by_itself() -> None:
+    with ranks(1) as job:
+        assert job.screen.set_status("retry", "starting again", until=time.monotonic() + 60)
+        assert job.shown.lines == ["saferun: starting again (1 min 00 s left)"]
+        job.screen.set_status("retry", "starting again", until=time.monotonic() - 1)
+        job.screen.tick(time.monotonic() + 2)
+        assert job.shown.lines == []
+        job.write(0, b"line\n")
+        assert job.shown.lines == ["[0] line"]
+
+
+def test_a_status_is_gone_at_the_end() -> None:
+    with ranks(1) as job:
+        job.screen.set_status("hosts", "waiting for node2", since=time.monotonic())
+        job.write(0, b"line\n")
+        job.close()
+        job.screen.release()
+        job.screen.print_message("saferun: over")
+        assert job.shown.lines == ["[0] line", "saferun: over"]
+
+
+def test_a_status_that_fails_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> list[bytes]:
+        raise RuntimeError
+
+    monkeypatch.setattr("saferun.console.status.status_rows", fail)
+    with ranks(1) as job:
+        job.write(0, b"\rbar")
+        job.wait()
+        job.screen.set_status("hang", "the job hangs", since=1.0)
+        job.write(0, b"\rbar 2")
+        job.wait()
+        assert job.shown.lines == ["[0] bar 2"]
+
+
+def test_without_a_terminal_there_is_no_status() -> None:
+    with Reader.pipe() as reader, console(reader) as screen:
+        assert not screen.set_status("hang", "the job hangs", since=1.0)
+        assert screen.deadline() is None
+        drain(screen, reader)
+        assert reader.taken == b""
