@@ -3,6 +3,7 @@
 python benchmarks/death.py [--quick] [--sides saferun,torchrun] [--only exit,kill]
 
 saferun writes down when it noticed. torchrun does not: its first SIGTERM to a peer is the nearest that can be seen.
+saferun-no-page makes no report.html, for which the launcher waits at its end.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def measure_death(scratch: Scratch, side: str, script: str, death: str) -> dict[
     directory = scratch.new_directory()
     gates = Gates(directory, "go", RANKS)
     run_directory = ["--run-dir", "runs"] if side.startswith("saferun") else []
+    if side == "saferun-no-page":
+        run_directory += ["--report-html", "off"]
     arguments = [*command(side), "--nproc_per_node", str(RANKS), *run_directory, script]
     process = scratch.start(arguments, directory, extra={"BENCHMARK_DEATH": death, "BENCHMARK_DYING": str(DYING)})
     gates.wait(process)
@@ -112,4 +115,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(parse_options(__doc__, ("saferun", "torchrun"), ("exit", "kill")))
+    main(parse_options(__doc__, ("saferun", "saferun-no-page", "torchrun"), ("exit", "kill")))

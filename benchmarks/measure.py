@@ -66,15 +66,15 @@ def progress(text: str) -> None:
 def command(side: str) -> list[str]:
     """The command that starts the launcher `side`, without options.
 
-    saferun: `python -m saferun`; saferun-script and torchrun (-unbuffered): the console scripts beside this Python.
+    saferun (-no-page): `python -m saferun`; saferun-script, torchrun (-unbuffered): console scripts beside this Python.
     """
-    if side == "saferun":
+    if side.removesuffix("-no-page") == "saferun":
         return [sys.executable, "-m", "saferun"]
     return [str(Path(sys.executable).parent / side.removesuffix("-script").removesuffix("-unbuffered"))]
 
 
 def _is_present(side: str) -> bool:
-    if side == "saferun":
+    if side.removesuffix("-no-page") == "saferun":
         installed = importlib.util.find_spec("saferun") is not None
         return installed or (REPOSITORY / "saferun" / "__main__.py").is_file()
     if side == "saferun-script" or side.startswith("torchrun"):

@@ -70,6 +70,9 @@ from saferun.preflight.host_messages import (
     encode_probes,
 )
 from saferun.preflight.results import HostInfo, Probe, ProbeEndpoint
+from saferun.report.page.contents import decode_preflight, decode_report
+from saferun.report.page.rendering import render_page
+from saferun.report.page.run_contents import HostEvents, RunFiles, decode_events, decode_run_json
 from saferun.text.decoding import MALFORMED, loads
 from saferun.watchdog.job import verdict_from
 from tests.process.one_capture import decode_request, encode_request
@@ -79,6 +82,7 @@ from tests.unit.captures.test_flight_recorder import entry, trace
 from tests.unit.cluster.listening_job import DECISION, piece
 from tests.unit.host_samples import captured, host_evidence
 from tests.unit.linux.test_core_files import make_core
+from tests.unit.report.page_samples import hang_files
 
 EXAMPLES = int(os.environ.get("SAFERUN_FUZZ_EXAMPLES", "40"))
 _MANY = 2000
@@ -204,9 +208,23 @@ STACKS = (
 )
 AMD = [{"gpu": 0, "usage": {"gfx_activity": {"value": 3, "unit": "%"}}, "mem_usage": {"total_vram": {"value": 9}}}]
 YAML = (Path(__file__).resolve().parents[2] / "configs" / "debug.yaml").read_bytes()
+REPORT, EVENTS = hang_files()
 PART = encode_part(host_evidence(1, 2, capture=captured(1, 2)), 1 << 16).encode()
 
+
+def page_of(report: bytes, events: bytes) -> object:
+    """The page of a run with this report and these events of a host."""
+    hosts = (HostEvents("node1", tuple(decode_events(events))),)
+    return render_page(RunFiles("run", decode_report(report), decode_preflight(report), None, hosts))
+
+
 DECODERS: dict[str, Decoder] = {
+    "page of a report": Decoder(lambda content: page_of(content, EVENTS), (REPORT,)),
+    "page of events": Decoder(lambda content: page_of(REPORT, content), (EVENTS,)),
+    "page of run.json": Decoder(
+        lambda content: render_page(RunFiles("run", run=decode_run_json(content))),
+        dumped({"command": ["x"], "settings": {"a": {"value": 1, "origin": "flag"}}, "versions": {"torch": "2"}}),
+    ),
     "json": Decoder(loads, dumped(STATE, [1, 2.5, None, "x"]), (ValueError,)),
     "JSON lines": Decoder(json_lines, dumped({"op": "entry", "message": TROUBLE})),
     "JSON lines of tasks": Decoder(task_lines, dumped({"op": "append", "attempt": 0, "message": TROUBLE})),

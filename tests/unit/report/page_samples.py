@@ -130,6 +130,13 @@ def hang_run(folder: Path) -> Path:
     return write_run(folder, [incident], {"node1": hang_events(range(8), 8)}, outputs, hosts=4)
 
 
+def hang_files() -> tuple[bytes, bytes]:
+    """report.json and events.jsonl of that."""
+    report = build_report(RUN, [HANG._replace(outcome="ended", recovered_after_s=None)], preflight=found(4))
+    lines = "".join(json.dumps(line) + "\n" for line in hang_events(range(8), 8))
+    return json.dumps(report).encode(), lines.encode()
+
+
 def crash_run(folder: Path) -> Path:
     """Four ranks: the first attempt recovers from a hang, in the second rank 2 crashes."""
     events = [*crash_events(range(4), 2), *crash_events(range(4), 2, attempt=1, offset_s=40.0)]
