@@ -124,6 +124,7 @@ class OutputConfig(Value):
     ``fold``: whether tracebacks that several ranks print are shown once. ``bar_interval_s``: how often a progress bar
     is a line, where there is no terminal. ``report_html``: when report.html is made. ``keep_runs``: how many runs are
     kept in the default place, 0: all. ``keep_bytes``: how much is kept of what a rank writes to a stream, 0: all.
+    ``on_event``: the command that gets the events of the launch; empty: none.
     """
 
     run_dir: str | None
@@ -137,6 +138,7 @@ class OutputConfig(Value):
     report_html: Literal["failure", "always", "off"] = "failure"
     keep_runs: int = 0
     keep_bytes: int = 0
+    on_event: tuple[str, ...] = ()
 
 
 class EnvironConfig(Value):

@@ -399,6 +399,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "when to make report.html in the run directory, a page about the run to read and send on; failure: at every "
         "hang and failure; always: at every end, with report.json and report.txt; off: never",
     ),
+    _option("--on-event COMMAND", "", OUTPUT, "run at every hang, failure, restart, recovery and end; gets it as JSON"),
     _option(
         "--hang-timeout SECONDS",
         300.0,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.secret import JobSecret
     from saferun.files.writer_client import WriterClient
+    from saferun.linux.part import Part
     from saferun.linux.spares import Spares
     from saferun.preflight.client import CheckProcess
 
@@ -113,20 +114,26 @@ class HostLaunch:
             warn=context.warn,
             is_wanted=config.output.report_html != "off",
         )
+        if config.output.on_event and config.checks.preflight != "only":
+            from saferun.launch.on_event_part import OnEventPart
+
+            context.on_event = OnEventPart(context, config.output.on_event)
         context.investigation = Investigation(context, peers_s)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._wakeup = Wakeup(context, passed)
         writer.attach(context.poller)
         story = StoryFile(context)
-        parts = (
+        parts: tuple[Part, ...] = (
             *(ranks, writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
             *(context.checks, job, context.lint, ranks.segments),
             *(context.imports, context.examiner, ranks.orphans, story, context.page),
         )
-        watching = (
+        watching: tuple[Part, ...] = (
             *(context.investigation, context.lint, ranks.segments, context.imports, context.examiner),
             *(story, context.page),
         )
+        if context.on_event is not None:
+            parts, watching = (*parts, context.on_event), (*watching, context.on_event)
         self._console = ConsolePart(context)
         context.loop = EventLoop(context, self._console, parts, watching)
 
@@ -212,6 +219,9 @@ class HostLaunch:
             context.screen.flush()
 
         self._is_done("report.html", lambda: context.page.finish(self._wakeup.is_hurried, wait))
+        if context.on_event is not None:
+            on_event = context.on_event
+            self._is_done("--on-event", lambda: on_event.finish(self._wakeup.is_hurried, wait))
         context.run_dir.close()
         context.events.clear()
         self._writer.finish(self._context.poller, self._wakeup.is_hurried, self._context.screen.flush)

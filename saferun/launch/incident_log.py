@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from saferun.evidence import Diagnosis, Evidence
     from saferun.preflight.results import HostInfo, Preflight
+    from saferun.report.event_json import LaunchEvent
     from saferun.report.report_json import Incident, SlowRow
     from saferun.supervisor.policy.decision_row import DecisionRow
     from saferun.watchdog.stragglers import Straggler
@@ -38,6 +39,7 @@ class IncidentLog:
         run_id: marks the processes of this run.
         guarded: calls, and says in one line what failed.
         on_written: called when the report has been handed to the writer.
+        notify: takes what happens, for the command of ``--on-event``; None: there is none.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class IncidentLog:
         run_id: str,
         guarded: Callable[..., Any],
         on_written: Callable[[], object] = bool,
+        notify: Callable[[LaunchEvent], object] | None = None,
     ) -> None:
         self.launched_time = time.time()
         self._config = config
@@ -57,6 +60,7 @@ class IncidentLog:
         self._run_id = run_id
         self._guarded = guarded
         self._on_written = on_written
+        self._notify = notify
         self._incidents: list[Incident] = []
         self._decisions: list[DecisionRow] = []
         self._slow: list[SlowRow] = []
@@ -107,12 +111,34 @@ class IncidentLog:
             )
         )
         self.is_due = True
+        cause, first = diagnosis.cause, diagnosis.first_failure
+        ranks = cause.ranks if cause is not None else ()
+        self._tell(
+            kind,
+            attempt,
+            diagnosis.headline,
+            hint=diagnosis.hint,
+            ranks=ranks or ((first.rank,) if first is not None else ()),
+            exit_code=first.status.returncode if first is not None and kind == "failure" else None,
+            outcome=outcome,
+        )
+
+    def _tell(self, kind: str, attempt: int, headline: str, **fields: Any) -> None:  # noqa: ANN401 - LaunchEvent's
+        """Tell the command of --on-event, if there is one."""
+        if self._notify is None:
+            return
+        from saferun.report.event_json import LaunchEvent
+
+        event = LaunchEvent(kind, attempt, time.time(), headline, has_report=self._has_report, **fields)
+        self._guarded("tell the command of --on-event", self._notify, event)
 
     def add_decision(self, row: DecisionRow) -> None:
         """Add a decision after an attempt, and why: one more row of the report."""
         clock = row.clock or time.strftime(_CLOCK, time.localtime(row.time))
         self._decisions.append(row._replace(clock=clock))
         self.is_due = self.is_due or self._has_report
+        if row.next_step != "finish":
+            self._tell("restart", row.attempt, row.message, outcome=row.next_step)
 
     def add_slow(self, found: Straggler, host: str, lines: Sequence[str], attempt: int) -> JsonObject:
         """Ranks that the others wait for: an event, and one more row of the report. Returns what run.json has of it."""
@@ -156,16 +182,21 @@ class IncidentLog:
         if self._incidents and self._incidents[-1].kind == "hang":
             self._incidents[-1] = self._incidents[-1]._replace(outcome="recovered", recovered_after_s=lasted_s)
             self.is_due = True
+            headline = f"the hang is over after {lasted_s:.0f} s"
+            self._tell("recovery", self._incidents[-1].attempt, headline, outcome="recovered")
 
     def finish(self, exit_code: int, *, stopped: bool) -> None:
         """The launch is over; if nothing went wrong there is no report."""
         self.is_due = False
+        outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
         if self._has_report or self._config.output.report_html == "always":
-            outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
             self._guarded("write the report", self._write, exit_code, outcome)
         elif self._preflight is not None and self._config.checks.preflight == "only":
             self._run_dir.open()  # which does nothing if no files are wanted
         self.write_preflight()
+        attempts = [one.attempt for one in self._incidents] + [row.attempt for row in self._decisions]
+        headline = f"the launch has {'been stopped' if stopped else outcome} (exit code {exit_code})"
+        self._tell("end", max(attempts, default=0), headline, exit_code=exit_code, outcome=outcome)
 
     @property
     def has_incidents(self) -> bool:

@@ -95,6 +95,7 @@ class Investigation:
             run_id=launch.run_id,
             guarded=self._guarded,
             on_written=launch.page.request,
+            notify=launch.on_event.notify if launch.on_event is not None else None,
         )
         self.hook = RankHook(launch)
         poller = _GuardedPoller(launch.poller, self._handles)

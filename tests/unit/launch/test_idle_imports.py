@@ -27,6 +27,8 @@ BEFORE_THE_RANKS = {
     "saferun.cluster.secret": "--secret-file",
     "saferun.launch.nic_variables": "--nic, and what the checks chose",
     "saferun.launch.dry_run": "--dry-run",
+    "saferun.launch.on_event_part": "--on-event, when the loop is made",
+    "saferun.report.event_json": "--on-event, likewise",
     "saferun.preflight.default_nics": "--nic, and what the checks chose",
     "saferun.preflight.judge": "the checks",
     "saferun.preflight.host_messages": "the checks",

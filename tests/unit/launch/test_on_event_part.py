@@ -1,0 +1,57 @@
+"""Events go to the command from one host of the job, bounded in number."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.launch.on_event_part import OnEventPart
+from saferun.linux.poller import Poller
+from saferun.report.event_json import LaunchEvent
+
+EVENT = LaunchEvent("hang", 0, 1.0, "rank 3 does not call all_reduce", ranks=(3,))
+
+
+def part_of(warned: list[str], *, leads: bool) -> OnEventPart:
+    context: Any = SimpleNamespace(
+        job=SimpleNamespace(leads=leads),
+        run_dir=SimpleNamespace(path=None, files=SimpleNamespace(is_stalled=False), write_text=lambda *_: None),
+        run_id="5f2c1a",
+        environ=dict(os.environ),
+        investigation=SimpleNamespace(log=SimpleNamespace(host="node1")),
+        poller=Poller(),
+        warn=warned.append,
+    )
+    return OnEventPart(context, ("sleep", "1000"))
+
+
+def end(part: OnEventPart) -> None:
+    pids = part.pids
+    part.finish(lambda: True, bool)
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_one_host_of_the_job_sends_them(leads: bool) -> None:
+    warned: list[str] = []
+    part = part_of(warned, leads=leads)
+    part.notify(EVENT)
+    assert (part.deadline is not None) is leads
+    end(part)
+
+
+def test_what_a_slow_command_cannot_take_is_left_out_with_one_line() -> None:
+    """The queue is bounded."""
+    warned: list[str] = []
+    part = part_of(warned, leads=True)
+    for _ in range(40):
+        part.notify(EVENT)
+        part.tick(0.0)
+    assert len(warned) == 8
+    assert len(set(warned)) == 1
+    assert "events are left out" in warned[0]
+    end(part)
