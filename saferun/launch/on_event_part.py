@@ -99,7 +99,7 @@ class OnEventPart(PartBase):
             while self._waiting or self._sent:
                 now = time.monotonic()
                 if give_up_at <= now or is_hurried():
-                    self._warn("had not ended when the launch was over, and is killed")
+                    self._complain("had not ended when the launch was over, and is killed")
                     break
                 self.tick(now)
                 on_wait()
@@ -126,7 +126,7 @@ class OnEventPart(PartBase):
         try:
             call(*arguments)
         except Exception as error:
-            self._warn(f"{type(error).__name__}: {error}")
+            self._complain(f"{type(error).__name__}: {error}")
 
     def _ask(self, now: float) -> None:
         """Have the writer answer when it has written what came before."""
@@ -163,16 +163,16 @@ class OnEventPart(PartBase):
         self._log.append(text + (f"({dropped} more bytes)\n" if dropped else ""))
         self._context.run_dir.write_text(LOG_NAME, "".join(self._log))
         if returncode or message.get("error"):
-            self._warn(how)
+            self._complain(how)
 
     def _on_lost(self) -> None:
         if self._is_stopping:
             return
         self._lost += 1
         self._sent.clear()
-        self._warn("the process that runs it was ended")
+        self._complain("the process that runs it was ended")
 
-    def _warn(self, what: str) -> None:
+    def _complain(self, what: str) -> None:
         self._context.warn(f"--on-event: {self._argv[0]}: {what}; the job does not depend on it")
 
     def _stop(self, on_wait: Callable[[], object]) -> None:
