@@ -371,7 +371,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         fold=values.fold == "on",
         bar_interval_s=values.bar_interval,
         report_html=values.report_html,
-        on_event=_words("--on-event", values.on_event) if values.on_event else (),
+        on_event=_split_command("--on-event", values.on_event) if values.on_event else (),
     )
 
 
@@ -388,17 +388,17 @@ def _size_bytes(option: str, text: str) -> int:
     return int(number) * factor
 
 
-def _words(name: str, text: str) -> tuple[str, ...]:
+def _split_command(name: str, text: str) -> tuple[str, ...]:
     """A command line as a shell splits it; there is no shell that runs it."""
     import shlex
 
     try:
-        words = tuple(shlex.split(text))
+        argv = tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(f"{name} {text}: {str(error).lower()}", "quote it as in a shell") from None
-    if not words:
+    if not argv:
         raise UsageError(f"{name} {text!r} names no program", "name one, or leave the option out")
-    return words
+    return argv
 
 
 def _shutdown_timeout_s(value: int | None, environ: Mapping[str, str]) -> float:

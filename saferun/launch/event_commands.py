@@ -26,7 +26,7 @@ from saferun.model import JsonObject, Value
 
 _LINE_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 13
-_LOOK_MS = 50
+_POLL_MS = 50
 _KILL_PASSES = 20
 
 
@@ -79,12 +79,12 @@ class EventCommands:
         self._poll.register(fd, select.POLLIN)
         try:
             while True:
-                for ready, _ in self._poll.poll(_LOOK_MS if self._running else None):
+                for ready, _ in self._poll.poll(_POLL_MS if self._running else None):
                     if ready == fd and not self._receive():
                         return
                     if ready != fd:
                         self._read(ready)
-                self._look()
+                self._check()
                 while self._waiting and len(self._running) < self._limits.at_once:
                     self._start(self._waiting.popleft())
         finally:
@@ -137,7 +137,7 @@ class EventCommands:
         kept += chunk[:room]
         self._dropped[fd] += len(chunk) - len(chunk[:room])
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """See which commands have ended, and end those that take too long."""
         now = time.monotonic()
         for pid, running in list(self._running.items()):

@@ -113,7 +113,7 @@ class IncidentLog:
         self.is_due = True
         cause, first = diagnosis.cause, diagnosis.first_failure
         ranks = cause.ranks if cause is not None else ()
-        self._tell(
+        self._send_event(
             kind,
             attempt,
             diagnosis.headline,
@@ -123,7 +123,7 @@ class IncidentLog:
             outcome=outcome,
         )
 
-    def _tell(self, kind: str, attempt: int, headline: str, **fields: Any) -> None:  # noqa: ANN401 - LaunchEvent's
+    def _send_event(self, kind: str, attempt: int, headline: str, **fields: Any) -> None:  # noqa: ANN401 - LaunchEvent's
         """Tell the command of --on-event, if there is one."""
         if self._notify is None:
             return
@@ -138,7 +138,7 @@ class IncidentLog:
         self._decisions.append(row._replace(clock=clock))
         self.is_due = self.is_due or self._has_report
         if row.next_step != "finish":
-            self._tell("restart", row.attempt, row.message, outcome=row.next_step)
+            self._send_event("restart", row.attempt, row.message, outcome=row.next_step)
 
     def add_slow(self, found: Straggler, host: str, lines: Sequence[str], attempt: int) -> JsonObject:
         """Ranks that the others wait for: an event, and one more row of the report. Returns what run.json has of it."""
@@ -183,7 +183,7 @@ class IncidentLog:
             self._incidents[-1] = self._incidents[-1]._replace(outcome="recovered", recovered_after_s=lasted_s)
             self.is_due = True
             headline = f"the hang is over after {lasted_s:.0f} s"
-            self._tell("recovery", self._incidents[-1].attempt, headline, outcome="recovered")
+            self._send_event("recovery", self._incidents[-1].attempt, headline, outcome="recovered")
 
     def finish(self, exit_code: int, *, stopped: bool) -> None:
         """The launch is over; if nothing went wrong there is no report."""
@@ -196,7 +196,7 @@ class IncidentLog:
         self.write_preflight()
         attempts = [one.attempt for one in self._incidents] + [row.attempt for row in self._decisions]
         headline = f"the launch has {'been stopped' if stopped else outcome} (exit code {exit_code})"
-        self._tell("end", max(attempts, default=0), headline, exit_code=exit_code, outcome=outcome)
+        self._send_event("end", max(attempts, default=0), headline, exit_code=exit_code, outcome=outcome)
 
     @property
     def has_incidents(self) -> bool:
