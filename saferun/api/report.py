@@ -1,0 +1,184 @@
+"""report.json as values. What this version does not know is passed over; ``raw`` has everything."""
+
+from __future__ import annotations
+
+import os
+
+from saferun.errors import SaferunError
+from saferun.linux.ownership import CAREFULLY, check_regular
+from saferun.model import JsonObject, Value
+from saferun.text.decoding import MALFORMED, loads
+from saferun.text.typed_json import fit
+
+NAME = "report.json"
+_LONGEST_BYTES = 8 << 20
+_FAMILY = "saferun.report/"
+_SCHEMA = f"{_FAMILY}1"
+
+
+class RankFailure(Value):
+    """How a rank ended. ``signal`` is the name of the signal that killed it."""
+
+    rank: int = -1
+    local_rank: int = -1
+    pid: int = 0
+    time: float | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    core_dumped: bool = False
+    stopped_by_saferun: bool = False
+
+
+class Cause(Value):
+    """Why: ``class_name`` is the class of the cause, ``ranks`` those that caused it."""
+
+    class_name: str = ""
+    message: str = ""
+    ranks: tuple[int, ...] = ()
+    location: str = ""
+    proof: str = ""
+    advice: str = ""
+
+
+class Incident(Value):
+    """A hang, or the failure of an attempt.
+
+    Attributes:
+        kind: ``hang`` or ``failure``.
+        attempt: 0 for the first.
+        time: seconds since the epoch.
+        host: where it was seen.
+        headline: what happened, in one line.
+        hint: what to do about it.
+        outcome: ``continued``, ``recovered``, ``stopped``, ``restarted`` or ``ended``.
+        cause: None where it is unknown.
+        first_failure: the rank that failed first; None: none did.
+        victims: ranks that failed because of it.
+        stopped: ranks that saferun stopped because of it.
+        findings: what else was found.
+    """
+
+    kind: str
+    attempt: int = 0
+    time: float | None = None
+    host: str = ""
+    headline: str = ""
+    hint: str = ""
+    outcome: str = ""
+    cause: Cause | None = None
+    first_failure: RankFailure | None = None
+    victims: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+class Decision(Value):
+    """What followed a failed attempt: ``next_step`` is ``retry``, ``restart`` or ``finish``."""
+
+    attempt: int = 0
+    time: float | None = None
+    next_step: str = ""
+    message: str = ""
+    wait_s: float | None = None
+    class_name: str = ""
+    host: str = ""
+
+
+class SlowRanks(Value):
+    """Ranks that the others waited for."""
+
+    time: float | None = None
+    attempt: int = 0
+    host: str = ""
+    ranks: tuple[int, ...] = ()
+    waited: float | None = None
+    others_waited: float | None = None
+    window_s: float | None = None
+
+
+class Launch(Value):
+    """The launch. ``exit_code`` and ``ended_at`` are None while it runs."""
+
+    run_id: str = ""
+    host: str = ""
+    command: tuple[str, ...] = ()
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    outcome: str = ""
+    run_dir: str = ""
+
+
+class Report(Value):
+    """What report.json says. ``raw``: all of it; ``path``: where it was read."""
+
+    schema: str
+    saferun_version: str
+    run: Launch
+    incidents: tuple[Incident, ...]
+    decisions: tuple[Decision, ...]
+    slow_ranks: tuple[SlowRanks, ...]
+    path: str
+    raw: JsonObject
+
+    @property
+    def failure(self) -> Incident | None:
+        """The failure that the launch ended with; None: it did not fail, or runs."""
+        failures = [incident for incident in self.incidents if incident.kind == "failure"]
+        return failures[-1] if failures and failures[-1].outcome == "ended" else None
+
+
+def read_report(path: str | os.PathLike[str]) -> Report:
+    """Read report.json.
+
+    Args:
+        path: the file, or the run directory.
+
+    Raises:
+        SaferunError: there is none, or it cannot be read; its text has a hint.
+    """
+    name = os.path.realpath(os.fspath(path))
+    name = os.path.join(name, NAME) if os.path.isdir(name) else name
+    try:
+        content = loads(_read(name), longest=_LONGEST_BYTES)
+        schema = content["schema"]
+        if schema != _SCHEMA:
+            raise ValueError(f"its schema is {str(schema)[:40]!r}")
+        return _report(name, content)
+    except FileNotFoundError:
+        hint = "a launch without a hang or failure writes none; --report-html always has it written at every end"
+        raise SaferunError(f"there is no {name}", hint) from None
+    except OSError as error:
+        raise SaferunError(f"{name}: {error.strerror}", "check the path and its permissions") from None
+    except MALFORMED as error:
+        hint = f"this version reads {_SCHEMA}; saferunctl report --json prints the report of a run"
+        raise SaferunError(f"{name} is no report: {error}", hint) from None
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | CAREFULLY)
+    with open(fd, "rb") as stream:
+        check_regular(os.fstat(fd), path)
+        return stream.read(_LONGEST_BYTES + 1)
+
+
+def _report(path: str, content: JsonObject) -> Report:
+    rows = {name: list(map(_named, content.get(name) or ())) for name in ("incidents", "decisions", "slow_ranks")}
+    return Report(
+        schema=content["schema"],
+        saferun_version=str(content.get("saferun_version", "")),
+        run=fit(Launch, content.get("run") or {}),
+        incidents=fit(tuple[Incident, ...], rows["incidents"]),
+        decisions=fit(tuple[Decision, ...], rows["decisions"]),
+        slow_ranks=fit(tuple[SlowRanks, ...], rows["slow_ranks"]),
+        path=path,
+        raw=content,
+    )
+
+
+def _named(row: JsonObject) -> JsonObject:
+    """The same with names that Python can have."""
+    named = {("class_name" if name == "class" else name): item for name, item in row.items()}
+    if isinstance(named.get("cause"), dict):
+        named["cause"] = _named(named["cause"])
+    return named

@@ -1,0 +1,348 @@
+"""Launches saferun as a process of its own, from a program, a notebook or a test."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any, NamedTuple
+
+from saferun.api.rank_function import CALL_NAME, open_private, read_private, result_name, write_private
+from saferun.api.report import NAME, Report, read_report
+from saferun.errors import SaferunError, UsageError, suppress
+from saferun.files.run_dir import BASE
+from saferun.files.run_files import host_names, names_in, open_run, read_record
+from saferun.files.run_index import index_path, read_index
+from saferun.files.run_removal import open_base, run_names
+from saferun.text.decoding import MALFORMED, loads
+
+_CHUNK_BYTES = 1 << 16
+_KEPT_BYTES = 64 << 20
+_LONGEST_EVENTS = 64 << 20
+_CANDIDATES = 50
+_CLOCK_S = 5.0
+_STOP_S = 90.0
+_POLL_S = 0.2
+_OWN_OPTIONS = ("--stop-with-parent", "on")
+
+
+class RunResult(NamedTuple):
+    """How a launch ended.
+
+    Attributes:
+        exit_code: saferun's.
+        rank_exit_codes: those of the ranks of the last attempt on this host, minus the number of a signal; empty where
+            the launch has no files.
+        run_dir: the run directory; None: there is none.
+        report: what report.json says; None: there is none, since nothing went wrong.
+        values: what a function returned, in the order of the ranks; empty where the launch failed, and for scripts.
+        stdout: with ``capture``, at most the last 64 MiB.
+        stderr: likewise.
+    """
+
+    exit_code: int
+    rank_exit_codes: dict[int, int]
+    run_dir: str | None
+    report: Report | None
+    values: tuple[Any, ...] = ()
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the launch has succeeded."""
+        return self.exit_code == 0
+
+    def check(self) -> RunResult:
+        """This result, if the launch has succeeded.
+
+        Raises:
+            SaferunError: it has failed; the text says why.
+        """
+        if self.ok:
+            return self
+        failure = self.report.failure if self.report is not None else None
+        headline = failure.headline if failure is not None else f"the launch ended with exit code {self.exit_code}"
+        hint = failure.hint if failure is not None else ""
+        raise SaferunError(headline, hint or f"see {self.run_dir or 'its output'}", self.exit_code)
+
+
+def run(
+    target: str | os.PathLike[str] | Callable[..., object],
+    *,
+    nproc: int | str = 1,
+    args: Sequence[Any] = (),
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    capture: bool = False,
+) -> RunResult:
+    """Launch a script or a function. See ``saferun.run``."""
+    with ExitStack() as stack:
+        directory = -1
+        if callable(target):
+            path = stack.enter_context(_private_directory())
+            directory = open_private(path)
+            stack.callback(os.close, directory)
+            write_private(CALL_NAME, pickle.dumps((sys.path, _pickled(target, tuple(args)))), directory)
+            program = ["--module", "saferun.api.rank_function", path]
+        else:
+            program = [os.fspath(target), *map(str, args)]
+        command = [sys.executable, "-m", "saferun", *_OWN_OPTIONS, "--nproc-per-node", str(nproc), *options, *program]
+        environ = _environ(env or {})
+        began = time.time()
+        process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if capture or not _is_plain(sys.stdout, sys.__stdout__) else None,
+            stderr=subprocess.PIPE if capture or not _is_plain(sys.stderr, sys.__stderr__) else None,
+            # A Ctrl-C is sent on, once; a notebook's reaches this process alone.
+            start_new_session=True,
+        )
+        kept = _follow(process, capture=capture)
+        found = _run_dir(process.pid, began, options, environ)
+        values = tuple(_values(directory)) if directory >= 0 and process.returncode == 0 else ()
+    report = None
+    if found is not None and os.path.exists(os.path.join(found, NAME)):
+        with suppress(SaferunError):
+            report = read_report(found)
+    codes = _rank_exit_codes(found) if found is not None else {}
+    stdout, stderr = (b"".join(chunks).decode(errors="replace") for chunks in kept)
+    return RunResult(process.returncode, codes, found, report, values, stdout, stderr)
+
+
+def _is_plain(stream: object, original: object) -> bool:
+    """Whether what is written to a stream goes to the descriptor that a child inherits: not so in a notebook."""
+    return stream is original and stream is not None
+
+
+def _environ(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of saferun, in which this package is found as it is found here."""
+    environ = {**os.environ, **changes}
+    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    entries = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if os.path.basename(place) not in {"site-packages", "dist-packages"} and place not in entries:
+        environ["PYTHONPATH"] = os.pathsep.join([*entries, place])
+    return environ
+
+
+# ---------------------------------------------------------------------------------------------------------- functions
+
+
+@contextmanager
+def _private_directory() -> Iterator[str]:
+    path = tempfile.mkdtemp(prefix="saferun-call-")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _pickled(function: Callable[..., object], args: tuple[Any, ...]) -> bytes:
+    """The call: by reference where ranks can import the function, else by cloudpickle.
+
+    Raises:
+        UsageError: neither is possible.
+    """
+    is_found = _is_importable(function)
+    try:
+        if is_found:
+            return pickle.dumps((function, args))
+        import cloudpickle  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        name = getattr(function, "__qualname__", repr(function))
+        raise UsageError(
+            f"{name} cannot be imported by the ranks: it is defined in a notebook, in __main__ or in a function",
+            "move it into a module, or install cloudpickle",
+        ) from None
+    except Exception as error:
+        raise UsageError(f"the arguments cannot be pickled: {error}", "pass numbers, strings or lists") from None
+    try:
+        content: bytes = cloudpickle.dumps((function, args))
+    except Exception as error:
+        raise UsageError(f"the function cannot be pickled: {error}", "move it into a module") from None
+    return content
+
+
+def _is_importable(function: Callable[..., object]) -> bool:
+    """Whether the name of a function leads to it."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    if module is None or module == "__main__":
+        return False
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
+def _values(directory: int) -> Iterable[Any]:
+    """What the ranks returned, in their order. Only files of this user are unpickled."""
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith("result_")]
+    for rank in sorted(int(name.partition("_")[2]) for name in names):
+        yield pickle.loads(read_private(result_name(rank), directory))  # noqa: S301
+
+
+# ------------------------------------------------------------------------------------------------------- the process
+
+
+def _follow(process: subprocess.Popen[bytes], *, capture: bool) -> tuple[deque[bytes], deque[bytes]]:
+    """Wait for the end of the launch, and pass on what it prints. Ctrl-C stops it first.
+
+    Raises:
+        KeyboardInterrupt: it was stopped by Ctrl-C, and has ended.
+    """
+    kept: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
+    signals = iter((signal.SIGINT, signal.SIGTERM))
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        with selectors.DefaultSelector() as selector:
+            for pipe, stream, chunks in (
+                (process.stdout, sys.stdout, kept[0]),
+                (process.stderr, sys.stderr, kept[1]),
+            ):
+                if pipe is not None:
+                    selector.register(pipe, selectors.EVENT_READ, chunks if capture else stream)
+            while True:
+                try:
+                    _pump(process, selector)
+                    break
+                except KeyboardInterrupt as error:
+                    interrupted = error
+                    process.send_signal(next(signals, signal.SIGKILL))
+    finally:
+        _end(process)
+    if interrupted is not None:
+        raise interrupted
+    return kept
+
+
+def _pump(process: subprocess.Popen[bytes], selector: selectors.BaseSelector) -> None:
+    while process.poll() is None or selector.get_map():
+        if not selector.get_map():
+            process.wait()
+            return
+        ready = selector.select(_POLL_S)
+        if not ready and process.poll() is not None:
+            return  # what a rank left behind may keep the pipe open
+        for key, _ in ready:
+            chunk = os.read(key.fd, _CHUNK_BYTES)
+            if not chunk:
+                selector.unregister(key.fileobj)
+            elif isinstance(key.data, deque):
+                _keep(key.data, chunk)
+            else:
+                _show(key.data, chunk)
+
+
+def _keep(chunks: deque[bytes], chunk: bytes) -> None:
+    chunks.append(chunk)
+    while sum(map(len, chunks)) > _KEPT_BYTES if len(chunks) > _KEPT_BYTES // _CHUNK_BYTES else False:
+        chunks.popleft()
+
+
+def _show(stream: IO[str] | None, chunk: bytes) -> None:
+    if stream is not None:
+        stream.write(chunk.decode(errors="replace"))
+        stream.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Whatever happens here, the launch does not go on without its caller."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_S)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+# --------------------------------------------------------------------------------------------------- the run directory
+
+
+def _run_dir(pid: int, began: float, options: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """The run directory of the launch that this process was."""
+    for path in _candidates(options, environ):
+        with suppress(OSError):
+            fd = open_run(path)
+            try:
+                record = read_record(fd)
+            finally:
+                os.close(fd)
+            is_it = record is not None and record.process is not None and record.process.pid == pid
+            if is_it and record is not None and record.started_at >= began - _CLOCK_S:
+                return os.path.abspath(path)
+    return None
+
+
+def _candidates(options: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
+    named = environ.get("SAFERUN_RUN_DIR", "")
+    for option, value in zip(options, [*options[1:], ""], strict=False):
+        flag, equals, rest = option.replace("_", "-").partition("=")
+        if flag == "--run-dir":
+            named = option.partition("=")[2] if equals and rest else value
+    if named:
+        yield named
+    with suppress(OSError):
+        fd = open_base(BASE)
+        try:
+            names = run_names(fd)
+        finally:
+            os.close(fd)
+        yield from (os.path.join(BASE, name) for name in names[:_CANDIDATES])
+    yield from (entry.path for entry in read_index(index_path(environ))[:_CANDIDATES])
+
+
+def _rank_exit_codes(path: str) -> dict[int, int]:
+    """How the ranks of the last attempt ended, as the events of the run say."""
+    codes: dict[int, dict[int, int]] = {}
+    with suppress(OSError):
+        fd = open_run(path)
+        try:
+            for host in host_names(fd):
+                ranks: dict[tuple[int, int], int] = {}
+                for event in _events(fd, host):
+                    with suppress(*MALFORMED):
+                        _take(event, ranks, codes)
+        finally:
+            os.close(fd)
+    return dict(sorted(codes[max(codes)].items())) if codes else {}
+
+
+def _take(event: dict[str, Any], ranks: dict[tuple[int, int], int], codes: dict[int, dict[int, int]]) -> None:
+    attempt = int(event["attempt"])
+    if event["event"] == "HostsJoined":
+        for place in event["placement"]["ranks"]:
+            ranks[attempt, int(place["local_rank"])] = int(place["rank"])
+    elif event["event"] == "RankExited":
+        status, local_rank = event["status"], int(event["local_rank"])
+        code = int(status["code"]) if status["code"] is not None else -int(status["signum"])
+        codes.setdefault(attempt, {})[ranks.get((attempt, local_rank), local_rank)] = code
+
+
+def _events(fd: int, host: str) -> Iterator[dict[str, Any]]:
+    below = os.open(host, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        for name in names_in(below, _CANDIDATES):
+            if name.startswith("events") and name.endswith(".jsonl"):
+                content = read_private(name, below)[:_LONGEST_EVENTS]
+                for line in content.splitlines():
+                    if b'"RankExited"' in line or b'"HostsJoined"' in line:
+                        with suppress(*MALFORMED):
+                            yield loads(line)
+    finally:
+        os.close(below)

@@ -1,0 +1,200 @@
+"""saferun.run: a launch from a program is a process of its own, and what comes back from it is this user's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import saferun
+from saferun.api import running
+from saferun.api.rank_function import open_private, read_private
+from saferun.errors import SaferunError, UsageError
+from tests.process.launching import REPOSITORY, pids_whose_environ_has, until
+
+QUIET = ("--preflight", "off", "--lint", "off")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+
+def script(source: str) -> str:
+    Path("train.py").write_text(textwrap.dedent(source))
+    return "train.py"
+
+
+def of_rank(factor: int) -> int:
+    return factor * int(os.environ["RANK"])
+
+
+def with_lambda() -> Any:
+    return lambda: None
+
+
+def failing() -> None:
+    raise ValueError("bad batch")
+
+
+def test_a_script_ends_well() -> None:
+    source = "import os, sys; print(sys.argv[1:], os.environ['EXTRA'], os.environ['WORLD_SIZE'])"
+    result = saferun.run(script(source), nproc=2, args=["a", 3], env={"EXTRA": "x"}, options=QUIET, capture=True)
+    assert result.ok
+    assert result.check() is result
+    assert result.rank_exit_codes == {0: 0, 1: 0}
+    assert result.report is None
+    assert result.stdout.count("['a', '3'] x 2") == 2
+    assert result.run_dir is not None
+    assert Path(result.run_dir, "run.json").exists()
+
+
+def test_a_script_that_fails_comes_with_its_report() -> None:
+    source = "import os; raise SystemExit(3 if os.environ['RANK'] == '1' else 0)"
+    result = saferun.run(script(source), nproc=2, options=QUIET, capture=True)
+    assert result.exit_code == 1
+    assert result.rank_exit_codes[1] == 3
+    assert result.report is not None
+    assert result.report.failure is not None
+    with pytest.raises(SaferunError, match="rank 1 "):
+        result.check()
+
+
+def test_a_function_of_a_module_returns_a_value_for_each_rank() -> None:
+    """By reference: the module is found where it is found here."""
+    assert saferun.run(of_rank, nproc=3, args=(7,), options=QUIET, capture=True).values == (0, 7, 14)
+    assert not list(Path().glob("saferun-call-*"))
+
+
+def test_a_function_that_raises_has_no_value_and_a_report() -> None:
+    result = saferun.run(failing, options=QUIET, capture=True)
+    assert result.values == ()
+    assert result.report is not None
+    assert result.report.failure is not None
+    assert "ValueError: bad batch" in result.report.failure.headline
+
+
+def test_a_value_that_cannot_be_pickled_fails_the_rank() -> None:
+    result = saferun.run(with_lambda, options=QUIET, capture=True)
+    assert result.exit_code == 1
+    assert "cannot be pickled" in result.stderr
+
+
+def test_a_function_that_ranks_cannot_import_is_an_error_of_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(UsageError, match=r"cannot be imported by the ranks[^\n]*\nhint: [^\n]*cloudpickle"):
+        saferun.run(lambda: 1, options=QUIET)
+    assert not list(Path().glob("saferun-call-*"))
+
+
+def test_with_cloudpickle_any_function_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that pickles a lambda as a function of a module that ranks can import."""
+    Path("cloudpickle.py").write_text(
+        "import pickle\nfrom operator import add\ndef dumps(call): return pickle.dumps((add, call[1]))\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.delitem(sys.modules, "cloudpickle", raising=False)
+    assert saferun.run(lambda _a, _b: None, args=(2, 3), options=QUIET, capture=True).values == (5,)
+    sys.modules.pop("cloudpickle")
+
+
+def test_results_of_other_users_and_links_are_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "real").write_bytes(b"x")
+    (private / "link").symlink_to("real")
+    os.mkfifo(private / "fifo")
+    fd = open_private(str(private))
+    try:
+        assert read_private("real", fd) == b"x"
+        for name in ("link", "fifo", "missing"):
+            with pytest.raises(OSError, match=name):
+                read_private(name, fd)
+        uid = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+        with pytest.raises(PermissionError):
+            read_private("real", fd)
+        with pytest.raises(PermissionError):
+            open_private(str(private))
+    finally:
+        os.close(fd)
+    monkeypatch.undo()
+    private.chmod(0o750)
+    with pytest.raises(PermissionError):
+        open_private(str(private))
+
+
+def test_output_goes_to_the_streams_of_the_caller(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a notebook, and in a test, these are not the descriptors 1 and 2."""
+    assert saferun.run(script("print('hello')"), options=(*QUIET, "--prefix", "none")).stdout == ""
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_what_is_kept_of_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_KEPT_BYTES", 1 << 17)
+    result = saferun.run(script("print('x' * (1 << 20)); print('end')"), options=QUIET, capture=True)
+    assert len(result.stdout) <= 1 << 18
+    assert result.stdout.endswith("end\n")
+
+
+@pytest.mark.parametrize("directory", ["mine", "none"])
+def test_the_run_directory_is_the_one_that_was_asked_for(directory: str) -> None:
+    result = saferun.run(script("pass"), options=(*QUIET, "--run-dir", directory), capture=True)
+    assert result.run_dir == (None if directory == "none" else str(Path("mine").resolve()))
+
+
+def test_ctrl_c_stops_the_launch_and_is_raised(tmp_path: Path) -> None:
+    """The ranks get SIGINT, as from a terminal; none of them lives on."""
+    mark = f"MARK={os.urandom(8).hex()}"
+    source = """
+        import pathlib, signal, sys
+        def stopped(*_):
+            pathlib.Path("stopped").touch()
+            sys.exit(0)
+        signal.signal(signal.SIGINT, stopped)
+        pathlib.Path("ready").touch()
+        while True:
+            signal.pause()
+    """
+    name, _, value = mark.partition("=")
+    caller = f"""
+        import json, saferun
+        try:
+            saferun.run({script(source)!r}, options={QUIET!r}, env={{{name!r}: {value!r}}})
+        except KeyboardInterrupt:
+            print(json.dumps("interrupted"))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(caller)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    until((tmp_path / "ready").exists, "the rank")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1]) == "interrupted"
+    assert (tmp_path / "stopped").exists()
+    assert not pids_whose_environ_has(mark)
+
+
+def test_the_launch_ends_with_its_caller(tmp_path: Path) -> None:
+    """A notebook whose kernel is killed leaves no ranks."""
+    mark = f"MARK={os.urandom(8).hex()}"
+    name, _, value = mark.partition("=")
+    path = script("import pathlib, signal; pathlib.Path('ready').touch(); signal.pause()")
+    caller = f"import saferun; saferun.run({path!r}, options={QUIET!r}, env={{{name!r}: {value!r}}})"
+    process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until((tmp_path / "ready").exists, "the rank")
+    process.kill()
+    process.wait()
+    until(lambda: not pids_whose_environ_has(mark), "the end of the launch")
