@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from saferun.linux.spares import Spares
     from saferun.preflight.client import CheckProcess
 
+# Reasons for which hosts end an attempt without a failure.
+_NO_FAILURES = frozenset({"signal", "parent", "membership", "leave"})
 # Processes that got SIGKILL are gone within milliseconds, unless they sleep uninterruptibly.
 _HELPERS_S = 0.5
 # From here on the user hears how to remove old runs.
@@ -166,7 +168,9 @@ class HostLaunch:
     def _signal_ranks(self, action: actions.SignalRanks) -> None:
         context = self._context
         context.ranks.signal(action)
-        if context.investigation.log.has_incidents or context.current.first_failure() is not None:
+        abort = context.job.abort_reason
+        is_failure = abort is not None and abort.reason not in _NO_FAILURES
+        if is_failure or context.investigation.log.has_incidents or context.current.first_failure() is not None:
             context.page.prepare()  # while the ranks end
 
     def run(self) -> actions.Finish:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 NAME = "report.html"
 PATIENCE_S = 2.0
 """How long the end of a launch waits for the page."""
+# How long the process opens files of events and output, one after the other: at the end of a launch, and else.
+_READING_S, _LAST_READING_S = 20.0, 0.7
 # While the job runs nothing waits for it; longer than that is no page but a process that hangs.
 _LONGEST_S = 60.0
 # A process that has been lost so often is not forked again.
@@ -60,6 +62,7 @@ class PagePart(PartBase):
         self._is_due = False  # the report has changed since the last page was begun
         self._is_asked = False  # the writer has been asked to bring the files up to date
         self._give_up_at: float | None = None  # a page is being made
+        self._is_finishing = False
         self._lost = 0
         self._buried: list[Helper] = []  # killed, and not reaped yet
 
@@ -120,6 +123,7 @@ class PagePart(PartBase):
             on_wait: called now and then while there is something to be waited for.
         """
         give_up_at = time.monotonic() + PATIENCE_S
+        self._is_finishing = True
         try:
             while self._is_due or self._is_asked or self._give_up_at is not None:
                 left_s = give_up_at - time.monotonic()
@@ -176,7 +180,8 @@ class PagePart(PartBase):
             self._fail("the file system of the run directory does not answer")
             return
         self._give_up_at = time.monotonic() + _LONGEST_S
-        self._helper.send({"run_dir": path, "path": os.path.join(path, NAME)})
+        patience_s = _LAST_READING_S if self._is_finishing else _READING_S
+        self._helper.send({"run_dir": path, "path": os.path.join(path, NAME), "patience_s": patience_s})
 
     def _on_message(self, message: JsonObject) -> None:
         self._give_up_at = None

@@ -18,6 +18,7 @@ from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit, fit_or, list_of
 
 _LONGEST_EVENT = 1 << 20
+_DIAGNOSED = b'{"event": "Diagnosed"'
 _RUN_FIELDS = frozenset({"command", "rank_command", "cwd", "run_id", "host", "started_at", "end"})
 
 # ------------------------------------------------------------------------------------------------------------- run.json
@@ -81,8 +82,6 @@ class RanksPart(Value):
 class QuietPart(Value):
     """The verdict of a hang in an event."""
 
-    kind: str = ""
-    ranks: Ranks = ()
     quiet_s: float = 0.0
 
 
@@ -157,7 +156,8 @@ def decode_events(content: bytes) -> list[EventLine]:
     """The lines of events.jsonl that can be read, in the order of time."""
     events = []
     for line in content.split(b"\n"):
-        if not line or len(line) > _LONGEST_EVENT:
+        # A diagnosis is large, and stands in the report.
+        if not line or len(line) > _LONGEST_EVENT or line.startswith(_DIAGNOSED):
             continue
         try:
             events.append(fit(EventLine, loads(line, longest=_LONGEST_EVENT)))

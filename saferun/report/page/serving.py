@@ -27,7 +27,9 @@ _LONGEST_REASON = 200
 
 
 def serve(connection: Socket, outbox: Outbox) -> None:
-    """Import what a page takes, then make one for each line, ``{"run_dir": …, "path": …}``, and answer it.
+    """Import what a page takes, then make one for each line, and answer it.
+
+    A line has ``run_dir``, the ``path`` of the page, and ``patience_s``, as of ``read_run``.
 
     Args:
         connection: the line to the supervisor.
@@ -47,7 +49,7 @@ def serve(connection: Socket, outbox: Outbox) -> None:
             order = json.loads(line)
             answer: JsonObject = {"failed": reason}
             if not reason:
-                answer = _make(str(order["run_dir"]), str(order["path"]), outbox)
+                answer = _make(str(order["run_dir"]), str(order["path"]), float(order["patience_s"]), outbox)
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -63,12 +65,12 @@ def _prepare() -> str:
     return ""
 
 
-def _make(run_dir: str, path: str, outbox: Outbox) -> JsonObject:
+def _make(run_dir: str, path: str, patience_s: float, outbox: Outbox) -> JsonObject:
     from saferun.report.page.rendering import render_page
     from saferun.report.page.run_reading import read_run
 
     try:
-        page = render_page(read_run(run_dir))
+        page = render_page(read_run(run_dir, patience_s=patience_s))
     except Exception as error:
         return {"failed": _reason(error)}
     if not hand_in(outbox, path, page, _HAND_IN_S):
