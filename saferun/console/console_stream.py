@@ -185,7 +185,10 @@ class ConsoleStream:
 
     def _may_move(self, chunk: bytes) -> bool:
         """Whether the chunk has bytes of cursor movements, or others that are not for a terminal."""
-        return bool(chunk.translate(None, _PLAIN)) if self._pane.target.is_terminal else b"\x1b[" in chunk
+        if self._pane.target.is_terminal:
+            return bool(chunk.translate(None, _PLAIN))
+        # One byte is found ten times as fast as two.
+        return b"\x1b" in chunk and b"\x1b[" in chunk
 
     def _draw(self, chunk: bytes, now: float) -> bool:
         """Draw a chunk that moves the cursor. Returns whether it has been shown."""
