@@ -84,6 +84,8 @@ class HostsConfig(Value):
         host_timeout_s: for how long a host may be silent before it counts as lost.
         stop_with_parent: whether to stop the ranks when the parent process exits.
         note: what the user should know of all this at the start; empty: nothing.
+        shares_console: whether all of them write to one console: then one of them speaks for all.
+        announces: whether this process is the one that prints there what all of them know at the start.
     """
 
     least: int = 1
@@ -97,6 +99,8 @@ class HostsConfig(Value):
     host_timeout_s: float = 30.0
     stop_with_parent: bool = False
     note: str = ""
+    shares_console: bool = False
+    announces: bool = True
 
     @property
     def together(self) -> bool:

@@ -387,6 +387,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "of it, and not with --tee, --redirects, --log-line-prefix-template, --prefix none",
     ),
     _option(
+        "--console {auto,shared,own}",
+        "auto",
+        OUTPUT,
+        "whether all hosts write to one console, where the leader alone reports; auto: shared if srun, mpirun or the "
+        "like started saferun, unless its stderr is a file or a terminal of its own",
+    ),
+    _option(
         "--bar-interval SECONDS",
         30.0,
         OUTPUT,

@@ -408,7 +408,7 @@ def _headline(evidence: Evidence, ended: Judgement | None, verdict: Judgement | 
 
 def _who_and_when(evidence: Evidence, hosts: Hosts, end: RankEnd, how: str) -> str:
     clock = f" at {end.clock}" if end.clock else ""
-    return f"{hosts.who(end)} {how}{clock}, {end.at - evidence.started_at:.1f} s after the start"
+    return f"{hosts.who(end)} {how}{clock}, {max(end.at - evidence.started_at, 0.0):.1f} s after the start"
 
 
 def _first_line(evidence: Evidence, hosts: Hosts, case: _Case, how: str = "", message: str | None = None) -> str:

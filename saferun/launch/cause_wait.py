@@ -35,7 +35,8 @@ class CauseWait:
         shown = (
             f"{victims} may have failed because of another rank; waiting up to {action.limit_s:g} s for the error of"
         )
-        context.print_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
+        if not context.launch.is_spoken_for:
+            context.print_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
 
     def is_over(self, now: float) -> bool:
         """Whether the cause is known, none of the ranks is left, or the supervisor waits no more."""

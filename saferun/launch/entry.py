@@ -160,9 +160,10 @@ def _run(
     from saferun.launch.host_launch import HostLaunch
     from saferun.launch.launch_context import LaunchContext
 
-    if config.settings_file is not None and config.settings["config"].origin == "default":
+    announces = config.hosts.announces
+    if announces and config.settings_file is not None and config.settings["config"].origin == "default":
         screen.print_message(f"saferun: settings from {printable(config.settings_file)}")
-    if config.hosts.note:
+    if announces and config.hosts.note:
         warn(config.hosts.note)
     supervisor, peers_s = _open_supervisor(config)
     gc.freeze()  # all this stays to the end

@@ -161,7 +161,7 @@ class HostLaunch:
             actions.NotifyDone: ending.report_done,
             actions.BroadcastDecision: ending.send_decision,
             actions.ReportDecision: ending.report_decision,
-            actions.PrintLine: lambda action: context.report(action.text),
+            actions.PrintLine: lambda action: context.print_order(action.text),
             actions.Finish: ending.finish,
         }
 

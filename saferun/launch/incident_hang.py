@@ -135,7 +135,7 @@ class HangIncident(LiveCapture):
         """The leader reports the hang; the report of this host keeps its own evidence."""
         what = "no rank on any host makes progress" if self._verdict.certain else "the job may hang"
         line = f"saferun: {what}; {self._context.launch.job.leader} has the report"
-        if self._number == 1 and self._context.launch.job.is_head:
+        if self._number == 1 and self._context.launch.job.is_head and not self._context.launch.is_spoken_for:
             self._context.launch.screen.print_message(printable(line))
         if diagnosis is not None:
             self._context.guarded("report", self._record.add_incident, "hang", diagnosis, "continued", [line])

@@ -359,7 +359,7 @@ class Investigation:
         """Report what the leader has decided, in its words; the report keeps the evidence of this host."""
         job, record = self._launch.job, self._record
         lines = list(action.messages) or [f"saferun: the job has failed; {job.leader} knows why"]
-        if job.is_head:
+        if job.is_head and not self._launch.is_spoken_for:
             self._context.print_lines(lines)
         if record.diagnosis is not None:
             record.add_failure(record.diagnosis, lines, restarting=action.restarting)

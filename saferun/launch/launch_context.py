@@ -147,9 +147,25 @@ class LaunchContext:
         failed = StartFailed(now, attempt, error.what, error.hint, error.exit_code, started)
         self.post(failed._replace(class_name=error.class_name))
 
+    @property
+    def is_spoken_for(self) -> bool:
+        """Whether another host prints, on the same console, what all hosts know."""
+        if not self.config.hosts.shares_console:
+            return False
+        job = getattr(self, "job", None)  # which is made after the first lines
+        return not job.leads if job is not None and job.leader else not self.config.hosts.announces
+
     def report(self, text: str) -> None:
-        """One line for the user."""
-        self.screen.print_message(f"saferun: {printable(text)}")
+        """One line for the user; where hosts share a console, with the name of this one."""
+        self.screen.print_message(f"saferun: {printable(self._named(text))}")
+
+    def _named(self, text: str) -> str:
+        return f"{self.host}: {text}" if self.is_spoken_for and not text.startswith(f"{self.host}: ") else text
+
+    def print_order(self, text: str) -> None:
+        """One line about a signal, or about other hosts. A scheduler signals all of them at the same time."""
+        if not (self.is_spoken_for and text.startswith("SIG")):
+            self.report(text)
 
     def show_wait(self, text: str | None) -> bool:
         """Show which hosts are waited for where a line can change in place; None: they are there."""
@@ -165,4 +181,5 @@ class LaunchContext:
         """One line about something that could not be written or done; never twice the same."""
         if text not in self._warned:
             self._warned.add(text)
+            text = self._named(text)
             self.screen.print_message(f"saferun: {printable(text)}")

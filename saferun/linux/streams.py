@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import struct
 
 from saferun.errors import suppress
@@ -94,3 +95,17 @@ def ensure_standard_descriptors() -> None:
             os.close(fd)
             return
         os.set_inheritable(fd, True)
+
+
+def is_own_output(fd: int) -> bool:
+    """Whether a descriptor is a regular file, or the terminal that this process was started on.
+
+    Pipes, sockets and other pseudo-terminals lead to a program that may put the output of many processes together.
+    """
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return True
+        os.tcgetpgrp(fd)
+    except OSError:
+        return False
+    return True

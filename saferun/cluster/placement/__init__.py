@@ -65,6 +65,9 @@ def find_place(
     if values.stop_with_parent == "auto":
         stop = around is not None and around.above
     base = HostsConfig(start_timeout_s=start_s, host_timeout_s=host_s, stop_with_parent=stop)
+    if _shares_console(values.console, around):
+        is_first = around is None or (not around.node_rank and not around.local_rank)
+        base = base._replace(shares_console=True, announces=is_first and not values.node_rank)
     if values.standalone:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     allocation = around if around is not None and _counts(around, values, settings, explicit=explicit) else None
@@ -83,6 +86,21 @@ def find_place(
     from saferun.cluster.placement.host_sources import agree
 
     return agree(values, settings, environ, allocation, base._replace(least=least, most=most))
+
+
+def _shares_console(wanted: str, around: Allocation | None) -> bool:
+    """Whether what this process prints is shown together with what the others of its job print.
+
+    srun and mpirun copy the output of all processes to their own, by way of a pipe, a socket or a pseudo-terminal of
+    theirs. With a file for each process (``srun --output=%N.log``) that file itself is stderr.
+    """
+    if wanted != "auto":
+        return wanted == "shared"
+    if around is None or around.alone or not around.above:
+        return False
+    from saferun.linux.streams import is_own_output
+
+    return not is_own_output(2)
 
 
 def _is_explicit(settings: Mapping[str, Setting]) -> bool:

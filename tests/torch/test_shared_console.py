@@ -1,0 +1,109 @@
+"""Where all hosts write to one console, one of them speaks for all."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tests.process.launching import Job, until
+from tests.process.reading import Pipe
+from tests.torch.several import hosts
+from tests.unit.recorded_launchers import slurm_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.process.reading import Reader
+
+COUNT = 3
+FAILING = """
+from rank import *
+tell("ready")
+await_release("go")
+if RANK == 1:
+    raise ValueError("bad batch")
+await_release("end")
+"""
+HANGING = """
+from rank import *
+tell("ready")
+await_release("go")
+"""
+
+
+def step(node: int) -> Mapping[str, str]:
+    return slurm_step(node, node, 0, nodes="node[1-3]", hosts=COUNT, tasks=COUNT, tasks_by_host="1(x3)")
+
+
+@contextmanager
+def on_one_console(folder: Path, program: str, *options: str) -> Iterator[tuple[list[Job], Reader]]:
+    """A step of Slurm's, whose srun copies what all tasks print."""
+    with Pipe() as pipe:
+        streams = {"stdout": pipe.write_end, "stderr": pipe.write_end}
+        with hosts(folder, program, *options, count=COUNT, environs=step, of_each=lambda _: streams) as jobs:
+            pipe.close_write_end()
+            reader = pipe.reader()
+            for job in jobs:
+                job.hear("ready")
+            yield jobs, reader
+
+
+def own_lines(text: bytes) -> list[str]:
+    """What was printed, without the lines of ranks."""
+    return [line for line in text.decode().splitlines() if not line.startswith("[")]
+
+
+def test_a_failure_is_reported_once_a_job(tmp_path: Path) -> None:
+    """64 hosts once printed 190 lines about one exception."""
+    with on_one_console(tmp_path, FAILING) as (jobs, reader):
+        for job in jobs:
+            job.release("go")
+        assert [job.wait() for job in jobs] == [1] * COUNT
+        lines = own_lines(reader.all())
+    assert sum("ValueError: bad batch" in line for line in lines if line.startswith("saferun: rank 1")) == 1, lines
+    assert sum(line.startswith("  files: ") for line in lines) == 1
+    assert sum(line.startswith(("saferun: ", "hint: ")) for line in lines) <= 3, lines
+
+
+def test_an_order_to_all_hosts_is_reported_once(tmp_path: Path) -> None:
+    with on_one_console(tmp_path, HANGING) as (jobs, reader):
+        for job in jobs:
+            job.send(signal.SIGTERM)
+        assert [job.wait() for job in jobs] == [1] * COUNT
+        lines = own_lines(reader.all())
+    assert sum(line.startswith("saferun: SIGTERM") for line in lines) == 1, lines
+    assert sum(line.startswith("saferun: stopped by SIGTERM") for line in lines) == 1, lines
+
+
+def test_a_hang_is_reported_once_a_job(tmp_path: Path) -> None:
+    with on_one_console(tmp_path, HANGING, "--hang-timeout", "2", "--env-profile", "minimal") as (jobs, reader):
+        until(lambda: b"saferun: job left running" in reader.so_far(), "it is reported")
+        for job in jobs:
+            job.release("go")
+        assert [job.wait() for job in jobs] == [0] * COUNT
+        lines = own_lines(reader.all())
+    assert not any("has the report" in line for line in lines), lines
+
+
+def test_hosts_with_files_of_their_own_all_say_it(tmp_path: Path) -> None:
+    """``srun --output=%N.log``."""
+    with hosts(tmp_path, FAILING, count=COUNT, environs=step) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        for job in jobs:
+            job.release("go")
+        assert [job.wait() for job in jobs] == [1] * COUNT
+        for job in jobs:
+            assert any(line.startswith("saferun: rank 1") for line in own_lines(job.err.encode())), job.err
+
+
+def test_hosts_that_are_said_to_have_consoles_of_their_own_all_say_it(tmp_path: Path) -> None:
+    """``srun sh -c 'saferun ... | tee $SLURMD_NODENAME.log'`` cannot be told from a console that all share."""
+    with on_one_console(tmp_path, FAILING, "--console", "own") as (jobs, reader):
+        for job in jobs:
+            job.release("go")
+        assert [job.wait() for job in jobs] == [1] * COUNT
+        lines = own_lines(reader.all())
+    assert sum("ValueError: bad batch" in line for line in lines if line.startswith("saferun: rank 1")) == COUNT
