@@ -372,6 +372,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         bar_interval_s=values.bar_interval,
         report_html=values.report_html,
         on_event=_split_command("--on-event", values.on_event) if values.on_event else (),
+        metrics=values.metrics,
     )
 
 

@@ -407,6 +407,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "hang and failure; always: at every end, with report.json and report.txt; off: never",
     ),
     _option("--on-event COMMAND", "", OUTPUT, "run at every hang, failure, restart, recovery and end; gets it as JSON"),
+    _option("--metrics FILE", "", OUTPUT, "write metrics there every 15 s, for node_exporter; ends in .prom"),
     _option(
         "--hang-timeout SECONDS",
         300.0,

@@ -120,6 +120,11 @@ class HostLaunch:
             from saferun.launch.on_event_part import OnEventPart
 
             context.on_event = OnEventPart(context, config.output.on_event)
+        task = config.hosts.task
+        if config.output.metrics and (task is None or task.local_rank == 0):
+            from saferun.launch.metrics_part import MetricsPart
+
+            context.metrics = MetricsPart(context, config.output.metrics)
         context.investigation = Investigation(context, peers_s)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._wakeup = Wakeup(context, passed)
@@ -134,8 +139,9 @@ class HostLaunch:
             *(context.investigation, context.lint, ranks.segments, context.imports, context.examiner),
             *(story, context.page),
         )
-        if context.on_event is not None:
-            parts, watching = (*parts, context.on_event), (*watching, context.on_event)
+        for part in (context.on_event, context.metrics):
+            if part is not None:
+                parts, watching = (*parts, part), (*watching, part)
         self._console = ConsolePart(context)
         context.loop = EventLoop(context, self._console, parts, watching)
 
@@ -226,6 +232,9 @@ class HostLaunch:
         if context.on_event is not None:
             on_event = context.on_event
             self._is_done("--on-event", lambda: on_event.finish(self._wakeup.is_hurried, wait))
+        if context.metrics is not None:
+            metrics, code = context.metrics, context.investigation.log.exit_code
+            self._is_done("--metrics", lambda: metrics.finish(code, self._wakeup.is_hurried, wait))
         context.run_dir.close()
         context.events.clear()
         self._writer.finish(self._context.poller, self._wakeup.is_hurried, self._context.screen.flush)

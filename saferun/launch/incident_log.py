@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.config import LaunchConfig
 from saferun.files.run_dir import RunDirectory, shorter_path
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,17 @@ _MOST_SLOW = 19
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 # Of a hang that goes on for days the first reports and the last ones are kept.
 _FIRST_HANGS, _LAST_HANGS = 8, 8
+
+
+class Counted(Value):
+    """What has happened so far. ``retries``: by the class of the cause; ``slow``: ranks of the current attempt."""
+
+    hangs: int
+    failures: int
+    restarts: int
+    retries: dict[str, int]
+    slow: int
+    is_hung: bool
 
 
 class IncidentLog:
@@ -62,12 +73,14 @@ class IncidentLog:
         self._on_written = on_written
         self._notify = notify
         self._incidents: list[Incident] = []
+        self._counts: dict[str, int] = {}  # by kind, also of those that are not kept
         self._decisions: list[DecisionRow] = []
         self._slow: list[SlowRow] = []
         self._preflight: Preflight | None = None
         self._host_infos: Mapping[int, HostInfo] = {}
         self._has_new_preflight = False
         self.is_due = False
+        self.exit_code: int | None = None  # of the launch, once it is over
 
     @property
     def files(self) -> str | None:
@@ -97,6 +110,7 @@ class IncidentLog:
         if kind == "hang" and len(hangs) >= _FIRST_HANGS + _LAST_HANGS:
             del self._incidents[hangs[_FIRST_HANGS]]
         now = time.time()
+        self._counts[kind] = self._counts.get(kind, 0) + 1
         self._incidents.append(
             Incident(
                 kind,  # type: ignore[arg-type]
@@ -188,6 +202,7 @@ class IncidentLog:
     def finish(self, exit_code: int, *, stopped: bool) -> None:
         """The launch is over; if nothing went wrong there is no report."""
         self.is_due = False
+        self.exit_code = exit_code
         outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
         if self._has_report or self._config.output.report_html == "always":
             self._guarded("write the report", self._write, exit_code, outcome)
@@ -197,6 +212,24 @@ class IncidentLog:
         attempts = [one.attempt for one in self._incidents] + [row.attempt for row in self._decisions]
         headline = f"the launch has {'been stopped' if stopped else outcome} (exit code {exit_code})"
         self._send_event("end", max(attempts, default=0), headline, exit_code=exit_code, outcome=outcome)
+
+    def counted(self, attempt: int) -> Counted:
+        """Numbers of what has happened. ``attempt``: the current one."""
+        retries: dict[str, int] = {}
+        for row in self._decisions:
+            if row.next_step == "retry":
+                name = row.class_name or "unknown"
+                retries[name] = retries.get(name, 0) + 1
+        last = self._incidents[-1] if self._incidents else None
+        is_hung = last is not None and (last.kind, last.outcome, last.attempt) == ("hang", "continued", attempt)
+        return Counted(
+            hangs=self._counts.get("hang", 0),
+            failures=self._counts.get("failure", 0),
+            restarts=sum(row.next_step == "restart" for row in self._decisions),
+            retries=retries,
+            slow=len({rank for row in self._slow if row.attempt == attempt for rank in row.ranks}),
+            is_hung=is_hung,
+        )
 
     @property
     def has_incidents(self) -> bool:

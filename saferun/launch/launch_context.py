@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from saferun.launch.idle_imports import IdleImports
     from saferun.launch.investigation import Investigation
     from saferun.launch.lint_part import LintPart
+    from saferun.launch.metrics_part import MetricsPart
     from saferun.launch.on_event_part import OnEventPart
     from saferun.launch.page_part import PagePart
     from saferun.launch.preflight_part import PreflightPart
@@ -98,6 +99,7 @@ class LaunchContext:
     ending: AttemptEnd
     page: PagePart
     on_event: OnEventPart | None = None
+    metrics: MetricsPart | None = None
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ BEFORE_THE_RANKS = {
     "saferun.launch.dry_run": "--dry-run",
     "saferun.launch.on_event_part": "--on-event, when the loop is made",
     "saferun.report.event_json": "--on-event, likewise",
+    "saferun.launch.metrics_part": "--metrics, likewise",
     "saferun.preflight.default_nics": "--nic, and what the checks chose",
     "saferun.preflight.judge": "the checks",
     "saferun.preflight.host_messages": "the checks",

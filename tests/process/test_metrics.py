@@ -1,0 +1,97 @@
+"""--metrics: a file for node_exporter; whatever becomes of it, the launch ends as it would without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from saferun.report.metrics_text import METRICS
+from tests.process.launching import END_AS_TOLD, STAY, Job, customized, running, until
+
+QUIET = ("--preflight", "off")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "launch"
+
+
+def values(job: Job, name: str = "saferun.prom") -> dict[str, float]:
+    """The samples by name and the labels that not all have."""
+    path = job.folder / "job" / name
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = {}
+    for line in lines:
+        if not line.startswith("#"):
+            label, _, value = line.rpartition(" ")
+            metric, _, labels = label.partition("{")
+            own = [entry for entry in labels.rstrip("}").split(",") if entry.startswith(("kind=", "class="))]
+            found[" ".join([metric, *own])] = float(value)
+    return found
+
+
+def test_the_file_shows_a_launch_that_runs_and_how_it_ended(folder: Path) -> None:
+    with running(folder, END_AS_TOLD, "--metrics", "saferun.prom", *QUIET, nproc=2, arguments=("0", "3")) as job:
+        job.hear("ready", 2)
+        until(lambda: values(job).get("saferun_up") == 1, "the file")
+        assert values(job)["saferun_ranks"] == 2
+        assert "saferun_exit_code" not in values(job)
+        assert (folder / "job" / "saferun.prom").stat().st_mode & 0o777 == 0o644
+        job.release("end")
+        assert job.wait() == 1
+        at_end = values(job)
+        assert (at_end["saferun_up"], at_end["saferun_exit_code"], at_end["saferun_ranks"]) == (0, 1, 0)
+        assert at_end['saferun_incidents_total kind="failure"'] == 1
+        assert {name.partition(" ")[0] for name in at_end} == set(METRICS) - {"saferun_retries_total"}
+        assert not list((folder / "job").glob("*.tmp"))
+        assert "--metrics" not in job.err
+
+
+def test_output_and_restarts_are_counted_over_all_attempts(folder: Path) -> None:
+    source = "import sys; print('x' * 999); sys.exit(5)"
+    with running(folder, source, "--metrics", "saferun.prom", *QUIET, "--max-restarts", "2") as job:
+        assert job.wait() == 1
+        assert values(job)["saferun_restarts_total"] == 2
+        assert values(job)["saferun_attempt"] == 2
+
+
+@pytest.mark.parametrize("path", ["/nowhere/saferun.prom", "/dev/full/x", "/"])
+@pytest.mark.parametrize("code", ["0", "3"])
+def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, path: str, code: str) -> None:
+    """There is one line."""
+    with running(folder, END_AS_TOLD, "--metrics", path, *QUIET, arguments=(code,)) as job:
+        job.hear("ready")
+        job.release("end")
+        assert job.wait() == (1 if code == "3" else 0)
+        assert len([line for line in job.err.splitlines() if "--metrics" in line]) == 1
+
+
+def test_a_place_that_does_not_answer_holds_up_nothing(folder: Path) -> None:
+    """The process that writes sleeps when it opens the file, for ever; nothing is left of it."""
+    folder.mkdir()
+    source = """
+import sys, time
+def note(event, args):
+    if event == "open" and "saferun.prom" in str(args[0]):
+        time.sleep(1000)
+if sys.orig_argv[1:3] == ["-m", "saferun"]:
+    sys.addaudithook(note)
+"""
+    environ = customized(folder, source)
+    with running(folder, END_AS_TOLD, "--metrics", "saferun.prom", *QUIET, arguments=("3",), environ=environ) as job:
+        job.hear("ready")
+        job.release("end")
+        assert job.wait() == 1
+        assert values(job) == {}
+        assert (job.run_dir / "report.json").exists()
+
+
+def test_it_ends_with_a_supervisor_that_is_killed(folder: Path) -> None:
+    with running(folder, STAY, "--metrics", "saferun.prom", *QUIET) as job:
+        job.hear("ready")
+        until(lambda: values(job), "the file")
+        os.kill(job.process.pid, signal.SIGKILL)
+        assert job.wait() == -signal.SIGKILL
