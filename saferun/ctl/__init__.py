@@ -48,6 +48,7 @@ class Verb(Value):
 VERBS: tuple[Verb, ...] = (
     Verb("list", "the runs of this user, one line each: running, succeeded, failed, stopped, hung, lost", "list_runs"),
     Verb("logs", "the output of a run's ranks, in the order of time, also while it runs"),
+    Verb("diff", "how two runs differ: settings, versions, hosts, environment, outcome"),
     Verb("status", "the ranks of a run, and how long each waits for the others"),
     Verb("stacks", "where the processes of a run, or any process, are in their code"),
     Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),

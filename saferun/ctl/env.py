@@ -12,13 +12,13 @@ _PATH_HELP = "a directory or file with more env profiles"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    parser.set_defaults(env_profile_path=[], vendor="auto")
+    parser.set_defaults(env_profile_path=[], vendor="auto", json=False)
     _add_common(parser)
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
     actions.add_parser("list", help="the env profiles, with what they cost")
     show = actions.add_parser("show", help="what a profile sets on this host, and why")
     show.add_argument("profile")
-    explain = actions.add_parser("explain", help="what a variable does, and which profiles set it")
+    explain = actions.add_parser("explain", help="what a variable is for, who reads it, and which profiles set it")
     explain.add_argument("variable")
     diff = actions.add_parser("diff", help="how two profiles differ on this host")
     diff.add_argument("first")
@@ -37,6 +37,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     """What may stand before the action and behind it."""
     path: dict[str, Any] = {"action": "append", "default": argparse.SUPPRESS, "metavar": "PATH", "help": _PATH_HELP}
     parser.add_argument("--env-profile-path", **path)
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as JSON")
     text = "GPU vendor that the env profiles apply to; auto: that of this host"
     parser.add_argument("--vendor", choices=("auto", "nvidia", "amd", "none"), default=argparse.SUPPRESS, help=text)
 

@@ -10,13 +10,15 @@ from textwrap import wrap
 from saferun.cli.env_option import read_env
 from saferun.config import EnvironConfig
 from saferun.console.stderr import print_error
-from saferun.ctl.answer import answer
+from saferun.ctl.answer import answer, answer_json
 from saferun.env.apply import apply, host_vendor, installed_versions, resolve_environ
 from saferun.env.lint.check import check
-from saferun.env.lint.findings import one_line
+from saferun.env.lint.explanation import explanation, probably_meant
+from saferun.env.lint.findings import one_line, shown
 from saferun.env.lint.known_names import KnownNames
-from saferun.env.profiles import default_search_path, load_profiles
-from saferun.env.profiles.text import diff_lines, explain_lines, list_lines, show_lines
+from saferun.env.profiles import ProfileSet, default_search_path, load_profiles
+from saferun.env.profiles.quoting import quoted
+from saferun.env.profiles.text import diff_lines, explain_lines, list_lines, show_lines, variable_names
 from saferun.model import RankAssignment
 from saferun.text.wording import count_text
 
@@ -37,11 +39,33 @@ def run(arguments: argparse.Namespace) -> int:
         case "show":
             lines = show_lines(profiles, arguments.profile, vendor=vendor, versions=versions)
         case "explain":
-            lines = explain_lines(profiles, arguments.variable)
+            return _explain(arguments, profiles)
         case _:
             lines = diff_lines(profiles, arguments.first, arguments.second, vendor=vendor, versions=versions)
-    answer(_text(lines))
+    _answer(arguments, lines)
     return 0
+
+
+def _answer(arguments: argparse.Namespace, lines: Sequence[str], **more: object) -> None:
+    if arguments.json:
+        answer_json({"action": arguments.action, "lines": list(lines), **more})
+    else:
+        answer("".join(f"{line}\n" for line in lines))
+
+
+def _explain(arguments: argparse.Namespace, profiles: ProfileSet) -> int:
+    """Explain a variable. 1 where nothing is known of it."""
+    name: str = arguments.variable
+    lines = explain_lines(profiles, name)
+    known = explanation(name)
+    if known and name in os.environ:
+        known.append(f"    here: {name}={shown(name, os.environ[name])}")
+    if known or lines:
+        _answer(arguments, [*known, *([""] if known and lines else []), *(lines or ["    no env profile sets it"])])
+        return 0
+    near = probably_meant(name, variable_names(profiles))
+    _answer(arguments, [f"nothing is known of {quoted(name)}", *([f"did you mean {near}?"] if near else [])])
+    return 1
 
 
 def _lint(arguments: argparse.Namespace) -> int:
@@ -59,10 +83,11 @@ def _lint(arguments: argparse.Namespace) -> int:
     host = os.uname().nodename
     apply(resolution, environ, RankAssignment(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
     result = check(environ, python=arguments.python, script=arguments.script, budget_s=_SEARCH_S)
-    shown = result.findings if arguments.all else result.at_launch
-    lines = [one_line(finding) for finding in shown] or ["no problems found"]
-    answer(_text([*lines, *searched_lines(result.known, everything=arguments.all)]))
-    return 1 if shown else 0
+    found = result.findings if arguments.all else result.at_launch
+    lines = [one_line(finding) for finding in found] or ["no problems found"]
+    lines += searched_lines(result.known, everything=arguments.all)
+    _answer(arguments, lines, findings=[finding._asdict() for finding in found])
+    return 1 if found else 0
 
 
 def searched_lines(known: KnownNames, *, everything: bool) -> list[str]:
@@ -82,9 +107,5 @@ def searched_lines(known: KnownNames, *, everything: bool) -> list[str]:
 
 
 def _first(names: Sequence[str], *, everything: bool) -> str:
-    shown = names if everything else names[:_MOST_NAMES]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more (--all)" if len(shown) < len(names) else "")
-
-
-def _text(lines: list[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
+    first = names if everything else names[:_MOST_NAMES]
+    return ", ".join(first) + (f" and {len(names) - len(first)} more (--all)" if len(first) < len(names) else "")

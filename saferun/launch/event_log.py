@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.helper import PartBase
@@ -40,6 +40,7 @@ class EventLog:
         self._process = own_identity()
         self._started_at = time.time()
         self._torch_version: str | None = None
+        self._environment: Mapping[str, str] | None = None
         self._slow: list[JsonObject] = []
 
     def record(self, event: Event, before: State, after: State) -> None:
@@ -102,8 +103,11 @@ class EventLog:
 
     def _write_run_json(self, end: Callable[[], LaunchEnd] | None = None) -> None:
         try:
-            from saferun.report.run_json import run_description, run_text
+            from saferun.report.run_json import run_description, run_text, shown_environment
 
+            plan = self._context.current.plan
+            if self._environment is None and plan is not None and plan.environs:
+                self._environment = shown_environment(plan.environs[0])
             content = run_description(
                 self._context.config,
                 cwd=current_directory(),
@@ -114,6 +118,7 @@ class EventLog:
                 directory="" if self._context.config.output.run_dir is not None else self._context.run_dir.name,
                 python_version=sys.version.split()[0],
                 torch_version=self._torch_version,
+                environment=self._environment,
                 slow=self._slow,
                 end=end() if end is not None else None,
             )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from saferun import __version__
 from saferun.config import LaunchConfig
 from saferun.model import JsonObject, Value
-from saferun.text.redaction import REDACTED, redacted_arguments, redacted_text
+from saferun.text.redaction import REDACTED, redacted_arguments, redacted_environ, redacted_text
 from saferun.text.secret_names import is_secret
 
 TYPE_CHECKING = False
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from saferun.report.report_json import Outcome
 
 _LONGEST_HEADLINE = 400
+_LONGEST_VALUE = 4096
+# Of the software that ranks use, and what says where it is.
+_SHOWN_PREFIXES = (
+    *("TORCH", "PYTORCH_", "KINETO_", "ATEN_", "FBGEMM_", "GLOO_", "TP_SOCKET_", "NCCL_", "RCCL_", "NVSHMEM_"),
+    *("CUDA", "CUBLAS", "CUDNN_", "NVIDIA_", "HIP", "AMD_", "HSA_", "ROCR_", "ROCM_", "ROC_", "ROCBLAS_", "MIOPEN_"),
+    *("UCX_", "UCC_", "FI_", "OMPI_", "PMIX_", "OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "OPENBLAS_"),
+    *("XLA_", "PJRT_", "TRITON_", "LD_", "MALLOC_", "PYTHON", "PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG", "LC_"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ACCELERATE_", "DEEPSPEED_", "TOKENIZERS_", "HF_HUB_OFFLINE", "DS_"),
+)
+_OF_ONE_RANK = frozenset({"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_TIMER_FILE"})
 
 
 class LaunchEnd(Value):
@@ -39,6 +49,7 @@ def run_description(
     directory: str,
     python_version: str,
     torch_version: str | None,
+    environment: Mapping[str, str] | None = None,
     slow: Sequence[JsonObject] = (),
     end: LaunchEnd | None = None,
 ) -> JsonObject:
@@ -54,6 +65,7 @@ def run_description(
         directory: the name of the run directory; empty where the user chose it.
         python_version: of the interpreter that runs saferun.
         torch_version: known once the coordinator has loaded it.
+        environment: of a rank, as ``shown_environment`` returns it; None: none has been started.
         slow: ranks that the others waited for.
         end: None while it runs.
     """
@@ -73,12 +85,22 @@ def run_description(
             for name, setting in config.settings.items()
         },
         "versions": {"saferun": __version__, "python": python_version, "torch": torch_version},
+        "environment": dict(environment) if environment is not None else None,
         "slow_ranks": [*slow],
         "host": host,
         "process": process._asdict(),
         "started_at": started_at,
         "directory": directory,
         "end": _end(end) if end is not None else None,
+    }
+
+
+def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of a rank's environment run.json shows: what changes how it computes and talks, without secrets."""
+    names = sorted(name for name in environ if name.startswith(_SHOWN_PREFIXES) and name not in _OF_ONE_RANK)
+    return {
+        name: value[:_LONGEST_VALUE]
+        for name, value in redacted_environ({name: environ[name] for name in names}).items()
     }
 
 

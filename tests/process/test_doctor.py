@@ -48,7 +48,12 @@ def test_a_healthy_host_is_told_in_a_table(folder: Path) -> None:
     done = ask(folder, "saferun.ctl", "doctor", "train.py")
     assert (done.returncode, done.stderr) == (0, ""), done
     lines = done.stdout.splitlines()
-    assert any(line.split()[:2] == ["ok", "versions"] for line in lines)
+    (versions,) = [line for line in lines if line.split()[:2] == ["ok", "versions"]]
+    assert "python 3." in versions
+    assert "torch 2." in versions
+    for check in ("ptrace", "tools"):
+        assert any(line.split()[:2] == ["ok", check] for line in lines)
+    assert "py-spy" in done.stdout
     assert lines[-1].endswith(" ok")
     assert "fail" not in done.stdout
     assert os.listdir(folder) == ["train.py"]

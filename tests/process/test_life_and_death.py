@@ -118,7 +118,7 @@ sys.exit(ATTEMPT < 2 and RANK == 1)
         assert {(said.rank, said.attempt) for said in job.said("of 3")} == {(r, a) for r in range(2) for a in range(3)}
         assert "starting again at once (restart 2 of 3)" in job.err
         assert "restart 3 of 3" not in job.err
-        assert any(job.run_dir.glob("*/attempt_2/rank_1"))
+        assert any(job.run_dir.glob("*/attempt_2"))
 
 
 def test_when_every_attempt_fails_the_last_one_is_reported(tmp_path: Path) -> None:

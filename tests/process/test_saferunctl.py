@@ -134,9 +134,16 @@ def test_explain_tells_every_profile_that_sets_a_variable() -> None:
 @pytest.mark.usefixtures("place")
 def test_explain_of_a_variable_that_no_profile_sets_says_so() -> None:
     """Which is an answer, with the one that may have been meant."""
-    assert answer("env", "explain", "NCCL_DEBG") == ["no env profile sets 'NCCL_DEBG'", "did you mean NCCL_DEBUG?"]
-    assert answer("env", "explain", "XYZZY") == ["no env profile sets 'XYZZY'"]
-    assert answer("env", "explain", "\x1b[31m") == [r"no env profile sets '\x1b[31m'"]
+    lines = answer("env", "explain", "NCCL_SOCKET_IFNAME", environ={"NCCL_SOCKET_IFNAME": "eth1"})
+    assert lines[0].startswith("NCCL_SOCKET_IFNAME: the network interfaces that NCCL uses for sockets")
+    assert lines[1] == "    read by NCCL (libnccl, librccl)"
+    assert lines[-2:] == ["    here: NCCL_SOCKET_IFNAME=eth1", "    no env profile sets it"]
+    assert answer("env", "explain", "NCCL_DEBG", code=1) == [
+        "nothing is known of 'NCCL_DEBG'",
+        "did you mean NCCL_DEBUG?",
+    ]
+    assert answer("env", "explain", "XYZZY", code=1) == ["nothing is known of 'XYZZY'"]
+    assert answer("env", "explain", "\x1b[31m", code=1) == [r"nothing is known of '\x1b[31m'"]
 
 
 @pytest.mark.usefixtures("place")

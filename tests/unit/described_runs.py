@@ -8,9 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from saferun.linux.process_identity import ProcessIdentity, own_identity
-from saferun.report.run_json import LaunchEnd, run_description
+from saferun.report.run_json import LaunchEnd, run_description, shown_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from saferun.config import LaunchConfig
@@ -21,7 +22,9 @@ GONE = own_identity()._replace(start_ticks=1)
 HERE = own_identity()
 
 
-def described_run(config: LaunchConfig, end: LaunchEnd | None = None, *, cwd: str = "/x") -> dict[str, Any]:
+def described_run(
+    config: LaunchConfig, end: LaunchEnd | None = None, *, cwd: str = "/x", environ: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The content of run.json."""
     return run_description(
         config,
@@ -33,6 +36,7 @@ def described_run(config: LaunchConfig, end: LaunchEnd | None = None, *, cwd: st
         directory="",
         python_version="3.11.7",
         torch_version=None,
+        environment=shown_environment(environ) if environ is not None else None,
         end=end,
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.env.profiles.model import COSTS, Profile, RankValue, Resolution, Variable, Vendor
-from saferun.env.profiles.quoting import quoted
 from saferun.env.profiles.resolution import layered, needs_run_dir, resolve
 
 TYPE_CHECKING = False
@@ -116,13 +115,11 @@ def show_lines(profiles: ProfileSet, name: str, *, vendor: Vendor, versions: Map
 
 
 def explain_lines(profiles: ProfileSet, name: str) -> list[str]:
-    """``saferunctl env explain VAR``: every profile that sets the variable, to what and why."""
+    """``saferunctl env explain VAR``: every profile that sets the variable, to what and why; none: no profile does."""
     lines: list[str] = []
-    known: set[str] = set()
     for profile_name in profiles.names():
         profile = profiles.get(profile_name)
         for variable in profile.variables:
-            known.update((variable.name, *variable.same_as))
             if name in (variable.name, *variable.same_as):
                 lines += ["", *_details(variable, f"profile {profile.name} ({variable.place})")]
                 lines += [f"{_INDENT}holds for: {text}" for text in _conditions(variable)]
@@ -132,12 +129,13 @@ def explain_lines(profiles: ProfileSet, name: str) -> list[str]:
             if removal.name == name
             for line in ("", f"profile {profile.name} ({removal.place}) takes {name} out")
         ]
-    if lines:
-        return lines[1:]
-    from saferun.env.profiles.quoting import nearest
+    return lines[1:]
 
-    near = nearest(name, sorted(known))
-    return [f"no env profile sets {quoted(name)}", *([f"did you mean {near}?"] if near else [])]
+
+def variable_names(profiles: ProfileSet) -> set[str]:
+    """The names of all variables that a profile sets."""
+    every = (variable for name in profiles.names() for variable in profiles.get(name).variables)
+    return {name for variable in every for name in (variable.name, *variable.same_as)}
 
 
 def diff_lines(profiles: ProfileSet, a: str, b: str, *, vendor: Vendor, versions: Mapping[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ from saferun.preflight.checks.platform import check_platform
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.checks.rdma import check_rdma
 from saferun.preflight.checks.shared_memory import check_shared_memory
+from saferun.preflight.checks.tools import check_ptrace, check_tools
 from saferun.preflight.checks.versions import check_versions
 
 _MARGIN_S = 1.0  # for a host that is busy starting a job
@@ -46,3 +47,10 @@ CHECKS: tuple[Check, ...] = (
     Check("versions", check_versions, _FILES_DEADLINE_S),
 )
 """In the order in which they are shown."""
+
+WITHOUT_A_LAUNCH: tuple[Check, ...] = (
+    *CHECKS,
+    Check("ptrace", check_ptrace),
+    Check("tools", check_tools, _FILES_DEADLINE_S),
+)
+"""With what matters to who looks at a host, and not to a launch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.config import LaunchConfig
@@ -31,6 +32,7 @@ class CheckContext(Value):
         vendor: ``nvidia``, ``amd`` or ``none``: whose GPUs the ranks use.
         attempt: from 0.
         old_pids: ranks of the previous attempt, whose GPU memory may not have been given back yet.
+        only: whether nothing but the checks is to be done.
         root: where /proc and /sys are looked for, with a trailing slash; tests have others.
     """
 
@@ -51,6 +53,7 @@ class CheckContext(Value):
     vendor: str = "none"
     attempt: int = 0
     old_pids: tuple[int, ...] = ()
+    only: bool = False
     root: str = "/"
 
     def path(self, *parts: str) -> str:
@@ -81,7 +84,10 @@ def context_of(
     task = hosts.task
     argv = config.command.argv
     python = os.path.basename(argv[0]) if argv else ""
-    is_python = config.command.run_path or python.startswith("python") or "PYTHON_EXEC" in environ
+    is_only = config.checks.preflight == "only"
+    is_python = (
+        (is_only and not argv) or config.command.run_path or python.startswith("python") or "PYTHON_EXEC" in environ
+    )
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "")
     serves = not hosts.together or hosts.node_rank == 0
     if hosts.together and rendezvous.backend != "static":
@@ -101,11 +107,17 @@ def context_of(
         run_dir=(config.output.run_dir or os.curdir) if config.output.keep_files else "",
         script=config.command.name if is_python else "",
         script_args=argv[argv.index(config.command.name) + 1 :] if config.command.name in argv else (),
-        python=argv[0] if is_python and not config.command.run_path else "",
+        python=_python_of(argv, is_only=is_only) if is_python and not config.command.run_path else "",
         vendor=config.environ.vendor,
         attempt=attempt,
         old_pids=tuple(old_pids),
+        only=is_only,
     )
+
+
+def _python_of(argv: Sequence[str], *, is_only: bool) -> str:
+    """The ranks' interpreter: without a script that of a launch from here."""
+    return argv[0] if argv else sys.executable if is_only else ""
 
 
 class Check(Value):

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from saferun.preflight.checks.all_checks import CHECKS
+from saferun.preflight.checks.all_checks import CHECKS, WITHOUT_A_LAUNCH
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.run import run_checks
 from saferun.preflight.results import CheckResult, HostInfo, ProbeTarget
@@ -51,7 +51,7 @@ def serve(connection: socket.socket, context: CheckContext, *, is_probed: bool) 
     host = _HostSide(context)
     if is_probed:
         host.begin()
-    run_checks(CHECKS, context, report)
+    run_checks(WITHOUT_A_LAUNCH if context.only else CHECKS, context, report)
     info, endpoint = host.finish(found) if is_probed else ("", "")
     send({"op": "ready", "info": info, "endpoint": endpoint})
     with connection.makefile("rb") as lines:

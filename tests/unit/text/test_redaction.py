@@ -118,7 +118,10 @@ def test_run_json_holds_no_secret_of_the_command_line() -> None:
         command=CONFIG.command._replace(argv=("python", "-u", "train.py", "--api-key", "s3cret")),
         settings={"rdzv_conf": Setting("token=s3cret", "flag"), "nnodes": Setting("1:1", "default")},
     )
-    described = described_run(config, LaunchEnd(1.0, 1, "failed", "no login with --password s3cret"))
+    environ = {"NCCL_PSK": "s3cret", "TORCH_HOME": "https://me:s3cret@host/x", "NCCL_DEBUG": "INFO", "HOME": "/s3cret"}
+    end = LaunchEnd(1.0, 1, "failed", "no login with --password s3cret")
+    described = described_run(config, end, environ=environ)
+    assert described["environment"]["NCCL_DEBUG"] == "INFO"
     assert "s3cret" not in str(described)
     assert described["settings"]["nnodes"] == {"value": "1:1", "origin": "default"}
 
