@@ -264,6 +264,8 @@ def _waits(incident: IncidentPart) -> Table | None:
     groups = sorted(
         incident.wait_groups, key=lambda group: (not culprits.issuperset(group.ranks), len(group.ranks), group.ranks)
     )
+    if all(group.kind == "dead" for group in groups):
+        return None
     rows: list[tuple[str, ...]] = []
     odd = set()
     for group in groups[:_MOST_ENDS]:
