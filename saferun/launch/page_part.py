@@ -176,7 +176,9 @@ class PagePart(PartBase):
     def _on_written(self, answer: Answer | None) -> None:
         self._is_asked = False
         path = self._run_dir.path
-        if answer is None or path is None or self._helper is None:
+        if self._helper is None or path is None:
+            return  # it was lost meanwhile, which has been reported
+        if answer is None:
             self._fail("the file system of the run directory does not answer")
             return
         self._give_up_at = time.monotonic() + _LONGEST_S

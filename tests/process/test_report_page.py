@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, STAY, Job, customized, running, until
+from tests.process.launching import END_AS_TOLD, STAY, Job, customized, in_saferun, running, until
 
 FAIL = """
 from rank import *
@@ -21,6 +21,9 @@ if RANK == 1:
 stay()
 """
 PREFLIGHT_OFF = ("--preflight", "off")
+LATE = "not made in time"
+# On a machine that is busy with other tests a page may take longer than a launch waits for it.
+PATIENT = in_saferun("import saferun.launch.page_part as part; part.PATIENCE_S = 50.0")
 
 
 @pytest.fixture
@@ -28,7 +31,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "launch"
 
 
-def broken(folder: Path, source: str) -> dict[str, str]:
+def patient(folder: Path) -> dict[str, str]:
+    """An environment in which the end of a launch waits for the page however long that takes."""
+    folder.mkdir()
+    return customized(folder, PATIENT)
+
+
+def broken(folder: Path, source: str, *, waits: bool = False) -> dict[str, str]:
     """An environment in which this happens when saferun, or what it forks, imports jinja2."""
     finder = f"""
 import os, signal, sys, time
@@ -40,7 +49,7 @@ if sys.orig_argv[1:3] == ["-m", "saferun"]:
     sys.meta_path.insert(0, Finder())
 """
     folder.mkdir()
-    return customized(folder, finder)
+    return customized(folder, finder + (PATIENT if waits else ""))
 
 
 def fail(job: Job) -> int:
@@ -67,7 +76,7 @@ def page_of(job: Job) -> str:
 
 def test_a_failure_leaves_a_page_in_the_run_directory(folder: Path) -> None:
     """Of the end of the launch: with its exit code, and readable by its user only."""
-    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2) as job:
+    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=patient(folder)) as job:
         assert fail(job) == 1
         page = page_of(job)
         assert "<h1>Rank 1 " in page
@@ -103,7 +112,10 @@ def test_a_hang_that_is_only_reported_has_a_page_while_the_job_goes_on(folder: P
     ],
 )
 def test_when_there_is_a_page(folder: Path, options: tuple[str, ...], code: str, has_page: bool) -> None:
-    with running(folder, END_AS_TOLD, *options, *PREFLIGHT_OFF, nproc=2, arguments=(code, code)) as job:
+    environ = patient(folder)
+    with running(
+        folder, END_AS_TOLD, *options, *PREFLIGHT_OFF, nproc=2, arguments=(code, code), environ=environ
+    ) as job:
         job.hear("ready", 2)
         job.release("end")
         assert job.wait() == (1 if code != "0" else 0)
@@ -119,17 +131,17 @@ def test_when_there_is_a_page(folder: Path, options: tuple[str, ...], code: str,
     [
         ("raise ModuleNotFoundError(\"No module named 'jinja2'\")", "ModuleNotFoundError: No module named 'jinja2'"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "the process that makes it was ended"),
-        ("time.sleep(1000)", "not made in time"),
-        ("signal.pause()", "not made in time"),
+        ("time.sleep(1000)", LATE),
+        ("signal.pause()", LATE),
         ("held = []\nwhile True: held.append(bytearray(1 << 20))", "MemoryError"),
-        ("while True: pass", "not made in time"),
+        ("while True: pass", LATE),
         ("sys.exit(0)", "the process that makes it was ended"),
     ],
     ids=["missing", "killed", "sleeps", "pauses", "takes memory", "spins", "exits"],
 )
 def test_a_page_that_cannot_be_made_costs_one_line(folder: Path, source: str, reason: str) -> None:
     """The launch ends with the same exit code and the same files, and leaves no process behind."""
-    environ = broken(folder, source)
+    environ = broken(folder, source, waits=reason != LATE)
     with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=environ) as job:
         assert fail(job) == 1
         lines = [line for line in job.err.splitlines() if "report.html" in line]
