@@ -55,6 +55,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("story", "the last events of a run in which something went wrong, and what saferun made of them"),
     Verb("core", "the stacks in a core file"),
     Verb("clean", "remove old run directories: beyond the newest N, or older than a time"),
+    Verb("shim", "make a directory with a torchrun that is saferun, for tools that call it"),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint"),
     Verb(
         "doctor",

@@ -1,0 +1,59 @@
+"""saferunctl shim: a torchrun that is saferun, for tools that call it by its name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from saferun.ctl import main
+from tests.process.launching import REPOSITORY
+
+ENVIRON = {"PYTHONPATH": str(REPOSITORY), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "SAFERUN_LINT": "off"}
+
+
+def torchrun(directory: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["torchrun", *arguments],
+        cwd=directory.parent,
+        env={**os.environ, **ENVIRON, "PATH": f"{directory}:{os.environ['PATH']}", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_tool_that_calls_torchrun_gets_saferun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the tool's arguments, and the exit code and the environment of the ranks as they are."""
+    directory = tmp_path / "with a blank"
+    assert main(["shim", str(directory)]) == 0
+    assert f"export PATH='{directory}':$PATH" in capsys.readouterr().out
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys; print(sys.argv[1:], os.environ['WORLD_SIZE']); sys.exit(int(sys.argv[1]))")
+    options = ("--nproc_per_node=2", "--master_port=0", "--preflight", "off")
+    done = torchrun(directory, *options, str(script), "0", "a b")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("['0', 'a b'] 2") == 2
+    assert torchrun(directory, *options, str(script), "3").returncode == 1
+
+
+def test_it_is_written_again_but_never_over_another_torchrun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["shim", str(tmp_path)]) == 0
+    assert main(["shim", str(tmp_path)]) == 0
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n# the real one\n")
+    assert main(["shim", str(tmp_path)]) == 2
+    assert "not one of saferunctl's" in capsys.readouterr().err
+    assert "the real one" in (tmp_path / "torchrun").read_text()
+    assert main(["shim", str(tmp_path), "--force"]) == 0
+    assert sys.executable in (tmp_path / "torchrun").read_text()
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_of_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shim", "/proc/nowhere"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
