@@ -14,8 +14,10 @@ from typing import Any
 
 from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.client import Examiner
+from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.native_stacks import with_native_stacks
 from saferun.ctl.run_directory import LATEST, find_run
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
@@ -40,6 +42,9 @@ _TREE_LINES = 60
 _GROUP_LINES = 24
 _NAMED_FAILURES = 8
 _SHORTEST_ID = 4
+_AS_RANK = "rank 0"
+_PERMISSION_HINT = "look as the user whose processes they are, or as root"
+_ROOT_HINT = "in a container this needs the capability SYS_PTRACE; or look from the host of the container"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     scene = find_scene(arguments.target, read_processes())
     scene = _with_script(scene)
     seen, failure = _capture_scene(scene, native=arguments.native)
+    seen = seen._replace(stacks=with_native_stacks(seen.stacks, os.environ))
     capture = capture_without_secrets(seen)
     if failure:
         capture = capture._replace(timed_out=(*capture.timed_out, failure))
@@ -152,10 +158,9 @@ def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
 
 def _scene_of_process(process: Process, processes: Mapping[int, Process]) -> Scene:
     if not process.is_readable:
-        raise UsageError(
-            f"process {process.pid} belongs to user {_owner(process.pid)}, or cannot be inspected",
-            "look as that user or as root",
-        )
+        who = f"process {process.pid} of user {_owner(process.pid)}"
+        hint = _PERMISSION_HINT if os.geteuid() else _ROOT_HINT
+        raise UsageError(f"{who} cannot be inspected: {ptrace_denial(process.pid)}", hint)
     title = f"process {process.pid} ({shown(' '.join(read_cmdline(process.pid)), 60) or '?'})"
     below = [one for one in processes.values() if process.pid in _ancestors(one, processes)]
     roots = _roots(below, processes, outside=process)
@@ -332,9 +337,13 @@ def _require_stacks(capture: Capture) -> None:
     failures += [note.failure for note in capture.notes if note.failure]
     failures += capture.timed_out
     why = failures[0] if failures else "the processes have ended meanwhile"
-    hint = "look as the user whose processes they are, or as root"
+    hint = _PERMISSION_HINT if os.geteuid() else _ROOT_HINT
     if "ptrace_scope" in why:
         hint = "look as root, or, as root, set kernel.yama.ptrace_scope to 0 with sysctl"
+    elif "gdb" in why:
+        hint = "install gdb" if "installed" in why else "the process may have ended meanwhile; see its /proc/PID/stack"
+    elif why == "the processes have ended meanwhile":
+        hint = "see saferunctl list, and the report of the run"
     raise UsageError(f"no stacks: {why}", hint)
 
 
@@ -345,8 +354,9 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
     """What was seen, for a person."""
     taken = [dump for dump in capture.stacks if dump.threads]
     count = len({dump.pid for dump in capture.stacks} | {process.pid for process in capture.processes})
-    ranks = ranks_text(target.rank for target in scene.targets) if scene.has_ranks else "not a rank, shown as rank 0"
+    ranks = ranks_text(target.rank for target in scene.targets) if scene.has_ranks else "not a rank"
     lines = [f"{scene.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
+    own = len(lines)
     groups = _groups(scene, capture)
     if groups:
         lines += ["", "who waits in what:", *group_lines(groups, budget=_GROUP_LINES, rest=" (all: --json)")]
@@ -357,6 +367,8 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
     tree = merge(capture.stacks, scene.script, scene.cwd)
     if tree:
         lines += ["", "merged stacks:", *tree_lines(tree, budget=_TREE_LINES, rest=" (all: --json)")]
+    if not scene.has_ranks:
+        lines[own:] = _with_pid(lines[own:], scene.targets[0].pid)
     missing = [dump for dump in capture.stacks if not dump.threads]
     lines += ["", *_failures(missing)] if missing and taken else []
     if scene.orphans:
@@ -364,6 +376,20 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
     if capture.timed_out:
         lines += ["", f"captures timed out: {', '.join(map(shown, capture.timed_out[:_NAMED_FAILURES]))}"]
     return lines
+
+
+def _with_pid(lines: list[str], pid: int) -> list[str]:
+    """The lines about a process that is no rank, which stands among the ranks as rank 0."""
+    name = f"pid {pid}"
+    wider = " " * (len(name) - len(_AS_RANK))
+    return [
+        line.replace(_AS_RANK, name, 1)
+        if line.lstrip().startswith(_AS_RANK)
+        else wider + line
+        if line[:1] == " "
+        else line
+        for line in lines
+    ]
 
 
 def _groups(scene: Scene, capture: Capture) -> tuple[WaitGroup, ...]:
@@ -386,7 +412,7 @@ def _failures(dumps: list[StackDump]) -> list[str]:
 def _as_json(scene: Scene, capture: Capture) -> JsonObject:
     return {
         "target": scene.title,
-        "ranks": [{"rank": target.rank, "pid": target.pid} for target in scene.targets],
+        "ranks": [{"rank": one.rank if scene.has_ranks else None, "pid": one.pid} for one in scene.targets],
         "has_ranks": scene.has_ranks,
         "orphans": list(scene.orphans),
         "wait_groups": [_plain(group) for group in _groups(scene, capture)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def test_what_is_left_of_a_run_is_found_without_its_supervisor() -> None:
             "several runs have an id that begins with '0123'",
             "name more of it",
         ),
-        ("500", {500: stranger(500, is_readable=False)}, "process 500 belongs to user", "as that user or as root"),
+        ("500", {500: stranger(500, is_readable=False)}, "process 500 of user", ""),
         (RUN_ID, {101: member(101, 100)}, f"no rank of run {RUN_ID} lives on this host", "it has ended"),
     ],
 )
@@ -157,6 +158,7 @@ def test_a_word_that_means_nothing_is_explained(
         find_scene(target, processes)
     assert what in raised.value.what
     assert hint in raised.value.hint
+    assert raised.value.hint
     assert raised.value.exit_code == 2
 
 
@@ -246,7 +248,9 @@ def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_is_shown_with_its_calls(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     text = answer(str(sleeper.pid), cwd=tmp_path)
     assert text.startswith(f"process {sleeper.pid} (")
-    assert "not a rank, shown as rank 0; 1 process\n" in text
+    assert "not a rank; 1 process\n" in text
+    assert f"    pid {sleeper.pid}  " in text
+    assert "rank 0" not in text
     for words in ("merged stacks:", "lesson", "wait_for_the_teacher", "school.py:6", "sleep"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 120
@@ -268,7 +272,7 @@ def test_a_stopped_process_is_shown_and_stays_stopped(sleeper: subprocess.Popen[
 
 def test_json_has_everything(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     content = json.loads(answer(str(sleeper.pid), "--json", cwd=tmp_path))
-    assert content["ranks"] == [{"rank": 0, "pid": sleeper.pid}]
+    assert content["ranks"] == [{"rank": None, "pid": sleeper.pid}]
     assert content["has_ranks"] is False
     (dump,) = content["stacks"]
     assert (dump["pid"], dump["tool"]) == (sleeper.pid, "py-spy")
@@ -285,15 +289,38 @@ def test_native_frames_are_shown_on_demand(sleeper: subprocess.Popen[bytes], tmp
     assert any(frame["function"] == "lesson" for frame in frames)
 
 
-def test_a_process_that_runs_no_python_gives_a_reason(tmp_path: Path) -> None:
+@pytest.fixture
+def bare_sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is not Python."""
     child = subprocess.Popen(["sleep", "3600"])
     try:
-        what, hint = refusal(str(child.pid), cwd=tmp_path)
-        assert what.startswith("no stacks: ")
-        assert hint
+        until(lambda: state_of(child.pid) == "S", "it sleeps")
+        yield child
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_process_that_is_not_python_is_shown_with_its_native_stack(
+    bare_sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """By gdb, which lets it go on."""
+    if shutil.which("gdb") is None:
+        pytest.skip("needs gdb")
+    text = answer(str(bare_sleeper.pid), cwd=tmp_path)
+    assert "nanosleep" in text
+    assert "[native]" in text
+    until(lambda: state_of(bare_sleeper.pid) == "S", "it sleeps on")
+    content = json.loads(answer(str(bare_sleeper.pid), "--json", cwd=tmp_path))
+    assert content["stacks"][0]["tool"] == "gdb"
+    assert content["has_ranks"] is False
+
+
+def test_without_gdb_the_answer_says_what_is_needed(bare_sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    done = ask(str(bare_sleeper.pid), cwd=tmp_path, PATH=str(tmp_path))
+    what, hint = two_lines(done.stderr)
+    assert what.endswith("and its native stacks need gdb, which is not installed")
+    assert hint == "install gdb"
 
 
 def test_a_process_that_is_gone_is_said_to_be(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Native stacks of living processes that are not Python, by gdb, for ``saferunctl stacks``.
+
+gdb stops a process while it reads its stacks, usually for less than a second, and lets it go on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from saferun.captures.gdb import find_gdb, threads_from_gdb
+from saferun.captures.ptrace import ptrace_denial, resume_if_stopped
+from saferun.evidence import StackDump
+from saferun.linux.child_output import run_program
+from saferun.linux.children import SpawnError
+from saferun.linux.procfs import read_stat
+
+NOT_PYTHON = " is no Python process"
+"""How the failure of a dump ends whose process has no stacks of Python's."""
+_TIMEOUT_S = 60.0
+_MOST_PROCESSES = 8
+_KEPT_BYTES = 4 << 20
+_COMMANDS = ("set pagination off", "set confirm off", "set debuginfod enabled off", "thread apply all bt 64")
+
+
+def with_native_stacks(dumps: Sequence[StackDump], environ: Mapping[str, str]) -> tuple[StackDump, ...]:
+    """The dumps, with native stacks for the first processes that are not Python.
+
+    Args:
+        dumps: of all processes.
+        environ: gdb's environment, which has no network to look for symbols in.
+    """
+    chosen = [dump for dump in dumps if not dump.threads and dump.failure.endswith(NOT_PYTHON)][:_MOST_PROCESSES]
+    return tuple(_read(dump, environ) if dump in chosen else dump for dump in dumps)
+
+
+def _read(dump: StackDump, environ: Mapping[str, str]) -> StackDump:
+    gdb = find_gdb()
+    if not gdb:
+        return dump._replace(failure=f"{dump.failure}, and its native stacks need gdb, which is not installed")
+    stat = read_stat(dump.pid)
+    if stat is None:
+        return dump._replace(failure="the process has ended")
+    options = [word for command in _COMMANDS for word in ("-ex", command)]
+    own = {name: value for name, value in environ.items() if name != "DEBUGINFOD_URLS"}
+    try:
+        output, _ = run_program(
+            [gdb, "-nx", "-batch", *options, "-p", str(dump.pid)], own, _TIMEOUT_S, errors=True, kept_bytes=_KEPT_BYTES
+        )
+    except SpawnError as error:
+        return dump._replace(failure=f"gdb cannot be started: {os.strerror(error.errno)}")
+    finally:
+        resume_if_stopped(dump.pid, was_stopped=stat.state == "T")
+    text = output.decode(errors="replace")
+    threads = threads_from_gdb(text, dump.pid)
+    if threads:
+        return dump._replace(threads=threads, tool="gdb", failure="")
+    if "ptrace" in text or "attach" in text:
+        return dump._replace(failure=ptrace_denial(dump.pid))
+    return dump._replace(failure=f"{dump.failure}, and gdb read no stacks of it")
