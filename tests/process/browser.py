@@ -169,8 +169,8 @@ class Page:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
         self.resize(width)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        self._features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self._call("Emulation.setEmulatedMedia", features=self._features)
         self._call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self._call("Page.navigate", url=path.as_uri())
         browser.await_event("Page.loadEventFired", self._session)
@@ -236,6 +236,10 @@ class Page:
         """What is seen, as PNG."""
         answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
+
+    def lay_out_for_print(self) -> None:
+        """Show it as it is printed."""
+        self._call("Emulation.setEmulatedMedia", media="print", features=self._features)
 
     def pdf(self) -> bytes:
         """What is printed."""

@@ -185,6 +185,15 @@ def test_text_has_enough_contrast(browser: Browser, pages: dict[str, Path], dark
     page.close()
 
 
+def test_on_paper_text_is_dark_whatever_the_screen_was(browser: Browser, pages: dict[str, Path]) -> None:
+    page = browser.open(pages["crash"], 800, dark=True)
+    page.lay_out_for_print()
+    assert page.value(_CONTRAST) == []
+    assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.value("document.querySelector('nav').offsetHeight") == 0
+    page.close()
+
+
 def test_the_page_prints(browser: Browser, pages: dict[str, Path]) -> None:
     """A few sheets, whatever is closed."""
     page = browser.open(pages["crash"])
