@@ -106,6 +106,7 @@ def test_what_a_launch_leaves_is_for_its_user_alone(tmp_path: Path) -> None:
         found = [top, *top.rglob("*")]
         names = {path.name for path in found}
         assert {"stdout.log", "stderr.log", "events.jsonl", "run.json", "report.json", "report.txt"} <= names
+        assert names & {"report.html"} or "no report.html" in job.err
         open_to_others = [path for path in found if not path.is_symlink() and path.stat().st_mode & 0o077]
         assert open_to_others == []
 
@@ -139,7 +140,7 @@ def test_links_that_are_planted_in_a_run_directory_lead_nowhere(tmp_path: Path, 
 
         def plant_links() -> None:
             os.symlink(home / "new", run / ".gitignore")
-            for name in ("run.json", "report.json", "report.txt", "latest"):
+            for name in ("run.json", "report.json", "report.txt", "report.html", "latest"):
                 os.symlink(home / "bashrc", run / name)
             for name in ("stdout.log", "stderr.log", "error.json"):
                 os.symlink(home / "bashrc", folder / name)
