@@ -56,6 +56,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("core", "the stacks in a core file"),
     Verb("clean", "remove old run directories: beyond the newest N, or older than a time"),
     Verb("shim", "make a directory with a torchrun that is saferun, for tools that call it"),
+    Verb("completion", "the script that makes bash, zsh or fish complete the options of saferun and saferunctl"),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint"),
     Verb(
         "doctor",

@@ -1,0 +1,75 @@
+# made by saferun.ctl.completion
+complete -c saferunctl -n __fish_use_subcommand -a list -d 'the runs of this user, one line each: running, succeeded, failed, stopped, hung, lost'
+complete -c saferunctl -n '__fish_seen_subcommand_from list' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from list' -l here
+complete -c saferunctl -n '__fish_seen_subcommand_from list' -l running
+complete -c saferunctl -n '__fish_seen_subcommand_from list' -l json
+complete -c saferunctl -n __fish_use_subcommand -a logs -d 'the output of a run\'s ranks, in the order of time, also while it runs'
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l follow
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l lines
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l rank
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l host
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l attempt
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l stdout
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l stderr
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l grep
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l since
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l time
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l json
+complete -c saferunctl -n __fish_use_subcommand -a diff -d 'how two runs differ: settings, versions, hosts, environment, outcome'
+complete -c saferunctl -n '__fish_seen_subcommand_from diff' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from diff' -l json
+complete -c saferunctl -n __fish_use_subcommand -a status -d 'the ranks of a run, and how long each waits for the others'
+complete -c saferunctl -n '__fish_seen_subcommand_from status' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from status' -l json
+complete -c saferunctl -n __fish_use_subcommand -a stacks -d 'where the processes of a run, or any process, are in their code'
+complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l native
+complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l json
+complete -c saferunctl -n __fish_use_subcommand -a report -d 'the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope'
+complete -c saferunctl -n '__fish_seen_subcommand_from report' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from report' -l text
+complete -c saferunctl -n '__fish_seen_subcommand_from report' -l json
+complete -c saferunctl -n '__fish_seen_subcommand_from report' -l html
+complete -c saferunctl -n '__fish_seen_subcommand_from report' -l format
+complete -c saferunctl -n '__fish_seen_subcommand_from report' -l output
+complete -c saferunctl -n '__fish_seen_subcommand_from report' -l open
+complete -c saferunctl -n __fish_use_subcommand -a story -d 'the last events of a run in which something went wrong, and what saferun made of them'
+complete -c saferunctl -n '__fish_seen_subcommand_from story' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from story' -l json
+complete -c saferunctl -n __fish_use_subcommand -a core -d 'the stacks in a core file'
+complete -c saferunctl -n '__fish_seen_subcommand_from core' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from core' -l exe
+complete -c saferunctl -n '__fish_seen_subcommand_from core' -l gdb
+complete -c saferunctl -n __fish_use_subcommand -a clean -d 'remove old run directories: beyond the newest N, or older than a time'
+complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l keep
+complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l older-than
+complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l everywhere
+complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l dry-run
+complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l json
+complete -c saferunctl -n __fish_use_subcommand -a shim -d 'make a directory with a torchrun that is saferun, for tools that call it'
+complete -c saferunctl -n '__fish_seen_subcommand_from shim' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from shim' -l force
+complete -c saferunctl -n __fish_use_subcommand -a completion -d 'the script that makes bash, zsh or fish complete the options of saferun and saferunctl'
+complete -c saferunctl -n '__fish_seen_subcommand_from completion' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from completion' -a bash
+complete -c saferunctl -n '__fish_seen_subcommand_from completion' -a zsh
+complete -c saferunctl -n '__fish_seen_subcommand_from completion' -a fish
+complete -c saferunctl -n __fish_use_subcommand -a env -d 'env profiles and variables: list, show, explain, diff, lint'
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -l env-profile-path
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -l json
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -l vendor
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -a list
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -a show
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -a explain
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -a diff
+complete -c saferunctl -n '__fish_seen_subcommand_from env' -a lint
+complete -c saferunctl -n __fish_use_subcommand -a doctor -d 'check this host, or the hosts of a job, as a launch does before it starts anything'
+complete -c saferunctl -n '__fish_seen_subcommand_from doctor' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from doctor' -l json
+complete -c saferunctl -n '__fish_seen_subcommand_from doctor' -l collective
+complete -c saferunctl -n '__fish_seen_subcommand_from doctor' -l backend
+complete -c saferunctl -n '__fish_seen_subcommand_from doctor' -l trial-timeout
