@@ -1,4 +1,4 @@
-"""The model of the page: timelines, stacks, who waits for whom, output and differences between hosts."""
+"""The model of the page: timelines, stacks, who waits for whom, and traces for other viewers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from saferun.report.page.contents import (
     BranchPart,
     CallPart,
     CausePart,
-    CellPart,
     FramePart,
-    HostInfoPart,
     IncidentPart,
-    MatrixRowPart,
     PairPart,
     PreflightPart,
     ProgressPart,
@@ -30,9 +27,7 @@ from saferun.report.page.contents import (
     WaitGroupPart,
 )
 from saferun.report.page.exports import perfetto, speedscope
-from saferun.report.page.hosts import build_matrix, build_versions
-from saferun.report.page.outputs import build_outputs, pieces_of, tail_lines
-from saferun.report.page.run_contents import HostEvents, RankTail, decode_events
+from saferun.report.page.run_contents import HostEvents, decode_events
 from saferun.report.page.run_reading import read_run
 from saferun.report.page.stacks import build_stacks
 from saferun.report.page.timeline import build_timelines
@@ -330,87 +325,6 @@ def test_of_collectives_those_that_differ_come_first() -> None:
     assert tables[0].table.rows[0][:2] == ("rank 6", "4")
     assert tables[0].table.odd == {0}
     assert tables[1].table.rows == (("ranks 0-3 (4)", "7", "-", "7", "7: all_reduce [[4]]", "done"),)
-
-
-# --------------------------------------------------------------------------------------------------------------- output
-
-
-def tail(content: bytes, rank: int = 0, omitted_bytes: int = 0) -> RankTail:
-    return RankTail("node1", 0, rank, "stderr", content, omitted_bytes)
-
-
-def test_output_is_readable_lines() -> None:
-    content = b"\x1b[1;31mred\x1b[0m\r\n10%\r50%\r100%\ntab\there\x00\n\x1b]0;title\x07last \xff\n"
-    assert tail_lines(tail(content), 1000, 40) == ["red", "100%", "tab     here?", "last \ufffd"]
-
-
-def test_of_a_file_that_was_cut_the_first_line_is_left_out() -> None:
-    """It is not whole, and may be half of a secret."""
-    assert tail_lines(tail(b"LUE_OF_A_SECRET\nfine\n", omitted_bytes=100), 1000, 40) == ["fine"]
-
-
-def test_output_has_no_secrets_not_even_over_several_lines() -> None:
-    key = b"-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nabcdefghij\n-----END RSA PRIVATE KEY-----\n"
-    text = "\n".join(
-        tail_lines(tail(b"start\n" + key + b"HF_TOKEN=hf_abcdefghijklmnop0123456789abcd\nend\n"), 9000, 40)
-    )
-    assert "MIIEpAIBAAKCAQEA" not in text
-    assert "hf_abc" not in text
-    assert text.startswith("start")
-    assert text.endswith("end")
-
-
-def test_ranks_that_wrote_the_same_are_one_block_and_the_cause_comes_first() -> None:
-    tails = [tail(f"[rank{rank}]: loss 1\n".encode(), rank) for rank in range(6)]
-    tails[4] = tail(b"loss nan\n", 4)
-    found = build_outputs(tails, frozenset({4}))
-    assert [(block.label, block.is_culprit) for block in found.blocks] == [("rank 4", True), ("ranks 0-3,5 (5)", False)]
-    assert found.omitted == ""
-
-
-def test_tracebacks_are_folded_to_their_exception() -> None:
-    lines = [
-        "before",
-        "Traceback (most recent call last):",
-        '  File "x.py", line 1',
-        "    f()",
-        "KeyError: 'a'",
-        "after",
-    ]
-    found = list(pieces_of(lines))
-    assert [piece.summary for piece in found] == ["", "KeyError: 'a'  (4 lines)", ""]
-    assert [line for piece in found for line in piece.lines] == lines
-
-
-@given(
-    st.lists(
-        st.sampled_from(["Traceback (most recent call last):", "  in", "", "E: x", "[rank1]: Fatal Python error: y"])
-    )
-)
-def test_folding_loses_no_line(lines: list[str]) -> None:
-    assert [line for piece in pieces_of(lines) for line in piece.lines] == lines
-
-
-# ---------------------------------------------------------------------------------------------------------------- hosts
-
-
-def test_what_differs_between_hosts_stands_out() -> None:
-    hosts = [HostInfoPart(f"node{n}", (PairPart("torch", "2.13.0"), PairPart("python", "3.11"))) for n in range(5)]
-    hosts[3] = HostInfoPart("node3", (PairPart("torch", "2.12.0"), PairPart("python", "3.11")))
-    table = build_versions(PreflightPart(hosts=tuple(hosts)), None)
-    assert table is not None
-    assert table.rows[0] == ("torch", "2.12.0", "node3")
-    assert table.odd == {0}
-    assert ("python", "3.11", "all hosts") in table.rows
-
-
-def test_of_many_hosts_the_matrix_shows_those_with_problems() -> None:
-    rows = [MatrixRowPart(f"node{n}", (CellPart("eth0", "timeout" if n == 77 else "ok", 0, 3),)) for n in range(200)]
-    matrix = build_matrix(rows)
-    assert matrix is not None
-    assert [host for host, _ in matrix.rows] == ["node77"]
-    assert matrix.rows[0][1][0].tone == "bad"
-    assert matrix.folded.startswith("199 hosts with all interfaces reachable")
 
 
 # -------------------------------------------------------------------------------------------------------------- exports
