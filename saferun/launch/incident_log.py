@@ -49,7 +49,7 @@ class IncidentLog:
         host: the host's short name.
         run_id: marks the processes of this run.
         guarded: calls, and says in one line what failed.
-        on_written: called when the report has been handed to the writer.
+        on_written: called when a report of which there is to be a page has been handed to the writer.
         notify: takes what happens, for the command of ``--on-event``; None: there is none.
     """
 
@@ -204,7 +204,7 @@ class IncidentLog:
         self.is_due = False
         self.exit_code = exit_code
         outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
-        if self._has_report or self._config.output.report_html == "always":
+        if self._has_report or self._is_always_wanted:
             self._guarded("write the report", self._write, exit_code, outcome)
         elif self._preflight is not None and self._config.checks.preflight == "only":
             self._run_dir.open()  # which does nothing if no files are wanted
@@ -235,6 +235,10 @@ class IncidentLog:
     def has_incidents(self) -> bool:
         """Whether there was a hang or a failure."""
         return bool(self._incidents)
+
+    @property
+    def _is_always_wanted(self) -> bool:
+        return self._config.output.report_html == "always"
 
     @property
     def _has_failed_checks(self) -> bool:
@@ -273,7 +277,10 @@ class IncidentLog:
             run, self._incidents, decisions=decisions, preflight=preflight, infos=self._host_infos, slow=self._slow
         )
         self._run_dir.write_text("report.txt", text)
-        self._guarded("have report.html made", self._on_written)
+        has_failed = bool(self._incidents) or self._has_failed_checks
+        # Of ranks that are only slow there is a page at the end, if one is always wanted.
+        if has_failed or (exit_code is not None and (self._decisions or self._is_always_wanted)):
+            self._guarded("have report.html made", self._on_written)
 
     def _write_preflight(self) -> None:
         if self._preflight is not None:

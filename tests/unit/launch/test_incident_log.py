@@ -14,6 +14,7 @@ from saferun.cli.main import read_config
 from saferun.files.run_dir import RunDirectory
 from saferun.launch.incident_log import IncidentLog
 from saferun.preflight.results import Preflight
+from saferun.watchdog.stragglers import Straggler
 from tests.direct_files import DirectFiles
 from tests.unit.found_samples import FINISH, RETRY, found, good, infos_of
 from tests.unit.report.report_checking import checked, checked_preflight
@@ -44,7 +45,13 @@ class Launch:
             warn=pytest.fail,
             files=DirectFiles(),
         )
-        self.log = IncidentLog(config, self.directory, host="node1", run_id="5f2c1a", guarded=call)
+        self.pages = 0
+        self.log = IncidentLog(
+            config, self.directory, host="node1", run_id="5f2c1a", guarded=call, on_written=self.add_page
+        )
+
+    def add_page(self) -> None:
+        self.pages += 1
 
     def read(self, name: str) -> Any:
         return json.loads((self.path / name).read_text(encoding="utf-8"))
@@ -195,3 +202,31 @@ def test_of_a_hang_that_goes_on_for_days_the_first_and_the_last_reports_are_kept
     assert [one["kind"] for one in incidents] == ["hang"] * 16 + ["failure"]
     shown = re.findall(r"saferun: report (\d+)", (launch.path / "report.txt").read_text())
     assert list(map(int, shown)) == [*range(8), *range(32, 40)]
+
+
+SLOW = Straggler((3,), 0.1, 0.7, 60.0)
+
+
+def test_a_page_is_made_of_hangs_and_failures_and_not_of_slow_ranks(launch: Launch) -> None:
+    """The job goes on, and the ranks need the processors."""
+    launch.log.add_slow(SLOW, "node1", ["saferun: warning: the others wait for rank 3"], 0)
+    launch.log.write()
+    assert launch.files == {"report.json", "report.txt"}
+    assert launch.pages == 0
+    launch.log.add(
+        "failure", evidence_of(), EXCEPTION_EVERYWHERE, attempt=0, outcome="ended", console_lines=[], directory=""
+    )
+    launch.log.write()
+    assert launch.pages == 1
+    launch.log.finish(1, stopped=False)
+    assert launch.pages == 2
+
+
+def test_a_page_at_every_end_is_made_once_and_comes_with_a_report(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, "--report-html", "always")
+    launch.directory.open()
+    launch.log.write()
+    assert launch.pages == 0
+    launch.log.finish(0, stopped=False)
+    assert launch.pages == 1
+    assert {"report.json", "report.txt"} <= launch.files
