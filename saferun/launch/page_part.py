@@ -125,7 +125,7 @@ class PagePart(PartBase):
         give_up_at = time.monotonic() + PATIENCE_S
         self._is_finishing = True
         try:
-            while self._is_due or self._is_asked or self._give_up_at is not None:
+            while self._helper is not None and (self._is_due or self._is_asked or self._give_up_at is not None):
                 left_s = give_up_at - time.monotonic()
                 if left_s <= 0 or is_hurried():
                     self._fail("not made in time" if left_s <= 0 else "not waited for")
@@ -177,7 +177,8 @@ class PagePart(PartBase):
         self._is_asked = False
         path = self._run_dir.path
         if self._helper is None or path is None:
-            return  # it was lost meanwhile, which has been reported
+            self._begin()  # it was lost meanwhile, which has been reported
+            return
         if answer is None:
             self._fail("the file system of the run directory does not answer")
             return
