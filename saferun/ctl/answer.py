@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from saferun.errors import printable_lines
 from saferun.model import JsonObject
@@ -18,6 +19,13 @@ def answer(text: str) -> None:
 def answer_json(content: JsonObject) -> None:
     """Print JSON without secrets."""
     _print(json.dumps(redacted_json(content), indent=1) + "\n")
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - a value of the evidence
+    """A value of the evidence as JSON: named tuples as objects."""
+    if hasattr(value, "_asdict"):
+        return {name: plain(part) for name, part in value._asdict().items()}
+    return [plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 def _print(text: str) -> None:

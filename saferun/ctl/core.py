@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 
-from saferun.ctl.answer import answer
+from saferun.ctl.answer import answer, answer_json, plain
 from saferun.errors import UsageError
 from saferun.linux.core_notes import CoreError, open_regular, read_core_notes
 from saferun.text.evidence_redaction import threads_without_secrets
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("file", metavar="FILE", help="the core")
     parser.add_argument("--exe", metavar="PROGRAM", help="the program that it is of, where the core names another one")
+    parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument(
         "--gdb", action="store_true", help="what gdb says as well; without it gdb is asked only if need be"
     )
@@ -47,9 +48,23 @@ def run(arguments: argparse.Namespace) -> int:
         if notes.is_cut_off:
             hint = "have the disk, and ulimit -c, allow a whole core: one that was cut off is of no use"
         raise UsageError(f"there are no stacks in {arguments.file}: {redacted_text(reading.failure)}", hint)
+    threads = threads_without_secrets(reading.threads)
+    if arguments.json:
+        answer_json(
+            {
+                "core": path,
+                "headline": core_headline(notes),
+                "size_bytes": notes.size_bytes,
+                "tool": reading.tool,
+                "failure": reading.failure,
+                "threads": [plain(thread) for thread in threads],
+                "output": reading.output if arguments.gdb else "",
+            }
+        )
+        return 0
     lines = [core_headline(notes), f"core {path} ({notes.size_bytes / 1e6:.1f} MB), read by {reading.tool}"]
     lines += [reading.failure] if reading.failure else []
-    text = "\n".join([*lines, *stack_lines(threads_without_secrets(reading.threads))]) + "\n"
+    text = "\n".join([*lines, *stack_lines(threads)]) + "\n"
     if arguments.gdb and reading.output:
         text += f"\n{reading.output}"
     answer(text)

@@ -10,13 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.client import Examiner
 from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.wire import CaptureReader, Request, Target
-from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.answer import answer, answer_json, plain
 from saferun.ctl.native_stacks import with_native_stacks
 from saferun.ctl.run_directory import LATEST, find_run
 from saferun.diagnosis.collectives import compare
@@ -415,16 +414,10 @@ def _as_json(scene: Scene, capture: Capture) -> JsonObject:
         "ranks": [{"rank": one.rank if scene.has_ranks else None, "pid": one.pid} for one in scene.targets],
         "has_ranks": scene.has_ranks,
         "orphans": list(scene.orphans),
-        "wait_groups": [_plain(group) for group in _groups(scene, capture)],
-        "processes": [_plain(process) for process in capture.processes],
-        "stacks": [_plain(dump) for dump in capture.stacks],
-        "collectives": [_plain(one) for one in capture.collectives],
+        "wait_groups": [plain(group) for group in _groups(scene, capture)],
+        "processes": [plain(process) for process in capture.processes],
+        "stacks": [plain(dump) for dump in capture.stacks],
+        "collectives": [plain(one) for one in capture.collectives],
         "timed_out": list(capture.timed_out),
         "elapsed_s": capture.elapsed_s,
     }
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - a value of the evidence
-    if hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value

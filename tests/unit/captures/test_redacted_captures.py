@@ -196,7 +196,7 @@ def test_a_core_is_shown_without_secrets(
     monkeypatch.setattr(
         core_reading, "read_cores", lambda *_args, **_named: [CoreReading((THREAD,), "gdb", "", output)]
     )
-    assert ctl_core.run(argparse.Namespace(file=str(tmp_path / "core"), exe=None, gdb=True)) == 0
+    assert ctl_core.run(argparse.Namespace(file=str(tmp_path / "core"), exe=None, gdb=True, json=False)) == 0
     shown = capsys.readouterr().out
     assert S not in shown
     assert "/data/key=<redacted>/train.py:12" in shown
@@ -210,7 +210,7 @@ def test_why_there_are_no_stacks_is_told_without_secrets(tmp_path: Path, monkeyp
     failed = CoreReading(failure=f"gdb: cannot run with --token {S}")
     monkeypatch.setattr(core_reading, "read_cores", lambda *_args, **_named: [failed])
     with pytest.raises(UsageError, match="--token <redacted>") as error:
-        ctl_core.run(argparse.Namespace(file=str(tmp_path / "core"), exe=None, gdb=True))
+        ctl_core.run(argparse.Namespace(file=str(tmp_path / "core"), exe=None, gdb=True, json=False))
     assert S not in str(error.value)
     capture = Capture(stacks=(StackDump(0, 9, True, "python", "", (), f"denied: token={S}"),))
     here = ctl_stacks.Scene("here", (Target(0, os.getpid(), ""),))
