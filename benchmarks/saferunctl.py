@@ -1,4 +1,4 @@
-"""How long saferunctl takes, beside a Python that does nothing: help of each verb, a list of runs, many lines of output.
+"""How long saferunctl takes, beside a Python that does nothing: help of each verb, a list of runs, a million lines.
 
 Usage: python benchmarks/saferunctl.py [ROUNDS]
 """

@@ -103,7 +103,12 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         SaferunError: it cannot be done; the exit code says whose fault it is.
         SystemExit: ``--help`` and ``--version``.
     """
-    values = parse(arguments, environ)
+    if "--show-config" in arguments:
+        # The settings can be shown without a script.
+        values = parse([*arguments, NO_SCRIPT], environ)
+        values.training_script_args = [word for word in values.training_script_args if word != NO_SCRIPT]
+    else:
+        values = parse(arguments, environ)
     settings, settings_file = fill_in(values, environ)
     try:
         config = _resolve(values, arguments, environ, settings)

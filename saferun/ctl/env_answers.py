@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from textwrap import wrap
 
+import saferun
 from saferun.cli.env_option import read_env
 from saferun.config import EnvironConfig
 from saferun.console.stderr import print_error
@@ -19,12 +20,14 @@ from saferun.env.lint.known_names import KnownNames
 from saferun.env.profiles import ProfileSet, default_search_path, load_profiles
 from saferun.env.profiles.quoting import quoted
 from saferun.env.profiles.text import diff_lines, explain_lines, list_lines, show_lines, variable_names
+from saferun.files.run_dir import shorter_path
 from saferun.model import RankAssignment
 from saferun.text.wording import count_text
 
 # Who asks for it wants a whole answer, on a busy machine and from a slow file system, too.
 _SEARCH_S = 120.0
 _MOST_NAMES = 5
+_BUILT_IN = "configs"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,10 +50,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace, lines: Sequence[str], **more: object) -> None:
+    lines = [line.replace(f"({_BUILT_IN}/", f"({_profiles_folder()}/") for line in lines]
     if arguments.json:
         answer_json({"action": arguments.action, "lines": list(lines), **more})
     else:
         answer("".join(f"{line}\n" for line in lines))
+
+
+def _profiles_folder() -> str:
+    """Where the profiles that come with saferun are: in the wheel within the package, else beside it."""
+    package = os.path.dirname(os.path.abspath(saferun.__file__))
+    places = (os.path.join(package, _BUILT_IN), os.path.join(os.path.dirname(package), _BUILT_IN))
+    return next((shorter_path(place) for place in places if os.path.isdir(place)), _BUILT_IN)
 
 
 def _explain(arguments: argparse.Namespace, profiles: ProfileSet) -> int:

@@ -34,6 +34,7 @@ LARGEST_BYTES = 64 << 20
 """An index that is so large ends there."""
 _CLOCK, _FILE, _CUT, _BYTES = range(4)
 _MOST_DIGITS = 10
+_MORE = 0x80
 _LONGEST_PATH = 4096
 
 
@@ -168,8 +169,14 @@ class IndexReader:
     def feed(self, content: bytes) -> Iterator[Entry]:
         """The entries that are complete with these bytes."""
         content = self._rest + content
-        at = 0
+        at, last = 0, len(content) - 2
         while not self.is_broken:
+            # Nearly all entries are about bytes, and their numbers have one byte each.
+            if at < last and _CUT < content[at] < _MORE > content[at + 1] and content[at + 2] < _MORE:
+                self._now_ms += content[at + 1]
+                yield Bytes(self._now_ms / 1000, content[at] - _BYTES, content[at + 2])
+                at += 3
+                continue
             found = self._entry(content, at)
             if found is None:
                 break
@@ -221,7 +228,7 @@ class IndexReader:
         number = 0
         for digit, byte in enumerate(content[at : at + _MOST_DIGITS]):
             number |= (byte & 0x7F) << (7 * digit)
-            if byte < 0x80:  # noqa: PLR2004 - the last one
+            if byte < _MORE:
                 return number, at + digit + 1
         self.is_broken = self.is_broken or len(content) - at >= _MOST_DIGITS
         return 0, -1
@@ -230,7 +237,7 @@ class IndexReader:
 def _put(out: bytearray, *numbers: int) -> None:
     for number in numbers:
         rest = number
-        while rest >= 0x80:  # noqa: PLR2004
-            out.append(rest & 0x7F | 0x80)
+        while rest >= _MORE:
+            out.append(rest & 0x7F | _MORE)
             rest >>= 7
         out.append(rest)

@@ -15,10 +15,21 @@ from saferun.supervisor.topology import rank_environ, single_host, substitute_lo
 from saferun.text.redaction import REDACTED, redacted_arguments, redacted_text
 from saferun.text.secret_names import is_secret
 
+# What holds where an option is left out, of those whose default is not a value.
+_WHERE_NONE_IS_GIVEN = {
+    "run_dir": "saferun_runs/<time>-<id>",
+    "prefix": "[{host}:{rank}] ",
+    "shutdown_timeout": "30",
+    "config": "./saferun.yaml",
+    "nic": "auto",
+}
+
 
 def config_lines(config: LaunchConfig) -> list[str]:
     """Every setting, its value and its origin, one a line."""
-    rows = [(name, _shown(name, setting), _origin(setting)) for name, setting in config.settings.items()]
+    rows = [
+        (name.replace("_", "-"), _shown(name, setting), _origin(setting)) for name, setting in config.settings.items()
+    ]
     name_width = max(len(name) for name, _, _ in rows)
     value_width = min(max(len(value) for _, value, _ in rows), 40)
     return [printable(f"{name:<{name_width}}  {value:<{value_width}}  {origin}") for name, value, origin in rows]
@@ -26,6 +37,8 @@ def config_lines(config: LaunchConfig) -> list[str]:
 
 def _shown(name: str, setting: Setting) -> str:
     value = setting.value
+    if setting.origin == "default" and name in _WHERE_NONE_IS_GIVEN:
+        return _WHERE_NONE_IS_GIVEN[name]
     if value is None or value in ("", (), []):
         return "-"
     if is_secret(name):

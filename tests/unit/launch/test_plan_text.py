@@ -76,18 +76,27 @@ def test_every_setting_has_one_line_with_its_origin() -> None:
     environ = {"SAFERUN_LINT": "off", "PET_MAX_RESTARTS": "3"}
     lines = config_lines(config_of("--role", "trainer", "-r", "3", "train.py", environ=environ))
     rows = rows_of(lines)
-    assert list(rows) == [option.dest for option in OPTIONS]
+    assert list(rows) == [option.dest.replace("_", "-") for option in OPTIONS]
     assert rows["role"] == ("trainer", "flag (--role)")
     assert rows["redirects"] == ("3", "flag (--redirects)")
     assert rows["lint"] == ("off", "environment (SAFERUN_LINT)")
-    assert rows["max_restarts"] == ("3", "environment (PET_MAX_RESTARTS)")
+    assert rows["max-restarts"] == ("3", "environment (PET_MAX_RESTARTS)")
     assert rows["vendor"] == ("amd", "file (saferun.yaml:2)")
     assert rows["env"] == ("A=1,B=2", "file (saferun.yaml:3)")
     assert rows["config"] == ("saferun.yaml", "default (found in the current directory)")
-    assert rows["env_profile"] == ("production", "default")
+    assert rows["env-profile"] == ("production", "default")
     assert rows["standalone"] == ("False", "default")
-    assert rows["unset"] == rows["run_dir"] == rows["rdzv_endpoint"] == ("-", "default")
-    assert rows["node_rank"] == ("0", "default")
+    assert rows["run-dir"] == ("saferun_runs/<time>-<id>", "default")
+    assert rows["unset"] == rows["rdzv-endpoint"] == ("-", "default")
+    assert rows["node-rank"] == ("0", "default")
+
+
+def test_settings_are_shown_without_a_script() -> None:
+    """And a script's own argument of that name is the script's."""
+    assert rows_of(config_lines(config_of("--show-config", "--role", "x")))["role"] == ("x", "flag (--role)")
+    config = config_of("train.py", "--show-config", "y")
+    assert config.command.argv[-2:] == ("--show-config", "y")
+    assert not config.show_config
 
 
 def test_a_long_value_does_not_push_the_origins_of_the_others_away() -> None:
@@ -268,7 +277,7 @@ def test_the_place_of_the_job_secret_is_shown_and_not_what_is_in_it() -> None:
     path.chmod(0o600)
     arguments = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "node0", "train.py")
     config = config_of(*arguments, environ={"SAFERUN_JOB_SECRET_FILE": str(path)})
-    assert rows_of(config_lines(config))["job_secret_file"] == (
+    assert rows_of(config_lines(config))["job-secret-file"] == (
         "S3CR3TPLACE",
         "environment (SAFERUN_JOB_SECRET_FILE)",
     )
