@@ -20,7 +20,6 @@ _WHERE_NONE_IS_GIVEN = {
     "run_dir": "saferun_runs/<time>-<id>",
     "prefix": "[{host}:{rank}] ",
     "shutdown_timeout": "30",
-    "config": "./saferun.yaml",
     "nic": "auto",
 }
 

@@ -81,6 +81,7 @@ def test_a_run_that_is_killed_is_followed_to_its_last_byte(tmp_path: Path) -> No
     with running(tmp_path, program, store=False) as job:
         job.hear("ready")
         until(lambda: lines_of(logs(job)) == ["[0] one", "[0] no newline"], "the files have it")
+        until(lambda: job.run_dir.joinpath("run.json").exists(), "the run is described")
         follower = logs(job, "--follow")
         kill(job.process.pid, signal.SIGKILL)
         job.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -78,7 +79,7 @@ def test_a_file_system_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("answer", [b"", b"[1]", b"{", b"\xff"])
 def test_an_answer_that_is_none_is_passed_over(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
     keeper, found = keeper_of(monkeypatch, lambda *_arguments: None)
-    monkeypatch.setattr(housekeeping.json, "dumps", lambda _found: answer.decode("latin-1"))
+    monkeypatch.setattr(json, "dumps", lambda _found: answer.decode("latin-1"))
     keeper.finish()
     assert not found
 
