@@ -58,7 +58,7 @@ def test_a_short_run_is_noted_too(tmp_path: Path) -> None:
 def test_a_run_whose_saferun_was_killed_is_lost(tmp_path: Path) -> None:
     with running(tmp_path, STAY, store=False) as job:
         job.hear("ready")
-        until(lambda: (job.run_dir / "run.json").exists(), "the run is described, which is after the ranks have begun")
+        until((job.run_dir / "run.json").exists, "the run is described, which is after the ranks have begun")
         kill(job.process.pid, signal.SIGKILL)
         job.wait()
         (run,) = listed(tmp_path / "job", tmp_path / "no state")
@@ -96,7 +96,7 @@ def test_old_runs_are_removed_if_asked_for_and_none_that_lives(tmp_path: Path) -
     base = tmp_path / "job" / "saferun_runs"
     with running(tmp_path, STAY, store=False) as living:
         living.hear("ready")
-        until(lambda: (living.run_dir / "run.json").exists(), "the run is described")
+        until((living.run_dir / "run.json").exists, "the run is described")
         for number in range(3):
             make_run(base, f"2020010{number}-000000-abcdef", age_s=9 * 86400.0)
         again = subprocess.run(

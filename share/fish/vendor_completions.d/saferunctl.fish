@@ -41,6 +41,7 @@ complete -c saferunctl -n '__fish_seen_subcommand_from story' -l json
 complete -c saferunctl -n __fish_use_subcommand -a core -d 'the stacks in a core file'
 complete -c saferunctl -n '__fish_seen_subcommand_from core' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from core' -l exe
+complete -c saferunctl -n '__fish_seen_subcommand_from core' -l json
 complete -c saferunctl -n '__fish_seen_subcommand_from core' -l gdb
 complete -c saferunctl -n __fish_use_subcommand -a clean -d 'remove old run directories: beyond the newest N, or older than a time'
 complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l help
