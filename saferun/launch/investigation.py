@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -229,6 +230,8 @@ class Investigation:
         prefixes = {rank.place.rank: self.hook.memory_prefix(attempt, rank.place.rank) for rank in record.ranks}
         if self._noted_groups_of == attempt or not any(prefixes.values()):
             return
+        if "saferun.linux.start_marks" not in sys.modules and self._launch.current.first_failure() is None:
+            return  # the launch is shorter than the imports beside it, which its end does not wait for
         from saferun.linux.start_marks import group_times
 
         times = group_times(prefixes)
