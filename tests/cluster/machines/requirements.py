@@ -31,7 +31,11 @@ _PROGRAMS = {
     "strace": "strace",  # tests/process/test_opens_no_file.py
 }
 # What other tests want: without it they are left out, and a cluster is none the worse for it.
-_OTHERS = {"chromium": "chromium"}  # tests/process/test_report_page_browser.py
+_OTHERS = {
+    "chromium": "chromium",  # tests/process/test_report_page_browser.py
+    "zsh": "zsh",  # tests/unit/ctl/test_completion.py
+    "fish": "fish",
+}
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLICY = "/usr/sbin/policy-rc.d"
 
