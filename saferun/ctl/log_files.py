@@ -6,22 +6,29 @@ knows the times are not known: they come last, one after the other.
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 import stat
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 
 from saferun.errors import suppress
 from saferun.files.run_files import host_names, names_in, open_run
-from saferun.files.time_index import LARGEST_BYTES, NAME, NO_CUT, SUFFIX, Bytes, CutFile, IndexReader, NamedFile
+from saferun.files.time_index import LARGEST_BYTES, NAME, NO_CUT, SUFFIX
+from saferun.files.time_index_reader import CutFile, Growth, IndexReader, NamedFile
 from saferun.linux.ownership import CAREFULLY
 from saferun.model import Value
 
 _PATH = re.compile(r"attempt_([0-9]{1,9})/rank_([0-9]{1,9})/(stdout|stderr)\.log")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE_BYTES = 64 << 10
+# Of the indexes of many hosts together, and of one of them.
+_ALL_PIECES_BYTES, _LEAST_PIECE_BYTES = 1 << 20, 1 << 10
+# Of all files together, before it is handed on.
+_MOST_READ_BYTES = 1 << 20
+_NEWLINE = ord("\n")
 LONGEST_LINE_BYTES = 64 << 10
 _MOST_OPEN = 200
 _MOST_NAMES = 100_000
@@ -43,29 +50,41 @@ class LogName(Value):
         return f"{self.host}/attempt_{self.attempt}/rank_{self.rank}/{self.stream}.log"
 
 
-class Line(Value):
-    """A line, without its newline. ``time`` is that of its end, in seconds since the epoch; None: not known."""
+class LogFile:
+    """A file of a rank, and how far it has been read.
 
-    name: LogName
-    time: float | None
-    text: bytes
+    Args:
+        name: the file.
+        is_wanted: whether it is read.
+    """
+
+    __slots__ = ("content", "content_at", "cut", "is_begun", "is_timed", "is_wanted", "name", "position", "rest")
+
+    def __init__(self, name: LogName, *, is_wanted: bool) -> None:
+        self.name = name
+        self.is_wanted = is_wanted
+        self.position = 0
+        self.cut = NO_CUT
+        self.rest = b""
+        self.is_timed = self.is_begun = False
+        # What has been read beyond the position: a part of the file at once, however many times it came in.
+        self.content: bytes | None = None
+        self.content_at = 0
+
+
+Piece = tuple[LogFile, int | None, bytes]
+"""Whole lines that came at one time, without the last newline.
+
+The time is that of their end, in milliseconds since the epoch; None: not known.
+"""
+# In the order of time; when it came, in milliseconds; the file, and up to where it was written then.
+_Step = tuple[int, int, LogFile, int]
 
 
 def log_name(host: str, path: str) -> LogName | None:
     """The file of a rank that a path below a host's directory is; None: it is none."""
     found = _PATH.fullmatch(path)
     return LogName(host, int(found[1]), int(found[2]), found[3]) if found is not None else None
-
-
-class _LogFile:
-    """How far a file has been read."""
-
-    def __init__(self, name: LogName) -> None:
-        self.name = name
-        self.position = 0
-        self.cut = NO_CUT
-        self.rest = b""
-        self.is_timed = False
 
 
 class RunLogs:
@@ -81,7 +100,7 @@ class RunLogs:
         self._fd = open_run(path)
         self._is_wanted = is_wanted
         self._since = since
-        self._files: dict[LogName, _LogFile] = {}
+        self._files: dict[LogName, LogFile] = {}
         self._open: OrderedDict[LogName, int] = OrderedDict()
         self._indexes: dict[tuple[str, str], _Index] = {}
         self._kept_bytes = 0
@@ -113,19 +132,15 @@ class RunLogs:
                 finally:
                     os.close(folder)
 
-    def read_timed(self) -> Iterator[Line]:
+    def read_timed(self) -> Iterator[list[Piece]]:
         """The lines that have come since, as far as their times are known."""
         for index in self._indexes.values():
             index.learn_cuts(self._file)
-        sources = [index.pieces(self._file) for index in self._indexes.values()]
-        for time, file, upto in heapq.merge(*sources, key=lambda piece: piece[0]):
-            file.is_timed = True
-            if time < self._since or not self._is_wanted(file.name):
-                file.position, file.rest = max(upto, file.position), b""
-                continue
-            yield from self._read(file, upto, time)
+        most = max(_LEAST_PIECE_BYTES, min(_PIECE_BYTES, _ALL_PIECES_BYTES // max(len(self._indexes), 1)))
+        for steps in _merged([index.steps(self._file, most) for index in self._indexes.values()]):
+            yield from self._timed(steps)
 
-    def read_rest(self) -> Iterator[Line]:
+    def read_rest(self) -> Iterator[list[Piece]]:
         """What is in the files beyond that."""
         for name in self._names():
             file = self._file(name)
@@ -133,15 +148,86 @@ class RunLogs:
                 continue
             yield from self._read(file, None, None)
 
-    def finish(self) -> Iterator[Line]:
+    def finish(self) -> Iterator[list[Piece]]:
         """The last lines, which no newline ends."""
         for file in self._files.values():
             if file.rest:
                 rest, file.rest = file.rest, b""
-                yield Line(file.name, None, rest)
+                yield [(file, None, rest)]
 
-    def _file(self, name: LogName) -> _LogFile:
-        return self._files.setdefault(name, _LogFile(name))
+    def _file(self, name: LogName) -> LogFile:
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = LogFile(name, is_wanted=self._is_wanted(name))
+        return file
+
+    def _timed(self, steps: list[_Step]) -> Iterator[list[Piece]]:
+        """The lines that came in these steps: each file is read once, unless that is much."""
+        lasts = {file: upto for _, _, file, upto in steps}
+        for file in lasts:
+            file.is_timed = True
+        if self._since or not all(file.is_wanted for file in lasts):
+            steps = [step for step in steps if step[2].is_wanted and not (self._since and self._is_skipped(step))]
+            lasts = {file: upto for _, _, file, upto in steps}
+        size_bytes = sum(max(upto - file.position, 0) for file, upto in lasts.items())
+        if size_bytes > _MOST_READ_BYTES and len(steps) > 1:
+            half = len(steps) // 2
+            yield from self._timed(steps[:half])
+            yield from self._timed(steps[half:])
+            return
+        for file, upto in lasts.items():
+            self._read_ahead(file, upto)
+        yield from self._cut(steps)
+        for file in lasts:
+            file.content = None
+
+    def _cut(self, steps: list[_Step]) -> Iterator[list[Piece]]:
+        """The lines of these steps, from what was read ahead where that is possible."""
+        pieces: list[Piece] = []
+        for _, time_ms, file, upto in steps:
+            start = file.position
+            if upto <= start:
+                continue
+            if file.content is None:
+                if pieces:
+                    yield pieces
+                    pieces = []
+                yield from self._read(file, upto, time_ms)
+                continue
+            content_at = file.content_at
+            text = file.content[start - content_at : upto - content_at]
+            file.position = upto
+            if file.rest or text[-1] != _NEWLINE or len(text) > LONGEST_LINE_BYTES:
+                pieces += self._whole_lines(file, text, time_ms)
+            else:
+                pieces.append((file, time_ms, text[:-1]))
+        if pieces:
+            yield pieces
+
+    def _is_skipped(self, step: _Step) -> bool:
+        """Whether what came then is too old. Not where the clock goes back: the file has been read beyond that."""
+        _, time_ms, file, upto = step
+        if time_ms >= self._since * 1000:
+            file.is_begun = True
+            return False
+        if not file.is_begun:
+            file.position = max(upto, file.position)
+        return not file.is_begun
+
+    def _read_ahead(self, file: LogFile, upto: int) -> None:
+        """Read what the steps are about, if it is in the file in one piece and not too much."""
+        count, at = upto - file.position, file.position
+        cut = file.cut
+        if at >= cut.kept_bytes + cut.left_out_bytes:
+            at = cut.offset_in_file(at)
+        elif upto > cut.kept_bytes:
+            return
+        if not 0 < count <= _MOST_READ_BYTES:
+            return
+        with suppress(OSError):
+            content = os.pread(self._opened(file.name), count, at)
+            if len(content) == count:
+                file.content, file.content_at = content, file.position
 
     def _names(self) -> Iterable[LogName]:
         """All files that are wanted, in the order of attempts, hosts and ranks."""
@@ -200,7 +286,7 @@ class RunLogs:
         self._open[name] = fd
         return fd
 
-    def _read(self, file: _LogFile, upto: int | None, time: float | None) -> Iterator[Line]:
+    def _read(self, file: LogFile, upto: int | None, time_ms: int | None) -> Iterator[list[Piece]]:
         """The lines up to a position; None: up to the end of the file."""
         try:
             fd = self._opened(file.name)
@@ -212,7 +298,7 @@ class RunLogs:
                     content = os.pread(fd, min(count, cut.kept_bytes - file.position), file.position)
                 elif file.position < gap_end:
                     # The mark stands for all that is left out, whenever that was written.
-                    yield from self._lines(file, os.pread(fd, cut.mark_bytes, cut.kept_bytes), time)
+                    yield self._whole_lines(file, os.pread(fd, cut.mark_bytes, cut.kept_bytes), time_ms)
                     file.position = gap_end
                     continue
                 else:
@@ -220,21 +306,26 @@ class RunLogs:
                 if not content:
                     return
                 file.position += len(content)
-                yield from self._lines(file, content, time)
+                yield self._whole_lines(file, content, time_ms)
         except OSError:
             return
 
-    def _lines(self, file: _LogFile, content: bytes, time: float | None) -> Iterator[Line]:
+    def _whole_lines(self, file: LogFile, content: bytes, time_ms: int | None) -> list[Piece]:
+        """The lines that end in a part of the file. What follows them is kept."""
         self._kept_bytes -= len(file.rest)
-        *lines, rest = (file.rest + content).split(b"\n")
-        for line in lines:
-            yield from (Line(file.name, time, piece) for piece in _pieces(line))
+        lines, newline, rest = (file.rest + content).rpartition(b"\n")
+        pieces: list[Piece] = []
+        if newline and len(lines) <= LONGEST_LINE_BYTES:
+            pieces.append((file, time_ms, lines))
+        elif newline:
+            pieces += [(file, time_ms, part) for line in lines.split(b"\n") for part in _parts(line)]
         is_much = self._kept_bytes + len(rest) > _MOST_KEPT_BYTES
         while len(rest) > LONGEST_LINE_BYTES or (is_much and rest):
-            yield Line(file.name, time, rest[:LONGEST_LINE_BYTES])
+            pieces.append((file, time_ms, rest[:LONGEST_LINE_BYTES]))
             rest = rest[LONGEST_LINE_BYTES:]
         file.rest = rest
         self._kept_bytes += len(rest)
+        return pieces
 
 
 class _Index:
@@ -244,12 +335,13 @@ class _Index:
         self._host = host
         self._fd = fd
         self._entries = IndexReader()
-        self._cuts = IndexReader()
+        self._cuts = IndexReader(has_growth=False)
         self._offset = 0
         self._cuts_offset = 0
-        self._streams: dict[int, _LogFile] = {}
+        self._streams: dict[int, LogFile] = {}
         self._cut_streams: dict[int, LogName] = {}
         self._claimed: dict[int, int] = {}
+        self._time_ms = self._latest_ms = 0
 
     def close(self) -> None:
         os.close(self._fd)
@@ -259,9 +351,9 @@ class _Index:
         """Whether nothing more comes."""
         return self._offset > LARGEST_BYTES - _PIECE_BYTES or self._entries.is_broken
 
-    def learn_cuts(self, file_of: Callable[[LogName], _LogFile]) -> None:
+    def learn_cuts(self, file_of: Callable[[LogName], LogFile]) -> None:
         """Read ahead what was left out of files, since earlier offsets are in the file as it is now."""
-        while content := self._next(self._cuts_offset):
+        while content := self._next(self._cuts_offset, _PIECE_BYTES):
             self._cuts_offset += len(content)
             for entry in self._cuts.feed(content):
                 if isinstance(entry, NamedFile):
@@ -271,11 +363,11 @@ class _Index:
                 elif isinstance(entry, CutFile) and entry.stream in self._cut_streams:
                     file_of(self._cut_streams[entry.stream]).cut = entry.cut
 
-    def pieces(self, file_of: Callable[[LogName], _LogFile]) -> Iterator[tuple[float, _LogFile, int]]:
-        """Times, files, and up to where they were written then."""
-        time = 0.0
-        while self._offset < self._cuts_offset and (content := self._next(self._offset)):
+    def steps(self, file_of: Callable[[LogName], LogFile], most_bytes: int) -> Iterator[list[_Step]]:
+        """How the files grew, from so many bytes of the index at once."""
+        while self._offset < self._cuts_offset and (content := self._next(self._offset, most_bytes)):
             self._offset += len(content)
+            steps: list[_Step] = []
             for entry in self._entries.feed(content):
                 if isinstance(entry, NamedFile):
                     name = log_name(self._host, entry.path)
@@ -284,23 +376,70 @@ class _Index:
                         continue
                     file = self._streams[entry.stream] = file_of(name)
                     self._claimed[entry.stream] = entry.position
-                    if entry.position > file.position and time:
-                        yield time, file, entry.position
-                elif isinstance(entry, Bytes):
-                    time = entry.time
-                    known = self._streams.get(entry.stream)
-                    if known is not None:
-                        self._claimed[entry.stream] += entry.length
-                        yield time, known, self._claimed[entry.stream]
+                    if self._time_ms:  # what came before that is not noted
+                        steps.append((self._latest_ms, self._time_ms, file, entry.position))
+                elif isinstance(entry, Growth):
+                    steps += self._growth(entry)
+            if steps:
+                yield steps
 
-    def _next(self, offset: int) -> bytes:
+    def _growth(self, growth: Growth) -> list[_Step]:
+        streams, claimed, times_ms = self._streams, self._claimed, growth.times_ms
+        order: Iterable[int] = times_ms
+        if times_ms[0] < self._latest_ms:  # a clock that went back changes the times that are shown, and not the order
+            latest_ms = self._latest_ms
+            order = [max(latest_ms, time_ms) for time_ms in times_ms]
+        self._time_ms = times_ms[-1]
+        self._latest_ms = max(self._latest_ms, self._time_ms)
+        steps = []
+        for place, time_ms, stream, length in zip(order, *growth, strict=True):
+            file = streams.get(stream)
+            if file is not None:
+                claimed[stream] = upto = claimed[stream] + length
+                steps.append((place, time_ms, file, upto))
+        return steps
+
+    def _next(self, offset: int, most_bytes: int) -> bytes:
         try:
-            return os.pread(self._fd, _PIECE_BYTES, offset)
+            return os.pread(self._fd, most_bytes, offset)
         except OSError:
             return b""
 
 
-def _pieces(line: bytes) -> Iterator[bytes]:
+class _Source:
+    """An index whose steps are merged with those of others."""
+
+    def __init__(self, batches: Iterator[list[_Step]]) -> None:
+        self._batches = batches
+        self.steps: list[_Step] = []
+        self.at = 0
+
+    def has_more(self) -> bool:
+        """Whether there is a step; the next ones are read where that is needed."""
+        if self.at == len(self.steps):
+            self.steps, self.at = next(self._batches, []), 0
+        return bool(self.steps)
+
+
+def _merged(indexes: list[Iterator[list[_Step]]]) -> Iterator[list[_Step]]:
+    """The steps of several indexes in the order of time, those of one in their own."""
+    if len(indexes) == 1:
+        yield from indexes[0]
+        return
+    sources = [_Source(steps) for steps in indexes]
+    while sources := [source for source in sources if source.has_more()]:
+        # Up to the earliest time after which an index has to be read on.
+        until = min(source.steps[-1][0] for source in sources)
+        steps = []
+        for source in sources:
+            end = bisect_right(source.steps, until, source.at, key=itemgetter(0))
+            steps += source.steps[source.at : end]
+            source.at = end
+        steps.sort(key=itemgetter(0))
+        yield steps
+
+
+def _parts(line: bytes) -> Iterator[bytes]:
     if len(line) <= LONGEST_LINE_BYTES:
         yield line
         return

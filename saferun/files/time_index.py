@@ -18,7 +18,7 @@ Offsets count all bytes that have ever been written to the file, also those that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from saferun.model import Value
 
@@ -32,10 +32,10 @@ NAME = "output"
 SUFFIX = ".index"
 LARGEST_BYTES = 64 << 20
 """An index that is so large ends there."""
-_CLOCK, _FILE, _CUT, _BYTES = range(4)
-_MOST_DIGITS = 10
-_MORE = 0x80
-_LONGEST_PATH = 4096
+CLOCK, FILE, CUT, BYTES = range(4)
+"""What an entry is about."""
+MORE = 0x80
+"""A byte of a number that another one follows."""
 
 
 class Cut(Value):
@@ -106,14 +106,14 @@ class IndexWriter:
                 self._name(out, stream, file, max(file.position - total, 0))
                 position = max(file.position - total, 0)
             if file.cut != cut:
-                _put(out, _CUT, stream, file.cut.kept_bytes, file.cut.left_out_bytes, file.cut.mark_bytes)
+                _put(out, CUT, stream, file.cut.kept_bytes, file.cut.left_out_bytes, file.cut.mark_bytes)
             if position + total == file.position:
                 whole.add(stream)
             else:  # it could not be written, or a note stands in it
                 self._name(out, stream, file, file.position)
             self._named[stream] = file.position, file.cut
         if self._now_ms is None or now_ms < self._now_ms:
-            _put(out, _CLOCK, now_ms)
+            _put(out, CLOCK, now_ms)
             self._now_ms = now_ms
         last, length = -1, 0
         for stream, count in (*pieces, (-1, 0)):
@@ -121,123 +121,21 @@ class IndexWriter:
                 length += count
                 continue
             if last in whole and length:
-                _put(out, _BYTES + last, now_ms - self._now_ms, length)
+                _put(out, BYTES + last, now_ms - self._now_ms, length)
                 self._now_ms = now_ms
             last, length = stream, count
         return bytes(out)
 
     def _name(self, out: bytearray, stream: int, file: Growing, offset: int) -> None:
         path = file.path.removeprefix(f"{self._folder}/").encode(errors="surrogateescape")
-        _put(out, _FILE, stream, offset, len(path))
+        _put(out, FILE, stream, offset, len(path))
         out += path
-
-
-class NamedFile(Value):
-    """From here on the stream is this file, at this position."""
-
-    stream: int
-    position: int
-    path: str
-
-
-class CutFile(Value):
-    """The stream's file has had bytes left out of it."""
-
-    stream: int
-    cut: Cut
-
-
-class Bytes(Value):
-    """So many bytes came. ``time`` is in seconds since the epoch."""
-
-    time: float
-    stream: int
-    length: int
-
-
-Entry = NamedFile | CutFile | Bytes
-
-
-class IndexReader:
-    """Reads entries from an index, whose bytes come in pieces of any size. What is malformed ends it."""
-
-    def __init__(self) -> None:
-        self.is_broken = False
-        self._rest = b""
-        self._now_ms = 0
-
-    def feed(self, content: bytes) -> Iterator[Entry]:
-        """The entries that are complete with these bytes."""
-        content = self._rest + content
-        at, last = 0, len(content) - 2
-        while not self.is_broken:
-            # Nearly all entries are about bytes, and their numbers have one byte each.
-            if at < last and _CUT < content[at] < _MORE > content[at + 1] and content[at + 2] < _MORE:
-                self._now_ms += content[at + 1]
-                yield Bytes(self._now_ms / 1000, content[at] - _BYTES, content[at + 2])
-                at += 3
-                continue
-            found = self._entry(content, at)
-            if found is None:
-                break
-            entry, at = found
-            if entry is not None:
-                yield entry
-        self._rest = content[at:]
-
-    def _entry(self, content: bytes, at: int) -> tuple[Entry | None, int] | None:
-        """An entry and where the next one begins; None: it is incomplete, or malformed."""
-        kind, at = self._number(content, at)
-        if kind == _CLOCK:
-            now_ms, at = self._number(content, at)
-            if at < 0:
-                return None
-            self._now_ms = now_ms
-            return None, at
-        if kind == _FILE:
-            (stream, position, length), at = self._numbers(content, at, 3)
-            if at < 0:
-                return None
-            if length > _LONGEST_PATH:
-                self.is_broken = True
-                return None
-            if at + length > len(content):
-                return None
-            path = content[at : at + length].decode(errors="surrogateescape")
-            return NamedFile(stream, position, path), at + length
-        if kind == _CUT:
-            (stream, kept, left_out, mark), at = self._numbers(content, at, 4)
-            return (CutFile(stream, Cut(kept, left_out, mark)), at) if at >= 0 else None
-        (later_ms, length), at = self._numbers(content, at, 2)
-        if at < 0:
-            return None
-        self._now_ms += later_ms
-        return Bytes(self._now_ms / 1000, kind - _BYTES, length), at
-
-    def _numbers(self, content: bytes, at: int, count: int) -> tuple[list[int], int]:
-        numbers = []
-        for _ in range(count):
-            number, at = self._number(content, at)
-            numbers.append(number)
-        return numbers, at
-
-    def _number(self, content: bytes, at: int) -> tuple[int, int]:
-        """A number and what is behind it; that is -1 where it is incomplete."""
-        if at < 0:
-            return 0, -1
-        number = 0
-        for digit, byte in enumerate(content[at : at + _MOST_DIGITS]):
-            number |= (byte & 0x7F) << (7 * digit)
-            if byte < _MORE:
-                return number, at + digit + 1
-        self.is_broken = self.is_broken or len(content) - at >= _MOST_DIGITS
-        return 0, -1
 
 
 def _put(out: bytearray, *numbers: int) -> None:
     for number in numbers:
         rest = number
-        while rest >= _MORE:
-            out.append(rest & 0x7F | _MORE)
+        while rest >= MORE:
+            out.append(rest & 0x7F | MORE)
             rest >>= 7
         out.append(rest)

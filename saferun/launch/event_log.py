@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -113,6 +114,7 @@ class EventLog:
                 cwd=current_directory(),
                 run_id=self._context.run_id,
                 host=self._context.host,
+                hostname=os.uname().nodename,
                 process=self._process,
                 started_at=self._started_at,
                 directory="" if self._context.config.output.run_dir is not None else self._context.run_dir.name,

@@ -44,6 +44,7 @@ def run_description(
     cwd: str,
     run_id: str,
     host: str,
+    hostname: str,
     process: ProcessIdentity,
     started_at: float,
     directory: str,
@@ -60,6 +61,7 @@ def run_description(
         cwd: the directory that it was started in.
         run_id: what marks its processes.
         host: this host's name in the job.
+        hostname: what it calls itself.
         process: the supervisor.
         started_at: seconds since the epoch.
         directory: the name of the run directory; empty where the user chose it.
@@ -85,6 +87,7 @@ def run_description(
             for name, setting in config.settings.items()
         },
         "versions": {"saferun": __version__, "python": python_version, "torch": torch_version},
+        "prefix": _prefix(config, hostname),
         "environment": dict(environment) if environment is not None else None,
         "slow_ranks": [*slow],
         "host": host,
@@ -116,6 +119,17 @@ def run_text(content: JsonObject) -> str:
 def _object_text(content: JsonObject) -> str:
     lines = (f"  {json.dumps(name)}: {json.dumps(value, default=str)}" for name, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n }"
+
+
+def _prefix(config: LaunchConfig, hostname: str) -> JsonObject:
+    """What the prefixes of the console's lines are made of; ``template`` null: there are none."""
+    template = config.output.prefix if config.output.prefix is not None else config.output.legacy_template
+    return {
+        "template": redacted_text(template) if template is not None else None,
+        "is_legacy": config.output.prefix is None,
+        "role": redacted_text(config.role),
+        "hostname": hostname,
+    }
 
 
 def _end(end: LaunchEnd) -> JsonObject:

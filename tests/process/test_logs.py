@@ -98,3 +98,21 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
         )
         assert done.stdout.endswith(b":0] 9\n")
         assert done.stderr == b""
+
+
+def test_lines_have_the_prefix_that_the_console_had(tmp_path: Path) -> None:
+    """Whatever it is made of; another one may be asked for."""
+    for number, (options, shown) in enumerate(
+        (
+            (("--prefix", "{role}/{local_rank}> ", "--role", "trainer"), {"trainer/0> a", "trainer/1> a"}),
+            (("--prefix", "none"), {"a"}),
+            (("--log-line-prefix-template", "<${rank}>"), {"<0>a", "<1>a"}),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with running(folder, "print('a')", *options, nproc=2, store=False) as job:
+            assert job.wait() == 0
+            assert set(job.out.splitlines()) == shown
+            assert set(lines_of(logs(job))) == shown
+            assert set(lines_of(logs(job, "--prefix", "{rank}: "))) == {"0: a", "1: a"}

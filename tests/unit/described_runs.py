@@ -31,6 +31,7 @@ def described_run(
         cwd=cwd,
         run_id="ab",
         host="node1",
+        hostname="node1.example",
         process=HERE,
         started_at=1_700_000_000.0,
         directory="",

@@ -15,6 +15,7 @@ complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l stdout
 complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l stderr
 complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l grep
 complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l since
+complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l prefix
 complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l time
 complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l json
 complete -c saferunctl -n __fish_use_subcommand -a diff -d 'how two runs differ: settings, versions, hosts, environment, outcome'

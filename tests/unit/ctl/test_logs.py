@@ -8,6 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from saferun import ctl
 from saferun.ctl import log_files, logs
@@ -171,8 +173,8 @@ def test_a_file_without_newlines_is_read_in_pieces(
     longest = 0
     reader = RunLogs(str(run), lambda _name: True)
     try:
-        for line in (*reader.read_timed(), *reader.read_rest(), *reader.finish()):
-            longest = max(longest, len(line.text))
+        for pieces in (*reader.read_timed(), *reader.read_rest(), *reader.finish()):
+            longest = max(longest, *(len(text) for _, _, text in pieces), 0)
     finally:
         reader.close()
     assert 0 < longest <= log_files.LONGEST_LINE_BYTES
@@ -274,3 +276,95 @@ def test_what_was_left_out_is_one_mark_at_its_place(
     assert mark["text"] == f"[saferun: {left_out} bytes of this stream are left out here: --keep-output]"
     assert [one["time"] - AT for one in objects if one is not mark] == numbers
     assert (run / "node1" / "attempt_0" / "rank_0" / "stdout.log").stat().st_size <= 10_000
+
+
+def test_a_clock_that_goes_back_changes_the_times_and_not_the_order(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of its own host. What others write meanwhile comes in between."""
+    first, second = Host(run, "node1", monkeypatch), Host(run, "node2", monkeypatch)
+    for at, text in ((0, "a\n"), (10, "b\n"), (-100, "c\n"), (20, "e\n")):
+        first.write(AT + at, (0, text))
+    second.write(AT + 15, (1, "d\n"))
+    assert [line[-1] for line in printed(capfd)] == list("abcde")
+    since = [json.loads(line) for line in printed(capfd, "--json", "--since", f"@{AT + 5}")]
+    assert [(one["text"], one["time"] - AT) for one in since] == [("b", 10), ("c", -100), ("d", 15), ("e", 20)]
+
+
+Written = list[tuple[int, int, list[tuple[int, str]]]]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    writes=st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.integers(0, 3),
+            st.lists(
+                st.tuples(st.integers(0, 2), st.sampled_from(["x\n", "y", "\n", "z\nx\n", "\n\ny", "long" * 9])),
+                min_size=1,
+                max_size=4,
+            ),
+        ),
+        max_size=12,
+    ),
+    most_bytes=st.sampled_from([4, 100, 1 << 20]),
+)
+def test_however_much_is_read_at_once_lines_are_those_that_were_written(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, writes: Written, most_bytes: int
+) -> None:
+    """Three hosts with three ranks each: each line where its newline came; what has none yet comes last."""
+    monkeypatch.setattr(log_files, "_MOST_READ_BYTES", most_bytes)
+    monkeypatch.setattr(log_files, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(log_files, "_LEAST_PIECE_BYTES", 16)
+    path = make_run(tmp_path_factory.mktemp("runs"), NAME)
+    hosts = [Host(path, f"node{number}", monkeypatch) for number in (1, 2, 3)]
+    wanted: list[tuple[float, str, int, str]] = []
+    rests: dict[tuple[str, int], str] = {}
+    at, last = AT, 0
+    for host, later, pieces in writes:
+        at += later or (host != last)  # what several hosts write in one millisecond has no order
+        last = host
+        hosts[host].write(at, *pieces)
+        for rank, text in pieces:
+            key = (f"node{host + 1}", rank)
+            *lines, rests[key] = (rests.get(key, "") + text).split("\n")
+            wanted += [(at, *key, line) for line in lines]
+    reader = RunLogs(str(path), lambda _name: True)
+    try:
+        timed, rest = [*reader.read_timed()], [*reader.read_rest(), *reader.finish()]
+    finally:
+        reader.close()
+    assert lines_of(timed) == wanted
+    assert {(host, rank): text for _, host, rank, text in lines_of(rest)} == {k: v for k, v in rests.items() if v}
+
+
+def lines_of(batches: list[list[log_files.Piece]]) -> list[tuple[float | None, str, int, str]]:
+    """The lines of pieces, with their times, hosts and ranks."""
+    return [
+        (ms / 1000 if ms is not None else None, file.name.host, file.name.rank, line.decode())
+        for pieces in batches
+        for file, ms, text in pieces
+        for line in text.split(b"\n")
+    ]
+
+
+def test_each_file_is_read_once_a_batch(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pieces its output came in: a read for each line took most of the time."""
+    host = Host(run, "node1", monkeypatch)
+    for number in range(200):
+        host.write(AT + number, *((rank, f"{number}\n") for rank in range(5)))
+    reads: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, count: int, at: int) -> bytes:
+        reads.append(fd)
+        return pread(fd, count, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    reader = RunLogs(str(run), lambda _name: True)
+    try:
+        assert sum(map(len, reader.read_timed())) == 1000
+    finally:
+        reader.close()
+    assert len(reads) < 20

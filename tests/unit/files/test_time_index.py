@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.files.time_index import NO_CUT, Bytes, Cut, CutFile, IndexReader, IndexWriter, NamedFile
+from saferun.files.time_index import NO_CUT, Cut, IndexWriter
+from saferun.files.time_index_reader import CutFile, Growth, IndexReader, NamedFile
 
 
 class File:
@@ -20,11 +21,12 @@ class File:
 
 
 def entries_of(content: bytes, *, piece_bytes: int = 1 << 20) -> list[Any]:
-    """What a reader finds, whatever the pieces."""
+    """What a reader finds, whatever the pieces; what was appended as (milliseconds, stream, bytes)."""
     reader = IndexReader()
     found: list[Any] = []
     for start in range(0, len(content), piece_bytes):
-        found += reader.feed(content[start : start + piece_bytes])
+        for entry in reader.feed(content[start : start + piece_bytes]):
+            found += zip(*entry, strict=True) if isinstance(entry, Growth) else [entry]
     return found
 
 
@@ -41,26 +43,26 @@ def test_what_was_noted_is_found(batches: list[tuple[list[tuple[int, int]], int]
     """The bytes of each stream in their order, with times that never go back unless the clock does."""
     files: dict[int, Any] = {number: File(f"/run/host/attempt_0/rank_{number}/stdout.log") for number in range(6)}
     writer, content, now = IndexWriter("/run/host"), b"", 1_700_000_000_000
-    wanted: list[tuple[float, int, int]] = []
+    wanted: list[tuple[int, int, int]] = []
     for pieces, later in batches:
         now += later
         for stream, count in pieces:
             files[stream].position += count
-            if wanted and wanted[-1][:2] == (now / 1000, stream) and pieces[0] != (stream, count):
-                wanted[-1] = (now / 1000, stream, wanted[-1][2] + count)
+            if wanted and wanted[-1][:2] == (now, stream) and pieces[0] != (stream, count):
+                wanted[-1] = (now, stream, wanted[-1][2] + count)
             else:
-                wanted.append((now / 1000, stream, count))
+                wanted.append((now, stream, count))
         content += writer.entries(pieces, files, now)
     found = entries_of(content, piece_bytes=piece_bytes)
-    got = [(one.time, one.stream, one.length) for one in found if isinstance(one, Bytes)]
+    got = [one for one in found if type(one) is tuple]
     assert merged(got) == merged(wanted)
     names = {one.stream: one.path for one in found if isinstance(one, NamedFile)}
     assert names == {stream: f"attempt_0/rank_{stream}/stdout.log" for _, stream, _ in wanted}
 
 
-def merged(pieces: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
+def merged(pieces: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Neighbours of one stream at one time together."""
-    result: list[tuple[float, int, int]] = []
+    result: list[tuple[int, int, int]] = []
     for time, stream, count in pieces:
         if result and result[-1][:2] == (time, stream):
             result[-1] = (time, stream, result[-1][2] + count)
@@ -81,9 +83,9 @@ def test_what_could_not_be_written_is_named_by_its_position() -> None:
     content += writer.entries([(1, 10)], {1: file}, 3000)
     assert entries_of(content) == [
         NamedFile(1, 0, "a"),
-        Bytes(1.0, 1, 10),
+        (1000, 1, 10),
         NamedFile(1, 17, "a"),
-        Bytes(3.0, 1, 10),
+        (3000, 1, 10),
     ]
 
 
@@ -115,3 +117,14 @@ def test_whatever_is_in_an_index_ends_in_bounded_work(content: bytes, piece_byte
     """Nothing is raised, and there is at most one entry for each three bytes."""
     assert len(entries_of(content, piece_bytes=piece_bytes)) <= len(content) // 3
     assert entries_of(b"\xff" * 100 + content) == []
+
+
+def test_only_files_and_what_was_left_out_can_be_read() -> None:
+    """What ``saferunctl logs`` reads ahead."""
+    file: Any = File("/run/host/a")
+    writer = IndexWriter("/run/host")
+    file.position = 10
+    content = writer.entries([(1, 10)], {1: file}, 1000)
+    file.position, file.cut = 300, Cut(20, 50, 7)
+    content += writer.entries([(1, 290)], {1: file}, 2000)
+    assert list(IndexReader(has_growth=False).feed(content)) == [NamedFile(1, 0, "a"), CutFile(1, Cut(20, 50, 7))]
