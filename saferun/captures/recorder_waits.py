@@ -73,16 +73,20 @@ def calls_of(content: object) -> RecordedCalls:
     members: dict[str, frozenset[int]] = {}
     linked: set[str] = set()
     calls: list[Timed] = []
+    groups: dict[tuple[str, str], str] = {}
     entries = content.get("entries")
     for raw in entries if isinstance(entries, list) else ():
         found = call_times(raw)
         if found is None:
             continue
         name, description, op, is_p2p = found
-        ranks = frozenset(known.get((name, description)) or known.get((name, "")) or ())
-        # The same name may be another group's on another rank; its members tell them apart.
-        group = f"{description}:{sorted(ranks)}" if ranks else f"{description}:{name}"
-        members[group] = ranks
+        group = groups.get((name, description))
+        if group is None:
+            ranks = frozenset(known.get((name, description)) or known.get((name, "")) or ())
+            # The same name may be another group's on another rank; its members tell them apart.
+            group = f"{description}:{sorted(ranks)}" if ranks else f"{description}:{name}"
+            groups[name, description] = group
+            members[group] = ranks
         if is_p2p:
             linked.add(group)
         created, ended = number_of(raw.get("time_created_ns")), number_of(raw.get("time_discovered_completed_ns"))
