@@ -9,24 +9,28 @@ PY    := $(VENV)/bin/python
 # because a virtual environment that was copied or moved along with its checkout still points to the old one.
 STAMP := $(VENV)/complete
 
-.PHONY: test test-all demo lint bench clean
+.PHONY: test test-all demo lint compiled checked bench clean
+
+# Without bytecode each process of each test would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Most tests wait most of the time, so several files run at once on two cores. Files, not tests: one file shares fixtures.
 # tests/running.py gives the longest out first, and all of tests/cluster to one worker.
 SIDE_BY_SIDE := -n 3 --dist loadfile
-ALL_TOGETHER := -n 5 --dist loadfile
+ALL_TOGETHER := -n 6 --dist loadfile
 WAITING := tests/unit tests/process $(wildcard tests/test_*.py)
+ALL_TESTS := tests/cluster tests/torch $(WAITING)
 
 # tests/cluster needs Debian packages; what cannot be installed is said in one line, and what cannot run in another.
-test: lint
+test: checked
 	@$(PY) -m tests.cluster install
-	$(PY) -m pytest -m "not slow" $(ALL_TOGETHER) tests/cluster tests/torch $(WAITING)
+	$(PY) -m pytest -m "not slow" $(ALL_TOGETHER) $(ALL_TESTS)
 
 # Everything: what `make test` leaves out for its time as well; real processes once more on a machine that lacks what old
 # kernels lack; and every release of torch and Python that can be had here.
-test-all: lint
+test-all: checked
 	@$(PY) -m tests.cluster install
-	$(PY) -m pytest $(ALL_TOGETHER) tests/cluster tests/torch $(WAITING)
+	$(PY) -m pytest $(ALL_TOGETHER) $(ALL_TESTS)
 	$(PY) tests/without.py kernel $(PY) -m pytest $(SIDE_BY_SIDE) tests/process
 	$(PY) -m tests.matrix
 
@@ -37,6 +41,15 @@ lint: $(STAMP)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+
+# Collecting compiles the tests, with pytest's assertions: once, and not by every worker at the same time. What cannot be
+# collected is reported by the run itself.
+compiled: $(STAMP)
+	@$(PY) -m pytest --collect-only -qq $(ALL_TESTS) >/dev/null 2>&1 || :
+
+# mypy uses one core, and collecting another.
+checked: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 lint compiled
 
 # measure.py is what the benchmarks share.
 bench: $(STAMP)
@@ -64,6 +77,8 @@ $(STAMP): pyproject.toml
 	  echo "pyproject.toml has changed: updating $(VENV)"; \
 	fi
 	@rm -f $@
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	@# Left to pip, one core would compile it all. A package may have a file that no Python of today compiles.
+	@$(PY) -m compileall -qq -j 0 $(VENV)/lib || :
 	@$(PY) -m compileall -q saferun
 	@printf '%s\n' '$(CURDIR)' > $@

@@ -7,6 +7,7 @@ import signal
 
 from saferun.supervisor.machine import Supervisor
 from tests.running import (
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_runtest_call,
     pytest_runtest_setup,
@@ -15,6 +16,7 @@ from tests.running import (
 )
 
 __all__ = [
+    "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_runtest_call",
     "pytest_runtest_setup",
