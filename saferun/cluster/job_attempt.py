@@ -18,6 +18,7 @@ from saferun.cluster.messages import (
     abort_from,
     decision_from,
     is_leaders,
+    request_from,
     task_of,
 )
 from saferun.cluster.task_states import TaskStates
@@ -32,6 +33,7 @@ from saferun.supervisor.events import (
     HostsUnreachable,
     JobAborted,
     JobDecided,
+    StopRequested,
 )
 from saferun.text.decoding import display_text, number
 from saferun.text.typed_json import fit_or, line_of, list_of
@@ -243,6 +245,12 @@ class JobAttempt:
     def _on_cause(self, attempt: int, _entry: JsonObject) -> None:
         self._context.calls.post(CauseShown(time.monotonic(), attempt))
 
+    def _on_request(self, attempt: int, entry: JsonObject) -> None:
+        found = request_from(entry)
+        if (found.host, found.task) != (self._roster.host, self._roster.task):
+            by = found.text if found.label in found.text else f"{found.text} on {found.label}"
+            self._context.calls.post(StopRequested(time.monotonic(), attempt, by, found.at_once, ours=False))
+
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
         found = decision_from(entry)
         self._context.calls.post(
@@ -444,6 +452,7 @@ class JobAttempt:
     _BY_KIND: ClassVar[dict[str, Callable[[JobAttempt, int, JsonObject], None]]] = {
         "abort": _on_abort,
         "cause": _on_cause,
+        "request": _on_request,
         "decision": _on_decision,
         "hang": _on_hang,
         "preflight": _on_preflight,

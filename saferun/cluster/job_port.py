@@ -150,6 +150,9 @@ class JobPort(Part, Protocol):
     def announce_cause(self) -> None:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
 
+    def broadcast_request(self, by: str, *, at_once: bool) -> None:
+        """The user has asked this host for the end of the job, on all hosts."""
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt."""
 

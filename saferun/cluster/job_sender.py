@@ -49,6 +49,10 @@ class JobSender:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
         self._broadcast("cause")
 
+    def broadcast_request(self, by: str, *, at_once: bool) -> None:
+        """The user has asked this host for the end of the job."""
+        self._broadcast("request", text=_for_others(by), at_once=at_once)
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt, on all hosts."""
         self._broadcast(

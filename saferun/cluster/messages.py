@@ -20,11 +20,13 @@ __all__ = [
     "Decision",
     "Heard",
     "Ignored",
+    "Request",
     "abort_from",
     "chunk_from",
     "decision_from",
     "is_leaders",
     "is_sound",
+    "request_from",
     "task_of",
 ]
 
@@ -74,6 +76,16 @@ class Decision(Value):
     excluded: Annotated[int, number_of(MOST_HOSTS, -1)] = -1
 
 
+class Request(Value):
+    """A user asked one of the hosts for the end of the job. ``at_once``: by SIGKILL."""
+
+    text: Line
+    label: Line
+    host: Annotated[int, number_of(MOST_HOSTS)]
+    task: Annotated[int, number_of(MOST_TASKS)]
+    at_once: bool = False
+
+
 class ChunkText(Value):
     """A chunk of evidence as it was sent. ``time``: when, by that host's clock."""
 
@@ -96,6 +108,16 @@ def abort_from(message: Mapping[str, Any]) -> Heard:
     """
     heard: Heard = fit(Heard, message)
     return heard._replace(about=heard.about or heard.label)
+
+
+def request_from(message: Mapping[str, Any]) -> Request:
+    """What a user asked another host for.
+
+    Raises:
+        One of ``MALFORMED``: it is no such message.
+    """
+    request: Request = fit(Request, message)
+    return request
 
 
 def decision_from(message: Mapping[str, Any]) -> Decision:

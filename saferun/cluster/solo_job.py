@@ -278,6 +278,9 @@ class SoloJob:
     def announce_cause(self) -> None:
         """No other host waits for it."""
 
+    def broadcast_request(self, by: str, *, at_once: bool) -> None:
+        """There is no other host to end."""
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """There is no other host to wait for it."""
 

@@ -50,6 +50,8 @@ VERBS: tuple[Verb, ...] = (
     Verb("logs", "the output of a run's ranks, in the order of time, also while it runs"),
     Verb("diff", "how two runs differ: settings, versions, hosts, environment, outcome"),
     Verb("status", "the ranks of a run, and how long each waits for the others"),
+    Verb("stop", "end a running job in good order on all its hosts, as SIGTERM to saferun does"),
+    Verb("kill", "end a running job at once on all its hosts, by SIGKILL to its ranks"),
     Verb("stacks", "where the processes of a run, or any process, are in their code"),
     Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
     Verb("story", "the last events of a run in which something went wrong, and what saferun made of them"),

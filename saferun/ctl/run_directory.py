@@ -24,6 +24,10 @@ RUN_HELP = (
     "a run: its directory, its name below saferun_runs, its id, or the beginning of either; 'latest' is the default: "
     "the newest run that lives, else the newest"
 )
+REQUIRED_HELP = (
+    "a run: its directory, its name below saferun_runs, its id, or the beginning of either; or 'latest': the newest "
+    "run below the current directory that lives"
+)
 _MOST_CANDIDATES = 100
 _NAMED = 5
 
@@ -57,8 +61,11 @@ class FoundRun(Value):
             os.close(fd)
 
 
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    """The argument that names a run."""
+def add_run_argument(parser: argparse.ArgumentParser, *, is_required: bool = False) -> None:
+    """The argument that names a run. ``is_required``: a verb that ends a job does not choose which."""
+    if is_required:
+        parser.add_argument("run_dir", metavar="RUN", help=REQUIRED_HELP)
+        return
     parser.add_argument("run_dir", nargs="?", default=LATEST, metavar="RUN", help=RUN_HELP)
 
 

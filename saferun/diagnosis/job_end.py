@@ -137,7 +137,7 @@ def _aborted(evidence: Evidence, hosts: Hosts) -> Judgement | None:
     label = reason.label or evidence.host
     message = shortened(reason.message)
     match reason.reason:
-        case "signal":
+        case "signal" | "request":
             return _signal(evidence, hosts)
         case "parent":
             what = f"saferun's parent process on {label} exited" + (f" ({message})" if message else "")
@@ -176,6 +176,10 @@ def _ranks(reason: AbortReason) -> tuple[int, ...]:
 
 def _signal(evidence: Evidence, hosts: Hosts) -> Judgement:
     reason = evidence.abort_reason
+    if reason is not None and reason.reason == "request":
+        where = f" on {reason.label}" if hosts.are_several and reason.label not in reason.message else ""
+        message = f"stopped by {shortened(reason.message) or 'saferunctl'}{where}"
+        return Judgement(Cause("stopped_by_signal", message, (), "", ""), message)
     name = signal_name(evidence.stop_signum) if evidence.stop_signum is not None else ""
     label = evidence.host if hosts.are_several else ""
     if reason is not None:

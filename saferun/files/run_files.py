@@ -57,6 +57,7 @@ class RunRecord(Value):
         process: its saferun; None: not known.
         started_at: seconds since the epoch; 0: not known.
         directory: the name that saferun gave to the directory; empty: the user chose it.
+        control_socket: where its saferun answers; empty: nowhere.
         end: None while it runs, or it was killed.
     """
 
@@ -67,6 +68,7 @@ class RunRecord(Value):
     started_at: float
     directory: str
     end: RunEnd | None
+    control_socket: str = ""
 
 
 class RunState(Value):
@@ -115,6 +117,15 @@ def read_state(fd: int, now: float | None = None) -> RunState:
         return RunState("lost", "", record)
     hang = _current_hang(fd)
     return RunState("hung" if hang else "running", hang, record)
+
+
+def living_records(fd: int, now: float | None = None) -> list[RunRecord]:
+    """The saferuns of a run that live, as far as is known, the one that leads the job first."""
+    now = time.time() if now is None else now
+    record = read_record(fd)
+    records = [*([record] if record is not None else [])]
+    records += [part for host in host_names(fd) for part in _parts(fd, host)]
+    return [one for one in records if one.end is None and _lives(fd, one, now, _UNHEARD_S)]
 
 
 def may_live(fd: int, now: float | None = None) -> bool:
@@ -207,6 +218,7 @@ def _record(content: JsonObject) -> RunRecord:
         started_at=measure(content.get("started_at", 0.0), 0.0, _LATEST_TIME),
         directory=_file_name(content.get("directory", "")),
         end=_end(end) if end is not None else None,
+        control_socket=text(content.get("control_socket", ""), _LONGEST_NAME),
     )
 
 

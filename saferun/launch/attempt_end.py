@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Of more retries than that the waits are those of the policy itself.
 _MOST_WAITS = 64
+# Reasons for which all hosts end the job that were orders.
+_ORDERS = frozenset({"signal", "parent", "request"})
 # A wait that is counted down on a terminal; a shorter one is over at once.
 _SHOWN_WAIT_S = 2.0
 
@@ -104,7 +106,7 @@ class AttemptEnd:
         if is_early and isinstance(event, events.JobAborted | events.JobDecided):
             current.held.append(event)
             return
-        if isinstance(event, events.JobAborted) and event.signum:
+        if isinstance(event, events.StopRequested) or (isinstance(event, events.JobAborted) and event.signum):
             event = event._replace(quiet_s=self._context.investigation.hangs.quiet_s())
         self._context.post(event)
 
@@ -119,6 +121,10 @@ class AttemptEnd:
             if first is not None and first.end is not None:
                 message = message or f"rank {first.place.rank}: {first.end.status.description}"
         self._context.job.abort_attempt(action.reason, message or action.reason, ranks=ranks, signum=action.signum)
+
+    def broadcast_request(self, action: actions.BroadcastRequest) -> None:
+        """Have all other hosts end the job too: the user has asked this one."""
+        self._context.job.broadcast_request(action.by, at_once=action.at_once)
 
     def broadcast_cause(self, action: actions.BroadcastCause) -> None:
         """Have the hosts that wait for the cause of a victim's failure wait no more, if a rank here has shown it."""
@@ -152,7 +158,7 @@ class AttemptEnd:
         """The launch is over, but for the end of the run."""
         # By a signal to this host, or to another one of the job.
         reason = self._context.job.abort_reason
-        stopped = self._stop_signum is not None or (reason is not None and reason.reason in {"signal", "parent"})
+        stopped = self._stop_signum is not None or (reason is not None and reason.reason in _ORDERS)
         if action.reraise is None:
             self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
         self._context.job.leaves = action.leaves

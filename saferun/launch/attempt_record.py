@@ -199,7 +199,7 @@ class AttemptRecord:
         failed = [(rank.end, rank.place.rank) for rank in self.ranks if rank.end is not None]
         failed = [(end, rank) for end, rank in failed if not (end.stopped_by_us or end.status.ok)]
         if action.stop_signum is not None:
-            headline = f"stopped by {signal.Signals(action.stop_signum).name}"
+            headline = f"stopped by {action.stopped_by or signal.Signals(action.stop_signum).name}"
         elif failed and not action.error:
             end, rank = min(failed, key=lambda one: one[0].at)
             headline = f"rank {rank} failed first: {end.status.description}"

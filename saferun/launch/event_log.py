@@ -43,6 +43,7 @@ class EventLog:
         self._torch_version: str | None = None
         self._environment: Mapping[str, str] | None = None
         self._slow: list[JsonObject] = []
+        self._control_socket = ""
 
     def record(self, event: Event, before: State, after: State) -> None:
         """Write an event that the supervisor has handled, and the state that it led to, if that is another one."""
@@ -88,6 +89,12 @@ class EventLog:
         if self._is_described:
             self._write_run_json()
 
+    def set_control_socket(self, path: str) -> None:
+        """Write to run.json where saferunctl finds this launch; empty: nowhere."""
+        self._control_socket = path
+        if self._is_described:
+            self._write_run_json()
+
     def finish(self, exit_code: int, *, stopped: bool, headline: str) -> None:
         """Write to run.json how the launch has ended, and the headline of its last incident."""
         self._is_described = self._context.run_dir.path is not None  # a launch that was refused has not got so far
@@ -122,6 +129,7 @@ class EventLog:
                 torch_version=self._torch_version,
                 environment=self._environment,
                 slow=self._slow,
+                control_socket=self._control_socket if end is None else "",
                 end=end() if end is not None else None,
             )
             self._context.run_dir.write_text("run.json", run_text(content))

@@ -49,6 +49,11 @@ class EventLoop:
         self._alive_at = 0.0  # the last moment before the deadline at which this loop is known to have run
         self._finish: Finish | None = None
 
+    def add_watching(self, part: Part) -> None:
+        """One more part that lives beside the loop, and is left alone if it fails."""
+        self.parts = (*self.parts, part)
+        self._watching |= {id(part)}
+
     def run(self, actions: Mapping[type, Callable[[Any], object]]) -> Finish:
         """Run until the supervisor finishes the launch. ``actions``: what carries out each kind of action."""
         while True:
@@ -64,7 +69,7 @@ class EventLoop:
             event = self._context.events.popleft()
             before = self._supervisor.state
             decided = self._supervisor.handle(event)
-            if isinstance(event, events.SignalReceived | events.JobAborted):
+            if isinstance(event, events.SignalReceived | events.StopRequested | events.JobAborted):
                 # The ranks of a job that is stopped have the signal before anything else is done about it.
                 for action in decided:
                     if isinstance(action, SignalRanks):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from saferun.preflight.client import CheckProcess
 
 # Reasons for which hosts end an attempt without a failure.
-_NO_FAILURES = frozenset({"signal", "parent", "membership", "leave"})
+_NO_FAILURES = frozenset({"signal", "parent", "request", "membership", "leave"})
 # Processes that got SIGKILL are gone within milliseconds, unless they sleep uninterruptibly.
 _HELPERS_S = 0.5
 # From here on the user hears how to remove old runs.
@@ -164,6 +164,7 @@ class HostLaunch:
             actions.ReportFailure: ending.report_failure,
             actions.BroadcastAbort: ending.broadcast_abort,
             actions.BroadcastCause: ending.broadcast_cause,
+            actions.BroadcastRequest: ending.broadcast_request,
             actions.NotifyDone: ending.report_done,
             actions.BroadcastDecision: ending.send_decision,
             actions.ReportDecision: ending.report_decision,
@@ -275,3 +276,18 @@ class HostLaunch:
         self._context.log.note("ModulesImported")
         self._context.investigation.imported()
         self._context.checks.imported()
+        self._open_control()
+
+    def _open_control(self) -> None:
+        """Answer saferunctl from now on. A launch whose ranks end before has no control socket."""
+        context = self._context
+        if context.control is not None:
+            return  # all is imported again where an examiner was lost
+        try:
+            from saferun.launch.control_part import ControlPart
+
+            context.control = ControlPart(context)
+            context.loop.add_watching(context.control)
+            context.control.open()
+        except Exception as error:
+            context.warn(f"no control socket for saferunctl: {type(error).__name__}: {error}")

@@ -86,6 +86,9 @@ MODULES = (
     "saferun.preflight.text",
     "textwrap",
     "saferun.env.lint.findings",
+    # To answer saferunctl
+    "saferun.linux.control_socket",
+    "saferun.launch.control_part",
     # For a writer that takes the place of one that was lost
     "saferun.files.writer_process",
 )

@@ -13,7 +13,7 @@ from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
 from saferun.errors import printable
-from saferun.evidence import Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
+from saferun.evidence import AbortReason, Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.rank_group import Rank
@@ -189,6 +189,9 @@ class FailureIncident:
             error_hint=action.error_hint,
             is_checked=action.by_checks,
         )
+        if action.stopped_by and evidence.abort_reason is None:
+            # A job of one host announces nothing, and its report has the same words.
+            evidence = evidence._replace(abort_reason=AbortReason("request", message=action.stopped_by))
         if reader is not None:
             note_gaps(self._context, reader, record.directory)
             capture = evidence.capture

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from saferun.cluster.job_values import Assignment
     from saferun.launch.attempt_end import AttemptEnd
     from saferun.launch.attempt_setup import AttemptSetup
+    from saferun.launch.control_part import ControlPart
     from saferun.launch.event_log import EventLog
     from saferun.launch.event_loop import EventLoop
     from saferun.launch.idle_imports import IdleImports
@@ -100,6 +101,7 @@ class LaunchContext:
     page: PagePart
     on_event: OnEventPart | None = None
     metrics: MetricsPart | None = None
+    control: ControlPart | None = None
 
     def __init__(
         self,

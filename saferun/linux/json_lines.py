@@ -32,6 +32,8 @@ class JsonLines:
         queue_bytes: the most that is queued for a slow peer; messages beyond it are dropped, and ``send`` returns
             False.
         most_fds: how many descriptors are received at a time (Unix sockets only).
+        longest_bytes: of a message that is received.
+        read_bytes: how much is received at a time.
 
     Attributes:
         fds: the descriptors that have been received, in order; the one who takes one owns it.
@@ -44,12 +46,15 @@ class JsonLines:
         *,
         queue_bytes: int = QUEUE_BYTES,
         most_fds: int = 0,
+        longest_bytes: int = LONGEST_MESSAGE_BYTES,
+        read_bytes: int = _READ_BYTES,
     ) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._poller = poller
         self._queue_bytes = queue_bytes
-        self._buffer = MessageBuffer(LONGEST_MESSAGE_BYTES)
+        self._buffer = MessageBuffer(longest_bytes)
+        self._read_bytes = read_bytes
         self.fds: deque[int] = deque()
         self._most_fds = most_fds
         self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
@@ -92,10 +97,10 @@ class JsonLines:
         """The messages that have arrived; None when the peer has closed its end, or does not send lines."""
         try:
             if self._most_fds:
-                chunk, fds = receive_fds(self._socket, _READ_BYTES, self._most_fds)
+                chunk, fds = receive_fds(self._socket, self._read_bytes, self._most_fds)
                 self.fds += fds
             else:
-                chunk = self._socket.recv(_READ_BYTES)
+                chunk = self._socket.recv(self._read_bytes)
         except BlockingIOError:
             return []
         except OSError:

@@ -52,6 +52,7 @@ def run_description(
     torch_version: str | None,
     environment: Mapping[str, str] | None = None,
     slow: Sequence[JsonObject] = (),
+    control_socket: str = "",
     end: LaunchEnd | None = None,
 ) -> JsonObject:
     """The content of run.json.
@@ -69,6 +70,7 @@ def run_description(
         torch_version: known once the coordinator has loaded it.
         environment: of a rank, as ``shown_environment`` returns it; None: none has been started.
         slow: ranks that the others waited for.
+        control_socket: the path of the socket at which this process answers saferunctl; empty: there is none.
         end: None while it runs.
     """
     return {
@@ -94,6 +96,7 @@ def run_description(
         "process": process._asdict(),
         "started_at": started_at,
         "directory": directory,
+        "control_socket": control_socket,
         "end": _end(end) if end is not None else None,
     }
 

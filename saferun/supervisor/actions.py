@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.model import Placement, Value
-from saferun.supervisor.ending import Ending, Hung, StartFailed, StoreLost, explanation, signum_of
+from saferun.supervisor.ending import Ending, Hung, StartFailed, Stopped, StoreLost, explanation, signum_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,6 +131,11 @@ class Diagnose(Value):
         return signum_of(self.ending)
 
     @property
+    def stopped_by(self) -> str:
+        """Who asked for the end, if it was by saferunctl; else empty."""
+        return self.ending.by if isinstance(self.ending, Stopped) else ""
+
+    @property
     def hung(self) -> bool:
         """Whether the ranks were ended because they hung."""
         return isinstance(self.ending, Hung)
@@ -207,6 +212,14 @@ class BroadcastAbort(Value):
     signum: int = 0
 
 
+class BroadcastRequest(Value):
+    """Have all other hosts end the job, as a user has asked this one to by saferunctl. ``at_once``: by SIGKILL."""
+
+    attempt: int
+    by: str
+    at_once: bool
+
+
 class BroadcastCause(Value):
     """A rank of this host failed by itself, as far as is known: hosts that wait for such a cause wait no more.
 
@@ -278,6 +291,7 @@ Action = (
     | ReportFailure
     | BroadcastAbort
     | BroadcastCause
+    | BroadcastRequest
     | NotifyDone
     | BroadcastDecision
     | ReportDecision

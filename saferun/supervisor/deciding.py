@@ -118,7 +118,7 @@ def _completed(launch: Launch, facts: FailureFacts | None) -> FailureFacts:
         facts = facts._replace(class_name=lost.class_name, transient=True, message=what or lost.what, host=None)
     reason = ""
     if launch.stop_signum is not None:
-        reason = f"stopped by {signal_name(launch.stop_signum)}"
+        reason = f"stopped by {launch.stopped_by or signal_name(launch.stop_signum)}"
     elif peers.is_stopped:
         reason = "stopped"
     elif peers.cut_off is not None and not (launch.job.outlives_leader or is_transient or lost.class_name):
@@ -130,7 +130,7 @@ def _completed(launch: Launch, facts: FailureFacts | None) -> FailureFacts:
 
 def _exit_code(launch: Launch) -> int:
     ending = launch.attempt.ending
-    return ending.exit_code if isinstance(ending, StartFailed) else 1
+    return ending.exit_code if isinstance(ending, StartFailed) else launch.stop_code
 
 
 def follow(launch: Launch, decision: JobDecided, at: float) -> list[Action]:

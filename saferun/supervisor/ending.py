@@ -18,10 +18,14 @@ class Hung(Value):
 
 
 class Stopped(Value):
-    """The user or the scheduler stopped the job. ``host``: on which other host; empty: on this one."""
+    """The user or the scheduler stopped the job.
+
+    ``host``: on which other host; empty: on this one. ``by``: who, if it was by saferunctl and not by a signal.
+    """
 
     signum: int
     host: str = ""
+    by: str = ""
 
 
 class Regroup(Value):

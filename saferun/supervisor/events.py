@@ -5,6 +5,8 @@ Every event carries ``at`` (monotonic seconds) and the attempt that it belongs t
 
 from __future__ import annotations
 
+import signal
+
 from saferun.model import ExitStatus, Placement, Value
 
 TYPE_CHECKING = False
@@ -137,6 +139,29 @@ class SignalReceived(Value):
     quiet_s: float = 0.0
 
 
+class StopRequested(Value):
+    """The user wants the whole job to end, on all its hosts, by ``saferunctl stop`` or ``saferunctl kill``.
+
+    Attributes:
+        by: who: the verb, the user, and the host if it is another one.
+        at_once: whether the ranks get SIGKILL now, and no grace.
+        ours: whether this host got the request; if not, another one has announced it.
+        quiet_s: as of SignalReceived.
+    """
+
+    at: float
+    attempt: int
+    by: str
+    at_once: bool = False
+    ours: bool = True
+    quiet_s: float = 0.0
+
+    @property
+    def signum(self) -> int:
+        """The signal that the ranks get."""
+        return signal.SIGKILL if self.at_once else signal.SIGTERM
+
+
 class HangSuspected(Value):
     """There has been no progress for too long."""
 
@@ -173,7 +198,7 @@ class JobAborted(Value):
 
     Attributes:
         reason: ``failure``, ``victim`` (of a rank that has not shown its failure yet), ``hang``, ``signal``,
-            ``parent``, ``lost``, ``task_lost``, ``start``: something went wrong;
+            ``parent``, ``request`` (by saferunctl), ``lost``, ``task_lost``, ``start``: something went wrong;
             ``membership``, ``leave``: other hosts form the job from now on.
         message: what happened, in a few words.
         host: the host that announced it, or that it is about.
@@ -308,6 +333,7 @@ Event = (
     | StoreServed
     | StoreUnavailable
     | SignalReceived
+    | StopRequested
     | HangSuspected
     | EvidenceCaptured
     | CauseShown

@@ -147,6 +147,8 @@ class Launch:
         self.restarts = 0  # failures that the job has recovered from; retries of a start are not among them
         self.leads = True
         self.stop_signum: int | None = None  # that the user or the scheduler sent to this host
+        self.stopped_by = ""  # who asked for the end of the job, if it was by saferunctl
+        self.stop_code = 1  # what saferun ends with, if the job is stopped
 
     def enter(self, state: State, deadline: float | None) -> None:
         """Change the state."""

@@ -15,6 +15,8 @@ from saferun.supervisor.stopping import (
     fail,
     hurry,
     hurry_orphans,
+    kill,
+    note_request,
     stop,
     stop_for,
     wait_for_others,
@@ -44,10 +46,12 @@ def note_abort(launch: Launch, event: JobAborted) -> list[Action]:
     """All hosts end this attempt, for the same reason: the first that any of them announced."""
     peers = launch.attempt.peers
     peers.is_announced = True
-    if event.signum:
+    if event.signum and event.reason != "request":  # a person who asks does not send SIGKILL a moment later
         peers.announced_signum = event.signum
         hurry(launch, event.at)
-    peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent"}
+    if event.reason == "request" and not event.ours:
+        note_request(launch, event.message, event.signum)
+    peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent", "request"}
     peers.awaits_cause = peers.awaits_cause or event.reason == "victim"
     return launch.broadcast_cause() if launch.attempt.has_failed_rank and not event.ours else []
 
@@ -64,6 +68,8 @@ def on_abort(launch: Launch, event: JobAborted) -> list[Action]:
         # RUNNING -> STOPPING: it has just been captured on all hosts.
         aborted = tuple(rank for rank in event.culprits if rank in launch.attempt.running)
         return stop(launch, event.at, signal.SIGTERM, aborted if launch.hang_policy.abort_culprits else ())
+    if event.signum == signal.SIGKILL:
+        return kill(launch, event.at)
     if event.signum == signal.SIGINT:
         return stop(launch, event.at, event.signum)
     if event.signum:
@@ -108,6 +114,8 @@ def _ending(event: JobAborted) -> Ending:
             return Regroup(f"{event.host} leaves the job")
         case "signal" | "parent":
             return Stopped(event.signum, event.host or "another host")
+        case "request":
+            return Stopped(event.signum, event.host or "another host", event.message)
     return Failed()
 
 

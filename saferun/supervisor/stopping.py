@@ -10,7 +10,15 @@ from __future__ import annotations
 import signal
 
 from saferun.model import signal_name
-from saferun.supervisor.actions import Action, CaptureEvidence, NotifyDone, PrintLine, SignalRanks, SweepOrphans
+from saferun.supervisor.actions import (
+    Action,
+    BroadcastRequest,
+    CaptureEvidence,
+    NotifyDone,
+    PrintLine,
+    SignalRanks,
+    SweepOrphans,
+)
 from saferun.supervisor.deciding import diagnose, follow
 from saferun.supervisor.ending import Failed, Leave, Regroup, Stopped
 from saferun.supervisor.launch_state import Launch, State
@@ -18,7 +26,7 @@ from saferun.supervisor.launch_state import Launch, State
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
-    from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived
+    from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived, StopRequested
 
 # A job without progress for so long hangs, as far as a signal from outside is concerned: its stacks are what the user
 # will ask for, and nothing is lost by taking them first, if that does not take long.
@@ -28,6 +36,8 @@ _FIRST_CAPTURE_S = 2.0
 # grace. The capture ends before they are killed.
 _LATE_CAPTURE = 0.5
 _LATE_CAPTURE_SHARE = 0.8
+# As a shell has it for a program that a signal ended.
+_SIGNAL_CODE = 128
 # How soon a rank whose core is being written is checked again.
 _CHECK_DUMP_S = 0.2
 # Where the other hosts know of this attempt, and it is not on its way out yet.
@@ -154,6 +164,16 @@ def on_core_dump(launch: Launch, event: CoreDumpSeen) -> list[Action]:
     return []
 
 
+def kill(launch: Launch, at: float) -> list[Action]:
+    """STARTING | RUNNING | CAPTURING | STOPPING -> STOPPING: SIGKILL now, whatever the ranks have been sent before."""
+    stopping = launch.attempt.stopping
+    if launch.state is State.STOPPING and stopping.stage == "sweeping":
+        return [SweepOrphans(launch.number, 0.0)]
+    if not launch.attempt.running:
+        return sweep(launch, at)
+    return _kill(launch, at) if stopping.stage == "asked" else []
+
+
 def _kill(launch: Launch, at: float) -> list[Action]:
     launch.enter(State.STOPPING, at + launch.limits.kill_s)
     launch.attempt.stopping.stage = "killed"
@@ -250,6 +270,66 @@ def _name(event: SignalReceived) -> str:
 
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Requests of saferunctl
+
+
+def end_at_once_as_requested(launch: Launch, event: StopRequested) -> list[Action]:
+    """CHECKING | JOINING | BACKOFF -> DONE: no rank runs, and there is no other attempt."""
+    note_request(launch, event.by, event.signum)
+    launch.stop_signum = event.signum
+    return [*_request_of(launch, event), *launch.finish(launch.stop_code)]
+
+
+def on_stop_requested(launch: Launch, event: StopRequested) -> list[Action]:
+    """PROBING | STARTING | RUNNING | CAPTURING | STOPPING | WAITING | DIAGNOSING: the job ends, on all hosts."""
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    if launch.stop_signum is not None and not event.at_once:
+        return []
+    if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
+        # Every rank ended well, as for a signal: the job has not been stopped.
+        line = PrintLine(f"{event.by}: processes that the ranks left behind are not waited for")
+        return [*([line] if event.ours else []), *_request_of(launch, event), *hurry_orphans(launch, event.at)]
+    is_repeated = launch.stop_signum is not None
+    note_request(launch, event.by, event.signum)
+    launch.stop_signum = event.signum
+    launch.end_for(Stopped(event.signum, by=event.by))
+    announced = launch.broadcast_abort("request", event.by, event.signum) if launch.state in _TOGETHER else []
+    return [*announced, *_request_of(launch, event), *_obey(launch, event, is_repeated=is_repeated)]
+
+
+def _obey(launch: Launch, event: StopRequested, *, is_repeated: bool) -> list[Action]:
+    """What a request comes to in a state, once it is noted."""
+    if launch.state in {State.WAITING, State.PROBING}:
+        return diagnose(launch, event.at)
+    if launch.state is State.DIAGNOSING:
+        return []
+    ranks = _ranks(len(launch.attempt.running))
+    if event.at_once:
+        return [PrintLine(f"{event.by}: killing {ranks}"), *kill(launch, event.at)]
+    if launch.state in {State.STARTING, State.RUNNING}:
+        line = f"{event.by}: stopping {ranks}, SIGKILL follows in {launch.limits.grace_s:g} s"
+        return [PrintLine(line), *stop_for(launch, event.at, event.signum, event.quiet_s)]
+    if launch.state is State.CAPTURING and launch.deadline is not None and not is_repeated:
+        launch.enter(State.CAPTURING, min(launch.deadline, event.at + _FIRST_CAPTURE_S))
+        if launch.attempt.awaits_cause:
+            return stop(launch, event.at, event.signum)
+    return []
+
+
+def note_request(launch: Launch, by: str, signum: int) -> None:
+    """The user asked for the end of the job, on this host or another one."""
+    launch.stopped_by = by
+    launch.stop_code = _SIGNAL_CODE + signum
+
+
+def _request_of(launch: Launch, event: StopRequested) -> list[Action]:
+    """Have the other hosts do the same: an abort that was announced before may have had another reason."""
+    if not (event.ours and launch.job.together) or launch.attempt.peers.cut_off is not None:
+        return []
+    return [BroadcastRequest(launch.number, event.by, event.at_once)]
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,14 @@ complete -c saferunctl -n '__fish_seen_subcommand_from diff' -l json
 complete -c saferunctl -n __fish_use_subcommand -a status -d 'the ranks of a run, and how long each waits for the others'
 complete -c saferunctl -n '__fish_seen_subcommand_from status' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from status' -l json
+complete -c saferunctl -n __fish_use_subcommand -a stop -d 'end a running job in good order on all its hosts, as SIGTERM to saferun does'
+complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l no-wait
+complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l json
+complete -c saferunctl -n __fish_use_subcommand -a kill -d 'end a running job at once on all its hosts, by SIGKILL to its ranks'
+complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l no-wait
+complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l json
 complete -c saferunctl -n __fish_use_subcommand -a stacks -d 'where the processes of a run, or any process, are in their code'
 complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l native

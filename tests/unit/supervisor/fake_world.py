@@ -38,6 +38,7 @@ from saferun.supervisor.events import (
     RanksStarted,
     SignalReceived,
     StartFailed,
+    StopRequested,
     StoreUnavailable,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
@@ -127,8 +128,8 @@ class World:
     def _note(self, event: Event, *, is_old: bool) -> None:
         if is_old:
             return
-        if isinstance(event, SignalReceived):
-            if event.signum == signal.SIGINT or event.quiet_s < HUNG_S:
+        if isinstance(event, SignalReceived | StopRequested):
+            if event.signum in {signal.SIGINT, signal.SIGKILL} or event.quiet_s < HUNG_S:
                 self.interrupted = True
             all_well = len(self.statuses) == self.ranks and all(status.ok for status in self.statuses.values())
             self.told_to_stop = self.told_to_stop or not all_well
@@ -199,6 +200,9 @@ class World:
     def signal(self, signum: int, quiet_s: float = 0.0) -> list[Action]:
         return self.deliver(SignalReceived(self.now, self.attempt, signum, quiet_s=quiet_s))
 
+    def request(self, *, at_once: bool = False, quiet_s: float = 0.0) -> list[Action]:
+        return self.deliver(StopRequested(self.now, self.attempt, "saferunctl", at_once, quiet_s=quiet_s))
+
     def hang(self, verdict: HangVerdict = HANG) -> list[Action]:
         return self.deliver(HangSuspected(self.now, self.attempt, verdict))
 
@@ -237,6 +241,8 @@ class World:
                 self.exit(ranks[number % len(ranks)], (OK, OK, FAILED, KILLED)[number % 4])
             case "signal":
                 self.signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3], (0.0, HUNG_S)[number // 3 % 2])
+            case "request" if self.state is not State.NEW:
+                self.request(at_once=number % 2 == 1, quiet_s=(0.0, HUNG_S)[number // 2 % 2])
             case "store" if self.state is not State.NEW:
                 self.deliver(StoreUnavailable(self.now, self.attempt, "the store is gone", "look"))
             case "start fails" if any(isinstance(answer, STARTS) for answer in self.answers):
@@ -263,6 +269,7 @@ class World:
             DeadlineExpired(self.now, attempt),
             StartFailed(self.now, attempt, "old", "old", 2),
             SignalReceived(self.now, attempt, signal.SIGTERM),
+            StopRequested(self.now, attempt, "saferunctl"),
             HangSuspected(self.now, attempt, HANG),
             CoreDumpSeen(self.now, attempt),
             StoreUnavailable(self.now, attempt, "old", "old"),

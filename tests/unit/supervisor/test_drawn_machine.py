@@ -15,7 +15,19 @@ from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, HANG, OK, SUSPIC
 DOCUMENT = Path(__file__).parents[3] / "ARCHITECTURE.md"
 WALKS = 12000
 STEPS = 40
-REASONS = ("failure", "victim", "hang", "signal", "parent", "lost", "task_lost", "start", "membership", "leave")
+REASONS = (
+    "failure",
+    "victim",
+    "hang",
+    "signal",
+    "parent",
+    "request",
+    "lost",
+    "task_lost",
+    "start",
+    "membership",
+    "leave",
+)
 ONWARD = (
     *(events.ChecksPassed, events.HostsJoined, events.ProbesPassed, events.RanksStarted, events.RankExited),
     *(events.OrphansGone, events.Diagnosed, events.LaunchRequested),
@@ -47,6 +59,12 @@ def more_fields(kind: type, chance: random.Random, ranks: int) -> dict[str, Any]
         "StoreUnavailable": {"what": "the store is gone", "hint": "look"},
         "SignalReceived": {
             "signum": chance.choice((signal.SIGTERM, signal.SIGINT)),
+            "quiet_s": chance.choice((0.0, 300.0)),
+        },
+        "StopRequested": {
+            "by": "saferunctl stop",
+            "at_once": is_even,
+            "ours": chance.random() < 0.7,
             "quiet_s": chance.choice((0.0, 300.0)),
         },
         "HangSuspected": {"verdict": chance.choice((HANG, SUSPICION))},

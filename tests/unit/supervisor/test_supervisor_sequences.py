@@ -17,7 +17,7 @@ from tests.unit.supervisor.fake_world import (
 )
 
 KINDS = (
-    *("answer", "answer", "answer", "exit", "again", "never", "old", "signal", "store"),
+    *("answer", "answer", "answer", "exit", "again", "never", "old", "signal", "store", "request"),
     *("start fails", "deadline", "hang", "dump", "suspects"),
 )
 HANG_POLICIES = st.builds(HangPolicy, st.sampled_from(["report", "stop", "restart"]), st.booleans())

@@ -1,0 +1,87 @@
+"""``saferunctl stop``: end a running job in good order, on all its hosts, as SIGTERM to saferun does."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.live_run import LiveRun, find_live, read_end
+from saferun.ctl.run_directory import add_run_argument, find_run
+from saferun.files.run_files import RunState
+from saferun.model import JsonObject
+from saferun.text.wording import count_text
+
+# run.json is written when saferun has closed its control socket.
+_END_WRITTEN_S = 10.0
+_INTERVAL_S = 0.02
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    add_run_argument(parser, is_required=True)
+    add_common_arguments(parser)
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those that ``kill`` has as well."""
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until the job has ended")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Have the job end. Returns 0 when it has."""
+    return end_job(arguments, "stop")
+
+
+def end_job(arguments: argparse.Namespace, verb: str) -> int:
+    """Have the job end, by one of the two verbs."""
+    live = find_live(find_run(arguments.run_dir))
+    try:
+        reply = live.ask(verb)
+        if not arguments.json:
+            answer(f"{live.shown}: {_what_follows(reply, verb)}\n")
+        end = None if arguments.no_wait else _await_end(live)
+    finally:
+        live.close()
+    if arguments.json:
+        answer_json(_as_json(live, verb, end))
+    elif end is not None:
+        answer(f"{live.shown}: {_end_text(end)}\n")
+    return 0
+
+
+def _what_follows(reply: JsonObject, verb: str) -> str:
+    ranks, grace_s = reply.get("ranks"), reply.get("grace_s")
+    hosts = reply.get("hosts")
+    whom = count_text(ranks, "rank") if isinstance(ranks, int) else "the ranks"
+    if isinstance(hosts, int) and hosts > 1:
+        whom = f"the ranks of {hosts} hosts"
+    if verb == "kill":
+        return f"killing {whom}"
+    grace = f", and SIGKILL after {grace_s:g} s" if isinstance(grace_s, float | int) else ""
+    return f"stopping {whom}: SIGTERM{grace}"
+
+
+def _await_end(live: LiveRun) -> RunState:
+    live.wait_for_end()
+    give_up_at = time.monotonic() + _END_WRITTEN_S
+    while (state := read_end(live.directory)).is_living and time.monotonic() < give_up_at:
+        time.sleep(_INTERVAL_S)
+    return state
+
+
+def _end_text(state: RunState) -> str:
+    end = state.record.end if state.record is not None else None
+    return f"it has ended: {state.name}" + (f", exit code {end.exit_code}" if end is not None else "")
+
+
+def _as_json(live: LiveRun, verb: str, state: RunState | None) -> JsonObject:
+    end = state.record.end if state is not None and state.record is not None else None
+    return {
+        "run": str(live.directory),
+        "run_id": live.record.run_id,
+        "asked": verb,
+        "state": state.name if state is not None else None,
+        "exit_code": end.exit_code if end is not None else None,
+    }

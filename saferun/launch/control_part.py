@@ -1,0 +1,256 @@
+"""Answers saferunctl while the ranks run, by a Unix socket of the same user (``linux/control_socket.py``).
+
+A request is a JSON object in a line, and so are the answers to it; one request a connection. Whatever a client sends,
+or does not read, costs its connection and nothing else: connections, bytes, time and the number of connections a second
+are bounded. A control socket that fails is closed, with one line, and the launch goes on without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from typing import Annotated, ClassVar
+
+from saferun.errors import suppress
+from saferun.launch.launch_context import LaunchContext
+from saferun.linux.control_socket import Peer, accept, listen
+from saferun.linux.helper import PartBase
+from saferun.linux.json_lines import JsonLines
+from saferun.model import JsonObject, Value
+from saferun.supervisor.events import StopRequested
+from saferun.supervisor.machine import State
+from saferun.text.decoding import MALFORMED
+from saferun.text.typed_json import fit, line_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.bare_socket import Socket
+
+_MOST_CLIENTS = 32
+# Of a client that sends no request, or does not read its answer.
+_PATIENCE_S = 10.0
+_ACCEPTED_AT_ONCE = 8
+# More connections than that in a second are no person's. The next ones wait until the second is over.
+_ACCEPTED_A_SECOND = 100
+_LONGEST_REQUEST_BYTES = 1 << 14
+_READ_BYTES = 1 << 12
+_QUEUE_BYTES = 16 << 20
+_LONGEST_NAME = 60
+# Other hosts hear of nothing then.
+_BETWEEN_ATTEMPTS = frozenset({State.CHECKING, State.JOINING})
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Request(Value):
+    """What saferunctl asks for. ``user``: the name of the user, for people."""
+
+    op: Annotated[str, line_of(_LONGEST_NAME)]
+    user: Annotated[str, line_of(_LONGEST_NAME)] = ""
+
+
+class _Client:
+    """One connection. ``until``: when it is closed, in monotonic seconds; None: it waits for the end of the launch."""
+
+    def __init__(self, lines: JsonLines, peer: Peer, until: float) -> None:
+        self.lines = lines
+        self.peer = peer
+        self.until: float | None = until
+        self.has_asked = False
+        self.is_answered = False
+
+
+class ControlPart(PartBase):
+    """The control socket of a launch. A part of the loop.
+
+    Args:
+        context: the launch.
+    """
+
+    def __init__(self, context: LaunchContext) -> None:
+        self._context = context
+        self._listener: Socket | None = None
+        self._path = ""
+        self._clients: dict[int, _Client] = {}
+        self._listen_at: float | None = None  # when connections are accepted again
+        self._second = 0.0
+        self._accepted = 0
+        self._held: list[StopRequested] = []
+
+    def open(self) -> None:
+        """Listen from now on.
+
+        Raises:
+            OSError: that is not possible here.
+        """
+        directory = ""
+        with suppress(OSError):
+            directory = self._context.run_dir.scratch.in_memory_path()
+        self._listener, self._path = listen(directory, self._context.run_id)
+        self._accept_again()
+        self._context.log.set_control_socket(self._path)
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        moments = [client.until for client in self._clients.values()]
+        return min((moment for moment in (*moments, self._listen_at) if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Drop who is late, and do what had to wait."""
+        for fd, client in list(self._clients.items()):
+            is_over = client.is_answered and client.until is not None and not client.lines.queued_bytes
+            if is_over or (client.until is not None and client.until <= now):
+                self._drop(fd)
+        if self._listen_at is not None and self._listen_at <= now:
+            self._accept_again()
+        if self._held and self._context.supervisor.state not in _BETWEEN_ATTEMPTS:
+            held, self._held = self._held, []
+            for request in held:
+                self._context.post(request._replace(at=now, attempt=self._context.attempt))
+
+    def close(self) -> None:
+        """The launch is over: whoever waits for its end learns of it."""
+        for fd in list(self._clients):
+            self._drop(fd)
+        self._listen_at = None
+        self._held.clear()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._context.poller.unwatch(listener.fileno())
+            listener.close()
+            if self._path.startswith("/"):
+                with suppress(OSError):
+                    os.unlink(self._path)
+
+    # --------------------------------------------------------------------------------------------------- connections
+
+    def _guarded(self, call: Callable[[], None]) -> Callable[[], None]:
+        """A handler of the loop's that may fail."""
+
+        def guarded() -> None:
+            try:
+                call()
+            except Exception as error:
+                with suppress(Exception):
+                    self.close()
+                self._context.warn(f"the control socket is closed: {type(error).__name__}: {error}; the job goes on")
+
+        return guarded
+
+    def _accept_again(self) -> None:
+        self._listen_at = None
+        if self._listener is not None and not self._context.poller.is_watched(self._listener.fileno()):
+            self._context.poller.watch(self._listener.fileno(), self._guarded(self._on_connection))
+
+    def _pause(self, until: float | None) -> None:
+        """Accept no connection for a while; None: until one is closed."""
+        if self._listener is not None:
+            self._context.poller.unwatch(self._listener.fileno())
+            self._listen_at = until
+
+    def _on_connection(self) -> None:
+        now = time.monotonic()
+        if now - self._second >= 1.0:
+            self._second, self._accepted = now, 0
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if self._listener is None:
+                return
+            if len(self._clients) >= _MOST_CLIENTS:
+                self._pause(None)
+                return
+            if self._accepted >= _ACCEPTED_A_SECOND:
+                self._pause(self._second + 1.0)
+                return
+            try:
+                connection, peer = accept(self._listener)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    self._pause(now + 1.0)
+                    return
+                continue
+            self._accepted += 1
+            if peer.uid != os.geteuid():
+                connection.close()
+                continue
+            self._add(connection, peer, now)
+
+    def _add(self, connection: Socket, peer: Peer, now: float) -> None:
+        lines = JsonLines(
+            connection,
+            self._context.poller,
+            queue_bytes=_QUEUE_BYTES,
+            longest_bytes=_LONGEST_REQUEST_BYTES,
+            read_bytes=_READ_BYTES,
+        )
+        fd = lines.fd
+        self._clients[fd] = _Client(lines, peer, now + _PATIENCE_S)
+        self._context.poller.watch(fd, self._guarded(lambda: self._on_readable(fd)))
+
+    def _drop(self, fd: int) -> None:
+        client = self._clients.pop(fd, None)
+        if client is None:
+            return
+        self._context.poller.unwatch(fd)
+        client.lines.close()
+        if self._listen_at is None:
+            self._accept_again()
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    def _on_readable(self, fd: int) -> None:
+        client = self._clients[fd]
+        messages = client.lines.receive()
+        if messages is None or len(messages) > 1 or (messages and client.has_asked):
+            self._drop(fd)
+        elif messages:
+            client.has_asked = True
+            self._answer(client, messages[0])
+
+    def _answer(self, client: _Client, message: JsonObject) -> None:
+        try:
+            request: Request = fit(Request, message)
+            method = self._METHODS[request.op]
+        except MALFORMED:
+            self._send(client, {"error": "the request is not known", "hint": "use the saferunctl of this saferun"})
+            return
+        try:
+            method(self, client, request)
+        except Exception as error:
+            what = f"the request has failed: {type(error).__name__}: {error}"
+            self._send(client, {"error": what, "hint": "the job goes on"})
+
+    def _send(self, client: _Client, answer: JsonObject, *, is_last: bool = True) -> None:
+        """Send an answer. With the last one the connection is over, unless it waits for the end of the launch."""
+        has_room = client.lines.send(answer)
+        client.is_answered = is_last
+        if not has_room:
+            client.until = 0.0
+        elif client.until is not None:
+            client.until = time.monotonic() + (_PATIENCE_S if client.lines.queued_bytes or not is_last else 0.0)
+
+    def _stop(self, client: _Client, request: Request) -> None:
+        """The job is to end: in good order, or at once."""
+        context = self._context
+        user = f" by {request.user}" if request.user else ""
+        by = f"saferunctl {request.op}{user} (pid {client.peer.pid})"
+        now, quiet_s = time.monotonic(), context.investigation.hangs.quiet_s()
+        event = StopRequested(now, context.attempt, by, request.op == "kill", quiet_s=quiet_s)
+        client.until = None  # the end of the connection is the end of the launch
+        state = context.supervisor.state
+        plan = context.current.plan
+        hosts = plan.placement.group_world_size if plan is not None else 1
+        answer = {"ok": True, "state": state.value, "ranks": len(context.current.living()), "hosts": hosts}
+        self._send(client, {**answer, "grace_s": context.config.shutdown_timeout_s})
+        if context.config.hosts.together and state in _BETWEEN_ATTEMPTS:
+            self._held.append(event)
+        else:
+            context.post(event)
+
+    _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, Request], None]]] = {
+        "stop": _stop,
+        "kill": _stop,
+    }

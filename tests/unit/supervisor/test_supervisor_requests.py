@@ -1,0 +1,143 @@
+"""The state machine when a user ends a job with saferunctl."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from saferun.supervisor.actions import (
+    BroadcastAbort,
+    BroadcastRequest,
+    CaptureEvidence,
+    Diagnose,
+    Finish,
+    PrintLine,
+    ReportFailure,
+    SignalRanks,
+    SweepOrphans,
+)
+from saferun.supervisor.events import JobAborted, RankExited, StopRequested
+from saferun.supervisor.machine import State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy, JobPolicy
+from tests.unit.supervisor.fake_world import FAILED, HUNG_S, KILLED, LIMITS, OK, World, only, placement_of, running
+
+
+def end_of(world: World) -> Finish:
+    """How the launch ends when the ranks are gone."""
+    for rank in sorted(world.alive):
+        world.exit(rank, KILLED)
+    world.answer_until(State.DONE)
+    assert world.finish is not None
+    return world.finish
+
+
+@pytest.mark.parametrize(("at_once", "signum", "code"), [(False, signal.SIGTERM, 143), (True, signal.SIGKILL, 137)])
+def test_a_request_signals_the_ranks_and_the_exit_code_says_so(at_once: bool, signum: int, code: int) -> None:
+    """As a shell has it for a program that such a signal ended; there is no restart."""
+    world = running(max_restarts=3)
+    actions = world.request(at_once=at_once)
+    assert only(SignalRanks, actions) == SignalRanks(0, (0, 1), signum)
+    assert "saferunctl" in only(PrintLine, actions).text
+    assert end_of(world) == Finish(code)
+    assert only(Diagnose, world.actions).stopped_by == "saferunctl"
+    assert "stopped by saferunctl" in str(only(ReportFailure, world.actions).decision)
+
+
+def test_a_job_that_hangs_is_captured_before_it_is_stopped() -> None:
+    """As for a signal; a kill waits for nothing."""
+    world = running()
+    assert [type(action) for action in world.request(quiet_s=HUNG_S)] == [PrintLine, CaptureEvidence]
+    world = running()
+    assert [type(action) for action in world.request(at_once=True, quiet_s=HUNG_S)] == [PrintLine, SignalRanks]
+
+
+def test_a_kill_ends_the_grace_of_a_stop() -> None:
+    world = running()
+    world.request()
+    assert world.request() == []
+    actions = world.request(at_once=True)
+    assert only(SignalRanks, actions).signum == signal.SIGKILL
+    assert end_of(world) == Finish(137)
+
+
+def test_a_kill_ends_the_capture_of_a_failure() -> None:
+    world = running(max_restarts=3)
+    world.exit(0, FAILED)
+    assert world.state is State.CAPTURING
+    assert only(SignalRanks, world.request(at_once=True)) == SignalRanks(0, (1,), signal.SIGKILL)
+    assert end_of(world) == Finish(137)
+
+
+def test_a_request_while_an_attempt_is_diagnosed_or_waited_for_is_the_end() -> None:
+    """There is no other attempt."""
+    world = running(max_restarts=3)
+    world.exit(0, FAILED)
+    world.exit(1, KILLED)
+    world.answer_until(State.DIAGNOSING)
+    world.request()
+    world.answer_until(State.DONE)
+    assert world.finish == Finish(143)
+    world = running(max_restarts=3)
+    for rank in range(2):
+        world.exit(rank, FAILED)
+    world.answer_until(State.BACKOFF)
+    world.request()
+    assert world.finish == Finish(143)
+
+
+def test_ranks_that_ended_well_have_not_been_stopped() -> None:
+    """What they left behind is waited for no longer."""
+    world = running()
+    world.exit(0)
+    world.exit(1)
+    assert world.state is State.STOPPING
+    assert only(SweepOrphans, world.request()).wait_s == 0.0
+    world.answers = world.answers[-1:]
+    world.answer_until(State.DONE)
+    assert world.finish == Finish(0)
+
+
+# ------------------------------------------------------------------------------------------------------ several hosts
+
+
+def one_of_two(*, may_leave: bool = False) -> tuple[World, Supervisor]:
+    """A host of a job of two, whose ranks run."""
+    world = World()
+    world.supervisor = Supervisor(AttemptPolicy(), LIMITS, None, JobPolicy(together=True))
+    world.launch()
+    world.answer_until(State.JOINING)
+    joined = world.answers.pop(0)
+    world.deliver(joined._replace(placement=placement_of(2), may_leave=may_leave))  # type: ignore[call-arg]
+    world.answer_until(State.RUNNING)
+    return world, world.supervisor
+
+
+@pytest.mark.parametrize("may_leave", [False, True])
+def test_all_hosts_end_also_those_of_a_job_that_could_go_on_without_this_one(may_leave: bool) -> None:
+    """A signal to one host of an elastic job means that host; a request means the job."""
+    world, _ = one_of_two(may_leave=may_leave)
+    actions = world.request()
+    assert only(BroadcastAbort, actions).reason == "request"
+    assert only(BroadcastRequest, actions) == BroadcastRequest(0, "saferunctl", at_once=False)
+
+
+def test_a_kill_after_a_stop_reaches_the_other_hosts() -> None:
+    """Of aborts only the first counts, so it goes by another message."""
+    world, _ = one_of_two()
+    world.request()
+    actions = world.request(at_once=True)
+    assert only(BroadcastRequest, actions).at_once
+    assert not [action for action in actions if isinstance(action, BroadcastAbort)]
+
+
+def test_a_request_on_another_host_is_not_sent_again() -> None:
+    """It reaches a host twice: as the reason of the abort, and by itself."""
+    world, supervisor = one_of_two()
+    aborted = JobAborted(world.now, 0, "request", "saferunctl kill", "node2", signum=signal.SIGKILL)
+    assert supervisor.handle(aborted) == [SignalRanks(0, (0, 1), signal.SIGKILL)]
+    again = supervisor.handle(StopRequested(world.now, 0, "saferunctl kill", at_once=True, ours=False))
+    assert [type(action) for action in again] == [PrintLine]
+    for rank in range(2):
+        supervisor.handle(RankExited(world.now, 0, rank, OK))
+    assert supervisor.state is State.STOPPING
