@@ -45,7 +45,8 @@ Files
 Network
     ``bare_socket``: sockets without the modules that Python's own import; OSError as theirs.
     ``listen_port``: the port of the ranks' store; SaferunError if it is in use. ``task_sockets``: a Unix socket in a
-    private directory; else an abstract one. ``names``: name lookups in a separate process, with a deadline.
+    private directory; else an abstract one. ``control_socket``: the same, in memory. ``names``: name lookups in a
+    separate process, with a deadline.
     ``netlink``, ``nic_state``: network interfaces (``nic``) and routes; OSError, or an empty list, if the kernel
     refuses.
     ``munge``: credentials; None if it is not installed.
