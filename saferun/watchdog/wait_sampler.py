@@ -57,7 +57,7 @@ class WaitSampler:
 
 
 def uses_gpu(pid: int) -> bool:
-    """Whether a process has a GPU's device open. Costs about 1 µs a descriptor, of which 4,096 at most are read."""
+    """Whether a process has a GPU's device open. Costs 2 to 3 µs a descriptor, of which 4,096 at most are read."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:

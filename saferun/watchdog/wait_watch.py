@@ -14,12 +14,14 @@ _LONGEST_INTERVAL_S = 0.2
 # While no rank waits there is nothing to compare: samples are rarer until one does. Not among several hosts, where the
 # rank that the others wait for may be the only one of its host.
 _RELAXED = 3.0
-# Samples become rarer where they would cost more than this share of a core, in a window of a minute.
-_CPU_SHARE = 0.0002
+# Samples become rarer where they and what it takes to wake up for them would cost more than this share of a core, in a
+# window of a minute.
+_CPU_SHARE = 0.0003
 _USUAL_WINDOW_S = 60.0
 # Samples at equal distances might always meet the same part of a step.
 _SPREAD = 0.6180339887498949
-# How often to see whether a rank has begun to use a GPU, in reports; at first at the first, second, fourth and eighth.
+# In how many reports it is seen of each rank whether it has begun to use a GPU: of all in the first one, and of an
+# equal part in each other, since it costs 0.3 ms a rank. Ranks of a job use GPUs all at once, so one of them shows it.
 _GPU_EVERY = 8
 # Larger jobs report less often, so that their leader has no more to read.
 _RANKS_A_REPORT = 512
@@ -67,7 +69,7 @@ class WaitWatch:
         self._ranks: dict[int, SampledRank] = {}
         self._report_at = 0.0
         self._samples = self._reports = self._turns = 0
-        self._cost_s = 0.0
+        self._cost_s = self._ended_s = 0.0
         self._relaxed = self._pace = _RELAXED if is_alone else 1.0
         self._are_on_gpus = False
         self.deadline: float | None = None
@@ -87,7 +89,10 @@ class WaitWatch:
         began_s = time.thread_time()
         if not self._are_on_gpus:
             self._sample()
-        self._cost_s += (time.thread_time() - began_s - self._cost_s) / 8
+        sample_s = time.thread_time() - began_s
+        # What the loop has done meanwhile cannot be separated from what it takes to wake up, about as much as a sample.
+        wake_up_s = min(began_s - self._ended_s, sample_s)
+        self._cost_s += (sample_s + wake_up_s - self._cost_s) / 8
         self._samples += 1
         if self._report_at <= now:
             self._report_at = now + self._report_s / self._turns_of_a_report()
@@ -97,6 +102,7 @@ class WaitWatch:
             return
         interval_s = max(self._interval_s * self._pace, self._cost_s / self._cpu_share)
         self.deadline = now + interval_s * (0.5 + self._samples * _SPREAD % 1.0)
+        self._ended_s = time.thread_time()
 
     def _turns_of_a_report(self) -> int:
         return max(1, -(-len(self._ranks) // self._most_rows))
@@ -113,9 +119,10 @@ class WaitWatch:
 
     def _report(self) -> None:
         """Report, unless a rank uses a GPU: then what has been counted of any is worth nothing."""
-        is_early = self._reports < _GPU_EVERY and self._reports & (self._reports - 1) == 0
-        if self._are_on_gpus or is_early or self._reports % _GPU_EVERY == 0:
-            self._are_on_gpus = any(uses_gpu(rank.pid()) for rank in self._ranks.values())
+        ranks = list(self._ranks.values())
+        if self._reports and not self._are_on_gpus:
+            ranks = ranks[self._reports % _GPU_EVERY :: _GPU_EVERY]
+        self._are_on_gpus = any(uses_gpu(rank.pid()) for rank in ranks)
         self._reports += 1
         if self._are_on_gpus:
             self._counter.forget()

@@ -90,6 +90,58 @@ def test_what_the_leader_knows_of_ranks_that_begin_to_use_a_gpu_is_forgotten(mon
     assert leader.counts(60.0, WINDOW_S) == {}
 
 
+def test_the_one_rank_that_begins_to_use_a_gpu_is_noticed_within_eight_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no report reads the descriptors of all ranks but the first: that costs more than all samples between."""
+    for late in range(8):
+        reports: list[Rows] = []
+        read: list[list[int]] = [[]]
+
+        def gpus(pid: int, *, late: int = late, reports: list[Rows] = reports, read: list[list[int]] = read) -> bool:
+            read[-1].append(pid)
+            return pid == late and len(reports) > 0
+
+        watch = watch_of(monkeypatch, reports, ranks=8, gpus=gpus)
+        while len(reports) < 9:
+            before = len(reports)
+            assert watch.deadline is not None
+            watch.tick(watch.deadline)
+            if len(reports) > before:
+                read.append([])
+        assert [len(ranks) for ranks in read[:2]] == [8, 1]
+        assert not any(any(row[1:]) for row in reports[8])
+
+
+def test_samples_that_cost_much_are_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it takes to wake up for them; what else the loop does meanwhile does not count."""
+    clock, cost_s, between_s = [0.0], 0.0, 0.0
+
+    def waits(_pid: int) -> bool:
+        clock[0] += cost_s / 2
+        return False
+
+    def thread_time() -> float:
+        return clock[0]
+
+    def interval_s() -> float:
+        watch = watch_of(monkeypatch, [], waits=waits, is_alone=False)
+        moments = []
+        while len(moments) < 200:
+            assert watch.deadline is not None
+            moments.append(watch.deadline)
+            clock[0] += between_s
+            watch.tick(watch.deadline)
+        return (moments[-1] - moments[100]) / 99
+
+    monkeypatch.setattr(wait_watch.time, "thread_time", thread_time)
+    usual_s = interval_s()
+    cost_s, between_s = 80e-6, 60e-6
+    assert interval_s() * 0.0004 >= cost_s + between_s
+    assert usual_s < interval_s() < 3 * usual_s
+    busy_s = interval_s()
+    between_s = 1.0
+    assert interval_s() < 1.3 * busy_s
+
+
 def test_ranks_that_use_gpus_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop wakes up every two minutes, to see whether they still do."""
     reports: list[Rows] = []
