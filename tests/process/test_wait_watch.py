@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from saferun.launch.slow_ranks import SlowRanks
@@ -124,7 +125,7 @@ def test_samples_that_cost_much_are_rarer(monkeypatch: pytest.MonkeyPatch) -> No
 
     def interval_s() -> float:
         watch = watch_of(monkeypatch, [], waits=waits, is_alone=False)
-        moments = []
+        moments: list[float] = []
         while len(moments) < 200:
             assert watch.deadline is not None
             moments.append(watch.deadline)
@@ -132,7 +133,7 @@ def test_samples_that_cost_much_are_rarer(monkeypatch: pytest.MonkeyPatch) -> No
             watch.tick(watch.deadline)
         return (moments[-1] - moments[100]) / 99
 
-    monkeypatch.setattr(wait_watch.time, "thread_time", thread_time)
+    monkeypatch.setattr(time, "thread_time", thread_time)
     usual_s = interval_s()
     cost_s, between_s = 80e-6, 60e-6
     assert interval_s() * 0.0004 >= cost_s + between_s

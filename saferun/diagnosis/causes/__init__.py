@@ -10,7 +10,9 @@ from __future__ import annotations
 import enum
 
 from saferun.diagnosis.causes import (
+    accelerators,
     communication,
+    containers,
     exhaustion,
     fabric,
     fatal_signals,
@@ -44,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     gpu.illegal_memory_access,
     gpu.side_assert,
     gpu.out_of_memory,
+    accelerators.device_memory,
     gpu.missing_gpu,
     gpu.busy_gpu,
     communication.mismatched_collectives,
@@ -64,9 +67,11 @@ RULES: tuple[Rule, ...] = (
     communication.nccl_error,
     gpu.gpu_error,
     communication.watchdog_ended,
+    accelerators.accelerator_error,
     rendezvous.store_failure,
     fabric.mpi_error,
     exhaustion.file_system_error,
+    containers.container_error,
     # By how it ended.
     fatal_signals.killed_from_outside,
     exhaustion.shared_memory,
@@ -80,6 +85,8 @@ RULES: tuple[Rule, ...] = (
     python.assertion_error,
     python.file_missing,
     python.permission_denied,
+    python.library_missing,
+    python.by_errno_text,
     python.python_exception,
     python.python_exit,
 )

@@ -309,6 +309,11 @@ _VICTIMS = (
             r"|peer process has unexpectedly disconnected|Horovod has been shut down"
             r"|reached monitoredBarrier, but received errors while waiting for send/recv from rank \d"
             r"|^Transport endpoint is not connected"
+            r"|\b(?:[Aa]nother|[Rr]emote|[Oo]ther) (?:task|rank|worker|process|node|host)s?\b.{0,40}\b(?:died"
+            r"|has failed"
+            r"|crashed|disconnected|(?:exited|terminated) (?:unexpectedly|abnormally|prematurely))\b"
+            r"|\b[Ss]ocket (?:recv|send|receive|accept|poll) (?:error|failed)\b"
+            r"|errors_impl\.UnavailableError|\bgrpc error: ?(?:Connect Failed|Socket closed|Deadline Exceeded)"
         ),
         "lost its connection to another rank",
         _ELSEWHERE,

@@ -25,7 +25,8 @@ _SCHEDULER_OOM = re.compile(
 )
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
 _LOST_WORKER = re.compile(
-    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]{1,80})\) exited unexpectedly(?: with exit code (\d{1,3}))?"
+    r"DataLoader (?:worker \(pid(?:\(s\))? (?=[\d, ]{1,80}\) exited unexpectedly)"
+    r"|\d{1,4} workers? exit(?:ed)? unexpectedly, pids: )([\d, ]{1,80})"
 )
 _BUS_IN_WORKER = re.compile(r"Unexpected bus error encountered in worker|insufficient shared memory \(shm\)")
 _SEGFAULT_IN_WORKER = re.compile(r"Unexpected segmentation fault encountered in worker")
@@ -62,7 +63,7 @@ _EXHAUSTED = (
             r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
             r"|creating shared memory segment(?!.{0,160}[Pp]ermission denied).{0,160}"
             r"|failed to extend /dev/shm|unable to open shared memory object </torch_|BufferPool.{0,80}shm"
-            r"|shmget\(.{0,120}No space left"
+            r"|shmget\(.{0,120}No space left|\b[Oo]bject ?[Ss]tore\b.{0,60}\b(?:is|because it is) full\b"
         ),
         "shared memory (/dev/shm) is full",
         _SHM_ADVICE,
@@ -101,7 +102,9 @@ _EXHAUSTED = (
         "disk_full",
         re.compile(
             r"No space left on device|[Dd]isk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
-            r"|database or disk is full"
+            r"|database or disk is full|\b(?:[Dd]isk|[Ff]ile ?system|[Vv]olume|[Pp]artition) is full\b"
+            r"|\b[Qq]uota (?:has been |is )?(?:exceeded|exhausted)\b.{0,80}\b(?:disk|file|inode|home|scratch|block)"
+            r"|\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of|[Oo]ut of) (?:free |available )?(?:disk|storage)\b"
         ),
         "no space left on a disk",
         _DISK_ADVICE,
@@ -131,6 +134,24 @@ _EXHAUSTED = (
         "the host has no memory left",
         _LESS_MEMORY,
         in_last_lines=True,
+    ),
+    TextRule(
+        "host_out_of_memory",
+        re.compile(r"java\.lang\.OutOfMemoryError: (?:Java heap space|GC overhead)"),
+        "the Java process that it uses has no heap left",
+        "give it a larger heap (-Xmx; Spark: spark.driver.memory, spark.executor.memory), or load less at once",
+    ),
+    TextRule(
+        "host_out_of_memory",
+        re.compile(
+            r"\b(?:node|host|machine|system) (?:is )?running (?:low on|out of) memory"
+            r"|\d% of the memory on node \S{1,80} is used"
+            r"|java\.lang\.OutOfMemoryError|\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:system |host |free "
+            r"|available )?"
+            r"(?:memory|RAM)\b(?! space)|\b(?:[Uu]nable|[Ff]ailed) to allocate \S{1,20} ?(?:bytes|[KMGT]i?B)\b"
+        ),
+        "the host has no memory left",
+        _LESS_MEMORY,
     ),
     TextRule(
         "process_limit",
@@ -258,6 +279,13 @@ def exhausted(failure: Failure) -> Cause | None:
 
 
 _FILE_SYSTEM = (
+    TextRule(
+        "file_system_error",
+        re.compile(r"\[Errno 16\] .{0,200}(\.nfs[0-9a-f]{6,40})"),
+        "a file on NFS was removed while a process still had it open: {0}",
+        "close the file before its directory is removed, or put temporary directories (TMPDIR) on a local disk",
+        in_context=True,
+    ),
     TextRule(
         "file_system_error",
         re.compile(

@@ -153,7 +153,8 @@ _GPU_MESSAGES = (
     r"|would make .{1,40}) when stream is captur"
     r"|PTX JIT compil\w{1,12}|PTX was compiled with an unsupported toolchain|invalid configuration argument"
     r"|driver shutting down|context is destroyed|exclusive-thread device already in use|invalid device context"
-    r"|cooperative launch too large|setting the device when a process is active|stale (?:graph|stream) handle)"
+    r"|__(?:global|device)__ function call is not configured|cooperative launch too large"
+    r"|setting the device when a process is active|stale (?:graph|stream) handle)"
 )
 # What other programs report too.
 _GENERAL_MESSAGES = (
@@ -213,7 +214,8 @@ _OTHER = (
         "cuda_error",
         re.compile(
             r"(?<!=)\b((?:CU(?:BLAS|BLASLT|DNN|SOLVER|SPARSE|RAND|TENSOR|FILE)|HIP(?:BLAS|BLASLT|SPARSE|SOLVER))_STATUS"
-            r"_(?!SUCCESS)[A-Z_]{1,40}|(?:CUDA_ERROR|NVRTC_ERROR|HIPRTC_ERROR|NVJPEG_STATUS|CUFFT)_(?!SUCCESS)[A-Z_]{1,40}"
+            r"_(?!SUCCESS)[A-Z_]{1,40}|(?:CUDA_ERROR|NVRTC_ERROR|HIPRTC_ERROR|NVJPEG_STATUS"
+            r"|CUFFT)_(?!SUCCESS)[A-Z_]{1,40}"
             r"|(?:miopen|rocblas_|rocsparse_)[Ss]tatus_?(?!Success|success)\w{1,40})\b"
         ),
         "a GPU library failed: {0}",
@@ -235,6 +237,27 @@ _OTHER = (
         ),
         "a GPU call failed: {0}",
         _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
+        re.compile(
+            # Of libraries that have their own words for a call or a kernel that failed.
+            r"(\b(?:GPU|CUDA|[Cc]uda)\b.{0,80}\bfail\w{0,3}(?: to launch\b.{0,40}|!? (?:with error )?(?:[1-9]\d\d)\b)"
+            r"|\bcu[A-Z]\w{3,40}(?:\(\))? failed\b.{0,80}|\b[Cc]uda context manager error\b"
+            r"|\bCUDA kernel launch\b.{0,80}"
+            r"|\bCU[A-Z]{3,10} ERROR: ?[1-9]\d{0,3}\b|<unknown> at \S{1,160}\.cuh?:\d{1,6}"
+            r"|\bOn entry to (?:cu|roc|hip)\w{4,60}\(\) parameter number .{1,120})"
+        ),
+        "a GPU call failed: {0}",
+        _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
+        re.compile(r"\[(?:TRT|TensorRT)\] \d{1,2}: .{0,160}?(Error Code \d{1,2}: .{1,160})"),
+        "TensorRT failed: {0}",
+        "an engine fits only the TensorRT and the GPU that it was built with: build it again on this host",
         in_last_lines=True,
     ),
     TextRule(

@@ -41,7 +41,88 @@ _USAGE_STATUS = 2
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _NO_TEXT = re.compile(r"null bytes|Non-UTF-8 code|invalid non-printable character")
 _PYTHON = (".py", ".pyw", ".pyc", ">")
+_COMPILING = (
+    r"CppCompileError|\bC(?:\+\+)? compiler\b|\bCommand .{0,40}/?(?:gcc|g\+\+|cc|c\+\+|clang(?:\+\+)?|nvcc|hipcc|icpx"
+    r"|ninja)\b"
+    r"|BackendCompilerFailed|InductorError|fatal error: .{1,80}\.h(?:pp)?: No such file|\bnvcc\b.{0,40}(?:not found"
+    r"|failed)"
+    r"|CompilationError|\bptxas\b.{0,60}(?:error|fatal|failed)"
+)
 _HINTS = (
+    (
+        re.compile(_COMPILING),
+        (
+            "a kernel is compiled while the job runs: check whether every host has a compiler with its headers (CC, "
+            "CUDA_HOME), "
+            "room in the cache (TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR), and what the compiler printed"
+        ),
+    ),
+    (
+        re.compile(r"MDB_MAP_FULL|MapFullError"),
+        "the database has reached its map_size: open it with a larger one",
+    ),
+    (
+        re.compile(r"MDB_READERS_FULL|ReadersFullError"),
+        "too many readers of one LMDB file: open it once a process, with lock=False or a larger max_readers",
+    ),
+    (
+        re.compile(
+            r"\bMDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|VERSION_MISMATCH|PANIC)|DECORDError|\bav_read_frame\b"
+            r"|\bavcodec_\w{1,30}"
+            r"|Invalid data found when processing|TProtocolException|[Cc]ould(?:n't| not) deserialize"
+            r"|UnidentifiedImageError"
+            r"|cannot identify image|image file is truncated|\b[Cc]orrupt(?:ed|ion)?\b|moov atom|[Cc]hecksum mismatch"
+            r"|\bCRC\b"
+            r"|NVJPEG error|\b(?:[Jj]peg|JPEG|PNG|TIFF|[Ii]mage|[Vv]ideo|[Aa]udio)\w{0,20}\b.{0,120}\b(?:fail|decod"
+            r"|invalid|broken)"
+            r"|\b(?:[Ff]ailed to|[Cc]ould not|[Cc]annot|[Uu]nable to|[Ee]rror (?:in|while)"
+            r"|unknown error in) (?:\w{1,20} ){0,3}"
+            r"(?:decod|pars|deseriali|decompress)\w{0,10}\b|\b(?:Libsndfile|Decode|Decoding|Image|Video|Audio|Zip|Tar"
+            r"|Zlib"
+            r"|LZMA|Parquet|HDF5|TFRecord)\w{0,12}Error\b|\bAssertion failed\) !\w{0,10}\.empty\(\)|\bParseFrom(?:Array"
+            r"|String)\b"
+            r"|\berror in \w{1,12} decoder\b|DataLossError|[Tt]runcated (?:file|record|data|input)"
+            r"|[Uu]nexpected end of (?:file|data|stream|input)"
+        ),
+        (
+            "a file that it reads is broken, cut off, missing or of another format: find it (the message or a try "
+            "around the reader names it), and replace it or leave it out"
+        ),
+    ),
+    (
+        re.compile(
+            r"gladLoadGL|\b(?:EGL|GLX|GLFW|GLEW|OpenGL|OSMesa|Vulkan)\w{0,20}\b.{0,120}(?:[Ee]rror|[Ff]ail|[Mm]issing"
+            r"|[Cc]annot)"
+            r"|\bEGLError|\bGLError|\bGLFWError|[Cc]annot (?:connect to|open) (?:X |the )?(?:server|display)"
+            r"|DISPLAY environment"
+        ),
+        (
+            "there is no screen to draw on: render with EGL (MUJOCO_GL=egl, PYOPENGL_PLATFORM=egl); a container needs "
+            "the driver's graphics libraries (NVIDIA_DRIVER_CAPABILITIES=all)"
+        ),
+    ),
+    (
+        re.compile(
+            r"^(?:omegaconf|hydra|pydantic(?:_core)?|jsonargparse|gin|yaml|tomllib|toml|tomli|configparser|jsonschema"
+            r"|confection"
+            r"|ml_collections|draccus|tyro)\.|^json\.decoder\.JSONDecodeError"
+        ),
+        "look at the configuration file at that place, and at the values given on the command line",
+    ),
+    (
+        re.compile(
+            r"\b(?:[Ll]oss|[Gg]rad\w{0,12}|[Ww]eights?|[Ll]ogits?|[Oo]utputs?|[Pp]arameters?|[Tt]ensor"
+            r"|[Pp]robabilit\w{0,4}|[Nn]orm)"
+            r"\b.{0,80}\b(?:NaNs?|nan|nans|[Ii]nf|[Ii]nfinite|[Ii]nfinity|[Nn]on-?finite)\b"
+            r"|\b(?:NaNs?|nan|[Ii]nf|[Nn]on-?finite)\b.{0,60}\b(?:[Ll]oss|[Gg]rad\w{0,12}|[Ww]eights?|[Ll]ogits?"
+            r"|[Oo]utputs?)\b"
+            r"|returned nan values in its"
+        ),
+        (
+            "the training diverges: lower the learning rate or clip gradients, look for bad samples; "
+            "torch.autograd.set_detect_anomaly(True) names the operation"
+        ),
+    ),
     (
         re.compile(
             r"Expected to have finished reduction in the prior iteration|parameters that were not used in producing"
@@ -92,6 +173,17 @@ _HINTS = (
         re.compile(r"HTTP Error|HTTPSConnectionPool|Max retries exceeded|ConnectTimeout|hf_hub|URLError"),
         "download it once before the job, or on rank 0 alone",
     ),
+)
+_NO_LIBRARY_LOADED = re.compile(
+    r"\b(?:[Cc]ould not|[Ff]ailed to|[Cc]annot|[Uu]nable to) (?:load|open"
+    r"|dlopen) (?:the )?(?:\w{1,20} ){0,3}['\"]?lib[a-z]\w{0,60}"
+    r"|\bCUDA Setup failed despite\b|\b(?:[Cc]ould not|[Ff]ailed to|[Uu]nable to) load (?:the )?(?:native|shared"
+    r"|dynamic) library"
+)
+# strerror(3), as exceptions of other types quote it; of a compiler's headers it is about the compiler.
+_ERRNO_TEXTS = (
+    (re.compile(r"(?<!\.h)(?<!\.hpp): No such file or directory\b"), "file_missing"),
+    (re.compile(r": Permission denied$|: Operation not permitted$"), "permission_denied"),
 )
 _LONGEST_MESSAGE = 200
 # Options that are written behind the script by mistake, with dashes.
@@ -198,13 +290,15 @@ def assertion_error(failure: Failure) -> Cause | None:
     return _exception(failure, "assertion_error", "look at what the assertion at that line checks")
 
 
+_MISSING_ADVICE = "look at the path, relative ones from the ranks' working directory, and whether every host has it"
+
+
 def file_missing(failure: Failure) -> Cause | None:
     """A file or a directory that is not there."""
     error = failure.error
     if error is None or error.innermost.exception not in _MISSING:
         return None
-    advice = "look at the path, relative ones from the ranks' working directory, and whether every host has it"
-    return _exception(failure, "file_missing", advice)
+    return _exception(failure, "file_missing", _MISSING_ADVICE)
 
 
 def permission_denied(failure: Failure) -> Cause | None:
@@ -212,11 +306,34 @@ def permission_denied(failure: Failure) -> Cause | None:
     error = failure.error
     if error is None or error.innermost.exception != "PermissionError":
         return None
-    advice = (
-        "look at the owner and mode of the path on every host; in containers HOME and the caches may belong to another "
-        "user (HF_HOME, TORCH_HOME, TRITON_CACHE_DIR, XDG_CACHE_HOME set them)"
-    )
-    return _exception(failure, "permission_denied", advice)
+    return _exception(failure, "permission_denied", _PERMISSION_ADVICE)
+
+
+_PERMISSION_ADVICE = (
+    "look at the owner and mode of the path on every host; in containers HOME and the caches may belong to another "
+    "user (HF_HOME, TORCH_HOME, TRITON_CACHE_DIR, XDG_CACHE_HOME set them)"
+)
+
+
+def library_missing(failure: Failure) -> Cause | None:
+    """A library that a package loads by itself, which says so in its own way."""
+    if failure.error is None or first_line(_NO_LIBRARY_LOADED, failure.messages[:20]) is None:
+        return None
+    return _exception(failure, "import_error", _NO_LIBRARY_ADVICE)
+
+
+def by_errno_text(failure: Failure) -> Cause | None:
+    """An exception of any type that quotes what the system said of a file."""
+    if failure.error is None:
+        return None
+    line = (failure.error.innermost.message or ("",))[0]
+    if re.search(_COMPILING, line):
+        return None
+    for pattern, class_name in _ERRNO_TEXTS:
+        if pattern.search(line):
+            advice = _MISSING_ADVICE if class_name == "file_missing" else _PERMISSION_ADVICE
+            return _exception(failure, class_name, advice)
+    return None
 
 
 def python_exception(failure: Failure) -> Cause | None:

@@ -15,11 +15,25 @@ from saferun.evidence import Cause
 # Whose exceptions are about a service, by the full name; less those about the call itself.
 _TYPES = re.compile(
     r"(?:requests\.exceptions|urllib3\.exceptions|urllib\.error|http\.client|httpx|httpcore|aiohttp\.client_exceptions"
-    r"|huggingface_hub\.(?:utils\._\w{1,20}|errors)|botocore\.(?:exceptions|errorfactory)|boto3\.exceptions|s3transfer\.\w{1,20}"
-    r"|fsspec\.exceptions|google\.(?:api_core|cloud|auth|resumable_media)\.\w{0,40}\.?exceptions|google\.(?:api_core|cloud|auth)\.exceptions"
+    r"|huggingface_hub\.(?:utils\._\w{1,20}|errors)|botocore\.(?:exceptions|errorfactory)|boto3\.exceptions"
+    r"|s3transfer\.\w{1,20}"
+    r"|fsspec\.exceptions|google\.(?:api_core|cloud|auth|resumable_media)\.\w{0,40}\.?exceptions|google\.(?:api_core"
+    r"|cloud|auth)\.exceptions"
     r"|azure\.core\.exceptions|gcsfs\.\w{1,20}|grpc(?:\.\w{1,20}){0,2}|wandb\.errors(?:\.\w{1,20})?)\."
-    r"(?!HFValidationError|ParamValidation|Invalid|Missing|ProfileNotFound|UnknownService|DataNotFound|UsageError)\w{1,60}$"
+    r"(?!HFValidationError|ParamValidation|Invalid|Missing|ProfileNotFound|UnknownService|DataNotFound"
+    r"|UsageError)\w{1,60}$"
 )
+# Of clients of databases, queues and trackers, which also raise what the caller did wrong.
+_CLIENT_TYPES = re.compile(
+    r"(?:psycopg\d?|asyncpg|pymysql|MySQLdb|mysql|pymongo|redis|sqlalchemy|elasticsearch|opensearchpy|kafka|pika|etcd3"
+    r"|websockets?|mlflow|comet_ml|neptune|clearml|openai|tritonclient|swanlab|minio|ossaudiodev|oss2|qcloud_cos|hdfs"
+    r"|smart_open|paramiko|zmq|nats|celery|kombu|cassandra|influxdb\w{0,10}|snowflake"
+    r"|clickhouse_\w{1,12})\.(?:\w{1,40}\.){0,4}"
+    r"\w{0,40}(?:Connection|Operational|Timeout|Unavailable|Disconnect|Transport|Network|ServerSelection|AutoReconnect"
+    r"|RateLimit|Throttl|TooMany|AccessDenied|Authenti|Unauthorized|Forbidden|ServiceError|ServerError|S3Error"
+    r"|HTTP)\w{0,40}$"
+)
+_LOCAL = "sqlite3."
 # RFC 9110, 15.5 and 15.6, and what object stores answer beside them.
 _REASONS = (
     r"(?:Bad Request|Unauthorized|Payment Required|Forbidden|Not Found|Method Not Allowed"
@@ -33,6 +47,10 @@ _MESSAGE = re.compile(
     r"|An error occurred \((\w{1,60})\) when calling the (?:\w{1,60}) operation|HTTPS?ConnectionPool\(host="
     r"|[Yy]ou are trying to access a gated repo|[Cc]annot access gated repo|We couldn't connect to 'https?://"
     r"|\b(?:[Ff]ailed|[Uu]nable) to (?:download|upload|fetch) (?:s3|gs|gcs|hf|oci|abfss?|https?)://"
+    r"|\b(?:API|HTTP|REST|[Rr]equest)\b.{0,200}?\b(?:failed|rejected|returned|got|response)\b.{0,40}?"
+    r"\b(?:code|status)(?: code)?[ :=]{1,3}([45]\d\d)\b|\b[Ss]tatus[ _][Cc]ode[ :=]{1,3}([45]\d\d)\b"
+    r"|\btoo many (?:clients|connections)\b|\b[Mm]ax(?:imum)? (?:number of )?clients?(?: connections)? reached"
+    r"|\bQueuePool limit of size\b|\bStatusCode\.(?:UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|UNAUTHENTICATED)\b"
     r"|[Cc]ouldn't reach .{1,200} on the Hub|^PermissionError: (?!\[Errno)(?:.{0,80}(?:Forbidden"
     r"|Access ?Denied|[Cc]redential))"
     rf"|^\w{{1,40}}(?:Error|Exception): (?:b?['\"])?(?:([45]\d\d) )?{_REASONS}['\"]?(?: \(|$)"
@@ -56,10 +74,17 @@ def service_error(failure: Failure) -> Cause | None:
     """A service outside the job refused a request, or did not answer."""
     error = failure.error
     found = first_line(_MESSAGE, failure.messages)
-    if found is None and error is not None and _TYPES.match(error.last.exception) is not None:
+    if found is None and error is not None and _is_service(error.last.exception, error.last.message[0]):
         return _cause(failure, error.last.message[0], "")
     found = found or first_line(_LAST, failure.closing_lines)
     return _cause(failure, found[0], next(filter(None, found[1].groups()), "")) if found is not None else None
+
+
+def _is_service(exception: str, line: str) -> bool:
+    if _TYPES.match(exception) is not None:
+        return True
+    # A database in a file is none.
+    return _CLIENT_TYPES.match(exception) is not None and _LOCAL not in line
 
 
 def _cause(failure: Failure, line: str, code: str) -> Cause:

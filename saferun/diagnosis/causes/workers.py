@@ -25,13 +25,26 @@ _ENGINE = (
         re.compile(
             r"\bEngineDeadError\b|Engine core initialization failed|WorkerProc (?:initialization failed"
             r"|failed to start)"
-            r"|\bEngineCore failed to start"
+            r"|\bEngineCore failed to start|\b(?:[Ss]cheduler|[Ee]ngine|[Dd]etokenizer"
+            r"|[Tt]okenizer manager) (?:process )?"
+            r"(?:is|was) (?:dead|killed)\b|\b[Dd]ata reader rais(?:es|ed) an exception"
             r"|got fatal signal from worker processes"
             r"|[Ww]orker (?:proc )?\S{1,60} (?:pid \d{1,10} )?died\b"
         ),
         "a worker process of the engine failed",
         _ABOVE,
         in_last_lines=True,
+    ),
+    TextRule(
+        "worker_failed",
+        re.compile(
+            r"\b(?:[Bb]ackground|[Ww]orker|[Cc]hild|[Ss]ub|[Ss]pawned|[Hh]elper) ?(?:workers?|process(?:es)?)?\b.{0,40}"
+            r"\b(?:no longer alive|not alive any ?more|(?:died|crashed|exited|terminated|quit) (?:unexpectedly"
+            r"|prematurely"
+            r"|abruptly|abnormally))\b|\btrying to connect to the Java server\b"
+        ),
+        "a worker process that it had started failed",
+        _ABOVE,
     ),
     TextRule(
         "worker_failed",

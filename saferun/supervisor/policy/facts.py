@@ -21,7 +21,9 @@ _FROM_THE_SCRIPT = frozenset(
 _IN_INIT = "in init_process_group"
 _VARYING = frozenset(
     {
+        "accelerator_error",
         "collective_timeout",
+        "container_error",
         "cuda_error",
         "cuda_illegal_memory_access",
         "cuda_out_of_memory",

@@ -3,8 +3,9 @@
 Half of them, chosen by a hash of their text before any rule was written for them, are kept aside: the rules are not
 written after them, and only their rate counts. A third part, ``message_lines_fresh.txt``, was collected and labelled
 later, from other issues, and measured once before the rules were mended after it; likewise a fourth, wider part,
-``message_lines_wide.txt``, and a fifth, ``message_lines_last.txt``. What healthy jobs print, ``ordinary_lines.txt``,
-is never a cause. This module prints the rates.
+``message_lines_wide.txt``, a fifth, ``message_lines_last.txt``, a sixth, ``message_lines_other.txt``, and a seventh,
+``message_lines_seventh.txt``. What healthy jobs print, ``ordinary_lines.txt``, is never a cause. This module prints the
+rates.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from saferun.diagnosis import causes
 from saferun.diagnosis.causes import cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.diagnosis.causes.texts import TextRule
-from saferun.evidence import Evidence, RankOutput
+from saferun.evidence import Cause, Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 
 PLACE = Path(__file__).parent / "message_lines.txt"
-LATER = tuple(Path(__file__).parent / f"message_lines_{part}.txt" for part in ("fresh", "wide", "last"))
+LATER = tuple(
+    Path(__file__).parent / f"message_lines_{part}.txt" for part in ("fresh", "wide", "last", "other", "seventh")
+)
 ORDINARY = Path(__file__).parent / "ordinary_lines.txt"
 ENDS = {
     "printed": "python_exit",
@@ -48,13 +51,14 @@ WANTED_RATE = 0.9
 
 
 class Message(NamedTuple):
-    """One message: how a rank shows it, what it means, where it was found."""
+    """One message: how a rank shows it, what it means, where it was found, and a word that the advice must have."""
 
     shown: str
     class_name: str
     role: str
     source: str
     lines: tuple[str, ...]
+    hint: str = ""
 
     @property
     def is_kept_aside(self) -> bool:
@@ -75,8 +79,8 @@ def read_messages(path: Path) -> list[Message]:
     found: list[Message] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("=== "):
-            shown, class_name, role, source = line.split()[1:]
-            found.append(Message(shown, class_name, role, source, ()))
+            shown, class_name, role, source, *hint = line.split()[1:]
+            found.append(Message(shown, class_name, role, source, (), " ".join(hint)))
         elif line and not line.startswith("#"):
             found[-1] = found[-1]._replace(lines=(*found[-1].lines, line))
     return found
@@ -89,21 +93,26 @@ ORDINARY_LINES = [
 ]
 
 
-def found_in(message: Message, before: tuple[str, ...] = ()) -> tuple[str, str]:
+def cause_in(message: Message, before: tuple[str, ...] = ()) -> Cause:
     end = RankEnd(1, 1, 4001, STATUSES[message.shown], 100.0, 1.7e9, stopped_by_us=False)
     output = RankOutput(1, (*before, *message.stderr), "", "", 0.0)
     evidence = Evidence(
         "node1", 90.0, (end,), (output,), (), None, ranks=(0, 1), script="train.py", cwd="/home/user/job"
     )
-    cause = cause_of(read_failure(evidence, end, output))
+    return cause_of(read_failure(evidence, end, output))
+
+
+def found_in(message: Message, before: tuple[str, ...] = ()) -> tuple[str, str]:
+    cause = cause_in(message, before)
     return cause.class_name, role_of(cause).name.lower()
 
 
 def misses_of(messages: Iterable[Message]) -> list[str]:
     return [
         f"{message.source}: {message.lines[-1][:100]!r}: {found_in(message)}, not {message.class_name} {message.role}"
+        f" {message.hint}"
         for message in messages
-        if found_in(message) != (message.class_name, message.role)
+        if found_in(message) != (message.class_name, message.role) or message.hint not in cause_in(message).advice
     ]
 
 

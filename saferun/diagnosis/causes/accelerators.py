@@ -1,0 +1,99 @@
+"""What goes wrong on accelerators other than NVIDIA's and AMD's GPUs, and in the memory of any of them. Pure.
+
+Sources: messages of torch_npu and HCCL, Habana's SynapseAI, Level Zero and Unified Runtime (their result names),
+oneCCL, the Neuron runtime, XLA and its clients, TensorFlow, RAPIDS' memory manager.
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure
+from saferun.diagnosis.causes.texts import TextRule, by_text
+from saferun.evidence import Cause
+
+_DEVICE = r"(?:GPU|NPU|HPU|XPU|TPU|[Nn]euron ?[Cc]ore|NeuronDevice|[Nn]euron|[Gg]audi|[Aa]scend|[Aa]ccelerator)"
+_SMALLER = "use a smaller batch, activation checkpointing or sharding; check whether other processes use the device"
+_TOOLS = "look at the device with its own tool on this host (npu-smi, hl-smi, xpu-smi, neuron-ls, tpu-info)"
+_MEMORY = (
+    TextRule(
+        "cuda_out_of_memory",
+        re.compile(
+            r"(?:UR|ZE|PI|SYCL|ACL)_\w{0,20}ERROR_(?:\w{0,10}_)?OUT_OF_DEVICE_MEMORY"
+            r"|(?:RESOURCE_EXHAUSTED|Resource exhausted|ResourceExhaustedError)\b.{0,200}\b(?:[Mm]emory|HBM|hbm|OOM)\b"
+            r"|(?:RESOURCE_EXHAUSTED|Resource exhausted)(?:\b.{0,80})?: From /job:"
+            r"|\b(?:[Oo]ut of|in|exceed\w{0,3}|[Nn]ot enough|[Ii]nsufficient) (?:memory space |the )?(?:device memory"
+            r"|global memory|[Hh][Bb][Mm]|[Vv][Mm][Ee][Mm]|VRAM|vram|GPU memory|video memory)\b(?!.{0,80}: 0\b)"
+            rf"|\b{_DEVICE}(?: device)?(?: \d{{1,4}})?:? (?:is |ran |has run )?[Oo]ut of memory\b"
+            rf"|\b[Oo]ut of memory (?:on|in|of) .{{0,20}}\b{_DEVICE}\b"
+            r"|\bworkspace [Aa]llocation .{0,60}failed|\bRMM(?: failure|_ERROR_OUT_OF_MEMORY)"
+            r"|[Dd]st tensor is not initialized|Failed copying input tensor from .{1,120}/device:GPU:"
+        ),
+        "the accelerator is out of memory",
+        _SMALLER,
+        in_last_lines=True,
+    ),
+)
+_RULES = (
+    TextRule(
+        "collective_timeout",
+        re.compile(
+            r"\b(?:EI000[26]|HCCL)\b.{0,120}\b(?:times? out|timed out|[Tt]imeout)\b"
+            r"|\b(?:[Tt]imes? out|[Tt]imed out)\b.{0,200}\b(?:[Rr]emote|[Pp]eer|[Oo]ther) (?:[Rr]ank|[Tt]ask"
+            r"|[Pp]rocess)"
+            r"|\b[Bb]arrier (?:\S{1,80} )?(?:has )?timed out\b|\bDEADLINE_EXCEEDED\b.{0,120}\b[Bb]arrier\b"
+        ),
+        "another rank did not come to a collective in time",
+        "look at what the other ranks did; where it only takes long, raise the timeout of the communication library",
+    ),
+    TextRule(
+        "gpu_busy",
+        re.compile(
+            rf"\b[Ll]ast (?:\w{{1,20}} )?process is (?:still )?running|\b{_DEVICE}s?\b.{{0,60}}\b(?:is"
+            rf"|are) (?:already )?"
+            r"(?:busy|in use|occupied|acquired)\b|[Dd]evice or resource busy.{0,60}/dev/(?:accel|davinci|hl|neuron)"
+            r"|/dev/(?:accel|davinci|hl|neuron)\S{0,20}.{0,40}(?:busy|in use)"
+        ),
+        "another process uses the accelerator",
+        "wait for the previous job's processes to end, or look who uses the device",
+    ),
+    TextRule(
+        "missing_gpu",
+        re.compile(
+            rf"\b(?:[Nn]o|[Uu]nable to|[Cc]annot|[Cc]ould not|[Ff]ailed to)\b.{{0,60}}\b{_DEVICE}s?\b.{{0,40}}"
+            r"\b(?:available|found|detected|visible|[Dd]river\b|version)"
+            r"|\b[Rr]untime cannot be initialized\b|\baccelerator is not available\b"
+            r"|\b[Yy]ou requested GPUs?: .{1,60}|\bError 80[57]: MPS\b|\bMPS client failed to connect\b"
+        ),
+        "the accelerator, or its driver, cannot be used",
+        _TOOLS + "; nvidia-smi or rocm-smi, and CUDA_VISIBLE_DEVICES, for GPUs",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "accelerator_error",
+        re.compile(
+            r"(\b(?:UR|ZE|PI|SYCL)_RESULT_ERROR_\w{1,40}|\bsynStatus[ =]\S{0,20}.{0,60}"
+            r"|\bsyn[A-Z]\w{1,60} failed.{0,80}"
+            r"|\bFATAL ERROR :: MODULE:.{1,120}|\b(?:NPU|OPS) (?:function )?error\b.{0,160}"
+            r"|\bHCCL (?:function )?error\b.{0,120}"
+            r"|\bERR\d{5} \w{2,6} .{1,80}|\b[Nn]rt(?:::|_)\w{1,40}.{0,20}\b(?:failed|status=[1-9]).{0,80}"
+            r"|\bNERR_\w{1,40}"
+            r"|\bNRT_\w{1,20}_?(?:ERROR|FAIL)\w{0,20}|\bacl(?:rt|nn|op)?[A-Z]\w{1,60}.{0,40}(?:failed|error code is \d)"
+            r"|\b(?:mu|MU|cn|CN|mc|MC|ix|IX)(?:DNN|BLAS|CCL|FFT|dnn|blas|ccl|fft)\b.{0,20}(?:[Ff]ail|[Ee]rror).{0,80}"
+            r"|\bDevice(?:Lost| lost)\b|\bDEVICE_LOST\b|\bMUSA error.{0,120}|\bMLU .{0,20}error.{0,120}"
+            r"|\bcn(?:rt|cl|nl)Error\w{0,40}|\bBad StatusOr access: INTERNAL.{0,120})"
+        ),
+        "the accelerator or its runtime failed: {0}",
+        _TOOLS + ", and at the kernel log (dmesg)",
+    ),
+)
+
+
+def device_memory(failure: Failure) -> Cause | None:
+    """The accelerator's memory is full."""
+    return by_text(failure, _MEMORY)
+
+
+def accelerator_error(failure: Failure) -> Cause | None:
+    """An accelerator, or the library that moves its data between ranks, failed."""
+    return by_text(failure, _RULES)
