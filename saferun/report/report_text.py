@@ -195,7 +195,7 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
             yield f"  ranks: {ranks_text(cause.ranks, _WIDEST)}"
         if cause.location:
             yield f"  at: {cause.location}"
-        if cause.proof:
+        if cause.proof and cause.proof not in cause.message:
             yield f"  proof: {cause.proof}"
         if cause.advice:
             yield f"  advice: {cause.advice}"

@@ -111,3 +111,28 @@ def test_what_breaks_costs_the_wait_and_nothing_else(tmp_path: Path, broken: str
         assert ("waiting up to" in job.err) is (broken is BROKEN_WAIT)
         assert ("saferun: cannot wait for the cause: OSError: " in job.err) is (broken is BROKEN_WAIT)
         assert "Connection closed by peer" in job.err
+
+
+OWN_PIPE = """
+from rank import *
+import subprocess
+if RANK == 0:
+    viewer = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    viewer.wait()
+    await_release("fail")
+    viewer.stdin.write(bytes(1 << 20))
+    viewer.stdin.flush()
+tell("works")
+signal.pause()
+"""
+
+
+def test_a_broken_pipe_to_a_process_of_its_own_is_not_waited_for(tmp_path: Path) -> None:
+    """The other ranks have nothing to show: no other one has failed."""
+    with running(tmp_path, OWN_PIPE, *QUIET, "--cause-wait", "250", nproc=2, store=False) as job:
+        job.hear("works")
+        job.release("fail")
+        assert job.wait() == 1
+        assert "may have failed because of another rank" not in job.err
+        cause = failure(job)["cause"]
+        assert (cause["class"], cause["ranks"]) == ("python_exception", [0]), job.err

@@ -12,6 +12,13 @@ from saferun.evidence import Cause
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
 _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})
 _CONNECTION_ERRORS = frozenset({"BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError"})
+# Of the standard library, for a process that the program has started, and its stdout and stderr.
+_PIPE_MODULES = ("/subprocess.py", "/asyncio/subprocess.py", "/logging/__init__.py")
+_PIPE_CALL = re.compile(
+    r"\bstd(?:in|out|err)\.(?:buffer\.)?(?:write|writelines|flush|close)\(|^print\(|\bcommunicate\("
+)
+# The line of the source, and the marks below it.
+_LINES_OF_A_CALL = 2
 # An EOFError with a message is about a file or the keyboard; multiprocessing's, of a connection, has none.
 _CONNECTION_MESSAGE = re.compile(
     r"RuntimeError: (?:Broken pipe|Connection reset by peer|Connection refused)$|EOFError(?:: ?)?$"
@@ -166,6 +173,20 @@ _HINTS = (
         "nothing can be typed here: ask before the launch, or pass the answer as an option of the script",
     ),
     (
+        re.compile(
+            r"mat1 and mat2 shapes cannot be multiplied|\bsize mismatch\b|[Tt]he size of tensor a \("
+            r"|Sizes of tensors must match"
+            r"|shape '\[.{0,80}\]' is invalid for input|stack expects each tensor to be equal size|\bshape mismatch\b"
+            r"|could not be broadcast together|inconsistent tensor size|[Ii]ncompatible shapes?\b"
+            r"|must match except in dimension"
+        ),
+        (
+            "the shapes do not fit: print the shapes of both at that line; a last batch that is smaller, an input of "
+            "another size "
+            "or a layer of the wrong width are the usual reasons"
+        ),
+    ),
+    (
         re.compile(r"Expected all tensors to be on the same device"),
         "move model and batch to the same GPU: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     ),
@@ -276,10 +297,34 @@ def connection_lost(failure: Failure) -> Cause | None:
     error = failure.error
     if error is None:
         return None
+    if _is_own_pipe(failure):
+        return _exception(
+            failure, "python_exception", "look at the end of the process that it was connected to: its own"
+        )
     is_connection = error.last.exception.rpartition(".")[2] in _CONNECTION_ERRORS
     if not is_connection and _CONNECTION_MESSAGE.match(error.last.message[0] if error.last.message else "") is None:
         return None
     return _exception(failure, "connection_lost", "look at what it was connected to")
+
+
+def _is_own_pipe(failure: Failure) -> bool:
+    """Whether what broke is a pipe to a process of the rank's own, and no connection to another rank.
+
+    Calls of the standard library show it, and so does the line of the source that the traceback quotes. A pipe can be
+    written to only by ``BrokenPipeError``; a socket of another rank's fails in the same way, so all else is left alone.
+    """
+    error = failure.error
+    if error is None or error.last.exception.rpartition(".")[2] != "BrokenPipeError" or error.last.message[1:]:
+        return False
+    frames = error.last.frames
+    if not frames or any("/torch/distributed/" in frame.file for frame in frames):
+        return False
+    if frames[-1].file.endswith(_PIPE_MODULES):
+        return True
+    quoted = [
+        line.strip() for line in error.lines[: error.last.message_start - error.blocks[0].start][-_LINES_OF_A_CALL:]
+    ]
+    return any(_PIPE_CALL.search(line) for line in quoted if not line.startswith("File "))
 
 
 def assertion_error(failure: Failure) -> Cause | None:

@@ -414,6 +414,66 @@ def test_the_end_of_a_file_is_no_lost_connection(message: str, class_name: str) 
     assert ("connected to" in cause.advice) == (class_name == "connection_lost")
 
 
+BROKEN_PIPE = "BrokenPipeError: [Errno 32] Broken pipe"
+PIPES = {
+    "a program's input": (
+        ('  File "/home/user/train.py", line 9, in step', "    viewer.stdin.write(frame)"),
+        Role.CULPRIT,
+    ),
+    "its marks": (
+        ('  File "/home/user/train.py", line 9, in step', "    viewer.stdin.flush()", "    ^^^^^^^^^^^^^^^^^^^^"),
+        Role.CULPRIT,
+    ),
+    "communicate": (
+        (
+            '  File "/home/user/train.py", line 9, in step',
+            "    subprocess.run(command, input=text)",
+            '  File "/usr/lib/python3.11/subprocess.py", line 2095, in _communicate',
+            "    input_view[self._input_offset : self._input_offset + _PIPE_BUF])",
+        ),
+        Role.CULPRIT,
+    ),
+    "a socket": (('  File "/home/user/train.py", line 9, in step', "    peer.sendall(gradients)"), Role.TIMEOUT),
+    "no source": (('  File "/home/user/train.py", line 9, in step',), Role.TIMEOUT),
+    "torch's store": (
+        (
+            '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/rpc.py", line 9, in send',
+            "    self.stdin.write(message)",
+        ),
+        Role.TIMEOUT,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PIPES)
+def test_a_pipe_to_a_process_of_its_own_is_no_connection_to_another_rank(what: str) -> None:
+    """The cause is this rank's then: no other rank gets time to show one."""
+    call, role = PIPES[what]
+    lines = ("Traceback (most recent call last):", *call, BROKEN_PIPE)
+    cause = found_in(evidence_of(ExitStatus(1, None), lines))
+    assert role_of(cause) is role
+    assert cause.class_name == ("python_exception" if role is Role.CULPRIT else "connection_lost")
+    assert "process" in cause.advice or role is Role.TIMEOUT
+
+
+SHAPES = (
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x8)",
+    "RuntimeError: The size of tensor a (3) must match the size of tensor b (4) at non-singleton dimension 0",
+    "RuntimeError: shape '[2, 3]' is invalid for input of size 7",
+    "RuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1",
+    "RuntimeError: Sizes of tensors must match except in dimension 0. Expected size 3 but got size 4",
+    "ValueError: operands could not be broadcast together with shapes (2,) (3,)",
+)
+
+
+@pytest.mark.parametrize("message", SHAPES)
+def test_the_advice_on_shapes_is_about_shapes(message: str) -> None:
+    lines = ("Traceback (most recent call last):", '  File "/home/user/train.py", line 3, in <module>', message)
+    cause = found_in(evidence_of(ExitStatus(1, None), lines))
+    assert cause.class_name == "python_exception"
+    assert "shapes" in cause.advice
+
+
 def test_a_process_of_the_rank_that_was_killed_may_have_been_the_oom_killers() -> None:
     """Nothing else says so: the rank itself only reports the signal."""
     raised = "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL"
