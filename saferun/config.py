@@ -129,7 +129,7 @@ class OutputConfig(Value):
     is a line, where there is no terminal. ``report_html``: when report.html is made. ``keep_runs``: how many runs are
     kept in the default place, 0: all. ``keep_bytes``: how much is kept of what a rank writes to a stream, 0: all.
     ``on_event``: the command that gets the events of the launch; empty: none.
-    ``metrics``: the file for metrics; empty: none.
+    ``metrics``: the file for metrics; empty: none. ``metrics_port``: an address and a port for them; None: none.
     """
 
     run_dir: str | None
@@ -145,6 +145,7 @@ class OutputConfig(Value):
     keep_bytes: int = 0
     on_event: tuple[str, ...] = ()
     metrics: str = ""
+    metrics_port: tuple[str, int] | None = None
 
 
 class EnvironConfig(Value):

@@ -186,6 +186,8 @@ NOT_AT_START = (
     "saferun.files.sinks",
     "saferun.launch.event_commands",
     "saferun.launch.metrics_part",
+    "saferun.launch.metrics_port",
+    "saferun.launch.metrics_samples",
     "saferun.launch.on_event_part",
     "saferun.linux.error_files",
     "saferun.linux.task_sockets",

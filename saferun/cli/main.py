@@ -39,6 +39,7 @@ NO_SCRIPT = "\0"
 _LONGEST_S = 366 * 86400.0
 # A size in bytes that fits into any file system.
 _MOST_DIGITS = 15
+_LARGEST_PORT = 65535
 _LEAST_KEPT_BYTES = 64 << 10
 _LEAST_DUMPS_S = 60.0
 
@@ -378,6 +379,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         report_html=values.report_html,
         on_event=_split_command("--on-event", values.on_event) if values.on_event else (),
         metrics=values.metrics,
+        metrics_port=_metrics_address(values.metrics_port) if values.metrics_port else None,
     )
 
 
@@ -392,6 +394,26 @@ def _size_bytes(option: str, text: str) -> int:
             f"{option} {text} is not a size of at least 64K", "write it like 100M, 2G, or all for no limit"
         )
     return int(number) * factor
+
+
+def _metrics_address(text: str) -> tuple[str, int]:
+    """The address and the port of ``--metrics-port``. No name is looked up: that may take for ever."""
+    from _socket import AF_INET, AF_INET6, inet_pton
+
+    host, colon, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    address = {"": "0.0.0.0" if colon else "127.0.0.1", "localhost": "127.0.0.1"}.get(bare, bare)  # noqa: S104 - asked for
+    try:
+        inet_pton(AF_INET6 if ":" in address else AF_INET, address)
+        is_known = port.isascii() and port.isdecimal() and len(port) <= _MOST_DIGITS and int(port) <= _LARGEST_PORT
+    except (OSError, ValueError):
+        is_known = False
+    if not is_known or (":" in bare and bare == host):
+        raise UsageError(
+            f"--metrics-port {text} is not a port of an address",
+            "write it like 9400, 10.0.0.5:9400, [::1]:9400, or :9400 for all addresses",
+        )
+    return address, int(port)
 
 
 def _split_command(name: str, text: str) -> tuple[str, ...]:

@@ -409,6 +409,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
     _option("--on-event COMMAND", "", OUTPUT, "run at every hang, failure, restart, recovery and end; gets it as JSON"),
     _option("--metrics FILE", "", OUTPUT, "write metrics there every 15 s, for node_exporter; ends in .prom"),
     _option(
+        "--metrics-port PORT",
+        "",
+        OUTPUT,
+        "serve the leader's metrics to Prometheus at http://127.0.0.1:PORT/metrics; ADDRESS:PORT for others than this "
+        "host, :PORT for all addresses; 0: a free port, which is printed",
+    ),
+    _option(
         "--hang-timeout SECONDS",
         300.0,
         HANGS,

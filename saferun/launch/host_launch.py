@@ -125,6 +125,11 @@ class HostLaunch:
             from saferun.launch.metrics_part import MetricsPart
 
             context.metrics = MetricsPart(context, config.output.metrics)
+        metrics_port: Part | None = None
+        if config.output.metrics_port is not None and config.checks.preflight != "only":
+            from saferun.launch.metrics_port import MetricsPort
+
+            metrics_port = MetricsPort(context, config.output.metrics_port)
         context.investigation = Investigation(context, peers_s)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._wakeup = Wakeup(context, passed)
@@ -139,7 +144,7 @@ class HostLaunch:
             *(context.investigation, context.lint, ranks.segments, context.imports, context.examiner),
             *(story, context.page),
         )
-        for part in (context.on_event, context.metrics):
+        for part in (context.on_event, context.metrics, metrics_port):
             if part is not None:
                 parts, watching = (*parts, part), (*watching, part)
         self._console = ConsolePart(context)

@@ -80,6 +80,7 @@ class IncidentLog:
         self._host_infos: Mapping[int, HostInfo] = {}
         self._has_new_preflight = False
         self.is_due = False
+        self.captures = 0  # of this host's ranks
         self.exit_code: int | None = None  # of the launch, once it is over
 
     @property

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
+from saferun.launch.metrics_samples import MetricsSamples
 from saferun.linux.bare_socket import Socket
 from saferun.linux.helper import Helper, PartBase
-from saferun.report.metrics_text import Sample, metrics_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class MetricsPart(PartBase):
         self._context = context
         self._path = path
         self._is_writing = False
-        self._output_bytes: dict[int, int] = {}  # by attempt
+        self._samples = MetricsSamples(context)
         try:
             self._helper = Helper("sr-metrics", lambda connection: serve(connection, path))
         except OSError as error:
@@ -85,33 +85,9 @@ class MetricsPart(PartBase):
             helper.kill()
 
     def _send(self, exit_code: int | None) -> None:
-        host = self._context.investigation.log.host
-        text = metrics_text(self._samples(exit_code), run_id=self._context.run_id, host=host)
+        text = self._samples.text(exit_code)
         if self._helper is not None and self._helper.send({"text": text}):
             self._is_writing = True
-
-    def _samples(self, exit_code: int | None) -> list[Sample]:
-        context, log = self._context, self._context.investigation.log
-        ranks = context.current.ranks
-        if ranks:
-            self._output_bytes[context.attempt] = sum(rank.output_bytes() for rank in ranks)
-        quiet_s = context.investigation.hangs.quiet_s() if context.current.living() else 0.0
-        counted = log.counted(context.attempt)
-        samples = [
-            Sample("saferun_info", 1),
-            Sample("saferun_up", exit_code is None),
-            Sample("saferun_ranks", len(context.current.living())),
-            Sample("saferun_attempt", context.attempt),
-            Sample("saferun_progress_age_seconds", quiet_s),
-            Sample("saferun_hang_seconds", quiet_s if counted.is_hung else 0.0),
-            Sample("saferun_slow_ranks", counted.slow),
-            Sample("saferun_incidents_total", counted.hangs, (("kind", "hang"),)),
-            Sample("saferun_incidents_total", counted.failures, (("kind", "failure"),)),
-            Sample("saferun_restarts_total", counted.restarts),
-            *(Sample("saferun_retries_total", count, (("class", name),)) for name, count in counted.retries.items()),
-            Sample("saferun_output_bytes_total", sum(self._output_bytes.values())),
-        ]
-        return samples if exit_code is None else [*samples, Sample("saferun_exit_code", exit_code)]
 
     def _on_message(self, message: JsonObject) -> None:
         self._is_writing = False

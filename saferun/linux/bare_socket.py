@@ -44,7 +44,9 @@ __all__ = [
     "SO_REUSEADDR",
     "SO_SNDBUF",
     "Socket",
+    "accept_connection",
     "dual_stack_socket",
+    "inet_socket",
     "receive_fds",
     "send_fds",
     "short_host_name",
@@ -91,6 +93,23 @@ def dual_stack_socket() -> Socket:
                 raise
             return dual
     return Socket(AF_INET, SOCK_STREAM)
+
+
+def inet_socket(address: str) -> Socket:
+    """A TCP socket of the family that a numeric address belongs to."""
+    return Socket(AF_INET6 if ":" in address else AF_INET, SOCK_STREAM)
+
+
+def accept_connection(listener: Socket) -> Socket:
+    """A connection that has come, which does not block and no program inherits.
+
+    Raises:
+        OSError: there is none, or it cannot be taken.
+    """
+    fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - as socket.accept does it
+    connection = Socket(fileno=fd)
+    connection.setblocking(False)
+    return connection
 
 
 def short_host_name() -> str:

@@ -1,6 +1,6 @@
 """The metrics of a launch on one host, as node_exporter's textfile collector reads them. Pure.
 
-The format is Prometheus' text format, version 0.0.4.
+The format is Prometheus' text format, version 0.0.4, or OpenMetrics 1.0.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "saferun_hang_seconds": ("gauge", "The same while the job is reported as hung, else 0"),
     "saferun_slow_ranks": ("gauge", "Ranks that were reported in this attempt because the others wait for them"),
     "saferun_incidents_total": ("counter", "Hangs and failures that were captured and reported, by kind"),
+    "saferun_captures_total": ("counter", "Times that the ranks of this host were captured: stacks and state"),
     "saferun_restarts_total": ("counter", "Restarts after failures"),
     "saferun_retries_total": ("counter", "Retries of a start, by the class of the cause"),
     "saferun_output_bytes_total": ("counter", "Bytes that the ranks of this host have written"),
@@ -35,25 +36,27 @@ class Sample(Value):
     labels: tuple[tuple[str, str], ...] = ()
 
 
-def metrics_text(samples: Sequence[Sample], *, run_id: str, host: str) -> str:
+def metrics_text(samples: Sequence[Sample], *, run_id: str, host: str, is_openmetrics: bool = False) -> str:
     """The content of the file.
 
     Args:
         samples: all values.
         run_id: marks the launch; several may write to one directory.
         host: this host's name.
+        is_openmetrics: in OpenMetrics 1.0, which calls a counter by its name without ``_total`` and marks the end.
     """
     lines: list[str] = []
     for name, (kind, text) in METRICS.items():
         own = [sample for sample in samples if sample.name == name]
         if own:
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+            family = name.removesuffix("_total") if is_openmetrics else name
+            lines += [f"# HELP {family} {text}", f"# TYPE {family} {kind}"]
         for sample in own:
             version = (("version", __version__),) if name == "saferun_info" else ()
             labels = (("run_id", run_id), ("host", host), *version, *sample.labels)
             shown = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels)
             lines.append(f"{name}{{{shown}}} {sample.value:.15g}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(["# EOF"] if is_openmetrics else [])]) + "\n"
 
 
 def _escaped(value: str) -> str:

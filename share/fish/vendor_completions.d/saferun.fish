@@ -65,6 +65,7 @@ complete -c saferun -l bar-interval -x -d 'how often a progress bar is printed a
 complete -c saferun -l report-html -x -a 'failure always off' -d 'when to make report.html in the run directory, a page about the run to read and send on; failure: at every hang and failure; always: at every end, with report.json and report.txt; off: never'
 complete -c saferun -l on-event -r -d 'run at every hang, failure, restart, recovery and end; gets it as JSON'
 complete -c saferun -l metrics -r -d 'write metrics there every 15 s, for node_exporter; ends in .prom'
+complete -c saferun -l metrics-port -r -d 'serve the leader\'s metrics to Prometheus at http://127.0.0.1:PORT/metrics; ADDRESS:PORT for others than this host, :PORT for all addresses; 0: a free port, which is printed'
 complete -c saferun -l hang-timeout -x -d 'seconds without progress on any rank after which the job is reported as hung; 0: never. The default is well below NCCL\'s timeout of 600 s, which ends the ranks before their stacks can be captured'
 complete -c saferun -l on-hang -x -a 'report stop restart' -d 'what to do after a hang has been captured and reported: leave the job running, stop it, or restart it (counts towards --max-restarts)'
 complete -c saferun -l capture-budget -x -d 'seconds that capturing stacks and process states may take before ranks are stopped; 0: capture nothing'

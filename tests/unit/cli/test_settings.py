@@ -92,6 +92,7 @@ SPECIAL = {
     "tee": alike(("1", "1"), ("2", "2"), ("3", "3"), ("0:1", "0:1")),
     "local_ranks_filter": alike(("0", "0"), ("1", "1"), ("2", "2"), ("0,1", "0,1")),
     "signals_to_handle": alike(*((name, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"))),
+    "metrics_port": alike(*((port, port) for port in ("0", "9400", ":9400", "[::1]:9400"))),
     "keep_output": alike(*((size, size) for size in ("64K", "1M", "2G", "all"))),
     "env": alike(("A=1", ["A=1"]), ("A=2\nB=3", ["A=2", "B=3"]), ("", []), ("A=4,5", ["A=4,5"])),
 }

@@ -47,3 +47,12 @@ def test_the_dashboard_shows_every_metric_and_no_other() -> None:
 def test_the_document_explains_it(name: str) -> None:
     kind, text = METRICS[name]
     assert f"| `{name}` | {kind} | {text} |" in (ROOT / "docs/programs.md").read_text()
+
+
+def test_openmetrics_names_counters_without_total_and_marks_the_end() -> None:
+    samples = [Sample("saferun_up", 1), Sample("saferun_restarts_total", 2)]
+    lines = metrics_text(samples, run_id="5f2c1a", host="node1", is_openmetrics=True).splitlines()
+    assert "# TYPE saferun_up gauge" in lines
+    assert "# TYPE saferun_restarts counter" in lines
+    assert 'saferun_restarts_total{run_id="5f2c1a",host="node1"} 2' in lines
+    assert lines[-1] == "# EOF"

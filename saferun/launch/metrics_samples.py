@@ -1,0 +1,49 @@
+"""The numbers of a launch that ``--metrics`` and ``--metrics-port`` show."""
+
+from __future__ import annotations
+
+from saferun.launch.launch_context import LaunchContext
+from saferun.report.metrics_text import Sample, metrics_text
+
+
+class MetricsSamples:
+    """The numbers of this host's launch, as they are now.
+
+    Args:
+        context: the launch.
+    """
+
+    def __init__(self, context: LaunchContext) -> None:
+        self._context = context
+        self._output_bytes: dict[int, int] = {}  # by attempt
+
+    def text(self, exit_code: int | None = None, *, is_openmetrics: bool = False) -> str:
+        """All of them in Prometheus' format. ``exit_code``: saferun's, if the launch is over; -1: not known."""
+        context = self._context
+        host = context.investigation.log.host
+        samples = self._samples(exit_code)
+        return metrics_text(samples, run_id=context.run_id, host=host, is_openmetrics=is_openmetrics)
+
+    def _samples(self, exit_code: int | None) -> list[Sample]:
+        context, log = self._context, self._context.investigation.log
+        ranks = context.current.ranks
+        if ranks:
+            self._output_bytes[context.attempt] = sum(rank.output_bytes() for rank in ranks)
+        quiet_s = context.investigation.hangs.quiet_s() if context.current.living() else 0.0
+        counted = log.counted(context.attempt)
+        samples = [
+            Sample("saferun_info", 1),
+            Sample("saferun_up", exit_code is None),
+            Sample("saferun_ranks", len(context.current.living())),
+            Sample("saferun_attempt", context.attempt),
+            Sample("saferun_progress_age_seconds", quiet_s),
+            Sample("saferun_hang_seconds", quiet_s if counted.is_hung else 0.0),
+            Sample("saferun_slow_ranks", counted.slow),
+            Sample("saferun_incidents_total", counted.hangs, (("kind", "hang"),)),
+            Sample("saferun_incidents_total", counted.failures, (("kind", "failure"),)),
+            Sample("saferun_captures_total", log.captures),
+            Sample("saferun_restarts_total", counted.restarts),
+            *(Sample("saferun_retries_total", count, (("class", name),)) for name, count in counted.retries.items()),
+            Sample("saferun_output_bytes_total", sum(self._output_bytes.values())),
+        ]
+        return samples if exit_code is None else [*samples, Sample("saferun_exit_code", exit_code)]
