@@ -57,7 +57,7 @@ class LiveCapture:
 
     def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
         context, action = self._context, self._action
-        context.launch.investigation.log.captures += 1
+        context.log.captures += 1
         watching, verdict = context.launch.config.watch, action.verdict
         is_hang = verdict is not None
         has_gpus = any(map(os.path.exists, _GPU_DEVICES))

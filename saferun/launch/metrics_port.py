@@ -82,7 +82,7 @@ class MetricsPort(PartBase):
                 raise
         except OSError as error:
             self.deadline = None
-            self._warn(str(error.strerror))
+            self._give_up(str(error.strerror))
             return
         self._listener = listener
         if not self._address[1]:
@@ -90,7 +90,7 @@ class MetricsPort(PartBase):
             self._context.report(f"metrics are at http://{self._shown(port)}{PATH}")
         self._context.poller.watch(listener.fileno(), self._accept)
 
-    def _warn(self, reason: str) -> None:
+    def _give_up(self, reason: str) -> None:
         shown = self._shown(self._address[1])
         self._context.warn(
             f"--metrics-port {shown}: {reason}; there are no metrics, and the job does not depend on them"
@@ -140,7 +140,7 @@ class MetricsPort(PartBase):
         except Exception as error:
             self._close(connection)
             self.close()
-            self._warn(f"{type(error).__name__}: {error}")
+            self._give_up(f"{type(error).__name__}: {error}")
 
     def _read(self, connection: _Connection) -> None:
         try:

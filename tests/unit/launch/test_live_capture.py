@@ -23,7 +23,7 @@ def request_of(monkeypatch: pytest.MonkeyPatch, verdict: HangVerdict | None) -> 
     context: Any = SimpleNamespace(
         launch=SimpleNamespace(config=SimpleNamespace(watch=watch)),
         hook=SimpleNamespace(prefix=lambda *_arguments: ""),
-        log=SimpleNamespace(launched_time=1000.0),
+        log=SimpleNamespace(launched_time=1000.0, captures=0),
     )
     record: Any = SimpleNamespace(started_time=2000.0)
     action: Any = SimpleNamespace(verdict=verdict, attempt=3, local_ranks=(0,), budget_s=20.0)
