@@ -39,6 +39,10 @@ _LINES_AFTER_CAUGHT = 3
 _SHELL_SIGNAL = 128
 _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 _LONGEST_PROOF = 400
+# The rules search at most so many characters of the messages of all failures together, 2 to 4 µs each, whatever was
+# written; of one failure more than any real message has, but fewer where there are many.
+_CHARS_IN_ALL = 1_000_000
+_LEAST_CHARS, _MOST_CHARS = 2_000, 16_000
 _NOISE = re.compile(r"\s{0,8}(?:frame #\d|#\d{1,3} |Extension modules:|<omitting python|C\+\+ CapturedTraceback:)")
 # Calls that a crash goes through before it ends the process, and those that only raise what others have found.
 _CRASH_MACHINERY = re.compile(
@@ -102,6 +106,7 @@ class Failure(Value):
     others: Sequence[tuple[int, int]] = ()
     supervisor_pids: tuple[int, ...] = ()
     gpu_owners: GpuOwners = GpuOwners((), ())
+    most_chars: int = _MOST_CHARS
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -109,6 +114,7 @@ class Failure(Value):
         messages = self.error.messages if self.error is not None else ()
         messages = (*messages, *(self.cpp_error.message if self.cpp_error is not None else ()))
         # The exception quotes the last warning alone, which is often no more than a consequence.
+        messages = _bounded(messages, self.most_chars)
         if not self.nccl_warnings or not any(map(_NCCL_ERROR.search, messages)):
             return messages
         return (*messages, *self.nccl_warnings)
@@ -116,7 +122,7 @@ class Failure(Value):
     @property
     def context(self) -> tuple[str, ...]:
         """The messages of exceptions during whose handling that one was raised."""
-        return self.error.context if self.error is not None else ()
+        return _bounded(self.error.context, self.most_chars) if self.error is not None else ()
 
     @property
     def last_lines(self) -> tuple[str, ...]:
@@ -131,7 +137,8 @@ class Failure(Value):
         """
         if not self.died_silently or self.signum not in {0, signal.SIGABRT}:
             return ()
-        return _of_failures(self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1])
+        lines = _of_failures(self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1])
+        return _bounded(lines, self.most_chars)
 
     @property
     def died_silently(self) -> bool:
@@ -205,6 +212,18 @@ class Failure(Value):
         return main or (self.fatal.main_frames if self.fatal is not None else ())
 
 
+@lru_cache(maxsize=8)
+def _bounded(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """The first of these lines, of so many characters together."""
+    kept: list[str] = []
+    for line in lines:
+        if most <= 0:
+            break
+        kept.append(line[:most])
+        most -= len(line)
+    return tuple(kept)
+
+
 @lru_cache(maxsize=4)
 def _of_failures(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Lines without those that the program got over, by their own words. Many rules ask for the same lines."""
@@ -254,6 +273,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         others=hosts.neighbours(end.rank),
         supervisor_pids=hosts.supervisor_pids(end.rank),
         gpu_owners=hosts.gpu_owners(end.rank),
+        most_chars=min(max(_CHARS_IN_ALL // max(len(evidence.ends), 1), _LEAST_CHARS), _MOST_CHARS),
     )
 
 
