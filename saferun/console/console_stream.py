@@ -42,6 +42,7 @@ class ConsoleStream:
         self._lines = LineAssembler()
         self._drawing: Drawing | None = None
         self._is_drawn = False
+        self._can_draw = True  # until drawing fails
         self._colors: OpenColors | None = None  # set in lines that have ended
         self._noted = False
         self.is_held: Callable[[], bool] = lambda: self.is_full  # whether reading the rank is paused
@@ -60,7 +61,11 @@ class ConsoleStream:
     def live(self) -> tuple[bytes, ...]:
         """The line that has no end yet, or the newest rows of a progress bar; empty where there is none."""
         if self._is_drawn and self._drawing is not None:
-            return self._drawing.live
+            try:
+                return self._drawing.live
+            except Exception:
+                self._can_draw = False  # what it has becomes lines with the next bytes, or at the end
+                return ()
         line = self._lines.unfinished
         if not line:
             return ()
@@ -83,7 +88,10 @@ class ConsoleStream:
     @property
     def cursor(self) -> tuple[int, int] | None:
         """Where the cursor is among these rows: row and column; None: at the end, or hidden."""
-        return self._drawing.cursor if self._is_drawn and self._drawing is not None else None
+        try:
+            return self._drawing.cursor if self._is_drawn and self._drawing is not None else None
+        except Exception:
+            return None
 
     @property
     def prefix_columns(self) -> int:
@@ -134,7 +142,7 @@ class ConsoleStream:
         if self._pane.raw is not None:
             self._pane.raw.pass_on(self, chunk, now)
             return
-        if (self._drawing is not None or self._may_move(chunk)) and self._draw(chunk, now):
+        if (self._drawing is not None or (self._can_draw and self._may_move(chunk))) and self._draw(chunk, now):
             return
         is_whole = True
         if self._pane.target.has_room(len(chunk)):
@@ -193,10 +201,12 @@ class ConsoleStream:
     def _draw(self, chunk: bytes, now: float) -> bool:
         """Draw a chunk that moves the cursor. Returns whether it has been shown."""
         try:
-            if self._draws(chunk):
+            if self._can_draw and self._draws(chunk):
                 self._show_drawn(chunk, now)
                 return True
         except Exception:
+            self._can_draw = False
+        if not self._can_draw:
             self._stop_drawing()
         return False
 
@@ -211,18 +221,17 @@ class ConsoleStream:
                 return False
             if self._pane.budget is None:
                 self._pane.budget = DrawingBudget()
-            begun = self._lines.take()
-            if self._colors is not None:
-                begun, self._colors = self._colors.opening + begun, None
-            self._drawing = Drawing(self._pane.budget, lambda: self.columns, begun, is_terminal=is_terminal)
-            return True
-        if not self._drawing.wants(chunk):
+            self._drawing = Drawing(self._pane.budget, lambda: self.columns, is_terminal=is_terminal)
+        elif not self._drawing.wants(chunk):
             return False
-        begun = self._lines.take()
+        begun = lines = self._lines.take()
         if self._colors is not None:
             begun, self._colors = self._colors.opening + begun, None
-        if begun:
-            self._drawing.feed(begun, 0.0)
+        try:
+            lines = self._drawing.begin(begun)
+        finally:
+            if lines:
+                self._pane.put(prefixed(self.prefix, lines))
         return True
 
     def _show_drawn(self, chunk: bytes, now: float) -> None:
@@ -251,13 +260,14 @@ class ConsoleStream:
             return False
         try:
             self._put_drawn(drawing, drawing.settle(now))
+            return len(drawing.live) > 1
         except Exception:
+            self._can_draw = False
             self._stop_drawing()
             return False
-        return len(drawing.live) > 1
 
     def _stop_drawing(self) -> None:
-        """It has failed: what it has is shown as lines, and from now on everything as it is."""
+        """It has failed, or the stream has ended: what it has is shown as lines."""
         self._forget()
         drawing, self._drawing, self._is_drawn = self._drawing, None, False
         with suppress(Exception):

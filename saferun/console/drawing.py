@@ -38,17 +38,22 @@ class Drawing:
         budget: shared by all streams of the console.
         is_terminal: whether the console is a terminal.
         columns: returns the width that the rank's own terminal has.
-        begun: the line that the stream has begun and not ended.
     """
 
-    def __init__(self, budget: DrawingBudget, columns: Callable[[], int], begun: bytes, *, is_terminal: bool) -> None:
+    def __init__(self, budget: DrawingBudget, columns: Callable[[], int], *, is_terminal: bool) -> None:
         self._budget = budget
         self._is_terminal = is_terminal
         self._columns = columns
         self._rows = Rows(columns())
         self._fed_at = 0.0
-        if begun:
-            self._rows.feed(begun)
+
+    def begin(self, line: bytes) -> bytes:
+        """Take in what the stream has begun to write as a line, before anything that moves the cursor.
+
+        Returns:
+            The lines that have become final: all of one that is too long to be drawn.
+        """
+        return self._rows.feed(line) if len(line) <= _LONGEST_OPEN_BYTES else line + b"\n"
 
     def wants(self, chunk: bytes) -> bool:
         """Whether the rows change what a chunk means; if not, it may be shown as it is."""

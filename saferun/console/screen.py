@@ -299,6 +299,7 @@ class Pane:
         self._since: dict[ConsoleStream, float] = {}  # when each of these lines began
         self._rows = 0
         self._below = 0  # of these rows, how many are below the cursor
+        self._cannot_draw = False  # rows at the bottom: that has failed
         target.shape_note = self._above_the_rows
 
     def put(self, text: bytes) -> bool:
@@ -362,7 +363,7 @@ class Pane:
     def show_unfinished(self, now: float) -> None:
         """Show the unfinished lines that are due."""
         self.due = None
-        if self.target.is_terminal:
+        if self.target.is_terminal and not self._cannot_draw:
             self._show_rows(now)
             return
         for stream, shown in list(self._unfinished.items()):
@@ -422,6 +423,8 @@ class Pane:
         for stream in self._unfinished:
             self._unfinished[stream] = stream.live
         self._redraw()
+        if self._cannot_draw:
+            self._refresh_at(now + _PIPE_REFRESH_S)
 
     def _refresh_at(self, at: float) -> None:
         self.due = at if self.due is None else min(self.due, at)
@@ -434,6 +437,18 @@ class Pane:
         return b"\r\x1b[%dA\x1b[J" % above if above else b"\r\x1b[J"
 
     def _draw(self) -> bytes:
+        """The rows; where that fails, unfinished lines are shown as on a pipe from now on."""
+        if self._cannot_draw:
+            return b""
+        try:
+            return self._drawn()
+        except Exception:
+            self._cannot_draw = True
+            self._rows = self._below = 0
+            self._unfinished = dict.fromkeys(self._unfinished, ())
+            return b""
+
+    def _drawn(self) -> bytes:
         drawn = {stream: rows for stream, rows in self._unfinished.items() if rows}
         below = self._status_rows() if self.statuses else []
         if not drawn and not below:

@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,6 @@ from tests.unit.console.reader import Reader, console, drain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
     from saferun.console.screen import Screen
 
@@ -176,6 +175,79 @@ def test_what_cannot_be_drawn_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch)
         job.wait()
         job.close()
         assert job.shown.lines == ["[0] first", "[1] second"]
+
+
+@pytest.mark.parametrize("broken", ["live", "cursor", "is_plain"])
+def test_a_model_that_fails_later_ends_nothing(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    with ranks(2) as job:
+        job.write(0, b"\x1b[2Kbar\r")
+        job.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(Rows, broken, property(lambda _: 1 / 0))
+            job.write(1, b"second\n")
+            job.wait()
+            job.write(0, b"\x1b[2Kbar 2\r")
+            job.wait()
+            job.wait()
+        job.write(0, b"\nlast\n")
+        job.close()
+        lines = job.shown.lines
+        assert [line for line in lines if line.startswith("[1]")] == ["[1] second"]
+        assert [line for line in lines if "last" in line] == ["[0] last"]
+        assert any("bar 2" in line for line in lines)
+
+
+@pytest.mark.parametrize("broken", ["closed_row", "shown_width"])
+def test_rows_that_cannot_be_drawn_are_lines(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    with ranks(2) as job:
+        job.screen.set_status("hosts", "waiting for node2", since=time.monotonic())
+        job.write(1, b"Continue? ")
+        job.wait()
+        monkeypatch.setattr(f"saferun.console.screen.{broken}", lambda *_: 1 / 0)
+        job.write(0, b"first\n")
+        for _ in range(10):
+            job.wait()
+        assert job.shown.lines == ["[0] first", "[1] Continue?"]
+        job.write(0, b"second\n")
+        job.close()
+        assert job.shown.lines == ["[0] first", "[1] Continue?", "[0] second"]
+
+
+def test_what_was_begun_is_not_lost_where_drawing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ranks(1) as job:
+        job.write(0, b"begun")
+        monkeypatch.setattr(Rows, "feed", lambda *_: 1 / 0)
+        job.write(0, b"\x1b[K, ended\n")
+        job.close()
+        assert job.shown.lines == ["[0] begun", "[0] , ended"]
+
+
+def test_a_failure_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fail(*_: object) -> bytes:
+        calls.append(1)
+        raise RuntimeError
+
+    monkeypatch.setattr(Rows, "feed", fail)
+    with ranks(1) as job:
+        for _ in range(5):
+            job.write(0, b"\x1b[Kline\n")
+        job.close()
+        assert len(calls) == 1
+        assert job.shown.lines == ["[0] line"] * 5
+
+
+def test_a_line_of_more_rows_than_are_live_is_whole() -> None:
+    text = b"%05d " * 1000 % tuple(range(1000))
+    for size in (3_900, 6_000):
+        with ranks(1) as job:
+            job.write(0, text[:size])
+            job.wait()
+            job.write(0, b"\x1b[K\nnext\n")
+            job.close()
+            shown = " ".join(line.removeprefix("[0]") for line in job.shown.lines if line != "[0] next")
+            assert shown.replace(" ", "") == text[:size].decode().replace(" ", "")
 
 
 def test_a_flood_of_movements_becomes_lines() -> None:
