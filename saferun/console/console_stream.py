@@ -137,6 +137,11 @@ class ConsoleStream:
                 return
         self.show(chunk, now)
 
+    def show_plainly(self, chunk: bytes) -> None:
+        """It has failed to process a chunk, which is shown as lines; should that fail as well, files have it."""
+        with suppress(Exception):
+            self._pane.put(prefixed(self.prefix, chunk))
+
     def show(self, chunk: bytes, now: float) -> None:
         """Show bytes from the rank."""
         if self._pane.raw is not None:

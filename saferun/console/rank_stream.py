@@ -7,6 +7,7 @@ from collections import deque
 
 from saferun.console.console_stream import ConsoleStream
 from saferun.console.lines import LineAssembler, prefixed
+from saferun.errors import suppress
 from saferun.files.file_stream import FileStream
 
 READ_BYTES = 64 << 10
@@ -128,19 +129,26 @@ class RankStream:
         for file in self._files:
             file.write(chunk, must=is_last)
         if self._console is not None:
-            self._console.feed(chunk, now)
+            try:
+                self._console.feed(chunk, now)
+            except Exception:
+                self._console.show_plainly(chunk)
         if self._line_filter is not None:
             self._line_filter.feed(chunk)
         size = len(chunk)
         self.bytes_read += size
+        self._size_next(size)
+        self._keep(chunk if size <= _LAST_BYTES else chunk[-_LAST_BYTES:])
+        return size
+
+    def _size_next(self, size: int) -> None:
+        """Decide how much is read next, after a chunk of this size in bytes."""
         if size >= self._size:
             if self._size < _LARGE_READ_BYTES:
                 keep_heap()
             self._size = _LARGE_READ_BYTES
         elif size < READ_BYTES:
             self._size = READ_BYTES
-        self._keep(chunk if size <= _LAST_BYTES else chunk[-_LAST_BYTES:])
-        return size
 
     def _keep(self, chunk: bytes) -> None:
         size = len(chunk)
@@ -165,7 +173,8 @@ class RankStream:
     def close(self) -> None:
         """Flush the unfinished line and close everything that belongs to this stream alone."""
         if self._console is not None:
-            self._console.close()
+            with suppress(Exception):
+                self._console.close()
         if self._line_filter is not None:
             self._line_filter.close()
         for file in self._files:

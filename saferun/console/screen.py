@@ -109,9 +109,9 @@ class Screen:
     def _put_own(self, text: str) -> None:
         """Write lines of saferun itself to stderr; wrapped and coloured on a terminal."""
         pane = self.err
-        is_colored = self.colors(pane)
-        if pane.target.is_terminal or is_colored:
-            with suppress(Exception):
+        with suppress(Exception):
+            is_colored = self.colors(pane)
+            if pane.target.is_terminal or is_colored:
                 from saferun.console.message_style import styled
 
                 text = styled(text, columns=pane.columns, is_colored=is_colored)
@@ -158,6 +158,12 @@ class Screen:
                 pane.show_unfinished(now)
         if self.folding is not None:
             self._fold(now)
+
+    def show_no_more(self) -> None:
+        """Something has failed: nothing but whole lines is shown from now on."""
+        self.folding = None
+        for pane in self.panes:
+            pane.due = None
 
     def _fold(self, now: float) -> None:
         """Show what has been held back for long enough."""

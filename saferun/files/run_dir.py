@@ -138,13 +138,17 @@ class RunDirectory:
         add_tree(Tree(top if ours else path))  # for a writer that follows the first one, and for captures
 
         def on_answer(answer: Answer | None) -> None:
-            if answer is None:
-                self._failing.add(path)  # it may yet be made, and is not relied upon
-            elif answer.error is not None:
-                self._refuse(chosen, path, answer.error)
-            else:
-                self._begin_run(path, host_path, top if ours else "")
-            self._begin()
+            try:
+                if answer is None:
+                    self._failing.add(path)  # it may yet be made, and is not relied upon
+                elif answer.error is not None:
+                    self._refuse(chosen, path, answer.error)
+                else:
+                    self._begin_run(path, host_path, top if ours else "")
+            except Exception as error:
+                self.path = self.host_path = None
+                self._warn(f"no run directory: {chosen}: {type(error).__name__}: {error}")
+            self._begin()  # the ranks wait for it
 
         arguments: list[object] = [path, host_path, top if ours else "", latest if ours else []]
         self.files.ask("make_run_directory", arguments, on_answer)

@@ -162,7 +162,10 @@ class WriterClient(PartBase):
         self._asked_count += 1
         self._asked[self._asked_count] = on_answer, time.monotonic() + timeout_s
         self.put(ASK, 0, json.dumps([self._asked_count, name, arguments]).encode(), must=True)
-        self._ring_bell()  # a caller waits
+        try:
+            self._ring_bell()  # a caller waits
+        except Exception as error:
+            self._break(error)
 
     def put(self, kind: int, stream: int, payload: bytes | memoryview, *, must: bool) -> bool:
         """Queue a record. Returns whether it has found room."""
@@ -222,10 +225,10 @@ class WriterClient(PartBase):
                     self._bell_at = now + _BELL_S
                 elif self._bell_at <= now:
                     self._ring_bell()
-            for number in [number for number, (_, due) in self._asked.items() if due <= now]:
-                self._answer(number, None)
         except Exception as error:
             self._break(error)
+        for number in [number for number, (_, due) in self._asked.items() if due <= now]:
+            self._answer(number, None)
 
     def close(self) -> None:
         """Nothing: it is ``finish`` that ends the writer, after all others have said their last."""
@@ -326,10 +329,17 @@ class WriterClient(PartBase):
             self._answer(number, None)
 
     def _on_message(self, message: JsonObject) -> None:
+        if "answer" in message:
+            # What an answer leads to is not the files' mistake.
+            answer = None
+            try:
+                answer = read_answer(message)
+            except Exception as error:
+                self._break(error)
+            self._answer(message["answer"], answer)
+            return
         try:
-            if "answer" in message:
-                self._answer(message["answer"], read_answer(message))
-            elif "runs" in message:
+            if "runs" in message:
                 self.runs = message["runs"]
             elif "room" in message:
                 self._check_pace(time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
@@ -12,6 +13,8 @@ from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.evidence import Diagnosis
     from saferun.files.file_stream import Answer
     from saferun.launch.retry_waits import RetryWaits
@@ -47,8 +50,11 @@ class AttemptEnd:
         group = self._context.current.group
 
         def diagnose_now() -> None:
-            self._draw_up_waits()
-            self._context.investigation.diagnose(action)
+            context = self._context
+            context.guarded("draw up the waits before retries", self._draw_up_waits)
+            if not context.succeeds("find the cause", context.investigation.diagnose, action):
+                unknown: Any = actions.Undiagnosed(action.error or "the attempt failed", abandoned=action.abandoned)
+                context.post(events.Diagnosed(time.monotonic(), action.attempt, unknown))
 
         def diagnose() -> None:
             if self._context.current.group is group:
@@ -70,11 +76,11 @@ class AttemptEnd:
             from saferun.launch.retry_waits import RetryWaits
 
             self._waits = RetryWaits(
-                self._context.poller,
+                self._context.guarded_poller,
                 lambda budget_s: self._context.examiner.ask("waits", [wait_s, count], budget_s, is_urgent=False)[1],
                 self._context.supervisor.take_waits,
             )
-            self._context.loop.parts += (self._waits,)
+            self._context.loop.add_watching(self._waits)
 
     def post_investigated(self, event: events.Event) -> None:
         """Post what was found out. A start that is tried again waits a second anyway: it can wait for the waits."""
@@ -87,13 +93,17 @@ class AttemptEnd:
 
     def report_failure(self, action: actions.ReportFailure) -> None:
         """Report why the attempt failed, and what follows."""
-        self._context.investigation.report_failure(action)
+        context = self._context
+        if not context.succeeds("report the failure", context.investigation.report_failure, action):
+            context.report(action.diagnosis.headline)
         if action.restarting and action.decision is not None and action.decision.wait_s >= _SHOWN_WAIT_S:
             self._context.screen.set_status("retry", "starting again", until=time.monotonic() + action.decision.wait_s)
         if action.decision is not None and action.decision.new_port:
             self._context.setup.release_port()
         if not action.restarting:
-            _write_error_file(self._context, action.diagnosis, self._stop_signum)
+            context.guarded(
+                "write TORCHELASTIC_ERROR_FILE", _write_error_file, context, action.diagnosis, self._stop_signum
+            )
         self._context.ranks.forget()
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -148,7 +158,7 @@ class AttemptEnd:
 
     def report_decision(self, action: actions.ReportDecision) -> None:
         """Report what the leader has decided."""
-        self._context.investigation.report_decision(action)
+        self._context.guarded("report the failure", self._context.investigation.report_decision, action)
         self._context.ranks.forget()
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -162,7 +172,10 @@ class AttemptEnd:
         if action.reraise is None:
             self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
         self._context.job.leaves = action.leaves
-        self._context.checks.settle()
+        self._context.guarded("end the checks", self._context.checks.settle)
+        self._context.guarded("write how the launch has ended", partial(self._write_end, action, stopped=stopped))
+
+    def _write_end(self, action: actions.Finish, *, stopped: bool) -> None:
         incidents = self._context.investigation.log
         incidents.finish(action.exit_code, stopped=stopped)
         self._context.log.finish(action.exit_code, stopped=stopped, headline=incidents.last_headline)

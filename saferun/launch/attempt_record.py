@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from saferun.errors import printable
 from saferun.launch.incident_log import IncidentLog
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.rank_group import Rank, RankGroup
 from saferun.launch.rank_hook import RankHook
-from saferun.linux.poller import Poller
 from saferun.linux.scratch import current_directory
 from saferun.model import Value
 from saferun.supervisor.actions import Diagnose, Undiagnosed
@@ -20,8 +19,6 @@ from saferun.supervisor.events import Event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from saferun.captures.capture_query import CaptureQuery
     from saferun.cluster.evidence_exchange import EvidenceExchange
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict
@@ -35,25 +32,17 @@ class Context(Value):
 
     Attributes:
         launch: the launch, and its other parts.
-        poller: the loop's, for handlers that may fail.
         hook: the start-up hook of the ranks.
         log: the incidents so far.
-        guarded: calls, and says in one line what failed.
         peers_s: how long the evidence of other hosts is waited for after a failure.
         numbers: of the captures, which name their directories.
     """
 
     launch: LaunchContext
-    poller: Poller
     hook: RankHook
     log: IncidentLog
-    guarded: Callable[..., Any]
     peers_s: float
     numbers: Iterator[int]
-
-    def succeeds(self, what: str, call: Callable[..., object], *arguments: object) -> bool:
-        """Whether a call that may fail does not; if it does, that is said in one line."""
-        return self.guarded(what, lambda: (call(*arguments),)) is not None
 
     def post(self, event: Event) -> None:
         """Hand an event to the supervisor."""
@@ -64,7 +53,7 @@ class Context(Value):
         from saferun.cluster.evidence_exchange import EvidenceExchange
 
         task = self.launch.config.hosts.task
-        return EvidenceExchange(self.launch.job, task.local_rank if task is not None else 0, self.guarded)
+        return EvidenceExchange(self.launch.job, task.local_rank if task is not None else 0, self.launch.guarded)
 
     def print_lines(self, lines: Sequence[str]) -> None:
         """Say these lines, one below the other."""
@@ -191,7 +180,7 @@ class AttemptRecord:
     def add_failure(self, diagnosis: Diagnosis, lines: Sequence[str], *, restarting: bool) -> None:
         """Add the end of the attempt to the report. ``lines``: what was printed about it."""
         outcome = "restarted" if restarting else "ended"
-        self._context.guarded("report", self.add_incident, "failure", diagnosis, outcome, lines)
+        self._context.launch.guarded("report", self.add_incident, "failure", diagnosis, outcome, lines)
 
     def undiagnosed(self, action: Diagnose) -> Diagnosis:
         """What remains to be said of a failed attempt that cannot be diagnosed."""

@@ -143,7 +143,7 @@ class AttemptSetup:
             return
         if "logs" in answer:
             found, changed = _destinations_from(answer)
-            self._context.investigation.prepare()
+            self._prepare_investigation()
             self._context.run_dir.open(lambda: self._plan(current, assignment, environs, found, answer, changed))
             return
 
@@ -159,8 +159,11 @@ class AttemptSetup:
 
         self._log_files.destinations(placement, current.number, on_ready)
         # While the directories are made:
-        self._context.investigation.prepare()
-        self._context.log.plan_description()
+        self._prepare_investigation()
+        self._context.guarded("write run.json", self._context.log.plan_description)
+
+    def _prepare_investigation(self) -> None:
+        self._context.guarded("prepare for cores", self._context.investigation.prepare)
 
     def _plan(
         self,
@@ -177,15 +180,18 @@ class AttemptSetup:
             self._context.start_failed(current.number, run_dir.refusal)
             return
         # Nothing that is asked for is impossible: from here on the launch leaves files.
-        self._context.log.plan_description()
+        self._context.guarded("write run.json", self._context.log.plan_description)
         own = self._own_environ()
         for environ, error_file in zip(environs, destinations.error_files, strict=True):
             environ.update(own, TORCHELASTIC_ERROR_FILE=error_file)
         for environ, more in zip(environs, changed, strict=False):
             environ.update(more)
         self._apply_profiles(current.number, placement, environs)
+        hook, guarded = self._context.investigation.hook, self._context.guarded
         for place, environ in zip(placement.ranks, environs, strict=True):
-            environ.update(self._context.investigation.hook.environ(current.number, place.rank, environ))
+            environ.update(
+                guarded("prepare the start-up hook", hook.environ, current.number, place.rank, environ) or {}
+            )
             if answer.get("timer_file"):
                 environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
         numactl = answer.get("numactl")

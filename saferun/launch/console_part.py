@@ -49,11 +49,16 @@ class ConsolePart:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        return self._screen.deadline()
+        with suppress(Exception):
+            return self._screen.deadline()
+        return None
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        self._screen.tick(now)
+        try:
+            self._screen.tick(now)
+        except Exception:
+            self._screen.show_no_more()
 
     @property
     def pids(self) -> frozenset[int]:

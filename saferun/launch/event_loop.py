@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.children import reap
 from saferun.linux.procfs import is_core_dumping
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from saferun.launch.console_part import ConsolePart
     from saferun.linux.part import Part
+    from saferun.model import ExitStatus
 
 # No busy machine is this late: who wakes up so long after a deadline was stopped, suspended or held up.
 _STALL_S = 1.0
@@ -102,7 +105,16 @@ class EventLoop:
             self._of_part(part, lambda part: self._carry_on_without(part.tick, now))
         self._check_deadline(now, alive_at)
 
-    def _of_part(self, part: Part, call: Callable[[Part], float | None]) -> float | None:
+    @property
+    def pids(self) -> set[int]:
+        """The processes of all parts."""
+        pids = set[int]()
+        for part in self.parts:
+            with suppress(Exception):  # what is broken has been reported
+                pids |= part.pids
+        return pids
+
+    def _of_part(self, part: Part, call: Callable[[Part], Any]) -> Any:  # noqa: ANN401 - of any call
         """What a call of a part returns. One that only watches and fails is left alone from then on.
 
         Its processes are reaped, and it is closed at the end.
@@ -148,7 +160,7 @@ class EventLoop:
     def reap(self) -> None:
         """Take in which children have ended. One that no part knows was a rank's, and came to this process."""
         for pid, status in reap():
-            if not any(part.on_exit(pid, status) for part in self.parts):
+            if not any(self._of_part(part, partial(_on_exit, pid, status)) for part in self.parts):
                 self._console.on_exit(pid)
 
     def _carry_on_without(self, call: Callable[..., object], *arguments: object) -> None:
@@ -161,3 +173,7 @@ class EventLoop:
             self._context.warn(f"{error}: the launch goes on without it")
             # What asks for it again at once shall not take a whole processor.
             time.sleep(_MISSING_S)
+
+
+def _on_exit(pid: int, status: ExitStatus, part: Part) -> bool:
+    return part.on_exit(pid, status)

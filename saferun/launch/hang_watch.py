@@ -76,15 +76,15 @@ class HangWatch:
         if self._watch_at is not None and self._watch_at <= now:
             self._watch_at = None if self._has_imported else now + _IMPORTS_S
             if self._has_imported:
-                self._context.guarded("watch the ranks", self._begin_watch, now)
+                self._context.launch.guarded("watch the ranks", self._begin_watch, now)
         elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
-            self._context.guarded("watch the ranks", self._watch.tick, now)
+            self._context.launch.guarded("watch the ranks", self._watch.tick, now)
         if self._slow is not None and self._slow.deadline is not None and self._slow.deadline <= now:
             self._for_slow_ranks(lambda slow: slow.tick(now))
 
     def _for_slow_ranks(self, call: Callable[[SlowRanks], None]) -> None:
         """What fails costs the comparison of the ranks, and nothing else."""
-        if self._slow is not None and not self._context.succeeds("compare the ranks", call, self._slow):
+        if self._slow is not None and not self._context.launch.succeeds("compare the ranks", call, self._slow):
             self._slow.disable()
 
     def _begin_watch(self, now: float) -> None:
@@ -93,7 +93,7 @@ class HangWatch:
         self._context.log.write_preflight()
         self._watch = Watch(
             self._timeout_s,
-            self._context.poller,
+            self._context.launch.guarded_poller,
             on_verdict=self._take_verdict,
             on_recovery=self._take_recovery,
             examiner=self._context.launch.examiner,
@@ -102,7 +102,7 @@ class HangWatch:
         )
         ranks = self.watched_ranks()
         self._watch.begin(now, ranks)
-        self._context.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
+        self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
 
     def _begin_comparison(self, now: float, ranks: list[WatchedRank], watch: Watch) -> None:
         from saferun.launch.slow_ranks import SlowRanks
@@ -131,12 +131,12 @@ class HangWatch:
         """For how many seconds no rank of this host has moved; 0 where they work, or nothing is known."""
         if self._watch is None:
             return 0.0
-        return self._context.guarded("see whether the ranks work", self._watch.quiet_s, time.monotonic()) or 0.0
+        return self._context.launch.guarded("see whether the ranks work", self._watch.quiet_s, time.monotonic()) or 0.0
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has been reaped."""
         if self._watch is not None:
-            self._context.guarded("watch the ranks", self._watch.rank_ended, local_rank)
+            self._context.launch.guarded("watch the ranks", self._watch.rank_ended, local_rank)
         self._for_slow_ranks(lambda slow: slow.rank_ended(local_rank))
 
     def pause(self) -> None:
@@ -152,7 +152,7 @@ class HangWatch:
     def resume(self, now: float) -> None:
         """It has been reported, and the job goes on."""
         if self._watch is not None:
-            self._context.guarded("watch the ranks", self._watch.captured, now)
+            self._context.launch.guarded("watch the ranks", self._watch.captured, now)
         self._for_slow_ranks(lambda slow: slow.resume(now))
 
     def end(self) -> None:
@@ -162,7 +162,7 @@ class HangWatch:
         self._slow = None
         watch, self._watch = self._watch, None
         if watch is not None:
-            self._context.guarded("end the watch", watch.end)
+            self._context.launch.guarded("end the watch", watch.end)
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often this hang has been reported, and when it is next."""
@@ -229,7 +229,7 @@ class JobHangWatch(HangWatch):
         peers = self._context.launch.job.peers
         # A host speaks for its own ranks only.
         ranks_of = {task: _ranks_of(peers.get(int(task.partition("/")[0]))) for task in states}
-        self._context.guarded("watch the job", self._detector.feed, states, time.monotonic(), ranks_of)
+        self._context.launch.guarded("watch the job", self._detector.feed, states, time.monotonic(), ranks_of)
 
     @property
     def deadline(self) -> float | None:
@@ -240,7 +240,7 @@ class JobHangWatch(HangWatch):
     def tick(self, now: float) -> None:
         """Do what is due."""
         if self._detector is not None and self._detector.deadline is not None and self._detector.deadline <= now:
-            self._context.guarded("watch the job", self._detector.tick, now)
+            self._context.launch.guarded("watch the job", self._detector.tick, now)
         super().tick(now)
 
     def captured(self, now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from saferun.captures.client import Examiner
 from saferun.cluster.job_values import JobCallbacks
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.secret import JobSecret
+    from saferun.files.inbox import Outbox
     from saferun.files.writer_client import WriterClient
     from saferun.linux.part import Part
     from saferun.linux.spares import Spares
@@ -79,40 +80,55 @@ class HostLaunch:
         spares: Spares | None = None,
         secret: JobSecret | None = None,
     ) -> None:
-        config = context.config
         self._writer = writer
         self._context = context
         self._reaper = reaper
         own_environ = {**context.environ, "SAFERUN_RUN_ID": context.run_id, "OMP_NUM_THREADS": "1"}
-        wanted = MODULES + (FOR_SEVERAL_HOSTS if config.hosts.together else ())
         context.log = EventLog(context)
         context.setup = AttemptSetup(context, resolution)
         context.ending = AttemptEnd(context)
         context.checks = PreflightPart(context, checks)
         context.lint = LintPart(context)
-        context.ranks = ranks = RankActions(context, older_children, reaper, spares)
+        context.ranks = RankActions(context, older_children, reaper, spares)
+        self._make_imports(own_environ)
+        context.job = self._open_job(own_environ, secret)
+        context.torchrun_events = TorchrunEvents(context.config, context.job.client, context.guarded)
+        reporters = self._make_reporters()
+        context.investigation = Investigation(context, peers_s)
+        passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
+        self._wakeup = Wakeup(context, passed)
+        writer.attach(context.poller)
+        self._console = ConsolePart(context)
+        context.loop = EventLoop(context, self._console, *self._parts(passed, reporters))
+
+    def _make_imports(self, environ: Mapping[str, str]) -> None:
+        """What has modules read without waiting for files, and imports them."""
+        context, outbox = self._context, self._outbox
+        wanted = MODULES + (FOR_SEVERAL_HOSTS if context.config.hosts.together else ())
         context.imports = IdleImports(
             context.environ.get("PYTHONPATH", ""),
             self._on_imported,
-            poller=context.poller,
+            poller=context.guarded_poller,
             ask=lambda names, budget_s: context.examiner.ask("code", list(names), budget_s, is_urgent=False)[1],
             wanted=wanted,
         )
         context.examiner = Examiner(
-            own_environ,
-            context.poller,
+            environ,
+            context.guarded_poller,
             warn=context.warn,
             wanted=wanted,
             on_loaded=context.imports.begin,
             on_ready=lambda: context.log.note("ExaminerReady"),
-            outbox=lambda: writer.outbox,
+            outbox=outbox,
         )
-        context.job = job = self._open_job(own_environ, secret)
-        context.torchrun_events = TorchrunEvents(config, job.client)
+
+    def _make_reporters(self) -> list[Part]:
+        """What tells people and programs how the launch goes."""
+        context, config = self._context, self._context.config
         context.page = PagePart(
             context.run_dir,
             context.poller,
-            outbox=lambda: writer.outbox,
+            outbox=self._outbox,
             warn=context.warn,
             is_wanted=config.output.report_html != "off",
         )
@@ -125,30 +141,28 @@ class HostLaunch:
             from saferun.launch.metrics_part import MetricsPart
 
             context.metrics = MetricsPart(context, config.output.metrics)
-        metrics_port: Part | None = None
+        port: Part | None = None
         if config.output.metrics_port is not None and config.checks.preflight != "only":
             from saferun.launch.metrics_port import MetricsPort
 
-            metrics_port = MetricsPort(context, config.output.metrics_port)
-        context.investigation = Investigation(context, peers_s)
-        passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
-        self._wakeup = Wakeup(context, passed)
-        writer.attach(context.poller)
-        story = StoryFile(context)
+            port = MetricsPort(context, config.output.metrics_port)
+        return [part for part in (context.page, context.on_event, context.metrics, port) if part is not None]
+
+    def _parts(self, passed: PassedSignals, reporters: Sequence[Part]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """The parts in the order in which they are woken, and those of them that the launch can do without."""
+        context = self._context
+        ranks, story = context.ranks, StoryFile(context)
         parts: tuple[Part, ...] = (
-            *(ranks, writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
-            *(context.checks, job, context.lint, ranks.segments),
-            *(context.imports, context.examiner, ranks.orphans, story, context.page),
+            *(ranks, self._writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
+            *(context.checks, context.job, context.lint, ranks.segments),
+            *(context.imports, context.examiner, ranks.orphans, story),
+            *reporters,
         )
-        watching: tuple[Part, ...] = (
-            *(context.investigation, context.lint, ranks.segments, context.imports, context.examiner),
-            *(story, context.page),
-        )
-        for part in (context.on_event, context.metrics, metrics_port):
-            if part is not None:
-                parts, watching = (*parts, part), (*watching, part)
-        self._console = ConsolePart(context)
-        context.loop = EventLoop(context, self._console, parts, watching)
+        needed: tuple[Part, ...] = (ranks, self._writer, ranks.intake, ranks.exec_wait, context.checks, context.job)
+        return parts, tuple(part for part in parts if part not in needed)
+
+    def _outbox(self) -> Outbox:
+        return self._writer.outbox
 
     def _actions(self) -> dict[type, Callable[[Any], object]]:
         """What carries out each kind of action."""
@@ -203,7 +217,7 @@ class HostLaunch:
         No step that fails keeps the next ones from being taken. The reaper ends what is left after such a failure.
         """
         self._reaper.is_needed = True
-        helpers: set[int] = set().union(*(part.pids for part in self._context.loop.parts))
+        helpers = self._context.loop.pids
         has_failed = False
         for part in self._context.loop.parts:
             has_failed |= not self._is_done(type(part).__name__, part.close)
@@ -260,7 +274,7 @@ class HostLaunch:
             on_assigned=context.setup.on_assigned,
             on_prepared=context.setup.on_prepared,
             on_preflight=context.checks.take_message,
-            on_torch=context.log.write_torch_version,
+            on_torch=lambda version: context.guarded("write run.json", context.log.write_torch_version, version),
             on_stderr=context.screen.err.put_message,
             print_line=context.screen.print_message,
             ranks=lambda: context.investigation.hangs.watched_ranks(),  # noqa: PLW0108
@@ -278,21 +292,19 @@ class HostLaunch:
             from saferun.linux.locked_code import lock_code
 
             lock_code()
-        self._context.log.note("ModulesImported")
-        self._context.investigation.imported()
-        self._context.checks.imported()
-        self._open_control()
+        context = self._context
+        context.guarded("write events.jsonl", context.log.note, "ModulesImported")
+        context.guarded("watch the ranks", context.investigation.imported)
+        context.guarded("check this host", context.checks.imported)
+        context.guarded("open the control socket", self._open_control)
 
     def _open_control(self) -> None:
         """Answer saferunctl from now on. A launch whose ranks end before has no control socket."""
         context = self._context
         if context.control is not None:
             return  # all is imported again where an examiner was lost
-        try:
-            from saferun.launch.control_part import ControlPart
+        from saferun.launch.control_part import ControlPart
 
-            context.control = ControlPart(context)
-            context.loop.add_watching(context.control)
-            context.control.open()
-        except Exception as error:
-            context.warn(f"no control socket for saferunctl: {type(error).__name__}: {error}")
+        context.control = ControlPart(context)
+        context.loop.add_watching(context.control)
+        context.control.open()

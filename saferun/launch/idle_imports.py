@@ -210,6 +210,14 @@ class IdleImports(PartBase):
 
     def tick(self, now: float) -> None:
         """Import the next one, ask again, or go on without, where that is due."""
+        try:
+            self._tick(now)
+        except Exception:
+            self._is_patient = False
+            self._call_all()  # nobody waits for what will not come
+            raise
+
+    def _tick(self, now: float) -> None:
         if self._ask_at is not None and self._ask_at <= now:
             self._request()
         if self._waiting and self._give_up_at <= now:

@@ -81,10 +81,10 @@ class FailureIncident:
             # The leader has ended the job because of the hang that was captured last.
             record.capture, record.verdict = record.last_hang
         wants_cores = self._context.launch.config.watch.cores != "off"
-        dead = (self._context.guarded("look for cores", self._dead) or []) if wants_cores else []
-        recorders = self._context.guarded("look for Flight Recorders", self._recorders) or ()
+        dead = (self._context.launch.guarded("look for cores", self._dead) or []) if wants_cores else []
+        recorders = self._context.launch.guarded("look for Flight Recorders", self._recorders) or ()
         if dead or recorders:
-            self._context.guarded("read what dead ranks left", self._read_remains, dead, recorders)
+            self._context.launch.guarded("read what dead ranks left", self._read_remains, dead, recorders)
         if self._record.running is None and not self._is_concluded:
             self._conclude(None, "")
 
@@ -163,11 +163,11 @@ class FailureIncident:
     # Evidence
 
     def _conclude(self, reader: CaptureReader | None, failure: str) -> None:
-        record, guarded = self._record, self._context.guarded
+        record, guarded = self._record, self._context.launch.guarded
         self._is_concluded = True
         record.concluded_attempt = self._action.attempt
         record.evidence = guarded("gather the evidence", self._gather, reader, failure)
-        if self._action.alone or not self._context.succeeds("share the evidence", self._share):
+        if self._action.alone or not self._context.launch.succeeds("share the evidence", self._share):
             self._post(stopped=False)
 
     def _share(self) -> None:
@@ -181,7 +181,7 @@ class FailureIncident:
         context.exchange().share("end", self._record.evidence, context.peers_s, on_done, stopped=stopped)
 
     def _gather(self, reader: CaptureReader | None, failure: str) -> Evidence:
-        record, action, guarded = self._record, self._action, self._context.guarded
+        record, action, guarded = self._record, self._action, self._context.launch.guarded
         evidence = record.gather(record.verdict if action.hung else None)._replace(
             abandoned=action.abandoned,
             stop_signum=action.stop_signum,
@@ -232,7 +232,7 @@ class FailureIncident:
     # Diagnosis
 
     def _post(self, *, stopped: bool) -> None:
-        record, action, guarded = self._record, self._action, self._context.guarded
+        record, action, guarded = self._record, self._action, self._context.launch.guarded
         record.diagnosis = guarded("find the cause", self._diagnose) or record.undiagnosed(action)
         facts = guarded("judge whether to try again", self._facts, record.diagnosis)
         self._context.post(Diagnosed(time.monotonic(), action.attempt, record.diagnosis, stopped, facts))
@@ -241,7 +241,7 @@ class FailureIncident:
         record = self._record
         if record.evidence is None:
             return None
-        staged = self._context.guarded("see how far the start came", self._staged, record.evidence)
+        staged = self._context.launch.guarded("see how far the start came", self._staged, record.evidence)
         record.evidence = staged or record.evidence
         return diagnose(record.evidence)
 
@@ -302,8 +302,8 @@ def _with_recorders(
 def report_failure(context: Context, record: AttemptRecord, action: ReportFailure) -> None:
     """Report why the attempt failed, and what happens next."""
     if action.decision is not None:
-        context.guarded("note the decision", _note_decision, context, action.decision, action.diagnosis)
-    lines = context.guarded("report the failure", _failure_lines, context, record, action)
+        context.launch.guarded("note the decision", _note_decision, context, action.decision, action.diagnosis)
+    lines = context.launch.guarded("report the failure", _failure_lines, context, record, action)
     lines = lines if lines is not None else [f"saferun: {action.diagnosis.headline}"]
     context.print_lines(lines)
     record.add_failure(action.diagnosis, lines, restarting=action.restarting)

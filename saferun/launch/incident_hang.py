@@ -70,7 +70,7 @@ class HangIncident(LiveCapture):
 
     def _conclude(self, capture: Capture, failure: str) -> None:
         self._record.capture = self._explained(capture, failure)
-        if not self._context.succeeds("share the evidence", self._share):
+        if not self._context.launch.succeeds("share the evidence", self._share):
             self._context.post(EvidenceCaptured(time.monotonic(), self._action.attempt))
 
     def _explained(self, capture: Capture, failure: str) -> Capture:
@@ -97,7 +97,7 @@ class HangIncident(LiveCapture):
     def _diagnose(self, evidence: Evidence | None, *, moved: bool) -> None:
         record = self._record
         record.evidence = evidence
-        record.diagnosis = self._context.guarded("diagnose the hang", diagnose_hang, evidence)
+        record.diagnosis = self._context.launch.guarded("diagnose the hang", diagnose_hang, evidence)
         cause = record.diagnosis.cause if record.diagnosis is not None else None
         culprits = cause.ranks if cause is not None else ()
         self._context.launch.job.blamed = culprits
@@ -127,7 +127,7 @@ class HangIncident(LiveCapture):
         if not self._context.launch.job.leads:
             self._report_part(diagnosis)
         elif diagnosis is not None:
-            self._context.guarded("report the hang", self._report, action, diagnosis, repeat)
+            self._context.launch.guarded("report the hang", self._report, action, diagnosis, repeat)
         else:
             self._context.print_verdict(self._verdict)
 
@@ -138,7 +138,7 @@ class HangIncident(LiveCapture):
         if self._number == 1 and self._context.launch.job.is_head and not self._context.launch.is_spoken_for:
             self._context.launch.screen.print_message(printable(line))
         if diagnosis is not None:
-            self._context.guarded("report", self._record.add_incident, "hang", diagnosis, "continued", [line])
+            self._context.launch.guarded("report", self._record.add_incident, "hang", diagnosis, "continued", [line])
 
     def _report(self, action: ReportHang, diagnosis: Diagnosis, repeat: Repeat) -> None:
         verdict, log = self._verdict, self._context.log

@@ -7,10 +7,8 @@ where it cannot be loaded, the supervisor gets its answers all the same, and the
 from __future__ import annotations
 
 import os
-import select
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import count
 
@@ -22,15 +20,12 @@ from saferun.launch.rank_group import RankGroup
 from saferun.launch.rank_hook import RankHook
 from saferun.linux.core_limits import RankPreparation, plan_preparation
 from saferun.linux.core_saving import CoreWatch
-from saferun.linux.poller import Poller
 from saferun.linux.scratch import current_directory
 from saferun.supervisor.actions import AwaitCause, CaptureEvidence, Diagnose, ReportDecision, ReportFailure, ReportHang
 from saferun.supervisor.events import CauseShown, Diagnosed, EvidenceCaptured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.launch.cause_wait import CauseWait
     from saferun.launch.incident_hang import HangIncident
@@ -40,37 +35,6 @@ if TYPE_CHECKING:
 
 # Cores are watched for from then on: a shorter launch is not to pay for it.
 _CORES_DELAY_S = 0.1
-
-
-class _GuardedPoller(Poller):
-    """The loop's poller for handlers that may fail, which an ordinary handler may not: its exception ends the launch.
-
-    Args:
-        poller: the loop's.
-        guarded: calls a handler, and reports in one line that it has failed.
-    """
-
-    def __init__(self, poller: Poller, guarded: Callable[[Callable[[], None]], bool]) -> None:
-        self._poller = poller
-        self._guarded = guarded
-
-    def watch(self, fd: int, handler: Callable[[], None], events: int = select.EPOLLIN) -> None:
-        """As the poller's; a handler that fails is not called again."""
-
-        def call() -> None:
-            if not self._guarded(handler):
-                # What it has left unread would wake the loop again and again. Its owner has a deadline.
-                self._poller.unwatch(fd)
-
-        self._poller.watch(fd, call, events)
-
-    def unwatch(self, fd: int) -> None:
-        """As the poller's."""
-        self._poller.unwatch(fd)
-
-    def is_watched(self, fd: int) -> bool:
-        """As the poller's."""
-        return self._poller.is_watched(fd)
 
 
 class Investigation:
@@ -89,18 +53,18 @@ class Investigation:
 
     def __init__(self, launch: LaunchContext, peers_s: float = 0.0) -> None:
         self._launch = launch
+        self._guarded = launch.guarded
         self.log = IncidentLog(
             launch.config,
             launch.run_dir,
             host=launch.host,
             run_id=launch.run_id,
-            guarded=self._guarded,
+            guarded=launch.guarded,
             on_written=launch.page.request,
             notify=launch.on_event.notify if launch.on_event is not None else None,
         )
         self.hook = RankHook(launch)
-        poller = _GuardedPoller(launch.poller, self._handles)
-        self._context = Context(launch, poller, self.hook, self.log, self._guarded, peers_s, count(1))
+        self._context = Context(launch, self.hook, self.log, peers_s, count(1))
         self.preparation: RankPreparation | None = None
         self._core_watch: CoreWatch | None = None
         self._memory: MemoryState | None = None
@@ -156,23 +120,6 @@ class Investigation:
         if self._core_watch is not None:
             self._core_watch.close()
 
-    def _guarded(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - any call
-        """Call; a failure costs the result, None, and one line."""
-        try:
-            return call(*arguments)
-        except ModuleNotFoundError:
-            # The ranks had just been started when the file system stopped to answer.
-            self._launch.warn(
-                "the files of saferun cannot be read: failures and hangs are reported without their causes"
-            )
-        except Exception as error:
-            self._launch.warn(f"cannot {what}: {type(error).__name__}: {error}")
-        return None
-
-    def _handles(self, handler: Callable[[], None]) -> bool:
-        """Whether a handler of the loop's succeeds."""
-        return self._context.succeeds("process what was captured", handler)
-
     # ----------------------------------------------------------------------------------------------------------------
     # The ranks
 
@@ -196,7 +143,7 @@ class Investigation:
         )
 
     def _watch_cores(self) -> None:
-        self._core_watch = CoreWatch(current_directory(), self._context.poller)
+        self._core_watch = CoreWatch(current_directory(), self._launch.guarded_poller)
 
     def _read_memory(self) -> None:
         from saferun.linux.cgroups import read_memory_state
@@ -256,7 +203,7 @@ class Investigation:
         self._guarded("pause the watch", self.hangs.pause)
         self._record.verdict = action.verdict or self._record.verdict
         self._hang = None
-        if not self._context.succeeds("capture", self._begin_capture, action):
+        if not self._launch.succeeds("capture", self._begin_capture, action):
             self._context.post(EvidenceCaptured(time.monotonic(), action.attempt))
 
     def _begin_capture(self, action: CaptureEvidence) -> None:
@@ -301,13 +248,13 @@ class Investigation:
     def diagnose(self, action: Diagnose) -> None:
         """Read what the dead ranks left, and find the cause; the answer is Diagnosed."""
         self._keep_running()
-        if not self._context.succeeds("find the cause", self._begin_diagnosis, action):
+        if not self._launch.succeeds("find the cause", self._begin_diagnosis, action):
             diagnosis = self._record.undiagnosed(action)
             self._context.post(Diagnosed(time.monotonic(), action.attempt, diagnosis))
 
     def await_cause(self, action: AwaitCause) -> None:
         """A victim has failed: see whether one of these ranks shows the cause; the answer is CauseShown."""
-        if not self._context.succeeds("wait for the cause", self._begin_wait, action):
+        if not self._launch.succeeds("wait for the cause", self._begin_wait, action):
             self._context.post(CauseShown(time.monotonic(), action.attempt))
 
     def _begin_wait(self, action: AwaitCause) -> None:
@@ -350,7 +297,7 @@ class Investigation:
 
     def report_failure(self, action: ReportFailure) -> None:
         """Report why the attempt failed, and what happens next."""
-        if not self._context.succeeds("report the failure", self._report_failure, action):
+        if not self._launch.succeeds("report the failure", self._report_failure, action):
             self._context.print_lines([f"saferun: {action.diagnosis.headline}"])
 
     def _report_failure(self, action: ReportFailure) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from saferun.config import LaunchConfig
 from saferun.console.screen import Screen
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
+from saferun.launch.guarded_poller import GuardedPoller
 from saferun.linux.poller import Poller
 from saferun.supervisor.events import Event, StartFailed
 from saferun.supervisor.machine import State, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.captures.client import Examiner
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.job_values import Assignment
@@ -84,6 +87,10 @@ class LaunchContext:
         run_dir: the files.
         host: the host's short name.
         run_id: marks the processes of this run.
+
+    Attributes:
+        poller: the loop's.
+        guarded_poller: the same for handlers that may fail, those of all that watches, captures and reports.
     """
 
     loop: EventLoop
@@ -122,6 +129,7 @@ class LaunchContext:
         self.host = host  # its name in the job, once the hosts have met
         self.run_id = run_id
         self.poller = Poller()
+        self.guarded_poller = GuardedPoller(self.poller, lambda call: self.succeeds("take in what has come", call))
         self.events: deque[Event] = deque()
         self.current = HostAttempt()
         self.ended: HostAttempt | None = None  # the attempt whose ranks ended last
@@ -138,8 +146,22 @@ class LaunchContext:
 
     def own_pids(self) -> set[int]:
         """Processes of saferun's own, and ranks that were given up: they are in an uninterruptible sleep."""
-        own: set[int] = set().union(self.screen.pids, *(part.pids for part in self.loop.parts))
-        return own.union(self.current.by_pid)
+        return self.loop.pids.union(self.screen.pids, self.current.by_pid)
+
+    def guarded(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - any call
+        """Call what the launch can do without; a failure costs the result, None, and one line."""
+        try:
+            return call(*arguments)
+        except ModuleNotFoundError:
+            # The ranks had just been started when the file system stopped to answer.
+            self.warn("the files of saferun cannot be read: failures and hangs are reported without their causes")
+        except Exception as error:
+            self.warn(f"cannot {what}: {type(error).__name__}: {error}")
+        return None
+
+    def succeeds(self, what: str, call: Callable[..., object], *arguments: object) -> bool:
+        """Whether a call that may fail does not; if it does, that is said in one line."""
+        return self.guarded(what, lambda: (call(*arguments),)) is not None
 
     def post(self, event: Event) -> None:
         """Hand an event to the supervisor, after those that wait."""

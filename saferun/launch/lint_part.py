@@ -58,13 +58,13 @@ class LintPart(PartBase):
         # Whatever goes wrong with it is not reported: the job does not depend on it.
         with suppress(OSError):
             self._number, self._fd = self._context.examiner.ask("lint", asked, _BUDGET_S)
-            self._context.poller.watch(self._fd, self._on_readable)
+            self._context.guarded_poller.watch(self._fd, self._on_readable)
 
     def close(self) -> None:
         """End it, if it has not ended."""
         self.deadline = None
         if self._fd >= 0:
-            self._context.poller.unwatch(self._fd)
+            self._context.guarded_poller.unwatch(self._fd)
             os.close(self._fd)
             self._fd = -1
             self._context.examiner.end(self._number)

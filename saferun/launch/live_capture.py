@@ -51,7 +51,7 @@ class LiveCapture:
             self._captured(None, "--capture-budget is 0" if ranks else "")
             return
         self._record.capture = None
-        self._context.guarded("capture", self._start, ranks, budget_s)
+        self._context.launch.guarded("capture", self._start, ranks, budget_s)
         if self._record.running is None and not self._is_over:
             self._captured(None, "the capture cannot be started")
 
@@ -81,7 +81,7 @@ class LiveCapture:
         self._is_over = True
         capture = reader.capture if reader is not None else Capture()
         if reader is not None:
-            self._context.guarded(
+            self._context.launch.guarded(
                 "list what the capture lacks", note_gaps, self._context, reader, self._record.directory
             )
         self._warn_of_file_systems(capture)
@@ -98,7 +98,7 @@ class LiveCapture:
 
     def _conclude(self, capture: Capture, _failure: str) -> None:
         self._record.capture = capture
-        suspects = self._context.guarded("see who may have caused the failure", self._suspects) or ()
+        suspects = self._context.launch.guarded("see who may have caused the failure", self._suspects) or ()
         self._context.post(EvidenceCaptured(time.monotonic(), self._action.attempt, suspects=suspects))
 
     def _suspects(self) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ def start_capture(
     record.running = CaptureQuery(
         request,
         context.launch.examiner,
-        context.poller,
+        context.launch.guarded_poller,
         deadline=time.monotonic() + request.budget_s,
         on_done=end,
         on_cores_found=on_cores_found,

@@ -48,7 +48,7 @@ class MetricsPart(PartBase):
         except OSError as error:
             self._give_up(f"no process that writes it: {error.strerror}")
             return
-        self._helper.attach(context.poller, self._on_message, lambda: self._give_up("the process was ended"))
+        self._helper.attach(context.guarded_poller, self._on_message, lambda: self._give_up("the process was ended"))
 
     def tick(self, now: float) -> None:
         """Have the file written, if that is due and the last time is over."""

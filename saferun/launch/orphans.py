@@ -114,7 +114,7 @@ class Orphans(PartBase):
         self._activity = Activity() if wait_s > 0 else None
         # Who is being ended already does not get more time by that.
         self._swept = {pid: min(kill_at, now + term_s) for pid, kill_at in self._swept.items()}
-        self.sweep(now)
+        self._look(now)
 
     def leave(self) -> None:
         """They are left to themselves, as torchrun leaves them."""
@@ -203,7 +203,16 @@ class Orphans(PartBase):
     def tick(self, now: float) -> None:
         """Look again, where that is due."""
         if self.deadline is not None and self.deadline <= now:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Look what there is; where that fails, nothing is left as far as is known, and the job goes on."""
+        try:
             self.sweep(now)
+        except Exception as error:
+            self._warn(f"cannot look for what the ranks left behind: {type(error).__name__}: {error}")
+            self.deadline = None
+            self._on_gone(tuple(sorted(self._swept)))
 
     def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
         """A child has been reaped. It may have been one of these: whether that was the last is found out at once."""

@@ -48,7 +48,7 @@ class PassedSignals(PartBase):
         survive(SURVIVED.difference(handled))
         if self._witness_fd >= 0:
             os.set_blocking(self._witness_fd, False)
-            self._context.poller.watch(self._witness_fd, self._on_witness)
+            self._context.guarded_poller.watch(self._witness_fd, self._on_witness)
 
     def take(self, signum: int, now: float) -> None:
         """This process has got one."""
@@ -106,6 +106,6 @@ class PassedSignals(PartBase):
     def close(self) -> None:
         """The launch is over, or the witness is gone."""
         if self._witness_fd >= 0:
-            self._context.poller.unwatch(self._witness_fd)
+            self._context.guarded_poller.unwatch(self._witness_fd)
             os.close(self._witness_fd)
             self._witness_fd = -1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from saferun.config import LaunchConfig
 from saferun.errors import EXIT_USAGE, SaferunError
+from saferun.launch.guarded_poller import GuardedPoller
 from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import ProbeHosts
@@ -20,11 +21,13 @@ from saferun.supervisor.events import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.cluster.job_values import Assignment
     from saferun.launch.launch_context import LaunchContext
     from saferun.launch.rank_group import AttemptPlan
     from saferun.preflight.checks.context import CheckContext
     from saferun.preflight.client import CheckProcess
     from saferun.preflight.driver import Failure, Outcome, PreflightRun
+    from saferun.supervisor.events import Event
 
 # The checks that no rank waits for leave the ranks the processors until they run.
 _BESIDE_DELAY_S = 0.1
@@ -74,6 +77,8 @@ class PreflightPart:
         self._is_imported = False
         self._is_awaited = True  # the ranks wait for the checks
         self._is_probed = False  # the leader has found nothing that keeps the ranks from being started
+        self._is_broken = False  # the checks have failed themselves: the launch goes on as if there were none
+        self._without: Callable[[], None] | None = None  # what makes it go on
 
     @property
     def is_wanted(self) -> bool:
@@ -87,7 +92,7 @@ class PreflightPart:
             context = self._context
             self._run = PreflightRun(
                 context.config,
-                context.poller,
+                GuardedPoller(context.poller, self._succeeds),
                 job=context.job,
                 environ=context.environ,
                 print_message=context.screen.print_message,
@@ -95,6 +100,25 @@ class PreflightPart:
                 process=self._process,
             )
         return self._run
+
+    def _succeeds(self, call: Callable[..., object], *arguments: object) -> bool:
+        """Whether a step of the checks does not fail. If one does, the launch goes on without them."""
+        if self._config.checks.preflight == "only":
+            call(*arguments)  # nothing runs that could go on
+            return True
+        if self._is_broken:
+            return False
+        if self._context.succeeds("check this host", call, *arguments):
+            return True
+        self._is_broken = True
+        without, self._without = self._without, None
+        if without is not None:
+            without()
+        return False
+
+    def _post(self, event: Event) -> None:
+        self._without = None
+        self._context.post(event)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Before the ranks
@@ -106,9 +130,16 @@ class PreflightPart:
             attempt: from 0.
             environ: the environment of the ranks, but for what differs between them.
         """
+        self._without = lambda: self._context.post(ChecksPassed(time.monotonic(), attempt))
+        if self._is_broken:
+            self._without()
+        else:
+            self._succeeds(self._check, attempt, environ)
+
+    def _check(self, attempt: int, environ: Mapping[str, str]) -> None:
         self._is_awaited = ranks_wait(self._config, environ, attempt)
         if not self._is_awaited:
-            self._context.post(ChecksPassed(time.monotonic(), attempt))
+            self._post(ChecksPassed(time.monotonic(), attempt))
             return
         context = self._check_context(environ, attempt)
         self._context.post(ChecksAsked(time.monotonic(), attempt))
@@ -131,17 +162,17 @@ class PreflightPart:
         """This host by itself is checked. Of several hosts the leader decides, so that all learn of it."""
         now = time.monotonic()
         if self._config.hosts.together:
-            self._context.post(ChecksPassed(now, attempt))
+            self._post(ChecksPassed(now, attempt))
             return
         self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
         if self._config.checks.preflight == "only":
-            self._context.post(ChecksOver(now, attempt, self._show(outcome)))
+            self._post(ChecksOver(now, attempt, self._show(outcome)))
             return
         self._opened().print_own()
         if outcome.failure is not None:
             self._start_failed(attempt, outcome.failure)
         else:
-            self._context.post(ChecksPassed(now, attempt))
+            self._post(ChecksPassed(now, attempt))
 
     def host_info(self) -> tuple[str, str]:
         """What this host sends the others about itself at the rendezvous, and where they can probe it."""
@@ -151,9 +182,25 @@ class PreflightPart:
         """Have the hosts probe each other; ProbesPassed, ChecksOver or StartFailed follows."""
         assignment = self._context.current.assignment
         if self.is_wanted and assignment is not None:
-            self._opened().probe(assignment, lambda outcome: self._on_probed(action.attempt, outcome))
+            self._without = lambda: self._go_on_unprobed(action.attempt)
+            if self._is_broken:
+                self._without()
+            else:
+                self._succeeds(self._probe, action.attempt, assignment)
         elif self._is_probed:
             self._context.post(ProbesPassed(time.monotonic(), action.attempt))
+
+    def _probe(self, attempt: int, assignment: Assignment) -> None:
+        self._opened().probe(assignment, lambda outcome: self._on_probed(attempt, outcome))
+
+    def _go_on_unprobed(self, attempt: int) -> None:
+        """The checks of this host are broken: where it leads, nobody waits for a verdict; else the leader has one."""
+        if self._context.job.leads:
+            from saferun.preflight.leader_messages import go_ahead_message
+
+            self._context.job.broadcast_preflight(go_ahead_message(()))  # which this host hears like the others
+        elif self._is_probed:
+            self._context.post(ProbesPassed(time.monotonic(), attempt))
 
     def _on_probed(self, attempt: int, outcome: Outcome) -> None:
         now = time.monotonic()
@@ -161,14 +208,15 @@ class PreflightPart:
             self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
         self._use_nics(outcome.nics)
         if self._config.checks.preflight == "only":
-            self._context.post(ChecksOver(now, attempt, self._show(outcome)))
+            self._post(ChecksOver(now, attempt, self._show(outcome)))
         elif outcome.failure is not None:
             self._start_failed(attempt, outcome.failure)
         else:
-            self._context.post(ProbesPassed(now, attempt))
+            self._post(ProbesPassed(now, attempt))
 
     def _start_failed(self, attempt: int, failure: Failure) -> None:
         error = SaferunError(failure.what, failure.hint, EXIT_USAGE, class_name=failure.class_name)
+        self._without = None
         self._context.start_failed(attempt, error)
 
     def _use_nics(self, names: Sequence[str]) -> None:
@@ -192,9 +240,9 @@ class PreflightPart:
 
     def take_message(self, message: JsonObject) -> None:
         """Take in a message of the leader's about the checks."""
-        if self.is_wanted:
-            self._opened().hear(message)
-        elif message.get("ok"):
+        if self.is_wanted and self._succeeds(lambda: self._opened().hear(message)):
+            return
+        if message.get("ok"):
             self._is_probed = True
             self._context.post(ProbesPassed(time.monotonic(), self._context.attempt))
 
@@ -239,12 +287,17 @@ class PreflightPart:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
+        if self._is_broken:
+            return None
         run = self._run.deadline if self._run is not None else None
         begin_at = self._begin_at if self._is_imported else None
         return min((moment for moment in (run, begin_at) if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        self._succeeds(self._tick, now)
+
+    def _tick(self, now: float) -> None:
         if self._is_imported and self._begin_at is not None and self._begin_at <= now:
             self._begin_at = None
             if self._plan is not None:

@@ -69,39 +69,41 @@ class RankActions(PartBase):
 
     def start(self, _action: actions.StartRanks) -> None:
         """Start every rank; RanksStarted or StartFailed follows."""
-        current = self._context.current
+        context = self._context
+        current = context.current
         if current.plan is None:
             return
         current.started_at = time.monotonic()
         self.orphans.begin_attempt()
-        preparation = self._context.investigation.preparation
+        preparation = context.investigation.preparation
         group = current.group = RankGroup(
-            self._context, current.plan, self._reaper, preparation=preparation, spares=self._spares
+            context, current.plan, self._reaper, preparation=preparation, spares=self._spares
         )
         forked, failure = group.start()
-        group.begin_folding()
-        self._context.investigation.ranks_started(group, current.started_at)
+        context.guarded("fold tracebacks", group.begin_folding)
+        context.guarded("watch the ranks", context.investigation.ranks_started, group, current.started_at)
         for rank in group.ranks:
             self.orphans.note_rank(rank.child.pid, rank.place.rank)
             if rank.child.pidfd >= 0:
-                self._context.poller.watch(rank.child.pidfd, self._context.loop.reap)
+                context.poller.watch(rank.child.pidfd, context.loop.reap)
             for stream in rank.streams:
                 self.intake.add(stream)
-        self._context.imports.seal()
+        context.guarded("import what captures take", context.imports.seal)
         self.exec_wait.begin(forked, failure)
-        self._context.examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
-        self._context.log.describe()
+        context.guarded("begin the examiner", context.examiner.begin_at, time.monotonic() + _EXAMINER_DELAY_S)
+        context.guarded("write run.json", context.log.describe)
 
     def _on_started(self) -> None:
         """Every rank has become its program."""
-        current, attempt = self._context.current, self._context.attempt
-        self._context.torchrun_events.ranks_started(current, attempt)
+        context = self._context
+        current, attempt = context.current, context.attempt
+        context.torchrun_events.ranks_started(current, attempt)
         if current.plan is not None:
-            self._context.checks.begin_beside(current.plan)
+            context.guarded("check this host", context.checks.begin_beside, current.plan)
         pids = tuple(rank.child.pid for rank in current.ranks)
-        self._context.post(events.RanksStarted(time.monotonic(), attempt, pids))
+        context.post(events.RanksStarted(time.monotonic(), attempt, pids))
         if current.plan is not None and attempt == 0:
-            self._context.lint.begin_soon(current.plan)
+            context.guarded("lint the environment", context.lint.begin_soon, current.plan)
 
     def _on_start_failed(self, error: SaferunError, running: tuple[int, ...]) -> None:
         """A rank did not become its program; ``running``: local ranks that did, or may come to."""
@@ -126,8 +128,14 @@ class RankActions(PartBase):
             self._context.post(events.EvidenceCaptured(time.monotonic(), action.attempt))
             return
         action = action._replace(local_ranks=ranks)
+        context = self._context
+
+        def capture() -> None:
+            if not context.succeeds("capture", context.investigation.capture, action):
+                context.post(events.EvidenceCaptured(time.monotonic(), action.attempt))
+
         # CAPTURING, or STOPPING, where ranks do not end: what waits for the imports must still be wanted then.
-        self.when_imported(self._context.supervisor.state, lambda: self._context.investigation.capture(action))
+        self.when_imported(context.supervisor.state, capture)
 
     def when_imported(self, state: State, call: Callable[[], None]) -> None:
         """Call when what captures take is in memory, unless the launch has left this state by then."""
@@ -137,7 +145,8 @@ class RankActions(PartBase):
             if self._context.is_in(state, attempt):
                 call()
 
-        self._context.imports.need(call_in_time)
+        if not self._context.succeeds("import what captures take", self._context.imports.need, call_in_time):
+            call_in_time()
 
     def signal(self, action: actions.SignalRanks) -> None:
         """Send ranks a signal."""
@@ -157,7 +166,8 @@ class RankActions(PartBase):
         current = self._context.current
         if current.group is not None:
             since = time.time() - (time.monotonic() - current.started_at)
-            self.segments.note([rank.child.pid for rank in current.living()], since)
+            pids = [rank.child.pid for rank in current.living()]
+            self._context.guarded("find the ranks' shared memory", self.segments.note, pids, since)
 
     def tick(self, now: float) -> None:
         """Nothing is done by time."""
@@ -178,10 +188,10 @@ class RankActions(PartBase):
             return True
         group.note_exit(rank, status, at=now, time=time.time())
         self._reaper.note_ended(pid)
-        self._context.investigation.hangs.rank_ended(rank.place.local_rank)
+        self._context.guarded("watch the ranks", self._context.investigation.hangs.rank_ended, rank.place.local_rank)
         if not status.ok:
             # Before anything of this attempt is taken out of the store.
-            self._context.job.ask_start_stage(len(group.ranks))
+            self._context.guarded("ask how far the start came", self._context.job.ask_start_stage, len(group.ranks))
         self._context.post(events.RankExited(now, self._context.attempt, rank.place.local_rank, status))
         return True
 
@@ -210,27 +220,28 @@ class RankActions(PartBase):
 
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
         self.close()
-        self.segments.sweep()
+        self._context.guarded("remove shared memory", self.segments.sweep)
         self._context.post(events.OrphansGone(time.monotonic(), self._context.attempt, pids))
 
     def close(self) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
-        self.orphans.end()
-        self._context.screen.set_status("leftovers", None)
+        context = self._context
+        context.guarded("name what is left behind", self.orphans.end)
+        context.screen.set_status("leftovers", None)
         self.exec_wait.close()
-        self._context.investigation.attempt_ended()
-        self._context.job.attempt_ended()
-        self._context.lint.cancel()
-        current = self._context.current
+        context.guarded("end the watch", context.investigation.attempt_ended)
+        context.job.attempt_ended()
+        context.guarded("lint the environment", context.lint.cancel)
+        current = context.current
         group = current.group
         if group is None or group.is_closed:
             return
         for rank in group.ranks:
             if rank.end is None:
-                self._context.poller.unwatch(rank.child.pidfd)
+                context.poller.unwatch(rank.child.pidfd)
             for stream in rank.streams:
                 self.intake.remove(stream)
-        self._context.ended = current
+        context.ended = current
         group.close(time.monotonic())
 
     def forget(self) -> None:

@@ -88,7 +88,7 @@ class RecorderRounds:
         try:
             self._round = Answer(
                 launch.examiner,
-                self._context.poller,
+                self._context.launch.guarded_poller,
                 "recorders",
                 self._targets,
                 budget_s,

@@ -179,12 +179,13 @@ class SlowRanks:
         pids = [pid for rank, pid in self._pids.items() if rank in ranks]
         watches = self._watch is not None or self._rounds is not None
         if pids and watches and self._beside is None:
-            self._context.guarded("look for what slows a rank down", self._begin_beside, pids)
+            self._context.launch.guarded("look for what slows a rank down", self._begin_beside, pids)
 
     def _begin_beside(self, pids: list[int]) -> None:
         from saferun.captures.client import Answer
 
-        launch, poller = self._context.launch, self._context.poller
+        launch = self._context.launch
+        poller = launch.guarded_poller
         try:
             self._beside = Answer(
                 launch.examiner, poller, "beside", pids, _BESIDE_S, self._share_beside, is_urgent=False
@@ -207,7 +208,7 @@ class SlowRanks:
     def _take_report(self, host: str, ranks: range, rows: object) -> None:
         """A saferun has reported how often its ranks waited."""
         if self._is_wanted:
-            self._context.guarded("compare the ranks", self._take_counts, host, ranks, rows)
+            self._context.launch.guarded("compare the ranks", self._take_counts, host, ranks, rows)
 
     def _take_counts(self, host: str, ranks: range, rows: object) -> None:
         if self._dumps_s > 0:
@@ -254,7 +255,7 @@ class SlowRanks:
 
     def _take_beside(self, ranks: range, lines: Sequence[str]) -> None:
         if self._found is not None and self._found.ranks[0] in ranks:
-            self._context.guarded("compare the ranks", self._print, lines)
+            self._context.launch.guarded("compare the ranks", self._print, lines)
 
     def _print(self, beside: Sequence[str]) -> None:
         found, self._found = self._found, None

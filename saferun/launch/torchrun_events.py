@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.coordinator_client import CoordinatorClient
 
+_WHAT = "forward torchrun's events"
+
 
 class TorchrunEvents:
     """Makes torchrun's events of what happens here. Where the user named no handler it does nothing.
@@ -23,30 +25,32 @@ class TorchrunEvents:
     Args:
         config: the launch.
         coordinator: has torch, and with it the handler.
+        guarded: calls what the launch can do without.
     """
 
-    def __init__(self, config: LaunchConfig, coordinator: CoordinatorClient) -> None:
+    def __init__(self, config: LaunchConfig, coordinator: CoordinatorClient, guarded: Callable[..., object]) -> None:
         self._config = config
+        self._guarded = guarded
         self._coordinator = coordinator
         self._launched_at = time.monotonic()
 
     def ranks_started(self, attempt: HostAttempt, restarts: int) -> None:
         """The ranks of an attempt have been started, as far as they could be."""
-        self._forward(attempt, restarts, lambda _: "START")
+        self._guarded(_WHAT, self._forward, attempt, restarts, lambda _: "START")
 
     def hosts_joined(self, placement: Placement | None, restarts: int) -> None:
         """The hosts have met. ``placement``: this host's; None: for the first time."""
         # What torchrun's two events measure takes no time of its own here.
         for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS"):
-            self._forward_own(state, restarts, placement, 0.0)
+            self._guarded(_WHAT, self._forward_own, state, restarts, placement, 0.0)
 
     def launch_ended(self, attempt: HostAttempt | None, restarts: int, *, stopped: bool) -> None:
         """The launch is over: what became of the ranks that ended last, and of the launcher."""
         assignment = attempt.assignment if attempt is not None else None
         if attempt is not None:
-            self._forward(attempt, restarts, _state_of)
+            self._guarded(_WHAT, self._forward, attempt, restarts, _state_of)
         placement = assignment.placement if assignment is not None else None
-        self._forward_own("FAILED" if stopped else "SUCCEEDED", restarts, placement)
+        self._guarded(_WHAT, self._forward_own, "FAILED" if stopped else "SUCCEEDED", restarts, placement)
 
     def _forward(self, attempt: HostAttempt, restarts: int, state_of: Callable[[Rank], str]) -> None:
         """Forward an event about each rank."""

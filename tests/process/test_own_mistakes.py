@@ -1,0 +1,82 @@
+"""A mistake in what only watches, captures or reports costs what it does, and never the job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.process.launching import customized, in_saferun, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEALTHY = "import time; time.sleep(0.4)"
+# The first attempt fails, the second succeeds.
+RESTARTED = """
+import os, sys, time
+time.sleep(0.4)
+sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0" else 0)
+"""
+# What each of them takes is wanted at the ends of attempts, too.
+MISTAKES = [
+    ("launch.investigation", "Investigation", "prepare"),
+    ("launch.investigation", "Investigation", "ranks_started"),
+    ("launch.investigation", "Investigation", "attempt_ended"),
+    ("launch.investigation", "Investigation", "diagnose"),
+    ("launch.investigation", "Investigation", "pids"),
+    ("launch.investigation", "Investigation", "on_exit"),
+    ("launch.event_log", "EventLog", "_write_run_json"),
+    ("launch.rank_hook", "RankHook", "environ"),
+    ("launch.preflight_part", "PreflightPart", "_check"),
+    ("launch.idle_imports", "IdleImports", "need"),
+    ("launch.torchrun_events", "TorchrunEvents", "_send"),
+    ("console.screen", "Screen", "tick"),
+]
+MORE_MISTAKES = [
+    *(("launch.investigation", "Investigation", name) for name in ("report_failure", "imported", "tick", "deadline")),
+    *(("launch.event_log", "EventLog", name) for name in ("describe", "finish", "note", "record", "plan_description")),
+    *(("launch.event_log", "EventLog", name) for name in ("write_torch_version",)),
+    *(("launch.event_log", "StoryFile", name) for name in ("deadline", "tick")),
+    *(("captures.client", "Examiner", name) for name in ("begin_at", "begin", "ask", "tick", "pids", "_on_message")),
+    *(("launch.hang_watch", "HangWatch", name) for name in ("begin", "tick", "rank_ended", "end", "deadline")),
+    *(("launch.idle_imports", "IdleImports", name) for name in ("import_now", "seal", "tick", "_request", "_have")),
+    *(("launch.incident_log", "IncidentLog", name) for name in ("add", "finish", "write", "last_headline")),
+    *(("launch.lint_part", "LintPart", name) for name in ("begin_soon", "cancel", "tick", "deadline")),
+    *(("launch.orphaned_segments", "OrphanedSegments", name) for name in ("note", "sweep", "pids", "on_exit")),
+    *(("launch.orphans", "Orphans", name) for name in ("_scan", "sweep", "end", "tick", "_is_ours")),
+    *(("launch.page_part", "PagePart", name) for name in ("prepare", "request", "pids", "tick", "deadline")),
+    *(("launch.passed_signals", "PassedSignals", name) for name in ("tick", "deadline")),
+    *(("launch.preflight_part", "PreflightPart", name) for name in ("begin_beside", "_tick", "settle", "pids")),
+    *(("launch.retry_waits", "RetryWaits", name) for name in ("tick", "_end", "_on_readable")),
+    *(("launch.torchrun_events", "TorchrunEvents", name) for name in ("_forward", "_forward_own")),
+    *(("launch.attempt_end", "AttemptEnd", name) for name in ("_draw_up_waits", "_write_end")),
+    *(("console.console_stream", "ConsoleStream", name) for name in ("feed", "show", "close")),
+    *(("console.screen", "Screen", name) for name in ("deadline", "fold", "_fold")),
+    *(("console.folding", "Folding", name) for name in ("wants", "tick", "notes", "deadline")),
+    *(("linux.core_saving", "CoreWatch", name) for name in ("begin_at", "tick", "pids", "on_exit")),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "member"),
+    [
+        *(pytest.param(*mistake, id=".".join(mistake[1:])) for mistake in MISTAKES),
+        *(pytest.param(*mistake, id=".".join(mistake[1:]), marks=pytest.mark.slow) for mistake in MORE_MISTAKES),
+    ],
+)
+def test_the_job_goes_on_without(tmp_path: Path, module: str, name: str, member: str) -> None:
+    """Both where all is well, and where ranks fail and are restarted."""
+    planted = (
+        f"import inspect; from saferun.{module} import {name} as owner\n"
+        "    def fail(*_, **__): raise RuntimeError('a mistake')\n"
+        f"    is_property = isinstance(inspect.getattr_static(owner, {member!r}), property)\n"
+        f"    setattr(owner, {member!r}, property(fail) if is_property else fail)"
+    )
+    environ = customized(tmp_path, in_saferun(planted))
+    with running(tmp_path / "healthy", HEALTHY, nproc=2, environ=environ, store=False) as job:
+        assert job.wait() == 0, job.err
+    with running(
+        tmp_path / "restarted", RESTARTED, "--max_restarts", "1", nproc=2, environ=environ, store=False
+    ) as job:
+        assert job.wait() == 0, job.err
