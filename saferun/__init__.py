@@ -6,12 +6,10 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from saferun.api.report import read_report
+    from saferun.api.running import run
 
-    from saferun.api.report import Report
-    from saferun.api.running import RunResult
-
+__all__ = ["heartbeat", "read_report", "run"]
 __version__ = "0.1.0"
 
 
@@ -33,44 +31,14 @@ def heartbeat() -> None:
                 pass
 
 
-def run(
-    target: str | os.PathLike[str] | Callable[..., object],
-    *,
-    nproc: int | str = 1,
-    args: Sequence[Any] = (),
-    env: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
-    capture: bool = False,
-) -> RunResult:
-    """Launch a script or a function on this host, by saferun as a process of its own, and wait for its end.
+def __getattr__(name: str) -> object:
+    """``run`` and ``read_report``, which are imported when they are asked for: a launch needs neither."""
+    if name == "run":
+        from saferun.api.running import run
 
-    Args:
-        target: the path of a script, or a function, which every rank calls. Ranks have to be able to import it, unless
-            cloudpickle is installed.
-        nproc: the number of ranks: a number, or ``auto``, ``cpu``, ``gpu`` or ``xpu``.
-        args: arguments of the script or the function.
-        env: variables that are set for this launch.
-        options: more options of saferun, as on the command line: ``["--max-restarts", "1"]``.
-        capture: return the output instead of passing it on to this process's stdout and stderr.
+        return run
+    if name == "read_report":
+        from saferun.api.report import read_report
 
-    Raises:
-        SaferunError: the function cannot be launched; its text has a hint. A launch that fails is a result.
-        KeyboardInterrupt: Ctrl-C; the launch has been stopped.
-    """
-    from saferun.api.running import run as launch
-
-    return launch(target, nproc=nproc, args=args, env=env, options=options, capture=capture)
-
-
-def read_report(path: str | os.PathLike[str]) -> Report:
-    """Read report.json as values.
-
-    Args:
-        path: the file, or the run directory.
-
-    Raises:
-        SaferunError: there is none, or it cannot be read; its text has a hint.
-    """
-    from saferun.api.report import read_report as read
-
-    return read(path)
+        return read_report
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

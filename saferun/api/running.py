@@ -85,7 +85,21 @@ def run(
     options: Sequence[str] = (),
     capture: bool = False,
 ) -> RunResult:
-    """Launch a script or a function. See ``saferun.run``."""
+    """Launch a script or a function on this host, by saferun as a process of its own, and wait for its end.
+
+    Args:
+        target: the path of a script, or a function, which every rank calls. Ranks have to be able to import it, unless
+            cloudpickle is installed.
+        nproc: the number of ranks: a number, or ``auto``, ``cpu``, ``gpu`` or ``xpu``.
+        args: arguments of the script or the function.
+        env: variables that are set for this launch.
+        options: more options of saferun, as on the command line: ``["--max-restarts", "1"]``.
+        capture: return the output instead of passing it on to this process's stdout and stderr.
+
+    Raises:
+        SaferunError: the function cannot be launched; its text has a hint. A launch that fails is a result.
+        KeyboardInterrupt: Ctrl-C; the launch has been stopped.
+    """
     with ExitStack() as stack:
         directory = -1
         if callable(target):

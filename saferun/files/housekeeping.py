@@ -170,7 +170,7 @@ def do_housework(work: Housework, environ: Mapping[str, str], counting_s: float)
     except OSError:
         return {"runs": 0, "size_bytes": 0, "removed": 0}
     if work.keep_runs:
-        removed = keep_newest(fd, work.keep_runs, lambda: False)
+        removed = keep_newest(fd, work.keep_runs)
     names = run_names(fd)
     until = time.monotonic() + counting_s
     for name in names:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
 
 from saferun.errors import suppress
 from saferun.files.run_files import RUN_JSON, RunState, may_live, names_in, read_json, read_state, size_bytes
@@ -130,21 +129,18 @@ def size_of(base_fd: int, name: str, until: float) -> int:
         os.close(fd)
 
 
-def keep_newest(base_fd: int, keep: int, is_enough: Callable[[], bool]) -> int:
+def keep_newest(base_fd: int, keep: int) -> int:
     """Remove the runs beyond the newest ones, but none that may live, and none with a failure of the last week.
 
     Args:
         base_fd: the directory of runs.
         keep: how many are kept.
-        is_enough: whether to stop.
 
     Returns:
         How many are gone.
     """
     gone, now = 0, time.time()
     for name in run_names(base_fd)[keep:]:
-        if is_enough():
-            break
         run = old_run(base_fd, name)
         if run is not None and not has_recent_failure(base_fd, run, now):
             gone += remove_run(base_fd, name)

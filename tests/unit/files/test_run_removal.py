@@ -90,7 +90,7 @@ def test_the_newest_are_kept_and_recent_failures(tmp_path: Path, base: int) -> N
     make_run(tmp_path, "20250104-000000-aaaaaa", process=HERE, end=None, age_s=old_s)
     make_run(tmp_path, "20250105-000000-aaaaaa", end=None)
     (tmp_path / "notes").mkdir()
-    assert keep_newest(base, 2, lambda: False) == 5
+    assert keep_newest(base, 2) == 5
     assert run_names(base) == [
         "20260105-120000-abcdef",
         "20260104-120000-abcdef",
