@@ -7,37 +7,15 @@ import os
 from saferun.errors import SaferunError
 from saferun.linux.ownership import CAREFULLY, check_regular
 from saferun.model import JsonObject, Value
+from saferun.report.report_values import Cause, CauseOrNone, Decision, Launch, RankFailure, class_named
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit
 
+__all__ = ["Cause", "Decision", "Incident", "Launch", "RankFailure", "Report", "SlowRanks", "read_report"]
 NAME = "report.json"
 _LONGEST_BYTES = 8 << 20
 _FAMILY = "saferun.report/"
 _SCHEMA = f"{_FAMILY}1"
-
-
-class RankFailure(Value):
-    """How a rank ended. ``signal`` is the name of the signal that killed it."""
-
-    rank: int = -1
-    local_rank: int = -1
-    pid: int = 0
-    time: float | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    core_dumped: bool = False
-    stopped_by_saferun: bool = False
-
-
-class Cause(Value):
-    """Why: ``class_name`` is the class of the cause, ``ranks`` those that caused it."""
-
-    class_name: str = ""
-    message: str = ""
-    ranks: tuple[int, ...] = ()
-    location: str = ""
-    proof: str = ""
-    advice: str = ""
 
 
 class Incident(Value):
@@ -65,23 +43,11 @@ class Incident(Value):
     headline: str = ""
     hint: str = ""
     outcome: str = ""
-    cause: Cause | None = None
+    cause: CauseOrNone = None
     first_failure: RankFailure | None = None
     victims: tuple[int, ...] = ()
     stopped: tuple[int, ...] = ()
     findings: tuple[str, ...] = ()
-
-
-class Decision(Value):
-    """What followed a failed attempt: ``next_step`` is ``retry``, ``restart`` or ``finish``."""
-
-    attempt: int = 0
-    time: float | None = None
-    next_step: str = ""
-    message: str = ""
-    wait_s: float | None = None
-    class_name: str = ""
-    host: str = ""
 
 
 class SlowRanks(Value):
@@ -94,19 +60,6 @@ class SlowRanks(Value):
     waited: float | None = None
     others_waited: float | None = None
     window_s: float | None = None
-
-
-class Launch(Value):
-    """The launch. ``exit_code`` and ``ended_at`` are None while it runs."""
-
-    run_id: str = ""
-    host: str = ""
-    command: tuple[str, ...] = ()
-    started_at: float | None = None
-    ended_at: float | None = None
-    exit_code: int | None = None
-    outcome: str = ""
-    run_dir: str = ""
 
 
 class Report(Value):
@@ -163,7 +116,7 @@ def _read(path: str) -> bytes:
 
 
 def _report(path: str, content: JsonObject) -> Report:
-    rows = {name: list(map(_named, content.get(name) or ())) for name in ("incidents", "decisions", "slow_ranks")}
+    rows = {name: list(map(class_named, content.get(name) or ())) for name in ("incidents", "decisions", "slow_ranks")}
     return Report(
         schema=content["schema"],
         saferun_version=str(content.get("saferun_version", "")),
@@ -174,11 +127,3 @@ def _report(path: str, content: JsonObject) -> Report:
         path=path,
         raw=content,
     )
-
-
-def _named(row: JsonObject) -> JsonObject:
-    """The same with names that Python can have."""
-    named = {("class_name" if name == "class" else name): item for name, item in row.items()}
-    if isinstance(named.get("cause"), dict):
-        named["cause"] = _named(named["cause"])
-    return named

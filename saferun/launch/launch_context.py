@@ -152,9 +152,9 @@ class LaunchContext:
         """Call what the launch can do without; a failure costs the result, None, and one line."""
         try:
             return call(*arguments)
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
             # The ranks had just been started when the file system stopped to answer.
-            self.warn("the files of saferun cannot be read: failures and hangs are reported without their causes")
+            self.warn(f"cannot {what}: {error}: the files of saferun cannot be read")
         except Exception as error:
             self.warn(f"cannot {what}: {type(error).__name__}: {error}")
         return None

@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from saferun import __version__
 from saferun.report.page.contents import (
-    CausePart,
     CorePart,
-    EndPart,
     IncidentPart,
     PreflightPart,
     ReportPart,
-    RunPart,
     SlowPart,
     TracebackPart,
 )
@@ -31,6 +28,7 @@ from saferun.report.page.timeline import build_timelines
 from saferun.report.page.values import LABEL_CHARACTERS, Call, Fact, Incident, OutputPiece, PageModel, Table, Verdict
 from saferun.report.page.waits import build_group_tables, build_wait_graph
 from saferun.report.picture import rank_ranges
+from saferun.report.report_values import Cause, Launch, RankFailure
 from saferun.text.page import shown
 from saferun.text.redaction import redacted_arguments
 from saferun.text.wording import duration_text, ranks_text, size_text
@@ -124,13 +122,13 @@ def _distinct(incidents: Sequence[IncidentPart]) -> list[IncidentPart]:
     return kept
 
 
-def _described(run: RunJson | None) -> RunPart:
+def _described(run: RunJson | None) -> Launch:
     """The launch as run.json has it, where nothing went wrong and there is no report."""
     if run is None:
-        return RunPart()
+        return Launch()
     end = run.end
     ended = (end.time, end.exit_code, end.outcome) if end is not None else (None, None, "running")
-    return RunPart(run.run_id, run.host, ("saferun", *run.command), run.started_at, *ended)
+    return Launch(run.run_id, run.host, ("saferun", *run.command), run.started_at, *ended)
 
 
 def _world_size(files: RunFiles) -> int:
@@ -141,7 +139,7 @@ def _world_size(files: RunFiles) -> int:
 # -------------------------------------------------------------------------------------------------------------- the run
 
 
-def _run_facts(run: RunPart, files: RunFiles, clock: Callable[[float], str]) -> Iterator[Fact]:
+def _run_facts(run: Launch, files: RunFiles, clock: Callable[[float], str]) -> Iterator[Fact]:
     yield Fact("Run", shown(run.run_id or (files.run.run_id if files.run is not None else ""), 100) or files.name)
     if run.outcome:
         code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
@@ -175,7 +173,7 @@ def _lasted(seconds: float) -> str:
 
 
 def _verdict(incident: IncidentPart, clock: Callable[[float], str]) -> Verdict:
-    cause = incident.cause or CausePart()
+    cause = incident.cause or Cause()
     hints = tuple(dict.fromkeys(shown(hint, _LONGEST) for hint in (incident.hint, cause.advice) if hint))
     lines = []
     quiet = incident.verdict
@@ -209,7 +207,7 @@ def _outcome(incident: IncidentPart) -> str:
     return text or shown(incident.outcome, 40)
 
 
-def _without_incident(run: RunPart, preflight: PreflightPart | None) -> Verdict:
+def _without_incident(run: Launch, preflight: PreflightPart | None) -> Verdict:
     failed = [one for one in (preflight.results if preflight is not None else ()) if one.verdict == "fail"]
     if failed and run.outcome != "succeeded":
         first = failed[0]
@@ -304,7 +302,7 @@ def _ends(incident: IncidentPart, clock: Callable[[float], str]) -> Table | None
     return Table("How the ranks ended", ("Ranks", "What", "How", "When"), tuple(rows), frozenset(odd)) if rows else None
 
 
-def _end_text(end: EndPart) -> str:
+def _end_text(end: RankFailure) -> str:
     how = f"killed by {shown(end.signal, 40)}" if end.signal else f"exit code {end.exit_code}"
     return f"{how}{', core dumped' if end.core_dumped else ''}{', by saferun' if end.stopped_by_saferun else ''}"
 

@@ -5,59 +5,18 @@ No file of a run directory is trusted: whoever sends it may have written them. W
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from saferun.model import Value
+from saferun.report.report_values import CauseOrNone, Decision, Launch, RankFailure, Ranks
 from saferun.text.decoding import MALFORMED, loads
-from saferun.text.typed_json import fit_or, list_of, number_of
+from saferun.text.typed_json import fit_or, list_of
 
 LONGEST_FILE = 8 << 20
-MOST_RANKS = 1 << 17
-_HIGHEST_RANK = 1 << 24
 MOST_ROWS = 20_000
-
-if TYPE_CHECKING:
-    Ranks = tuple[int, ...]
-else:
-    Ranks = Annotated[tuple, list_of(Annotated[int, number_of(_HIGHEST_RANK)], MOST_RANKS, skips=True)]
-
-
-def _renamed(shape: Any) -> Any:  # noqa: ANN401 - a type
-    """What decodes an object with a field named ``class``; null stays None."""
-
-    def decode(raw: object) -> Any:  # noqa: ANN401 - of the shape
-        if isinstance(raw, dict) and "class" in raw:
-            raw = {("class_name" if name == "class" else name): item for name, item in raw.items()}
-        return fit_or(shape, raw, None)
-
-    return decode
 
 
 # ---------------------------------------------------------------------------------------------------------- report.json
-
-
-class RunPart(Value):
-    """``run`` of report.json."""
-
-    run_id: str = ""
-    host: str = ""
-    command: tuple[str, ...] = ()
-    started_at: float | None = None
-    ended_at: float | None = None
-    exit_code: int | None = None
-    outcome: str = ""
-    run_dir: str = ""
-
-
-class DecisionPart(Value):
-    """A row of ``decisions``."""
-
-    attempt: int
-    time: float | None = None
-    next_step: str = ""
-    message: str = ""
-    wait_s: float | None = None
-    host: str = ""
 
 
 class VerdictPart(Value):
@@ -68,29 +27,6 @@ class VerdictPart(Value):
     stalled_s: float | None = None
     certain: bool = False
     busy_ranks: Ranks = ()
-
-
-class CausePart(Value):
-    """``cause`` of an incident."""
-
-    class_name: str = ""
-    message: str = ""
-    ranks: Ranks = ()
-    proof: str = ""
-    advice: str = ""
-    location: str = ""
-
-
-class EndPart(Value):
-    """How a rank ended."""
-
-    rank: int
-    pid: int = 0
-    time: float | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    core_dumped: bool = False
-    stopped_by_saferun: bool = False
 
 
 class LostPeerPart(Value):
@@ -251,9 +187,9 @@ class IncidentPart(Value):
     headline: str = ""
     hint: str = ""
     verdict: VerdictPart | None = None
-    cause: Annotated[CausePart | None, _renamed(CausePart)] = None
-    first_failure: EndPart | None = None
-    also_failed: Annotated[tuple[EndPart, ...], list_of(EndPart, MOST_ROWS, skips=True)] = ()
+    cause: CauseOrNone = None
+    first_failure: RankFailure | None = None
+    also_failed: Annotated[tuple[RankFailure, ...], list_of(RankFailure, MOST_ROWS, skips=True)] = ()
     victims: Ranks = ()
     lost_peers: Annotated[tuple[LostPeerPart, ...], list_of(LostPeerPart, MOST_ROWS, skips=True)] = ()
     stopped: Ranks = ()
@@ -359,9 +295,9 @@ class ReportPart(Value):
 
     schema: str = ""
     saferun_version: str = ""
-    run: RunPart = RunPart()
+    run: Launch = Launch()
     preflight: PreflightPart | None = None
-    decisions: Annotated[tuple[DecisionPart, ...], list_of(DecisionPart, MOST_ROWS, skips=True)] = ()
+    decisions: Annotated[tuple[Decision, ...], list_of(Decision, MOST_ROWS, skips=True)] = ()
     decisions_omitted: int = 0
     incidents: Annotated[tuple[IncidentPart, ...], list_of(IncidentPart, 200, skips=True)] = ()
     incidents_omitted: int = 0

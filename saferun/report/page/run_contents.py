@@ -6,14 +6,13 @@ from typing import Annotated
 
 from saferun.model import Value
 from saferun.report.page.contents import (
-    MOST_RANKS,
     MOST_ROWS,
     PairPart,
     PreflightPart,
-    Ranks,
     ReportPart,
     decoded_object,
 )
+from saferun.report.report_values import MOST_RANKS, Ranks
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit, fit_or, list_of
 

@@ -15,7 +15,6 @@ from saferun.report.page.building import PHASES, build_page
 from saferun.report.page.contents import (
     BranchPart,
     CallPart,
-    CausePart,
     FramePart,
     IncidentPart,
     PairPart,
@@ -33,6 +32,7 @@ from saferun.report.page.stacks import build_stacks
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.values import Timeline
 from saferun.report.page.waits import build_group_tables, build_wait_graph, kind_of
+from saferun.report.report_values import Cause
 from tests.unit.report.page_samples import START, crash_events, crash_run, event, exited, hang_events, hang_run, joined
 
 NOBODY = ReportPart()
@@ -60,7 +60,7 @@ def phases(timeline: Timeline | None) -> list[tuple[str, list[tuple[str, float, 
 
 
 def test_the_timeline_of_a_hang_shows_who_waits_and_who_is_the_cause() -> None:
-    hang = IncidentPart("hang", cause=CausePart(ranks=(3,)))
+    hang = IncidentPart("hang", cause=Cause(ranks=(3,)))
     whole, closing = build_timelines(
         [events_of("node1", hang_events(range(8), 8))], ReportPart(incidents=(hang,)), None
     )
@@ -84,7 +84,7 @@ def test_the_timeline_of_a_hang_shows_who_waits_and_who_is_the_cause() -> None:
 
 
 def test_the_timeline_of_a_crash_shows_what_ended_whom() -> None:
-    failure = IncidentPart("failure", cause=CausePart(ranks=(2,)))
+    failure = IncidentPart("failure", cause=Cause(ranks=(2,)))
     lines = crash_events(range(4), 2)
     whole, closing = build_timelines([events_of("node1", lines)], ReportPart(incidents=(failure,)), None)
     assert phases(closing)[0] == ("rank 2", [("run", 30.8, 31.0)], ["exit-bad"])
@@ -254,7 +254,7 @@ def test_the_graph_leads_from_those_who_wait_to_the_root_by_way_of_groups() -> N
     graph = build_wait_graph(
         IncidentPart(
             "hang",
-            cause=CausePart(ranks=(3,)),
+            cause=Cause(ranks=(3,)),
             collectives=recorders,
             wait_groups=(
                 WaitGroupPart("sleep", "time.sleep", (3,), "train.py:1"),
@@ -277,7 +277,7 @@ def test_the_graph_leads_from_those_who_wait_to_the_root_by_way_of_groups() -> N
 
 def test_without_a_flight_recorder_those_in_a_collective_wait_for_the_cause() -> None:
     waits = (WaitGroupPart("collective", "all_reduce", (0, 1), ""), WaitGroupPart("sleep", "", (2,), ""))
-    graph = build_wait_graph(IncidentPart("hang", cause=CausePart(ranks=(2,)), wait_groups=waits))
+    graph = build_wait_graph(IncidentPart("hang", cause=Cause(ranks=(2,)), wait_groups=waits))
     assert graph is not None
     assert [edge.text for edge in graph.edges] == ["ranks 0-1 wait for rank 2 in all_reduce"]
     assert build_wait_graph(IncidentPart("hang", wait_groups=waits)) is None

@@ -16,18 +16,18 @@ from saferun.report.page.contents import (
     PreflightPart,
     ReportPart,
     ResultPart,
-    RunPart,
 )
 from saferun.report.page.hosts import build_matrix, build_versions
 from saferun.report.page.outputs import build_outputs, pieces_of, tail_lines
 from saferun.report.page.run_contents import RankTail, RunFiles
+from saferun.report.report_values import Launch
 
 
 def test_a_launch_that_the_checks_refused_says_so_first() -> None:
     """There was no rank, and so no incident."""
     failed = ResultPart("links", "fail", "node3", "hsn0 does not answer", "check the cable")
     other = ResultPart("ports", "fail", "node1", "port 29500 is in use", "free it")
-    run = RunPart("5f2c1a", outcome="failed", exit_code=2)
+    run = Launch("5f2c1a", outcome="failed", exit_code=2)
     report = ReportPart(run=run, preflight=PreflightPart("fail", results=(failed, other)))
     page = build_page(RunFiles("run", report), str)
     assert (page.verdict.tone, page.verdict.kind) == ("bad", "Preflight checks failed")
@@ -48,7 +48,7 @@ def test_a_launch_that_the_checks_refused_says_so_first() -> None:
     ],
 )
 def test_without_an_incident_the_outcome_is_the_verdict(outcome: str, kind: str, tone: str) -> None:
-    page = build_page(RunFiles("run", ReportPart(run=RunPart("5f2c1a", outcome=outcome, exit_code=0))), str)
+    page = build_page(RunFiles("run", ReportPart(run=Launch("5f2c1a", outcome=outcome, exit_code=0))), str)
     assert (page.verdict.kind, page.verdict.tone) == (kind, tone)
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from saferun.report.page import rendering
 from saferun.report.page.building import build_page
-from saferun.report.page.contents import ReportPart, RunPart
+from saferun.report.page.contents import ReportPart
 from saferun.report.page.rendering import LIMIT_BYTES, PageTooLargeError, render_page, script_json
 from saferun.report.page.run_contents import RunFiles
 from saferun.report.page.run_reading import read_run
+from saferun.report.report_values import Launch
 from tests.unit.report.page_samples import HOSTILE, crash_run, hang_run, hostile_run, large_run, write_run
 from tests.unit.report.report_checking import ANY_TEXT
 
@@ -115,7 +116,7 @@ def test_the_page_of_a_crash_has_what_came_before_it(tmp_path: Path) -> None:
 
 def test_sections_without_content_are_left_out(tmp_path: Path) -> None:
     """An empty heading is a question to the reader."""
-    reader = Reader(render_page(RunFiles("run", ReportPart(run=RunPart("5f2c1a", outcome="succeeded", exit_code=0)))))
+    reader = Reader(render_page(RunFiles("run", ReportPart(run=Launch("5f2c1a", outcome="succeeded", exit_code=0)))))
     assert "Succeeded All ranks ended with exit code 0." in reader.text
     sections = {attributes["id"] for tag, attributes in reader.elements if tag == "section"}
     assert sections == {"run"}
@@ -211,7 +212,7 @@ def test_no_control_character_reaches_the_page(tmp_path: Path) -> None:
 @given(st.lists(ANY_TEXT | st.sampled_from(HOSTILE), min_size=1, max_size=5))
 def test_any_text_comes_out_as_it_went_in(texts: list[str]) -> None:
     """But for what no page can show."""
-    run = RunPart("5f2c1a", "node1", tuple(texts), outcome="failed", exit_code=1, run_dir=texts[0])
+    run = Launch("5f2c1a", "node1", tuple(texts), outcome="failed", exit_code=1, run_dir=texts[0])
     files = RunFiles("run", ReportPart(run=run))
     page = build_page(files, str)
     reader = Reader(rendering.render_model(page))
