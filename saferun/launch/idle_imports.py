@@ -214,7 +214,7 @@ class IdleImports(PartBase):
             self._tick(now)
         except Exception:
             self._is_patient = False
-            self._call_all()  # nobody waits for what will not come
+            self._call_all()  # no call waits for what will not come
             raise
 
     def _tick(self, now: float) -> None:

@@ -114,7 +114,7 @@ class Orphans(PartBase):
         self._activity = Activity() if wait_s > 0 else None
         # Who is being ended already does not get more time by that.
         self._swept = {pid: min(kill_at, now + term_s) for pid, kill_at in self._swept.items()}
-        self._look(now)
+        self._sweep_guarded(now)
 
     def leave(self) -> None:
         """They are left to themselves, as torchrun leaves them."""
@@ -203,9 +203,9 @@ class Orphans(PartBase):
     def tick(self, now: float) -> None:
         """Look again, where that is due."""
         if self.deadline is not None and self.deadline <= now:
-            self._look(now)
+            self._sweep_guarded(now)
 
-    def _look(self, now: float) -> None:
+    def _sweep_guarded(self, now: float) -> None:
         """Look what there is; where that fails, nothing is left as far as is known, and the job goes on."""
         try:
             self.sweep(now)

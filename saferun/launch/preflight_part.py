@@ -194,7 +194,7 @@ class PreflightPart:
         self._opened().probe(assignment, lambda outcome: self._on_probed(attempt, outcome))
 
     def _go_on_unprobed(self, attempt: int) -> None:
-        """The checks of this host are broken: where it leads, nobody waits for a verdict; else the leader has one."""
+        """The checks of this host are broken: no verdict of a leader is waited for."""
         if self._context.job.leads:
             from saferun.preflight.leader_messages import go_ahead_message
 
