@@ -24,6 +24,7 @@ from tests.cluster.preflighted import (
     assert_said,
     play,
 )
+from tests.process.launching import customized, in_saferun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -358,3 +359,22 @@ def test_doctor_under_slurm_prints_one_table(cluster: Cluster, tmp_path: Path, f
     counts = r"\d warnings?, " if fault else r"\d+ ok$"
     assert re.search(rf"^4 hosts, \d+ checks in .* s: {counts}", done.out, re.MULTILINE), done.story("another sum")
     assert ("names eth1, which is down on this host" in done.out) == fault, done.story("another finding")
+
+
+@pytest.mark.parametrize("place", slow_but(["node1", "node2", "node"], "node"))
+def test_checks_that_are_broken_keep_no_job_from_its_start(
+    make_cluster: MakeCluster, tmp_path: Path, place: str
+) -> None:
+    """Those of the leader, of another host, or of all of them."""
+    for member in ("_check", "_probe", "_opened"):
+        planted = in_saferun(
+            "import socket; from saferun.launch.preflight_part import PreflightPart\n"
+            "    def fail(*_): raise RuntimeError('a mistake')\n"
+            f"    if socket.gethostname().startswith({place!r}): PreflightPart.{member} = fail"
+        )
+        folder = tmp_path / member
+        folder.mkdir()
+        cluster = make_cluster(3)
+        job = by_hand(cluster, folder, RAN, hosts=cluster.hosts, env={**ON_DATA_NETWORK, **customized(folder, planted)})
+        assert job.finish() == [0, 0, 0], job.story(f"{member} failed")
+        assert "cannot check this host: RuntimeError: a mistake" in job.err, job.story("not broken")
