@@ -87,10 +87,7 @@ class EventLoop:
     def _wait(self) -> None:
         """Wait for the next thing to happen and take it in."""
         now = time.monotonic()
-        deadlines = (
-            *(self._supervisor.deadline, self._console.deadline),
-            *(self._of_part(part, lambda part: part.deadline) for part in self.parts),
-        )
+        deadlines = [self._supervisor.deadline, self._console.deadline, *self._deadlines()]
         due = min((deadline for deadline in deadlines if deadline is not None), default=None)
         deadline = self._supervisor.deadline
         alive_at = now if deadline is None or now < deadline else self._alive_at
@@ -101,9 +98,32 @@ class EventLoop:
             return
         now = time.monotonic()
         self._console.tick(now)
-        for part in self.parts:
-            self._of_part(part, lambda part: self._carry_on_without(part.tick, now))
+        self._tick(now)
         self._check_deadline(now, alive_at)
+
+    # Each time that anything happens, all parts are asked: without a call around each.
+    def _deadlines(self) -> list[float | None]:
+        found = []
+        for part in self.parts:
+            if id(part) not in self._failed:
+                try:
+                    found.append(part.deadline)
+                except Exception as error:
+                    if not self._leaves_alone(part, error):
+                        raise
+        return found
+
+    def _tick(self, now: float) -> None:
+        for part in self.parts:
+            if id(part) not in self._failed:
+                try:
+                    part.tick(now)
+                except ImportError as error:
+                    if not self._carries_on_without(error):
+                        raise
+                except Exception as error:
+                    if not self._leaves_alone(part, error):
+                        raise
 
     @property
     def pids(self) -> set[int]:
@@ -115,21 +135,27 @@ class EventLoop:
         return pids
 
     def _of_part(self, part: Part, call: Callable[[Part], Any]) -> Any:  # noqa: ANN401 - of any call
-        """What a call of a part returns. One that only watches and fails is left alone from then on.
-
-        Its processes are reaped, and it is closed at the end.
-        """
+        """What a call of a part returns; None for one that is left alone."""
         if id(part) in self._failed:
             return None
         try:
             return call(part)
         except Exception as error:
-            if id(part) not in self._watching or isinstance(error, ImportError):
+            if not self._leaves_alone(part, error):
                 raise
-            self._failed.add(id(part))
-            name = type(part).__name__
-            self._context.warn(f"{name}: {type(error).__name__}: {error}: the launch goes on without it")
             return None
+
+    def _leaves_alone(self, part: Part, error: Exception) -> bool:
+        """Whether a part that has failed only watches. If so, it is left alone from then on.
+
+        Its processes are reaped, and it is closed at the end.
+        """
+        if id(part) not in self._watching or isinstance(error, ImportError):
+            return False
+        self._failed.add(id(part))
+        name = type(part).__name__
+        self._context.warn(f"{name}: {type(error).__name__}: {error}: the launch goes on without it")
+        return True
 
     def _record(self, event: events.Event, before: State) -> None:
         """Write an event to the launch's own log, which ends nothing."""
@@ -168,11 +194,16 @@ class EventLoop:
         try:
             call(*arguments)
         except ImportError as error:
-            if not self._context.imports.is_sealed:
+            if not self._carries_on_without(error):
                 raise
-            self._context.warn(f"{error}: the launch goes on without it")
-            # What asks for it again at once shall not take a whole processor.
-            time.sleep(_MISSING_S)
+
+    def _carries_on_without(self, error: ImportError) -> bool:
+        if not self._context.imports.is_sealed:
+            return False
+        self._context.warn(f"{error}: the launch goes on without it")
+        # What asks for it again at once shall not take a whole processor.
+        time.sleep(_MISSING_S)
+        return True
 
 
 def _on_exit(pid: int, status: ExitStatus, part: Part) -> bool:
