@@ -60,6 +60,7 @@ EXAMINER_MODULES = (
     "saferun.captures.recorder_dumps",
     "saferun.captures.beside_slow",
     "saferun.captures.asked_recorders",
+    "saferun.captures.rank_usage",
 )
 """The modules that captures of any kind import."""
 _FDS_AT_ONCE = 16
@@ -352,12 +353,21 @@ def _recorders(value: Any) -> None:  # noqa: ANN401
     write(waits_json(value))
 
 
+def _usage(value: Any) -> None:  # noqa: ANN401
+    """What ranks use, by their processes."""
+    set_name("sr-usage")
+    from saferun.captures.rank_usage import usage_json
+
+    write(usage_json([int(pid) for pid in value]))
+
+
 _KINDS: dict[str, Callable[[Any], None]] = {
     "capture": _capture,
     "dump": _dump,
     "inspect": _inspect,
     "beside": _beside,
     "recorders": _recorders,
+    "usage": _usage,
     "lint": _lint,
     "waits": _waits,
     "hook": _copy_hook,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
@@ -119,6 +119,12 @@ class Job(JobSender):
     ) -> None:
         """Pass on what concerns slow ranks."""
         self._context.on_waits, self._context.on_slow, self._context.on_beside = on_report, on_slow, on_beside
+
+    def subscribe_status(
+        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
+    ) -> None:
+        """Pass on what ``saferunctl status`` asks for, and what the other hosts answer."""
+        self._context.on_status_wanted, self._context.on_status = on_wanted, on_report
 
     @property
     def lost(self) -> Mapping[int, LostPeer]:
@@ -312,6 +318,10 @@ class Job(JobSender):
     def share_beside(self, found: JsonObject) -> None:
         """What is to be seen beside a slow rank of this process, for the leader."""
         self.current.report.set_more("beside", found)
+
+    def share_status(self, report: JsonObject) -> None:
+        """What the ranks of this process do, for the leader."""
+        self.current.report.send_once("status", report)
 
     def collect(
         self,

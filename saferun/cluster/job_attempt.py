@@ -82,6 +82,8 @@ class JobContext:
         self.on_waits: Callable[[str, range, object], None] = lambda _host, _ranks, _rows: None
         self.on_slow: Callable[[Sequence[int]], None] = lambda _ranks: None
         self.on_beside: Callable[[range, Sequence[str]], None] = lambda _ranks, _lines: None
+        self.on_status_wanted: Callable[[int], None] = lambda _number: None
+        self.on_status: Callable[[str, str, Mapping[str, Any]], None] = lambda _task, _host, _report: None
 
 
 class _LinesOfOthers:
@@ -278,6 +280,10 @@ class JobAttempt:
         if attempt == self._context.calls.attempt():
             self._context.on_slow([number(rank) for rank in entry["ranks"]])
 
+    def _on_status_wanted(self, attempt: int, entry: JsonObject) -> None:
+        if attempt == self._context.calls.attempt():
+            self._context.on_status_wanted(number(entry["n"]))
+
     def _on_preflight(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self.number:
             self._context.calls.on_preflight(entry)
@@ -331,6 +337,8 @@ class JobAttempt:
         if (beside := self.states.news(key, "beside", state)) is not None:
             # The other hosts' states are read all the same.
             self._context.on_beside(ranks, fit_or(_Beside, beside.get("lines"), ()))
+        if (status := self.states.news(key, "status", state)) is not None:
+            self._context.on_status(key, peer.label, status)
 
     def _check_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that can be heard."""
@@ -457,6 +465,7 @@ class JobAttempt:
         "hang": _on_hang,
         "preflight": _on_preflight,
         "slow": _on_slow,
+        "status": _on_status_wanted,
         "notice": _on_notice,
         "watch": _on_progress_wanted,
     }

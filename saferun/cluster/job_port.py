@@ -6,7 +6,7 @@ Loaded by type checkers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.job import Job
@@ -140,6 +140,19 @@ class JobPort(Part, Protocol):
             on_beside: takes the ranks of a host, and what is to be seen beside the slow ones, on the leader.
         """
 
+    def share_status(self, report: JsonObject) -> None:
+        """What the ranks of this process do, for the leader: the number that was asked with, and the report."""
+
+    def subscribe_status(
+        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
+    ) -> None:
+        """Receive what concerns ``saferunctl status``.
+
+        Args:
+            on_wanted: takes the number of a request, on every host.
+            on_report: takes the task and the host that it is of, and a report, on the leader.
+        """
+
     # What is broadcast to all hosts, this one included.
 
     def abort_attempt(
@@ -158,6 +171,9 @@ class JobPort(Part, Protocol):
 
     def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
         """Every host is to capture."""
+
+    def ask_for_status(self, number: int) -> None:
+        """Every host is to report what its ranks do, with this number."""
 
     def broadcast_slow(self, ranks: Sequence[int]) -> None:
         """These ranks are slow; their host is to see why."""

@@ -83,6 +83,10 @@ class JobSender:
         """These ranks are slow; their host is to see why."""
         self._broadcast("slow", ranks=list(ranks)[:MOST_LINES])
 
+    def ask_for_status(self, number: int) -> None:
+        """Every host is to report what its ranks do, with this number: the user wants to see it."""
+        self._broadcast("status", n=number)
+
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
         """Hand a chunk of evidence to the leader."""
         chunk = {"time": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
@@ -144,6 +148,10 @@ class StateReport:
         """Something that the leader is to know beside the state."""
         self._more[name] = value
         self._send()
+
+    def send_once(self, name: str, value: JsonObject) -> None:
+        """Something that the leader wants to know now. No later state has it: what is too long for one is dropped."""
+        self._sender.send_state({**self._state, **self._more, name: value})
 
     def set_progress(self, moved: int, active: int) -> None:
         """How often the ranks were seen to move, and to be active: the leader has asked."""

@@ -18,6 +18,8 @@ from saferun.supervisor.topology import single_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.cluster.join_messages import Peer
     from saferun.evidence import HangVerdict
     from saferun.linux.bare_socket import Socket
@@ -265,6 +267,17 @@ class SoloJob:
     ) -> None:
         """Pass on what this host has found about its own ranks."""
         self._on_waits, self._on_slow, self._on_beside = on_report, on_slow, on_beside
+
+    def share_status(self, report: JsonObject) -> None:
+        """There is no leader to report to."""
+
+    def subscribe_status(
+        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
+    ) -> None:
+        """No other host asks, or answers."""
+
+    def ask_for_status(self, number: int) -> None:
+        """There is no other host to ask."""
 
     def broadcast_slow(self, ranks: Sequence[int]) -> None:
         """This host is to see why."""

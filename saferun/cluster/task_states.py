@@ -11,7 +11,7 @@ from saferun.model import JsonObject
 from saferun.text.decoding import MALFORMED, number
 
 # What a state says of other things than the ranks.
-_APART = ("route", "progress", "waits", "beside")
+_APART = ("route", "progress", "waits", "beside", "status")
 # What it says of them where some run.
 _RUNS = ("run", "quiet")
 

@@ -58,6 +58,10 @@ class Intake(PartBase):
         if is_watched:
             self._poller.unwatch(stream.fd)
 
+    def read_at(self, stream: RankStream) -> float:
+        """When something of a stream was last read, in monotonic seconds; 0: never, or it has ended."""
+        return self._read_at.get(stream, 0.0)
+
     def remove(self, stream: RankStream) -> None:
         """Stop reading it; its descriptor stays open."""
         if self._read_at.pop(stream, None) is None:

@@ -49,7 +49,10 @@ VERBS: tuple[Verb, ...] = (
     Verb("list", "the runs of this user, one line each: running, succeeded, failed, stopped, hung, lost", "list_runs"),
     Verb("logs", "the output of a run's ranks, in the order of time, also while it runs"),
     Verb("diff", "how two runs differ: settings, versions, hosts, environment, outcome"),
-    Verb("status", "the ranks of a run, and how long each waits for the others"),
+    Verb(
+        "status",
+        "what the ranks of a run do now: progress, output, memory, CPU, GPUs, and how long each waits for the others",
+    ),
     Verb("stop", "end a running job in good order on all its hosts, as SIGTERM to saferun does"),
     Verb("kill", "end a running job at once on all its hosts, by SIGKILL to its ranks"),
     Verb("stacks", "where the processes of a run, or any process, are in their code"),

@@ -16,9 +16,9 @@ def answer(text: str) -> None:
     _print(redacted_text(text))
 
 
-def answer_json(content: JsonObject) -> None:
+def answer_json(content: JsonObject, *, in_one_line: bool = False) -> None:
     """Print JSON without secrets."""
-    _print(json.dumps(redacted_json(content), indent=1) + "\n")
+    _print(json.dumps(redacted_json(content), indent=None if in_one_line else 1) + "\n")
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - a value of the evidence

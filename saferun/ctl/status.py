@@ -1,53 +1,157 @@
-"""``saferunctl status``: the ranks of a run, and how long each waits for the others."""
+"""``saferunctl status``: what the ranks of a run do now, and how long each waits for the others.
+
+A run that lives is asked by its control socket; of all others, and of one that cannot be asked, the run directory says
+how it ended. The waits are those that the first host has written last.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.live_run import find_live, read_end
 from saferun.ctl.run_directory import add_run_argument, find_run
-from saferun.errors import UsageError
+from saferun.errors import SaferunError, UsageError
 from saferun.files.run_dir import shorter_path
-from saferun.model import JsonObject
+from saferun.files.run_files import RunState
+from saferun.model import JsonObject, Value
 from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
 from saferun.text.wording import duration_text
 
 _MOST_BYTES = 64 << 20
 _LONGEST_NAME = 100
+_INTERVAL_S = 2.0
+# Hosts that do not answer are left out after some seconds.
+_COLLECTED_S = 40.0
+_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+
+
+class Status(Value):
+    """What is known of a run. ``live``: what its saferun answers; ``waits``: the content of waits.json."""
+
+    directory: Path
+    state: RunState
+    live: JsonObject | None = None
+    unanswered: str = ""
+    waits: JsonObject | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_run_argument(parser)
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "-w",
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=_INTERVAL_S,
+        metavar="SECONDS",
+        help="show it again every few seconds (2 by default) until the run ends; off a terminal the lines are repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON; with -w an object a line")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e6:  # noqa: PLR2004
+        raise ValueError
+    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the status, again and again where that is wanted."""
     directory = find_run(arguments.run_dir, living_first=True)
-    shown = shorter_path(str(directory))
-    hint = "it is written a quarter of --slow-window after the start, by the first host; not with --hang-timeout 0"
-    content = _read(directory / "waits.json")
-    if content is None:
-        raise UsageError(f"there is no table of the ranks in {shown}", hint)
+    redraws = arguments.watch is not None and not arguments.json and sys.stdout.isatty()
+    while True:
+        status = read_status(directory)
+        if arguments.json and arguments.watch is not None:
+            answer_json(as_json(status), in_one_line=True)
+        elif arguments.json:
+            answer_json(as_json(status))
+        else:
+            text = "\n".join(status_lines(status, time.time())) + "\n"
+            if redraws:
+                sys.stdout.write(_CLEAR)
+            answer(text)
+        if arguments.watch is None or not status.state.is_living:
+            return 0
+        time.sleep(arguments.watch)
+
+
+def read_status(directory: Path) -> Status:
+    """What is known of a run now.
+
+    Raises:
+        UsageError: there is no run in the directory.
+    """
+    state = read_end(directory)
+    if state.name == "unknown":
+        raise UsageError(f"{shorter_path(str(directory))} has no run.json that can be read", "see saferunctl list")
+    status = Status(directory, state, waits=_read(directory / "waits.json"))
+    if not state.is_living:
+        return status
     try:
-        lines = list(table_lines(content, time.time()))
-    except MALFORMED:
-        raise UsageError(f"waits.json in {shown} cannot be read", hint) from None
-    if arguments.json:
-        answer_json(content)
-        return 0
-    outcome = _outcome(directory)
-    answer("\n".join([f"{shown}{f': {outcome}' if outcome else ''}", *lines]) + "\n")
-    return 0
+        live = find_live(directory)
+    except SaferunError as error:
+        return status._replace(unanswered=error.what)
+    try:
+        return status._replace(live=live.ask("status", timeout_s=_COLLECTED_S))
+    except SaferunError as error:
+        return status._replace(unanswered=error.what, state=read_end(directory))
+    finally:
+        live.close()
+
+
+def as_json(status: Status) -> JsonObject:
+    """The same for programs."""
+    record = status.state.record
+    end = record.end if record is not None else None
+    return {
+        "run": str(status.directory),
+        "run_id": record.run_id if record is not None else None,
+        "state": status.state.name,
+        "headline": status.state.headline,
+        "started_at": record.started_at if record is not None else None,
+        "exit_code": end.exit_code if end is not None else None,
+        "live": status.live,
+        "waits": status.waits,
+    }
+
+
+def status_lines(status: Status, now: float) -> Iterator[str]:
+    """The lines for people. ``now``: seconds since the epoch."""
+    record = status.state.record
+    line = f"{shorter_path(str(status.directory))}: {status.state.name}"
+    end = record.end if record is not None else None
+    if end is not None:
+        line += f" {duration_text(max(0.0, now - end.time))} ago, exit code {end.exit_code}"
+    elif record is not None and record.started_at:
+        line += f", started {duration_text(max(0.0, now - record.started_at))} ago"
+    yield line
+    if status.state.headline:
+        yield f"  {status.state.headline}"
+    if status.live is not None:
+        from saferun.ctl.live_table import live_lines
+
+        try:
+            yield from list(live_lines(status.live))
+        except MALFORMED:
+            yield "  the answer of its saferun cannot be read: use the saferunctl of that saferun"
+    elif status.unanswered:
+        yield f"  {status.unanswered}"
+    if status.waits is not None:
+        try:
+            yield from list(table_lines(status.waits, now))
+        except MALFORMED:
+            yield "  waits.json cannot be read"
 
 
 def table_lines(content: JsonObject, now: float) -> Iterator[str]:
-    """The lines of the table.
+    """The lines of the table of waits.
 
     Args:
         content: of waits.json.
@@ -72,12 +176,6 @@ def table_lines(content: JsonObject, now: float) -> Iterator[str]:
     for rank, host, waited in rows:
         note = "  slow: the others wait for it" if rank in slow else ""
         yield f"  {rank:>5}  {host:<{width}}  {waited * 100:4.0f} %{note}"
-
-
-def _outcome(directory: Path) -> str:
-    report = _read(directory / "report.json")
-    found: Any = report.get("run") if report is not None else None
-    return display_text(found.get("outcome", ""), _LONGEST_NAME) if isinstance(found, dict) else ""
 
 
 def _read(path: Path) -> JsonObject | None:

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
+from saferun.launch.live_status import LiveStatus
 from saferun.linux.control_socket import Peer, accept, listen
 from saferun.linux.helper import PartBase
 from saferun.linux.json_lines import JsonLines
@@ -38,6 +39,8 @@ _LONGEST_REQUEST_BYTES = 1 << 14
 _READ_BYTES = 1 << 12
 _QUEUE_BYTES = 16 << 20
 _LONGEST_NAME = 60
+# What has to be collected of all hosts is there by then.
+_COLLECTED_S = 30.0
 # Other hosts hear of nothing then.
 _BETWEEN_ATTEMPTS = frozenset({State.CHECKING, State.JOINING})
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -77,6 +80,7 @@ class ControlPart(PartBase):
         self._second = 0.0
         self._accepted = 0
         self._held: list[StopRequested] = []
+        self._status = LiveStatus(context, self._guarded)
 
     def open(self) -> None:
         """Listen from now on.
@@ -95,7 +99,8 @@ class ControlPart(PartBase):
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         moments = [client.until for client in self._clients.values()]
-        return min((moment for moment in (*moments, self._listen_at) if moment is not None), default=None)
+        moments += [self._listen_at, self._status.deadline]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Drop who is late, and do what had to wait."""
@@ -103,6 +108,7 @@ class ControlPart(PartBase):
             is_over = client.is_answered and client.until is not None and not client.lines.queued_bytes
             if is_over or (client.until is not None and client.until <= now):
                 self._drop(fd)
+        self._status.tick(now)
         if self._listen_at is not None and self._listen_at <= now:
             self._accept_again()
         if self._held and self._context.supervisor.state not in _BETWEEN_ATTEMPTS:
@@ -112,6 +118,7 @@ class ControlPart(PartBase):
 
     def close(self) -> None:
         """The launch is over: whoever waits for its end learns of it."""
+        self._status.close()
         for fd in list(self._clients):
             self._drop(fd)
         self._listen_at = None
@@ -126,12 +133,12 @@ class ControlPart(PartBase):
 
     # --------------------------------------------------------------------------------------------------- connections
 
-    def _guarded(self, call: Callable[[], None]) -> Callable[[], None]:
+    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
         """A handler of the loop's that may fail."""
 
-        def guarded() -> None:
+        def guarded(*arguments: object) -> None:
             try:
-                call()
+                call(*arguments)
             except Exception as error:
                 with suppress(Exception):
                     self.close()
@@ -250,7 +257,18 @@ class ControlPart(PartBase):
         else:
             context.post(event)
 
+    def _show(self, client: _Client, _request: Request) -> None:
+        """What the ranks do."""
+        client.until = time.monotonic() + _COLLECTED_S
+
+        def on_done(answer: JsonObject) -> None:
+            if client in self._clients.values():
+                self._send(client, answer)
+
+        self._status.request(on_done)
+
     _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, Request], None]]] = {
         "stop": _stop,
         "kill": _stop,
+        "status": _show,
     }

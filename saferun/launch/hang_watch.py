@@ -133,6 +133,12 @@ class HangWatch:
             return 0.0
         return self._context.launch.guarded("see whether the ranks work", self._watch.quiet_s, time.monotonic()) or 0.0
 
+    def quiet_by_rank(self) -> dict[int, float]:
+        """For how many seconds each local rank has not moved, as far as is known."""
+        if self._watch is None:
+            return {}
+        return self._context.launch.guarded("see whether the ranks work", self._watch.quiet_by_rank) or {}
+
     def rank_ended(self, local_rank: int) -> None:
         """A rank has been reaped."""
         if self._watch is not None:

@@ -88,6 +88,7 @@ MODULES = (
     "saferun.env.lint.findings",
     # To answer saferunctl
     "saferun.linux.control_socket",
+    "saferun.launch.live_status",
     "saferun.launch.control_part",
     # For a writer that takes the place of one that was lost
     "saferun.files.writer_process",

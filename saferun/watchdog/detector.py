@@ -162,6 +162,10 @@ class Watchdog:
         """For how long no rank has moved, as of the last sample; 0 where one may be working, or nothing is known."""
         return min(map(self._idle_s, self._watched.values()), default=0.0)
 
+    def quiet_by_rank(self) -> dict[int, float]:
+        """The same for each local rank."""
+        return {local_rank: self._idle_s(watched) for local_rank, watched in self._watched.items()}
+
     def _idle_s(self, watched: Watched) -> float:
         if watched.works_unseen:
             return 0.0

@@ -156,6 +156,10 @@ class Watch:
             self._sample(now)
         return self._watchdog.quiet_s
 
+    def quiet_by_rank(self) -> dict[int, float]:
+        """For how long each local rank has not moved, as of the last sample, which is not taken for this."""
+        return self._watchdog.quiet_by_rank()
+
     def pause(self) -> None:
         """Do nothing until ``captured``."""
         self._sample_at = self._dump_at = None

@@ -21,8 +21,9 @@ complete -c saferunctl -n '__fish_seen_subcommand_from logs' -l json
 complete -c saferunctl -n __fish_use_subcommand -a diff -d 'how two runs differ: settings, versions, hosts, environment, outcome'
 complete -c saferunctl -n '__fish_seen_subcommand_from diff' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from diff' -l json
-complete -c saferunctl -n __fish_use_subcommand -a status -d 'the ranks of a run, and how long each waits for the others'
+complete -c saferunctl -n __fish_use_subcommand -a status -d 'what the ranks of a run do now: progress, output, memory, CPU, GPUs, and how long each waits for the others'
 complete -c saferunctl -n '__fish_seen_subcommand_from status' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from status' -l watch
 complete -c saferunctl -n '__fish_seen_subcommand_from status' -l json
 complete -c saferunctl -n __fish_use_subcommand -a stop -d 'end a running job in good order on all its hosts, as SIGTERM to saferun does'
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l help

@@ -1,0 +1,73 @@
+"""``saferunctl status`` of jobs of several hosts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.cluster.jobs import STAY, Way, assert_nothing_left, start
+from tests.cluster.test_ctl_ends_jobs import ask, has_control_sockets
+from tests.process.launching import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cluster.machines.cluster import Cluster
+    from tests.cluster.machines.faults import Host
+
+
+def status_on(host: Host, folder: Path) -> dict[str, Any]:
+    """What the saferun there answers."""
+    live = json.loads(ask(host, folder, "status", "latest", "--json"))["live"]
+    assert isinstance(live, dict)
+    return live
+
+
+def test_the_first_host_shows_the_ranks_of_all(cluster: Cluster, tmp_path: Path) -> None:
+    hosts = cluster.hosts[:4]
+    job = start(cluster, Way("by_hand"), tmp_path, STAY, hosts=hosts)
+    job.hear("ready", 8)
+    until(lambda: has_control_sockets(tmp_path, 4), "control sockets")
+    live = status_on(hosts[0], tmp_path)
+    assert live["missing"] == []
+    shown = {host["host"]: [row["rank"] for row in host["ranks"]] for host in live["hosts"]}
+    assert shown == {f"node{1 + i}": [2 * i, 2 * i + 1] for i in range(4)}
+    assert all(row["rss_mib"] > 0 for host in live["hosts"] for row in host["ranks"])
+    other = status_on(hosts[2], tmp_path)
+    assert (other["leads"], other["leader"]) == (False, "node1")
+    assert [host["host"] for host in other["hosts"]] == ["node3"]
+    ask(hosts[0], tmp_path, "kill", "latest")
+    assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+def test_a_host_that_does_not_answer_is_named_and_the_others_are_shown(cluster: Cluster, tmp_path: Path) -> None:
+    """Its saferun is stopped: the job goes on, and so does the command."""
+    hosts = cluster.hosts[:2]
+    job = start(cluster, Way("by_hand"), tmp_path, STAY, "--host-timeout", "300", hosts=hosts)
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
+    frozen = hosts[1].pids("-m saferun ")
+    hosts[1].freeze(frozen)
+    live = status_on(hosts[0], tmp_path)
+    assert [host["host"] for host in live["hosts"]] == ["node1"]
+    assert live["missing"] == ["node2"]
+    hosts[1].thaw(frozen)
+    ask(hosts[0], tmp_path, "kill", "latest")
+    assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+def test_a_saferun_a_rank_reports_too(cluster: Cluster, tmp_path: Path) -> None:
+    """The tasks of one host are one host."""
+    job = start(cluster, Way("srun", 2), tmp_path, STAY, hosts=cluster.hosts[:2])
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 4), "control sockets")
+    live = status_on(cluster.hosts[0], tmp_path)
+    assert {host["host"]: sorted(row["rank"] for row in host["ranks"]) for host in live["hosts"]} == {
+        "node1": [0, 1],
+        "node2": [2, 3],
+    }
+    ask(cluster.hosts[0], tmp_path, "kill", "latest")
+    job.finish()
+    assert_nothing_left(cluster)
