@@ -174,7 +174,7 @@ class HostLaunch:
             actions.ProbeHosts: context.checks.probe,
             actions.StartRanks: ranks.start,
             actions.ServeStore: ranks.serve_store,
-            actions.CaptureEvidence: ranks.capture,
+            actions.CaptureEvidence: self._capture,
             actions.AwaitCause: context.investigation.await_cause,
             actions.ReportHang: context.investigation.report_hang,
             actions.SignalRanks: self._signal_ranks,
@@ -191,13 +191,21 @@ class HostLaunch:
             actions.Finish: ending.finish,
         }
 
+    def _capture(self, action: actions.CaptureEvidence) -> None:
+        self._context.ranks.capture(action)
+        self._prepare_page()  # while the ranks are captured
+
     def _signal_ranks(self, action: actions.SignalRanks) -> None:
+        self._context.ranks.signal(action)
+        self._prepare_page()  # while they end
+
+    def _prepare_page(self) -> None:
+        """Have what a page takes imported, once there is something that it will be about."""
         context = self._context
-        context.ranks.signal(action)
         abort = context.job.abort_reason
         is_failure = abort is not None and abort.reason not in _NO_FAILURES
         if is_failure or context.investigation.log.has_incidents or context.current.first_failure() is not None:
-            context.page.prepare()  # while the ranks end
+            context.page.prepare()
 
     def run(self) -> actions.Finish:
         """Carry the launch out. Returns how saferun is to end."""

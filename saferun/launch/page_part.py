@@ -1,8 +1,9 @@
 """report.html: has a process of its own make it whenever report.json has been written, and never waits for it for long.
 
-The process is forked when ranks are being stopped because of a failure, so that its imports take place meanwhile, or
-else when a page is wanted. It reads the run directory, which the writer has brought up to date by then, and hands the
-page to the writer. Where it fails, hangs or is late there is one line, and the launch ends as it would without it.
+The process is forked as soon as the ranks are captured or stopped because of a failure, so that its imports take place
+meanwhile, or else when a page is wanted. It reads the run directory, which the writer has brought up to date by then,
+and hands the page to the writer. Where it fails, hangs or is late there is one line, and the launch ends as it would
+without it.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
+        optimized=False,  # each process compiles it, and renders it once
     )
     return environment.get_template("page.html")
 

@@ -6,6 +6,7 @@ writes nothing itself; the writer gets the page as a file in memory.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -55,6 +56,7 @@ def serve(connection: Socket, outbox: Outbox) -> None:
 
 def _prepare() -> str:
     """Import and compile everything. Returns why that is impossible; empty: it is not."""
+    gc.disable()  # all of it stays
     try:
         from saferun.report.page import rendering, run_reading
 
@@ -62,6 +64,8 @@ def _prepare() -> str:
         del run_reading
     except Exception as error:
         return _reason(error)
+    finally:
+        gc.enable()
     return ""
 
 
