@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from saferun.cluster.job_values import EvidenceChunk
 
 # A host that leaves knows why, and the others have nothing to diagnose.
-_NO_FAILURES = ("membership", "leave")
+_NO_FAILURES = ("membership", "leave", "restart")
 
 
 def abort_reason_of(job: JobPort) -> AbortReason | None:

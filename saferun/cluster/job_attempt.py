@@ -25,9 +25,11 @@ from saferun.cluster.task_states import TaskStates
 from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
+from saferun.linux.signals import SURVIVED
 from saferun.model import JsonObject
 from saferun.supervisor.events import (
     CauseShown,
+    CheckpointRequested,
     HostsDone,
     HostsReachable,
     HostsUnreachable,
@@ -250,8 +252,11 @@ class JobAttempt:
     def _on_request(self, attempt: int, entry: JsonObject) -> None:
         found = request_from(entry)
         if (found.host, found.task) != (self._roster.host, self._roster.task):
-            by = found.text if found.label in found.text else f"{found.text} on {found.label}"
-            self._context.calls.post(StopRequested(time.monotonic(), attempt, by, found.at_once, ours=False))
+            now, by = time.monotonic(), found.text if found.label in found.text else f"{found.text} on {found.label}"
+            if entry["kind"] == "request":
+                self._context.calls.post(StopRequested(now, attempt, by, found.at_once, ours=False))
+            elif found.signum in SURVIVED:
+                self._context.calls.post(CheckpointRequested(now, attempt, by, found.signum, ours=False))
 
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
         found = decision_from(entry)
@@ -461,6 +466,7 @@ class JobAttempt:
         "abort": _on_abort,
         "cause": _on_cause,
         "request": _on_request,
+        "checkpoint": _on_request,
         "decision": _on_decision,
         "hang": _on_hang,
         "preflight": _on_preflight,

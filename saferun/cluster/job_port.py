@@ -166,6 +166,9 @@ class JobPort(Part, Protocol):
     def broadcast_request(self, by: str, *, at_once: bool) -> None:
         """The user has asked this host for the end of the job, on all hosts."""
 
+    def broadcast_checkpoint(self, by: str, signum: int) -> None:
+        """The user wants the ranks of all hosts to save a checkpoint and to end."""
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt."""
 

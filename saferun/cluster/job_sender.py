@@ -53,6 +53,10 @@ class JobSender:
         """The user has asked this host for the end of the job."""
         self._broadcast("request", text=_for_others(by), at_once=at_once)
 
+    def broadcast_checkpoint(self, by: str, signum: int) -> None:
+        """The user wants the ranks to save a checkpoint and to end."""
+        self._broadcast("checkpoint", text=_for_others(by), signum=signum)
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt, on all hosts."""
         self._broadcast(

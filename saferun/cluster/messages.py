@@ -77,13 +77,17 @@ class Decision(Value):
 
 
 class Request(Value):
-    """A user asked one of the hosts for the end of the job. ``at_once``: by SIGKILL."""
+    """A user asked one of the hosts for the end of the job.
+
+    ``at_once``: by SIGKILL. ``signum``: after a checkpoint, by which signal the ranks learn of it.
+    """
 
     text: Line
     label: Line
     host: Annotated[int, number_of(MOST_HOSTS)]
     task: Annotated[int, number_of(MOST_TASKS)]
     at_once: bool = False
+    signum: Annotated[int, number_of(_MOST_SIGNALS)] = 0
 
 
 class ChunkText(Value):

@@ -294,6 +294,9 @@ class SoloJob:
     def broadcast_request(self, by: str, *, at_once: bool) -> None:
         """There is no other host to end."""
 
+    def broadcast_checkpoint(self, by: str, signum: int) -> None:
+        """There is no other host with ranks."""
+
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """There is no other host to wait for it."""
 

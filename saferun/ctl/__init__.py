@@ -55,6 +55,7 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("stop", "end a running job in good order on all its hosts, as SIGTERM to saferun does"),
     Verb("kill", "end a running job at once on all its hosts, by SIGKILL to its ranks"),
+    Verb("restart", "end the ranks of a running job and start them again, on all its hosts"),
     Verb("stacks", "where the processes of a run, or any process, are in their code"),
     Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
     Verb("story", "the last events of a run in which something went wrong, and what saferun made of them"),

@@ -43,7 +43,7 @@ class LiveRun:
         """The run as it is shown."""
         return shorter_path(str(self.directory))
 
-    def ask(self, op: str, *, timeout_s: float = _TIMEOUT_S, **fields: object) -> JsonObject:
+    def ask(self, op: str, *, patience_s: float = _TIMEOUT_S, **fields: object) -> JsonObject:
         """Send the request, and return the answer to it.
 
         Raises:
@@ -54,7 +54,7 @@ class LiveRun:
             self._connection.sendall(content)
         except OSError as error:
             raise _silent(self.shown, error.strerror or str(error)) from None
-        return self.next_answer(timeout_s)
+        return self.next_answer(patience_s)
 
     def next_answer(self, timeout_s: float = _TIMEOUT_S) -> JsonObject:
         """The next answer. A request that is refused is an error.

@@ -99,7 +99,7 @@ def read_status(directory: Path) -> Status:
     except SaferunError as error:
         return status._replace(unanswered=error.what)
     try:
-        return status._replace(live=live.ask("status", timeout_s=_COLLECTED_S))
+        return status._replace(live=live.ask("status", patience_s=_COLLECTED_S))
     except SaferunError as error:
         return status._replace(unanswered=error.what, state=read_end(directory))
     finally:

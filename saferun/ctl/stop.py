@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import time
+from collections.abc import Mapping
 
 from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.durations import seconds_of
 from saferun.ctl.live_run import LiveRun, find_live, read_end
 from saferun.ctl.run_directory import add_run_argument, find_run
+from saferun.errors import UsageError
 from saferun.files.run_files import RunState
 from saferun.model import JsonObject
 from saferun.text.wording import count_text
@@ -15,12 +19,45 @@ from saferun.text.wording import count_text
 # run.json is written when saferun has closed its control socket.
 _END_WRITTEN_S = 10.0
 _INTERVAL_S = 0.02
+_LONGEST_S = 30 * 86400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_run_argument(parser, is_required=True)
     add_common_arguments(parser)
+    parser.add_argument(
+        "--after-checkpoint",
+        action="store_true",
+        help="send the ranks the signal that asks their script for a checkpoint, and wait for their own end",
+    )
+    parser.add_argument(
+        "--signal",
+        default="USR1",
+        metavar="NAME",
+        help="of --after-checkpoint: USR1 (the default, as with Slurm's --signal), USR2, …",
+    )
+    parser.add_argument(
+        "--timeout",
+        default="10min",
+        metavar="TIME",
+        help="of --after-checkpoint: when ranks that have not ended are stopped: 90s, 10min (the default), 2h",
+    )
+
+
+def _signum(text: str) -> int:
+    name = text.upper()
+    try:
+        return int(signal.Signals[name if name.startswith("SIG") else f"SIG{name}"])
+    except KeyError:
+        raise UsageError(f"--signal {text} is no signal", "use the name of one: USR1, USR2") from None
+
+
+def _timeout_s(text: str) -> float:
+    seconds = float(text) if text.isdecimal() and len(text) < 8 else seconds_of("--timeout", text)  # noqa: PLR2004
+    if not 0 < seconds <= _LONGEST_S:
+        raise UsageError(f"--timeout {text} is out of bounds", "use a time from 1s to 30d")
+    return seconds
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,16 +68,19 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Have the job end. Returns 0 when it has."""
+    if arguments.after_checkpoint:
+        signum, timeout_s = _signum(arguments.signal), _timeout_s(arguments.timeout)
+        return end_job(arguments, "checkpoint", signum=signum, timeout_s=timeout_s)
     return end_job(arguments, "stop")
 
 
-def end_job(arguments: argparse.Namespace, verb: str) -> int:
-    """Have the job end, by one of the two verbs."""
+def end_job(arguments: argparse.Namespace, verb: str, **fields: float) -> int:
+    """Have the job end. ``fields``: of the request."""
     live = find_live(find_run(arguments.run_dir))
     try:
-        reply = live.ask(verb)
+        reply = live.ask(verb, **fields)
         if not arguments.json:
-            answer(f"{live.shown}: {_what_follows(reply, verb)}\n")
+            answer(f"{live.shown}: {_what_follows(reply, verb, fields)}\n")
         end = None if arguments.no_wait else _await_end(live)
     finally:
         live.close()
@@ -51,7 +91,7 @@ def end_job(arguments: argparse.Namespace, verb: str) -> int:
     return 0
 
 
-def _what_follows(reply: JsonObject, verb: str) -> str:
+def _what_follows(reply: JsonObject, verb: str, fields: Mapping[str, float]) -> str:
     ranks, grace_s = reply.get("ranks"), reply.get("grace_s")
     hosts = reply.get("hosts")
     whom = count_text(ranks, "rank") if isinstance(ranks, int) else "the ranks"
@@ -59,6 +99,13 @@ def _what_follows(reply: JsonObject, verb: str) -> str:
         whom = f"the ranks of {hosts} hosts"
     if verb == "kill":
         return f"killing {whom}"
+    if verb == "checkpoint":
+        name = signal.Signals(int(fields["signum"])).name
+        where = " of its host" if isinstance(hosts, int) and hosts > 1 else ""
+        return (
+            f"{name} to the {reply.get('handling')} of {reply.get('ranks')} ranks{where} that handle it; "
+            f"what has not ended after {fields['timeout_s']:g} s is stopped"
+        )
     grace = f", and SIGKILL after {grace_s:g} s" if isinstance(grace_s, float | int) else ""
     return f"stopping {whom}: SIGTERM{grace}"
 

@@ -136,6 +136,18 @@ class AttemptEnd:
         """Have all other hosts end the job too: the user has asked this one."""
         self._context.job.broadcast_request(action.by, at_once=action.at_once)
 
+    def broadcast_checkpoint(self, action: actions.BroadcastCheckpoint) -> None:
+        """Have the ranks of all other hosts save a checkpoint and end."""
+        self._context.job.broadcast_checkpoint(action.by, action.signum)
+
+    def report_restart(self, action: actions.ReportRestart) -> None:
+        """Report that a user has all ranks started again."""
+        context = self._context
+        message = f"starting again at once, as {action.by} asked"
+        context.report(message)
+        if context.job.leads:
+            context.investigation.note_restart(message)
+
     def broadcast_cause(self, action: actions.BroadcastCause) -> None:
         """Have the hosts that wait for the cause of a victim's failure wait no more, if a rank here has shown it."""
         if self._cause_sent_in != action.attempt and self._context.investigation.is_cause_shown():

@@ -19,11 +19,13 @@ from saferun.launch.live_status import LiveStatus
 from saferun.linux.control_socket import Peer, accept, listen
 from saferun.linux.helper import PartBase
 from saferun.linux.json_lines import JsonLines
-from saferun.model import JsonObject, Value
-from saferun.supervisor.events import StopRequested
+from saferun.linux.signals import SURVIVED, caught_signals
+from saferun.model import JsonObject, Value, signal_name
+from saferun.supervisor import requests as _requests  # noqa: F401 - what a request does is in memory before one comes
+from saferun.supervisor.events import CheckpointRequested, RestartRequested, StopRequested
 from saferun.supervisor.machine import State
 from saferun.text.decoding import MALFORMED
-from saferun.text.typed_json import fit, line_of
+from saferun.text.typed_json import fit, line_of, number_of, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,16 +43,26 @@ _QUEUE_BYTES = 16 << 20
 _LONGEST_NAME = 60
 # What has to be collected of all hosts is there by then.
 _COLLECTED_S = 30.0
+_LONGEST_WAIT_S = 30 * 86400.0
 # Other hosts hear of nothing then.
 _BETWEEN_ATTEMPTS = frozenset({State.CHECKING, State.JOINING})
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Request(Value):
-    """What saferunctl asks for. ``user``: the name of the user, for people."""
+    """What saferunctl asks for.
+
+    Attributes:
+        op: what.
+        user: the name of the user, for people.
+        signum: of ``checkpoint``: the signal that the ranks handle.
+        timeout_s: of ``checkpoint``: how long the ranks may take to end; they are stopped then.
+    """
 
     op: Annotated[str, line_of(_LONGEST_NAME)]
     user: Annotated[str, line_of(_LONGEST_NAME)] = ""
+    signum: Annotated[int, number_of(64)] = 0
+    timeout_s: Annotated[float, seconds_of(_LONGEST_WAIT_S)] = 0.0
 
 
 class _Client:
@@ -61,6 +73,7 @@ class _Client:
         self.peer = peer
         self.until: float | None = until
         self.has_asked = False
+        self.restarted_attempt: int | None = None  # waits for another one than this
         self.is_answered = False
 
 
@@ -80,6 +93,8 @@ class ControlPart(PartBase):
         self._second = 0.0
         self._accepted = 0
         self._held: list[StopRequested] = []
+        self._stop_at: float | None = None  # when ranks that were to save a checkpoint are stopped
+        self._stop_by = ""
         self._status = LiveStatus(context, self._guarded)
 
     def open(self) -> None:
@@ -99,7 +114,7 @@ class ControlPart(PartBase):
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         moments = [client.until for client in self._clients.values()]
-        moments += [self._listen_at, self._status.deadline]
+        moments += [self._listen_at, self._status.deadline, self._stop_at]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -111,6 +126,10 @@ class ControlPart(PartBase):
         self._status.tick(now)
         if self._listen_at is not None and self._listen_at <= now:
             self._accept_again()
+        if self._stop_at is not None and self._stop_at <= now:
+            self._stop_at = None
+            self._post_stop(self._stop_by, now=now)
+        self._report_restart()
         if self._held and self._context.supervisor.state not in _BETWEEN_ATTEMPTS:
             held, self._held = self._held, []
             for request in held:
@@ -123,6 +142,7 @@ class ControlPart(PartBase):
             self._drop(fd)
         self._listen_at = None
         self._held.clear()
+        self._stop_at = None
         listener, self._listener = self._listener, None
         if listener is not None:
             self._context.poller.unwatch(listener.fileno())
@@ -241,21 +261,86 @@ class ControlPart(PartBase):
 
     def _stop(self, client: _Client, request: Request) -> None:
         """The job is to end: in good order, or at once."""
-        context = self._context
-        user = f" by {request.user}" if request.user else ""
-        by = f"saferunctl {request.op}{user} (pid {client.peer.pid})"
-        now, quiet_s = time.monotonic(), context.investigation.hangs.quiet_s()
-        event = StopRequested(now, context.attempt, by, request.op == "kill", quiet_s=quiet_s)
+        context, by = self._context, self._by(request.op, client, request)
         client.until = None  # the end of the connection is the end of the launch
-        state = context.supervisor.state
-        plan = context.current.plan
-        hosts = plan.placement.group_world_size if plan is not None else 1
-        answer = {"ok": True, "state": state.value, "ranks": len(context.current.living()), "hosts": hosts}
-        self._send(client, {**answer, "grace_s": context.config.shutdown_timeout_s})
-        if context.config.hosts.together and state in _BETWEEN_ATTEMPTS:
+        self._send(client, {**self._scale(), "grace_s": context.config.shutdown_timeout_s})
+        self._post_stop(by, at_once=request.op == "kill", now=time.monotonic())
+
+    def _post_stop(self, by: str, *, at_once: bool = False, now: float) -> None:
+        context = self._context
+        quiet_s = context.investigation.hangs.quiet_s()
+        event = StopRequested(now, context.attempt, by, at_once, quiet_s=quiet_s)
+        if context.config.hosts.together and context.supervisor.state in _BETWEEN_ATTEMPTS:
             self._held.append(event)
         else:
             context.post(event)
+
+    def _scale(self) -> JsonObject:
+        """What the job is, for the first line that saferunctl prints."""
+        context, plan = self._context, self._context.current.plan
+        return {
+            "ok": True,
+            "state": context.supervisor.state.value,
+            "ranks": len(context.current.living()),
+            "hosts": plan.placement.group_world_size if plan is not None else 1,
+        }
+
+    def _checkpoint(self, client: _Client, request: Request) -> None:
+        """The ranks are to save a checkpoint and to end; if they do not, the job is stopped."""
+        context = self._context
+        ranks = context.current.living()
+        name = signal_name(request.signum)
+        if request.signum not in SURVIVED:
+            hint = "choose one that does not end a process of its own: SIGUSR1 (the default), SIGUSR2, …"
+            self._send(client, {"error": f"{name} does not ask for a checkpoint", "hint": hint})
+            return
+        if context.supervisor.state is not State.RUNNING or self._stop_at is not None:
+            self._refuse(client, "a checkpoint")
+            return
+        handling = sum(request.signum in caught_signals(rank.child.pid) for rank in ranks)
+        if not handling:
+            hint = "use --signal with the one that the script handles; saferunctl stop RUN sends SIGTERM"
+            self._send(client, {"error": f"no rank of {context.host} handles {name}", "hint": hint})
+            return
+        client.until = None
+        self._send(client, {**self._scale(), "handling": handling})
+        self._stop_by = self._by("stop --after-checkpoint", client, request)
+        now = time.monotonic()
+        self._stop_at = now + request.timeout_s
+        context.post(CheckpointRequested(now, context.attempt, self._stop_by, request.signum))
+
+    def _restart(self, client: _Client, request: Request) -> None:
+        """All ranks are to be ended and started again."""
+        context = self._context
+        state, is_ending = context.supervisor.state, self._stop_at is not None
+        if state not in {State.STARTING, State.RUNNING} or is_ending:
+            self._refuse(client, "another attempt")
+            return
+        client.until = None
+        client.restarted_attempt = context.attempt
+        self._send(client, {**self._scale(), "grace_s": context.config.shutdown_timeout_s}, is_last=False)
+        now, quiet_s = time.monotonic(), context.investigation.hangs.quiet_s()
+        context.post(RestartRequested(now, context.attempt, self._by("restart", client, request), quiet_s))
+
+    def _report_restart(self) -> None:
+        """Tell those who wait for another attempt that its ranks run."""
+        context = self._context
+        for client in self._clients.values():
+            before = client.restarted_attempt
+            if before is not None and context.attempt > before and context.supervisor.state is State.RUNNING:
+                client.restarted_attempt, client.until = None, time.monotonic()
+                self._send(client, {**self._scale(), "attempt": context.attempt})
+
+    def _refuse(self, client: _Client, what: str) -> None:
+        state = "being ended" if self._stop_at is not None else self._context.supervisor.state.value
+        hint = "try again when saferunctl status shows that its ranks run"
+        self._send(client, {"error": f"the job is {state}: it cannot be asked for {what} now", "hint": hint})
+
+    @staticmethod
+    def _by(verb: str, client: _Client, request: Request) -> str:
+        """Who asks, for people."""
+        user = f" by {request.user}" if request.user else ""
+        return f"saferunctl {verb}{user} (pid {client.peer.pid})"
 
     def _show(self, client: _Client, _request: Request) -> None:
         """What the ranks do."""
@@ -270,5 +355,7 @@ class ControlPart(PartBase):
     _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, Request], None]]] = {
         "stop": _stop,
         "kill": _stop,
+        "checkpoint": _checkpoint,
+        "restart": _restart,
         "status": _show,
     }

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from saferun.linux.part import Part
     from saferun.model import ExitStatus
 
+# The ranks have the signal before anything else is done about these.
+_ENDING = (events.SignalReceived, events.StopRequested, events.JobAborted)
 # No busy machine is this late: who wakes up so long after a deadline was stopped, suspended or held up.
 _STALL_S = 1.0
 # The loop pauses for so long where a module is missing.
@@ -72,7 +74,7 @@ class EventLoop:
             event = self._context.events.popleft()
             before = self._supervisor.state
             decided = self._supervisor.handle(event)
-            if isinstance(event, events.SignalReceived | events.StopRequested | events.JobAborted):
+            if isinstance(event, _ENDING):
                 # The ranks of a job that is stopped have the signal before anything else is done about it.
                 for action in decided:
                     if isinstance(action, SignalRanks):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from saferun.preflight.client import CheckProcess
 
 # Reasons for which hosts end an attempt without a failure.
-_NO_FAILURES = frozenset({"signal", "parent", "request", "membership", "leave"})
+_NO_FAILURES = frozenset({"signal", "parent", "request", "restart", "membership", "leave"})
 # Processes that got SIGKILL are gone within milliseconds, unless they sleep uninterruptibly.
 _HELPERS_S = 0.5
 # From here on the user hears how to remove old runs.
@@ -184,6 +184,9 @@ class HostLaunch:
             actions.BroadcastAbort: ending.broadcast_abort,
             actions.BroadcastCause: ending.broadcast_cause,
             actions.BroadcastRequest: ending.broadcast_request,
+            actions.BroadcastCheckpoint: ending.broadcast_checkpoint,
+            actions.RequestCheckpoint: ranks.request_checkpoint,
+            actions.ReportRestart: ending.report_restart,
             actions.NotifyDone: ending.report_done,
             actions.BroadcastDecision: ending.send_decision,
             actions.ReportDecision: ending.report_decision,

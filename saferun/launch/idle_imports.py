@@ -87,6 +87,7 @@ MODULES = (
     "textwrap",
     "saferun.env.lint.findings",
     # To answer saferunctl
+    "saferun.supervisor.requests",
     "saferun.linux.control_socket",
     "saferun.launch.live_status",
     "saferun.launch.control_part",
@@ -104,6 +105,7 @@ BEFORE_SEVERAL_HOSTS = (
     "saferun.linux.stuck",
     "saferun.text.redaction",
     "saferun.env.lint.findings",
+    "saferun.supervisor.requests",
 )
 """Of that what messages of other hosts may ask for as soon as the ranks run. It is imported while the hosts meet."""
 # The processor is left to the ranks for three times as long as a module takes.

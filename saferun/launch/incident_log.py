@@ -226,7 +226,7 @@ class IncidentLog:
         return Counted(
             hangs=self._counts.get("hang", 0),
             failures=self._counts.get("failure", 0),
-            restarts=sum(row.next_step == "restart" for row in self._decisions),
+            restarts=sum(row.next_step == "restart" and row.class_name != "request" for row in self._decisions),
             retries=retries,
             slow=len({rank for row in self._slow if row.attempt == attempt for rank in row.ranks}),
             is_hung=is_hung,

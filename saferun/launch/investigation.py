@@ -314,6 +314,18 @@ class Investigation:
         if record.diagnosis is not None:
             record.add_failure(record.diagnosis, lines, restarting=action.restarting)
 
+    def note_restart(self, message: str) -> None:
+        """A user has all ranks started again: a row of the report."""
+
+        def note() -> None:
+            from saferun.supervisor.policy.decision_row import DecisionRow
+
+            self.log.add_decision(
+                DecisionRow(self._launch.attempt, time.time(), "restart", message, class_name="request")
+            )
+
+        self._guarded("report the restart", note)
+
     def decision_text(self, diagnosis: Diagnosis, *, restarting: bool, decision: Decision | None = None) -> list[str]:
         """What the other hosts report to their users of a failed attempt."""
 

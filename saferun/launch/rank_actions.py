@@ -14,9 +14,11 @@ from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.orphaned_segments import OrphanedSegments
 from saferun.launch.orphans import Orphans
 from saferun.launch.rank_group import RankGroup
+from saferun.linux.children import signal_child
 from saferun.linux.helper import PartBase
 from saferun.linux.reaper import Reaper
-from saferun.model import ExitStatus
+from saferun.linux.signals import caught_signals
+from saferun.model import ExitStatus, signal_name
 from saferun.supervisor import actions, events
 from saferun.supervisor.machine import State
 
@@ -160,6 +162,15 @@ class RankActions(PartBase):
         others = [local_rank for local_rank in action.local_ranks if local_rank not in handling]
         if others:
             group.signal(others, action.signum)
+
+    def request_checkpoint(self, action: actions.RequestCheckpoint) -> None:
+        """Send the signal to ranks that handle it: it would end others. Their workers do not get it."""
+        ranks = [rank for rank in self._context.current.living() if rank.place.local_rank in action.local_ranks]
+        handling = [rank for rank in ranks if action.signum in caught_signals(rank.child.pid)]
+        for rank in handling:
+            signal_child(rank.child, action.signum)
+        name = signal_name(action.signum)
+        self._context.report(f"{action.by}: {name} to {len(handling)} of {len(ranks)} ranks, which handle it")
 
     def _note_shared_memory(self) -> None:
         """The ranks are about to be ended."""

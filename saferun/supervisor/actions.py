@@ -220,6 +220,30 @@ class BroadcastRequest(Value):
     at_once: bool
 
 
+class RequestCheckpoint(Value):
+    """Send a signal to those ranks that handle it: their script saves a checkpoint, and ends."""
+
+    attempt: int
+    local_ranks: tuple[int, ...]
+    signum: int
+    by: str
+
+
+class BroadcastCheckpoint(Value):
+    """Have all other hosts do the same."""
+
+    attempt: int
+    by: str
+    signum: int
+
+
+class ReportRestart(Value):
+    """Report that all ranks are started again because a user asked for it. ``by``: who."""
+
+    attempt: int
+    by: str
+
+
 class BroadcastCause(Value):
     """A rank of this host failed by itself, as far as is known: hosts that wait for such a cause wait no more.
 
@@ -291,6 +315,9 @@ Action = (
     | ReportFailure
     | BroadcastAbort
     | BroadcastCause
+    | RequestCheckpoint
+    | BroadcastCheckpoint
+    | ReportRestart
     | BroadcastRequest
     | NotifyDone
     | BroadcastDecision

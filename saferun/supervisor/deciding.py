@@ -119,8 +119,8 @@ def _completed(launch: Launch, facts: FailureFacts | None) -> FailureFacts:
     reason = ""
     if launch.stop_signum is not None:
         reason = f"stopped by {launch.stopped_by or signal_name(launch.stop_signum)}"
-    elif peers.is_stopped:
-        reason = "stopped"
+    elif peers.is_stopped or launch.stopped_by:
+        reason = f"stopped by {launch.stopped_by}" if launch.stopped_by else "stopped"
     elif peers.cut_off is not None and not (launch.job.outlives_leader or is_transient or lost.class_name):
         reason = "the other hosts cannot be reached"
     elif lost.is_final or is_final(ending):

@@ -29,9 +29,13 @@ class Stopped(Value):
 
 
 class Regroup(Value):
-    """Other hosts form the job from now on, this one among them: it is no failure."""
+    """Other hosts form the job from now on, this one among them: it is no failure.
+
+    ``by``: who asked for another attempt of the same hosts, by saferunctl; empty: no user did.
+    """
 
     message: str
+    by: str = ""
 
 
 class Leave(Value):

@@ -162,6 +162,28 @@ class StopRequested(Value):
         return signal.SIGKILL if self.at_once else signal.SIGTERM
 
 
+class RestartRequested(Value):
+    """The user wants another attempt now, by ``saferunctl restart``. ``by`` and ``quiet_s``: as of StopRequested."""
+
+    at: float
+    attempt: int
+    by: str
+    quiet_s: float = 0.0
+
+
+class CheckpointRequested(Value):
+    """The user wants the ranks to save a checkpoint and to end, by ``saferunctl stop --after-checkpoint``.
+
+    ``by`` and ``ours``: as of StopRequested, which follows if the ranks do not end. ``signum``: what ranks handle.
+    """
+
+    at: float
+    attempt: int
+    by: str
+    signum: int
+    ours: bool = True
+
+
 class HangSuspected(Value):
     """There has been no progress for too long."""
 
@@ -198,7 +220,8 @@ class JobAborted(Value):
 
     Attributes:
         reason: ``failure``, ``victim`` (of a rank that has not shown its failure yet), ``hang``, ``signal``,
-            ``parent``, ``request`` (by saferunctl), ``lost``, ``task_lost``, ``start``: something went wrong;
+            ``parent``, ``request`` (by saferunctl),
+            ``restart`` (likewise), ``lost``, ``task_lost``, ``start``: something went wrong;
             ``membership``, ``leave``: other hosts form the job from now on.
         message: what happened, in a few words.
         host: the host that announced it, or that it is about.
@@ -334,6 +357,8 @@ Event = (
     | StoreUnavailable
     | SignalReceived
     | StopRequested
+    | RestartRequested
+    | CheckpointRequested
     | HangSuspected
     | EvidenceCaptured
     | CauseShown

@@ -163,6 +163,12 @@ class Launch:
         """There is one more reason for which the attempt ends."""
         self.attempt.ending = prevailing(self.attempt.ending, ending)
 
+    def note_request(self, by: str, signum: int) -> None:
+        """The user asked for the end of the job by saferunctl, on this host or another one."""
+        self.stopped_by = by
+        # As a shell has it for a program that a signal ended.
+        self.stop_code = 128 + signum
+
     @property
     def answers_to_job(self) -> bool:
         """Whether other hosts take part in how this attempt is judged."""

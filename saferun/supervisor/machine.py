@@ -1,7 +1,7 @@
 """The state machine of one host's share of a launch: a table of transitions. Pure: events in, actions out.
 
-ARCHITECTURE.md draws the machine. The transitions stand in ``starting``, ``running``, ``stopping``, ``deciding`` and
-``peers``, each a function from the launch and an event to actions.
+ARCHITECTURE.md draws the machine. The transitions stand in ``starting``, ``running``, ``stopping``, ``requests``,
+``deciding`` and ``peers``, each a function from the launch and an event to actions.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from saferun.supervisor import deciding, peers, running, starting, stopping
 from saferun.supervisor.events import (
     CauseShown,
+    CheckpointRequested,
     ChecksAsked,
     ChecksOver,
     ChecksPassed,
@@ -31,6 +32,7 @@ from saferun.supervisor.events import (
     ProbesPassed,
     RankExited,
     RanksStarted,
+    RestartRequested,
     SignalReceived,
     StartFailed,
     StopRequested,
@@ -61,6 +63,15 @@ def _resume(launch: Launch, event: LoopStalled) -> list[Action]:
     return []
 
 
+def _on_request(launch: Launch, event: StopRequested | RestartRequested | CheckpointRequested) -> list[Action]:
+    """What a user asks for by saferunctl. It is loaded when there is a request."""
+    try:
+        from saferun.supervisor import requests
+    except ImportError:  # from a file system that does not answer; a signal to saferun is still obeyed
+        return []
+    return requests.handle(launch, event)
+
+
 # What is done about an event, state by state.
 TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
     State.NEW: {
@@ -73,7 +84,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
         ChecksOver: starting.end_after_checks,
         StartFailed: starting.on_start_failed,
         SignalReceived: stopping.end_at_once,
-        StopRequested: stopping.end_at_once_as_requested,
+        StopRequested: _on_request,
         DeadlineExpired: starting.on_deadline,
         LoopStalled: _resume,
     },
@@ -81,7 +92,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
         HostsJoined: starting.on_joined,
         StartFailed: starting.on_start_failed,
         SignalReceived: stopping.end_at_once,
-        StopRequested: stopping.end_at_once_as_requested,
+        StopRequested: _on_request,
         DeadlineExpired: starting.on_deadline,
         LoopStalled: _resume,
         JobLost: peers.on_job_lost,
@@ -93,7 +104,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
         ChecksOver: starting.end_after_checks,
         StartFailed: starting.on_start_failed,
         SignalReceived: stopping.on_signal,
-        StopRequested: stopping.on_stop_requested,
+        StopRequested: _on_request,
         DeadlineExpired: starting.on_deadline,
         LoopStalled: _resume,
         JobAborted: peers.on_abort_without_ranks,
@@ -107,7 +118,8 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
         StartFailed: starting.on_start_failed,
         RankExited: running.on_rank_exited,
         SignalReceived: stopping.on_signal,
-        StopRequested: stopping.on_stop_requested,
+        StopRequested: _on_request,
+        RestartRequested: _on_request,
         DeadlineExpired: starting.on_deadline,
         LoopStalled: _resume,
         JobAborted: peers.on_abort,
@@ -122,7 +134,9 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
         HangSuspected: running.on_hang,
         StartFailed: starting.on_start_failed,
         SignalReceived: stopping.on_signal,
-        StopRequested: stopping.on_stop_requested,
+        StopRequested: _on_request,
+        RestartRequested: _on_request,
+        CheckpointRequested: _on_request,
         JobAborted: peers.on_abort,
         JobDecided: peers.on_decided_while_running,
         JobLost: peers.on_job_lost,
@@ -136,7 +150,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
         StoreUnavailable: running.on_store_unavailable,
         StartFailed: starting.on_start_failed,
         SignalReceived: stopping.on_signal_on_the_way_out,
-        StopRequested: stopping.on_stop_requested,
+        StopRequested: _on_request,
         DeadlineExpired: running.on_capture_deadline,
         LoopStalled: _resume,
         JobAborted: peers.on_abort_on_the_way_out,
@@ -151,7 +165,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
         CoreDumpSeen: stopping.on_core_dump,
         StartFailed: starting.on_start_failed,
         SignalReceived: stopping.on_signal_on_the_way_out,
-        StopRequested: stopping.on_stop_requested,
+        StopRequested: _on_request,
         DeadlineExpired: stopping.on_deadline,
         LoopStalled: stopping.on_deadline,
         JobAborted: peers.on_abort_on_the_way_out,
@@ -162,7 +176,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
     },
     State.WAITING: {
         SignalReceived: stopping.on_signal,
-        StopRequested: stopping.on_stop_requested,
+        StopRequested: _on_request,
         DeadlineExpired: peers.on_waiting_deadline,
         LoopStalled: peers.on_waiting_deadline,
         JobAborted: peers.on_abort_without_ranks,
@@ -175,7 +189,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
     State.DIAGNOSING: {
         Diagnosed: deciding.on_diagnosed,
         SignalReceived: stopping.on_signal_on_the_way_out,
-        StopRequested: stopping.on_stop_requested,
+        StopRequested: _on_request,
         DeadlineExpired: deciding.on_deadline,
         LoopStalled: _resume,
         JobAborted: peers.note_abort,
@@ -186,7 +200,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
     },
     State.BACKOFF: {
         SignalReceived: stopping.end_backoff,
-        StopRequested: stopping.end_at_once_as_requested,
+        StopRequested: _on_request,
         DeadlineExpired: deciding.begin_next,
         LoopStalled: deciding.begin_next,
     },
@@ -194,6 +208,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
 }
 
 # Answers that come late or twice, and news that change nothing any more. Whatever stands in neither table is a defect.
+_LATE = (RestartRequested, CheckpointRequested)  # no ranks are at work, or they are being ended
 _OF_CHECKS = (ChecksAsked, ChecksPassed)
 _BEFORE_RANKS = (*_OF_CHECKS, ChecksOver, HostsJoined, ProbesPassed)
 _OF_RANKS = (*_BEFORE_RANKS, RanksStarted, StoreServed)
@@ -201,16 +216,17 @@ _OF_CAPTURES = (*_OF_RANKS, EvidenceCaptured, CauseShown, HangSuspected)
 IGNORED: dict[State, tuple[type, ...]] = {
     State.NEW: (),
     # An orphan of an earlier attempt may end, and anyone may connect to the store's port, at any time.
-    State.CHECKING: (RankExited, StoreUnavailable, JobLost),
-    State.JOINING: (*_OF_CHECKS, ChecksOver, ProbesPassed, RankExited, StoreUnavailable, CauseShown),
-    State.PROBING: (*_OF_CHECKS, HostsJoined, RankExited, StoreUnavailable, HangSuspected, CauseShown),
-    State.STARTING: (*_BEFORE_RANKS, StoreServed, StoreUnavailable, HangSuspected, CauseShown),
+    State.CHECKING: (*_LATE, RankExited, StoreUnavailable, JobLost),
+    State.JOINING: (*_LATE, *_OF_CHECKS, ChecksOver, ProbesPassed, RankExited, StoreUnavailable, CauseShown),
+    State.PROBING: (*_LATE, *_OF_CHECKS, HostsJoined, RankExited, StoreUnavailable, HangSuspected, CauseShown),
+    State.STARTING: (CheckpointRequested, *_BEFORE_RANKS, StoreServed, StoreUnavailable, HangSuspected, CauseShown),
     State.RUNNING: (*_OF_RANKS, EvidenceCaptured, CauseShown, HostsDone, DeadlineExpired, LoopStalled),
-    State.CAPTURING: (*_OF_RANKS, HangSuspected, HostsDone),
-    State.STOPPING: (*_OF_CAPTURES, HostsDone, StoreUnavailable),
-    State.WAITING: (*_OF_CAPTURES, StoreUnavailable, OrphansGone),
-    State.DIAGNOSING: (*_OF_CAPTURES, HostsDone, StoreUnavailable, OrphansGone, RankExited, StartFailed),
+    State.CAPTURING: (*_LATE, *_OF_RANKS, HangSuspected, HostsDone),
+    State.STOPPING: (*_LATE, *_OF_CAPTURES, HostsDone, StoreUnavailable),
+    State.WAITING: (*_LATE, *_OF_CAPTURES, StoreUnavailable, OrphansGone),
+    State.DIAGNOSING: (*_LATE, *_OF_CAPTURES, HostsDone, StoreUnavailable, OrphansGone, RankExited, StartFailed),
     State.BACKOFF: (
+        *_LATE,
         *_OF_CAPTURES,
         *(HostsDone, StoreUnavailable, OrphansGone, RankExited, StartFailed, Diagnosed),
         *(JobAborted, JobDecided, JobLost, HostsUnreachable, HostsReachable),

@@ -16,7 +16,6 @@ from saferun.supervisor.stopping import (
     hurry,
     hurry_orphans,
     kill,
-    note_request,
     stop,
     stop_for,
     wait_for_others,
@@ -46,11 +45,14 @@ def note_abort(launch: Launch, event: JobAborted) -> list[Action]:
     """All hosts end this attempt, for the same reason: the first that any of them announced."""
     peers = launch.attempt.peers
     peers.is_announced = True
-    if event.signum and event.reason != "request":  # a person who asks does not send SIGKILL a moment later
+    if event.signum and event.reason not in {
+        "request",
+        "restart",
+    }:  # a person who asks does not send SIGKILL a moment later
         peers.announced_signum = event.signum
         hurry(launch, event.at)
     if event.reason == "request" and not event.ours:
-        note_request(launch, event.message, event.signum)
+        launch.note_request(event.message, event.signum)
     peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent", "request"}
     peers.awaits_cause = peers.awaits_cause or event.reason == "victim"
     return launch.broadcast_cause() if launch.attempt.has_failed_rank and not event.ours else []
@@ -110,6 +112,8 @@ def _ending(event: JobAborted) -> Ending:
     match event.reason:
         case "membership":
             return Regroup(event.message)
+        case "restart":
+            return Regroup(event.message, event.message)
         case "leave":
             return Regroup(f"{event.host} leaves the job")
         case "signal" | "parent":

@@ -2,7 +2,8 @@
 
 No other module makes a SignalRanks. ``running`` (a hang), ``peers`` (an abort or a decision of other hosts) and
 ``starting`` call ``fail``, ``stop`` or ``stop_for``, and choose SIGTERM or the signal that another host got;
-``on_signal`` takes the signals to this saferun. When the ranks are captured, and when SIGKILL follows, is decided here.
+``on_signal`` takes the signals to this saferun, and ``requests`` what users ask for by saferunctl. When the ranks are
+captured, and when SIGKILL follows, is decided here.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import signal
 from saferun.model import signal_name
 from saferun.supervisor.actions import (
     Action,
-    BroadcastRequest,
     CaptureEvidence,
     NotifyDone,
     PrintLine,
+    ReportRestart,
     SignalRanks,
     SweepOrphans,
 )
@@ -26,22 +27,20 @@ from saferun.supervisor.launch_state import Launch, State
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
-    from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived, StopRequested
+    from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived
 
 # A job without progress for so long hangs, as far as a signal from outside is concerned: its stacks are what the user
 # will ask for, and nothing is lost by taking them first, if that does not take long.
 _HUNG_S = 10.0
-_FIRST_CAPTURE_S = 2.0
+FIRST_CAPTURE_S = 2.0
 # Ranks that were working get the signal at once, and are captured if they are still there after this part of their
 # grace. The capture ends before they are killed.
 _LATE_CAPTURE = 0.5
 _LATE_CAPTURE_SHARE = 0.8
-# As a shell has it for a program that a signal ended.
-_SIGNAL_CODE = 128
 # How soon a rank whose core is being written is checked again.
 _CHECK_DUMP_S = 0.2
 # Where the other hosts know of this attempt, and it is not on its way out yet.
-_TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
+TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -114,7 +113,7 @@ def stop_for(launch: Launch, at: float, signum: int, quiet_s: float) -> list[Act
     has been no progress for ``quiet_s``, a job that hangs is being cancelled, and its stacks come first.
     """
     if quiet_s >= _HUNG_S:
-        return capture(launch, at, at_most_s=_FIRST_CAPTURE_S)
+        return capture(launch, at, at_most_s=FIRST_CAPTURE_S)
     if launch.limits.grace_s > 0:
         launch.attempt.stopping.capture_at = at + launch.limits.grace_s * _LATE_CAPTURE
     return stop(launch, at, signum)
@@ -204,7 +203,7 @@ def on_signal(launch: Launch, event: SignalReceived) -> list[Action]:
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
-    line = f"{_name(event)}: stopping {_ranks(count)}, SIGKILL follows in {grace_s:g} s"
+    line = f"{_name(event)}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
     if event.signum == signal.SIGINT:
         line += " or at the next Ctrl-C"
         # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
@@ -231,7 +230,7 @@ def on_signal_on_the_way_out(launch: Launch, event: SignalReceived) -> list[Acti
     announced = _ordered(launch, event)
     if launch.state is State.CAPTURING and launch.deadline is not None:
         # The time that is left belongs to the ranks.
-        launch.enter(State.CAPTURING, min(launch.deadline, event.at + _FIRST_CAPTURE_S))
+        launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
     if launch.state is State.CAPTURING and attempt.awaits_cause:
         # CAPTURING -> STOPPING: the ranks were only left alive to show the cause of a failure.
         return [*announced, *stop(launch, event.at, event.signum)]
@@ -250,9 +249,9 @@ def _ordered(launch: Launch, event: SignalReceived) -> list[Action]:
     ending, peers = launch.attempt.ending, launch.attempt.peers
     launch.stop_signum = event.signum
     hurry(launch, event.at)
-    leaves = ending is None and peers.may_leave and launch.state in _TOGETHER
+    leaves = ending is None and peers.may_leave and launch.state in TOGETHER
     launch.end_for(Leave(event.signum) if leaves else Stopped(event.signum))
-    if launch.state not in _TOGETHER or isinstance(ending, Regroup):
+    if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
     reason = "leave" if leaves else "parent" if event.why else "signal"
     return launch.broadcast_abort(reason, _name(event), event.signum)
@@ -261,75 +260,16 @@ def _ordered(launch: Launch, event: SignalReceived) -> list[Action]:
 def _end_grace(launch: Launch, at: float) -> list[Action]:
     if launch.state is State.STOPPING and launch.attempt.stopping.stage == "sweeping":
         return [SweepOrphans(launch.number, 0.0)]
-    return [PrintLine(f"SIGINT: killing {_ranks(len(launch.attempt.running))}"), *_kill(launch, at)]
+    return [PrintLine(f"SIGINT: killing {ranks_count(len(launch.attempt.running))}"), *_kill(launch, at)]
 
 
 def _name(event: SignalReceived) -> str:
     return event.why or signal_name(event.signum)
 
 
-def _ranks(count: int) -> str:
+def ranks_count(count: int) -> str:
+    """``1 rank``, ``2 ranks``."""
     return "1 rank" if count == 1 else f"{count} ranks"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Requests of saferunctl
-
-
-def end_at_once_as_requested(launch: Launch, event: StopRequested) -> list[Action]:
-    """CHECKING | JOINING | BACKOFF -> DONE: no rank runs, and there is no other attempt."""
-    note_request(launch, event.by, event.signum)
-    launch.stop_signum = event.signum
-    return [*_request_of(launch, event), *launch.finish(launch.stop_code)]
-
-
-def on_stop_requested(launch: Launch, event: StopRequested) -> list[Action]:
-    """PROBING | STARTING | RUNNING | CAPTURING | STOPPING | WAITING | DIAGNOSING: the job ends, on all hosts."""
-    attempt, stopping = launch.attempt, launch.attempt.stopping
-    if launch.stop_signum is not None and not event.at_once:
-        return []
-    if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
-        # Every rank ended well, as for a signal: the job has not been stopped.
-        line = PrintLine(f"{event.by}: processes that the ranks left behind are not waited for")
-        return [*([line] if event.ours else []), *_request_of(launch, event), *hurry_orphans(launch, event.at)]
-    is_repeated = launch.stop_signum is not None
-    note_request(launch, event.by, event.signum)
-    launch.stop_signum = event.signum
-    launch.end_for(Stopped(event.signum, by=event.by))
-    announced = launch.broadcast_abort("request", event.by, event.signum) if launch.state in _TOGETHER else []
-    return [*announced, *_request_of(launch, event), *_obey(launch, event, is_repeated=is_repeated)]
-
-
-def _obey(launch: Launch, event: StopRequested, *, is_repeated: bool) -> list[Action]:
-    """What a request comes to in a state, once it is noted."""
-    if launch.state in {State.WAITING, State.PROBING}:
-        return diagnose(launch, event.at)
-    if launch.state is State.DIAGNOSING:
-        return []
-    ranks = _ranks(len(launch.attempt.running))
-    if event.at_once:
-        return [PrintLine(f"{event.by}: killing {ranks}"), *kill(launch, event.at)]
-    if launch.state in {State.STARTING, State.RUNNING}:
-        line = f"{event.by}: stopping {ranks}, SIGKILL follows in {launch.limits.grace_s:g} s"
-        return [PrintLine(line), *stop_for(launch, event.at, event.signum, event.quiet_s)]
-    if launch.state is State.CAPTURING and launch.deadline is not None and not is_repeated:
-        launch.enter(State.CAPTURING, min(launch.deadline, event.at + _FIRST_CAPTURE_S))
-        if launch.attempt.awaits_cause:
-            return stop(launch, event.at, event.signum)
-    return []
-
-
-def note_request(launch: Launch, by: str, signum: int) -> None:
-    """The user asked for the end of the job, on this host or another one."""
-    launch.stopped_by = by
-    launch.stop_code = _SIGNAL_CODE + signum
-
-
-def _request_of(launch: Launch, event: StopRequested) -> list[Action]:
-    """Have the other hosts do the same: an abort that was announced before may have had another reason."""
-    if not (event.ours and launch.job.together) or launch.attempt.peers.cut_off is not None:
-        return []
-    return [BroadcastRequest(launch.number, event.by, event.at_once)]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -376,6 +316,8 @@ def _after_sweep(launch: Launch, at: float) -> list[Action]:
     if isinstance(attempt.ending, Regroup):
         # STOPPING -> BACKOFF: no failure, and none of the restarts is used up.
         launch.enter(State.BACKOFF, at)
+        if attempt.ending.by:
+            return [ReportRestart(launch.number, attempt.ending.by)]
         line = f"{attempt.ending.message}: starting all ranks again with the hosts that are there"
         return [PrintLine(line)]
     if attempt.ending is not None:

@@ -34,6 +34,16 @@ stay()
 """
 
 
+CHECKPOINTS = """
+def save(*_):
+    tell("saved")
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, save)
+tell("ready")
+stay()
+"""
+
+
 def has_control_sockets(folder: Path, hosts: int) -> bool:
     """Whether all saferuns of the newest run can be asked."""
     found = [*folder.glob("saferun_runs/latest/run*.json"), *folder.glob("saferun_runs/latest/*/run*.json")]
@@ -78,4 +88,29 @@ def test_kill_ends_the_ranks_of_all_hosts_that_a_stop_waits_for(cluster: Cluster
     job.hear("SIGTERM", 8)
     assert "exit code 137" in ask(hosts[1], tmp_path, "kill", "latest")
     assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_restart_starts_the_ranks_of_all_hosts_again(cluster: Cluster, tmp_path: Path, asked: int) -> None:
+    hosts = cluster.hosts[:2]
+    job = start(cluster, Way("by_hand"), tmp_path, SAVES, hosts=hosts)
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
+    for attempt in (1, 2):
+        assert f"attempt {attempt}" in ask(hosts[asked], tmp_path, "restart", "latest")
+        until(lambda n=attempt: job.out.count(" ready ") >= 4 * (n + 1), "the ranks run again")  # type: ignore[misc]
+    assert "exit code 143" in ask(hosts[1 - asked], tmp_path, "stop", "latest")
+    assert set(job.finish()) == {143}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+def test_the_ranks_of_all_hosts_save_a_checkpoint_and_end(cluster: Cluster, tmp_path: Path) -> None:
+    hosts = cluster.hosts[:2]
+    job = start(cluster, Way("by_hand"), tmp_path, CHECKPOINTS, "--max-restarts", "2", hosts=hosts)
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
+    assert "exit code 0" in ask(hosts[1], tmp_path, "stop", "latest", "--after-checkpoint")
+    assert set(job.finish()) == {0}, job.story("wrong exit code")
+    job.hear("saved", 4)
     assert_nothing_left(cluster)

@@ -234,7 +234,6 @@ OTHER_TOOLS = {
     "ntasks-per-node": "srun",
     "pids-limit": "docker run",
     "shm-size": "docker run",
-    "signal": "srun",
     "slurm": "python -m tests.cluster up",
     "sort": "ps",
     "ulimit": "docker run",

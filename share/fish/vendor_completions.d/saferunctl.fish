@@ -29,10 +29,17 @@ complete -c saferunctl -n __fish_use_subcommand -a stop -d 'end a running job in
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l no-wait
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l json
+complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l after-checkpoint
+complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l signal
+complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l timeout
 complete -c saferunctl -n __fish_use_subcommand -a kill -d 'end a running job at once on all its hosts, by SIGKILL to its ranks'
 complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l no-wait
 complete -c saferunctl -n '__fish_seen_subcommand_from kill' -l json
+complete -c saferunctl -n __fish_use_subcommand -a restart -d 'end the ranks of a running job and start them again, on all its hosts'
+complete -c saferunctl -n '__fish_seen_subcommand_from restart' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from restart' -l no-wait
+complete -c saferunctl -n '__fish_seen_subcommand_from restart' -l json
 complete -c saferunctl -n __fish_use_subcommand -a stacks -d 'where the processes of a run, or any process, are in their code'
 complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l native

@@ -24,6 +24,7 @@ from saferun.supervisor.actions import (
 )
 from saferun.supervisor.events import (
     CauseShown,
+    CheckpointRequested,
     ChecksPassed,
     CoreDumpSeen,
     DeadlineExpired,
@@ -36,6 +37,7 @@ from saferun.supervisor.events import (
     OrphansGone,
     RankExited,
     RanksStarted,
+    RestartRequested,
     SignalReceived,
     StartFailed,
     StopRequested,
@@ -128,6 +130,8 @@ class World:
     def _note(self, event: Event, *, is_old: bool) -> None:
         if is_old:
             return
+        if isinstance(event, RestartRequested):
+            self.interrupted = self.interrupted or event.quiet_s < HUNG_S
         if isinstance(event, SignalReceived | StopRequested):
             if event.signum in {signal.SIGINT, signal.SIGKILL} or event.quiet_s < HUNG_S:
                 self.interrupted = True
@@ -243,6 +247,11 @@ class World:
                 self.signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3], (0.0, HUNG_S)[number // 3 % 2])
             case "request" if self.state is not State.NEW:
                 self.request(at_once=number % 2 == 1, quiet_s=(0.0, HUNG_S)[number // 2 % 2])
+            case "restart" if self.state is not State.NEW:
+                quiet_s = (0.0, HUNG_S)[number % 2]
+                self.deliver(RestartRequested(self.now, self.attempt, "saferunctl", quiet_s=quiet_s))
+            case "checkpoint" if self.state is not State.NEW:
+                self.deliver(CheckpointRequested(self.now, self.attempt, "saferunctl", signal.SIGUSR1))
             case "store" if self.state is not State.NEW:
                 self.deliver(StoreUnavailable(self.now, self.attempt, "the store is gone", "look"))
             case "start fails" if any(isinstance(answer, STARTS) for answer in self.answers):

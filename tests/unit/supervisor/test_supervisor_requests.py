@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from saferun.supervisor.actions import (
+    Action,
     BroadcastAbort,
     BroadcastRequest,
     CaptureEvidence,
@@ -14,10 +15,19 @@ from saferun.supervisor.actions import (
     Finish,
     PrintLine,
     ReportFailure,
+    ReportRestart,
+    RequestCheckpoint,
     SignalRanks,
     SweepOrphans,
 )
-from saferun.supervisor.events import JobAborted, RankExited, StopRequested
+from saferun.supervisor.events import (
+    CheckpointRequested,
+    JobAborted,
+    OrphansGone,
+    RankExited,
+    RestartRequested,
+    StopRequested,
+)
 from saferun.supervisor.machine import State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, JobPolicy
 from tests.unit.supervisor.fake_world import FAILED, HUNG_S, KILLED, LIMITS, OK, World, only, placement_of, running
@@ -98,6 +108,73 @@ def test_ranks_that_ended_well_have_not_been_stopped() -> None:
     assert world.finish == Finish(0)
 
 
+# ------------------------------------------------------------------------------------- another attempt, a checkpoint
+
+
+def restart(world: World) -> list[Action]:
+    """A user asks for another attempt."""
+    return world.deliver(RestartRequested(world.now, world.attempt, "saferunctl restart"))
+
+
+def test_a_restart_is_another_attempt_that_uses_up_none() -> None:
+    """Ranks that do not end well on their way out have not failed."""
+    world = running(max_restarts=0)
+    assert only(SignalRanks, restart(world)).signum == signal.SIGTERM
+    for rank in range(2):
+        world.exit(rank, KILLED)
+    world.answer_until(State.BACKOFF)
+    assert only(ReportRestart, world.actions).by == "saferunctl restart"
+    world.expire()
+    world.answer_until(State.RUNNING)
+    assert world.attempt == 1
+    assert not [action for action in world.actions if isinstance(action, Diagnose | ReportFailure)]
+    world.actions.clear()
+    world.exit(0, FAILED)
+    world.exit(1, KILLED)
+    world.answer_until(State.DONE)
+    assert world.finish == Finish(1), "of --max-restarts 0 there is still none left"
+
+
+def test_a_stop_prevails_over_a_restart() -> None:
+    world = running()
+    restart(world)
+    world.request()
+    assert end_of(world) == Finish(143)
+
+
+def test_a_restart_is_asked_for_too_late_where_the_ranks_end() -> None:
+    world = running()
+    world.request()
+    assert restart(world) == []
+    assert end_of(world) == Finish(143)
+
+
+def checkpoint(world: World) -> list[Action]:
+    """A user asks for a checkpoint and the end."""
+    return world.deliver(CheckpointRequested(world.now, world.attempt, "saferunctl stop", signal.SIGUSR1))
+
+
+def test_after_a_checkpoint_the_ranks_end_by_themselves() -> None:
+    """With 0, as their script says."""
+    world = running(max_restarts=3)
+    assert checkpoint(world) == [RequestCheckpoint(0, (0, 1), signal.SIGUSR1, "saferunctl stop")]
+    assert world.state is State.RUNNING
+    world.exit(0)
+    world.exit(1)
+    world.answer_until(State.DONE)
+    assert world.finish == Finish(0)
+
+
+def test_a_rank_that_fails_over_its_checkpoint_has_failed_and_is_not_started_again() -> None:
+    world = running(max_restarts=3)
+    checkpoint(world)
+    world.exit(0, FAILED)
+    world.exit(1, KILLED)
+    world.answer_until(State.DONE)
+    assert world.finish == Finish(1)
+    assert "stopped by saferunctl stop" in str(only(ReportFailure, world.actions).decision)
+
+
 # ------------------------------------------------------------------------------------------------------ several hosts
 
 
@@ -141,3 +218,13 @@ def test_a_request_on_another_host_is_not_sent_again() -> None:
     for rank in range(2):
         supervisor.handle(RankExited(world.now, 0, rank, OK))
     assert supervisor.state is State.STOPPING
+
+
+def test_a_restart_on_another_host_is_one_here() -> None:
+    world, supervisor = one_of_two()
+    aborted = JobAborted(world.now, 0, "restart", "saferunctl restart", "node2", signum=signal.SIGTERM)
+    assert supervisor.handle(aborted) == [SignalRanks(0, (0, 1), signal.SIGTERM)]
+    assert supervisor.handle(RankExited(world.now, 0, 0, KILLED)) == []
+    assert [type(action) for action in supervisor.handle(RankExited(world.now, 0, 1, KILLED))] == [SweepOrphans]
+    assert supervisor.handle(OrphansGone(world.now, 0, ())) == [ReportRestart(0, "saferunctl restart")]
+    assert supervisor.state is State.BACKOFF

@@ -1,0 +1,105 @@
+"""What users ask a running job for by saferunctl: its end, at once or after a checkpoint, and another attempt. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+from saferun.supervisor.actions import (
+    Action,
+    BroadcastCheckpoint,
+    BroadcastRequest,
+    PrintLine,
+    RequestCheckpoint,
+)
+from saferun.supervisor.deciding import diagnose
+from saferun.supervisor.ending import Regroup, Stopped
+from saferun.supervisor.events import CheckpointRequested, RestartRequested, StopRequested
+from saferun.supervisor.launch_state import Launch, State
+from saferun.supervisor.stopping import (
+    FIRST_CAPTURE_S,
+    TOGETHER,
+    hurry_orphans,
+    kill,
+    ranks_count,
+    stop,
+    stop_for,
+)
+
+
+def handle(launch: Launch, event: StopRequested | RestartRequested | CheckpointRequested) -> list[Action]:
+    """What follows from a request in a state in which the table has it."""
+    if isinstance(event, CheckpointRequested):
+        return on_checkpoint_requested(launch, event)
+    if isinstance(event, RestartRequested):
+        return on_restart_requested(launch, event)
+    if launch.state in {State.CHECKING, State.JOINING, State.BACKOFF}:
+        return end_at_once_as_requested(launch, event)
+    return on_stop_requested(launch, event)
+
+
+def end_at_once_as_requested(launch: Launch, event: StopRequested) -> list[Action]:
+    """CHECKING | JOINING | BACKOFF -> DONE: no rank runs, and there is no other attempt."""
+    launch.note_request(event.by, event.signum)
+    launch.stop_signum = event.signum
+    return [*_request_of(launch, event), *launch.finish(launch.stop_code)]
+
+
+def on_stop_requested(launch: Launch, event: StopRequested) -> list[Action]:
+    """PROBING | STARTING | RUNNING | CAPTURING | STOPPING | WAITING | DIAGNOSING: the job ends, on all hosts."""
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    if launch.stop_signum is not None and not event.at_once:
+        return []
+    if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
+        # Every rank ended well, as for a signal: the job has not been stopped.
+        line = PrintLine(f"{event.by}: processes that the ranks left behind are not waited for")
+        return [*([line] if event.ours else []), *_request_of(launch, event), *hurry_orphans(launch, event.at)]
+    is_repeated = launch.stop_signum is not None
+    launch.note_request(event.by, event.signum)
+    launch.stop_signum = event.signum
+    launch.end_for(Stopped(event.signum, by=event.by))
+    announced = launch.broadcast_abort("request", event.by, event.signum) if launch.state in TOGETHER else []
+    return [*announced, *_request_of(launch, event), *_obey(launch, event, is_repeated=is_repeated)]
+
+
+def _obey(launch: Launch, event: StopRequested, *, is_repeated: bool) -> list[Action]:
+    """What a request comes to in a state, once it is noted."""
+    if launch.state in {State.WAITING, State.PROBING}:
+        return diagnose(launch, event.at)
+    if launch.state is State.DIAGNOSING:
+        return []
+    ranks = ranks_count(len(launch.attempt.running))
+    if event.at_once:
+        return [PrintLine(f"{event.by}: killing {ranks}"), *kill(launch, event.at)]
+    if launch.state in {State.STARTING, State.RUNNING}:
+        line = f"{event.by}: stopping {ranks}, SIGKILL follows in {launch.limits.grace_s:g} s"
+        return [PrintLine(line), *stop_for(launch, event.at, event.signum, event.quiet_s)]
+    if launch.state is State.CAPTURING and launch.deadline is not None and not is_repeated:
+        launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
+        if launch.attempt.awaits_cause:
+            return stop(launch, event.at, event.signum)
+    return []
+
+
+def _request_of(launch: Launch, event: StopRequested) -> list[Action]:
+    """Have the other hosts do the same: an abort that was announced before may have had another reason."""
+    if not (event.ours and launch.job.together) or launch.attempt.peers.cut_off is not None:
+        return []
+    return [BroadcastRequest(launch.number, event.by, event.at_once)]
+
+
+def on_restart_requested(launch: Launch, event: RestartRequested) -> list[Action]:
+    """STARTING | RUNNING -> STOPPING | CAPTURING: then all ranks are started again, without a failure."""
+    launch.end_for(Regroup(event.by, event.by))
+    count, grace_s = len(launch.attempt.running), launch.limits.grace_s
+    line = PrintLine(f"{event.by}: ending {ranks_count(count)} to start them again, SIGKILL follows in {grace_s:g} s")
+    announced = launch.broadcast_abort("restart", event.by, signal.SIGTERM)
+    return [line, *announced, *stop_for(launch, event.at, signal.SIGTERM, event.quiet_s)]
+
+
+def on_checkpoint_requested(launch: Launch, event: CheckpointRequested) -> list[Action]:
+    """RUNNING: the ranks get the signal by which they learn to save, and end by themselves; none is started again."""
+    launch.stopped_by = event.by
+    asked = [RequestCheckpoint(launch.number, launch.attempt.ranks, event.signum, event.by)]
+    if not event.ours or not launch.job.together or launch.attempt.peers.cut_off is not None:
+        return [*asked]
+    return [*asked, BroadcastCheckpoint(launch.number, event.by, event.signum)]
