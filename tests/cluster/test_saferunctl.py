@@ -96,3 +96,76 @@ def test_two_runs_of_two_hosts_are_compared(cluster: Cluster, tmp_path: Path) ->
     assert differences["settings"]["max_restarts"] == ["0", "2"]
     assert "hosts" not in differences
     assert_nothing_left(cluster)
+
+
+FAIL_ON_THE_LAST_HOST = """
+print("rank", RANK, flush=True)
+tell("ready")
+await_release("fail")
+if RANK == 3:
+    raise RuntimeError("this rank was asked to fail")
+stay()
+"""
+
+
+def test_four_hosts_are_listed_read_compared_reported_and_removed(cluster: Cluster, tmp_path: Path) -> None:
+    """A job that succeeds and one that fails on the last host: each verb sees all four hosts from outside of them."""
+    good = start(cluster, Way("by_hand"), tmp_path, "print('rank', RANK)", "--prefix", "{host}/{local_rank}> ", nproc=1)
+    assert set(good.finish()) == {0}, good.story("failed")
+    wanted = [f"node{rank + 1}/0> rank {rank}" for rank in range(4)]
+    assert sorted(answer(begin(tmp_path, "logs")).splitlines()) == wanted
+    assert answer(begin(tmp_path, "logs", "--rank", "2", "--prefix", "none")) == "rank 2\n"
+
+    bad = start(cluster, Way("by_hand"), tmp_path, FAIL_ON_THE_LAST_HOST, nproc=1)
+    bad.hear("ready", 4)
+    states = [run["state"] for run in json.loads(answer(begin(tmp_path, "list", "--here", "--json")))["runs"]]
+    assert sorted(states) == ["running", "succeeded"]
+    bad.release("fail")
+    assert set(bad.finish()) == {1}, bad.story("did not fail")
+    runs = json.loads(answer(begin(tmp_path, "list", "--here", "--json")))["runs"]
+    assert sorted(run["state"] for run in runs) == ["failed", "succeeded"]
+    (headline,) = (run["headline"] for run in runs if run["state"] == "failed")
+    assert "rank 3 (node4" in headline
+
+    lines = answer(begin(tmp_path, "logs", "--grep", "^rank")).splitlines()
+    assert sorted(lines) == [f"[node{rank + 1}:{rank}] rank {rank}" for rank in range(4)]
+    report = json.loads(answer(begin(tmp_path, "report", "--json")))
+    assert report["incidents"][-1]["first_failure"]["rank"] == 3
+    assert "this rank was asked to fail" in answer(begin(tmp_path, "report"))
+    answer(begin(tmp_path, "report", "--html", "--output", str(tmp_path / "page.html")))
+    page = (tmp_path / "page.html").read_text()
+    assert all(f"node{number}" in page for number in (1, 2, 3, 4))
+
+    names = sorted(path.name for path in (tmp_path / "saferun_runs").glob("[0-9]*"))
+    differences = json.loads(answer(begin(tmp_path, "diff", *names, "--json")))["differences"]
+    assert differences["settings"]["prefix"] == ["{host}/{local_rank}> ", "null"]
+    assert "hosts" not in differences
+    answer(begin(tmp_path, "clean", "--keep", "0"))
+    assert json.loads(answer(begin(tmp_path, "list", "--here", "--json"))) == {"runs": []}
+    assert_nothing_left(cluster)
+
+
+def test_of_two_hosts_the_leader_has_the_port_for_metrics(cluster: Cluster, tmp_path: Path) -> None:
+    """The same options everywhere: where the other one has its port taken, nothing comes of it."""
+    hosts = cluster.hosts[:2]
+    job = start(cluster, Way("by_hand"), tmp_path, STAY_UNTIL_RELEASED, "--metrics-port", ":9400", hosts=hosts)
+    job.hear("ready", 4)
+    asked = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9400/metrics', timeout=20).read().decode())"
+
+    def numbers() -> str:
+        done = hosts[0].run((sys.executable, "-c", asked), check=False)
+        return done.stdout
+
+    until(lambda: 'host="node1"} 2' in numbers(), "the leader answers")
+    other = hosts[1].run((sys.executable, "-c", asked), check=False)
+    assert other.returncode == 1
+    assert "Connection refused" in other.stderr
+    job.release("end")
+    assert set(job.finish()) == {0}, job.story("failed")
+    assert_nothing_left(cluster)
+
+
+STAY_UNTIL_RELEASED = """
+tell("ready")
+await_release("end")
+"""
