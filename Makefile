@@ -30,6 +30,7 @@ test: checked
 # kernels lack; and every release of torch and Python that can be had here.
 test-all: checked
 	@$(PY) -m tests.cluster install
+	@$(PY) -m tests.recipes
 	$(PY) -m pytest $(ALL_TOGETHER) $(ALL_TESTS)
 	$(PY) tests/without.py kernel $(PY) -m pytest $(SIDE_BY_SIDE) tests/process
 	$(PY) -m tests.matrix
