@@ -103,9 +103,8 @@ class ControlPart(PartBase):
         Raises:
             OSError: that is not possible here.
         """
-        directory = ""
-        with suppress(OSError):
-            directory = self._context.run_dir.scratch.in_memory_path()
+        # The one that was found before the ranks: no file system is searched for another now.
+        directory = self._context.investigation.hook.memory_directory
         self._listener, self._path = listen(directory, self._context.run_id)
         self._accept_again()
         self._context.log.set_control_socket(self._path)

@@ -62,6 +62,11 @@ class RankHook:
         prefix = self.prefix(attempt, rank)
         return prefix if self._is_in_memory else ""
 
+    @property
+    def memory_directory(self) -> str:
+        """The directory of the hook's files, if it is in memory; else empty. Nothing is accessed for this."""
+        return self._directory if self._is_in_memory else ""
+
     def has_heartbeat(self, attempt: int, ranks: Iterable[int]) -> bool:
         """Whether one of these ranks has called ``saferun.heartbeat``."""
         prefixes = [self.memory_prefix(attempt, rank) for rank in ranks]

@@ -186,8 +186,8 @@ def test_it_has_no_name_in_a_file_system_where_there_is_no_private_directory_in_
     source = """
 import sys
 if sys.orig_argv[1:3] == ["-m", "saferun"]:
-    import saferun.linux.scratch as scratch
-    scratch.is_in_memory = lambda path: False
+    import saferun.launch.rank_hook as hook
+    hook.is_in_memory = lambda path: False
 """
     environ = customized(folder, source)
     with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), environ=environ) as job:
