@@ -9,7 +9,7 @@ PY    := $(VENV)/bin/python
 # because a virtual environment that was copied or moved along with its checkout still points to the old one.
 STAMP := $(VENV)/complete
 
-.PHONY: test test-all demo lint compiled checked bench clean
+.PHONY: test test-all pictures demo lint compiled checked bench clean
 
 # Without bytecode each process of each test would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,6 +34,10 @@ test-all: checked
 	$(PY) -m pytest $(ALL_TOGETHER) $(ALL_TESTS)
 	$(PY) tests/without.py kernel $(PY) -m pytest $(SIDE_BY_SIDE) tests/process
 	$(PY) -m tests.matrix
+
+# docs/pictures/, made of real runs; needs chromium.
+pictures: $(STAMP)
+	$(PY) -m tests.pictures
 
 demo: $(STAMP)
 	$(VENV)/bin/saferun --nproc_per_node 2 examples/train_ddp.py --epochs 3
