@@ -95,6 +95,7 @@ PURE = (
     "report/report_text",
     "report/console_text",
     "watchdog/detector",
+    "watchdog/hang_rules",
     "watchdog/job",
     "watchdog/job_detector",
     "watchdog/quiet_work",
@@ -104,6 +105,7 @@ PURE = (
     "watchdog/stragglers",
     "watchdog/verdicts",
     "watchdog/watched",
+    "watchdog/watched_ranks",
 )
 # ``signal`` is not among them: the names and numbers of signals are plain values. What does something is below.
 IMPURE_MODULES = frozenset(

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence import HangVerdict, ThreadStack
+from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, some_hang
 from saferun.watchdog.samples import JobSample, Numbers, Outcome, RankSample
 from saferun.watchdog.verdicts import Repeat, Verdicts
 from saferun.watchdog.watched import Watched
+from saferun.watchdog.watched_ranks import WatchedRanks
 
-_UNINTERRUPTIBLE_S = 60.0
 # When a rank that does not move is asked for its sequence numbers, as shares of the timeout. Rarely: an answer from a
 # full Flight Recorder costs one of the rank's threads 30-40 ms (measured).
 _ASK_AT = (0.125, 0.25, 0.5, 0.75)
@@ -28,13 +29,7 @@ _ASK_AT = (0.125, 0.25, 0.5, 0.75)
 # has just ended.
 _INSPECT_AT = (0.2, 0.45, 0.7)
 _INSPECTION_LASTS_S = 15.0
-_FROZEN = 0.7
-# How many dumps it takes to suspect a hang: fewer of a rank in a collective, whose sequence numbers are known.
-_DUMPS = 30
-_DUMPS_IN_COLLECTIVE = 5
 _DUMPS_FROM = 0.5
-_DUMPS_SPAN = 0.4
-_STOPPED_SAMPLES = 2
 # One movement is no recovery: some threads wake up once an hour.
 _LIVELY = 3
 
@@ -54,12 +49,9 @@ class Watchdog:
 
     def __init__(self, timeout_s: float, *, can_dump: bool = True) -> None:
         self._timeout_s = timeout_s
-        self._can_dump = can_dump
+        self._ranks = WatchedRanks(timeout_s, can_dump=can_dump)
         self._window_s = max(timeout_s / 10, 3 * sampling_interval_s(timeout_s))
-        self._clock_s = 0.0
         self._at: float | None = None
-        self._watched: dict[int, Watched] = {}
-        self._changed_s = 0.0
         self._confirming = False
         self._verdicts = Verdicts(timeout_s)
         self._lively = 0
@@ -76,11 +68,11 @@ class Watchdog:
         interval_s = max(sample.at - self._at, 1e-3) if self._at is not None else 1e-3
         self._at = sample.at
         if not is_first:
-            self._clock_s += self._credit(sample, interval_s)
+            self._ranks.clock_s += self._credit(sample, interval_s)
         moved = {rank.local_rank: self._take(rank, interval_s) for rank in sample.ranks}
-        for local_rank in self._watched.keys() - moved.keys():
+        for local_rank in self._ranks.by_local_rank.keys() - moved.keys():
             # Of what cannot be read nothing is known.
-            self._watched[local_rank].move(self._clock_s)
+            self._ranks.by_local_rank[local_rank].move(self._ranks.clock_s)
         ask = [] if is_first else self._numbers_wanted()
         recovered_s = None if is_first else self._recovery(moved=any(moved.values()))
         inspection = not is_first and self._inspection_is_due()
@@ -88,7 +80,7 @@ class Watchdog:
         inspection = inspection or self._inspection_is_needed()
         self._is_inspecting = self._is_inspecting or inspection
         if verdict is not None:
-            self._verdicts.report(verdict, self._clock_s)
+            self._verdicts.report(verdict, self._ranks.clock_s)
             self._lively = 0
         # The descendants of a rank that moves by itself need not be sampled.
         below = frozenset(local_rank for local_rank, has_moved in moved.items() if not has_moved)
@@ -96,37 +88,39 @@ class Watchdog:
 
     def take_numbers(self, local_rank: int, numbers: Numbers | None) -> None:
         """The answer to ``Outcome.numbers_wanted``; None where there is none."""
-        watched = self._watched.get(local_rank)
-        if watched is not None and watched.take_numbers(numbers, self._clock_s):
+        watched = self._ranks.by_local_rank.get(local_rank)
+        if watched is not None and watched.take_numbers(numbers, self._ranks.clock_s):
             self._lively += _LIVELY
 
     def take_inspection(self, inspection: JobInspection | None) -> None:
         """The answer to ``Outcome.inspection_wanted``; None where there is none."""
         self._is_inspecting = False
-        self._inspected_s = self._clock_s
-        for watched in self._watched.values():
+        self._inspected_s = self._ranks.clock_s
+        for watched in self._ranks.all:
             watched.works_unseen = False
         if inspection is None:
             return
         for found in inspection.ranks:
-            rank = self._watched.get(found.local_rank)
-            if rank is not None and rank.take_inspection(inspection.moments_s, found, self._clock_s, self._timeout_s):
+            rank = self._ranks.by_local_rank.get(found.local_rank)
+            if rank is not None and rank.take_inspection(
+                inspection.moments_s, found, self._ranks.clock_s, self._timeout_s
+            ):
                 self._lively += _LIVELY
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has ended. The others are given time to notice."""
-        watched = self._watched.pop(local_rank, None)
-        self._changed_s = self._clock_s
+        watched = self._ranks.by_local_rank.pop(local_rank, None)
+        self._ranks.changed_s = self._ranks.clock_s
         if watched is not None:
             for verdict in self._verdicts.open:
                 if set(verdict.ranks) <= {watched.rank}:
-                    self._verdicts.close(verdict.kind, self._clock_s)
+                    self._verdicts.close(verdict.kind, self._ranks.clock_s)
 
     def captured(self) -> None:
         """The verdict has been captured and reported: watch on. What the capture did to the ranks does not count."""
         self._at = None
         self._confirming = self._is_inspecting = False
-        for watched in self._watched.values():
+        for watched in self._ranks.all:
             watched.rebase()
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
@@ -139,55 +133,45 @@ class Watchdog:
             return 0.0
         if sample.ranks and all(rank.process.state == "T" for rank in sample.ranks):
             # Who has stopped the whole job may continue it: a scheduler that lends its GPUs to another one does.
-            self._changed_s = self._clock_s
+            self._ranks.changed_s = self._ranks.clock_s
         if interval_s > max(self._timeout_s / 2, 4 * sample.asked_s):
             # What kept saferun from sampling may have kept the ranks from working.
-            self._changed_s = self._clock_s
+            self._ranks.changed_s = self._ranks.clock_s
         return min(interval_s, 2 * sample.asked_s)
 
     def _take(self, sample: RankSample, interval_s: float) -> bool:
-        watched = self._watched.get(sample.local_rank)
+        watched = self._ranks.by_local_rank.get(sample.local_rank)
         if watched is None:
-            watched = self._watched[sample.local_rank] = Watched(sample.rank, self._window_s, self._clock_s)
-        return watched.take(sample, interval_s, self._clock_s, can_dump=self._can_dump, timeout_s=self._timeout_s)
-
-    def _silent_s(self, watched: Watched) -> float:
-        return self._clock_s - max(watched.moved_s, self._changed_s)
-
-    def _quiet_s(self, watched: Watched) -> float:
-        return self._clock_s - max(watched.active_s, self._changed_s)
+            watched = self._ranks.by_local_rank[sample.local_rank] = Watched(
+                sample.rank, self._window_s, self._ranks.clock_s
+            )
+        return watched.take(
+            sample, interval_s, self._ranks.clock_s, can_dump=self._ranks.can_dump, timeout_s=self._timeout_s
+        )
 
     @property
     def quiet_s(self) -> float:
         """For how long no rank has moved, as of the last sample; 0 where one may be working, or nothing is known."""
-        return min(map(self._idle_s, self._watched.values()), default=0.0)
+        return min(map(self._ranks.idle_s, self._ranks.all), default=0.0)
 
     def quiet_by_rank(self) -> dict[int, float]:
         """The same for each local rank."""
-        return {local_rank: self._idle_s(watched) for local_rank, watched in self._watched.items()}
-
-    def _idle_s(self, watched: Watched) -> float:
-        if watched.works_unseen:
-            return 0.0
-        if not watched.busy_pids:
-            return self._quiet_s(watched)
-        # A busy rank may be working, unless it waits in a collective that makes no progress.
-        return min(self._silent_s(watched), watched.frozen_s(self._clock_s)) if watched.is_in_collective else 0.0
+        return {local_rank: self._ranks.idle_s(watched) for local_rank, watched in self._ranks.by_local_rank.items()}
 
     # ---------------------------------------------------------------------------------------------------------- stacks
 
     @property
     def dump_spacing_s(self) -> float | None:
         """How soon another dump may be wanted; None: not before the next sample."""
-        if any(self._is_suspicious(watched) for watched in self._watched.values()):
-            return self._timeout_s * (1 - _DUMPS_FROM) / _DUMPS
+        if any(self._is_suspicious(watched) for watched in self._ranks.all):
+            return self._timeout_s * (1 - _DUMPS_FROM) / DUMPS
         return None
 
     def wanted_dumps(self, at: float) -> tuple[int, ...]:
         """Processes whose stacks are to be dumped now, the most urgent first. ``at``: monotonic seconds."""
         due = []
-        for watched in filter(self._is_suspicious, self._watched.values()):
-            wanted = _DUMPS_IN_COLLECTIVE if watched.is_in_collective else _DUMPS
+        for watched in filter(self._is_suspicious, self._ranks.all):
+            wanted = DUMPS_IN_COLLECTIVE if watched.is_in_collective else DUMPS
             for pid in watched.busy_pids:
                 suspect = watched.suspect(pid)
                 spacing_s = self._timeout_s * (1 - _DUMPS_FROM) / wanted
@@ -200,38 +184,42 @@ class Watchdog:
 
     def dump_begun(self, pid: int, at: float) -> None:
         """A dump of the stacks of a process has begun."""
-        for watched in self._watched.values():
+        for watched in self._ranks.all:
             if pid in watched.suspects:
                 watched.suspects[pid].asked_at = at
                 watched.suspects[pid].is_running = True
 
     def take_dump(self, pid: int, at: float, threads: Sequence[ThreadStack]) -> None:
         """Take the dumped stacks; no threads: the dump failed."""
-        for watched in self._watched.values():
+        for watched in self._ranks.all:
             suspect = watched.suspects.get(pid)
             if suspect is not None:
                 suspect.is_running = False
                 if not suspect.take(at, threads):
-                    watched.move(self._clock_s)
+                    watched.move(self._ranks.clock_s)
 
     def _is_suspicious(self, watched: Watched) -> bool:
-        return self._can_dump and bool(watched.busy_pids) and self._silent_s(watched) >= self._timeout_s * _DUMPS_FROM
+        return (
+            self._ranks.can_dump
+            and bool(watched.busy_pids)
+            and self._ranks.silent_s(watched) >= self._timeout_s * _DUMPS_FROM
+        )
 
     # ------------------------------------------------------------------------------------------------ what it concludes
 
     def _numbers_wanted(self) -> list[int]:
         return [
             local_rank
-            for local_rank, watched in self._watched.items()
-            if watched.ask(sum(self._silent_s(watched) >= part * self._timeout_s for part in _ASK_AT))
+            for local_rank, watched in self._ranks.by_local_rank.items()
+            if watched.ask(sum(self._ranks.silent_s(watched) >= part * self._timeout_s for part in _ASK_AT))
         ]
 
     def _inspection_is_due(self) -> bool:
         """Whether no rank has moved for so long that an inspection is wanted."""
-        silent_s = min(map(self._silent_s, self._watched.values()), default=0.0)
+        silent_s = min(map(self._ranks.silent_s, self._ranks.all), default=0.0)
         # A missing heartbeat is held against a rank while others move.
-        beating = [watched for watched in self._watched.values() if watched.beat_ns > 0]
-        silent_s = max([silent_s, *(min(self._silent_s(one), self._beatless_s(one)) for one in beating)])
+        beating = [watched for watched in self._ranks.all if watched.beat_ns > 0]
+        silent_s = max([silent_s, *(min(self._ranks.silent_s(one), self._ranks.beatless_s(one)) for one in beating)])
         reached = sum(silent_s >= part * self._timeout_s for part in _INSPECT_AT)
         is_due = reached > self._inspected_marks and not self._is_inspecting
         if is_due or reached < self._inspected_marks:
@@ -240,124 +228,55 @@ class Watchdog:
 
     def _inspection_is_needed(self) -> bool:
         """Whether a verdict waits for an inspection."""
-        return self._confirming and not self._is_inspecting and self._clock_s - self._inspected_s > _INSPECTION_LASTS_S
+        return (
+            self._confirming
+            and not self._is_inspecting
+            and self._ranks.clock_s - self._inspected_s > _INSPECTION_LASTS_S
+        )
 
     def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
         """The verdict, or the ranks whose numbers are needed first."""
-        hang = self._hang()
-        if hang is None or not self._verdicts.may_report(hang, self._clock_s):
+        hang = all_hang(self._ranks)
+        if hang is None or not self._verdicts.may_report(hang, self._ranks.clock_s):
             self._confirming = False
             return self._suspected(), []
         if not self._confirming:
             self._confirming = True
-            return None, [local_rank for local_rank, watched in self._watched.items() if watched.ask_now()]
-        if self._is_inspecting or any(watched.is_asked for watched in self._watched.values()):
+            return None, [local_rank for local_rank, watched in self._ranks.by_local_rank.items() if watched.ask_now()]
+        if self._is_inspecting or any(watched.is_asked for watched in self._ranks.all):
             return None, []
         self._confirming = False
         return hang, []
 
-    def _hang(self) -> HangVerdict | None:
-        """What holds for all ranks."""
-        ranks = self._watched.values()
-        if not ranks or min(map(self._silent_s, ranks)) < self._timeout_s:
-            return None
-        found: dict[str, list[int]] = {"quiet": [], "waits": [], "spins": [], "works": []}
-        for watched in ranks:
-            found[self._role(watched)].append(watched.rank)
-        if found["works"]:
-            return None
-        busy = tuple(sorted((*found["waits"], *found["spins"])))
-        silent_s = min(map(self._silent_s, ranks))
-        # (That ranks in a collective are busy means nothing: its numbers and their stacks stand still.)
-        certain = not any(self._is_doubted(watched) for watched in ranks if watched.rank not in busy)
-        if not busy:
-            return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(self._quiet_s, ranks)), certain)
-        if not found["spins"]:
-            about = tuple(sorted(watched.rank for watched in ranks if watched.is_in_collective))
-            return HangVerdict("stuck_collective", about, silent_s, certain, busy)
-        if not found["waits"] and not found["quiet"]:
-            # No rank waits for them.
-            return None
-        return HangVerdict("spinning", tuple(sorted(found["spins"])), silent_s, certain=False, busy=busy)
-
-    def _is_doubted(self, watched: Watched) -> bool:
-        """Whether it may be working after all: by its inspections, or because it may wait for a slow disk."""
-        return watched.uninterruptible_s is not None or self._clock_s - watched.doubted_s < self._timeout_s
-
-    def _role(self, watched: Watched) -> str:
-        """What a rank that has not moved does: ``quiet``, ``waits``, ``spins`` or ``works``."""
-        if self._quiet_s(watched) >= self._timeout_s:
-            return "quiet"
-        if not watched.busy_pids:
-            # It has been quiet, but not for long enough.
-            return "works"
-        span_s = _DUMPS_SPAN * self._timeout_s
-        if watched.is_in_collective and watched.frozen_s(self._clock_s) >= _FROZEN * self._timeout_s:
-            alike = not self._can_dump or watched.dumps_alike(_DUMPS_IN_COLLECTIVE, span_s)
-            return "waits" if alike else "works"
-        return "spins" if self._can_dump and watched.dumps_alike(_DUMPS, span_s) else "works"
-
     def _suspected(self) -> HangVerdict | None:
         """What holds for single ranks."""
-        for verdict in (self._heartbeat(), self._stopped(), self._uninterruptible()):
-            if verdict is not None and self._verdicts.may_report(verdict, self._clock_s):
+        for verdict in some_hang(self._ranks):
+            if self._verdicts.may_report(verdict, self._ranks.clock_s):
                 return verdict
         return None
-
-    def _heartbeat(self) -> HangVerdict | None:
-        late = [w for w in self._watched.values() if w.beat_ns > 0 and self._beatless_s(w) >= self._timeout_s]
-        if not late:
-            return None
-        # While something still moves it is reported, and not acted upon.
-        certain = not any(
-            self._silent_s(watched) < self._timeout_s / 2 or self._is_doubted(watched) for watched in late
-        )
-        ranks = tuple(sorted(watched.rank for watched in late))
-        return HangVerdict("heartbeat", ranks, min(map(self._beatless_s, late)), certain, self._busy())
-
-    def _beatless_s(self, watched: Watched) -> float:
-        return self._clock_s - max(watched.beat_s, self._changed_s)
-
-    def _stopped(self) -> HangVerdict | None:
-        since = {w.rank: w.stopped_s for w in self._watched.values() if w.stopped_samples >= _STOPPED_SAMPLES}
-        return self._about("stopped", since, 0.0)
-
-    def _uninterruptible(self) -> HangVerdict | None:
-        since = {watched.rank: watched.uninterruptible_s for watched in self._watched.values()}
-        return self._about("uninterruptible", since, min(_UNINTERRUPTIBLE_S, self._timeout_s))
-
-    def _about(self, kind: str, since: dict[int, float | None], at_least_s: float) -> HangVerdict | None:
-        lasted = {rank: self._clock_s - since_s for rank, since_s in since.items() if since_s is not None}
-        ranks = tuple(sorted(rank for rank, lasted_s in lasted.items() if lasted_s >= at_least_s))
-        if not ranks:
-            return None
-        return HangVerdict(kind, ranks, max(lasted.values()), certain=False, busy=self._busy())
-
-    def _busy(self) -> tuple[int, ...]:
-        return tuple(sorted(watched.rank for watched in self._watched.values() if watched.busy_pids))
 
     # ----------------------------------------------------------------------------------------------- what it takes back
 
     def _recovery(self, *, moved: bool) -> float | None:
         """How long the hangs lasted, if all that were reported are over since this sample."""
         kinds = {verdict.kind for verdict in self._verdicts.open}
-        if moved or ("quiescent" in kinds and self._busy()):
+        if moved or ("quiescent" in kinds and self._ranks.busy):
             self._lively += 1
-            self._lively_s = self._clock_s
-        elif self._clock_s - self._lively_s > self._timeout_s / 2:
+            self._lively_s = self._ranks.clock_s
+        elif self._ranks.clock_s - self._lively_s > self._timeout_s / 2:
             self._lively = 0
         recovered_s = None
         for verdict in self._verdicts.open:
             if self._is_over(verdict):
-                recovered_s = self._verdicts.close(verdict.kind, self._clock_s)
+                recovered_s = self._verdicts.close(verdict.kind, self._ranks.clock_s)
         return recovered_s
 
     def _is_over(self, verdict: HangVerdict) -> bool:
-        about = [watched for watched in self._watched.values() if watched.rank in verdict.ranks]
+        about = [watched for watched in self._ranks.all if watched.rank in verdict.ranks]
         if verdict.kind == "stopped":
             return all(watched.stopped_s is None for watched in about)
         if verdict.kind == "uninterruptible":
             return all(watched.uninterruptible_s is None for watched in about)
         if verdict.kind == "heartbeat":
-            return any(self._beatless_s(watched) < self._timeout_s / 2 for watched in about)
+            return any(self._ranks.beatless_s(watched) < self._timeout_s / 2 for watched in about)
         return self._lively >= _LIVELY

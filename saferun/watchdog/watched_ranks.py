@@ -1,0 +1,61 @@
+"""All ranks of one attempt on a host, and the clock that they are judged by. Pure."""
+
+from __future__ import annotations
+
+from saferun.watchdog.watched import Watched
+
+
+class WatchedRanks:
+    """What is known of each rank, and for how long it has done nothing.
+
+    Args:
+        timeout_s: how long nothing may move.
+        can_dump: whether stacks can be dumped.
+
+    Attributes:
+        clock_s: the watchdog's own clock, in seconds: it stands still while the ranks cannot do anything.
+        changed_s: when something happened to all of them, by that clock: no rank is older than that.
+        by_local_rank: the ranks.
+    """
+
+    def __init__(self, timeout_s: float, *, can_dump: bool) -> None:
+        self.timeout_s = timeout_s
+        self.can_dump = can_dump
+        self.clock_s = 0.0
+        self.changed_s = 0.0
+        self.by_local_rank: dict[int, Watched] = {}
+
+    @property
+    def all(self) -> tuple[Watched, ...]:
+        """The ranks that have not ended."""
+        return tuple(self.by_local_rank.values())
+
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """The ranks of which a process uses its processor."""
+        return tuple(sorted(watched.rank for watched in self.all if watched.busy_pids))
+
+    def silent_s(self, watched: Watched) -> float:
+        """For how long it has not moved."""
+        return self.clock_s - max(watched.moved_s, self.changed_s)
+
+    def quiet_s(self, watched: Watched) -> float:
+        """For how long it has neither moved nor used a processor."""
+        return self.clock_s - max(watched.active_s, self.changed_s)
+
+    def beatless_s(self, watched: Watched) -> float:
+        """For how long it has not called ``saferun.heartbeat``."""
+        return self.clock_s - max(watched.beat_s, self.changed_s)
+
+    def idle_s(self, watched: Watched) -> float:
+        """For how long it cannot have worked; 0 where it may be working."""
+        if watched.works_unseen:
+            return 0.0
+        if not watched.busy_pids:
+            return self.quiet_s(watched)
+        # A busy rank may be working, unless it waits in a collective that makes no progress.
+        return min(self.silent_s(watched), watched.frozen_s(self.clock_s)) if watched.is_in_collective else 0.0
+
+    def is_doubted(self, watched: Watched) -> bool:
+        """Whether it may be working after all: by its inspections, or because it may wait for a slow disk."""
+        return watched.uninterruptible_s is not None or self.clock_s - watched.doubted_s < self.timeout_s
