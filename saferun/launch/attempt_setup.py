@@ -143,7 +143,7 @@ class AttemptSetup:
             return
         if "logs" in answer:
             found, changed = _destinations_from(answer)
-            self._prepare_investigation()
+            self._prepare_for_cores()
             self._context.run_dir.open(lambda: self._plan(current, assignment, environs, found, answer, changed))
             return
 
@@ -159,11 +159,11 @@ class AttemptSetup:
 
         self._log_files.destinations(placement, current.number, on_ready)
         # While the directories are made:
-        self._prepare_investigation()
+        self._prepare_for_cores()
         self._context.guarded("write run.json", self._context.log.plan_description)
 
-    def _prepare_investigation(self) -> None:
-        self._context.guarded("prepare for cores", self._context.investigation.prepare)
+    def _prepare_for_cores(self) -> None:
+        self._context.guarded("prepare for cores", self._context.cores.prepare)
 
     def _plan(
         self,

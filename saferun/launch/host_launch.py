@@ -13,6 +13,7 @@ from saferun.errors import suppress
 from saferun.launch.attempt_end import AttemptEnd
 from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.console_part import ConsolePart
+from saferun.launch.core_part import CorePart
 from saferun.launch.event_log import EventLog, StoryFile
 from saferun.launch.event_loop import EventLoop
 from saferun.launch.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
@@ -95,6 +96,7 @@ class HostLaunch:
         context.torchrun_events = TorchrunEvents(context.config, context.job.client, context.guarded)
         reporters = self._make_reporters()
         context.investigation = Investigation(context, peers_s)
+        context.cores = CorePart(context)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._wakeup = Wakeup(context, passed)
         writer.attach(context.poller)
@@ -154,7 +156,7 @@ class HostLaunch:
         ranks, story = context.ranks, StoryFile(context)
         parts: tuple[Part, ...] = (
             *(ranks, self._writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
-            *(context.checks, context.job, context.lint, ranks.segments),
+            *(context.cores, context.checks, context.job, context.lint, ranks.segments),
             *(context.imports, context.examiner, ranks.orphans, story),
             *reporters,
         )

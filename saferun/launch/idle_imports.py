@@ -44,7 +44,7 @@ MODULES = (
     "saferun.captures.wire",
     "saferun.captures.missing_files",
     "saferun.linux.cgroups",
-    "saferun.linux.core_watch",
+    "saferun.linux.core_saving",
     "saferun.linux.core_files",
     "saferun.linux.core_notes",
     "saferun.linux.shm_segments",

@@ -17,8 +17,7 @@ from saferun.evidence import AbortReason, Diagnosis, Evidence, OomKill, RankColl
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.rank_group import Rank
-from saferun.linux.cgroups import MemoryState, oom_kill_between, read_memory_state
-from saferun.linux.core_saving import CoreWatch
+from saferun.linux.cgroups import oom_kill_between, read_memory_state
 from saferun.linux.scratch import current_directory
 from saferun.linux.start_marks import ranks_with_group
 from saferun.report.above import is_above
@@ -45,24 +44,13 @@ class FailureIncident:
         context: of the launch.
         record: of the attempt.
         action: how the attempt ended.
-        core_watch: has cores saved, where they are wanted.
-        memory: the memory limits before the ranks were started.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        record: AttemptRecord,
-        action: Diagnose,
-        *,
-        core_watch: CoreWatch | None,
-        memory: MemoryState | None,
-    ) -> None:
+    def __init__(self, context: Context, record: AttemptRecord, action: Diagnose) -> None:
         self._context = context
         self._record = record
         self._action = action
-        self._core_watch = core_watch
-        self._memory = memory
+        self._cores = context.launch.cores
         self._is_concluded = False
 
     def begin(self) -> None:
@@ -94,7 +82,7 @@ class FailureIncident:
     def _dead(self) -> list[Rank]:
         """The ranks that may have left a core, or whose children may have, and those that others killed."""
         group = self._record.group
-        has_saved = self._core_watch is not None and self._core_watch.has_saved
+        has_saved = self._cores.watch is not None and self._cores.watch.has_saved
         outputs = group.outputs() if group is not None else ()
         by_rank = dict(zip((rank.place.rank for rank in self._record.ranks), outputs, strict=False))
         dead = []
@@ -210,11 +198,11 @@ class FailureIncident:
 
     def _read_oom(self, evidence: Evidence) -> OomKill | None:
         killed = [end for end in evidence.ends if end.status.signum == signal.SIGKILL and not end.stopped_by_us]
-        if self._memory is None or not killed:
+        if self._cores.memory is None or not killed:
             return None
         sizes = {process.pid: process.rss_bytes for process in evidence.capture.processes}
         return oom_kill_between(
-            self._memory,
+            self._cores.memory,
             read_memory_state(),
             max(sizes.get(end.pid, 0) for end in killed),
             evidence.kernel_lines,

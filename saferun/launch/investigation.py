@@ -6,7 +6,6 @@ where it cannot be loaded, the supervisor gets its answers all the same, and the
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from functools import partial
@@ -18,9 +17,7 @@ from saferun.launch.incident_log import IncidentLog
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.rank_group import RankGroup
 from saferun.launch.rank_hook import RankHook
-from saferun.linux.core_limits import RankPreparation, plan_preparation
-from saferun.linux.core_saving import CoreWatch
-from saferun.linux.scratch import current_directory
+from saferun.linux.helper import PartBase
 from saferun.supervisor.actions import AwaitCause, CaptureEvidence, Diagnose, ReportDecision, ReportFailure, ReportHang
 from saferun.supervisor.events import CauseShown, Diagnosed, EvidenceCaptured
 
@@ -29,15 +26,10 @@ if TYPE_CHECKING:
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.launch.cause_wait import CauseWait
     from saferun.launch.incident_hang import HangIncident
-    from saferun.linux.cgroups import MemoryState
-    from saferun.model import ExitStatus
     from saferun.supervisor.policy import Decision
 
-# Cores are watched for from then on: a shorter launch is not to pay for it.
-_CORES_DELAY_S = 0.1
 
-
-class Investigation:
+class Investigation(PartBase):
     """Watches the ranks of a launch, and investigates its incidents. A part of the loop (``linux.part``).
 
     Args:
@@ -48,7 +40,6 @@ class Investigation:
         hangs: the watch of the current attempt's ranks.
         log: the incidents so far.
         hook: the start-up hook of the ranks.
-        preparation: what is to be done in each rank's process before its program starts.
     """
 
     def __init__(self, launch: LaunchContext, peers_s: float = 0.0) -> None:
@@ -65,9 +56,6 @@ class Investigation:
         )
         self.hook = RankHook(launch)
         self._context = Context(launch, self.hook, self.log, peers_s, count(1))
-        self.preparation: RankPreparation | None = None
-        self._core_watch: CoreWatch | None = None
-        self._memory: MemoryState | None = None
         self._has_imported = False
         self._hang: HangIncident | None = None
         self._noted_groups_of = -1  # the number of the attempt
@@ -87,9 +75,8 @@ class Investigation:
         """When ``tick`` is due, in monotonic seconds."""
         if self.log.is_due:
             return 0.0
-        running, cores = self._record.running, self._core_watch
+        running = self._record.running
         moments = [self.hangs.deadline, running.deadline if running is not None else None]
-        moments.append(cores.deadline if cores is not None else None)
         moments.append(self._cause_wait.deadline if self._cause_wait is not None else None)
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -98,63 +85,21 @@ class Investigation:
         self.log.write()
         if self._record.running is not None and self._record.running.deadline <= now:
             self._record.running.expire()
-        if self._core_watch is not None:
-            self._core_watch.tick(now)
         self.hangs.tick(now)
         if self._cause_wait is not None and now >= self._cause_wait.deadline and self._is_shown(self._cause_wait, now):
             self._cause_wait = None
             self._context.post(CauseShown(now, self._launch.attempt))
 
-    @property
-    def pids(self) -> set[int]:
-        """The process that saves cores."""
-        return self._core_watch.pids if self._core_watch is not None else set()
-
-    def on_exit(self, pid: int, status: ExitStatus) -> bool:
-        """A child has been reaped. Returns whether it was this one."""
-        return self._core_watch is not None and self._core_watch.on_exit(pid, status)
-
     def close(self) -> None:
         """End whatever runs."""
         self.attempt_ended()
-        if self._core_watch is not None:
-            self._core_watch.close()
 
     # ----------------------------------------------------------------------------------------------------------------
     # The ranks
 
-    def prepare(self) -> None:
-        """Ranks are going to be started: plan, and note the limits that they start with."""
-        if self.preparation is None:
-            # Once: a later attempt comes to the same plan, and must open no file.
-            self.preparation = self._guarded("prepare for cores", self._plan_preparation)
-        self._guarded("read the memory limits", self._read_memory)
-        if self._launch.config.watch.cores != "off" and self._core_watch is None:
-            self._guarded("watch for cores", self._watch_cores)
-
-    def _plan_preparation(self) -> RankPreparation:
-        watching = self._launch.config.watch
-        return plan_preparation(
-            current_directory(),
-            self._launch.config.nproc_per_node,
-            cores=watching.cores != "off",
-            tracer_pid=os.getpid(),
-            asked=watching.cores_asked,
-        )
-
-    def _watch_cores(self) -> None:
-        self._core_watch = CoreWatch(current_directory(), self._launch.guarded_poller)
-
-    def _read_memory(self) -> None:
-        from saferun.linux.cgroups import read_memory_state
-
-        self._memory = read_memory_state()
-
     def ranks_started(self, group: RankGroup, now: float) -> None:
         """The ranks of an attempt run."""
         self._begin_attempt(AttemptRecord(self._context, group, now))
-        if self._core_watch is not None:
-            self._core_watch.begin_at(now + _CORES_DELAY_S)
         self._guarded("watch the ranks", partial(self.hangs.begin, now, has_imported=self._has_imported))
 
     def imported(self) -> None:
@@ -287,13 +232,7 @@ class Investigation:
     def _begin_diagnosis(self, action: Diagnose) -> None:
         from saferun.launch.incident_failure import FailureIncident
 
-        FailureIncident(
-            self._context,
-            self._record,
-            action,
-            core_watch=self._core_watch,
-            memory=self._memory,
-        ).begin()
+        FailureIncident(self._context, self._record, action).begin()
 
     def report_failure(self, action: ReportFailure) -> None:
         """Report why the attempt failed, and what happens next."""

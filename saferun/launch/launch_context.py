@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from saferun.launch.attempt_end import AttemptEnd
     from saferun.launch.attempt_setup import AttemptSetup
     from saferun.launch.control_part import ControlPart
+    from saferun.launch.core_part import CorePart
     from saferun.launch.event_log import EventLog
     from saferun.launch.event_loop import EventLoop
     from saferun.launch.idle_imports import IdleImports
@@ -99,6 +100,7 @@ class LaunchContext:
     examiner: Examiner
     job: JobPort
     investigation: Investigation
+    cores: CorePart
     checks: PreflightPart
     lint: LintPart
     torchrun_events: TorchrunEvents

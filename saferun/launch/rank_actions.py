@@ -77,13 +77,14 @@ class RankActions(PartBase):
             return
         current.started_at = time.monotonic()
         self.orphans.begin_attempt()
-        preparation = context.investigation.preparation
+        preparation = context.cores.preparation
         group = current.group = RankGroup(
             context, current.plan, self._reaper, preparation=preparation, spares=self._spares
         )
         forked, failure = group.start()
         context.guarded("fold tracebacks", group.begin_folding)
         context.guarded("watch the ranks", context.investigation.ranks_started, group, current.started_at)
+        context.guarded("watch for cores", context.cores.ranks_started, current.started_at)
         for rank in group.ranks:
             self.orphans.note_rank(rank.child.pid, rank.place.rank)
             if rank.child.pidfd >= 0:

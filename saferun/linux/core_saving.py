@@ -1,99 +1,138 @@
-"""Runs the process that saves cores from being overwritten; separate, because their file system may not respond.
+"""Saves cores from being overwritten if the kernel gives all of them the same name.
 
-It is forked a moment after the ranks, like the examiner: of earlier cores, only the last one is saved.
+With ``core_pattern`` at its default, ``core``, the kernel deletes the core that it has just written, or is writing,
+before it writes the next one. Renaming the file as soon as it appears saves it; the dump continues into the renamed
+file. (A second link would not do: the kernel does not dump into a file that has one.) Some cores of ranks that crash
+within a fraction of a millisecond are still lost.
+
+Sources: inotify(7); Linux, fs/coredump.c.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
+import stat
+import struct
+from collections.abc import Callable
 
 from saferun.errors import suppress
-from saferun.linux.bare_socket import Socket
-from saferun.linux.core_pattern import read_core_pattern, share_a_name
-from saferun.linux.helper import Helper, PartBase
-from saferun.linux.poller import Poller
-from saferun.model import JsonObject
+from saferun.linux.core_pattern import RENAMED_PREFIX, CorePattern, read_core_pattern, share_a_name
+from saferun.linux.procfs import children_of, descendants_of, is_core_dumping, read_stat
+from saferun.linux.system_call import libc
 
-_STARTED_AT_MOST = 3
+_IN_CREATE, _IN_ONLYDIR, _IN_ISDIR = 0x100, 0x01000000, 0x40000000
+_IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+_EVENT_BYTES = 16
+_READ_BYTES = 1 << 16
 
 
-class CoreWatch(PartBase):
-    """The supervisor's handle on the process that saves cores; there is one only if cores share a name.
+class CoreSaver:
+    """Watches the directory in which ranks start. It may block on its file system, so it does not run in the loop.
+
+    It does nothing if cores have distinct names or go elsewhere, or if the kernel has no inotify watch left.
 
     Args:
         directory: the directory in which the ranks start.
-        poller: the loop's.
+        owner_pid: the parent of the ranks.
+        pattern: what the kernel does with cores; None: as it is now.
+
+    Attributes:
+        fd: readable when there are events; -1: no watch.
+        renamed: the new paths of the cores.
     """
 
-    def __init__(self, directory: str, poller: Poller) -> None:
-        self.deadline: float | None = None
-        """When ``tick`` is due, in monotonic seconds."""
-        self._directory = directory
-        self._poller = poller
-        self._is_wanted = share_a_name(read_core_pattern())
-        self._started = 0
-        self._has_saved = False
-
-    def begin_at(self, at: float) -> None:
-        """Start the watch at that time (monotonic seconds), unless it runs."""
-        if self._is_wanted and self._helper is None:
-            self.deadline = at
-
-    def tick(self, now: float) -> None:
-        """Start the watch, if that is due."""
-        if self.deadline is not None and self.deadline <= now:
-            self.deadline = None
-            self._begin()
-
-    @property
-    def has_saved(self) -> bool:
-        """Whether a core is known to have been saved."""
-        if self._helper is not None:
-            self._helper.receive()
-        return self._has_saved
+    def __init__(self, directory: str, owner_pid: int, pattern: CorePattern | None = None) -> None:
+        self.fd = -1
+        self.renamed: list[str] = []
+        self._owner_pid = owner_pid
+        pattern = pattern or read_core_pattern()
+        if not share_a_name(pattern):
+            return
+        self._directory = pattern.directory(directory)
+        self._is_core_name = _matcher(pattern)
+        fd = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+        if fd < 0:
+            return
+        if libc.inotify_add_watch(fd, os.fsencode(self._directory), _IN_CREATE | _IN_ONLYDIR) < 0:
+            os.close(fd)
+            return
+        self.fd = fd
 
     def close(self) -> None:
-        """End the process."""
-        self._is_wanted, self.deadline = False, None
-        if self._helper is not None:
-            self._helper.kill()
+        """End the watch."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
-    def _begin(self) -> None:
-        if self._started >= _STARTED_AT_MOST:
+    def save_present(self) -> None:
+        """Save a core that appeared before the watch began."""
+        with suppress(OSError):
+            for name in os.listdir(self._directory) if self.fd >= 0 else ():
+                if self._is_core_name(name):
+                    self._save(os.path.join(self._directory, name))
+
+    def handle_events(self) -> None:
+        """Save the cores that have appeared."""
+        try:
+            content = os.read(self.fd, _READ_BYTES)
+        except OSError:
             return
-        self._started += 1
-        owner_pid = os.getpid()
-        with suppress(OSError):  # without it cores overwrite each other, as without saferun
-            self._helper = Helper("sr-cores", lambda connection: _save_cores(connection, self._directory, owner_pid))
-            self._helper.attach(self._poller, self._on_message, self._on_lost)
+        names = set()
+        at = 0
+        while at + _EVENT_BYTES <= len(content):
+            _watch, events, _cookie, name_bytes = struct.unpack_from("=iIII", content, at)
+            name = os.fsdecode(content[at + _EVENT_BYTES : at + _EVENT_BYTES + name_bytes].rstrip(b"\0"))
+            at += _EVENT_BYTES + name_bytes
+            if events & _IN_CREATE and not events & _IN_ISDIR:
+                names.add(name)
+        for name in names:
+            if self._is_core_name(name):
+                self._save(os.path.join(self._directory, name))
 
-    def _on_message(self, _message: JsonObject) -> None:
-        self._has_saved = True
+    def _save(self, path: str) -> None:
+        with suppress(OSError):
+            if not stat.S_ISREG(os.lstat(path).st_mode) or not _is_ours(path, self._owner_pid):
+                return
+            free = self._free_path()
+            os.rename(path, free)
+            self.renamed.append(free)
 
-    def _on_lost(self) -> None:
-        """It was killed, or the kernel has no inotify watch left."""
-        if self._is_wanted:
-            self._begin()
+    def _free_path(self) -> str:
+        # With a pid: several launches may share the directory.
+        number = len(self.renamed)
+        while True:
+            path = os.path.join(self._directory, f"{RENAMED_PREFIX}{self._owner_pid}.{number}")
+            if not os.path.lexists(path):
+                return path
+            number += 1
 
 
-def _save_cores(connection: Socket, directory: str, owner_pid: int) -> None:
-    """Run in the process, until the supervisor closes its end."""
-    from saferun.linux.core_watch import CoreSaver
+def _matcher(pattern: CorePattern) -> Callable[[str], bool]:
+    """A test for the names of cores. There is nearly always only one, for which no regular expressions are loaded."""
+    if "%" not in pattern.text:
+        name = os.path.basename(pattern.text)
+        return lambda found: found == name
+    from saferun.linux.core_files import name_pattern
 
-    saver = CoreSaver(directory, owner_pid)
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    if saver.fd >= 0:
-        poll.register(saver.fd, select.POLLIN)
-    saver.save_present()
-    reported = 0
-    while True:
-        for path in saver.renamed[reported:]:
-            connection.sendall(json.dumps({"saved": path}).encode() + b"\n")
-        reported = len(saver.renamed)
-        ready = [fd for fd, _ in poll.poll()]
-        if connection.fileno() in ready:
-            return
-        saver.handle_events()
+    expression = name_pattern(pattern)
+    return lambda found: expression.fullmatch(found) is not None
+
+
+def _is_ours(path: str, owner_pid: int) -> bool:
+    """Whether a file is a core that a descendant of the process writes or has just written.
+
+    Files called ``core`` may be something else, or of another launch.
+    """
+    # The ranks first: walking the whole process tree takes longer, and the next crash may follow at once.
+    if any(map(is_core_dumping, children_of(owner_pid))) or any(map(is_core_dumping, descendants_of(owner_pid))):
+        return True
+    from saferun.linux.core_notes import CoreError, is_core, read_core_notes
+
+    if not is_core(path):
+        return False
+    try:
+        notes = read_core_notes(path, whole=False)
+    except CoreError:
+        return False
+    leader = read_stat(notes.sid)
+    return notes.ppid == owner_pid or (leader is not None and leader.ppid == owner_pid)

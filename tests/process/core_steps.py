@@ -17,7 +17,7 @@ from saferun.evidence import CoreDump
 from saferun.linux.children import Child, exit_status, spawn
 from saferun.linux.core_limits import RankPreparation, plan_preparation, prepare_rank
 from saferun.linux.core_pattern import read_core_pattern
-from saferun.linux.core_watch import CoreSaver
+from saferun.linux.core_saving import CoreSaver
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus
 from tests.process.launching import DEADLINE_S, REPOSITORY

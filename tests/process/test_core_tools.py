@@ -60,9 +60,9 @@ def test_a_launch_goes_on_without_the_process_that_saves_cores(tmp_path: Path, h
     """Another one takes its place, and where there is none cores are lost to each other, as without saferun."""
     program = "from rank import *\ntell('ready')\nawait_release('end')"
     taken = (
-        "import saferun.linux.core_saving as core_saving\n"
+        "import saferun.linux.core_watch as core_watch\n"
         "    def helper(*_, **__): raise OSError(11, 'no process')\n"
-        "    core_saving.Helper = helper"
+        "    core_watch.Helper = helper"
     )
     environ = customized(tmp_path, in_saferun(taken)) if how == "impossible" else None
     with running(tmp_path / "run", program, environ=environ, store=False) as job:

@@ -20,12 +20,12 @@ sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RA
 """
 # What each of them takes is wanted at the ends of attempts, too.
 MISTAKES = [
-    ("launch.investigation", "Investigation", "prepare"),
+    ("launch.core_part", "CorePart", "prepare"),
     ("launch.investigation", "Investigation", "ranks_started"),
     ("launch.investigation", "Investigation", "attempt_ended"),
     ("launch.investigation", "Investigation", "diagnose"),
-    ("launch.investigation", "Investigation", "pids"),
-    ("launch.investigation", "Investigation", "on_exit"),
+    ("launch.core_part", "CorePart", "pids"),
+    ("launch.core_part", "CorePart", "on_exit"),
     ("launch.event_log", "EventLog", "_write_run_json"),
     ("launch.rank_hook", "RankHook", "environ"),
     ("launch.preflight_part", "PreflightPart", "_check"),
@@ -54,7 +54,7 @@ MORE_MISTAKES = [
     *(("console.console_stream", "ConsoleStream", name) for name in ("feed", "show", "close")),
     *(("console.screen", "Screen", name) for name in ("deadline", "fold", "_fold")),
     *(("console.folding", "Folding", name) for name in ("wants", "tick", "notes", "deadline")),
-    *(("linux.core_saving", "CoreWatch", name) for name in ("begin_at", "tick", "pids", "on_exit")),
+    *(("linux.core_watch", "CoreWatch", name) for name in ("begin_at", "tick", "pids", "on_exit")),
 ]
 
 

@@ -1,0 +1,94 @@
+"""Core files of the ranks of a launch: their limits, and the process that saves cores before others overwrite them."""
+
+from __future__ import annotations
+
+import os
+
+from saferun.launch.launch_context import LaunchContext
+from saferun.linux.core_limits import RankPreparation, plan_preparation
+from saferun.linux.core_watch import CoreWatch
+from saferun.linux.scratch import current_directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.cgroups import MemoryState
+    from saferun.model import ExitStatus
+
+# Cores are watched for from then on: a shorter launch is not to pay for it.
+_DELAY_S = 0.1
+
+
+class CorePart:
+    """What is prepared before ranks start, and watched while they run. A part of the loop (``linux.part``).
+
+    Args:
+        launch: the launch.
+
+    Attributes:
+        preparation: what is to be done in each rank's process before its program starts.
+        memory: the limits of memory that the ranks started with.
+        watch: saves cores, where they are wanted.
+    """
+
+    def __init__(self, launch: LaunchContext) -> None:
+        self._launch = launch
+        self.preparation: RankPreparation | None = None
+        self.memory: MemoryState | None = None
+        self.watch: CoreWatch | None = None
+
+    def prepare(self) -> None:
+        """Ranks are going to be started: plan, and note the limits that they start with."""
+        guarded = self._launch.guarded
+        if self.preparation is None:
+            # Once: a later attempt comes to the same plan, and must open no file.
+            self.preparation = guarded("prepare for cores", self._planned)
+        guarded("read the memory limits", self._read_memory)
+        if self._launch.config.watch.cores != "off" and self.watch is None:
+            self.watch = guarded("watch for cores", CoreWatch, current_directory(), self._launch.guarded_poller)
+
+    def _planned(self) -> RankPreparation:
+        watching = self._launch.config.watch
+        return plan_preparation(
+            current_directory(),
+            self._launch.config.nproc_per_node,
+            cores=watching.cores != "off",
+            tracer_pid=os.getpid(),
+            asked=watching.cores_asked,
+        )
+
+    def _read_memory(self) -> None:
+        from saferun.linux.cgroups import read_memory_state
+
+        self.memory = read_memory_state()
+
+    def ranks_started(self, now: float) -> None:
+        """The ranks of an attempt run."""
+        if self.watch is not None:
+            self.watch.begin_at(now + _DELAY_S)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The loop's side
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        return self.watch.deadline if self.watch is not None else None
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.watch is not None:
+            self.watch.tick(now)
+
+    @property
+    def pids(self) -> set[int]:
+        """The process that saves cores."""
+        return self.watch.pids if self.watch is not None else set()
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was this one."""
+        return self.watch is not None and self.watch.on_exit(pid, status)
+
+    def close(self) -> None:
+        """End the process that saves cores."""
+        if self.watch is not None:
+            self.watch.close()
