@@ -306,6 +306,7 @@ class HostLaunch:
 
             lock_code()
         context = self._context
+        context.guarded("give memory back", _trim_heap)
         context.guarded("write events.jsonl", context.log.note, "ModulesImported")
         context.guarded("watch the ranks", context.investigation.imported)
         context.guarded("check this host", context.checks.imported)
@@ -321,3 +322,9 @@ class HostLaunch:
         context.control = ControlPart(context)
         context.loop.add_watching(context.control)
         context.control.open()
+
+
+def _trim_heap() -> None:
+    from saferun.linux.heap import trim_heap
+
+    trim_heap()

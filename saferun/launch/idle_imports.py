@@ -40,6 +40,7 @@ MODULES = (
     "saferun.watchdog.wait_watch",
     "saferun.linux.stuck",
     "saferun.linux.locked_code",
+    "saferun.linux.heap",
     # To capture them, and to read the captures
     "saferun.captures.wire",
     "saferun.captures.missing_files",
