@@ -52,6 +52,7 @@ PURE = (
     "cluster/evidence",
     "cluster/join_messages",
     "cluster/messages",
+    "cluster/report_listeners",
     "cluster/schedulers",
     "cluster/silence",
     "console/lines",
@@ -392,6 +393,26 @@ def test_every_pure_layer_is_looked_at() -> None:
     """The test above would pass on files that it does not find."""
     found = {str(path.relative_to(PACKAGE)) for path in _pure_sources()}
     assert {"supervisor/machine.py", "diagnosis/__init__.py", "console/lines.py", "report/console_text.py"} <= found
+
+
+# Tables: the options, and the profiles that ``make`` compiles.
+_LONG_FILES = frozenset({"cli/options.py", "env/profiles/builtin.py"})
+_MOST_LINES, _MOST_METHODS = 500, 30
+
+
+def test_no_class_and_no_file_is_too_large_to_be_read() -> None:
+    """Properties count as methods."""
+    wrong = []
+    for path in _sources(PACKAGE):
+        name = str(path.relative_to(PACKAGE))
+        if path.read_text(encoding="utf-8").count("\n") > _MOST_LINES and name not in _LONG_FILES:
+            wrong.append(f"{name}: more than {_MOST_LINES} lines")
+        for node in _nodes(path):
+            if isinstance(node, ast.ClassDef):
+                count = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
+                if count > _MOST_METHODS:
+                    wrong.append(f"{name}: {node.name} has {count} methods")
+    assert not wrong
 
 
 def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
@@ -13,6 +13,7 @@ from saferun.cluster.job_sender import JobSender
 from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostPeer
 from saferun.cluster.join_messages import Joined, Peer, SecretSharing, TaskInfo
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
+from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
 from saferun.config import LaunchConfig
@@ -28,7 +29,6 @@ from saferun.text.typed_json import fit
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
-    from saferun.evidence import HangVerdict
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
@@ -86,8 +86,15 @@ class Job(JobSender):
         self.peers: Mapping[int, Peer] = {}
         self.other_addresses: tuple[str, ...] = ()
         self._own_addresses: tuple[str, ...] = ()
+        self.reports = RankReports(self, lambda: self.current.report)
         self._context = JobContext(
-            config, poller, callbacks, sender=self, on_channel_lost=self._on_channel_lost, warn=self._warn
+            config,
+            poller,
+            callbacks,
+            sender=self,
+            reports=self.reports,
+            on_channel_lost=self._on_channel_lost,
+            warn=self._warn,
         )
         self.current = JobAttempt(self._context)
         self._joining = False
@@ -104,27 +111,6 @@ class Job(JobSender):
         self.current.control.end()
         self.current = attempt
         self.blamed = ()
-
-    def subscribe(
-        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
-    ) -> None:
-        """Pass the states of all ranks on to ``on_states``, on the leader, and each hang of the job to ``on_hang``."""
-        self._context.on_states, self._context.on_hang = on_states, on_hang
-
-    def subscribe_waits(
-        self,
-        on_report: Callable[[str, range, object], None],
-        on_slow: Callable[[Sequence[int]], None],
-        on_beside: Callable[[range, Sequence[str]], None],
-    ) -> None:
-        """Pass on what concerns slow ranks."""
-        self._context.on_waits, self._context.on_slow, self._context.on_beside = on_report, on_slow, on_beside
-
-    def subscribe_status(
-        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
-    ) -> None:
-        """Pass on what ``saferunctl status`` asks for, and what the other hosts answer."""
-        self._context.on_status_wanted, self._context.on_status = on_wanted, on_report
 
     @property
     def lost(self) -> Mapping[int, LostPeer]:
@@ -306,22 +292,6 @@ class Job(JobSender):
 
     # ----------------------------------------------------------------------------------------------------------------
     # While ranks run
-
-    def set_state(self, state: JsonObject) -> None:
-        """How the ranks of this process do, for the leader."""
-        self.current.report.set(state)
-
-    def share_waits(self, report: JsonObject) -> None:
-        """How often the ranks of this process waited, for the leader."""
-        self.current.report.set_more("waits", report)
-
-    def share_beside(self, found: JsonObject) -> None:
-        """What is to be seen beside a slow rank of this process, for the leader."""
-        self.current.report.set_more("beside", found)
-
-    def share_status(self, report: JsonObject) -> None:
-        """What the ranks of this process do, for the leader."""
-        self.current.report.send_once("status", report)
 
     def collect(
         self,

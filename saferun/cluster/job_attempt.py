@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from saferun.cluster.control import Control
 from saferun.cluster.evidence_collection import EvidenceCollection
@@ -21,6 +21,7 @@ from saferun.cluster.messages import (
     request_from,
     task_of,
 )
+from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.task_states import TaskStates
 from saferun.config import LaunchConfig
 from saferun.errors import printable
@@ -38,20 +39,11 @@ from saferun.supervisor.events import (
     StopRequested,
 )
 from saferun.text.decoding import display_text, number
-from saferun.text.typed_json import fit_or, line_of, list_of
-
-if TYPE_CHECKING:
-    from saferun.cluster.join_messages import Peer
-    from saferun.evidence import HangVerdict
 
 _LONGEST_LEFTOVERS = 300
 _LONGEST_NAME = 255
-_LONGEST_BESIDE = 160
-_MOST_BESIDE = 5
-_MOST_HANGS = 1 << 31
 _MOST_RANKS = 100_000
 _GONE = ("gone", "unreachable")
-_Beside = Annotated[tuple[str, ...], list_of(Annotated[str, line_of(_LONGEST_BESIDE)], _MOST_BESIDE)]
 _REGROUPS = ("membership", "leave")
 # So many hosts are asked how their ranks do, where another one is silent.
 _MOST_ASKED = 8
@@ -70,6 +62,7 @@ class JobContext:
         callbacks: JobCallbacks,
         *,
         sender: JobSender,
+        reports: RankReports,
         on_channel_lost: Callable[[str, str, str], None],
         warn: Callable[[object], None],
     ) -> None:
@@ -77,15 +70,9 @@ class JobContext:
         self.poller = poller
         self.calls = callbacks
         self.sender = sender
+        self.reports = reports
         self.on_channel_lost = on_channel_lost
         self.warn = warn
-        self.on_states: Callable[[Mapping[str, JsonObject]], None] = lambda _: None
-        self.on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
-        self.on_waits: Callable[[str, range, object], None] = lambda _host, _ranks, _rows: None
-        self.on_slow: Callable[[Sequence[int]], None] = lambda _ranks: None
-        self.on_beside: Callable[[range, Sequence[str]], None] = lambda _ranks, _lines: None
-        self.on_status_wanted: Callable[[int], None] = lambda _number: None
-        self.on_status: Callable[[str, str, Mapping[str, Any]], None] = lambda _task, _host, _report: None
 
 
 class _LinesOfOthers:
@@ -104,6 +91,14 @@ class _LinesOfOthers:
             return False
         self._last[about] = text[:LONGEST_MESSAGE]
         return True
+
+
+def _refuse_entry(_attempt: JobAttempt, message: JsonObject) -> None:
+    raise ValueError(f"an entry of the job's log: {message.get('text') or 'it cannot be read'}")
+
+
+def _note_start_stage(attempt: JobAttempt, message: JsonObject) -> None:
+    attempt.start_stage = message
 
 
 class JobAttempt:
@@ -214,7 +209,10 @@ class JobAttempt:
         kind = entry["kind"]
         if is_leaders(kind) and entry["host"] != 0:
             raise ValueError("a message of the leader from another host")
-        if (method := self._BY_KIND.get(str(kind))) is not None:
+        if str(kind) in RankReports.KINDS:
+            if attempt == self._context.calls.attempt():
+                self._context.reports.take(str(kind), entry)
+        elif (method := self._BY_KIND.get(str(kind))) is not None:
             method(self, attempt, entry)
 
     def _on_abort(self, attempt: int, entry: JsonObject) -> None:
@@ -274,21 +272,6 @@ class JobAttempt:
         )
         self._sender.acknowledge()
 
-    def _on_hang(self, attempt: int, entry: JsonObject) -> None:
-        from saferun.watchdog.job import verdict_from
-
-        verdict = verdict_from(entry["verdict"])
-        if verdict is not None and attempt == self._context.calls.attempt():
-            self._context.on_hang(verdict, number(entry["n"], 0, _MOST_HANGS))
-
-    def _on_slow(self, attempt: int, entry: JsonObject) -> None:
-        if attempt == self._context.calls.attempt():
-            self._context.on_slow([number(rank) for rank in entry["ranks"]])
-
-    def _on_status_wanted(self, attempt: int, entry: JsonObject) -> None:
-        if attempt == self._context.calls.attempt():
-            self._context.on_status_wanted(number(entry["n"]))
-
     def _on_preflight(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self.number:
             self._context.calls.on_preflight(entry)
@@ -326,24 +309,13 @@ class JobAttempt:
                 text = display_text(state["text"], _LONGEST_LEFTOVERS)
                 if self._lines.may_print(key, f"{key} leftovers", text):
                     self._context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
-            self._take_waits(key, peer, state)
+            self._context.reports.take_state(key, peer, self.states, state)
             if state.get("s") == "gone":
                 self._lost_tasks.add((host, task))
         self.chunks.review()
         # Whether the job hangs is judged by the hosts that can be heard.
-        self._context.on_states(self.states.of_heard(self.control.missing))
+        self._context.reports.on_states(self.states.of_heard(self.control.missing))
         self._check_end()
-
-    def _take_waits(self, key: str, peer: Peer, state: Mapping[str, Any]) -> None:
-        """What a state has about slow ranks: it may have been sent before."""
-        ranks = range(peer.base_rank, peer.base_rank + peer.ranks)
-        if (waits := self.states.news(key, "waits", state)) is not None:
-            self._context.on_waits(peer.label, ranks, waits.get("rows"))
-        if (beside := self.states.news(key, "beside", state)) is not None:
-            # The other hosts' states are read all the same.
-            self._context.on_beside(ranks, fit_or(_Beside, beside.get("lines"), ()))
-        if (status := self.states.news(key, "status", state)) is not None:
-            self._context.on_status(key, peer.label, status)
 
     def _check_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that can be heard."""
@@ -432,12 +404,6 @@ class JobAttempt:
             text = display_text(message.get("text") or "a host wants to join", LONGEST_MESSAGE)
             self._sender.abort_attempt("membership", text)
 
-    def _on_malformed(self, message: JsonObject) -> None:
-        raise ValueError(f"an entry of the job's log: {message.get('text') or 'it cannot be read'}")
-
-    def _on_start_stage(self, message: JsonObject) -> None:
-        self.start_stage = message
-
     def _on_chunk(self, message: JsonObject) -> None:
         self.chunks.add(message)
 
@@ -456,8 +422,8 @@ class JobAttempt:
         "doubt": (_on_liveness, False, True),
         "unheard": (_on_liveness, False, True),
         "heard": (_on_liveness, False, True),
-        "malformed": (_on_malformed, False, True),
-        "start_stage": (_on_start_stage, False, True),
+        "malformed": (_refuse_entry, False, True),
+        "start_stage": (_note_start_stage, False, True),
         "task_lost": (_on_task_lost, False, False),
         "membership": (_on_membership, True, False),
         "warn": (_on_warning, False, True),
@@ -468,10 +434,7 @@ class JobAttempt:
         "request": _on_request,
         "checkpoint": _on_request,
         "decision": _on_decision,
-        "hang": _on_hang,
         "preflight": _on_preflight,
-        "slow": _on_slow,
-        "status": _on_status_wanted,
         "notice": _on_notice,
         "watch": _on_progress_wanted,
     }

@@ -19,6 +19,65 @@ from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
 
 
+class RankReportsPort(Protocol):
+    """What hosts report of their ranks while these run, and who hears of it."""
+
+    def set_state(self, state: JsonObject) -> None:
+        """How the ranks of this process do, for the leader."""
+
+    def subscribe(
+        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
+    ) -> None:
+        """Receive what concerns hangs; the newest subscriber gets all of it.
+
+        Args:
+            on_states: takes the states of all saferuns, on the leader of several hosts.
+            on_hang: takes the verdict and the number of a hang that all hosts are to capture.
+        """
+
+    def share_waits(self, report: JsonObject) -> None:
+        """How often the ranks of this process waited, for the leader: a number that rises, and the rows."""
+
+    def share_beside(self, found: JsonObject) -> None:
+        """What is to be seen beside a slow rank of this process, for the leader: a number that rises, and the lines."""
+
+    def subscribe_waits(
+        self,
+        on_report: Callable[[str, range, object], None],
+        on_slow: Callable[[Sequence[int]], None],
+        on_beside: Callable[[range, Sequence[str]], None],
+    ) -> None:
+        """Receive what concerns slow ranks; the newest subscriber gets all of it.
+
+        Args:
+            on_report: takes the name of a host, empty for this one, its ranks, and a report, on the leader.
+            on_slow: takes ranks that are slow, on every host.
+            on_beside: takes the ranks of a host, and what is to be seen beside the slow ones, on the leader.
+        """
+
+    def share_status(self, report: JsonObject) -> None:
+        """What the ranks of this process do, for the leader: the number that was asked with, and the report."""
+
+    def subscribe_status(
+        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
+    ) -> None:
+        """Receive what concerns ``saferunctl status``.
+
+        Args:
+            on_wanted: takes the number of a request, on every host.
+            on_report: takes the task and the host that it is of, and a report, on the leader.
+        """
+
+    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
+        """Every host is to capture."""
+
+    def ask_for_status(self, number: int) -> None:
+        """Every host is to report what its ranks do, with this number."""
+
+    def broadcast_slow(self, ranks: Sequence[int]) -> None:
+        """These ranks are slow; their host is to see why."""
+
+
 class JobPort(Part, Protocol):
     """The rendezvous, the ranks' store, and the messages between hosts.
 
@@ -45,6 +104,10 @@ class JobPort(Part, Protocol):
     chunk_limit_bytes: int
     leaves: bool
     blamed: tuple[int, ...]
+
+    @property
+    def reports(self) -> RankReportsPort:
+        """What hosts report of their ranks."""
 
     @property
     def lost(self) -> Mapping[int, LostPeer]:
@@ -107,52 +170,6 @@ class JobPort(Part, Protocol):
     def ask_start_stage(self, world_size: int) -> None:
         """A rank of this host has failed: ask once an attempt how far all have come; ``start_stage`` is the answer."""
 
-    def set_state(self, state: JsonObject) -> None:
-        """How the ranks of this process do, for the leader."""
-
-    def subscribe(
-        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
-    ) -> None:
-        """Receive what concerns hangs; the newest subscriber gets all of it.
-
-        Args:
-            on_states: takes the states of all saferuns, on the leader of several hosts.
-            on_hang: takes the verdict and the number of a hang that all hosts are to capture.
-        """
-
-    def share_waits(self, report: JsonObject) -> None:
-        """How often the ranks of this process waited, for the leader: a number that rises, and the rows."""
-
-    def share_beside(self, found: JsonObject) -> None:
-        """What is to be seen beside a slow rank of this process, for the leader: a number that rises, and the lines."""
-
-    def subscribe_waits(
-        self,
-        on_report: Callable[[str, range, object], None],
-        on_slow: Callable[[Sequence[int]], None],
-        on_beside: Callable[[range, Sequence[str]], None],
-    ) -> None:
-        """Receive what concerns slow ranks; the newest subscriber gets all of it.
-
-        Args:
-            on_report: takes the name of a host, empty for this one, its ranks, and a report, on the leader.
-            on_slow: takes ranks that are slow, on every host.
-            on_beside: takes the ranks of a host, and what is to be seen beside the slow ones, on the leader.
-        """
-
-    def share_status(self, report: JsonObject) -> None:
-        """What the ranks of this process do, for the leader: the number that was asked with, and the report."""
-
-    def subscribe_status(
-        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
-    ) -> None:
-        """Receive what concerns ``saferunctl status``.
-
-        Args:
-            on_wanted: takes the number of a request, on every host.
-            on_report: takes the task and the host that it is of, and a report, on the leader.
-        """
-
     # What is broadcast to all hosts, this one included.
 
     def abort_attempt(
@@ -171,15 +188,6 @@ class JobPort(Part, Protocol):
 
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt."""
-
-    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
-        """Every host is to capture."""
-
-    def ask_for_status(self, number: int) -> None:
-        """Every host is to report what its ranks do, with this number."""
-
-    def broadcast_slow(self, ranks: Sequence[int]) -> None:
-        """These ranks are slow; their host is to see why."""
 
     def broadcast_preflight(self, message: JsonObject) -> None:
         """What the preflight checks came to, or whom to probe again."""

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.messages import LONGEST_MESSAGE, MOST_LINES
 from saferun.cluster.roster import Roster
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision
-
-if TYPE_CHECKING:
-    from saferun.evidence import HangVerdict
 
 
 class JobSender:
@@ -35,7 +31,7 @@ class JobSender:
         self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
     ) -> None:
         """This attempt is to end on all hosts."""
-        self._broadcast(
+        self.broadcast(
             "abort",
             reason=reason,
             text=_for_others(text),
@@ -47,19 +43,19 @@ class JobSender:
 
     def announce_cause(self) -> None:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
-        self._broadcast("cause")
+        self.broadcast("cause")
 
     def broadcast_request(self, by: str, *, at_once: bool) -> None:
         """The user has asked this host for the end of the job."""
-        self._broadcast("request", text=_for_others(by), at_once=at_once)
+        self.broadcast("request", text=_for_others(by), at_once=at_once)
 
     def broadcast_checkpoint(self, by: str, signum: int) -> None:
         """The user wants the ranks to save a checkpoint and to end."""
-        self._broadcast("checkpoint", text=_for_others(by), signum=signum)
+        self.broadcast("checkpoint", text=_for_others(by), signum=signum)
 
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt, on all hosts."""
-        self._broadcast(
+        self.broadcast(
             "decision",
             next=action.next_step,
             exit_code=action.exit_code,
@@ -69,27 +65,13 @@ class JobSender:
             excluded=action.excluded,
         )
 
-    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
-        """Every host is to capture."""
-        from saferun.watchdog.job import packed
-
-        self._broadcast("hang", verdict=packed(verdict), n=number)
-
     def broadcast_preflight(self, message: JsonObject) -> None:
         """What the preflight checks came to, or whom to probe again."""
-        self._broadcast("preflight", **message)
+        self.broadcast("preflight", **message)
 
     def ask_for_progress(self, hosts: Sequence[int]) -> None:
         """These hosts are to report whether their ranks make progress."""
-        self._broadcast("watch", hosts=list(hosts))
-
-    def broadcast_slow(self, ranks: Sequence[int]) -> None:
-        """These ranks are slow; their host is to see why."""
-        self._broadcast("slow", ranks=list(ranks)[:MOST_LINES])
-
-    def ask_for_status(self, number: int) -> None:
-        """Every host is to report what its ranks do, with this number: the user wants to see it."""
-        self._broadcast("status", n=number)
+        self.broadcast("watch", hosts=list(hosts))
 
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
         """Hand a chunk of evidence to the leader."""
@@ -112,7 +94,8 @@ class JobSender:
         """Ask how far the ranks have come, as their store shows it."""
         self._send("start_stage")
 
-    def _broadcast(self, kind: str, **fields: object) -> None:
+    def broadcast(self, kind: str, **fields: object) -> None:
+        """Append an entry to the job's log, which all hosts read."""
         who = {"host": self.roster.host, "task": self.roster.task, "label": self.roster.label}
         self._send("append", message={"kind": kind, **fields, "attempt": self._attempt(), **who})
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.coordinator_process import CoordinatorLink
 from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostPeer
+from saferun.cluster.report_listeners import SoloRankReports
 from saferun.config import LaunchConfig
 from saferun.linux.listen_port import hold_port
 from saferun.linux.poller import Poller
@@ -18,10 +19,7 @@ from saferun.supervisor.topology import single_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from saferun.cluster.join_messages import Peer
-    from saferun.evidence import HangVerdict
     from saferun.linux.bare_socket import Socket
 
 # The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
@@ -67,10 +65,7 @@ class SoloJob:
         self._config = config
         self._poller = poller
         self._callbacks = callbacks
-        self._on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
-        self._on_waits: Callable[[str, range, object], None] = lambda _host, _ranks, _rows: None
-        self._on_slow: Callable[[Sequence[int]], None] = lambda _ranks: None
-        self._on_beside: Callable[[range, Sequence[str]], None] = lambda _ranks, _lines: None
+        self.reports = SoloRankReports(config.nproc_per_node)
         self._post, self._attempt = callbacks.post, callbacks.attempt
         self.client = CoordinatorClient(
             config,
@@ -241,48 +236,6 @@ class SoloJob:
         placement = placement._replace(restarts=action.restarts)
         self._callbacks.on_assigned(Assignment(placement, action.attempt, leads=True, may_leave=False, files=""))
 
-    def set_state(self, state: JsonObject) -> None:
-        """There is no leader to report to."""
-
-    def subscribe(
-        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
-    ) -> None:
-        """Pass each hang on to ``on_hang``; no other host reports states."""
-        del on_states
-        self._on_hang = on_hang
-
-    def share_waits(self, report: JsonObject) -> None:
-        """This host is to compare its ranks."""
-        self._on_waits("", range(self._config.nproc_per_node), report["rows"])
-
-    def share_beside(self, found: JsonObject) -> None:
-        """This host is to report it."""
-        self._on_beside(range(self._config.nproc_per_node), found["lines"])
-
-    def subscribe_waits(
-        self,
-        on_report: Callable[[str, range, object], None],
-        on_slow: Callable[[Sequence[int]], None],
-        on_beside: Callable[[range, Sequence[str]], None],
-    ) -> None:
-        """Pass on what this host has found about its own ranks."""
-        self._on_waits, self._on_slow, self._on_beside = on_report, on_slow, on_beside
-
-    def share_status(self, report: JsonObject) -> None:
-        """There is no leader to report to."""
-
-    def subscribe_status(
-        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
-    ) -> None:
-        """No other host asks, or answers."""
-
-    def ask_for_status(self, number: int) -> None:
-        """There is no other host to ask."""
-
-    def broadcast_slow(self, ranks: Sequence[int]) -> None:
-        """This host is to see why."""
-        self._on_slow(ranks)
-
     def abort_attempt(
         self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
     ) -> None:
@@ -299,10 +252,6 @@ class SoloJob:
 
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """There is no other host to wait for it."""
-
-    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
-        """This host is to capture."""
-        self._on_hang(verdict, number)
 
     def broadcast_preflight(self, message: JsonObject) -> None:
         """This host is to act on it."""

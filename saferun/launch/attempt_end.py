@@ -156,7 +156,7 @@ class AttemptEnd:
 
     def report_done(self, _action: actions.NotifyDone) -> None:
         """Report to the leader that every rank here has ended with exit code 0."""
-        self._context.job.set_state({"s": "done"})
+        self._context.job.reports.set_state({"s": "done"})
 
     def send_decision(self, action: actions.BroadcastDecision) -> None:
         """Send all hosts what follows."""

@@ -50,7 +50,7 @@ class HangWatch:
         self._slow: SlowRanks | None = None
         self.number = 0
         """Of the job's hang that was reported last."""
-        context.launch.job.subscribe(self._take_states, self._take_hang)
+        context.launch.job.reports.subscribe(self._take_states, self._take_hang)
 
     def begin(self, now: float, *, has_imported: bool) -> None:
         """Watch from a moment later on. ``has_imported``: the modules that it takes are there."""
@@ -177,7 +177,7 @@ class HangWatch:
         return self._watch.repeat(verdict) if self._watch is not None else Repeat()
 
     def _take_verdict(self, verdict: HangVerdict) -> None:
-        self._context.launch.job.broadcast_hang(verdict, self.number + 1)
+        self._context.launch.job.reports.broadcast_hang(verdict, self.number + 1)
 
     def _take_recovery(self, lasted_s: float) -> None:
         self._on_recovery(lasted_s)
@@ -211,14 +211,14 @@ class JobHangWatch(HangWatch):
         self._for_slow_ranks(lambda slow: slow.pause())
         from saferun.watchdog.job import packed
 
-        self._context.launch.job.set_state({"s": "quiet", **packed(verdict)})
+        self._context.launch.job.reports.set_state({"s": "quiet", **packed(verdict)})
         if self._watch is not None:
             self._watch.captured(time.monotonic())
 
     def _take_recovery(self, _lasted_s: float) -> None:
         """Something moves on this host again."""
         self._for_slow_ranks(lambda slow: slow.resume(time.monotonic()))
-        self._context.launch.job.set_state({"s": "run"})
+        self._context.launch.job.reports.set_state({"s": "run"})
 
     # --------------------------------------------------------------------------------------------------- on the leader
 
@@ -230,7 +230,7 @@ class JobHangWatch(HangWatch):
             return
         if self._detector is None:
             self._detector = JobDetector(
-                self._timeout_s, on_hang=self._context.launch.job.broadcast_hang, on_recovery=self._on_recovery
+                self._timeout_s, on_hang=self._context.launch.job.reports.broadcast_hang, on_recovery=self._on_recovery
             )
         peers = self._context.launch.job.peers
         # A host speaks for its own ranks only.

@@ -92,7 +92,7 @@ class LiveStatus:
         self._own_until = 0.0
         self._shares: list[int] = []  # numbers of requests of the leader that this host answers
         self._reports: dict[str, tuple[str, HostReport]] = {}
-        context.job.subscribe_status(guarded(self._take_wanted), guarded(self._take_report))
+        context.job.reports.subscribe_status(guarded(self._take_wanted), guarded(self._take_report))
 
     @property
     def deadline(self) -> float | None:
@@ -144,7 +144,7 @@ class LiveStatus:
         self._reports.clear()
         job = self._context.job
         if self._context.config.hosts.together and job.leads:
-            job.ask_for_status(self._number)  # this host hears of it as well
+            job.reports.ask_for_status(self._number)  # this host hears of it as well
         else:
             self._ask_usage()
 
@@ -243,7 +243,7 @@ class LiveStatus:
         numbers, self._shares = self._shares, []
         job = self._context.job
         if numbers and not job.leads:
-            job.share_status({"n": numbers[-1], "of": _packed(report)})
+            job.reports.share_status({"n": numbers[-1], "of": _packed(report)})
         else:
             self._reports["0/0"] = "", report
             self._answer_if_whole()

@@ -217,7 +217,7 @@ class RankActions(PartBase):
             return
         if action.wait_s > 0:
             # The ranks here are done; nothing of them moves any more, and that is no hang.
-            self._context.job.set_state({"s": "leftovers"})
+            self._context.job.reports.set_state({"s": "leftovers"})
         self.orphans.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
 
     def _report_orphans(self, text: str) -> None:
@@ -228,7 +228,7 @@ class RankActions(PartBase):
             self._context.report(text)
         if self._context.supervisor.state is State.STOPPING and text.startswith("waiting for "):
             # The leader reports it as well: it waits for this host.
-            self._context.job.set_state({"s": "leftovers", "text": text[:_LONGEST_STATE]})
+            self._context.job.reports.set_state({"s": "leftovers", "text": text[:_LONGEST_STATE]})
 
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
         self.close()

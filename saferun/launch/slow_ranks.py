@@ -65,7 +65,7 @@ class SlowRanks:
         self._found_in: Stragglers | None = None
         self._found_until = 0.0
         if self._is_wanted:
-            context.launch.job.subscribe_waits(self._take_report, self._take_slow, self._take_beside)
+            context.launch.job.reports.subscribe_waits(self._take_report, self._take_slow, self._take_beside)
 
     @property
     def deadline(self) -> float | None:
@@ -172,7 +172,7 @@ class SlowRanks:
     def _share(self, rows: list[list[int]]) -> None:
         self._reports += 1
         if len(repr(rows)) <= _LONGEST_REPORT or not self._context.launch.config.hosts.together:
-            self._context.launch.job.share_waits({"n": self._reports, "rows": rows})
+            self._context.launch.job.reports.share_waits({"n": self._reports, "rows": rows})
 
     def _take_slow(self, ranks: Sequence[int]) -> None:
         """These ranks are slow: see what is beside those of this host."""
@@ -201,7 +201,7 @@ class SlowRanks:
             lines = [str(line)[:_LONGEST_LINE] for line in loads(content)[:_MOST_LINES]]
         except MALFORMED:
             lines = []
-        self._context.launch.job.share_beside({"n": self._reports, "lines": lines})
+        self._context.launch.job.reports.share_beside({"n": self._reports, "lines": lines})
 
     # --------------------------------------------------------------------------------------------------- on the leader
 
@@ -251,7 +251,7 @@ class SlowRanks:
         if found is None:
             return
         self._found, self._found_in, self._found_until = found, stragglers, now + _ANSWER_S
-        self._context.launch.job.broadcast_slow(found.ranks)
+        self._context.launch.job.reports.broadcast_slow(found.ranks)
 
     def _take_beside(self, ranks: range, lines: Sequence[str]) -> None:
         if self._found is not None and self._found.ranks[0] in ranks:

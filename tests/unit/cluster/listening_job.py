@@ -72,7 +72,9 @@ class Listening:
             run_dir=RunDirectory(None, wanted=False, host="vm", run_id="r", warn=self.said.append, files=DirectFiles()),
             open_channel=self._open_channel,
         )
-        self.job.subscribe(lambda states: self.states.append(dict(states)), lambda _, number: self.hangs.append(number))
+        self.job.reports.subscribe(
+            lambda states: self.states.append(dict(states)), lambda _, number: self.hangs.append(number)
+        )
 
     def _open_channel(self, *_: Any, on_message: Any, **__: Any) -> Any:
         self.channel = Channel(on_message)

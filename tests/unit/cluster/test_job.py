@@ -190,7 +190,7 @@ def test_where_all_ranks_here_ended_well_a_host_that_falls_silent_is_waited_for(
     """Not for ever, and also where nothing has ever been heard of it."""
     listening.join()
     states = {"0/0": {"s": "done"}, **({"1/0": {"s": "run"}} if was_heard else {})}
-    listening.job.set_state({"s": "done"})
+    listening.job.reports.set_state({"s": "done"})
     listening.hear(op="states", attempt=0, changed=states)
     listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     assert not listening.job.lost

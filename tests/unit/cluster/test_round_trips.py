@@ -96,7 +96,7 @@ def test_a_decision_is_read_by_all(pair: Pair, step: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_is_read_by_all(pair: Pair, kind: str) -> None:
     """With its number: what is captured of the same hang has the same name on all hosts."""
-    pair.leader.job.broadcast_hang(HangVerdict(kind, (0, 1, 3), 30.5, certain=True, busy=(2,)), 7)
+    pair.leader.job.reports.broadcast_hang(HangVerdict(kind, (0, 1, 3), 30.5, certain=True, busy=(2,)), 7)
     pair.other.hear(op="entry", attempt=0, message=sent(pair.leader.channel.sent[-1])["message"])
     assert pair.other.hangs == [7]
     assert pair.other.job.ignored.count == 0
@@ -107,7 +107,7 @@ def test_a_hang_is_read_by_all(pair: Pair, kind: str) -> None:
 def test_a_state_in_which_nothing_moves_is_the_verdict_that_was_sent(pair: Pair, kind: str, *, certain: bool) -> None:
     """The leader combines those of all hosts."""
     verdict = HangVerdict(kind, (2, 3), 30.5, certain=certain, busy=(3,))
-    pair.other.job.set_state({"s": "quiet", **packed(verdict)})
+    pair.other.job.reports.set_state({"s": "quiet", **packed(verdict)})
     pair.relay()
     (states,) = pair.leader.states
     assert combine({"0/0": {"s": "done"}, **states}, ranks_of={"1/0": (2, 3)}) == verdict
@@ -126,7 +126,7 @@ def test_the_states_of_a_host_are_read(pair: Pair, state: JsonObject, *, is_at_w
     """``rank_actions``, ``attempt_end`` and ``hang_watch`` send these. ``run`` is what a host begins with."""
     own = {"s": "done"}
     pair.leader.hear(op="states", attempt=0, changed={"0/0": own})
-    pair.other.job.set_state(state)
+    pair.other.job.reports.set_state(state)
     pair.relay()
     states = pair.leader.job.current.states
     assert states.by_task["1/0"] == state
@@ -135,7 +135,7 @@ def test_the_states_of_a_host_are_read(pair: Pair, state: JsonObject, *, is_at_w
     assert any(isinstance(event, HostsDone) for event in pair.leader.events) is is_done
     assert (combine(states.by_task) is None) is (is_at_work or state["s"] != "quiet")
     assert any("process 71" in line for line in pair.leader.said) is ("text" in state)
-    pair.other.job.set_state({"s": "run"})
+    pair.other.job.reports.set_state({"s": "run"})
     pair.relay()
     assert 1 in states.running()
 
@@ -217,10 +217,10 @@ def test_slow_ranks_are_named_to_all_hosts_and_what_is_seen_beside_them_comes_ba
     slow: list[list[int]] = []
     waits: list[object] = []
     beside: list[list[str]] = []
-    pair.other.job._context.on_slow = lambda ranks: slow.append(list(ranks))
-    pair.leader.job._context.on_waits = lambda _host, ranks, rows: waits.append((list(ranks), rows))
-    pair.leader.job._context.on_beside = lambda _ranks, lines: beside.append(list(lines))
-    pair.leader.job.broadcast_slow((2,))
+    pair.other.job.reports.on_slow = lambda ranks: slow.append(list(ranks))
+    pair.leader.job.reports.on_waits = lambda _host, ranks, rows: waits.append((list(ranks), rows))
+    pair.leader.job.reports.on_beside = lambda _ranks, lines: beside.append(list(lines))
+    pair.leader.job.reports.broadcast_slow((2,))
     pair.other.hear(op="entry", attempt=0, message=sent(pair.leader.channel.sent[-1])["message"])
     assert slow == [[2]]
     report = pair.other.job.current.report
@@ -228,7 +228,7 @@ def test_slow_ranks_are_named_to_all_hosts_and_what_is_seen_beside_them_comes_ba
     pair.relay()
     report.set_more("beside", {"n": 1, "lines": ["GPU 2 is throttled"]})
     pair.relay()
-    pair.other.job.set_state({"s": "done"})
+    pair.other.job.reports.set_state({"s": "done"})
     pair.relay()
     assert waits == [([2, 3], [[2, 0.5]])]
     assert beside == [["GPU 2 is throttled"]]

@@ -104,7 +104,7 @@ class Launch:
             ),
             open_link=self._open_link,
         )
-        self.job.subscribe(lambda _: None, lambda _, number: self.hangs.append(number))
+        self.job.reports.subscribe(lambda _: None, lambda _, number: self.hangs.append(number))
         self.job.bind()
 
     def _open_link(self, *arguments: Any, **more: Any) -> Any:
@@ -254,10 +254,10 @@ def test_whoever_is_alone_hears_itself_and_waits_for_nobody(launch: Launch) -> N
     job.find_endpoint(lambda: found.append("here"))
     job.collect("end", 60.0, chunks.append)
     job.broadcast_preflight({"ok": True})
-    job.broadcast_hang(SimpleNamespace(), 7)  # type: ignore[arg-type]
+    job.reports.broadcast_hang(SimpleNamespace(), 7)  # type: ignore[arg-type]
     job.abort_attempt("failure", "rank 0 failed")
     job.broadcast_decision(BroadcastDecision(0, "finish", 1), ["why"])
-    job.set_state({"s": "done"})
+    job.reports.set_state({"s": "done"})
     job.share("end", "evidence")
     assert (chunks, found, launch.preflight, launch.hangs) == ([[]], ["here"], [{"ok": True}], [7])
     assert (job.leads, job.is_head, job.leader, job.abort_reason, launch.links) == (True, True, "", None, [])

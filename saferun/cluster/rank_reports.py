@@ -1,0 +1,123 @@
+"""What the hosts of a job report of their ranks while these run: states, hangs, slow ranks, status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from saferun.cluster.job_sender import JobSender, StateReport
+from saferun.cluster.messages import MOST_LINES
+from saferun.cluster.report_listeners import ReportListeners
+from saferun.model import JsonObject
+from saferun.text.decoding import number
+from saferun.text.typed_json import fit_or, line_of, list_of
+
+if TYPE_CHECKING:
+    from saferun.cluster.join_messages import Peer
+    from saferun.cluster.task_states import TaskStates
+    from saferun.evidence import HangVerdict
+
+_LONGEST_BESIDE = 160
+_MOST_BESIDE = 5
+_MOST_HANGS = 1 << 31
+_Beside = Annotated[tuple[str, ...], list_of(Annotated[str, line_of(_LONGEST_BESIDE)], _MOST_BESIDE)]
+
+
+class RankReports(ReportListeners):
+    """The reports of several hosts, with the interface of ``job_port.RankReportsPort``.
+
+    Args:
+        sender: sends messages to the other hosts.
+        state: returns the state of this process's ranks in the current attempt.
+    """
+
+    def __init__(self, sender: JobSender, state: Callable[[], StateReport]) -> None:
+        super().__init__()
+        self._sender = sender
+        self._state = state
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # To the leader
+
+    def set_state(self, state: JsonObject) -> None:
+        """How the ranks of this process do."""
+        self._state().set(state)
+
+    def share_waits(self, report: JsonObject) -> None:
+        """How often the ranks of this process waited."""
+        self._state().set_more("waits", report)
+
+    def share_beside(self, found: JsonObject) -> None:
+        """What is to be seen beside a slow rank of this process."""
+        self._state().set_more("beside", found)
+
+    def share_status(self, report: JsonObject) -> None:
+        """What the ranks of this process do."""
+        self._state().send_once("status", report)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # To all hosts, by the job's log
+
+    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
+        """Every host is to capture."""
+        from saferun.watchdog.job import packed
+
+        self._sender.broadcast("hang", verdict=packed(verdict), n=number)
+
+    def broadcast_slow(self, ranks: Sequence[int]) -> None:
+        """These ranks are slow; their host is to see why."""
+        self._sender.broadcast("slow", ranks=list(ranks)[:MOST_LINES])
+
+    def ask_for_status(self, number: int) -> None:
+        """Every host is to report what its ranks do, with this number: the user wants to see it."""
+        self._sender.broadcast("status", n=number)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Heard
+
+    def take(self, kind: str, entry: JsonObject) -> None:
+        """An entry of the job's log that was broadcast here, by this host or another.
+
+        Raises:
+            One of ``MALFORMED``: it makes no sense.
+        """
+        self._BY_KIND[kind](self, entry)
+
+    def _take_hang(self, entry: JsonObject) -> None:
+        from saferun.watchdog.job import verdict_from
+
+        verdict = verdict_from(entry["verdict"])
+        if verdict is not None:
+            self.on_hang(verdict, number(entry["n"], 0, _MOST_HANGS))
+
+    def _take_slow(self, entry: JsonObject) -> None:
+        self.on_slow([number(rank) for rank in entry["ranks"]])
+
+    def _take_status(self, entry: JsonObject) -> None:
+        self.on_status_wanted(number(entry["n"]))
+
+    def take_state(self, key: str, peer: Peer, states: TaskStates, state: Mapping[str, Any]) -> None:
+        """What a task's state has beside how its ranks do: it may have been sent before.
+
+        Args:
+            key: the task.
+            peer: its host.
+            states: knows what is new.
+            state: as it came.
+        """
+        ranks = range(peer.base_rank, peer.base_rank + peer.ranks)
+        if (waits := states.news(key, "waits", state)) is not None:
+            self.on_waits(peer.label, ranks, waits.get("rows"))
+        if (beside := states.news(key, "beside", state)) is not None:
+            # The other hosts' states are read all the same.
+            self.on_beside(ranks, fit_or(_Beside, beside.get("lines"), ()))
+        if (status := states.news(key, "status", state)) is not None:
+            self.on_status(key, peer.label, status)
+
+    _BY_KIND: ClassVar[dict[str, Callable[[RankReports, JsonObject], None]]] = {
+        "hang": _take_hang,
+        "slow": _take_slow,
+        "status": _take_status,
+    }
+    KINDS = frozenset(_BY_KIND)
+    """The kinds of entries that ``take`` knows."""

@@ -1,0 +1,100 @@
+"""Who hears what hosts report of their ranks, and the reports of a host that is alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from saferun.model import JsonObject
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from saferun.evidence import HangVerdict
+
+
+class ReportListeners:
+    """Who hears what; the newest subscriber of each kind gets all of it."""
+
+    def __init__(self) -> None:
+        self.on_states: Callable[[Mapping[str, JsonObject]], None] = lambda _states: None
+        self.on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
+        self.on_waits: Callable[[str, range, object], None] = lambda _host, _ranks, _rows: None
+        self.on_slow: Callable[[Sequence[int]], None] = lambda _ranks: None
+        self.on_beside: Callable[[range, Sequence[str]], None] = lambda _ranks, _lines: None
+        self.on_status_wanted: Callable[[int], None] = lambda _number: None
+        self.on_status: Callable[[str, str, Mapping[str, Any]], None] = lambda _task, _host, _report: None
+
+    def subscribe(
+        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
+    ) -> None:
+        """Receive what concerns hangs.
+
+        Args:
+            on_states: takes the states of all saferuns, on the leader of several hosts.
+            on_hang: takes the verdict and the number of a hang that all hosts are to capture.
+        """
+        self.on_states, self.on_hang = on_states, on_hang
+
+    def subscribe_waits(
+        self,
+        on_report: Callable[[str, range, object], None],
+        on_slow: Callable[[Sequence[int]], None],
+        on_beside: Callable[[range, Sequence[str]], None],
+    ) -> None:
+        """Receive what concerns slow ranks.
+
+        Args:
+            on_report: takes the name of a host, empty for this one, its ranks, and a report, on the leader.
+            on_slow: takes ranks that are slow, on every host.
+            on_beside: takes the ranks of a host, and what is to be seen beside the slow ones, on the leader.
+        """
+        self.on_waits, self.on_slow, self.on_beside = on_report, on_slow, on_beside
+
+    def subscribe_status(
+        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
+    ) -> None:
+        """Receive what concerns ``saferunctl status``.
+
+        Args:
+            on_wanted: takes the number of a request, on every host.
+            on_report: takes the task and the host that it is of, and a report, on the leader.
+        """
+        self.on_status_wanted, self.on_status = on_wanted, on_report
+
+
+class SoloRankReports(ReportListeners):
+    """The reports of a host that is alone: it hears them itself. With the interface of ``job_port.RankReportsPort``.
+
+    Args:
+        rank_count: how many ranks it has.
+    """
+
+    def __init__(self, rank_count: int) -> None:
+        super().__init__()
+        self._ranks = range(rank_count)
+
+    def set_state(self, state: JsonObject) -> None:
+        """There is no leader to report to."""
+
+    def share_waits(self, report: JsonObject) -> None:
+        """This host is to compare its ranks."""
+        self.on_waits("", self._ranks, report["rows"])
+
+    def share_beside(self, found: JsonObject) -> None:
+        """This host is to report it."""
+        self.on_beside(self._ranks, found["lines"])
+
+    def share_status(self, report: JsonObject) -> None:
+        """There is no leader to report to."""
+
+    def ask_for_status(self, number: int) -> None:
+        """There is no other host to ask."""
+
+    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
+        """This host is to capture."""
+        self.on_hang(verdict, number)
+
+    def broadcast_slow(self, ranks: Sequence[int]) -> None:
+        """This host is to see why."""
+        self.on_slow(ranks)
