@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from saferun.linux.procfs import waits_uninterruptibly
 from tests.transitions import assert_all_listed, events_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def pids_whose_environ_has(entry: str) -> list[int]:
     wanted = entry.encode()
     found = []
     for name in os.listdir("/proc"):
-        if name.isdigit():
+        # Of a process in uninterruptible sleep, another test's perhaps, the environment may be read for ever.
+        if name.isdigit() and not waits_uninterruptibly(int(name)):
             try:
                 environ = Path(f"/proc/{name}/environ").read_bytes()
             except OSError:
