@@ -222,7 +222,8 @@ def test_many_bad_hosts_and_pairs_at_once_end_and_blame_no_healthy_host(data: st
     for found in finding.sets:
         if found.kind == "network":
             assert hosts_of(found.members) <= bad
-        assert hosts_of(found.members) & bad
+        # What could not be tried, for want of hosts that work, is told as that.
+        assert found.kind == "untried" or hosts_of(found.members) & bad
 
 
 # ----------------------------------------------------------------------------------------------------------------- GPUs

@@ -85,7 +85,7 @@ def hang_of_a_worker() -> Evidence:
 
 
 def exception_in_one_rank() -> Evidence:
-    """``examples/crash.py --how raise``: rank 3 raises, rank 2 is at its end already."""
+    """``examples/crash.py --how raise``: rank 3 raises, rank 2 has lost its connection to it."""
     file = "/home/me/examples/crash.py"
     waiting = (Frame("<module>", file, 167), Frame("main", file, 162), WRAPPER, ALL_REDUCE_213)
     traceback = (
@@ -99,16 +99,32 @@ def exception_in_one_rank() -> Evidence:
         "          ~~~~~^^^^^^^^^^",
         "KeyError: 'labels'",
     )
-    path = "saferun_runs/20261122-132837-5d4faa/vm/attempt_0/rank_3/stderr.log"
-    end = RankEnd(3, 3, 13703, ExitStatus(1, None), 110.2, 1.7e9, stopped_by_us=False, clock="13:28:48")
+    lost = (
+        "[rank2]: Traceback (most recent call last):",
+        '[rank2]:   File "examples/crash.py", line 167, in <module>',
+        "[rank2]:     main()",
+        '[rank2]:   File "examples/crash.py", line 162, in main',
+        "[rank2]:     dist.all_reduce(torch.ones(1))",
+        f'[rank2]:   File "{SITE}/distributed/c10d_logger.py", line 83, in wrapper',
+        "[rank2]:     return func(*args, **kwargs)",
+        f'[rank2]:   File "{SITE}/distributed/distributed_c10d.py", line 3252, in all_reduce',
+        "[rank2]:     work.wait()",
+        "[rank2]: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:12688",
+    )
+    path = "saferun_runs/20261123-054927-28cf86/vm/attempt_0/rank_3/stderr.log"
+    end = RankEnd(3, 3, 29653, ExitStatus(1, None), 103.9, 1.7e9, stopped_by_us=False, clock="05:49:30")
     return evidence_with(
         4,
         host="vm",
         started_at=100.0,
         script="examples/crash.py",
         cwd="/home/me",
-        ends=(end, *(stopped(rank)._replace(at=111.0) for rank in range(3))),
-        outputs=(*(output_of(rank, ()) for rank in range(3)), output_of(3, traceback)._replace(stderr_path=path)),
+        ends=(end, *(stopped(rank)._replace(at=104.5) for rank in range(3))),
+        outputs=(
+            *(output_of(rank, ()) for rank in range(2)),
+            output_of(2, lost),
+            output_of(3, traceback)._replace(stderr_path=path),
+        ),
         capture=Capture(
             processes=tuple(snapshot_of(rank, "munmap" if rank == 2 else "futex", "") for rank in range(3)),
             stacks=(dump_of(0, waiting), dump_of(1, waiting), dump_of(2, ())),
@@ -124,7 +140,7 @@ def printed_hang() -> list[str]:
 
 
 def printed_crash() -> list[str]:
-    files = "saferun_runs/20261122-132837-5d4faa"
+    files = "saferun_runs/20261123-054927-28cf86"
     return failure_text(
         diagnose(exception_in_one_rank()),
         files=files,
