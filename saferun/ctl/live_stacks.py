@@ -26,7 +26,7 @@ from saferun.evidence import Capture, StackDump, WaitGroup
 from saferun.files.run_dir import BASE, shorter_path
 from saferun.files.run_files import RUN_JSON
 from saferun.linux.poller import Poller
-from saferun.linux.procfs import read_cmdline
+from saferun.linux.procfs import read_cmdline, waits_uninterruptibly
 from saferun.model import JsonObject, Value
 from saferun.report.picture import group_lines, tree_lines
 from saferun.text.evidence_redaction import capture_without_secrets
@@ -110,7 +110,8 @@ def read_processes() -> dict[int, Process]:
         with suppress(psutil.Error), one.oneshot():  # it has ended meanwhile, or is another user's
             if one.pid != os.getpid() and one.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
                 found[one.pid] = Process(one.pid, one.ppid(), one.create_time(), is_readable=False)
-                found[one.pid] = _with_environ(found[one.pid], one.environ())
+                if not waits_uninterruptibly(one.pid):  # its environment may be read for ever
+                    found[one.pid] = _with_environ(found[one.pid], one.environ())
     return found
 
 
