@@ -240,10 +240,11 @@ class PreflightPart:
 
     def take_message(self, message: JsonObject) -> None:
         """Take in a message of the leader's about the checks."""
+        # It may come before ``probe`` is called, and count if that fails.
+        self._is_probed = self._is_probed or bool(message.get("ok"))
         if self.is_wanted and self._succeeds(lambda: self._opened().hear(message)):
             return
         if message.get("ok"):
-            self._is_probed = True
             self._context.post(ProbesPassed(time.monotonic(), self._context.attempt))
 
     def _show(self, outcome: Outcome) -> int:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -30,6 +31,7 @@ SAFERUN = (sys.executable, "-m", "saferun")
 # A passing test takes a small part of it, on a busy machine too.
 DEADLINE_S = 60.0
 _LOOK_AGAIN_S = 0.005
+_READ_S = 1.0
 _HELPERS_END_S = 5.0
 _RANK = Path(__file__).with_name("rank.py")
 _MARK = "LAUNCHING_MARK"
@@ -113,17 +115,33 @@ def until(condition: Callable[[], T], what: str, *, timeout_s: float = DEADLINE_
     return result
 
 
+def _environ_of(pid: int) -> bytes:
+    """The environment of a process; empty where it cannot be read.
+
+    Of one in uninterruptible sleep, another test's perhaps, reading it may last as long as that sleep.
+    """
+    found: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/environ").read_bytes())
+
+    if waits_uninterruptibly(pid):
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        reader.join(_READ_S)
+    else:
+        read()
+    return found[0] if found else b""
+
+
 def pids_whose_environ_has(entry: str) -> list[int]:
     """Living processes that were started with ``NAME=value`` in their environment."""
     wanted = entry.encode()
     found = []
     for name in os.listdir("/proc"):
-        # Of a process in uninterruptible sleep, another test's perhaps, the environment may be read for ever.
-        if name.isdigit() and not waits_uninterruptibly(int(name)):
-            try:
-                environ = Path(f"/proc/{name}/environ").read_bytes()
-            except OSError:
-                continue
+        if name.isdigit():
+            environ = _environ_of(int(name))
             if wanted in environ.split(b"\0") and read_stat(int(name)) is not None:
                 found.append(int(name))
     return found

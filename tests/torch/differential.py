@@ -26,7 +26,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from saferun.linux.procfs import waits_uninterruptibly
 from tests.torch.observation import Observation, observe
 
 if TYPE_CHECKING:
@@ -351,8 +350,7 @@ def processes_of(job: Path) -> dict[int, str]:
     for entry in Path("/proc").iterdir():
         # A process may end while it is looked at; those of other users are none of ours.
         with contextlib.suppress(OSError):
-            is_readable = entry.name.isdigit() and not waits_uninterruptibly(int(entry.name))
-            if is_readable and mark in (entry / "environ").read_bytes():
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
                 found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
     return found
 
