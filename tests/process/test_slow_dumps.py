@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -94,6 +95,14 @@ def test_where_ranks_do_not_answer_it_is_given_up_with_one_line(tmp_path: Path, 
     run = tmp_path / "run"
     with running(run, RECORDER_RANK, *DUMPS, nproc=3, arguments=["1", fault], environ=environ, store=False) as job:
         until(lambda: GIVEN_UP in job.err, "it is given up")
+
+        def is_settled() -> bool:
+            count = job.out.count("asked")
+            time.sleep(0.5)
+            return job.out.count("asked") == count
+
+        # What the ranks wrote before is on another stream, and may come later.
+        until(is_settled, "no rank is asked any more")
         asked = job.out.count("asked")
         job.release("end")
         assert job.wait() == 0
