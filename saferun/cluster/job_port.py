@@ -6,76 +6,18 @@ Loaded by type checkers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.job import Job
 from saferun.cluster.job_values import AbortReason, EvidenceChunk, LostPeer
 from saferun.cluster.join_messages import Peer
+from saferun.cluster.rank_reports import RankReports
+from saferun.cluster.report_listeners import SoloRankReports
 from saferun.cluster.solo_job import SoloJob
-from saferun.evidence import HangVerdict
 from saferun.linux.part import Part
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
-
-
-class RankReportsPort(Protocol):
-    """What hosts report of their ranks while these run, and who hears of it."""
-
-    def set_state(self, state: JsonObject) -> None:
-        """How the ranks of this process do, for the leader."""
-
-    def subscribe(
-        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
-    ) -> None:
-        """Receive what concerns hangs; the newest subscriber gets all of it.
-
-        Args:
-            on_states: takes the states of all saferuns, on the leader of several hosts.
-            on_hang: takes the verdict and the number of a hang that all hosts are to capture.
-        """
-
-    def share_waits(self, report: JsonObject) -> None:
-        """How often the ranks of this process waited, for the leader: a number that rises, and the rows."""
-
-    def share_beside(self, found: JsonObject) -> None:
-        """What is to be seen beside a slow rank of this process, for the leader: a number that rises, and the lines."""
-
-    def subscribe_waits(
-        self,
-        on_report: Callable[[str, range, object], None],
-        on_slow: Callable[[Sequence[int]], None],
-        on_beside: Callable[[range, Sequence[str]], None],
-    ) -> None:
-        """Receive what concerns slow ranks; the newest subscriber gets all of it.
-
-        Args:
-            on_report: takes the name of a host, empty for this one, its ranks, and a report, on the leader.
-            on_slow: takes ranks that are slow, on every host.
-            on_beside: takes the ranks of a host, and what is to be seen beside the slow ones, on the leader.
-        """
-
-    def share_status(self, report: JsonObject) -> None:
-        """What the ranks of this process do, for the leader: the number that was asked with, and the report."""
-
-    def subscribe_status(
-        self, on_wanted: Callable[[int], None], on_report: Callable[[str, str, Mapping[str, Any]], None]
-    ) -> None:
-        """Receive what concerns ``saferunctl status``.
-
-        Args:
-            on_wanted: takes the number of a request, on every host.
-            on_report: takes the task and the host that it is of, and a report, on the leader.
-        """
-
-    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
-        """Every host is to capture."""
-
-    def ask_for_status(self, number: int) -> None:
-        """Every host is to report what its ranks do, with this number."""
-
-    def broadcast_slow(self, ranks: Sequence[int]) -> None:
-        """These ranks are slow; their host is to see why."""
 
 
 class JobPort(Part, Protocol):
@@ -106,7 +48,7 @@ class JobPort(Part, Protocol):
     blamed: tuple[int, ...]
 
     @property
-    def reports(self) -> RankReportsPort:
+    def reports(self) -> RankReports | SoloRankReports:
         """What hosts report of their ranks."""
 
     @property

@@ -24,7 +24,7 @@ _Beside = Annotated[tuple[str, ...], list_of(Annotated[str, line_of(_LONGEST_BES
 
 
 class RankReports(ReportListeners):
-    """The reports of several hosts, with the interface of ``job_port.RankReportsPort``.
+    """The reports of several hosts, with the interface of ``SoloRankReports``.
 
     Args:
         sender: sends messages to the other hosts.

@@ -64,7 +64,7 @@ class ReportListeners:
 
 
 class SoloRankReports(ReportListeners):
-    """The reports of a host that is alone: it hears them itself. With the interface of ``job_port.RankReportsPort``.
+    """The reports of a host that is alone: it hears them itself. With the interface of ``RankReports``.
 
     Args:
         rank_count: how many ranks it has.

@@ -149,15 +149,3 @@ def user_name() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name[:_LONGEST_NAME]
     except KeyError:
         return str(os.geteuid())
-
-
-def read_end(directory: Path) -> RunState:
-    """The state of a run, as its directory has it now."""
-    try:
-        fd = open_run(str(directory))
-    except OSError:
-        return RunState("unknown")
-    try:
-        return read_state(fd)
-    finally:
-        os.close(fd)

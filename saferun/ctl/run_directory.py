@@ -51,14 +51,19 @@ class FoundRun(Value):
 
     def read_state(self) -> RunState:
         """The state of the run."""
-        try:
-            fd = open_run(self.path)
-        except OSError:
-            return RunState("unknown")
-        try:
-            return read_state(fd)
-        finally:
-            os.close(fd)
+        return state_of(self.path)
+
+
+def state_of(path: str | os.PathLike[str]) -> RunState:
+    """The state of the run with this directory, as that has it now."""
+    try:
+        fd = open_run(os.fspath(path))
+    except OSError:
+        return RunState("unknown")
+    try:
+        return read_state(fd)
+    finally:
+        os.close(fd)
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, is_required: bool = False) -> None:

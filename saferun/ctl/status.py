@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from saferun.ctl.answer import answer, answer_json
-from saferun.ctl.live_run import find_live, read_end
-from saferun.ctl.run_directory import add_run_argument, find_run
+from saferun.ctl.live_run import find_live
+from saferun.ctl.run_directory import add_run_argument, find_run, state_of
 from saferun.errors import SaferunError, UsageError
 from saferun.files.run_dir import shorter_path
 from saferun.files.run_files import RunState
@@ -88,7 +88,7 @@ def read_status(directory: Path) -> Status:
     Raises:
         UsageError: there is no run in the directory.
     """
-    state = read_end(directory)
+    state = state_of(directory)
     if state.name == "unknown":
         raise UsageError(f"{shorter_path(str(directory))} has no run.json that can be read", "see saferunctl list")
     status = Status(directory, state, waits=_read(directory / "waits.json"))
@@ -101,7 +101,7 @@ def read_status(directory: Path) -> Status:
     try:
         return status._replace(live=live.ask("status", patience_s=_COLLECTED_S))
     except SaferunError as error:
-        return status._replace(unanswered=error.what, state=read_end(directory))
+        return status._replace(unanswered=error.what, state=state_of(directory))
     finally:
         live.close()
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.durations import seconds_of
-from saferun.ctl.live_run import LiveRun, find_live, read_end
-from saferun.ctl.run_directory import add_run_argument, find_run
+from saferun.ctl.live_run import LiveRun, find_live
+from saferun.ctl.run_directory import add_run_argument, find_run, state_of
 from saferun.errors import UsageError
 from saferun.files.run_files import RunState
 from saferun.model import JsonObject
@@ -113,7 +113,7 @@ def _what_follows(reply: JsonObject, verb: str, fields: Mapping[str, float]) -> 
 def _await_end(live: LiveRun) -> RunState:
     live.wait_for_end()
     give_up_at = time.monotonic() + _END_WRITTEN_S
-    while (state := read_end(live.directory)).is_living and time.monotonic() < give_up_at:
+    while (state := state_of(live.directory)).is_living and time.monotonic() < give_up_at:
         time.sleep(_INTERVAL_S)
     return state
 

@@ -207,7 +207,7 @@ class ControlPart(PartBase):
     def _add(self, connection: Socket, peer: Peer, now: float) -> None:
         lines = JsonLines(
             connection,
-            self._context.poller,
+            self._context.guarded_poller,
             queue_bytes=_QUEUE_BYTES,
             longest_bytes=_LONGEST_REQUEST_BYTES,
             read_bytes=_READ_BYTES,

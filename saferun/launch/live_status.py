@@ -221,7 +221,7 @@ class LiveStatus:
         try:
             self._own = Answer(
                 self._context.examiner,
-                self._context.poller,
+                self._context.guarded_poller,
                 "usage",
                 pids,
                 _USAGE_S,

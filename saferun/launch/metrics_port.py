@@ -58,8 +58,8 @@ class MetricsPort(PartBase):
             self._listen()
         elif not self._context.job.leads and self._listener is not None:
             self._stop_listening()
-        if self._listener is not None and not self._context.poller.is_watched(self._listener.fileno()):
-            self._context.poller.watch(self._listener.fileno(), self._accept)
+        if self._listener is not None and not self._context.guarded_poller.is_watched(self._listener.fileno()):
+            self._context.guarded_poller.watch(self._listener.fileno(), self._accept)
         self._accepted = 0
         for connection in [one for one in self._connections.values() if one.until < now]:
             self._close(connection)
@@ -88,7 +88,7 @@ class MetricsPort(PartBase):
         if not self._address[1]:
             port = listener.getsockname()[1]
             self._context.report(f"metrics are at http://{self._shown(port)}{PATH}")
-        self._context.poller.watch(listener.fileno(), self._accept)
+        self._context.guarded_poller.watch(listener.fileno(), self._accept)
 
     def _give_up(self, reason: str) -> None:
         shown = self._shown(self._address[1])
@@ -104,7 +104,7 @@ class MetricsPort(PartBase):
         for connection in [*self._connections.values()]:
             self._close(connection)
         if self._listener is not None:
-            self._context.poller.unwatch(self._listener.fileno())
+            self._context.guarded_poller.unwatch(self._listener.fileno())
             with suppress(OSError):
                 self._listener.close()
             self._listener = None
@@ -116,20 +116,22 @@ class MetricsPort(PartBase):
             return
         self._accepted += 1
         if self._accepted >= MOST_A_SECOND:
-            self._context.poller.unwatch(listener.fileno())
+            self._context.guarded_poller.unwatch(listener.fileno())
         try:
             self._begin(accept_connection(listener))
         except OSError as error:
             if error.errno not in {errno.EAGAIN, errno.ECONNABORTED}:
                 # Perhaps there is no descriptor left: it stays ready, and is not asked again before the next second.
-                self._context.poller.unwatch(listener.fileno())
+                self._context.guarded_poller.unwatch(listener.fileno())
+        except Exception as error:
+            self._fail(error)
 
     def _begin(self, socket: Socket) -> None:
         if len(self._connections) >= MOST_CONNECTIONS:
             self._close(next(iter(self._connections.values())))
         connection = _Connection(socket, time.monotonic() + _PATIENCE_S)
         self._connections[socket.fileno()] = connection
-        self._context.poller.watch(socket.fileno(), lambda: self._guarded(connection, self._read))
+        self._context.guarded_poller.watch(socket.fileno(), lambda: self._guarded(connection, self._read))
 
     def _guarded(self, connection: _Connection, step: Callable[[_Connection], None]) -> None:
         """What a client does ends its connection, and nothing else."""
@@ -139,8 +141,11 @@ class MetricsPort(PartBase):
             self._close(connection)
         except Exception as error:
             self._close(connection)
-            self.close()
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.close()
+        self._give_up(f"{type(error).__name__}: {error}")
 
     def _read(self, connection: _Connection) -> None:
         try:
@@ -165,13 +170,13 @@ class MetricsPort(PartBase):
         elif not connection.is_writing:
             connection.is_writing = True
             fd = connection.socket.fileno()
-            self._context.poller.unwatch(fd)
-            self._context.poller.watch(fd, lambda: self._guarded(connection, self._write), select.EPOLLOUT)
+            self._context.guarded_poller.unwatch(fd)
+            self._context.guarded_poller.watch(fd, lambda: self._guarded(connection, self._write), select.EPOLLOUT)
 
     def _close(self, connection: _Connection) -> None:
         fd = connection.socket.fileno()
         if self._connections.pop(fd, None) is not None:
-            self._context.poller.unwatch(fd)
+            self._context.guarded_poller.unwatch(fd)
             with suppress(OSError):
                 connection.socket.close()
 

@@ -32,16 +32,7 @@ signal.signal(signal.SIGTERM, save)
 tell("ready")
 stay()
 """
-
-
-CHECKPOINTS = """
-def save(*_):
-    tell("saved")
-    sys.exit(0)
-signal.signal(signal.SIGUSR1, save)
-tell("ready")
-stay()
-"""
+CHECKPOINTS = SAVES.replace("SIGTERM", "SIGUSR1")
 
 
 def has_control_sockets(folder: Path, hosts: int) -> bool:
