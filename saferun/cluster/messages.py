@@ -17,10 +17,10 @@ from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of
 __all__ = [
     "LONGEST_MESSAGE",
     "ChunkText",
-    "Decision",
+    "DecisionMessage",
     "Heard",
     "Ignored",
-    "Request",
+    "StopMessage",
     "abort_from",
     "chunk_from",
     "decision_from",
@@ -65,7 +65,7 @@ class Heard(Value):
     lost_task: Annotated[int, number_of(MOST_TASKS)] | None = None
 
 
-class Decision(Value):
+class DecisionMessage(Value):
     """What follows, on all hosts. ``next``: ``restart`` or ``finish``."""
 
     next: Annotated[str, line_of(_LONGEST_REASON)]
@@ -76,7 +76,7 @@ class Decision(Value):
     excluded: Annotated[int, number_of(MOST_HOSTS, -1)] = -1
 
 
-class Request(Value):
+class StopMessage(Value):
     """A user asked one of the hosts for the end of the job.
 
     ``at_once``: by SIGKILL. ``signum``: after a checkpoint, by which signal the ranks learn of it.
@@ -114,17 +114,17 @@ def abort_from(message: Mapping[str, Any]) -> Heard:
     return heard._replace(about=heard.about or heard.label)
 
 
-def request_from(message: Mapping[str, Any]) -> Request:
+def request_from(message: Mapping[str, Any]) -> StopMessage:
     """What a user asked another host for.
 
     Raises:
         One of ``MALFORMED``: it is no such message.
     """
-    request: Request = fit(Request, message)
+    request: StopMessage = fit(StopMessage, message)
     return request
 
 
-def decision_from(message: Mapping[str, Any]) -> Decision:
+def decision_from(message: Mapping[str, Any]) -> DecisionMessage:
     """What the leader has decided.
 
     Raises:
@@ -132,7 +132,7 @@ def decision_from(message: Mapping[str, Any]) -> Decision:
     """
     if message["host"] != 0:
         raise ValueError("another host than the one that leads has decided")
-    decision: Decision = fit(Decision, message)
+    decision: DecisionMessage = fit(DecisionMessage, message)
     return decision
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from saferun.console.drawing import DrawingBudget
     from saferun.console.folding import Folding
     from saferun.console.raw_pane import RawPane
-    from saferun.console.status import Status
+    from saferun.console.status import StatusLine
 
 # An unfinished line (a prompt, a progress bar) appears on a terminal after this time, and on a pipe after this one.
 _TERMINAL_REFRESH_S = 0.1
@@ -299,7 +299,7 @@ class Pane:
         self.target = target
         self.due: float | None = None
         self.budget: DrawingBudget | None = None
-        self.statuses: dict[str, Status] = {}
+        self.statuses: dict[str, StatusLine] = {}
         self._bar_interval_s = bar_interval_s
         self._unfinished: dict[ConsoleStream, tuple[bytes, ...]] = {}
         self._since: dict[ConsoleStream, float] = {}  # when each of these lines began
@@ -399,9 +399,9 @@ class Pane:
     def set_status(self, key: str, text: str | None, *, since: float, until: float) -> None:
         """Show, change or remove a line below all others."""
         if text is not None:
-            from saferun.console.status import Status
+            from saferun.console.status import StatusLine
 
-            self.statuses[key] = Status(text, since, until)
+            self.statuses[key] = StatusLine(text, since, until)
             self._refresh_at(time.monotonic() + _STATUS_S)
         elif self.statuses.pop(key, None) is None:
             return

@@ -8,7 +8,7 @@ _MINUTE_S, _HOUR_S = 60, 3600
 _LEAST_COLUMNS = 20
 
 
-class Status(Value):
+class StatusLine(Value):
     """What is going on.
 
     Attributes:
@@ -22,7 +22,7 @@ class Status(Value):
     until: float = 0.0
 
 
-def status_rows(statuses: dict[str, Status], now: float, columns: int) -> list[bytes]:
+def status_rows(statuses: dict[str, StatusLine], now: float, columns: int) -> list[bytes]:
     """The rows; those that are over are removed from the dictionary.
 
     Args:
@@ -35,7 +35,7 @@ def status_rows(statuses: dict[str, Status], now: float, columns: int) -> list[b
     return [_row(status, now, max(columns, _LEAST_COLUMNS)) for status in statuses.values()]
 
 
-def _row(status: Status, now: float, columns: int) -> bytes:
+def _row(status: StatusLine, now: float, columns: int) -> bytes:
     time = ""
     if status.until:
         time = f" ({_clock(status.until - now + 0.999)} left)"

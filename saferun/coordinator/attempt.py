@@ -14,7 +14,7 @@ from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
-from saferun.coordinator.liveness_probe import CUT, REACHED, Finding
+from saferun.coordinator.liveness_probe import CUT, REACHED, SilenceReason
 from saferun.coordinator.prefix_store import PrefixStore
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
@@ -25,7 +25,7 @@ _ACKS_S = 10.0
 _MOST_UNREAD_BYTES = 8 << 20
 
 
-class Attempt:
+class CoordinatorAttempt:
     """An attempt that this host takes part in.
 
     Args:
@@ -217,7 +217,7 @@ class Attempt:
         """A host has been silent for a while: how the ranks do from now on may decide what is made of that."""
         self._tasks.send_all({"op": "doubt", "attempt": self.number})
 
-    def _on_searching(self, finding: Finding) -> None:
+    def _on_searching(self, finding: SilenceReason) -> None:
         if not self._closed and not self.log.has("decision"):
             fields = {"host": 0, "label": self.assignment.leader_name, "why": finding.why, "text": finding.message}
             self._tasks.send_all({"op": "unheard", "attempt": self.number, **fields})
@@ -227,7 +227,7 @@ class Attempt:
         with suppress(StoreBrokenError):
             self._on_moved(self._channel.client.another())
 
-    def _on_channel_lost(self, finding: Finding, may_come_again: bool) -> None:  # noqa: FBT001 - by the channel
+    def _on_channel_lost(self, finding: SilenceReason, may_come_again: bool) -> None:  # noqa: FBT001 - by the channel
         if not self._closed and not self.log.has("decision"):
             why = CUT if finding.why == REACHED else finding.why
             fields = {"why": why, "text": finding.message, "again": may_come_again}

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNKNOWN, Finding, probe_host
+from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNKNOWN, SilenceReason, probe_host
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 
 _JOB_TIMEOUT_S = 2.0
@@ -55,9 +55,9 @@ class ControlChannel:
         host_timeout_s: float,
         *,
         start: Callable[[], None],
-        on_lost: Callable[[Finding, bool], None],
+        on_lost: Callable[[SilenceReason, bool], None],
         on_doubt: Callable[[], None] = lambda: None,
-        on_searching: Callable[[Finding], None] = lambda _: None,
+        on_searching: Callable[[SilenceReason], None] = lambda _: None,
         on_moved: Callable[[str, str], None] = lambda _was, _is: None,
     ) -> None:
         self.client = client
@@ -185,7 +185,7 @@ class ControlChannel:
         else:
             self._search(finding, broken)
 
-    def _is_made(self, finding: Finding, way: str) -> bool:
+    def _is_made(self, finding: SilenceReason, way: str) -> bool:
         """Make the channel again where the store answers; whether it is there."""
         if finding.why not in {REACHED, CUT} or not finding.address:
             return False
@@ -200,13 +200,13 @@ class ControlChannel:
             self._on_moved(way, finding.address)
         return True
 
-    def _lose(self, finding: Finding, *, may_come_again: bool) -> None:
+    def _lose(self, finding: SilenceReason, *, may_come_again: bool) -> None:
         with self._lock:
             was_closed, self._closed = self._closed, True
         if not was_closed:
             self._on_lost(finding, may_come_again)
 
-    def _search(self, finding: Finding, broken: StoreClient) -> None:
+    def _search(self, finding: SilenceReason, broken: StoreClient) -> None:
         """Try all addresses again and again, until there is a channel or it is closed."""
         way = broken.address[0]
         pause_s = max(_LEAST_SEARCH_S, self._host_timeout_s * _SEARCH_SHARE)
@@ -215,7 +215,7 @@ class ControlChannel:
             if finding.why != reported:
                 reported = finding.why
                 if reported == REACHED:
-                    finding = Finding(UNKNOWN, f"the control store on {self._leader} breaks connections")
+                    finding = SilenceReason(UNKNOWN, f"the control store on {self._leader} breaks connections")
                 self._on_searching(finding)
             with self._woken:
                 if self._woken.wait_for(lambda: self.is_closed, pause_s):
@@ -226,7 +226,7 @@ class ControlChannel:
                     self._on_moved(way, way)
                 return
 
-    def _ask_leader(self, broken: StoreClient) -> Finding:
+    def _ask_leader(self, broken: StoreClient) -> SilenceReason:
         way, port = broken.address
 
         def answers(address: str) -> bool:

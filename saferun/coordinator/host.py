@@ -17,7 +17,7 @@ from typing import Protocol
 
 from saferun.cluster.join_messages import Joined, JoinRequest, SecretSharing
 from saferun.cluster.signed import CannotSealError, Signer
-from saferun.coordinator.attempt import Attempt
+from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import NO_SECRET, Secrecy
 from saferun.coordinator.secret_agreement import SecretAgreement
@@ -50,7 +50,7 @@ class Rendezvous(Protocol):
         """The job is over, for all hosts."""
 
 
-class Host:
+class HostCoordinator:
     """What the coordinator of a host does for its tasks.
 
     Args:
@@ -73,8 +73,8 @@ class Host:
         self._endpoint_fd = endpoint_fd
         self._lock = threading.RLock()
         self._rdzv: RendezvousRound | None = None
-        self._attempt: Attempt | None = None
-        self._last: Attempt | None = None
+        self._attempt: CoordinatorAttempt | None = None
+        self._last: CoordinatorAttempt | None = None
         self._rendezvous: Rendezvous | None = None
         self._closing: threading.Thread | None = None
         self._secrecy: Secrecy | None = None
@@ -106,7 +106,7 @@ class Host:
                 return False
         return True
 
-    def _in_attempt(self, attempt: Attempt, task: int, message: Message) -> None:
+    def _in_attempt(self, attempt: CoordinatorAttempt, task: int, message: Message) -> None:
         match message["op"]:
             case "append":
                 attempt.append(message["message"])
@@ -121,7 +121,7 @@ class Host:
             case "start_stage":
                 self._in_background(lambda: self._send_start_stage(attempt, task))
 
-    def _send_start_stage(self, attempt: Attempt, task: int) -> None:
+    def _send_start_stage(self, attempt: CoordinatorAttempt, task: int) -> None:
         """How far the ranks have come, as their store shows it; an empty stage where that is on another host."""
         from saferun.coordinator.init_progress import Stage, start_stage
 
@@ -220,7 +220,7 @@ class Host:
 
     def _begin(self, rdzv: RendezvousRound, result: RendezvousResult, rendezvous: Rendezvous) -> None:
         own = rdzv.wait_for_tasks()
-        attempt = Attempt(result, rdzv, own, self._tasks, rendezvous.move)
+        attempt = CoordinatorAttempt(result, rdzv, own, self._tasks, rendezvous.move)
         self._close_attempt()
         with self._lock:
             if rdzv.is_over:
@@ -268,7 +268,7 @@ class Host:
             if oldest is not None and oldest.is_leader:
                 self._in_background(oldest.forget)
 
-    def _on_membership(self, attempt: Attempt, text: str) -> None:
+    def _on_membership(self, attempt: CoordinatorAttempt, text: str) -> None:
         if attempt is self._attempt:
             self._tasks.head.send({"op": "membership", "attempt": attempt.number, "text": text})
 

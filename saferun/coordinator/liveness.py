@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.heartbeats import HeartbeatMonitor, stall_message, stuck_processes, wait_locations
-from saferun.coordinator.liveness_probe import CUT, GONE, MAY_WORK, REACHED, UNKNOWN, UNREACHABLE, Finding, probe_host
+from saferun.coordinator.liveness_probe import (
+    CUT,
+    GONE,
+    MAY_WORK,
+    REACHED,
+    UNKNOWN,
+    UNREACHABLE,
+    SilenceReason,
+    probe_host,
+)
 
 # For how long a host that answers is given to send another heartbeat.
 _HEARTBEAT_AGAIN_S = 3.0
@@ -39,7 +48,7 @@ class Liveness:
         *,
         has_one_port: bool,
         report: Callable[[str, dict[str, object]], None],
-        probe: Callable[..., Finding] = probe_host,
+        probe: Callable[..., SilenceReason] = probe_host,
     ) -> None:
         self.monitor: HeartbeatMonitor | None = None  # of the heartbeats, once there are any
         self._records = records
@@ -71,7 +80,7 @@ class Liveness:
         pid = tasks[task].pid if task < len(tasks) else tasks[0].pid
         self._report("warn", {"text": stall_message(self._labels[host], pid, location)})
 
-    def _ask(self, host: int) -> Finding:
+    def _ask(self, host: int) -> SilenceReason:
         record = self._records[host]
         addresses = [a for a in record.addresses if a not in self._own_addresses] or list(record.addresses)
         return self._probe_host(self._labels[host], addresses, record.port, way=None)
@@ -90,7 +99,7 @@ class Liveness:
             is_there = finding.why == GONE and _has_another(monitor, host, before, wait_s)
         if is_there:
             # Whatever stands before it: a firewall may refuse every port but one.
-            finding = Finding(REACHED, f"{self._labels[host]} answers")
+            finding = SilenceReason(REACHED, f"{self._labels[host]} answers")
         elif finding.why in {GONE, UNREACHABLE} and monitor is not None:
             # Its answer to the decision is not waited for either.
             monitor.lose(host)
@@ -109,7 +118,7 @@ class Liveness:
             return
         if finding.why == GONE and self._has_one_port:
             # Something before that host may refuse every port but one.
-            finding = Finding(UNKNOWN, finding.message)
+            finding = SilenceReason(UNKNOWN, finding.message)
         if finding.why in MAY_WORK or monitor.is_missed(host):
             # Whether the job goes on is judged by those who see its ranks.
             monitor.miss(host)

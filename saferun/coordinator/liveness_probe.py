@@ -40,7 +40,7 @@ class Observation(Value):
     answered: bool
 
 
-class Finding(Value):
+class SilenceReason(Value):
     """Why a host is silent, as one word and as a message for people; ``address``: where it answers, if anywhere."""
 
     why: str
@@ -50,7 +50,7 @@ class Finding(Value):
 
 def probe_host(
     name: str, addresses: Sequence[str], port: int, *, way: str | None, answers: Callable[[str], bool] | None = None
-) -> Finding:
+) -> SilenceReason:
     """Try all addresses of a host at once, and return what that means. Takes seconds.
 
     Args:
@@ -65,7 +65,7 @@ def probe_host(
     """
     tried = list(dict.fromkeys(([way] if way else []) + list(addresses)))[:_MOST_ADDRESSES]
     if not port or not tried:
-        return Finding(UNKNOWN, f"no address is known for {name}")
+        return SilenceReason(UNKNOWN, f"no address is known for {name}")
     observations: dict[str, Observation] = {}
     seen_one = threading.Condition()
 
@@ -117,7 +117,7 @@ def _ask(address: str, port: int, answers: Callable[[str], bool] | None) -> Obse
     return Observation(address, kind, message, answered)
 
 
-def judge(name: str, observations: Sequence[Observation], way: str | None) -> Finding:
+def judge(name: str, observations: Sequence[Observation], way: str | None) -> SilenceReason:
     """What the observations of a host's addresses mean. Pure.
 
     Args:
@@ -129,25 +129,25 @@ def judge(name: str, observations: Sequence[Observation], way: str | None) -> Fi
     if answering:
         if way is None:
             message = f"{name} answers at {answering[0].address}, but its messages do not arrive"
-            return Finding(CUT, message, answering[0].address)
+            return SilenceReason(CUT, message, answering[0].address)
         if any(observation.address == way for observation in answering):
-            return Finding(REACHED, f"{name} answers", way)
+            return SilenceReason(REACHED, f"{name} answers", way)
         blocked = next(
             (observation.message for observation in observations if observation.address == way),
             f"{way} does not answer",
         )
         message = f"{name} answers at {answering[0].address}, but not where its messages go: {blocked}"
-        return Finding(CUT, message, answering[0].address)
+        return SilenceReason(CUT, message, answering[0].address)
     accepting = [observation for observation in observations if observation.kind == CONNECTED]
     if accepting:
-        return Finding(FROZEN, f"{name} accepts connections, but saferun does not respond there")
+        return SilenceReason(FROZEN, f"{name} accepts connections, but saferun does not respond there")
     refusing = [observation for observation in observations if observation.kind == REFUSED]
     if refusing:
-        return Finding(GONE, f"{name} is up, but saferun is not running there any more ({refusing[0].message})")
+        return SilenceReason(GONE, f"{name} is up, but saferun is not running there any more ({refusing[0].message})")
     if all(observation.kind == UNKNOWN_NAME for observation in observations):
-        return Finding(UNKNOWN, observations[0].message)
+        return SilenceReason(UNKNOWN, observations[0].message)
     shown = [observation for observation in observations if observation.kind != UNKNOWN_NAME]
-    return Finding(
+    return SilenceReason(
         UNREACHABLE, f"no address of {name} answers: {'; '.join(observation.message for observation in shown[:3])}"
     )
 

@@ -93,7 +93,7 @@ def _serve_several(
     """The same for a job of several hosts. Does not return."""
     import resource
 
-    from saferun.coordinator.host import Host, exit_now
+    from saferun.coordinator.host import HostCoordinator, exit_now
     from saferun.coordinator.served_stores import ServedStores
     from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 
@@ -110,7 +110,7 @@ def _serve_several(
     if sharing is not None:
         # What encrypts takes a while to import, and the hosts have yet to be checked.
         threading.Thread(target=_import_cipher, daemon=True).start()
-    host = Host(tasks, stores, fds.get("endpoint", -1), sharing)
+    host = HostCoordinator(tasks, stores, fds.get("endpoint", -1), sharing)
 
     def end() -> None:
         service.close()

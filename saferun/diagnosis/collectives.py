@@ -81,7 +81,7 @@ class Unpaired(Value):
     message: str
 
 
-class Waiting(Value):
+class CollectiveWait(Value):
     """The collective that a rank is in: the first that it has called and that has not ended. ``op`` as in Missing."""
 
     rank: int
@@ -124,7 +124,7 @@ class CollectiveFindings(Value):
     stuck: tuple[Stuck, ...] = ()
     circles: tuple[Circle, ...] = ()
     unpaired: tuple[Unpaired, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[CollectiveWait, ...] = ()
     unavailable: tuple[int, ...] = ()
     culprits: tuple[int, ...] = ()
     suspects: tuple[int, ...] = ()
@@ -249,22 +249,22 @@ class _Comparison:
                 odd.update(left_out(group, widest, alike.get(place, ())))
         return tuple(sorted(odd & ranks))
 
-    def _waiting(self) -> dict[int, list[Waiting]]:
-        waits: dict[int, list[Waiting]] = {}
+    def _waiting(self) -> dict[int, list[CollectiveWait]]:
+        waits: dict[int, list[CollectiveWait]] = {}
         for rank, ops in self._front.first.items():
             waits[rank] = [self._wait(rank, op) for op in sorted(ops)]
         for group in self._groups:
             for rank, seq in group.waits_in.items():
-                wait = Waiting(rank, group.name, seq, group.op(seq, [rank]))
+                wait = CollectiveWait(rank, group.name, seq, group.op(seq, [rank]))
                 if wait not in waits.setdefault(rank, []):
                     waits[rank].append(wait)
         return waits
 
-    def _wait(self, rank: int, op: Op) -> Waiting:
+    def _wait(self, rank: int, op: Op) -> CollectiveWait:
         group = self._groups[op.group]
         if op.source < 0:
-            return Waiting(rank, group.name, op.number, group.op(op.number, [rank]))
-        return Waiting(rank, group.name, op.number, "send" if rank == op.source else "recv")
+            return CollectiveWait(rank, group.name, op.number, group.op(op.number, [rank]))
+        return CollectiveWait(rank, group.name, op.number, "send" if rank == op.source else "recv")
 
     # ----------------------------------------------------------------------------------------------- who has not called
 
@@ -399,5 +399,5 @@ def _named(seq: int, op: str) -> str:
     return f"collective {seq} ({op})" if op else f"collective {seq}"
 
 
-def _wait_text(wait: Waiting) -> str:
+def _wait_text(wait: CollectiveWait) -> str:
     return f"a {wait.op}" if wait.op in {"send", "recv"} else _named(wait.seq, wait.op)

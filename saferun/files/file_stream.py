@@ -23,22 +23,22 @@ _AMPLE_BYTES = 256 << 10
 _HUNG = "the file system did not answer"
 
 
-class Answer(Value):
+class WriterAnswer(Value):
     """What an operation returned, or why it failed: a ``NotOursError`` where the file is another user's."""
 
     value: Any = None
     error: OSError | None = None
 
 
-def read_answer(message: JsonObject) -> Answer:
+def read_answer(message: JsonObject) -> WriterAnswer:
     """The answer in a message of a file server."""
     if "error" not in message:
-        return Answer(message["value"])
+        return WriterAnswer(message["value"])
     errno, text, path = message["error"]
-    return Answer(error=NotOursError(text, path) if message["is_theirs"] else OSError(errno, text, path))
+    return WriterAnswer(error=NotOursError(text, path) if message["is_theirs"] else OSError(errno, text, path))
 
 
-OnAnswer = Callable[[Answer | None], None]
+OnAnswer = Callable[[WriterAnswer | None], None]
 """Takes the answer; None: none came in time."""
 
 

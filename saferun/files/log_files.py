@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from saferun.config import LogConfig
-from saferun.files.file_stream import Answer
+from saferun.files.file_stream import WriterAnswer
 from saferun.files.run_dir import RunDirectory
 from saferun.files.trees import add_tree, log_tree
 from saferun.model import LogDestinations, Placement
@@ -57,7 +57,7 @@ class LogDirectory:
         name = self._job_name or f"{placement.run_id}_{os.urandom(4).hex()}"
         names = [str(place.local_rank) for place in placement.ranks]
 
-        def on_answer(answer: Answer | None) -> None:
+        def on_answer(answer: WriterAnswer | None) -> None:
             if answer is not None and (error := answer.error) is not None:
                 error.filename = error.filename or base
                 on_ready(error)
@@ -85,7 +85,7 @@ class LogDirectory:
             self._ready(placement, attempt, paths, on_ready, answers=False)
             return
 
-        def on_answer(answer: Answer | None) -> None:
+        def on_answer(answer: WriterAnswer | None) -> None:
             error = answer.error if answer is not None else None
             if error is not None:
                 self._run_dir.lost(error.filename, error)

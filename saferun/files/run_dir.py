@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import SaferunError, UsageError, suppress
-from saferun.files.file_stream import APPENDED, WHOLE, Answer, Files, FileStream
+from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream, WriterAnswer
 from saferun.files.trees import Tree, add_tree
 from saferun.linux.children import fork
 from saferun.linux.ownership import NotOursError
@@ -137,7 +137,7 @@ class RunDirectory:
         self.files.place = path
         add_tree(Tree(top if ours else path))  # for a writer that follows the first one, and for captures
 
-        def on_answer(answer: Answer | None) -> None:
+        def on_answer(answer: WriterAnswer | None) -> None:
             try:
                 if answer is None:
                     self._failing.add(path)  # it may yet be made, and is not relied upon
@@ -257,7 +257,7 @@ class RunDirectory:
             on_made(made)
             return
 
-        def on_answer(answer: Answer | None) -> None:
+        def on_answer(answer: WriterAnswer | None) -> None:
             if answer is not None and answer.error is not None:
                 on_made(answer.error)
                 return

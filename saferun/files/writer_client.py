@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
-from saferun.files.file_stream import WHOLE, Answer, FileStream, OnAnswer, read_answer, report
+from saferun.files.file_stream import WHOLE, FileStream, OnAnswer, WriterAnswer, read_answer, report
 from saferun.files.inbox import Inbox, Outbox
 from saferun.files.ring import ASK, DATA, END, STREAMS, RecordQueue
 from saferun.linux.bare_socket import Socket
@@ -350,7 +350,7 @@ class WriterClient(PartBase):
         except Exception as error:
             self._break(error)
 
-    def _answer(self, number: int, answer: Answer | None) -> None:
+    def _answer(self, number: int, answer: WriterAnswer | None) -> None:
         on_answer, _ = self._asked.pop(number, (None, 0.0))
         if on_answer is not None:
             on_answer(answer)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.evidence import Diagnosis
-    from saferun.files.file_stream import Answer
+    from saferun.files.file_stream import WriterAnswer
     from saferun.launch.retry_waits import RetryWaits
 
 # Of more retries than that the waits are those of the policy itself.
@@ -215,7 +215,7 @@ def _write_error_file(context: LaunchContext, diagnosis: Diagnosis, stop_signum:
             source = plan.destinations.error_files[plan.position(own)]
             returncode = first.status.returncode
 
-    def on_answer(answer: Answer | None) -> None:
+    def on_answer(answer: WriterAnswer | None) -> None:
         if answer is None:
             context.warn(f"TORCHELASTIC_ERROR_FILE {path}: the file system does not answer")
         elif answer.error is not None:

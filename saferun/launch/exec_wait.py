@@ -16,7 +16,7 @@ from saferun.linux.children import spawn_error
 from saferun.linux.helper import PartBase
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
-from saferun.linux.program_start import Waiting, start_error
+from saferun.linux.program_start import ForkedRank, start_error
 
 # Ranks whose programs are read from a slow file system take their time: a warning comes after so long, then they fail.
 _WARN_AFTER_S = 5.0
@@ -48,14 +48,14 @@ class ExecWait(PartBase):
         self._on_started = on_started
         self._on_failed = on_failed
         self._warn = warn
-        self._waiting: dict[int, Waiting] = {}  # pid -> what is known of it
+        self._waiting: dict[int, ForkedRank] = {}  # pid -> what is known of it
         self._failures: dict[int, SaferunError] = {}  # local rank -> why
         self._never: set[int] = set()  # pids of those that failed and have not been reaped
         self._running: set[int] = set()  # local ranks
         self._give_up_at = 0.0
         self._is_reported = True
 
-    def begin(self, started: Sequence[Waiting], failure: SaferunError | None) -> None:
+    def begin(self, started: Sequence[ForkedRank], failure: SaferunError | None) -> None:
         """Take the ranks of a new attempt.
 
         Args:
@@ -80,7 +80,7 @@ class ExecWait(PartBase):
         """The local ranks that have not become their programs."""
         return {one.local_rank for one in self._waiting.values()}
 
-    def _take_in(self, one: Waiting) -> None:
+    def _take_in(self, one: ForkedRank) -> None:
         self._poller.unwatch(one.report)
         try:
             error = spawn_error(one.report)
@@ -152,7 +152,7 @@ class ExecWait(PartBase):
         self._waiting.clear()
 
 
-def _exec_state(one: Waiting) -> str:
+def _exec_state(one: ForkedRank) -> str:
     stat = read_stat(one.pid)
     state = f", state {stat.state}" if stat is not None else ""
     return f"exec of {one.argv[0]} has not returned (pid {one.pid}{state})"

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
-from saferun.files.file_stream import Answer
+from saferun.files.file_stream import WriterAnswer
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
 
@@ -174,7 +174,7 @@ class PagePart(PartBase):
         # The writer answers when it has carried out all that came before: the files are as they are to be.
         self._run_dir.files.ask("make_directories", [[], []], lambda answer: self._guarded(self._on_written, answer))
 
-    def _on_written(self, answer: Answer | None) -> None:
+    def _on_written(self, answer: WriterAnswer | None) -> None:
         self._is_asked = False
         path = self._run_dir.path
         if self._helper is None or path is None:

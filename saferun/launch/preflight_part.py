@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from saferun.launch.rank_group import AttemptPlan
     from saferun.preflight.checks.context import CheckContext
     from saferun.preflight.client import CheckProcess
-    from saferun.preflight.driver import Failure, Outcome, PreflightRun
+    from saferun.preflight.driver import PreflightFailure, PreflightOutcome, PreflightRun
     from saferun.supervisor.events import Event
 
 # The checks that no rank waits for leave the ranks the processors until they run.
@@ -158,7 +158,7 @@ class PreflightPart:
             is_endpoint_here=self._context.job.is_endpoint_here,
         )
 
-    def _on_checked(self, attempt: int, outcome: Outcome) -> None:
+    def _on_checked(self, attempt: int, outcome: PreflightOutcome) -> None:
         """This host by itself is checked. Of several hosts the leader decides, so that all learn of it."""
         now = time.monotonic()
         if self._config.hosts.together:
@@ -202,7 +202,7 @@ class PreflightPart:
         elif self._is_probed:
             self._context.post(ProbesPassed(time.monotonic(), attempt))
 
-    def _on_probed(self, attempt: int, outcome: Outcome) -> None:
+    def _on_probed(self, attempt: int, outcome: PreflightOutcome) -> None:
         now = time.monotonic()
         if self._context.job.leads:
             self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
@@ -214,7 +214,7 @@ class PreflightPart:
         else:
             self._post(ProbesPassed(now, attempt))
 
-    def _start_failed(self, attempt: int, failure: Failure) -> None:
+    def _start_failed(self, attempt: int, failure: PreflightFailure) -> None:
         error = SaferunError(failure.what, failure.hint, EXIT_USAGE, class_name=failure.class_name)
         self._without = None
         self._context.start_failed(attempt, error)
@@ -247,7 +247,7 @@ class PreflightPart:
         if message.get("ok"):
             self._context.post(ProbesPassed(time.monotonic(), self._context.attempt))
 
-    def _show(self, outcome: Outcome) -> int:
+    def _show(self, outcome: PreflightOutcome) -> int:
         """Print all that was found, and return the exit code."""
         from saferun.preflight.text import show
 
@@ -271,7 +271,7 @@ class PreflightPart:
         context = self._check_context(plan.environs[0], plan.attempt)
         self._opened().check(context, self._on_checked_beside, beside=True)
 
-    def _on_checked_beside(self, outcome: Outcome) -> None:
+    def _on_checked_beside(self, outcome: PreflightOutcome) -> None:
         self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
         self._context.investigation.log.write_preflight()
         self._opened().print_own()

@@ -12,13 +12,13 @@ from saferun.console.console_stream import ConsoleStream
 from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.errors import SaferunError, suppress
-from saferun.files.file_stream import FRESH, LAZY, Answer, FileStream
+from saferun.files.file_stream import FRESH, LAZY, FileStream, WriterAnswer
 from saferun.files.run_dir import shorter_path
 from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_group
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
 from saferun.linux.procfs import read_stat
-from saferun.linux.program_start import Waiting, start_error
+from saferun.linux.program_start import ForkedRank, start_error
 from saferun.linux.signals import caught_signals
 from saferun.linux.spares import Spares
 from saferun.linux.streams import open_pipe, open_terminal, resize_terminal, terminal_size
@@ -135,13 +135,13 @@ class RankGroup:
 
                 screen.folding = Folding()
 
-    def start(self) -> tuple[list[Waiting], SaferunError | None]:
+    def start(self) -> tuple[list[ForkedRank], SaferunError | None]:
         """Begin to start every rank in order of local rank. No program's file is waited for.
 
         Returns:
             The ranks that have been forked, and why there is not one more (None: those are all).
         """
-        forked: list[Waiting] = []
+        forked: list[ForkedRank] = []
         for place in self.plan.placement.ranks:
             try:
                 forked.append(self._start(place))
@@ -162,7 +162,7 @@ class RankGroup:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _start(self, place: RankAssignment) -> Waiting:
+    def _start(self, place: RankAssignment) -> ForkedRank:
         i = self.plan.position(place)
         environ = self.plan.environs[i]
         argv = [*self.plan.command_prefixes[i], *self._argv(place.local_rank)]
@@ -198,7 +198,7 @@ class RankGroup:
         rank = Rank(place, child, streams, stderr_path)
         self.ranks.append(rank)
         self.by_pid[child.pid] = rank
-        return Waiting(place.local_rank, place.rank, child.pid, report, argv, environ)
+        return ForkedRank(place.local_rank, place.rank, child.pid, report, argv, environ)
 
     def _begin_spawn(
         self, argv: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int
@@ -403,7 +403,7 @@ class RankGroup:
             self._read_error(rank, path)
 
     def _read_error(self, rank: Rank, path: str) -> None:
-        def on_answer(answer: Answer | None) -> None:
+        def on_answer(answer: WriterAnswer | None) -> None:
             self._unread -= 1
             rank.recorded = answer.value if answer is not None else None
             if self._on_read is not None and not self._unread:

@@ -10,7 +10,7 @@ from saferun.errors import SaferunError
 from saferun.linux.children import SpawnError
 
 
-class Waiting:
+class ForkedRank:
     """A forked rank. ``report``: the descriptor of ``begin_spawn``; -1: its program has been started."""
 
     __slots__ = ("argv", "environ", "local_rank", "pid", "rank", "report")

@@ -16,7 +16,7 @@ from saferun.model import ExitStatus, JsonObject
 from saferun.preflight.checks.context import CheckContext, context_of
 from saferun.preflight.client import CheckProcess, HostChecks
 from saferun.preflight.host_probing import HostProbing, LeaderProbing
-from saferun.preflight.outcome import Failure, Outcome, message_lines, outcome_of, problems
+from saferun.preflight.outcome import PreflightFailure, PreflightOutcome, message_lines, outcome_of, problems
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from saferun.preflight.bisect.driver import TrialShare
     from saferun.preflight.leader_messages import GoAhead
 
-__all__ = ["Failure", "Outcome", "PreflightRun", "context_of"]
+__all__ = ["PreflightFailure", "PreflightOutcome", "PreflightRun", "context_of"]
 
 
 class _Attempt:
@@ -42,7 +42,7 @@ class _Attempt:
         self.judged: Preflight | None = None
         self.infos: Mapping[int, HostInfo] = {}
         self.go_ahead: GoAhead | None = None
-        self.on_over: Callable[[Outcome], None] | None = None
+        self.on_over: Callable[[PreflightOutcome], None] | None = None
 
 
 class PreflightRun:
@@ -118,7 +118,9 @@ class PreflightRun:
     # ----------------------------------------------------------------------------------------------------------------
     # This host
 
-    def check(self, context: CheckContext, on_checked: Callable[[Outcome], None], *, beside: bool = False) -> None:
+    def check(
+        self, context: CheckContext, on_checked: Callable[[PreflightOutcome], None], *, beside: bool = False
+    ) -> None:
         """Check this host, in a new attempt; ``on_checked`` follows, with what was found here.
 
         Args:
@@ -133,7 +135,7 @@ class PreflightRun:
         self._attempt = attempt = _Attempt(own, beside=beside)
         own.start(context, forked, is_probed=self._config.hosts.together, beside=beside)
 
-    def _checked(self, attempt: _Attempt, on_checked: Callable[[Outcome], None]) -> None:
+    def _checked(self, attempt: _Attempt, on_checked: Callable[[PreflightOutcome], None]) -> None:
         own = attempt.own
         own.results.sort(key=lambda result: (-SEVERITY[result.verdict], result.name))
 
@@ -171,7 +173,7 @@ class PreflightRun:
     # ----------------------------------------------------------------------------------------------------------------
     # Between hosts
 
-    def probe(self, assignment: Assignment, on_over: Callable[[Outcome], None]) -> None:
+    def probe(self, assignment: Assignment, on_over: Callable[[PreflightOutcome], None]) -> None:
         """Probe the other hosts, hand in what was found, and wait for the verdict; ``on_over`` follows.
 
         Its outcome has everything on the leader; on the others it only says whether to go on, and of a failure they
@@ -244,9 +246,9 @@ class PreflightRun:
         """The verdict is there; the other hosts are no longer needed."""
         nics = attempt.go_ahead.nic if attempt.go_ahead is not None else ()
         own = Preflight(tuple(attempt.own.results), duration_s=attempt.own.duration_s)
-        self._over(attempt, Outcome(None, attempt.judged or own, attempt.infos, nics))
+        self._over(attempt, PreflightOutcome(None, attempt.judged or own, attempt.infos, nics))
 
-    def _over(self, attempt: _Attempt, outcome: Outcome) -> None:
+    def _over(self, attempt: _Attempt, outcome: PreflightOutcome) -> None:
         on_over, attempt.on_over = attempt.on_over, None
         if on_over is not None:
             self.close()
@@ -311,7 +313,7 @@ class PreflightRun:
     def _only_warns(self) -> bool:
         return self._attempt.beside or self._config.checks.preflight == "warn"
 
-    def _outcome(self, preflight: Preflight) -> Outcome:
+    def _outcome(self, preflight: Preflight) -> PreflightOutcome:
         nics = self._config.checks.nics
         return outcome_of(preflight, self._attempt.infos, nics=nics, only_warn=self._only_warns)
 

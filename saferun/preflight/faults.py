@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from saferun.model import Value
 from saferun.preflight.fault_text import FROM_HOST, NO_HOST, ONE_WAY, TO_HOST, TWO, hint_of, sentence
-from saferun.preflight.nic_links import Column, Link, Uses, hosts_text, label_of, nic_of
+from saferun.preflight.nic_links import Column, NicLink, Uses, hosts_text, label_of, nic_of
 from saferun.preflight.results import CheckResult, HostInfo
 
-__all__ = ["Scene", "fault_results"]
+__all__ = ["KnownLinks", "fault_results"]
 
 _MOST_REPORTED = 8
 _SEVERAL = 2
 _CLASS = "network_between_hosts"
 
 
-class Scene(Value):
+class KnownLinks(Value):
     """All that is known of the links.
 
     Attributes:
@@ -61,7 +61,7 @@ class Scene(Value):
         return sorted(found, key=lambda name: name != self.nic)
 
 
-def fault_results(scene: Scene) -> list[CheckResult]:
+def fault_results(scene: KnownLinks) -> list[CheckResult]:
     """What is wrong between the hosts, one result a fault; nothing of interfaces that lead nowhere and are not used."""
     results: list[CheckResult] = []
     for nic, column in scene.columns.items():
@@ -69,7 +69,7 @@ def fault_results(scene: Scene) -> list[CheckResult]:
     return results
 
 
-def _column_results(scene: Scene, nic: str, column: Column) -> list[CheckResult]:
+def _column_results(scene: KnownLinks, nic: str, column: Column) -> list[CheckResult]:
     bad = {pair: link for pair, link in column.items() if not link.is_ok}
     # What is lost is reported with the packets that are lost elsewhere.
     bad = {pair: link for pair, link in bad.items() if link.kind != "lost"}
@@ -93,7 +93,7 @@ def _column_results(scene: Scene, nic: str, column: Column) -> list[CheckResult]
 # ------------------------------------------------------------------------------------------------------ all or halves
 
 
-def _dead_network(scene: Scene, nic: str, bad: Column, hosts: set[int]) -> list[CheckResult]:
+def _dead_network(scene: KnownLinks, nic: str, bad: Column, hosts: set[int]) -> list[CheckResult]:
     """No host reaches another. An interface that no rank uses may not be meant for it."""
     others = scene.others(nic, bad)
     if not scene.is_used(nic, hosts) and others:
@@ -125,7 +125,7 @@ def _parts(column: Column) -> list[set[int]]:
     )
 
 
-def _partition(scene: Scene, nic: str, parts: Sequence[set[int]], cut: Column) -> list[CheckResult]:
+def _partition(scene: KnownLinks, nic: str, parts: Sequence[set[int]], cut: Column) -> list[CheckResult]:
     """Groups of hosts that do not reach each other: a switch, a VLAN, a cable between switches."""
     hosts = {host for pair in cut for host in pair}
     others = scene.others(nic, cut)
@@ -142,7 +142,7 @@ def _partition(scene: Scene, nic: str, parts: Sequence[set[int]], cut: Column) -
 # --------------------------------------------------------------------------------------------------- hosts and pairs
 
 
-def _host_results(scene: Scene, nic: str, column: Column, bad: Column) -> list[CheckResult]:
+def _host_results(scene: KnownLinks, nic: str, column: Column, bad: Column) -> list[CheckResult]:
     """The hosts whose links explain most, one after the other, until all is explained."""
     left = dict(bad)
     touching: dict[int, list[tuple[int, int]]] = {}
@@ -174,7 +174,7 @@ def _host_results(scene: Scene, nic: str, column: Column, bad: Column) -> list[C
 
 
 def _host_result(
-    scene: Scene, nic: str, host: int, links: Sequence[Link], bad: Sequence[tuple[int, int]]
+    scene: KnownLinks, nic: str, host: int, links: Sequence[NicLink], bad: Sequence[tuple[int, int]]
 ) -> CheckResult:
     label = label_of(scene.infos, host)
     broken = set(bad)
@@ -208,7 +208,7 @@ def _host_result(
     return _result(verdict, message, hint, (*bad_in, *bad_out), host=label)
 
 
-def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) -> CheckResult:
+def _pair_result(scene: KnownLinks, nic: str, column: Column, bad: Sequence[NicLink]) -> CheckResult:
     """Two hosts, and each of them gets on with the others; or there are no others."""
     first = bad[0]
     a, b = first.source, first.target
@@ -232,7 +232,7 @@ def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) ->
     return _result("fail" if certain else "warn", message, hint, bad)
 
 
-def _of(scene: Scene, bad: Sequence[Link], links: Sequence[Link], *, out: bool = False) -> str:
+def _of(scene: KnownLinks, bad: Sequence[NicLink], links: Sequence[NicLink], *, out: bool = False) -> str:
     """``3 of 3 hosts``; ``2 of 6 hosts (node1 and node4)``."""
     named = (
         "" if len(bad) == len(links) else f" ({hosts_text(scene.infos, [x.target if out else x.source for x in bad])})"
@@ -243,12 +243,12 @@ def _of(scene: Scene, bad: Sequence[Link], links: Sequence[Link], *, out: bool =
 # ------------------------------------------------------------------------------------------------------------- wording
 
 
-def _address(links: Iterable[Link]) -> str:
+def _address(links: Iterable[NicLink]) -> str:
     """The address that was tried, of the first."""
     return next((link.address for link in links), "")
 
 
-def _commonest(links: Iterable[Link]) -> str:
+def _commonest(links: Iterable[NicLink]) -> str:
     """The commonest kind."""
     counts = Counter(link.kind for link in links)
     return max(sorted(counts), key=counts.__getitem__, default="timeout")
@@ -258,7 +258,7 @@ def _works(others: Sequence[str]) -> str:
     return f"; {others[0]} works" if others else ""
 
 
-def _instead(scene: Scene, nic: str, others: Sequence[str]) -> str:
+def _instead(scene: KnownLinks, nic: str, others: Sequence[str]) -> str:
     """The interface to be used instead: one that serves all hosts, else none."""
     return scene.nic if scene.nic != nic and (not others or scene.nic in others) else ""
 
@@ -267,7 +267,7 @@ def _or_nic(instead: str) -> str:
     return f", or run with --nic {instead}" if instead else ""
 
 
-def _mtu_text(scene: Scene, nic: str, *hosts: int) -> str:
+def _mtu_text(scene: KnownLinks, nic: str, *hosts: int) -> str:
     """``MTU 9000 on node3, 1500 on the others``; empty where they are equal."""
     mtus: dict[int, list[int]] = {}
     for host, info in scene.infos.items():
@@ -280,7 +280,7 @@ def _mtu_text(scene: Scene, nic: str, *hosts: int) -> str:
     return f"{', '.join(parts)}, {common} on the others" if parts else ""
 
 
-def _result(verdict: str, message: str, hint: str, links: Iterable[Link], *, host: str = "") -> CheckResult:
+def _result(verdict: str, message: str, hint: str, links: Iterable[NicLink], *, host: str = "") -> CheckResult:
     found = sorted(links, key=lambda link: (link.source, link.target))[:16]
     facts = tuple((f"{link.source}>{link.target}", f"{link.nic} {link.address} {link.kind}") for link in found)
     class_name = _CLASS if verdict == "fail" else ""

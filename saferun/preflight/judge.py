@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from saferun.preflight.best_nic import best_nic, suggested
 from saferun.preflight.default_nics import AUTO, is_decoy, loopback_between
-from saferun.preflight.faults import Scene, fault_results
+from saferun.preflight.faults import KnownLinks, fault_results
 from saferun.preflight.nic_links import Column, Uses, columns_of, hosts_text, label_of, matrix_of, uses_of
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight, Probe
 from saferun.preflight.skew import skew_results
@@ -50,7 +50,7 @@ def judge(
     best = best_nic(columns, infos, sorted({nic for _, nic in slowness.states}))
     if AUTO in nics and best:
         uses = {host: uses_of(info, (best,)) for host, info in infos.items()}
-    faults = fault_results(Scene(columns, infos, uses, best))
+    faults = fault_results(KnownLinks(columns, infos, uses, best))
     blamed = {result.host for result in faults if result.verdict == "fail"}
     described = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
     results = [

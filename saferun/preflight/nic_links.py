@@ -10,7 +10,7 @@ from saferun.model import Value
 from saferun.preflight.default_nics import AUTO
 from saferun.preflight.results import Cell, HostInfo, MatrixRow, Probe
 
-__all__ = ["Column", "Link", "Uses", "columns_of", "hosts_text", "matrix_of", "median", "uses_of"]
+__all__ = ["Column", "NicLink", "Uses", "columns_of", "hosts_text", "matrix_of", "median", "uses_of"]
 
 _SHOWN_HOSTS = 3
 # What of a host's probes is worst, in a cell of the matrix.
@@ -20,7 +20,7 @@ _WORST = (
 )
 
 
-class Link(Value):
+class NicLink(Value):
     """What is known of the way from one host to another's interface, of all that was measured.
 
     Attributes:
@@ -50,7 +50,7 @@ class Link(Value):
         return self.kind == "ok"
 
 
-Column = dict[tuple[int, int], Link]
+Column = dict[tuple[int, int], NicLink]
 """The links over the interfaces of one name, by source and target."""
 
 
@@ -76,7 +76,7 @@ def columns_of(probes: Iterable[Probe], infos: Mapping[int, HostInfo]) -> dict[s
     Of several addresses of an interface the first one counts, as for the libraries; of several probes the best.
     """
     # (place of the address, what is known) of each link.
-    found: dict[str, dict[tuple[int, int], tuple[int, Link]]] = {}
+    found: dict[str, dict[tuple[int, int], tuple[int, NicLink]]] = {}
     places: dict[tuple[int, str], int] = {}
     for host, info in infos.items():
         for nic in info.nics:
@@ -94,9 +94,9 @@ def columns_of(probes: Iterable[Probe], infos: Mapping[int, HostInfo]) -> dict[s
     return {nic: {pair: link for pair, (_, link) in column.items()} for nic, column in found.items()}
 
 
-def _link(probe: Probe) -> Link:
+def _link(probe: Probe) -> NicLink:
     loss = probe.retransmits / probe.segments if probe.segments > 0 and probe.retransmits > 0 else 0.0
-    return Link(
+    return NicLink(
         probe.source,
         probe.target,
         probe.nic,
@@ -113,7 +113,7 @@ def _plausible(number: float) -> float:
     return number if math.isfinite(number) and number > 0.0 else 0.0
 
 
-def _best(a: Link, b: Link) -> Link:
+def _best(a: NicLink, b: NicLink) -> NicLink:
     if a.is_ok != b.is_ok:
         return (a if a.is_ok else b)._replace(times=a.times + b.times)
     least = a if a.loss <= b.loss else b
@@ -168,7 +168,7 @@ def matrix_of(
         infos: of all hosts.
         states: what was found out about (host, interface) besides: ``lossy``, ``slow``.
     """
-    reaching: dict[tuple[int, str], list[Link]] = {}
+    reaching: dict[tuple[int, str], list[NicLink]] = {}
     for nic, column in columns.items():
         for (_, target), link in column.items():
             reaching.setdefault((target, nic), []).append(link)
@@ -181,7 +181,7 @@ def matrix_of(
     return tuple(rows)
 
 
-def _cell(nic: str, links: Sequence[Link], state: str) -> Cell:
+def _cell(nic: str, links: Sequence[NicLink], state: str) -> Cell:
     if not links:
         return Cell(nic, "untested", 0, 0)
     kinds = {"lossy" if link.kind == "lost" else link.kind for link in links} | {state}

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from saferun.model import Value
 from saferun.preflight.results import CheckResult, HostInfo, Preflight
 
-__all__ = ["Failure", "Outcome", "message_lines", "outcome_of", "problems"]
+__all__ = ["PreflightFailure", "PreflightOutcome", "message_lines", "outcome_of", "problems"]
 
 
-class Failure(Value):
+class PreflightFailure(Value):
     """Why the ranks are not to be started. ``class_name``: where another try may help; else empty."""
 
     what: str
@@ -18,10 +18,10 @@ class Failure(Value):
     class_name: str
 
 
-class Outcome(Value):
+class PreflightOutcome(Value):
     """What the checks came to. ``failure`` None: the ranks may be started."""
 
-    failure: Failure | None
+    failure: PreflightFailure | None
     preflight: Preflight
     infos: Mapping[int, HostInfo]
     nics: tuple[str, ...] = ()
@@ -38,7 +38,9 @@ def problems(results: Sequence[CheckResult], *, only_warn: bool) -> list[CheckRe
     return [result._replace(verdict="warn") for result in found] if only_warn else found
 
 
-def outcome_of(preflight: Preflight, infos: Mapping[int, HostInfo], *, nics: Sequence[str], only_warn: bool) -> Outcome:
+def outcome_of(
+    preflight: Preflight, infos: Mapping[int, HostInfo], *, nics: Sequence[str], only_warn: bool
+) -> PreflightOutcome:
     """The consequence of what was found.
 
     Args:
@@ -49,7 +51,7 @@ def outcome_of(preflight: Preflight, infos: Mapping[int, HostInfo], *, nics: Seq
     """
     failing = _failures(problems(preflight.results, only_warn=only_warn))
     if not failing:
-        return Outcome(None, preflight, infos, preflight.nic if tuple(nics) == ("auto",) else ())
+        return PreflightOutcome(None, preflight, infos, preflight.nic if tuple(nics) == ("auto",) else ())
     first = failing[0]
     same = _alike(first, failing)
     host = ""
@@ -62,8 +64,10 @@ def outcome_of(preflight: Preflight, infos: Mapping[int, HostInfo], *, nics: Seq
     more = f" (and {len(failing) - len(same)} more, above)" if len(failing) > len(same) else ""
     is_transient = all(result.transient for result in failing)
     hint = first.hint or "see the other lines"
-    return Outcome(
-        Failure(f"{host}{first.message}{more}", hint, first.class_name if is_transient else ""), preflight, infos
+    return PreflightOutcome(
+        PreflightFailure(f"{host}{first.message}{more}", hint, first.class_name if is_transient else ""),
+        preflight,
+        infos,
     )
 
 

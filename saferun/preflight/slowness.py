@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.model import Value
-from saferun.preflight.nic_links import Column, Link, hosts_text, label_of, median
+from saferun.preflight.nic_links import Column, NicLink, hosts_text, label_of, median
 from saferun.preflight.results import CheckResult, HostInfo
 
 __all__ = ["Slowness", "again", "find_slowness", "without_lost"]
@@ -67,9 +67,9 @@ class _Fault(Value):
     """
 
     state: str
-    is_bad: Callable[[Link], bool]
-    is_bad_alone: Callable[[Link, bool], bool]
-    message: Callable[[Sequence[Link]], str]
+    is_bad: Callable[[NicLink], bool]
+    is_bad_alone: Callable[[NicLink, bool], bool]
+    message: Callable[[Sequence[NicLink]], str]
     hint: str
 
 
@@ -126,26 +126,26 @@ def find_slowness(columns: Mapping[str, Column], infos: Mapping[int, HostInfo]) 
 def _faults(nic: str, column: Column) -> list[_Fault]:
     latency_s, bytes_s = _usual(column)
 
-    def is_late(link: Link, factor: float = _FACTOR) -> bool:
+    def is_late(link: NicLink, factor: float = _FACTOR) -> bool:
         return link.is_ok and link.latency_s > max(factor * latency_s, latency_s + factor / _FACTOR * _LATENCY_LOST_S)
 
-    def is_narrow(link: Link, factor: float = _FACTOR) -> bool:
+    def is_narrow(link: NicLink, factor: float = _FACTOR) -> bool:
         if not link.is_ok or not link.bytes_s or link.bytes_s * factor > bytes_s:
             return False
         lost_s = _MESSAGE_BYTES / link.bytes_s - _MESSAGE_BYTES / bytes_s
         return bytes_s - link.bytes_s >= _BYTES_LOST_S and lost_s >= factor / _FACTOR * _TIME_LOST_S
 
-    def is_late_alone(link: Link, one_way: bool) -> bool:  # noqa: FBT001 - as the type says
+    def is_late_alone(link: NicLink, one_way: bool) -> bool:  # noqa: FBT001 - as the type says
         return is_late(link, _ONE_WAY_FACTOR if one_way else _PAIR_FACTOR)
 
-    def is_narrow_alone(link: Link, one_way: bool) -> bool:  # noqa: FBT001
+    def is_narrow_alone(link: NicLink, one_way: bool) -> bool:  # noqa: FBT001
         return is_narrow(link, _ONE_WAY_FACTOR if one_way else _PAIR_FACTOR)
 
-    def late_text(links: Sequence[Link]) -> str:
+    def late_text(links: Sequence[NicLink]) -> str:
         own = median([link.latency_s for link in links])
         return f"a message there and back takes {_time_text(own)}, elsewhere {_time_text(latency_s)}"
 
-    def narrow_text(links: Sequence[Link]) -> str:
+    def narrow_text(links: Sequence[NicLink]) -> str:
         own = median([link.bytes_s for link in links])
         return f"{_speed_text(own)}, elsewhere {_speed_text(bytes_s)}"
 
@@ -174,11 +174,11 @@ def _usual(column: Column) -> tuple[float, float]:
     return median(list(latency_s.values())), -median([-speed for speed in bytes_s.values()])
 
 
-def _is_lossy(link: Link) -> bool:
+def _is_lossy(link: NicLink) -> bool:
     return link.kind == "lost" or (link.is_ok and link.loss >= _LOSS and link.retransmits >= _FEWEST_RETRANSMITS)
 
 
-def _loss_text(links: Sequence[Link]) -> str:
+def _loss_text(links: Sequence[NicLink]) -> str:
     lost = sum(link.kind == "lost" for link in links)
     loss = median([link.loss for link in links if link.is_ok])
     message = f"{loss:.0%} had to be sent again" if loss >= _LOSS else ""
@@ -204,7 +204,7 @@ def _blame(
     results: list[CheckResult] = []
     hosts: list[int] = []
     left = dict(bad)
-    touching: dict[int, list[Link]] = {}
+    touching: dict[int, list[NicLink]] = {}
     for pair, link in column.items():
         for host in pair:
             touching.setdefault(host, []).append(link)
@@ -229,7 +229,7 @@ def _blame(
     return [*results, *_pair_results(nic, alone, fault, infos)], hosts
 
 
-def _share(host: int, bad: Sequence[Link], links: Sequence[Link]) -> float:
+def _share(host: int, bad: Sequence[NicLink], links: Sequence[NicLink]) -> float:
     """How much of what a host receives, or sends, or both, is bad: the worst of these."""
     shares = [len(bad) / len(links)]
     for side in ("target", "source"):
@@ -239,8 +239,10 @@ def _share(host: int, bad: Sequence[Link], links: Sequence[Link]) -> float:
     return max(shares)
 
 
-def _pair_results(nic: str, links: Sequence[Link], fault: _Fault, infos: Mapping[int, HostInfo]) -> list[CheckResult]:
-    pairs: dict[frozenset[int], list[Link]] = {}
+def _pair_results(
+    nic: str, links: Sequence[NicLink], fault: _Fault, infos: Mapping[int, HostInfo]
+) -> list[CheckResult]:
+    pairs: dict[frozenset[int], list[NicLink]] = {}
     for link in links:
         pairs.setdefault(frozenset((link.source, link.target)), []).append(link)
     if len(pairs) > _MOST_REPORTED:
@@ -261,7 +263,7 @@ def _verb(state: str) -> str:
     return "loses packets" if state == "lossy" else "is slow"
 
 
-def _facts(links: Sequence[Link]) -> tuple[tuple[str, str], ...]:
+def _facts(links: Sequence[NicLink]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (
             f"{link.source}>{link.target}",

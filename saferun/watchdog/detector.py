@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence import HangVerdict, ThreadStack
 from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, some_hang
-from saferun.watchdog.samples import JobSample, Numbers, Outcome, RankSample
+from saferun.watchdog.samples import JobSample, Numbers, RankSample, SampleResult
 from saferun.watchdog.verdicts import Repeat, Verdicts
 from saferun.watchdog.watched import Watched
 from saferun.watchdog.watched_ranks import WatchedRanks
@@ -62,7 +62,7 @@ class Watchdog:
 
     # ----------------------------------------------------------------------------------------------------- what it sees
 
-    def feed(self, sample: JobSample) -> Outcome:
+    def feed(self, sample: JobSample) -> SampleResult:
         """Take a sample; the first, and the first after ``captured``, is what the next are compared with."""
         is_first = self._at is None
         interval_s = max(sample.at - self._at, 1e-3) if self._at is not None else 1e-3
@@ -84,7 +84,7 @@ class Watchdog:
             self._lively = 0
         # The descendants of a rank that moves by itself need not be sampled.
         below = frozenset(local_rank for local_rank, has_moved in moved.items() if not has_moved)
-        return Outcome(verdict, recovered_s, (*ask, *confirm), below, self._confirming, inspection)
+        return SampleResult(verdict, recovered_s, (*ask, *confirm), below, self._confirming, inspection)
 
     def take_numbers(self, local_rank: int, numbers: Numbers | None) -> None:
         """The answer to ``Outcome.numbers_wanted``; None where there is none."""

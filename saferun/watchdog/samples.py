@@ -86,7 +86,7 @@ class JobSample(Value):
     ranks: tuple[RankSample, ...]
 
 
-class Outcome(Value):
+class SampleResult(Value):
     """What follows from a sample.
 
     Attributes:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from saferun.cluster.job_port import JobPort
-    from saferun.preflight.driver import Outcome
+    from saferun.preflight.driver import PreflightOutcome
 
 RAN = "from rank import *\ntell('ran')"
 RAN_AND_WAITS = f"{RAN}\nawait_release('end')"
@@ -152,7 +152,7 @@ def test_a_process_that_was_forked_early_is_the_one_that_checks() -> None:
     config = read_config(["--run-dir", "none", "--no-python", "true"], {**os.environ})
     process = CheckProcess()
     poller = Poller()
-    outcomes: list[Outcome] = []
+    outcomes: list[PreflightOutcome] = []
     checks = PreflightRun(config, poller, job=ALONE, environ={}, print_message=print, warn=pytest.fail, process=process)
     checks.check(context_of(config, {}, bound=(), attempt=0, old_pids=()), outcomes.append)
     (pid,) = checks.pids
@@ -174,7 +174,7 @@ def test_a_launch_that_is_over_before_its_checks_keeps_what_they_have_found() ->
     """And does not wait for the rest; what was not checked is no failure."""
     config = read_config(["--run-dir", "none", "--no-python", "true"], {**os.environ})
     poller = Poller()
-    outcomes: list[Outcome] = []
+    outcomes: list[PreflightOutcome] = []
     process = CheckProcess()
     (pid,) = process.pids
     os.kill(pid, signal.SIGSTOP)

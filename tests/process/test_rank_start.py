@@ -17,7 +17,7 @@ from saferun.linux.children import SpawnError, begin_spawn, spawn_error, spawn_u
 from saferun.linux.core_limits import why_no_cores
 from saferun.linux.core_pattern import read_core_pattern
 from saferun.linux.poller import Poller
-from saferun.linux.program_start import Waiting, start_error
+from saferun.linux.program_start import ForkedRank, start_error
 from tests.process.frozen import mirror, needs_mounts
 from tests.process.launching import DEADLINE_S, SAFERUN, running, two_lines, until
 
@@ -82,8 +82,8 @@ class Start:
             on_failed=lambda error, running: self.told.append((error.what, running)),
             warn=self.told.append,
         )
-        waiting = Waiting(0, 4, os.getpid(), self.report, ["/net/program"], {})
-        self.start.begin([waiting, Waiting(1, 5, 1, -1, [], {})], None)
+        waiting = ForkedRank(0, 4, os.getpid(), self.report, ["/net/program"], {})
+        self.start.begin([waiting, ForkedRank(1, 5, 1, -1, [], {})], None)
 
     def pass_time(self) -> None:
         assert self.start.deadline is not None

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from saferun.linux.poller import Poller
-from saferun.preflight.bisect import LOOPBACK, Bisection, Group, Member, Outcome, Trial
+from saferun.preflight.bisect import LOOPBACK, Bisection, Group, Member, Trial, TrialResult
 from saferun.preflight.bisect.client import TrialPlace, TrialRun
 from saferun.preflight.bisect.finding_text import reason
 
@@ -36,7 +36,7 @@ class Host:
     def __init__(self, number: int, poller: Poller, store_port: int, environ: dict[str, str]) -> None:
         self.poller = poller
         self.ready: list[str] = []
-        self.done: list[tuple[Trial, tuple[Outcome, ...]]] = []
+        self.done: list[tuple[Trial, tuple[TrialResult, ...]]] = []
         self.pids: set[int] = set()
         place = TrialPlace(number, "gloo", "127.0.0.1", store_port)
         self.run = TrialRun(
@@ -55,7 +55,7 @@ class Host:
     def note_pid(self) -> None:
         self.pids |= self.run.pids
 
-    def outcomes(self) -> dict[Member, Outcome]:
+    def outcomes(self) -> dict[Member, TrialResult]:
         """How the next trial goes."""
         wait_until(self.poller, lambda: bool(self.done))
         _, outcomes = self.done.pop(0)
@@ -77,7 +77,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def kinds(outcomes: dict[Member, Outcome]) -> list[str]:
+def kinds(outcomes: dict[Member, TrialResult]) -> list[str]:
     return [outcomes[member].kind for member in sorted(outcomes)]
 
 
@@ -135,7 +135,7 @@ def test_members_of_one_host_work_together(shared: Host) -> None:
     """A healthy trial is told as such, and its processes are gone when it is."""
     shared.start(trial(group((0, 0), (0, 1), (0, 2))))
     outcomes = shared.outcomes()
-    assert outcomes == {Member(0, rank): Outcome(Member(0, rank), "ok") for rank in range(3)}
+    assert outcomes == {Member(0, rank): TrialResult(Member(0, rank), "ok") for rank in range(3)}
     assert shared.members() == []
     assert shared.run.deadline is None
 

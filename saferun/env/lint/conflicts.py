@@ -20,7 +20,7 @@ _HANGS_FROM, _HANGS_TO = (2, 13), (2, 15)
 _NCCL_SOCKETS = 64  # the most that NCCL opens for one connection
 
 
-class Job(Value):
+class LintedJob(Value):
     """The input of the rules in this file."""
 
     environ: Mapping[str, str]
@@ -46,13 +46,13 @@ class Job(Value):
         return Finding(name, shown(name, self.environ[name]), verdict, sentence, hint, source, at_launch)
 
 
-def find_conflicts(job: Job) -> Iterator[Finding]:
+def find_conflicts(job: LintedJob) -> Iterator[Finding]:
     """All findings that need more than one variable, or a version."""
     for rule in _RULES:
         yield from rule(job)
 
 
-def _different_gpu_lists(job: Job) -> Iterator[Finding]:
+def _different_gpu_lists(job: LintedJob) -> Iterator[Finding]:
     cuda, hip = job.value("CUDA_VISIBLE_DEVICES"), job.value("HIP_VISIBLE_DEVICES")
     if cuda and hip and _list(cuda) != _list(hip):
         yield job.found(
@@ -74,7 +74,7 @@ def _different_gpu_lists(job: Job) -> Iterator[Finding]:
             )
 
 
-def _blocking_wait_stops_the_watchdog(job: Job) -> Iterator[Finding]:
+def _blocking_wait_stops_the_watchdog(job: LintedJob) -> Iterator[Finding]:
     for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"):
         if not is_true(job.value(name)):
             continue
@@ -89,7 +89,7 @@ def _blocking_wait_stops_the_watchdog(job: Job) -> Iterator[Finding]:
                 return
 
 
-def _dump_without_recorder(job: Job) -> Iterator[Finding]:
+def _dump_without_recorder(job: LintedJob) -> Iterator[Finding]:
     dump = "TORCH_NCCL_DUMP_ON_TIMEOUT"
     if not is_true(job.value(dump)):
         return
@@ -110,7 +110,7 @@ def _dump_without_recorder(job: Job) -> Iterator[Finding]:
         )
 
 
-def _old_and_new_name_differ(job: Job) -> Iterator[Finding]:
+def _old_and_new_name_differ(job: LintedJob) -> Iterator[Finding]:
     for name, advice in knowledge.ADVICE.items():
         if not advice.still_read or not advice.instead:
             continue
@@ -127,7 +127,7 @@ def _old_and_new_name_differ(job: Job) -> Iterator[Finding]:
         )
 
 
-def _too_many_sockets(job: Job) -> Iterator[Finding]:
+def _too_many_sockets(job: LintedJob) -> Iterator[Finding]:
     threads, each = job.value("NCCL_SOCKET_NTHREADS"), job.value("NCCL_NSOCKS_PERTHREAD")
     numbers = [int(value[:6]) for value in (threads, each) if value and value.isdecimal()]
     if len(numbers) == 2 and numbers[0] * numbers[1] > _NCCL_SOCKETS:  # noqa: PLR2004
@@ -139,7 +139,7 @@ def _too_many_sockets(job: Job) -> Iterator[Finding]:
         )
 
 
-def _log_settings_without_log(job: Job) -> Iterator[Finding]:
+def _log_settings_without_log(job: LintedJob) -> Iterator[Finding]:
     level = (job.value("NCCL_DEBUG") or "").upper()
     for name, needs in (
         ("NCCL_DEBUG_SUBSYS", {"INFO", "TRACE"}),
@@ -157,7 +157,7 @@ def _log_settings_without_log(job: Job) -> Iterator[Finding]:
             )
 
 
-def _blocking_launches_hang(job: Job) -> Iterator[Finding]:
+def _blocking_launches_hang(job: LintedJob) -> Iterator[Finding]:
     name, nccl = "CUDA_LAUNCH_BLOCKING", job.versions.get("nccl")
     if is_true(job.value(name)) and nccl is not None and _HANGS_FROM <= nccl[:2] <= _HANGS_TO:
         yield job.found(
@@ -169,7 +169,7 @@ def _blocking_launches_hang(job: Job) -> Iterator[Finding]:
         )
 
 
-def _nonblocking_communicators_hang(job: Job) -> Iterator[Finding]:
+def _nonblocking_communicators_hang(job: LintedJob) -> Iterator[Finding]:
     name, nccl = "TORCH_NCCL_USE_COMM_NONBLOCKING", job.versions.get("nccl")
     if is_true(job.value(name)) and nccl is not None and nccl[:2] == (2, 26):
         yield job.found(
@@ -181,7 +181,7 @@ def _nonblocking_communicators_hang(job: Job) -> Iterator[Finding]:
         )
 
 
-def _log_level_too_new(job: Job) -> Iterator[Finding]:
+def _log_level_too_new(job: LintedJob) -> Iterator[Finding]:
     nccl = job.versions.get("nccl")
     if (job.value("NCCL_DEBUG") or "").upper() == "ATTN" and nccl is not None and nccl < (2, 32):
         yield job.found(
@@ -193,7 +193,7 @@ def _log_level_too_new(job: Job) -> Iterator[Finding]:
         )
 
 
-def _blocking_launches_on_amd(job: Job) -> Iterator[Finding]:
+def _blocking_launches_on_amd(job: LintedJob) -> Iterator[Finding]:
     # torch itself reads the name there, but only for an error message; the HIP runtime makes launches block.
     name = "CUDA_LAUNCH_BLOCKING"
     hip = job.known.owners.get("HIP", ())
@@ -238,7 +238,7 @@ _SLOW: tuple[tuple[str, frozenset[str], str, str], ...] = (
 )
 
 
-def _slow_settings(job: Job) -> Iterator[Finding]:
+def _slow_settings(job: LintedJob) -> Iterator[Finding]:
     for name, values, what, source in _SLOW:
         value = job.value(name)
         if value is not None and (value.upper() in values if values else is_true(value)):

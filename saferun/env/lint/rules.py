@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from saferun.env.lint.conflicts import Job, find_conflicts
+from saferun.env.lint.conflicts import LintedJob, find_conflicts
 from saferun.env.lint.documented import DOCUMENTED
 from saferun.env.lint.families import NCCL_PLUGINS, Family, family_of, is_ambient, is_for_accelerators
 from saferun.env.lint.findings import Finding, Verdict, by_severity, shown
@@ -36,7 +36,7 @@ def lint(environ: Mapping[str, str], known: KnownNames, host: HostFacts) -> tupl
         host: facts of the host.
     """
     versions = {**known.versions, **host.versions}
-    job = Job(environ, known, host, versions)
+    job = LintedJob(environ, known, host, versions)
     near_misses = _NearMisses(known)
     findings: list[Finding] = []
     for name in sorted(knobs(environ)):

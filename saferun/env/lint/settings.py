@@ -25,7 +25,7 @@ from saferun.model import Value
 Check = Callable[[str, HostFacts], str]  # returns what is wrong, or ""
 
 
-class Setting(Value):
+class VariableRule(Value):
     """What is known about a variable's values.
 
     Args:
@@ -49,29 +49,29 @@ _NCCL_NUMBER = "NCCL does not take it for 1"
 _NO_LOG = "NCCL then logs nothing"
 _CUDA_LIST = "CUDA then shows only the devices before the first wrong one, or none"
 
-SETTINGS: dict[str, Setting] = {
+SETTINGS: dict[str, VariableRule] = {
     # torch
-    "TORCH_DISTRIBUTED_DEBUG": Setting(one_of("OFF", "INFO", "DETAIL"), _RAISES, knowledge.TORCH_DISTRIBUTED),
-    "TORCH_CPP_LOG_LEVEL": Setting(
+    "TORCH_DISTRIBUTED_DEBUG": VariableRule(one_of("OFF", "INFO", "DETAIL"), _RAISES, knowledge.TORCH_DISTRIBUTED),
+    "TORCH_CPP_LOG_LEVEL": VariableRule(
         one_of("INFO", "WARNING", "ERROR", "FATAL", "0", "1", "2", "3"), _IGNORED, knowledge.TORCH_DEBUGGING
     ),
-    "TORCH_SHOW_CPP_STACKTRACES": Setting(_TORCH_FLAG, _IGNORED, _TORCH_FLAG_CODE),
-    "TORCH_SYMBOLIZE_MODE": Setting(
+    "TORCH_SHOW_CPP_STACKTRACES": VariableRule(_TORCH_FLAG, _IGNORED, _TORCH_FLAG_CODE),
+    "TORCH_SYMBOLIZE_MODE": VariableRule(
         one_of("dladdr", "addr2line", "fast", ignore_case=False),
         _RAISES,
         "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/profiler/combined_traceback.cpp",
     ),
-    "TORCH_DIST_INIT_BARRIER": Setting(
+    "TORCH_DIST_INIT_BARRIER": VariableRule(
         whole_number(), _RAISES, "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py"
     ),
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": Setting(whole_number(0, 3), "torch knows 0 to 3", knowledge.TORCH_NCCL),
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": Setting(_TORCH_FLAG, _IGNORED, _TORCH_FLAG_CODE),
-    "PYTORCH_USE_CUDA_DSA": Setting(_TORCH_FLAG, _IGNORED, knowledge.TORCH_DSA_CODE),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": VariableRule(whole_number(0, 3), "torch knows 0 to 3", knowledge.TORCH_NCCL),
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": VariableRule(_TORCH_FLAG, _IGNORED, _TORCH_FLAG_CODE),
+    "PYTORCH_USE_CUDA_DSA": VariableRule(_TORCH_FLAG, _IGNORED, knowledge.TORCH_DSA_CODE),
     # Keywords of NCCL
-    "NCCL_DEBUG": Setting(
+    "NCCL_DEBUG": VariableRule(
         one_of("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE", "ERROR", "ATTN"), _NO_LOG, knowledge.NCCL_ENV
     ),
-    "NCCL_DEBUG_SUBSYS": Setting(
+    "NCCL_DEBUG_SUBSYS": VariableRule(
         list_of(
             *("INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL", "PROXY"),
             *("NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "VERBS", "ALL"),
@@ -79,51 +79,55 @@ SETTINGS: dict[str, Setting] = {
         "NCCL passes over what it does not know",
         knowledge.NCCL_ENV,
     ),
-    "NCCL_SOCKET_FAMILY": Setting(one_of("AF_INET", "AF_INET6"), "NCCL takes either family", knowledge.NCCL_ENV),
-    "NCCL_IB_ADDR_FAMILY": Setting(one_of("AF_INET", "AF_INET6"), "NCCL takes its default", knowledge.NCCL_ENV),
-    "NCCL_P2P_LEVEL": Setting(
+    "NCCL_SOCKET_FAMILY": VariableRule(one_of("AF_INET", "AF_INET6"), "NCCL takes either family", knowledge.NCCL_ENV),
+    "NCCL_IB_ADDR_FAMILY": VariableRule(one_of("AF_INET", "AF_INET6"), "NCCL takes its default", knowledge.NCCL_ENV),
+    "NCCL_P2P_LEVEL": VariableRule(
         one_of("LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS", numbers=True),
         "NCCL takes its default",
         knowledge.NCCL_ENV,
     ),
-    "NCCL_NET_GDR_LEVEL": Setting(
+    "NCCL_NET_GDR_LEVEL": VariableRule(
         one_of("LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "PHB", "SYS", numbers=True),
         "NCCL takes its default",
         knowledge.NCCL_ENV,
     ),
-    "NCCL_LAUNCH_MODE": Setting(one_of("PARALLEL", "GROUP"), "NCCL takes its default", knowledge.NCCL_ENV),
+    "NCCL_LAUNCH_MODE": VariableRule(one_of("PARALLEL", "GROUP"), "NCCL takes its default", knowledge.NCCL_ENV),
     # Devices and files of NCCL
-    "NCCL_SOCKET_IFNAME": Setting(nccl_interfaces, "NCCL finds no interface to use", knowledge.NCCL_ENV),
-    "NCCL_IB_HCA": Setting(hca_list, "NCCL then uses sockets, or no network at all", knowledge.NCCL_ENV),
-    "NCCL_TOPO_FILE": Setting(path_of_file, "NCCL goes without it", knowledge.NCCL_ENV),
-    "NCCL_CONF_FILE": Setting(path_of_file, "NCCL goes without it", knowledge.NCCL_ENV),
-    "NCCL_DEBUG_FILE": Setting(path_to_make, "NCCL writes to stdout instead", knowledge.NCCL_ENV),
-    "NCCL_TOPO_DUMP_FILE": Setting(path_to_make, "NCCL cannot write it", knowledge.NCCL_ENV),
+    "NCCL_SOCKET_IFNAME": VariableRule(nccl_interfaces, "NCCL finds no interface to use", knowledge.NCCL_ENV),
+    "NCCL_IB_HCA": VariableRule(hca_list, "NCCL then uses sockets, or no network at all", knowledge.NCCL_ENV),
+    "NCCL_TOPO_FILE": VariableRule(path_of_file, "NCCL goes without it", knowledge.NCCL_ENV),
+    "NCCL_CONF_FILE": VariableRule(path_of_file, "NCCL goes without it", knowledge.NCCL_ENV),
+    "NCCL_DEBUG_FILE": VariableRule(path_to_make, "NCCL writes to stdout instead", knowledge.NCCL_ENV),
+    "NCCL_TOPO_DUMP_FILE": VariableRule(path_to_make, "NCCL cannot write it", knowledge.NCCL_ENV),
     # Bounded numbers of NCCL
-    "NCCL_NTHREADS": Setting(one_of("64", "128", "256", "512"), "NCCL takes its default", knowledge.NCCL_ENV),
-    "NCCL_IB_RETRY_CNT": Setting(whole_number(0, 7), "InfiniBand knows 0 to 7", knowledge.NCCL_ENV),
-    "NCCL_IB_TIMEOUT": Setting(whole_number(1, 31), "InfiniBand then waits for ever", knowledge.NCCL_ENV),
-    "NCCL_IB_QPS_PER_CONNECTION": Setting(whole_number(1, 128), "NCCL knows 1 to 128", knowledge.NCCL_ENV),
-    "NCCL_IB_PCI_RELAXED_ORDERING": Setting(whole_number(0, 2), "NCCL knows 0, 1 and 2", knowledge.NCCL_ENV),
-    "NCCL_CROSS_NIC": Setting(whole_number(0, 2), "NCCL knows 0, 1 and 2", knowledge.NCCL_ENV),
-    "NCCL_SOCKET_NTHREADS": Setting(whole_number(1, 16), "NCCL knows 1 to 16", knowledge.NCCL_ENV),
-    "NCCL_P2P_PXN_LEVEL": Setting(whole_number(0, 2), "NCCL knows 0, 1 and 2", knowledge.NCCL_ENV),
+    "NCCL_NTHREADS": VariableRule(one_of("64", "128", "256", "512"), "NCCL takes its default", knowledge.NCCL_ENV),
+    "NCCL_IB_RETRY_CNT": VariableRule(whole_number(0, 7), "InfiniBand knows 0 to 7", knowledge.NCCL_ENV),
+    "NCCL_IB_TIMEOUT": VariableRule(whole_number(1, 31), "InfiniBand then waits for ever", knowledge.NCCL_ENV),
+    "NCCL_IB_QPS_PER_CONNECTION": VariableRule(whole_number(1, 128), "NCCL knows 1 to 128", knowledge.NCCL_ENV),
+    "NCCL_IB_PCI_RELAXED_ORDERING": VariableRule(whole_number(0, 2), "NCCL knows 0, 1 and 2", knowledge.NCCL_ENV),
+    "NCCL_CROSS_NIC": VariableRule(whole_number(0, 2), "NCCL knows 0, 1 and 2", knowledge.NCCL_ENV),
+    "NCCL_SOCKET_NTHREADS": VariableRule(whole_number(1, 16), "NCCL knows 1 to 16", knowledge.NCCL_ENV),
+    "NCCL_P2P_PXN_LEVEL": VariableRule(whole_number(0, 2), "NCCL knows 0, 1 and 2", knowledge.NCCL_ENV),
     # gloo, tensorpipe
-    "GLOO_SOCKET_IFNAME": Setting(
+    "GLOO_SOCKET_IFNAME": VariableRule(
         exact_interfaces, "gloo fails with “Unable to find address”", knowledge.TORCH_DISTRIBUTED
     ),
-    "TP_SOCKET_IFNAME": Setting(exact_interfaces, "tensorpipe finds no address", knowledge.TORCH_DISTRIBUTED),
+    "TP_SOCKET_IFNAME": VariableRule(exact_interfaces, "tensorpipe finds no address", knowledge.TORCH_DISTRIBUTED),
     # GPUs
-    "CUDA_VISIBLE_DEVICES": Setting(gpu_list, _CUDA_LIST, knowledge.CUDA_ENV),
-    "HIP_VISIBLE_DEVICES": Setting(gpu_list, "HIP does not show them all", knowledge.HIP_ENV),
-    "ROCR_VISIBLE_DEVICES": Setting(gpu_list, "ROCr does not show them all", knowledge.HIP_ENV),
-    "CUDA_DEVICE_ORDER": Setting(one_of("FASTEST_FIRST", "PCI_BUS_ID"), "CUDA takes FASTEST_FIRST", knowledge.CUDA_ENV),
-    "CUDA_LAUNCH_BLOCKING": Setting(_TORCH_FLAG, "CUDA knows 0 and 1", knowledge.CUDA_ENV),
-    "CUDA_MODULE_LOADING": Setting(one_of("DEFAULT", "LAZY", "EAGER"), "CUDA takes its default", knowledge.CUDA_ENV),
-    "CUDA_DEVICE_MAX_CONNECTIONS": Setting(whole_number(1, 32), "CUDA knows 1 to 32", knowledge.CUDA_ENV),
-    "AMD_SERIALIZE_KERNEL": Setting(whole_number(0, 3), "HIP knows 0 to 3", knowledge.HIP_ENV),
-    "AMD_SERIALIZE_COPY": Setting(whole_number(0, 3), "HIP knows 0 to 3", knowledge.HIP_ENV),
-    "HIP_LAUNCH_BLOCKING": Setting(_TORCH_FLAG, "HIP knows 0 and 1", knowledge.HIP_ENV),
+    "CUDA_VISIBLE_DEVICES": VariableRule(gpu_list, _CUDA_LIST, knowledge.CUDA_ENV),
+    "HIP_VISIBLE_DEVICES": VariableRule(gpu_list, "HIP does not show them all", knowledge.HIP_ENV),
+    "ROCR_VISIBLE_DEVICES": VariableRule(gpu_list, "ROCr does not show them all", knowledge.HIP_ENV),
+    "CUDA_DEVICE_ORDER": VariableRule(
+        one_of("FASTEST_FIRST", "PCI_BUS_ID"), "CUDA takes FASTEST_FIRST", knowledge.CUDA_ENV
+    ),
+    "CUDA_LAUNCH_BLOCKING": VariableRule(_TORCH_FLAG, "CUDA knows 0 and 1", knowledge.CUDA_ENV),
+    "CUDA_MODULE_LOADING": VariableRule(
+        one_of("DEFAULT", "LAZY", "EAGER"), "CUDA takes its default", knowledge.CUDA_ENV
+    ),
+    "CUDA_DEVICE_MAX_CONNECTIONS": VariableRule(whole_number(1, 32), "CUDA knows 1 to 32", knowledge.CUDA_ENV),
+    "AMD_SERIALIZE_KERNEL": VariableRule(whole_number(0, 3), "HIP knows 0 to 3", knowledge.HIP_ENV),
+    "AMD_SERIALIZE_COPY": VariableRule(whole_number(0, 3), "HIP knows 0 to 3", knowledge.HIP_ENV),
+    "HIP_LAUNCH_BLOCKING": VariableRule(_TORCH_FLAG, "HIP knows 0 and 1", knowledge.HIP_ENV),
 }
 
 _TORCH_BOOLS: Final = """
@@ -150,20 +154,20 @@ PYTORCH_KERNEL_CACHE_PATH
 """
 _OPENMP: Final = "https://www.openmp.org/spec-html/5.0/openmpse50.html"
 
-SETTINGS |= {name: Setting(_TORCH_BOOL, _RAISES, _TORCH_BOOL_CODE) for name in _TORCH_BOOLS.split()}
-SETTINGS |= {name: Setting(whole_number(0), _RAISES, _TORCH_BOOL_CODE) for name in _TORCH_NUMBERS.split()}
+SETTINGS |= {name: VariableRule(_TORCH_BOOL, _RAISES, _TORCH_BOOL_CODE) for name in _TORCH_BOOLS.split()}
+SETTINGS |= {name: VariableRule(whole_number(0), _RAISES, _TORCH_BOOL_CODE) for name in _TORCH_NUMBERS.split()}
 SETTINGS |= {
-    name: Setting(whole_number(signed=True), _NCCL_NUMBER, knowledge.NCCL_ENV) for name in _NCCL_SWITCHES.split()
+    name: VariableRule(whole_number(signed=True), _NCCL_NUMBER, knowledge.NCCL_ENV) for name in _NCCL_SWITCHES.split()
 }
 SETTINGS |= {
-    name: Setting(path_to_make, "what is to be kept there is lost", "mkdir(2)") for name in _DIRECTORIES.split()
+    name: VariableRule(path_to_make, "what is to be kept there is lost", "mkdir(2)") for name in _DIRECTORIES.split()
 }
 SETTINGS |= {
-    name: Setting(prefix_of_files, "the Flight Recorder cannot write its dump", knowledge.TORCH_FR_CODE)
+    name: VariableRule(prefix_of_files, "the Flight Recorder cannot write its dump", knowledge.TORCH_FR_CODE)
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 }
 SETTINGS |= {
-    name: Setting(whole_number(1, several=True), "the OpenMP runtime ignores it", _OPENMP)
+    name: VariableRule(whole_number(1, several=True), "the OpenMP runtime ignores it", _OPENMP)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 }
 

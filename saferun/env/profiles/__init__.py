@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from saferun.env.profiles.model import Cost, Profile, Resolution, Setting, Variable, Vendor
+from saferun.env.profiles.model import Cost, EnvVariable, Profile, Resolution, Variable, Vendor
 from saferun.env.profiles.resolution import render, resolve
 from saferun.env.profiles.search import ProfileSet, default_search_path, load_profiles
 
 __all__ = [
     "Cost",
+    "EnvVariable",
     "Profile",
     "ProfileSet",
     "Resolution",
-    "Setting",
     "Variable",
     "Vendor",
     "default_search_path",

@@ -97,7 +97,7 @@ class Profile(Value):
     unset: tuple[Removal, ...] = ()
 
 
-class Setting(Value):
+class EnvVariable(Value):
     """A variable that the ranks get.
 
     ``origin`` is what set it, for messages; ``replaces`` is the value of the user's environment that it replaces.
@@ -140,7 +140,7 @@ class Resolution(Value):
     """The result of env profiles, ``--env`` and ``--unset`` on one host. All parts are sorted by name."""
 
     profiles: tuple[str, ...]
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[EnvVariable, ...] = ()
     kept: tuple[Kept, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     removed: tuple[Removed, ...] = ()

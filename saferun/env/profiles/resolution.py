@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.env.profiles import templates
 from saferun.env.profiles.model import (
+    EnvVariable,
     Kept,
     Place,
     Profile,
@@ -18,7 +19,6 @@ from saferun.env.profiles.model import (
     Removal,
     Removed,
     Resolution,
-    Setting,
     Skipped,
     Variable,
     Vendor,
@@ -66,7 +66,7 @@ def resolve(
     for name in unset:
         _check_name("--unset", name, "")
     flagged = dict.fromkeys(name for name, _ in env)
-    settings: dict[str, Setting] = {}
+    settings: dict[str, EnvVariable] = {}
     kept: list[Kept] = []
     for name, (variable, owner) in state.chosen.items():
         if name in unset:
@@ -80,12 +80,14 @@ def resolve(
         replaced = user_environ.get(name)
         if replaced == variable.value:
             replaced = None
-        settings[name] = Setting(variable, owner.name, f"profile {owner.name} ({variable.place})", replaced)
+        settings[name] = EnvVariable(variable, owner.name, f"profile {owner.name} ({variable.place})", replaced)
     _drop_lone(settings, flagged)
     for name, value in env:
         replaced = user_environ.get(name)
         variable = Variable(name, value, Place("--env", 1))
-        settings[name] = Setting(variable, None, "--env", replaced if replaced != templates.fill(value, {}) else None)
+        settings[name] = EnvVariable(
+            variable, None, "--env", replaced if replaced != templates.fill(value, {}) else None
+        )
     return Resolution(
         profiles=tuple(profile.name for profile in layers),
         settings=tuple(sorted(settings.values(), key=lambda setting: setting.variable.name)),
@@ -95,7 +97,7 @@ def resolve(
     )
 
 
-def _drop_lone(settings: dict[str, Setting], flagged: Mapping[str, None]) -> None:
+def _drop_lone(settings: dict[str, EnvVariable], flagged: Mapping[str, None]) -> None:
     """Remove variables whose companion is not set by the same profile."""
     for name, setting in list(settings.items()):
         other = setting.variable.together_with
@@ -210,7 +212,7 @@ def _check_name(option: str, name: str, value: str) -> None:
 
 
 def _removed(
-    state: _Layering, unset: Sequence[str], user_environ: Mapping[str, str], settings: Mapping[str, Setting]
+    state: _Layering, unset: Sequence[str], user_environ: Mapping[str, str], settings: Mapping[str, EnvVariable]
 ) -> tuple[Removed, ...]:
     """The variables that are really removed from the environment that the ranks would inherit."""
     origins: dict[str, str] = {}

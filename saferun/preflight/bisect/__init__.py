@@ -16,31 +16,31 @@ from saferun.preflight.bisect.finding_text import Names, Tally, describe_all_alo
 from saferun.preflight.bisect.halving import Explained, Search, Wish, explain, merge, side_by_side
 from saferun.preflight.bisect.values import (
     LOOPBACK,
+    BisectFinding,
     FailingSet,
-    Finding,
     Group,
     Member,
-    Outcome,
     Trial,
+    TrialResult,
 )
 from saferun.preflight.results import CheckResult
 
 __all__ = [
     "LOOPBACK",
+    "BisectFinding",
     "Bisection",
     "FailingSet",
-    "Finding",
     "Group",
     "Member",
-    "Outcome",
     "Trial",
+    "TrialResult",
     "check_results",
 ]
 
 DEADLINE_S = 30.0
 
 _T = TypeVar("_T")
-_Plan = Generator[Trial, Sequence[Outcome], None]
+_Plan = Generator[Trial, Sequence[TrialResult], None]
 
 
 class _TrialsSpentError(Exception):
@@ -93,7 +93,7 @@ class Bisection:
         """What to try now; None: the search is over. The same until ``feed`` is called."""
         return self._trial
 
-    def feed(self, trial: Trial, outcomes: Sequence[Outcome]) -> None:
+    def feed(self, trial: Trial, outcomes: Sequence[TrialResult]) -> None:
         """What came of a trial. Members without an outcome have failed; those that were not asked do not count.
 
         A trial that is not the one that ``next_trial`` gave is ignored.
@@ -105,7 +105,7 @@ class Bisection:
         except StopIteration:
             self._trial = None
 
-    def finding(self) -> Finding:
+    def finding(self) -> BisectFinding:
         """What is known by now."""
         is_complete = self._trial is None and not self._is_cut_short
         count, parts = len(self._hosts), sum(len(group) for group in self._hosts.values())
@@ -117,9 +117,9 @@ class Bisection:
         ways = ", ".join(filter(None, self._works))
         good = f"{all_hosts} work{'s' * (parts == 1)}{' together' * (parts > 1)}{f' over {ways}' if ways else ''}"
         if not self._works and not self._fails:
-            return Finding("unknown", "nothing was tried yet", "", (), 0, is_complete)
+            return BisectFinding("unknown", "nothing was tried yet", "", (), 0, is_complete)
         if not self._fails:
-            return Finding("ok", good, "", (), self._trials, is_complete)
+            return BisectFinding("ok", good, "", (), self._trials, is_complete)
         sets = tuple(self._sets)
         lines = [found.line for found in sets]
         if not lines:
@@ -132,7 +132,7 @@ class Bisection:
             lines.append(f"the search was ended after {self._trials} trials")
         always = not sets or not all(found.sometimes for found in sets)
         hint = sets[0].hint if sets else ""
-        return Finding("fail" if always else "sometimes", "; ".join(lines), hint, sets, self._trials, is_complete)
+        return BisectFinding("fail" if always else "sometimes", "; ".join(lines), hint, sets, self._trials, is_complete)
 
     # --------------------------------------------------------------------------------------------------------- the plan
 
@@ -157,7 +157,7 @@ class Bisection:
             if left and (interface != LOOPBACK or len(left) > 1):
                 yield from self._over_interface(interface, left)
 
-    def _over_loopback(self) -> Generator[Trial, Sequence[Outcome], dict[int, Group]]:
+    def _over_loopback(self) -> Generator[Trial, Sequence[TrialResult], dict[int, Group]]:
         """Find the parts that fail within their host. Returns what is left of every host."""
         groups = tuple(self._hosts.values())
         failed = yield from self._try(Wish("each host alone over loopback", groups), LOOPBACK)
@@ -205,7 +205,7 @@ class Bisection:
         if found.works and rest and len(found.rest) > 1:
             self._left_works[interface] = rest
 
-    def _search(self, search: Search[_T], interface: str) -> Generator[Trial, Sequence[Outcome], _T]:
+    def _search(self, search: Search[_T], interface: str) -> Generator[Trial, Sequence[TrialResult], _T]:
         """Have the wishes of a search tried."""
         try:
             wish = next(search)
@@ -216,7 +216,7 @@ class Bisection:
             result: _T = end.value
             return result
 
-    def _try(self, wish: Wish, interface: str) -> Generator[Trial, Sequence[Outcome], list[bool]]:
+    def _try(self, wish: Wish, interface: str) -> Generator[Trial, Sequence[TrialResult], list[bool]]:
         """Try groups, and those that fail once more. Returns which failed at least once."""
         if not wish.groups:
             return []
@@ -226,14 +226,14 @@ class Bisection:
             yield from self._try_once(Wish(f"{wish.name}, again", failed), interface)
         return first
 
-    def _try_once(self, wish: Wish, interface: str) -> Generator[Trial, Sequence[Outcome], list[bool]]:
+    def _try_once(self, wish: Wish, interface: str) -> Generator[Trial, Sequence[TrialResult], list[bool]]:
         if self._trials >= self.limit:
             raise _TrialsSpentError
         outcomes = yield Trial(self._trials + 1, wish.name, wish.groups, interface, self._deadline_s)
         by_member = {outcome.member: outcome for outcome in outcomes}
         failed = []
         for group in wish.groups:
-            answers = [by_member.get(member) or Outcome(member, "timeout", "no answer") for member in group]
+            answers = [by_member.get(member) or TrialResult(member, "timeout", "no answer") for member in group]
             bad = tuple(answer for answer in answers if answer.kind != "ok")
             before = self._tally(group, interface)
             self._tallies[group, interface] = Tally(before.failed + bool(bad), before.of + 1, bad or before.outcomes)
@@ -250,7 +250,7 @@ def _bound(units: int) -> int:
     return 16 + 8 * units.bit_length()
 
 
-def check_results(finding: Finding) -> tuple[CheckResult, ...]:
+def check_results(finding: BisectFinding) -> tuple[CheckResult, ...]:
     """The finding as results of a check called ``collective``, for the tables of ``doctor``."""
     facts = (("trials", str(finding.trials)),)
     if finding.verdict == "unknown":

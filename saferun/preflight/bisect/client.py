@@ -15,7 +15,7 @@ from saferun.linux.bare_socket import Socket
 from saferun.linux.helper import Helper
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject, Value
-from saferun.preflight.bisect import Group, Member, Outcome, Trial
+from saferun.preflight.bisect import Group, Member, Trial, TrialResult
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PROGRAM = os.path.join(_PACKAGE, "coordinator", "trial_server.py")
@@ -65,7 +65,7 @@ class TrialRun:
         poller: Poller,
         *,
         on_ready: Callable[[str], None],
-        on_done: Callable[[Trial, tuple[Outcome, ...]], None],
+        on_done: Callable[[Trial, tuple[TrialResult, ...]], None],
     ) -> None:
         self.deadline: float | None = None
         self._place = place
@@ -79,7 +79,7 @@ class TrialRun:
         self._broken = ""
         self._trial: Trial | None = None
         self._where: dict[int, str] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, TrialResult] = {}
 
     def prepare(self) -> None:
         """Start the process, so that torch is there when the first trial is asked for."""
@@ -175,7 +175,7 @@ class TrialRun:
             case "outcome" if self._is_of_trial(message) and message.get("kind") in _KINDS:
                 member = Member(self._place.host, message["local_rank"])
                 details, where = (str(message.get(name, ""))[:_LONGEST_MESSAGE] for name in ("message", "where"))
-                self._outcomes[member.local_rank] = Outcome(member, message["kind"], details, where)
+                self._outcomes[member.local_rank] = TrialResult(member, message["kind"], details, where)
             case "done" if self._trial is not None and message.get("number") == self._trial.number:
                 self.deadline = None
                 self._finish("the trial process forgot it")
@@ -207,7 +207,7 @@ class TrialRun:
             if member.local_rank not in self._outcomes:
                 where = self._where.get(member.local_rank, "before joining")
                 kind = "error" if message else "timeout"
-                self._outcomes[member.local_rank] = Outcome(member, kind, message, where)
+                self._outcomes[member.local_rank] = TrialResult(member, kind, message, where)
         self._trial = None
         self._on_done(trial, tuple(self._outcomes.values()))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from saferun.cluster.messages import MOST_HOSTS
 from saferun.errors import printable
 from saferun.linux.poller import Poller
-from saferun.preflight.bisect import Bisection, Group, Member, Outcome, Trial, check_results
+from saferun.preflight.bisect import Bisection, Group, Member, Trial, TrialResult, check_results
 from saferun.preflight.bisect.client import IMPORT_S, MARGIN_S, TrialPlace, TrialRun
 from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
 
@@ -83,11 +83,11 @@ class TrialShare(TrialRun):
             self._is_prepared = True
             self._answer(_PREPARED, ())
 
-    def _trial_done(self, trial: Trial, outcomes: tuple[Outcome, ...]) -> None:
+    def _trial_done(self, trial: Trial, outcomes: tuple[TrialResult, ...]) -> None:
         if not self._is_over:
             self._answer(_name(trial), outcomes)
 
-    def _answer(self, name: str, outcomes: Sequence[Outcome]) -> None:
+    def _answer(self, name: str, outcomes: Sequence[TrialResult]) -> None:
         self._job.share(name, encode_outcomes(outcomes))
 
 
@@ -126,7 +126,7 @@ class TrialSearch(TrialShare):
         self._bisection = Bisection(hosts, labels, interfaces, part=part, deadline_s=timeout_s)
         self._on_over = on_over
         self._tried: Trial | None = None
-        self._collected: list[Outcome] = []
+        self._collected: list[TrialResult] = []
         self._waits_for_own = False
         self._waits_for_others = False
 
@@ -160,7 +160,7 @@ class TrialSearch(TrialShare):
         self._waits_for_others = False
         self._go_on()
 
-    def _answer(self, name: str, outcomes: Sequence[Outcome]) -> None:
+    def _answer(self, name: str, outcomes: Sequence[TrialResult]) -> None:
         del name
         self._collected += outcomes
         self._waits_for_own = False
@@ -221,12 +221,12 @@ def decode_trial(raw: object) -> Trial | None:
         return None
 
 
-def encode_outcomes(outcomes: Sequence[Outcome]) -> str:
+def encode_outcomes(outcomes: Sequence[TrialResult]) -> str:
     """How the members of a host did."""
     return json.dumps([[one.member.local_rank, one.kind, one.message, one.where] for one in outcomes])
 
 
-def decode_outcomes(text: str, host: int) -> list[Outcome]:
+def decode_outcomes(text: str, host: int) -> list[TrialResult]:
     """What a host says of its own members, whatever else it says."""
     found = []
     try:
@@ -234,7 +234,7 @@ def decode_outcomes(text: str, host: int) -> list[Outcome]:
             if kind in _KINDS:
                 member = Member(host, number(local_rank, 0, _MOST_RANKS))
                 found.append(
-                    Outcome(
+                    TrialResult(
                         member, kind, display_text(details, _LONGEST_MESSAGE), display_text(where, _LONGEST_MESSAGE)
                     )
                 )

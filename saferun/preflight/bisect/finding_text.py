@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.model import Value
 from saferun.preflight.bisect.halving import Blame, Unit
-from saferun.preflight.bisect.values import LOOPBACK, FailingSet, Group, Member, Outcome
+from saferun.preflight.bisect.values import LOOPBACK, FailingSet, Group, Member, TrialResult
 
 _NAMES_AT_MOST = 6
 
@@ -16,7 +16,7 @@ class Tally(Value):
 
     failed: int
     of: int
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[TrialResult, ...] = ()
 
 
 class Names(Value):
@@ -60,7 +60,7 @@ def over(interface: str) -> str:
     return f" over {interface}" if interface else ""
 
 
-def reason(outcomes: Sequence[Outcome], guilty: Sequence[Member]) -> str:
+def reason(outcomes: Sequence[TrialResult], guilty: Sequence[Member]) -> str:
     """What the members said, in brackets: the guilty ones first, words before none, an error before a timeout.
 
     Of errors a crash comes first: its peers may have reported lost connections before the kernel reported its end.

@@ -36,7 +36,7 @@ class Trial(Value):
     deadline_s: float
 
 
-class Outcome(Value):
+class TrialResult(Value):
     """How one member did.
 
     Attributes:
@@ -89,7 +89,7 @@ class FailingSet(Value):
         return f"{self.host}: {self.message}" if self.host else self.message
 
 
-class Finding(Value):
+class BisectFinding(Value):
     """What the trials so far say.
 
     Attributes:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from saferun import __version__
 from saferun.report.page.contents import (
-    CorePart,
+    CoreSection,
     IncidentPart,
-    PreflightPart,
+    PreflightSection,
     ReportPart,
     SlowPart,
     TracebackPart,
@@ -207,7 +207,7 @@ def _outcome(incident: IncidentPart) -> str:
     return text or shown(incident.outcome, 40)
 
 
-def _without_incident(run: Launch, preflight: PreflightPart | None) -> Verdict:
+def _without_incident(run: Launch, preflight: PreflightSection | None) -> Verdict:
     failed = [one for one in (preflight.results if preflight is not None else ()) if one.verdict == "fail"]
     if failed and run.outcome != "succeeded":
         first = failed[0]
@@ -314,7 +314,7 @@ def _tracebacks(tracebacks: Sequence[TracebackPart], scale: float) -> Iterator[O
             yield OutputPiece(f"{rank_ranges(one.ranks, LABEL_CHARACTERS)}: {traceback_summary(lines)}", lines)
 
 
-def _core_text(core: CorePart) -> str:
+def _core_text(core: CoreSection) -> str:
     what = shown(core.failure, 300)
     kept = f"kept as {shown(core.path, 300)}" if core.kept and core.path else "deleted after it had been read"
     address = f", address {shown(core.address, 40)}" if core.address else ""
@@ -323,7 +323,7 @@ def _core_text(core: CorePart) -> str:
     return f"rank {core.rank}, pid {core.pid}, {shown(core.signal, 40)}{address}: {state}"
 
 
-def _core_calls(core: CorePart) -> Iterator[Call]:
+def _core_calls(core: CoreSection) -> Iterator[Call]:
     yield from map(call_of, core.crashing_thread[:_MOST_LINES])
 
 

@@ -72,7 +72,7 @@ class TracebackPart(Value):
     lines: tuple[str, ...] = ()
 
 
-class CorePart(Value):
+class CoreSection(Value):
     """What became of a core."""
 
     rank: int
@@ -165,7 +165,7 @@ class CapturePart(Value):
     host: str = ""
 
 
-class HostPart(Value):
+class HostSection(Value):
     """A host of several."""
 
     name: str = ""
@@ -193,12 +193,12 @@ class IncidentPart(Value):
     victims: Ranks = ()
     lost_peers: Annotated[tuple[LostPeerPart, ...], list_of(LostPeerPart, MOST_ROWS, skips=True)] = ()
     stopped: Ranks = ()
-    hosts: Annotated[tuple[HostPart, ...], list_of(HostPart, MOST_ROWS, skips=True)] = ()
+    hosts: Annotated[tuple[HostSection, ...], list_of(HostSection, MOST_ROWS, skips=True)] = ()
     wait_groups: Annotated[tuple[WaitGroupPart, ...], list_of(WaitGroupPart, MOST_ROWS, skips=True)] = ()
     tree: Annotated[tuple[BranchPart, ...], list_of(BranchPart, MOST_ROWS)] = ()
     tracebacks: Annotated[tuple[TracebackPart, ...], list_of(TracebackPart, MOST_ROWS, skips=True)] = ()
     findings: tuple[str, ...] = ()
-    cores: Annotated[tuple[CorePart, ...], list_of(CorePart, MOST_ROWS, skips=True)] = ()
+    cores: Annotated[tuple[CoreSection, ...], list_of(CoreSection, MOST_ROWS, skips=True)] = ()
     oom: OomPart | None = None
     kernel_log: tuple[str, ...] = ()
     host_status: tuple[str, ...] = ()
@@ -279,7 +279,7 @@ class HostInfoPart(Value):
     nccl: tuple[str, ...] = ()
 
 
-class PreflightPart(Value):
+class PreflightSection(Value):
     """The checks before a start."""
 
     verdict: str = ""
@@ -296,7 +296,7 @@ class ReportPart(Value):
     schema: str = ""
     saferun_version: str = ""
     run: Launch = Launch()
-    preflight: PreflightPart | None = None
+    preflight: PreflightSection | None = None
     decisions: Annotated[tuple[Decision, ...], list_of(Decision, MOST_ROWS, skips=True)] = ()
     decisions_omitted: int = 0
     incidents: Annotated[tuple[IncidentPart, ...], list_of(IncidentPart, 200, skips=True)] = ()
@@ -313,9 +313,9 @@ def decode_report(content: bytes) -> ReportPart | None:
     return report
 
 
-def decode_preflight(content: bytes) -> PreflightPart | None:
+def decode_preflight(content: bytes) -> PreflightSection | None:
     """preflight.json; None where it is none."""
-    preflight: PreflightPart | None = _decoded(PreflightPart, content)
+    preflight: PreflightSection | None = _decoded(PreflightSection, content)
     return preflight
 
 

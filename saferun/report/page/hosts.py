@@ -9,7 +9,7 @@ from saferun.report.page.contents import (
     IncidentPart,
     MatrixRowPart,
     PairPart,
-    PreflightPart,
+    PreflightSection,
     ProcessPart,
     ResultPart,
 )
@@ -37,7 +37,7 @@ _STATES = {
 _ORDER = {"fail": 0, "warn": 1, "skipped": 2, "ok": 3}
 
 
-def build_checks(preflight: PreflightPart | None) -> tuple[Table | None, Table | None]:
+def build_checks(preflight: PreflightSection | None) -> tuple[Table | None, Table | None]:
     """What the checks found: first what is wrong or was not checked, then what is fine."""
     if preflight is None:
         return None, None
@@ -117,7 +117,7 @@ def _cell(cell: CellPart | None) -> MatrixCell:
 # ---------------------------------------------------------------------------------------------------------- differences
 
 
-def build_versions(preflight: PreflightPart | None, run: RunJson | None) -> Table | None:
+def build_versions(preflight: PreflightSection | None, run: RunJson | None) -> Table | None:
     """Versions; where hosts differ, each value with its hosts."""
     by_host = {host.name: host.versions for host in preflight.hosts} if preflight is not None else {}
     if preflight is not None and not by_host:
@@ -134,7 +134,7 @@ def build_versions(preflight: PreflightPart | None, run: RunJson | None) -> Tabl
     return _differences("Versions", by_host)
 
 
-def build_environment(preflight: PreflightPart | None) -> Table | None:
+def build_environment(preflight: PreflightSection | None) -> Table | None:
     """The variables that matter between hosts, likewise."""
     if preflight is None:
         return None

@@ -8,7 +8,7 @@ from saferun.model import Value
 from saferun.report.page.contents import (
     MOST_ROWS,
     PairPart,
-    PreflightPart,
+    PreflightSection,
     ReportPart,
     decoded_object,
 )
@@ -127,7 +127,7 @@ class RunFiles(Value):
 
     name: str
     report: ReportPart | None = None
-    preflight: PreflightPart | None = None
+    preflight: PreflightSection | None = None
     run: RunJson | None = None
     hosts: tuple[HostEvents, ...] = ()
     tails: tuple[RankTail, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from saferun.model import Value, signal_name
-from saferun.report.page.contents import IncidentPart, PreflightPart, ReportPart
+from saferun.report.page.contents import IncidentPart, PreflightSection, ReportPart
 from saferun.report.page.run_contents import EventLine, HostEvents
 from saferun.report.page.values import LABEL_CHARACTERS, Mark, Segment, Timeline, TimelineRow
 from saferun.report.picture import rank_ranges
@@ -94,7 +94,7 @@ class _Recorded(Value):
 def build_timelines(
     hosts: Sequence[HostEvents],
     report: ReportPart | None,
-    preflight: PreflightPart | None,
+    preflight: PreflightSection | None,
     *,
     folds: bool = True,
 ) -> tuple[Timeline | None, Timeline | None]:
@@ -139,7 +139,7 @@ def build_timelines(
     return whole, _drawn(recorded, incidents, "", start=start)
 
 
-def clock_offsets(preflight: PreflightPart | None) -> dict[str, float]:
+def clock_offsets(preflight: PreflightSection | None) -> dict[str, float]:
     """How many seconds the clocks of hosts are ahead of the others', where the checks measured it."""
     offsets = {}
     for result in preflight.results if preflight is not None else ():

@@ -18,7 +18,7 @@ from saferun.coordinator.assignments import (
 )
 from saferun.coordinator.job_log import LONGEST_MESSAGE_BYTES
 from saferun.model import JsonObject
-from saferun.preflight.bisect import Member, Outcome, Trial
+from saferun.preflight.bisect import Member, Trial, TrialResult
 from saferun.preflight.bisect.driver import decode_outcomes, decode_trial, encode_outcomes, encode_trial
 from saferun.preflight.host_messages import (
     decode_endpoint,
@@ -135,5 +135,5 @@ def test_a_trial_reaches_all_hosts_and_its_outcomes_the_leader() -> None:
     """Each host reports its own members."""
     assert decode_trial(broadcast({"trial": encode_trial(TRIAL)})["trial"]) == TRIAL
     assert broadcast({"trial": {}})["trial"] == {}
-    outcomes = [Outcome(Member(1, 0), "ok", "", ""), Outcome(Member(1, 1), "error", "NCCL error", "all_reduce")]
+    outcomes = [TrialResult(Member(1, 0), "ok", "", ""), TrialResult(Member(1, 1), "error", "NCCL error", "all_reduce")]
     assert decode_outcomes(shared("trial-3", encode_outcomes(outcomes)), 1) == outcomes

@@ -9,7 +9,7 @@ import pytest
 
 from saferun.coordinator import control_channel as channel_module
 from saferun.coordinator.control_channel import ControlChannel
-from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNREACHABLE, Finding
+from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNREACHABLE, SilenceReason
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 DEADLINE_S = 30.0
@@ -32,7 +32,7 @@ class Client:
 class World:
     """A line, what is found at its other end, and what it says of that."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *findings: SilenceReason) -> None:
         self.findings = list(findings)
         self.asked: list[list[str]] = []
         self.said: list[tuple[str, Any]] = []
@@ -57,7 +57,7 @@ class World:
         )
         self.line.open()
 
-    def _knock(self, _name: str, addresses: list[str], _port: int, **_: Any) -> Finding:
+    def _knock(self, _name: str, addresses: list[str], _port: int, **_: Any) -> SilenceReason:
         self.asked.append(addresses)
         return self.findings.pop(0) if len(self.findings) > 1 else self.findings[0]
 
@@ -82,7 +82,7 @@ class World:
 
 def test_where_the_store_answers_at_another_address_the_line_leads_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the first host has published are tried, and the one where the hosts met."""
-    world = World(monkeypatch, Finding(CUT, "text", "10.1.0.1"))
+    world = World(monkeypatch, SilenceReason(CUT, "text", "10.1.0.1"))
     world.repair(is_silent=True)
     assert world.said == [("started", "node1"), ("started", "10.1.0.1"), ("moved", ("node1", "10.1.0.1"))]
     assert world.asked == [["node1", "10.0.0.1", "10.1.0.1"]]
@@ -91,14 +91,14 @@ def test_where_the_store_answers_at_another_address_the_line_leads_there(monkeyp
 
 def test_a_connection_that_was_forgotten_is_made_again_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way works."""
-    world = World(monkeypatch, Finding(REACHED, "text", "node1"))
+    world = World(monkeypatch, SilenceReason(REACHED, "text", "node1"))
     world.repair()
     assert world.said == [("started", "node1"), ("started", "node1")]
 
 
 def test_a_store_that_does_not_answer_is_looked_after_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, and only another way is taken then; what else is found is left for the end of the time."""
-    world = World(monkeypatch, Finding(GONE, "text"), Finding(CUT, "text", "10.1.0.1"))
+    world = World(monkeypatch, SilenceReason(GONE, "text"), SilenceReason(CUT, "text", "10.1.0.1"))
     for _ in range(3):
         world.line.tick(1.0)
     world.wait_written("started", "doubt")
@@ -115,7 +115,7 @@ def test_what_is_certain_is_the_end_of_the_line(
     monkeypatch: pytest.MonkeyPatch, why: str, is_silent: bool, again: bool
 ) -> None:
     """Its saferun is gone; or the store is, and somebody holds its port."""
-    world = World(monkeypatch, Finding(why, "text"))
+    world = World(monkeypatch, SilenceReason(why, "text"))
     world.repair(is_silent=is_silent)
     assert world.said[1:] == [("lost", (why, again))]
     assert world.line.is_closed
@@ -123,15 +123,15 @@ def test_what_is_certain_is_the_end_of_the_line(
 
 def test_a_store_that_says_nothing_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its coordinator may have been stopped, and its ranks train on."""
-    world = World(monkeypatch, Finding(FROZEN, "text"), Finding(REACHED, "text", "node1"))
+    world = World(monkeypatch, SilenceReason(FROZEN, "text"), SilenceReason(REACHED, "text", "node1"))
     world.repair(is_silent=True)
     assert world.said[1:] == [("searching", FROZEN), ("started", "node1"), ("moved", ("node1", "node1"))]
 
 
 def test_where_nothing_answers_it_is_searched_for_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is found meanwhile is reported when it changes, and is no end."""
-    far = Finding(UNREACHABLE, "text")
-    world = World(monkeypatch, far, far, Finding(GONE, "text"), far, Finding(REACHED, "text", "node1"))
+    far = SilenceReason(UNREACHABLE, "text")
+    world = World(monkeypatch, far, far, SilenceReason(GONE, "text"), far, SilenceReason(REACHED, "text", "node1"))
     world.repair(is_silent=True)
     assert world.said[1:] == [
         ("searching", UNREACHABLE),
@@ -145,7 +145,7 @@ def test_where_nothing_answers_it_is_searched_for_until_it_is_there(monkeypatch:
 
 def test_a_search_ends_with_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody wants the line any more."""
-    world = World(monkeypatch, Finding(UNREACHABLE, "text"))
+    world = World(monkeypatch, SilenceReason(UNREACHABLE, "text"))
     thread = threading.Thread(target=world.repair, daemon=True)
     thread.start()
     world.wait_written("started", "searching")
@@ -156,7 +156,7 @@ def test_a_search_ends_with_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_way_that_answers_and_cannot_be_used_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is searched for further."""
-    world = World(monkeypatch, Finding(CUT, "text", "10.1.0.1"), Finding(CUT, "text", "10.0.0.1"))
+    world = World(monkeypatch, SilenceReason(CUT, "text", "10.1.0.1"), SilenceReason(CUT, "text", "10.0.0.1"))
     world.broken = {"10.1.0.1"}
     world.repair(is_silent=True)
     assert [word for word, _ in world.said] == ["started", "searching", "started", "moved"]
@@ -165,14 +165,14 @@ def test_a_way_that_answers_and_cannot_be_used_is_no_way(monkeypatch: pytest.Mon
 
 def test_a_connection_that_breaks_while_somebody_only_looks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever used it has ended: without another one this host would hear of nothing any more."""
-    world = World(monkeypatch, Finding(REACHED, "text", "node1"))
+    world = World(monkeypatch, SilenceReason(REACHED, "text", "node1"))
     looked: list[str] = []
 
-    def ask(_broken: object) -> Finding:
+    def ask(_broken: object) -> SilenceReason:
         if not looked:
             looked.append("early")
             world.line.repair(world.line.watching)  # as the thread does that waits in it
-        return Finding(REACHED, "text", "node1")
+        return SilenceReason(REACHED, "text", "node1")
 
     monkeypatch.setattr(world.line, "_ask_leader", ask)
     world.repair(is_silent=True, is_early=True)
@@ -182,7 +182,7 @@ def test_a_connection_that_breaks_while_somebody_only_looks_is_made_again(monkey
 def test_a_connection_that_breaks_as_soon_as_it_is_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at once, and each time."""
     monkeypatch.setattr(channel_module, "_LEAST_PAUSE_S", 0.01)
-    world = World(monkeypatch, Finding(REACHED, "text", "node1"))
+    world = World(monkeypatch, SilenceReason(REACHED, "text", "node1"))
     say, times = world._write, 3
 
     def break_again(word: str, value: Any) -> None:
@@ -197,7 +197,7 @@ def test_a_connection_that_breaks_as_soon_as_it_is_made_is_made_again(monkeypatc
 
 def test_where_no_thread_can_be_started_the_store_is_looked_after_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator lives on: a limit of threads that is reached for a moment ends no job."""
-    world = World(monkeypatch, Finding(CUT, "text", "10.1.0.1"))
+    world = World(monkeypatch, SilenceReason(CUT, "text", "10.1.0.1"))
     start = threading.Thread.start
     full = [True, True]
 

@@ -15,7 +15,7 @@ from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, U
 from saferun.coordinator.evidence_chunks import is_chunk_name
 from saferun.coordinator.handler_rendezvous import is_loopback, master_addr
 from saferun.coordinator.heartbeats import read_state
-from saferun.coordinator.host import Host
+from saferun.coordinator.host import HostCoordinator
 from saferun.coordinator.leader_address import read_address
 from saferun.coordinator.liveness_probe import Observation, judge, probe_host
 from saferun.coordinator.rendezvous_round import RendezvousRound
@@ -255,7 +255,7 @@ def test_a_coordinator_lives_on_where_no_thread_can_be_started(monkeypatch: pyte
 
     monkeypatch.setattr(threading.Thread, "start", start)
     told: Any = Told()
-    host = Host(told, None, -1, "2.13")  # type: ignore[arg-type]
+    host = HostCoordinator(told, None, -1, "2.13")  # type: ignore[arg-type]
     assert host.handle(told, {"op": "close"})
     host.handle(told, {"op": "join", "task": 0, **MEETING})
     (failed,) = told.said

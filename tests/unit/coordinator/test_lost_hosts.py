@@ -9,7 +9,7 @@ import pytest
 
 from saferun.coordinator.assignments import HostRecord, TaskRecord
 from saferun.coordinator.liveness import Liveness
-from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, Finding
+from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, SilenceReason
 
 INTERVAL_S = 0.1
 
@@ -53,7 +53,7 @@ def find_out(monitor: Silent, why: str) -> list[dict[str, Any]]:
         INTERVAL_S,
         has_one_port=False,
         report=lambda op, fields: told.append({"op": op, **fields}),
-        probe=lambda *_arguments, **_more: Finding(why, "in words"),
+        probe=lambda *_arguments, **_more: SilenceReason(why, "in words"),
     )
     stand_in: Any = monitor
     liveness.monitor = stand_in

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from saferun.preflight.bisect import (
     LOOPBACK,
+    BisectFinding,
     Bisection,
     FailingSet,
-    Finding,
     Group,
     Member,
-    Outcome,
     Trial,
+    TrialResult,
     check_results,
 )
 from saferun.preflight.bisect.halving import judge_pairs, rounds
@@ -29,7 +29,7 @@ Fails = Callable[[Group, str], bool]
 
 def run(
     fails: Fails, hosts: int | Mapping[int, Sequence[int]], interfaces: Sequence[str] = (), gpus: int = 2
-) -> tuple[Finding, list[Trial]]:
+) -> tuple[BisectFinding, list[Trial]]:
     """Search a cluster in which the groups fail that ``fails`` says. Checks what holds for every search."""
     if isinstance(hosts, int):
         hosts = {host: range(gpus) for host in range(hosts)}
@@ -46,7 +46,7 @@ def run(
         outcomes = []
         for group in trial.groups:
             kind = "timeout" if fails(group, trial.interface) else "ok"
-            outcomes += [Outcome(member, kind, where="" if kind == "ok" else "in barrier") for member in group]
+            outcomes += [TrialResult(member, kind, where="" if kind == "ok" else "in barrier") for member in group]
         search.feed(trial, outcomes)
     finding = search.finding()
     assert finding.trials == len(trials)
@@ -57,7 +57,7 @@ def hosts_of(group: Group) -> set[int]:
     return {member.host for member in group}
 
 
-def only(finding: Finding) -> FailingSet:
+def only(finding: BisectFinding) -> FailingSet:
     assert finding.is_complete
     assert len(finding.sets) == 1, finding
     return finding.sets[0]
@@ -72,8 +72,8 @@ def test_trials_and_outcomes_travel_as_json() -> None:
     """The leader tells the hosts what to try, and they tell it what came of it."""
     trial = Bisection({0: [0, 1], 3: [0]}, interfaces=["eth0"]).next_trial()
     assert fit(Trial, loads(json.dumps(trial))) == trial
-    outcomes = (Outcome(Member(3, 0), "timeout", "", "in barrier"), Outcome(Member(0, 1), "ok"))
-    assert fit(tuple[Outcome, ...], loads(json.dumps(outcomes))) == outcomes
+    outcomes = (TrialResult(Member(3, 0), "timeout", "", "in barrier"), TrialResult(Member(0, 1), "ok"))
+    assert fit(tuple[TrialResult, ...], loads(json.dumps(outcomes))) == outcomes
 
 
 def test_hosts_that_share_a_machine_are_searched_over_loopback() -> None:
@@ -369,7 +369,7 @@ def test_members_that_do_not_answer_have_failed() -> None:
     search = Bisection({0: [0], 1: [0]})
     trial = search.next_trial()
     assert trial is not None
-    search.feed(trial, [Outcome(Member(0, 0), "ok"), Outcome(Member(7, 0), "ok")])
+    search.feed(trial, [TrialResult(Member(0, 0), "ok"), TrialResult(Member(7, 0), "ok")])
     again = search.next_trial()
     assert again is not None
     assert again.name == "all, again"
@@ -392,9 +392,9 @@ def test_the_words_tell_what_the_guilty_said() -> None:
         for group in trial.groups:
             bad = any(member.host == 2 for member in group) and len(group) > 1
             for member in group:
-                said = Outcome(member, "error", "no route to host", "in init_process_group")
-                waits = Outcome(member, "timeout", "timed out", "in barrier")
-                outcomes.append((said if member.host == 2 else waits) if bad else Outcome(member, "ok"))
+                said = TrialResult(member, "error", "no route to host", "in init_process_group")
+                waits = TrialResult(member, "timeout", "timed out", "in barrier")
+                outcomes.append((said if member.host == 2 else waits) if bad else TrialResult(member, "ok"))
         search.feed(trial, outcomes)
     found = only(search.finding())
     assert found.line == (

@@ -18,7 +18,7 @@ from saferun.report.page.contents import (
     FramePart,
     IncidentPart,
     PairPart,
-    PreflightPart,
+    PreflightSection,
     ProgressPart,
     RecorderPart,
     ReportPart,
@@ -99,7 +99,7 @@ def test_clocks_are_corrected_by_what_the_checks_measured() -> None:
     late[3]["times"] = [time + 3600 for time in late[3]["times"]]
     hosts = [events_of("node1", hang_events(range(8), 16)), events_of("node2", late)]
     clock = ResultPart("clock", "warn", "node2", facts=(PairPart("ahead_s", "3600.0"),))
-    whole, _ = build_timelines(hosts, NOBODY, PreflightPart(results=(clock,)))
+    whole, _ = build_timelines(hosts, NOBODY, PreflightSection(results=(clock,)))
     assert [label for label, _, _ in phases(whole)] == ["ranks 0-15 (16)"]
     assert whole is not None
     assert "node2 are corrected" in whole.note

@@ -13,7 +13,7 @@ from saferun.report.page.contents import (
     IncidentPart,
     MatrixRowPart,
     PairPart,
-    PreflightPart,
+    PreflightSection,
     ReportPart,
     ResultPart,
 )
@@ -28,7 +28,7 @@ def test_a_launch_that_the_checks_refused_says_so_first() -> None:
     failed = ResultPart("links", "fail", "node3", "hsn0 does not answer", "check the cable")
     other = ResultPart("ports", "fail", "node1", "port 29500 is in use", "free it")
     run = Launch("5f2c1a", outcome="failed", exit_code=2)
-    report = ReportPart(run=run, preflight=PreflightPart("fail", results=(failed, other)))
+    report = ReportPart(run=run, preflight=PreflightSection("fail", results=(failed, other)))
     page = build_page(RunFiles("run", report), str)
     assert (page.verdict.tone, page.verdict.kind) == ("bad", "Preflight checks failed")
     assert page.verdict.headline == "node3: hsn0 does not answer"
@@ -130,7 +130,7 @@ def test_folding_loses_no_line(lines: list[str]) -> None:
 def test_what_differs_between_hosts_stands_out() -> None:
     hosts = [HostInfoPart(f"node{n}", (PairPart("torch", "2.13.0"), PairPart("python", "3.11"))) for n in range(5)]
     hosts[3] = HostInfoPart("node3", (PairPart("torch", "2.12.0"), PairPart("python", "3.11")))
-    table = build_versions(PreflightPart(hosts=tuple(hosts)), None)
+    table = build_versions(PreflightSection(hosts=tuple(hosts)), None)
     assert table is not None
     assert table.rows[0] == ("torch", "2.12.0", "node3")
     assert table.odd == {0}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence import Frame, HangVerdict, ThreadStack
 from saferun.watchdog.detector import Watchdog, sampling_interval_s
-from saferun.watchdog.samples import JobSample, Outcome, ProcessSample, RankSample
+from saferun.watchdog.samples import JobSample, ProcessSample, RankSample, SampleResult
 
 TIMEOUTS_S = (2.0, 30.0, 300.0)
 
@@ -159,7 +159,7 @@ class Job:
             self.step()
         return [verdict for _, verdict in self.told[before:]]
 
-    def step(self, seconds: float | None = None) -> Outcome:
+    def step(self, seconds: float | None = None) -> SampleResult:
         """One sample, and what it leads to."""
         outcome = self._live(self.interval_s if seconds is None else seconds)
         # Between samples stacks are looked at as often as wanted.
@@ -172,7 +172,7 @@ class Job:
                 self.watchdog.take_dump(pid, at, [one._replace(active=one.active and self.active) for one in threads])
         return outcome
 
-    def _live(self, seconds: float) -> Outcome:
+    def _live(self, seconds: float) -> SampleResult:
         self.at += seconds
         ranks = []
         for rank, does in self.does.items():
