@@ -16,7 +16,6 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Most tests wait most of the time, so several files run at once on two cores. Files, not tests: one file shares fixtures.
 # tests/running.py gives the longest out first, and all of tests/cluster to one worker.
-SIDE_BY_SIDE := -n 3 --dist loadfile
 ALL_TOGETHER := -n 6 --dist loadfile
 WAITING := tests/unit tests/process $(wildcard tests/test_*.py)
 ALL_TESTS := tests/cluster tests/torch $(WAITING)
@@ -32,7 +31,7 @@ test-all: checked
 	@$(PY) -m tests.cluster install
 	@$(PY) -m tests.recipes
 	$(PY) -m pytest $(ALL_TOGETHER) $(ALL_TESTS)
-	$(PY) tests/without.py kernel $(PY) -m pytest $(SIDE_BY_SIDE) tests/process
+	$(PY) tests/without.py kernel $(PY) -m pytest $(ALL_TOGETHER) tests/process
 	$(PY) -m tests.matrix
 
 # docs/pictures/, made of real runs; needs chromium.
