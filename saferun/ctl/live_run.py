@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 from saferun.errors import UsageError, suppress
 from saferun.files.run_dir import shorter_path
-from saferun.files.run_files import RunRecord, RunState, living_records, open_run, read_state
+from saferun.files.run_files import RunEnd, RunRecord, RunState, living_records, open_run, read_state
 from saferun.linux.bare_socket import Socket
 from saferun.linux.control_socket import connect
 from saferun.model import JsonObject
-from saferun.text.decoding import MALFORMED, display_text
+from saferun.text.decoding import MALFORMED, display_text, number
 from saferun.text.framing import MessageBuffer
 
 _TIMEOUT_S = 10.0
@@ -73,12 +74,19 @@ class LiveRun:
             raise _silent(self.shown, error.strerror or str(error)) from None
         raise _silent(self.shown, "it closed the connection")
 
-    def wait_for_end(self) -> None:
-        """Return when the saferun has ended, or closes the connection because of that."""
+    def wait_for_end(self) -> RunState:
+        """Return when the saferun has ended, or closes the connection because of that: how, as far as it has said."""
         self._connection.settimeout(None)
+        last: JsonObject = {}
         with suppress(OSError):
-            while self._connection.recv(_READ_BYTES):
-                pass
+            while chunk := self._connection.recv(_READ_BYTES):
+                for answer in self._buffer.feed(chunk) or ():
+                    last = answer
+        try:
+            end = RunEnd(time.time(), number(last["exit_code"]), str(last["outcome"]), "")
+        except MALFORMED:
+            return RunState("unknown", record=self.record)
+        return RunState(end.outcome, record=self.record._replace(end=end))
 
     def close(self) -> None:
         """Close the connection."""

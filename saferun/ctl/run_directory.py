@@ -1,8 +1,8 @@
 """Which run a word of the command line means: the same for every verb.
 
 A run is named by its directory, by its name below saferun_runs, by its id, by the beginning of either, or by
-``latest``. Runs are looked for below ./saferun_runs and in the index of this user's runs. A run that lives comes before
-one that has ended, and one of this directory before others.
+``latest``. Runs are looked for below ./saferun_runs, in the index of this user's runs, and among those that live
+without files. A run that lives comes before one that has ended, and one of this directory before others.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from saferun.errors import UsageError, suppress
+from saferun.files.live_records import recorded_runs
 from saferun.files.run_dir import BASE, shorter_path
 from saferun.files.run_files import RUN_JSON, RunState, open_run, read_state
 from saferun.files.run_index import index_path, read_index
@@ -30,6 +31,7 @@ REQUIRED_HELP = (
 )
 _MOST_CANDIDATES = 100
 _NAMED = 5
+_DATE_CHARS = len("20260131-140500")
 
 
 class FoundRun(Value):
@@ -131,22 +133,38 @@ def _latest(*, living_first: bool) -> FoundRun:
 
 
 def _is_meant(word: str, run: FoundRun) -> bool:
-    ids = (run.run_id, run.name, run.name[16:])  # after the date and the time comes the beginning of the id
+    ids = (
+        run.run_id,
+        run.name,
+        run.name[_DATE_CHARS + 1 :],
+    )  # after the date and the time comes the beginning of the id
     return bool(word) and any(one.startswith(word) for one in ids if one)
 
 
 def known_runs() -> Iterator[FoundRun]:
-    """The runs below ./saferun_runs and in the index, each once, the newest first in each of the two."""
+    """The runs below ./saferun_runs, and those in the index or without files, each once, the newest first in both."""
     seen: set[str] = set()
-    ids = {entry.path: entry.run_id for entry in reversed(read_index(index_path(os.environ)))}
+    entries = read_index(index_path(os.environ))
+    ids = {entry.path: entry.run_id for entry in reversed(entries)}
     for path in _below(os.path.abspath(BASE)):
         seen.add(path)
         yield FoundRun(path, is_here=True, run_id=ids.get(path, ""))
-    for path in reversed(list(ids)):
+    # Both kinds of names begin with the date and the time.
+    elsewhere = [*((entry.name, entry.path) for entry in entries), *_without_files()]
+    for _, path in sorted(elsewhere, key=lambda one: one[0][:_DATE_CHARS], reverse=True):
         real = os.path.realpath(path)
-        if real not in seen and _is_ours(real):
+        if real not in seen and (path not in ids or _is_ours(real)):
             seen.add(real)
-            yield FoundRun(real, is_here=False, run_id=ids[path])
+            yield FoundRun(real, is_here=False, run_id=ids.get(path) or _run_id_of(real))
+
+
+def _without_files() -> Iterator[tuple[str, str]]:
+    return ((os.path.basename(path), path) for path in recorded_runs(os.environ))
+
+
+def _run_id_of(path: str) -> str:
+    record = state_of(path).record
+    return record.run_id if record is not None else ""
 
 
 def _below(base: str) -> Iterable[str]:

@@ -111,11 +111,11 @@ def _what_follows(reply: JsonObject, verb: str, fields: Mapping[str, float]) -> 
 
 
 def _await_end(live: LiveRun) -> RunState:
-    live.wait_for_end()
+    ended = live.wait_for_end()
     give_up_at = time.monotonic() + _END_WRITTEN_S
     while (state := state_of(live.directory)).is_living and time.monotonic() < give_up_at:
         time.sleep(_INTERVAL_S)
-    return state
+    return state if state.name != "unknown" else ended  # a run without files leaves none
 
 
 def _end_text(state: RunState) -> str:

@@ -11,7 +11,7 @@ from saferun.errors import suppress
 from saferun.files.file_stream import APPENDED, LAZY, WHOLE
 from saferun.files.housekeeping import Housekeeper, Housework
 from saferun.files.index_file import IndexFile
-from saferun.files.operations import OPERATIONS
+from saferun.files.operations import OPERATIONS, touch_live_record
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.sinks import Budget, Sink, WholeFile
 from saferun.files.trees import remove_directory
@@ -127,7 +127,8 @@ class FileServer:
         self._unwritten = [sink for sink in self._unwritten if sink.retry_at is not None]
 
     def beat(self) -> None:
-        """Show other hosts that this one lives, by the times of the files of events."""
+        """Show other hosts and containers that this one lives, by the times of its files."""
+        touch_live_record()
         for sink in self._sinks.values():
             if isinstance(sink, Sink) and _is_of_events(sink.path):
                 sink.touch()

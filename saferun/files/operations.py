@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from saferun.errors import suppress
 from saferun.files import trees
+from saferun.files.live_records import LiveRecord
 from saferun.files.trees import Tree, add_tree, log_tree
 from saferun.linux.error_files import copy_large, copy_root_cause, read_error_file, write_launcher_error
 from saferun.linux.scratch import Scratch, remove_scratch
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _LONGEST_MESSAGE = 64 << 10
 # Temporary directories that were made here, by the run's id and what for: they are locked, which keeps cleaners away.
 _scratches: dict[tuple[str, int], Scratch] = {}
+# The record of the launch, where it keeps no files.
+_records: list[LiveRecord] = []
 
 
 def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str]) -> None:
@@ -145,6 +148,29 @@ def remove_directories(made: list[list[str | int]]) -> None:
         _scratches.popitem()[1].close()
 
 
+def write_live_record(name: str, host: str, file: str, is_part: int, content: str) -> None:
+    """Write the record of a launch that keeps no files. The arguments are those of ``LiveRecord``, and the content.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+    if not _records:
+        _records.append(LiveRecord(name, host, file, is_part=bool(is_part)))
+    _records[0].write(content, os.environ)
+
+
+def touch_live_record() -> None:
+    """Show that the launch lives."""
+    for record in _records:
+        record.touch()
+
+
+def remove_live_record() -> None:
+    """The launch is over."""
+    while _records:
+        _records.pop().remove()
+
+
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "make_run_directory": make_run_directory,
     "make_directories": make_directories,
@@ -153,4 +179,6 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "write_error": write_error,
     "make_scratch_directories": make_scratch_directories,
     "remove_directories": remove_directories,
+    "write_live_record": write_live_record,
+    "remove_live_record": remove_live_record,
 }

@@ -56,6 +56,7 @@ class RunDirectory:
         self._host = host
         self._run_id = run_id
         self._has_asked_for_scratch = False
+        self._has_live_record = False
         self.scratch = Scratch(run_id)
         self._warn = warn
         self.files = files
@@ -308,6 +309,13 @@ class RunDirectory:
         file.write(content.encode(errors="backslashreplace"))
         file.close()
 
+    def write_live_record(self, content: str) -> None:
+        """Write run.json where there is no run directory: to a private directory, until the launch ends."""
+        if self.path is None and self._is_open:
+            self._has_live_record = True
+            arguments = [self.name, self._host, f"run{self._part}.json", int(self._is_part), content]
+            self.files.ask("write_live_record", arguments)
+
     def make_directory(self, path: str) -> None:
         """Have a directory of this launch made; whoever writes there makes it where it is not there yet."""
         self.files.ask("make_directories", [[path], []])
@@ -317,6 +325,8 @@ class RunDirectory:
         if self._event_file is not None:
             self._event_file.close()
             self._event_file = None
+        if self._has_live_record:
+            self.files.ask("remove_live_record", [])
         made = self.scratch.made
         if made and self.files.is_stalled:
             # The place may be as dead as what the writer hangs in, or it may not.

@@ -137,7 +137,10 @@ class ControlPart(PartBase):
     def close(self) -> None:
         """The launch is over: whoever waits for its end learns of it."""
         self._status.close()
-        for fd in list(self._clients):
+        ended = self._context.log.ended
+        for fd, client in list(self._clients.items()):
+            if ended and client.until is None and client.restarted_attempt is None:
+                client.lines.send(dict(ended))
             self._drop(fd)
         self._listen_at = None
         self._held.clear()

@@ -44,6 +44,8 @@ class EventLog:
         self._environment: Mapping[str, str] | None = None
         self._slow: list[JsonObject] = []
         self._control_socket = ""
+        self.ended: JsonObject = {}
+        """How the launch ended: its outcome and exit code; empty: it has not."""
 
     def record(self, event: Event, before: State, after: State) -> None:
         """Write an event that the supervisor has handled, and the state that it led to, if that is another one."""
@@ -90,17 +92,18 @@ class EventLog:
             self._write_run_json()
 
     def set_control_socket(self, path: str) -> None:
-        """Write to run.json where saferunctl finds this launch; empty: nowhere."""
+        """Write to run.json where saferunctl finds this launch; without a run directory, to its record elsewhere."""
         self._control_socket = path
-        if self._is_described:
+        if self._is_described or self._context.run_dir.path is None:
             self._write_run_json()
 
     def finish(self, exit_code: int, *, stopped: bool, headline: str) -> None:
         """Write to run.json how the launch has ended, and the headline of its last incident."""
+        outcome: Outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
+        self.ended = {"outcome": outcome, "exit_code": exit_code}
         self._is_described = self._context.run_dir.path is not None  # a launch that was refused has not got so far
         if not self._is_described:
             return
-        outcome: Outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
 
         def end() -> LaunchEnd:
             from saferun.report.run_json import LaunchEnd
@@ -132,7 +135,11 @@ class EventLog:
                 control_socket=self._control_socket if end is None else "",
                 end=end() if end is not None else None,
             )
-            self._context.run_dir.write_text("run.json", run_text(content))
+            text = run_text(content)
+            if self._context.run_dir.path is None:
+                self._context.run_dir.write_live_record(text)
+            else:
+                self._context.run_dir.write_text("run.json", text)
         except Exception as error:  # the ranks run
             self._context.warn(f"run.json cannot be written: {type(error).__name__}: {error}")
 

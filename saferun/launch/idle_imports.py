@@ -90,6 +90,7 @@ MODULES = (
     # To answer saferunctl
     "saferun.supervisor.requests",
     "saferun.linux.control_socket",
+    "saferun.report.run_json",
     "saferun.launch.live_status",
     "saferun.launch.control_part",
     # For a writer that takes the place of one that was lost
