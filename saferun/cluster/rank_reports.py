@@ -72,6 +72,14 @@ class RankReports(ReportListeners):
         """Every host is to report what its ranks do, with this number: the user wants to see it."""
         self._sender.broadcast("status", n=number)
 
+    def ask_for_table(self) -> None:
+        """The leader is to share with all hosts what they report, for a user who asked this one."""
+        self._sender.broadcast("table_wanted")
+
+    def share_table(self, table: object) -> None:
+        """What all hosts report, for those that have asked the leader."""
+        self._sender.broadcast("table", table=table)
+
     # ----------------------------------------------------------------------------------------------------------------
     # Heard
 
@@ -96,6 +104,12 @@ class RankReports(ReportListeners):
     def _take_status(self, entry: JsonObject) -> None:
         self.on_status_wanted(number(entry["n"]))
 
+    def _take_table_wanted(self, _entry: JsonObject) -> None:
+        self.on_table_wanted()
+
+    def _take_table(self, entry: JsonObject) -> None:
+        self.on_table(entry["table"])
+
     def take_state(self, key: str, peer: Peer, states: TaskStates, state: Mapping[str, Any]) -> None:
         """What a task's state has beside how its ranks do: it may have been sent before.
 
@@ -118,6 +132,8 @@ class RankReports(ReportListeners):
         "hang": _take_hang,
         "slow": _take_slow,
         "status": _take_status,
+        "table_wanted": _take_table_wanted,
+        "table": _take_table,
     }
     KINDS = frozenset(_BY_KIND)
     """The kinds of entries that ``take`` knows."""

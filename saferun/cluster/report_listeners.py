@@ -24,6 +24,8 @@ class ReportListeners:
         self.on_beside: Callable[[range, Sequence[str]], None] = lambda _ranks, _lines: None
         self.on_status_wanted: Callable[[int], None] = lambda _number: None
         self.on_status: Callable[[str, str, Mapping[str, Any]], None] = lambda _task, _host, _report: None
+        self.on_table_wanted: Callable[[], None] = lambda: None
+        self.on_table: Callable[[object], None] = lambda _table: None
 
     def subscribe(
         self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
@@ -62,6 +64,15 @@ class ReportListeners:
         """
         self.on_status_wanted, self.on_status = on_wanted, on_report
 
+    def subscribe_table(self, on_wanted: Callable[[], None], on_table: Callable[[object], None]) -> None:
+        """Receive what concerns ``saferunctl status`` on another host than the leader.
+
+        Args:
+            on_wanted: called on every host, when one of them wants to know what the leader knows of all.
+            on_table: takes what the leader shares of that, on every host.
+        """
+        self.on_table_wanted, self.on_table = on_wanted, on_table
+
 
 class SoloRankReports(ReportListeners):
     """The reports of a host that is alone: it hears them itself. With the interface of ``RankReports``.
@@ -90,6 +101,12 @@ class SoloRankReports(ReportListeners):
 
     def ask_for_status(self, number: int) -> None:
         """There is no other host to ask."""
+
+    def ask_for_table(self) -> None:
+        """There is no other host to ask."""
+
+    def share_table(self, table: object) -> None:
+        """There is no other host to tell."""
 
     def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
         """This host is to capture."""

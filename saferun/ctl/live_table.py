@@ -41,7 +41,7 @@ class LiveJob(Value):
     attempt: Annotated[int, number_of()]
     world_size: Annotated[int, number_of()]
     leader: _Name
-    leads: bool
+    is_whole: bool
     hang_timeout_s: Annotated[float, seconds_of(1e9)]
     is_hung: bool
     restarts: Annotated[int, number_of()]
@@ -60,8 +60,8 @@ def live_lines(content: JsonObject) -> Iterator[str]:
     job: LiveJob = fit(LiveJob, content)
     hosts = [_Host(fit(_Name, one["host"]), fit(HostReport, one)) for one in content["hosts"][:_MOST_HOSTS]]
     yield _first_line(job, hosts)
-    if not job.leads:
-        yield f"  of this host's saferun alone: {job.leader} collects all hosts, so run saferunctl there"
+    if not job.is_whole:
+        yield f"  of this host's saferun alone: {job.leader}, which collects all hosts, does not answer it"
     if job.missing:
         more = f" and {len(job.missing) - _NAMED} more" if len(job.missing) > _NAMED else ""
         yield f"  no answer yet from {', '.join(job.missing[:_NAMED])}{more}"

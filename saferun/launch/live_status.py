@@ -3,19 +3,24 @@
 The leader asks by the job's log, and every host answers with its state, which goes to the leader anyway: small lists of
 numbers, so that the answers of a thousand hosts are nothing to the store. However often users ask, the hosts are asked
 once in two seconds at most, and more rarely the more of them there are. Whoever does not answer in time is left out.
+
+Where a user asks another host, that one asks the leader, whose answer all hosts can read in the job's log: one for all
+who wait for it. A table with too many ranks for an entry has only their number. Without an answer of the leader the
+host shows its own ranks.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from saferun.captures.client import Answer
 from saferun.launch.launch_context import LaunchContext
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import MALFORMED, loads
-from saferun.text.typed_json import fit, line_of, list_of, number_of
+from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,14 +32,21 @@ _USAGE_BYTES = 1 << 20
 _OTHERS_S = 8.0
 _LEAST_INTERVAL_S = 2.0
 _HOSTS_A_SECOND = 100
+# So long the leader has beside, to answer another host.
+_LEADER_S = 4.0
+_LONGEST_LEADER_S = 25.0
 # A state has 4 KiB in all.
 _LONGEST_REPORT = 1500
+# An entry of the job's log has 64 KiB.
+_LONGEST_TABLE = 60_000
+_MOST_REPORTS = 20_000
 _LONGEST_NAME = 100
 _MOST_RANKS = 4096
 _MOST_GPUS = 64
 _MIB = 1 << 20
 _HIGHEST = 1 << 40
 _Count = Annotated[int, number_of(_HIGHEST, -1)]
+_Name = Annotated[str, line_of(_LONGEST_NAME)]
 
 
 class RankRow(Value):
@@ -42,7 +54,7 @@ class RankRow(Value):
 
     rank: Annotated[int, number_of(1 << 31)]
     pid: _Count = -1
-    state: Annotated[str, line_of(_LONGEST_NAME)] = ""
+    state: _Name = ""
     output_age_s: _Count = -1
     quiet_s: _Count = -1
     rss_mib: _Count = -1
@@ -68,9 +80,22 @@ class HostReport(Value):
     cpus: _Count = -1
     available_mib: _Count = -1
     total_mib: _Count = -1
-    stuck_in: Annotated[str, line_of(_LONGEST_NAME)] = ""
-    state: Annotated[str, line_of(_LONGEST_NAME)] = ""
+    stuck_in: _Name = ""
+    state: _Name = ""
     more: _Count = 0
+
+
+class JobReport(Value):
+    """What a saferun knows of the job. ``time``: seconds since the epoch; ``missing``: hosts that have not answered."""
+
+    time: Annotated[float, seconds_of(1e11)]
+    state: _Name
+    attempt: Annotated[int, number_of(_HIGHEST)]
+    world_size: Annotated[int, number_of(1 << 31)]
+    hang_timeout_s: Annotated[float, seconds_of(_HIGHEST)]
+    is_hung: bool
+    restarts: Annotated[int, number_of(_HIGHEST)]
+    missing: Annotated[tuple[str, ...], list_of(_Name, _MOST_REPORTS, skips=True)] = ()
 
 
 class LiveStatus:
@@ -92,7 +117,12 @@ class LiveStatus:
         self._own_until = 0.0
         self._shares: list[int] = []  # numbers of requests of the leader that this host answers
         self._reports: dict[str, tuple[str, HostReport]] = {}
-        context.job.reports.subscribe_status(guarded(self._take_wanted), guarded(self._take_report))
+        self._asking: list[Callable[[JsonObject], None]] = []  # wait for the leader's answer
+        self._asking_until = 0.0
+        self._is_asked = False  # by other hosts
+        reports = context.job.reports
+        reports.subscribe_status(guarded(self._take_wanted), guarded(self._take_report))
+        reports.subscribe_table(guarded(self._take_asked), guarded(self._take_table))
 
     @property
     def deadline(self) -> float | None:
@@ -102,6 +132,8 @@ class LiveStatus:
             moments.append(self._until)
         elif self._waiting:
             moments.append(self._begun_at + self._interval_s)
+        if self._asking:
+            moments.append(self._asking_until)
         return min(moments, default=None)
 
     def tick(self, now: float) -> None:
@@ -113,15 +145,33 @@ class LiveStatus:
             self._begin(now)
         elif self._until is not None and self._until <= now:
             self._answer()
+        if self._asking and self._asking_until <= now:
+            asking, self._asking = self._asking, []
+            for on_done in asking:
+                self._collect(on_done)
 
     def request(self, on_done: Callable[[JsonObject], None]) -> None:
-        """Collect what all hosts do, if this one is the leader, and hand it over."""
+        """Hand over what all hosts do: collected here, or by the leader if that answers in time."""
+        job = self._context.job
+        if job.leads or not self._context.config.hosts.together:
+            self._collect(on_done)
+            return
+        if not self._asking:
+            plan = self._context.current.plan
+            hosts = plan.placement.group_world_size if plan is not None else 1
+            lasts_s = max(_LEAST_INTERVAL_S, hosts / _HOSTS_A_SECOND) + _OTHERS_S + _LEADER_S
+            self._asking_until = time.monotonic() + min(lasts_s, _LONGEST_LEADER_S)
+            job.reports.ask_for_table()
+        self._asking.append(on_done)
+
+    def _collect(self, on_done: Callable[[JsonObject], None]) -> None:
         self._waiting.append(on_done)
         self.tick(time.monotonic())
 
     def close(self) -> None:
         """Nothing is wanted any more."""
         self._waiting.clear()
+        self._asking.clear()
         self._until = None
         own, self._own = self._own, None
         if own is not None:
@@ -179,31 +229,80 @@ class LiveStatus:
             on_done(answer)
 
     def _as_json(self) -> JsonObject:
+        reports = [(self._host_name(host), report) for host, report in self._ordered()]
+        return self._answer_of(reports, self._job_report(), is_whole=self._context.job.leads)
+
+    def _ordered(self) -> list[tuple[str, HostReport]]:
+        return [self._reports[task] for task in sorted(self._reports, key=_order)]
+
+    def _host_name(self, host: str) -> str:
+        return host or self._context.investigation.log.host
+
+    def _job_report(self) -> JobReport:
         context = self._context
-        log, job = context.investigation.log, context.job
-        plan = context.current.plan
+        log, job, plan = context.investigation.log, context.job, context.current.plan
+        counted = log.counted(context.attempt)
+        shown = {self._host_name(host) for host, _ in self._reports.values()}
+        return JobReport(
+            time.time(),
+            context.supervisor.state.value,
+            context.attempt,
+            plan.placement.world_size if plan is not None else 0,
+            context.config.watch.hang_timeout_s,
+            counted.is_hung,
+            counted.restarts,
+            tuple(sorted({peer.label for peer in job.peers.values()} - shown)) if job.leads else (),
+        )
+
+    def _answer_of(self, reports: Iterable[tuple[str, HostReport]], of_job: JobReport, *, is_whole: bool) -> JsonObject:
+        """The answer to saferunctl. ``is_whole``: it is of all hosts."""
         hosts: dict[str, JsonObject] = {}
-        for host, report in (self._reports[task] for task in sorted(self._reports, key=_order)):
-            found = hosts.setdefault(host or log.host, {**report._asdict(), "ranks": [], "gpus": [], "more": 0})
+        for host, report in reports:
+            found = hosts.setdefault(host, {**report._asdict(), "ranks": [], "gpus": [], "more": 0})
             found["ranks"] += [row._asdict() for row in report.ranks]
             found["gpus"] = found["gpus"] or [gpu._asdict() for gpu in report.gpus]
             found["more"] += report.more
-        counted = log.counted(context.attempt)
-        missing = sorted({peer.label for peer in job.peers.values()} - hosts.keys()) if job.leads else []
+        job = self._context.job
         return {
             "ok": True,
-            "time": time.time(),
-            "state": context.supervisor.state.value,
-            "attempt": context.attempt,
-            "world_size": plan.placement.world_size if plan is not None else 0,
-            "leader": job.leader or log.host,
+            **of_job._asdict(),
+            "leader": job.leader or self._host_name(""),
             "leads": job.leads,
-            "hang_timeout_s": context.config.watch.hang_timeout_s,
-            "is_hung": counted.is_hung,
-            "restarts": counted.restarts,
+            "is_whole": is_whole,
             "hosts": [{"host": name, **found} for name, found in hosts.items()],
-            "missing": missing,
+            "missing": list(of_job.missing),
         }
+
+    # ---------------------------------------------------------------------------------- the leader, and who asks it
+
+    def _take_asked(self) -> None:
+        """A user asks another host."""
+        if self._context.job.leads and not self._is_asked:
+            self._is_asked = True
+            self._collect(self._share_table)
+
+    def _share_table(self, _answer: JsonObject) -> None:
+        self._is_asked = False
+        of_job = list(self._job_report())
+        for longest in (_LONGEST_REPORT, 0):
+            reports = [[self._host_name(host), _packed(report, longest)] for host, report in self._ordered()]
+            if len(json.dumps([of_job, reports])) <= _LONGEST_TABLE:
+                self._context.job.reports.share_table([of_job, reports])
+                return
+
+    def _take_table(self, table: Any) -> None:  # noqa: ANN401 - JSON
+        """The leader has answered one of those who asked it."""
+        if not self._asking:
+            return
+        try:
+            of_job: JobReport = fit(JobReport, table[0])
+            reports = [(fit(_Name, host), fit(HostReport, report)) for host, report in table[1][:_MOST_REPORTS]]
+        except MALFORMED:
+            return
+        asking, self._asking = self._asking, []
+        answer = self._answer_of(reports, of_job, is_whole=True)
+        for on_done in asking:
+            on_done(answer)
 
     # --------------------------------------------------------------------------------------------------- on each host
 
@@ -290,17 +389,17 @@ class LiveStatus:
         )
 
 
-def _packed(report: HostReport) -> list[object]:
-    """A report as it travels; ranks for which there is no room are counted."""
+def _packed(report: HostReport, longest: int = _LONGEST_REPORT) -> list[object]:
+    """A report as it travels; ranks for which there is no room are counted. ``longest``: characters."""
     rows: list[list[object]] = []
     size = 200 + 30 * len(report.gpus)
     for row in report.ranks:
         packed: list[object] = list(row)
         size += len(repr(packed)) + 2
-        if size > _LONGEST_REPORT:
+        if size > longest:
             break
         rows.append(packed)
-    more = len(report.ranks) - len(rows)
+    more = report.more + len(report.ranks) - len(rows)
     return [rows, [list(gpu) for gpu in report.gpus], *report[2:-1], more]
 
 

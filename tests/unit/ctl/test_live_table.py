@@ -22,7 +22,7 @@ def answered(**changes: object) -> dict[str, Any]:
         "attempt": 1,
         "world_size": 8,
         "leader": "node1",
-        "leads": True,
+        "is_whole": True,
         "hang_timeout_s": 300,
         "is_hung": False,
         "restarts": 1,
@@ -46,7 +46,7 @@ def test_a_job_as_it_is_shown() -> None:
 
 def test_a_hang_and_a_host_that_does_not_lead_are_named() -> None:
     assert "the job hangs: no progress for 40 s" in next(live_lines(answered(is_hung=True)))
-    assert any("node1 collects all hosts" in line for line in live_lines(answered(leads=False)))
+    assert any("node1, which collects all hosts, does not" in line for line in live_lines(answered(is_whole=False)))
 
 
 def test_words_of_another_host_hold_no_control_characters() -> None:
