@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 
 from saferun.supervisor.machine import Supervisor
 from tests.running import (
@@ -38,3 +40,11 @@ os.umask(0o022)
 
 # The runs of tests are not noted in the index of this user's runs, but where a test has an index of its own.
 os.environ["XDG_STATE_HOME"] = os.devnull
+
+# Launches that keep no files have their records here: "latest" of one test is no launch of another worker's.
+_RUNTIME = os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="saferun-tests-")
+
+
+def pytest_unconfigure() -> None:
+    """Remove what this process has made."""
+    shutil.rmtree(_RUNTIME, ignore_errors=True)

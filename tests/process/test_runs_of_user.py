@@ -7,21 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.process.launching import DEADLINE_S, REPOSITORY, STAY, in_mounts, kill, running, until
 from tests.unit.described_runs import make_run
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 QUICK = "print('done')"
 
 
 def listed(cwd: Path, state: Path, *arguments: str) -> list[dict[str, Any]]:
-    """What ``saferunctl list`` finds."""
+    """What ``saferunctl list`` finds below ``state``'s directory: launches of other tests may live at the same time."""
     done = subprocess.run(
         [sys.executable, "-m", "saferun.ctl", "list", "--json", *arguments],
         cwd=cwd,
@@ -31,7 +29,7 @@ def listed(cwd: Path, state: Path, *arguments: str) -> list[dict[str, Any]]:
         check=True,
     )
     runs: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
-    return runs
+    return [run for run in runs if Path(run["path"]).is_relative_to(state.parent)]
 
 
 def test_a_run_is_listed_from_anywhere_while_it_lives_and_after(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,18 @@ def launched(folder: Path, runtime: Path, program: str, *options: str, **argumen
 
 
 def records(runtime: Path) -> list[Path]:
-    """The records that are there."""
-    return sorted((runtime / "saferun").glob("*/**/run*.json"))
+    """The records that are there: others may vanish meanwhile."""
+    found = [Path(folder) / name for folder, _below, names in os.walk(runtime / "saferun") for name in names]
+    return sorted(path for path in found if fnmatch(path.name, "run*.json"))
 
 
 def listed(job: Job, *arguments: str) -> list[dict[str, Any]]:
+    """What ``saferunctl list`` shows of this test: launches of other tests may live at the same time."""
+    own = job.environ["XDG_RUNTIME_DIR"]
+    return [run for run in all_listed(job, *arguments) if Path(run["path"]).is_relative_to(own)]
+
+
+def all_listed(job: Job, *arguments: str) -> list[dict[str, Any]]:
     """What ``saferunctl list`` shows."""
     runs = json.loads(saferunctl(job, "list", "--json", *arguments).stdout)["runs"]
     assert isinstance(runs, list)
@@ -75,8 +83,8 @@ def test_it_is_found_by_its_id_asked_and_ended(folder: Path, runtime: Path) -> N
 def test_kill_says_how_it_ended_too(folder: Path, runtime: Path) -> None:
     with launched(folder, runtime, END_AS_TOLD, arguments=("stubborn",)) as job:
         job.hear("ready")
-        until(lambda: records(runtime), "the record")
-        answer = json.loads(saferunctl(job, "kill", "latest", "--json").stdout)
+        (record,) = until(lambda: records(runtime), "the record")
+        answer = json.loads(saferunctl(job, "kill", str(record.parents[1]), "--json").stdout)
         assert (answer["asked"], answer["state"], answer["exit_code"]) == ("kill", "stopped", 137)
         assert job.wait() == 137
 
@@ -88,7 +96,7 @@ def test_nobody_else_can_read_it(folder: Path, runtime: Path) -> None:
         for directory in record.parents[:2]:
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
-        assert saferunctl(job, "kill", "latest").returncode == 0
+        assert saferunctl(job, "kill", str(record.parents[1])).returncode == 0
         job.wait()
 
 
@@ -126,7 +134,7 @@ def test_it_is_elsewhere_where_there_is_no_private_directory(folder: Path, runti
     with launched(folder, runtime, STAY) as job:
         job.hear("ready")
         pid = job.process.pid
-        found = until(lambda: [run for run in listed(job) if run_pid(run) == pid], "it is found")
+        found = until(lambda: [run for run in all_listed(job) if run_pid(run) == pid], "it is found")
         assert not Path(found[0]["path"]).is_relative_to(runtime)
         assert saferunctl(job, "kill", found[0]["run_id"]).returncode == 0
         assert job.wait() == 137
