@@ -266,4 +266,5 @@ class _Loader:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(marshal.loads(self._code), module.__dict__)  # noqa: S102, S302 - saferun's own modules
+        code, self._code = self._code, b""  # the module keeps its loader, for good
+        exec(marshal.loads(code), module.__dict__)  # noqa: S102, S302 - saferun's own modules

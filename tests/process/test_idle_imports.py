@@ -93,6 +93,22 @@ def test_modules_are_imported_from_memory_and_then_it_is_said() -> None:
     assert out == "['imported'] [] colorsys (0.0, 0.0, 1) True\nTrue None\n"
 
 
+def test_what_has_been_imported_is_not_held_as_code_any_longer() -> None:
+    """A module keeps its loader, and the code that it was made of would take as much memory as the module."""
+    out = run(
+        """
+        imports = make(["colorsys"])
+        imports.seal()
+        imports.begin(["colorsys"])
+        turn_until(lambda: said)
+        import colorsys
+        held = [value for value in vars(colorsys.__loader__).values() if len(value) > 0]
+        print(held, type(colorsys.__loader__).__module__, colorsys.rgb_to_hsv(1, 1, 1))
+        """
+    )
+    assert out == "[] saferun.linux.held_code (0.0, 0.0, 1)\n"
+
+
 def test_what_needs_them_early_is_called_when_they_are_there() -> None:
     """A rank that fails at once is reported with all that belongs to it."""
     out = run(
