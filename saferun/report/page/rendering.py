@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from functools import cache
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from jinja2.bccache import bc_version
 
+from saferun.errors import suppress
 from saferun.model import JsonObject, Value
 from saferun.report.page.building import PHASES, build_page
 from saferun.report.page.outputs import rank_numbers
@@ -52,7 +54,7 @@ def render_model(page: PageModel) -> bytes:
     """The HTML of a model."""
     script = _read("page.js").strip()
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
-    text = _template().render(
+    text = load_template().render(
         page=page,
         style=_read("page.css").strip(),
         script=script,
@@ -71,8 +73,8 @@ def render_model(page: PageModel) -> bytes:
 
 
 def prepare() -> None:
-    """Load and compile the template, before a page is wanted."""
-    _template()
+    """Load the template, or compile it, before a page is wanted."""
+    load_template()
     _read("page.js")
     _read("page.css")
 
@@ -91,17 +93,38 @@ def script_json(content: JsonObject) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-@cache
-def _template() -> Template:
-    environment = Environment(
+def make_environment() -> Environment:
+    """What compiles the template, and what it is rendered with."""
+    return Environment(
         loader=FunctionLoader(_read),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
-        optimized=False,  # each process compiles it, and renders it once
+        optimized=False,  # each process renders it once
     )
+
+
+def template_source() -> str:
+    """What jinja2 compiles."""
+    return _read("page.html")
+
+
+def template_digest() -> str:
+    """What tells whether a compiled template was made of this source."""
+    return hashlib.sha256(template_source().encode()).hexdigest()
+
+
+@cache
+def load_template() -> Template:
+    """The template: compiled already where the file and jinja2 are those that it was compiled of."""
+    environment = make_environment()
+    with suppress(Exception):  # another release of jinja2, which compiles it otherwise
+        from saferun.report.page import compiled_template as compiled
+
+        if (template_digest(), bc_version) == (compiled.DIGEST, compiled.BYTECODE_VERSION):
+            return Template.from_module_dict(environment, vars(compiled), environment.make_globals(None))
     return environment.get_template("page.html")
 
 

@@ -6,6 +6,8 @@ import html
 import itertools
 import json
 import re
+import time
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.report.page import rendering
+from saferun.report.page import compiled_template, rendering
 from saferun.report.page.building import build_page
 from saferun.report.page.contents import ReportPart
 from saferun.report.page.rendering import LIMIT_BYTES, PageTooLargeError, render_page, script_json
@@ -291,3 +293,42 @@ def test_a_report_of_any_size_gives_a_page_of_bounded_size(tmp_path: Path) -> No
     assert files.report is not None
     assert len(files.report.incidents) == 16
     assert len(render_page(files)) <= LIMIT_BYTES
+
+
+def pages(*folders: Path) -> list[list[str]]:
+    """What is rendered of some runs, line by line, with the template loaded for it."""
+    rendering.load_template.cache_clear()
+    return [render_page(read_run(str(folder))).decode().splitlines() for folder in folders]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """A hang, a crash and a run of hostile texts, at a moment that stands still."""
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    yield [hang_run(tmp_path / "hang"), crash_run(tmp_path / "crash"), hostile_run(tmp_path / "hostile")]
+    rendering.load_template.cache_clear()
+
+
+def test_the_compiled_template_is_that_of_the_file(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of template/page.html run: python -m tests.compile_page."""
+    assert rendering.template_digest() == compiled_template.DIGEST
+    compiled = pages(*runs)
+    assert rendering.load_template().root_render_func is compiled_template.root
+    monkeypatch.setattr(compiled_template, "DIGEST", "")
+    assert pages(*runs) == compiled
+    assert rendering.load_template().root_render_func is not compiled_template.root
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("DIGEST", "of another template"), ("BYTECODE_VERSION", 0), ("root", None), ("blocks", None)]
+)
+def test_a_compiled_template_that_does_not_fit_is_compiled_again(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    """It may be another release of jinja2 that renders it, or a file that was damaged."""
+    whole = pages(*runs)
+    if value is None:
+        monkeypatch.delattr(compiled_template, name)
+    else:
+        monkeypatch.setattr(compiled_template, name, value)
+    assert pages(*runs) == whole
