@@ -42,6 +42,7 @@ class Examiner:
         on_loaded: called once when these can be imported, with their names and those of the modules that they import.
         on_ready: called when it needs no more files.
         outbox: connects to the writer of the run directory; None: captures write their files themselves.
+        kinds: more kinds of requests, each with what carries it out in a process of its own.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Examiner:
         on_loaded: Callable[[list[str]], None] | None = None,
         on_ready: Callable[[], None] = lambda: None,
         outbox: Callable[[], Outbox] | None = None,
+        kinds: Mapping[str, Callable[[Any], None]] | None = None,
     ) -> None:
         self._begin_at: float | None = None
         self._environ = dict(environ)
@@ -63,6 +65,7 @@ class Examiner:
         self._on_loaded = on_loaded
         self._on_ready = on_ready
         self._outbox = outbox
+        self._kinds = dict(kinds or {})
         self._helper: Helper | None = None
         self._lost: list[Helper] = []  # killed, not reaped yet; perhaps in uninterruptible sleep
         self._replaced = 0
@@ -109,7 +112,8 @@ class Examiner:
         def write_code(names: list[str]) -> None:
             recorder.write(names, write)
 
-        serve(connection, self._environ, self._wanted, outbox, write_code=write_code, on_loaded=recorder.end)
+        kinds = {**self._kinds, "code": write_code}
+        serve(connection, self._environ, self._wanted, outbox, kinds=kinds, on_loaded=recorder.end)
 
     @property
     def deadline(self) -> float | None:

@@ -82,7 +82,7 @@ def serve(
     wanted: Sequence[str],
     outbox: Outbox | None,
     *,
-    write_code: Callable[[list[str]], None],
+    kinds: Mapping[str, Callable[[Any], None]],
     on_loaded: Callable[[], None],
 ) -> None:
     """Serve requests until the supervisor closes its end.
@@ -93,7 +93,7 @@ def serve(
         wanted: modules that the supervisor will import; their names, and those of the modules that they import, are
             sent to it.
         outbox: connects to the writer of the run directory; None: captures write their files themselves.
-        write_code: writes the code of modules to standard output.
+        kinds: more kinds of requests: each with what writes the answer to standard output.
         on_loaded: called when ``wanted`` have been imported, before the supervisor gets their names.
     """
     os.environ.clear()
@@ -106,7 +106,7 @@ def serve(
         hand_files_to(outbox)
     fds = outbox.fds if outbox is not None else ()
     lines = JsonLines(connection, most_fds=_FDS_AT_ONCE)
-    _Server(lines, {**_KINDS, "code": write_code}, fds).run(_Warming(lines, wanted, on_loaded))
+    _Server(lines, {**_KINDS, **kinds}, fds).run(_Warming(lines, wanted, on_loaded))
 
 
 class _Warming:

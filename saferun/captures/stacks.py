@@ -155,8 +155,9 @@ class _Stacks:
             return
         left = [self._by_pid[pid] for pid in self._left]
         started_at = time.monotonic()
-        for pid, text in dump_by_signal(left, self._scene.deadline).items():
-            self._keep_text("faulthandler", "faulthandler", self._by_pid[pid], text, started_at)
+        if self._scene.request.by_signal:
+            for pid, text in dump_by_signal(left, self._scene.deadline).items():
+                self._keep_text("faulthandler", "faulthandler", self._by_pid[pid], text, started_at)
         silent = 0
         for pid in tuple(self._left):
             process = self._by_pid[pid]

@@ -64,6 +64,8 @@ class Request(Value):
         since: seconds since the epoch; older lines of the kernel log are ignored.
         nccl: whether to ask NCCL's RAS subsystem, which takes seconds: of a hang, where there may be GPUs.
         is_certain: whether it is certain that the ranks hang, so that it disturbs nothing to stop one for seconds.
+        by_signal: whether a rank that may not be inspected is made to write its stacks by a signal: of a job that is
+            given up, never of one that a user only looks at.
     """
 
     targets: tuple[Target, ...]
@@ -75,6 +77,7 @@ class Request(Value):
     since: float = 0.0
     nccl: bool = False
     is_certain: bool = False
+    by_signal: bool = True
 
 
 class DeadProcess(Value):

@@ -11,6 +11,8 @@ from saferun.cluster.roster import Roster
 from saferun.model import JsonObject
 from saferun.text.decoding import number, text
 
+# How the names of chunks begin that a user has asked for.
+_ASKED = "stacks-"
 _LONGEST_NAME = 255
 # Of a task, which is asked for one at a time: older ones are dropped. A peer can fill no more of the leader's memory.
 _MOST_CHUNKS = 4
@@ -36,20 +38,27 @@ class _Wanted:
 
 
 class EvidenceCollection:
-    """The chunks of one attempt.
+    """Chunks of one attempt.
 
     Args:
         roster: who may hand in any.
         is_awaited: whether a host's task may still hand in something.
         probe: has hosts probed; takes their numbers, and whether nothing is known to be amiss yet.
+        keeps: whether chunks are kept before and after they are waited for.
     """
 
     def __init__(
-        self, roster: Roster, is_awaited: Callable[[int, int], bool], probe: Callable[[list[int], bool], None]
+        self,
+        roster: Roster,
+        is_awaited: Callable[[int, int], bool],
+        probe: Callable[[list[int], bool], None],
+        *,
+        keeps: bool = True,
     ) -> None:
         self._roster = roster
         self._is_awaited = is_awaited
         self._probe = probe
+        self._keeps = keeps
         self._chunks: dict[tuple[str, int, int], EvidenceChunk] = {}
         self._wanted: _Wanted | None = None
 
@@ -93,6 +102,8 @@ class EvidenceCollection:
         peer = self._roster.peer_of(host, task)
         if peer is None:
             raise ValueError("there is no such host or task")
+        if not self._keeps and (self._wanted is None or self._wanted.name != name):
+            return  # it comes too late
         chunk = chunk_from(message["text"])
         skew_s = time.time() - chunk.time
         older = [key for key in self._chunks if key[1:] == (host, task) and key[0] != name]
@@ -120,4 +131,59 @@ class EvidenceCollection:
     def _end(self) -> None:
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
-            wanted.on_done([chunk for (name, _, _), chunk in sorted(self._chunks.items()) if name == wanted.name])
+            found = [chunk for (name, _, _), chunk in sorted(self._chunks.items()) if name == wanted.name]
+            if not self._keeps:
+                self._chunks.clear()
+            wanted.on_done(found)
+
+
+class EvidenceCollections:
+    """The chunks of one attempt: of failures and hangs, and apart from these what a user has asked for.
+
+    Args: as ``EvidenceCollection``.
+    """
+
+    def __init__(
+        self, roster: Roster, is_awaited: Callable[[int, int], bool], probe: Callable[[list[int], bool], None]
+    ) -> None:
+        self._failures = EvidenceCollection(roster, is_awaited, probe)
+        # A host that is slow to answer a user is not suspected of anything.
+        self._asked = EvidenceCollection(roster, is_awaited, lambda _hosts, _patient: None, keeps=False)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the chunks that are kept."""
+        return self._failures.names
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        moments = (self._failures.deadline, self._asked.deadline)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Give up waiting, or have those probed that have handed in nothing."""
+        self._failures.tick(now)
+        self._asked.tick(now)
+
+    def collect(
+        self, name: str, timeout_s: float, on_done: Callable[[list[EvidenceChunk]], None], hosts: Collection[int] | None
+    ) -> None:
+        """Wait for the chunks of this name; see ``JobPort.collect``."""
+        self._of(name).collect(name, timeout_s, on_done, hosts)
+
+    def add(self, message: JsonObject) -> None:
+        """A task has handed in a chunk.
+
+        Raises:
+            One of ``MALFORMED``: it is none.
+        """
+        self._of(text(message["name"], _LONGEST_NAME)).add(message)
+
+    def review(self) -> None:
+        """End a wait where nothing more can come."""
+        self._failures.review()
+        self._asked.review()
+
+    def _of(self, name: str) -> EvidenceCollection:
+        return self._asked if name.startswith(_ASKED) else self._failures

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from saferun.cluster.control import Control
-from saferun.cluster.evidence_collection import EvidenceCollection
+from saferun.cluster.evidence_collection import EvidenceCollections
 from saferun.cluster.job_sender import JobSender, StateReport
 from saferun.cluster.job_values import AbortReason, JobCallbacks, LostPeer
 from saferun.cluster.messages import (
@@ -140,7 +140,7 @@ class JobAttempt:
         self.blamed: tuple[int, ...] = ()
         self.report = StateReport(self._sender)
         self.states = TaskStates(roster)
-        self.chunks = EvidenceCollection(roster, self._is_awaited, self._sender.probe)
+        self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe)
         self._is_ending = False
         self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
         self._lost_tasks: set[tuple[int, int]] = set()

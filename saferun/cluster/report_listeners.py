@@ -26,6 +26,7 @@ class ReportListeners:
         self.on_status: Callable[[str, str, Mapping[str, Any]], None] = lambda _task, _host, _report: None
         self.on_table_wanted: Callable[[], None] = lambda: None
         self.on_table: Callable[[object], None] = lambda _table: None
+        self.on_stacks_wanted: Callable[[int, bool], None] = lambda _number, _native: None
 
     def subscribe(
         self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
@@ -73,6 +74,14 @@ class ReportListeners:
         """
         self.on_table_wanted, self.on_table = on_wanted, on_table
 
+    def subscribe_stacks(self, on_wanted: Callable[[int, bool], None]) -> None:
+        """Receive what concerns ``saferunctl stacks``.
+
+        Args:
+            on_wanted: takes the number of a request, and whether it is of native stacks, too; on every host.
+        """
+        self.on_stacks_wanted = on_wanted
+
 
 class SoloRankReports(ReportListeners):
     """The reports of a host that is alone: it hears them itself. With the interface of ``RankReports``.
@@ -100,6 +109,9 @@ class SoloRankReports(ReportListeners):
         """There is no leader to report to."""
 
     def ask_for_status(self, number: int) -> None:
+        """There is no other host to ask."""
+
+    def ask_for_stacks(self, number: int, *, native: bool) -> None:
         """There is no other host to ask."""
 
     def ask_for_table(self) -> None:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
+ASKED = "stacks-"
+"""How the names of chunks begin that users ask for. Of each task only the newest one is remembered."""
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
 _MOST_TASKS = 4096
 _MOST_NAMES = 1000
@@ -90,6 +92,8 @@ class ChunkReader:
         """A chunk is in the store. Each is read once, and of each task so many at most."""
         names = self._names.setdefault((host, task), set())
         if 0 <= task < _MOST_TASKS and is_chunk_name(name) and name not in names and len(names) < _MOST_NAMES:
+            if name.startswith(ASKED):
+                names -= {other for other in names if other.startswith(ASKED)}
             names.add(name)
             self._waiting.put((host, task, name))
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from saferun.coordinator.assignments import typed
 from saferun.coordinator.control_channel import ControlChannel
+from saferun.coordinator.evidence_chunks import ASKED
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.wait_location import wait_location
 from saferun.model import Value
@@ -85,7 +86,13 @@ class Heartbeats:
 
     def add_chunk(self, task: int, name: str) -> None:
         """A chunk has been written to the store."""
-        self._change(lambda: self._chunks.append(ChunkName(task, name)))
+
+        def add() -> None:
+            if name.startswith(ASKED):
+                self._chunks = [old for old in self._chunks if old.task != task or not old.name.startswith(ASKED)]
+            self._chunks.append(ChunkName(task, name))
+
+        self._change(add)
 
     def set_acked(self) -> None:
         """All tasks of this host have taken in the decision."""

@@ -8,23 +8,25 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.client import Examiner
 from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.ctl.answer import answer, answer_json, plain
+from saferun.ctl.job_stacks import JobStacks, read_job_stacks
 from saferun.ctl.native_stacks import with_native_stacks
 from saferun.ctl.run_directory import LATEST, find_run
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.rank_waits import wait_groups
 from saferun.errors import SaferunError, UsageError
-from saferun.evidence import Capture, StackDump, WaitGroup
+from saferun.evidence import Capture, Evidence, ProcessSnapshot, StackDump, WaitGroup
 from saferun.files.run_dir import BASE, shorter_path
-from saferun.files.run_files import RUN_JSON
+from saferun.files.run_files import RUN_JSON, living_records, open_run
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_cmdline, waits_uninterruptibly
 from saferun.model import JsonObject, Value
@@ -42,24 +44,29 @@ _GROUP_LINES = 24
 _NAMED_FAILURES = 8
 _SHORTEST_ID = 4
 _AS_RANK = "rank 0"
+_PID = "[1-9][0-9]{0,6}"
 _PERMISSION_HINT = "look as the user whose processes they are, or as root"
 _ROOT_HINT = "in a container this needs the capability SYS_PTRACE; or look from the host of the container"
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Take the stacks and print them."""
-    scene = find_scene(arguments.target, read_processes())
-    scene = _with_script(scene)
-    seen, failure = _capture_scene(scene, native=arguments.native)
-    seen = seen._replace(stacks=with_native_stacks(seen.stacks, os.environ))
-    capture = capture_without_secrets(seen)
-    if failure:
-        capture = capture._replace(timed_out=(*capture.timed_out, failure))
+    job = _stacks_of_job(arguments.target, native=arguments.native)
+    if job.evidence is not None:
+        scene, capture = scene_of_job(arguments.target, job.evidence, job.silent), job.evidence.capture
+    else:
+        scene = _with_script(find_scene(arguments.target, read_processes()))
+        seen, failure = _capture_scene(scene, native=arguments.native)
+        seen = seen._replace(stacks=with_native_stacks(seen.stacks, os.environ))
+        capture = capture_without_secrets(seen)
+        if failure:
+            capture = capture._replace(timed_out=(*capture.timed_out, failure))
     _require_stacks(capture)
     if arguments.json:
-        answer_json(_as_json(scene, capture))
+        answer_json(_as_json(scene, capture, job.remarks))
     else:
-        answer("".join(f"{line}\n" for line in picture(scene, capture)))
+        lines = [*picture(scene, capture), *(["", *job.remarks] if job.remarks else [])]
+        answer("".join(f"{line}\n" for line in lines))
     return 0
 
 
@@ -88,6 +95,8 @@ class Scene(Value):
         has_ranks: whether the targets are ranks at all.
         script: the path of their script, or its module; empty where unknown.
         cwd: the directory that they run in; empty where unknown.
+        hosts: of a job of several hosts, each with its ranks.
+        silent: the hosts without stacks.
     """
 
     title: str
@@ -96,6 +105,32 @@ class Scene(Value):
     has_ranks: bool = True
     script: str = ""
     cwd: str = ""
+    hosts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    silent: tuple[str, ...] = ()
+
+
+def _stacks_of_job(target: str, *, native: bool) -> JobStacks:
+    """Those of all hosts, where the target is a run that lives on several."""
+    if re.fullmatch(_PID, target) and os.path.exists(f"/proc/{target}"):
+        return JobStacks()
+    directory = _run_directory(target)
+    return read_job_stacks(Path(directory), native=native) if directory is not None else JobStacks()
+
+
+def scene_of_job(name: str, evidence: Evidence, silent: tuple[str, ...]) -> Scene:
+    """The ranks of all hosts, as these have shown them.
+
+    Args:
+        name: of the run.
+        evidence: of all hosts.
+        silent: the hosts without stacks.
+    """
+    pids = {process.rank: process.pid for process in evidence.capture.processes if process.is_rank}
+    pids.update((dump.rank, dump.pid) for dump in evidence.capture.stacks if dump.is_rank)
+    shown_pids = tuple(Target(rank, pid) for rank, pid in sorted(pids.items()))
+    hosts = tuple((host.label, host.ranks) for host in evidence.hosts)
+    title = f"run {name}, {len(hosts)} host{'s' if len(hosts) != 1 else ''}"
+    return Scene(title, shown_pids, script=evidence.script, cwd=evidence.cwd, hosts=hosts, silent=silent)
 
 
 def read_processes() -> dict[int, Process]:
@@ -136,12 +171,12 @@ def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
         UsageError: there are none, or they may not be inspected.
     """
     # Anything else that looks like a number may be the beginning of an id.
-    pid = int(target) if re.fullmatch("[1-9][0-9]{0,6}", target) else -1
+    pid = int(target) if re.fullmatch(_PID, target) else -1
     if pid in processes:
         return _scene_of_process(processes[pid], processes)
     directory = _run_directory(target)
     if directory is not None:
-        return _scene_of_run(_run_id_of(directory), shorter_path(directory), processes, directory)
+        return _scene_of_run(_run_ids_of(directory), shorter_path(directory), processes, directory)
     ids = {process.run_id for process in processes.values() if process.run_id.startswith(target) and target}
     if len(target) < _SHORTEST_ID or not ids:
         if pid >= 0:
@@ -153,7 +188,7 @@ def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
     if len(ids) > 1:
         raise UsageError(f"several runs have an id that begins with {target!r}", "name more of it")
     run_id = ids.pop()
-    return _scene_of_run(run_id, run_id, processes)
+    return _scene_of_run({run_id}, run_id, processes)
 
 
 def _scene_of_process(process: Process, processes: Mapping[int, Process]) -> Scene:
@@ -171,8 +206,8 @@ def _scene_of_process(process: Process, processes: Mapping[int, Process]) -> Sce
     return Scene(title, (own,), has_ranks=process.rank >= 0)
 
 
-def _scene_of_run(run_id: str, name: str, processes: Mapping[int, Process], directory: str = "") -> Scene:
-    members = [process for process in processes.values() if run_id and process.run_id == run_id]
+def _scene_of_run(run_ids: Collection[str], name: str, processes: Mapping[int, Process], directory: str = "") -> Scene:
+    members = [process for process in processes.values() if process.run_id and process.run_id in run_ids]
     targets, orphans = _distinct(_roots(members, processes))
     if not targets:
         report = os.path.join(directory, "report.txt") if directory else ""
@@ -231,6 +266,18 @@ def _run_directory(target: str) -> str | None:
     return path if os.path.isfile(os.path.join(path, RUN_JSON)) else None
 
 
+def _run_ids_of(directory: str) -> set[str]:
+    """Of the saferun that leads the run, and of others that live."""
+    ids = {_run_id_of(directory)}
+    with suppress(OSError):
+        fd = open_run(directory)
+        try:
+            ids.update(record.run_id for record in living_records(fd))
+        finally:
+            os.close(fd)
+    return ids
+
+
 def _run_id_of(directory: str) -> str:
     path = os.path.join(directory, "run.json")
     try:
@@ -273,25 +320,29 @@ def _capture_scene(scene: Scene, *, native: bool) -> tuple[Capture, str]:
 
     budget_s = _NATIVE_BUDGET_S if native else _BUDGET_S
     poller = Poller()
-    with _sockets_only(scene.targets) as targets:
-        request = Request(
-            targets, budget_s=budget_s, native="always" if native else "never", gpu=False, since=time.time()
-        )
-        deadline = time.monotonic() + budget_s + _GRACE_S
-        examiner = Examiner(os.environ, poller, warn=lambda _text: None)
-        run = CaptureQuery(request, examiner, poller, deadline=deadline, on_done=take)
-        try:
-            run.begin()
-            while not seen:
-                poller.wait(max(0.0, deadline - time.monotonic()))
-                if time.monotonic() >= deadline:
-                    run.expire()
-        finally:
-            run.close()
-            examiner.close()
-            for pid in examiner.pids:
-                _reap(pid)
-            poller.close()
+    request = Request(
+        scene.targets,
+        budget_s=budget_s,
+        native="always" if native else "never",
+        gpu=False,
+        since=time.time(),
+        by_signal=False,
+    )
+    deadline = time.monotonic() + budget_s + _GRACE_S
+    examiner = Examiner(os.environ, poller, warn=lambda _text: None)
+    run = CaptureQuery(request, examiner, poller, deadline=deadline, on_done=take)
+    try:
+        run.begin()
+        while not seen:
+            poller.wait(max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline:
+                run.expire()
+    finally:
+        run.close()
+        examiner.close()
+        for pid in examiner.pids:
+            _reap(pid)
+        poller.close()
     return seen[0]
 
 
@@ -300,34 +351,6 @@ def _reap(pid: int) -> None:
     until = time.monotonic() + _GRACE_S
     while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
         time.sleep(0.005)
-
-
-@contextmanager
-def _sockets_only(targets: tuple[Target, ...]) -> Iterator[tuple[Target, ...]]:
-    """The targets with only those sockets of their hook that need no signal.
-
-    Where a process may not be inspected, the capture would have it write its stacks by a signal. That is right for
-    a job that is given up; an inspection may not touch it.
-    """
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="saferunctl-") as folder:
-        quiet = []
-        for target in targets:
-            prefix = os.path.join(folder, f"r{target.rank}") if target.hook_prefix else ""
-            for path in _sockets(target.hook_prefix):
-                os.symlink(path, prefix + path[len(target.hook_prefix) :])
-            quiet.append(target._replace(hook_prefix=prefix))
-        yield tuple(quiet)
-
-
-def _sockets(prefix: str) -> list[str]:
-    folder, _, start = prefix.rpartition("/")
-    try:
-        names = os.listdir(folder) if folder else []
-    except OSError:
-        return []
-    return [f"{folder}/{name}" for name in names if name.startswith(f"{start}.") and name.endswith(".sock")]
 
 
 def _require_stacks(capture: Capture) -> None:
@@ -353,7 +376,8 @@ def _require_stacks(capture: Capture) -> None:
 def picture(scene: Scene, capture: Capture) -> list[str]:
     """What was seen, for a person."""
     taken = [dump for dump in capture.stacks if dump.threads]
-    count = len({dump.pid for dump in capture.stacks} | {process.pid for process in capture.processes})
+    processes: tuple[StackDump | ProcessSnapshot, ...] = (*capture.stacks, *capture.processes)
+    count = len({(one.rank, one.pid) for one in processes})
     ranks = ranks_text(target.rank for target in scene.targets) if scene.has_ranks else "not a rank"
     lines = [f"{scene.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
     own = len(lines)
@@ -409,11 +433,15 @@ def _failures(dumps: list[StackDump]) -> list[str]:
     return lines
 
 
-def _as_json(scene: Scene, capture: Capture) -> JsonObject:
+def _as_json(scene: Scene, capture: Capture, remarks: Sequence[str] = ()) -> JsonObject:
     return {
         "target": scene.title,
         "ranks": [{"rank": one.rank if scene.has_ranks else None, "pid": one.pid} for one in scene.targets],
         "has_ranks": scene.has_ranks,
+        "hosts": [
+            {"host": host, "ranks": list(ranks), "answered": host not in scene.silent} for host, ranks in scene.hosts
+        ],
+        "remarks": list(remarks),
         "orphans": list(scene.orphans),
         "wait_groups": [plain(group) for group in _groups(scene, capture)],
         "processes": [plain(process) for process in capture.processes],

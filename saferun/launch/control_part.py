@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 from saferun.errors import suppress
+from saferun.launch.asked_stacks import AskedStacks, longest_s
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.live_status import LiveStatus
 from saferun.linux.control_socket import Peer, accept, listen
@@ -57,12 +58,14 @@ class Request(Value):
         user: the name of the user, for people.
         signum: of ``checkpoint``: the signal that the ranks handle.
         timeout_s: of ``checkpoint``: how long the ranks may take to end; they are stopped then.
+        native: of ``stacks``: with C and C++ frames.
     """
 
     op: Annotated[str, line_of(_LONGEST_NAME)]
     user: Annotated[str, line_of(_LONGEST_NAME)] = ""
     signum: Annotated[int, number_of(64)] = 0
     timeout_s: Annotated[float, seconds_of(_LONGEST_WAIT_S)] = 0.0
+    native: bool = False
 
 
 class _Client:
@@ -96,6 +99,7 @@ class ControlPart(PartBase):
         self._stop_at: float | None = None  # when ranks that were to save a checkpoint are stopped
         self._stop_by = ""
         self._status = LiveStatus(context, self._guarded)
+        self._stacks = AskedStacks(context, self._guarded)
 
     def open(self) -> None:
         """Listen from now on.
@@ -113,7 +117,7 @@ class ControlPart(PartBase):
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         moments = [client.until for client in self._clients.values()]
-        moments += [self._listen_at, self._status.deadline, self._stop_at]
+        moments += [self._listen_at, self._status.deadline, self._stacks.deadline, self._stop_at]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -123,6 +127,7 @@ class ControlPart(PartBase):
             if is_over or (client.until is not None and client.until <= now):
                 self._drop(fd)
         self._status.tick(now)
+        self._stacks.tick(now)
         if self._listen_at is not None and self._listen_at <= now:
             self._accept_again()
         if self._stop_at is not None and self._stop_at <= now:
@@ -137,6 +142,7 @@ class ControlPart(PartBase):
     def close(self) -> None:
         """The launch is over: whoever waits for its end learns of it."""
         self._status.close()
+        self._stacks.close()
         ended = self._context.log.ended
         for fd, client in list(self._clients.items()):
             if ended and client.until is None and client.restarted_attempt is None:
@@ -354,10 +360,28 @@ class ControlPart(PartBase):
 
         self._status.request(on_done)
 
+    def _take_stacks(self, client: _Client, request: Request) -> None:
+        """Where the ranks of all hosts are in their code: of a job of several hosts, asked on the one that leads."""
+        context = self._context
+        collects = self._stacks.collects
+        leader = context.job.leader or context.investigation.log.host
+        first = {"ok": True, "together": context.config.hosts.together, "leader": leader, "collects": collects}
+        self._send(client, first, is_last=not collects)
+        if not collects or client not in self._clients.values():
+            return
+        client.until = time.monotonic() + longest_s(native=request.native) + _PATIENCE_S
+
+        def on_done(answer: JsonObject) -> None:
+            if client in self._clients.values():
+                self._send(client, answer)
+
+        self._stacks.request(native=request.native, on_done=on_done)
+
     _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, Request], None]]] = {
         "stop": _stop,
         "kill": _stop,
         "checkpoint": _checkpoint,
         "restart": _restart,
         "status": _show,
+        "stacks": _take_stacks,
     }

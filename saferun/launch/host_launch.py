@@ -122,6 +122,7 @@ class HostLaunch:
             on_loaded=context.imports.begin,
             on_ready=lambda: context.log.note("ExaminerReady"),
             outbox=outbox,
+            kinds={"stacks": _take_stacks},
         )
 
     def _make_reporters(self) -> list[Part]:
@@ -322,6 +323,12 @@ class HostLaunch:
         context.control = ControlPart(context)
         context.loop.add_watching(context.control)
         context.control.open()
+
+
+def _take_stacks(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
+    from saferun.launch.host_stacks import take_stacks
+
+    take_stacks(value)
 
 
 def _trim_heap() -> None:

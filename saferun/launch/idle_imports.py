@@ -92,6 +92,8 @@ MODULES = (
     "saferun.linux.control_socket",
     "saferun.report.run_json",
     "saferun.launch.live_status",
+    "saferun.launch.host_stacks",
+    "saferun.launch.asked_stacks",
     "saferun.launch.control_part",
     # For a writer that takes the place of one that was lost
     "saferun.files.writer_process",

@@ -90,6 +90,11 @@ class Investigation(PartBase):
             self._cause_wait = None
             self._context.post(CauseShown(now, self._launch.attempt))
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether the ranks are captured now."""
+        return self._record.running is not None
+
     def close(self) -> None:
         """End whatever runs."""
         self.attempt_ended()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from saferun.captures.wire import Target
-from saferun.ctl.live_stacks import Process, _sockets_only, find_scene, read_processes
+from saferun.ctl.live_stacks import Process, find_scene, read_processes
 from saferun.errors import SaferunError, UsageError
 from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines, until
 
@@ -339,22 +339,6 @@ def test_a_psutil_that_cannot_be_imported_is_two_lines(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "psutil", None)
     with pytest.raises(SaferunError, match="psutil cannot be imported"):
         read_processes()
-
-
-def test_only_those_doors_of_the_hook_are_used_that_need_no_signal(tmp_path: Path) -> None:
-    """Whoever only looks may not touch the job, whatever the hook has prepared for the moment when it is given up."""
-    for name in ("a0r1.42.sock", "a0r1.42.stacks", "a0r1.43.sock", "a0r12.44.sock", "a0r1.heartbeat"):
-        (tmp_path / name).touch()
-    targets = (Target(1, 42, f"{tmp_path}/a0r1"), Target(2, 50, f"{tmp_path}/none/a0r2"), Target(3, 60))
-    with _sockets_only(targets) as quiet:
-        assert [target._replace(hook_prefix="") for target in quiet] == [
-            target._replace(hook_prefix="") for target in targets
-        ]
-        folder, _, name = quiet[0].hook_prefix.rpartition("/")
-        links = {path.name: path.resolve() for path in Path(folder).iterdir()}
-        assert links == {f"{name}.{pid}.sock": tmp_path / f"a0r1.{pid}.sock" for pid in (42, 43)}
-        assert not quiet[2].hook_prefix
-    assert not Path(folder).exists()
 
 
 # ------------------------------------------------------------------------------------------------------------ a launch

@@ -217,7 +217,7 @@ def test_why_there_are_no_stacks_is_told_without_secrets(tmp_path: Path, monkeyp
     monkeypatch.setattr(ctl_stacks, "find_scene", lambda *_args: here)
     monkeypatch.setattr(ctl_stacks, "_capture_scene", lambda *_args, **_named: (capture, ""))
     with pytest.raises(UsageError, match="denied: token=<redacted>"):
-        ctl_stacks.run(argparse.Namespace(target="latest", native=False, json=False))
+        ctl_stacks.run(argparse.Namespace(target=str(os.getpid()), native=False, json=False))
 
 
 def test_json_on_a_terminal_has_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:

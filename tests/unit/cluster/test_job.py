@@ -91,6 +91,39 @@ def test_a_piece_of_the_largest_size_that_is_allowed_fits_with_its_wrapping(list
     assert len(listening.channel.sent[-1]["text"]) <= JOINED["chunk_limit_bytes"]
 
 
+def test_what_a_user_asks_for_is_not_in_the_way_of_the_evidence_of_a_failure(listening: Listening) -> None:
+    """It is collected apart, kept only while it is waited for, and makes no host suspect."""
+    listening.join()
+    asked: list[list[EvidenceChunk]] = []
+    failed: list[list[EvidenceChunk]] = []
+    listening.job.collect("end", 60.0, failed.append)
+    listening.job.collect("stacks-7", 60.0, asked.append)
+    for name in ("stacks-6", "stacks-7", "stacks-7"):
+        listening.hear(op="chunk", attempt=0, name=name, host=1, task=0, text=piece(name))
+    assert [[chunk.evidence for chunk in found] for found in asked] == [["stacks-7"]]
+    assert failed == []
+    listening.hear(op="chunk", attempt=0, name="end", host=1, task=0, text=piece("cause"))
+    assert [[chunk.evidence for chunk in found] for found in failed] == [["cause"]]
+    listening.job.collect("stacks-8", 60.0, asked.append)
+    listening.job.tick(time.monotonic() + 59.0)
+    assert all(sent["op"] != "probe" for sent in listening.channel.sent)
+    listening.job.tick(time.monotonic() + 61.0)
+    assert asked[1:] == [[]]
+
+
+def test_all_hosts_are_asked_for_stacks_by_the_leader_alone(listening: Listening) -> None:
+    listening.join()
+    wanted: list[tuple[int, bool]] = []
+    listening.job.reports.subscribe_stacks(lambda number, native: wanted.append((number, native)))
+    listening.job.reports.ask_for_stacks(3, native=True)
+    message = listening.channel.sent[-1]["message"]
+    listening.hear(op="entry", attempt=0, k=0, message={**message, "host": 0})
+    listening.hear(op="entry", attempt=0, k=1, message={**message, "host": 1})
+    listening.hear(op="entry", attempt=0, k=2, message={**message, "host": 0, "n": "many"})
+    assert wanted == [(3, True)]
+    assert listening.job.ignored.count == 2
+
+
 def test_clocks_that_differ_are_set_right(listening: Listening) -> None:
     """A host whose clock is an hour behind did not fail an hour before the others."""
     listening.join()

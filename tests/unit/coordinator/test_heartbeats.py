@@ -211,6 +211,27 @@ def test_a_part_that_is_not_there_holds_up_no_other() -> None:
     assert store.waits == []
 
 
+def test_what_users_ask_for_leaves_room_for_the_evidence_of_a_failure() -> None:
+    """A thousand rounds of stacks are one name in a host's state, and one that the leader remembers."""
+    store = Store()
+    with leading(store) as leader, beating(store) as (heartbeats, _):
+        heartbeats.add_chunk(0, "hang-1")
+        for number in range(1500):
+            heartbeats.add_chunk(0, f"stacks-{number}")
+        heartbeats.set_state(0, {"s": "done"})
+        leader.until(lambda: leader.states.get("1/0") == {"s": "done"})
+        names = [name for _, name in json.loads(store.keys["a0/state/1"])["chunks"]]
+        assert names == ["hang-1", "stacks-1499"]
+    store.put(chunk_key("a0/", 1, 0, "end"), "seen")
+    with reading(store) as (reader, read, changed):
+        for number in range(1500):
+            reader.announce(1, 0, f"stacks-{number}")
+        reader.announce(1, 0, "end")
+        with changed:
+            assert changed.wait_for(lambda: read, DEADLINE_S)
+    assert read == [(1, 0, "end", "seen")]
+
+
 def test_a_connection_that_breaks_is_not_the_end_of_reading() -> None:
     """What lies in the store is read by another one."""
     store = Store()

@@ -58,6 +58,7 @@ IN_FORKS = {
     "saferun.files.run_removal": "a fork of the writer process",
     "saferun.linux.held_code": "the examiner; and the supervisor before the ranks have become their programs",
     "saferun.supervisor.policy.waits": "a child of the examiner",
+    "saferun.captures.capture_processes": "a child of the examiner",
     "saferun.report.page.serving": "the process that makes report.html",
     "saferun.api.report": "no launch: programs that call saferun.read_report",
     "saferun.api.running": "no launch: programs that call saferun.run",

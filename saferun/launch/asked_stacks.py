@@ -1,0 +1,202 @@
+"""What ``saferunctl stacks`` shows of a running job: the stacks of each host's ranks, collected on the leader.
+
+The leader asks by the job's log. Every host takes the stacks of its ranks, by the examiner, and hands them in packed,
+as it hands in the evidence of a hang; the leader passes them on to saferunctl as they are, which unpacks them. One
+round at a time: whoever asks meanwhile gets the same answer. While a failure or a hang is captured, no stacks are taken
+for users: two tools at the same process would be in each other's way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from saferun.captures.client import Answer
+from saferun.captures.wire import Target
+from saferun.launch.host_stacks import StacksWanted
+from saferun.launch.launch_context import LaunchContext
+from saferun.linux.scratch import current_directory
+from saferun.model import JsonObject
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.cluster.job_values import EvidenceChunk
+
+BUDGET_S = 20.0
+# Native frames take about a second a process.
+NATIVE_BUDGET_S = 120.0
+# The examiner ends its work by itself; this is for one that does not.
+_EXAMINER_S = 5.0
+# Other hosts answer by then, or are left out.
+_OTHERS_S = 10.0
+# Of one job of one host: a job of several says its own limit.
+_LARGEST_BYTES = 4 << 20
+# Of all hosts' stacks in one answer.
+_MOST_BYTES = 12 << 20
+
+
+def longest_s(*, native: bool) -> float:
+    """How long an answer may take."""
+    return (NATIVE_BUDGET_S if native else BUDGET_S) + _EXAMINER_S + _OTHERS_S
+
+
+class AskedStacks:
+    """Collects the stacks of the job. Its owner wakes it at its deadline.
+
+    Args:
+        context: the launch.
+        guarded: calls, and costs no more than the control socket if that fails.
+    """
+
+    def __init__(self, context: LaunchContext, guarded: Callable[..., Callable[..., None]]) -> None:
+        self._context = context
+        self._guarded = guarded
+        self._number = 0
+        self._native = False
+        self._waiting: list[Callable[[JsonObject], None]] = []
+        self._until = 0.0
+        self._stacks: str | None = None  # of this host, as they travel
+        self._chunks: Sequence[EvidenceChunk] | None = None  # of the others
+        self._own: Answer | None = None
+        self._own_number = 0
+        self._own_until = 0.0
+        context.job.reports.subscribe_stacks(guarded(self._take_wanted))
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        moments = [self._own_until] if self._own is not None else []
+        moments += [self._until] if self._waiting else []
+        return min(moments, default=None)
+
+    def tick(self, now: float) -> None:
+        """Answer with what has come."""
+        if self._own is not None and self._own_until <= now:
+            self._own.close()
+            self._take_own(b"")
+        if self._waiting and self._until <= now:
+            self._answer()
+
+    def close(self) -> None:
+        """Nothing is wanted any more."""
+        self._waiting.clear()
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
+
+    @property
+    def collects(self) -> bool:
+        """Whether this host collects the stacks of several."""
+        return self._context.config.hosts.together and self._context.job.leads
+
+    def request(self, *, native: bool, on_done: Callable[[JsonObject], None]) -> None:
+        """Hand over the stacks of all hosts; only where ``collects``.
+
+        Args:
+            native: whether to take native stacks as well.
+            on_done: called once, with the answer to saferunctl.
+        """
+        self._waiting.append(on_done)
+        if len(self._waiting) > 1:
+            return
+        self._number += 1
+        self._native = native
+        self._until = time.monotonic() + longest_s(native=native)
+        self._stacks = self._chunks = None
+        number, job = self._number, self._context.job
+        budget_s = NATIVE_BUDGET_S if native else BUDGET_S
+
+        def take(chunks: Sequence[EvidenceChunk]) -> None:
+            if number == self._number and self._waiting:
+                self._chunks = chunks
+                self._answer_if_whole()
+
+        job.collect(_name(number), budget_s + _OTHERS_S, self._guarded(take))
+        job.reports.ask_for_stacks(number, native=native)  # this host hears of it as well
+
+    # ------------------------------------------------------------------------------------------------------ the leader
+
+    def _answer_if_whole(self) -> None:
+        if self._waiting and self._stacks is not None and self._chunks is not None:
+            self._answer()
+
+    def _answer(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        answer = self._as_json()
+        self._stacks = self._chunks = None
+        for on_done in waiting:
+            on_done(answer)
+
+    def _as_json(self) -> JsonObject:
+        context, job, plan = self._context, self._context.job, self._context.current.plan
+        task = context.config.hosts.task
+        own = (job.host, task.local_rank if task is not None else 0, context.investigation.log.host, self._stacks or "")
+        parts = [own] if self._stacks is not None else []
+        parts += [(chunk.host, chunk.task, chunk.label, chunk.evidence) for chunk in self._chunks or ()]
+        room = _MOST_BYTES
+        fitting = []
+        for host, of_task, label, stacks in parts:
+            room -= len(stacks)
+            fitting.append([host, of_task, label, stacks if room >= 0 else ""])
+        return {
+            "ok": True,
+            "attempt": context.attempt,
+            "world_size": plan.placement.world_size if plan is not None else 0,
+            "host": job.host,
+            "peers": [[peer.host, peer.label, peer.base_rank, peer.ranks] for peer in job.peers.values()],
+            "parts": fitting,
+        }
+
+    # --------------------------------------------------------------------------------------------------- on each host
+
+    def _take_wanted(self, number: int, native: bool) -> None:  # noqa: FBT001 - by the job's reports
+        """The leader asks."""
+        if self._own is not None:
+            return  # of an earlier request, which has taken too long
+        context, job = self._context, self._context.job
+        self._own_number = number
+        ranks = context.current.living()
+        if not ranks or context.investigation.is_capturing:
+            self._take_own(b"")
+            return
+        budget_s = NATIVE_BUDGET_S if native else BUDGET_S
+        hook, attempt = context.investigation.hook, context.attempt
+        wanted = StacksWanted(
+            tuple(Target(rank.place.rank, rank.child.pid, hook.prefix(attempt, rank.place.rank)) for rank in ranks),
+            context.investigation.log.host,
+            context.current.plan.placement.world_size if context.current.plan is not None else 0,
+            context.config.command.name,
+            current_directory(),
+            native,
+            budget_s,
+            min(job.chunk_limit_bytes, _LARGEST_BYTES),
+        )
+        self._own_until = time.monotonic() + budget_s + _EXAMINER_S
+        try:
+            self._own = Answer(
+                context.examiner,
+                context.guarded_poller,
+                "stacks",
+                wanted._asdict(),
+                budget_s,
+                self._guarded(self._take_own),
+                limit_bytes=_LARGEST_BYTES,
+                is_urgent=False,
+            )
+        except OSError:
+            self._take_own(b"")
+
+    def _take_own(self, content: bytes) -> None:
+        """The examiner has answered; empty: there are no stacks."""
+        self._own = None
+        stacks = content.decode("ascii", "replace")
+        if not self.collects:
+            self._context.job.share(_name(self._own_number), stacks)
+        elif self._own_number == self._number:
+            self._stacks = stacks
+            self._answer_if_whole()
+
+
+def _name(number: int) -> str:
+    """Of the chunks of a request."""
+    return f"stacks-{number}"

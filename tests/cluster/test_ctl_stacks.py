@@ -1,0 +1,112 @@
+"""``saferunctl stacks`` of jobs of several hosts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cluster.jobs import Way, assert_nothing_left, start
+from tests.cluster.test_ctl_ends_jobs import ask, has_control_sockets
+from tests.process.launching import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cluster.machines.cluster import Cluster
+    from tests.cluster.machines.faults import Host
+
+APART = """
+def evaluate():
+    tell("ready")
+    stay()
+
+def exchange():
+    tell("ready")
+    stay()
+
+evaluate() if RANK == 3 else exchange()
+"""
+
+
+def stacks_on(host: Host, folder: Path, *arguments: str) -> dict[str, Any]:
+    """What it shows there."""
+    content = json.loads(ask(host, folder, "stacks", "latest", "--json", *arguments))
+    assert isinstance(content, dict)
+    return content
+
+
+def functions(content: dict[str, Any]) -> dict[int, set[str]]:
+    """The names of the functions that each rank is in."""
+    return {
+        dump["rank"]: {frame["function"] for thread in dump["threads"] for frame in thread["frames"]}
+        for dump in content["stacks"]
+        if dump["is_rank"]
+    }
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_first_host_shows_the_stacks_of_all(cluster: Cluster, tmp_path: Path, count: int) -> None:
+    hosts = cluster.hosts[:count]
+    job = start(cluster, Way("by_hand"), tmp_path, APART, hosts=hosts)
+    job.hear("ready", 2 * count)
+    until(lambda: has_control_sockets(tmp_path, count), "control sockets")
+    content = stacks_on(hosts[0], tmp_path)
+    assert content["hosts"] == [
+        {"host": f"node{1 + i}", "ranks": [2 * i, 2 * i + 1], "answered": True} for i in range(count)
+    ]
+    found = functions(content)
+    assert sorted(found) == list(range(2 * count))
+    assert all(("evaluate" if rank == 3 else "exchange") in names for rank, names in found.items())
+    assert content["remarks"] == []
+    text = ask(hosts[0], tmp_path, "stacks", "latest")
+    assert f"run latest, {count} hosts: ranks 0-{2 * count - 1}; " in text
+    assert "evaluate" in text
+    assert "exchange" in text
+    ask(hosts[0], tmp_path, "kill", "latest")
+    assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+def test_another_host_shows_its_own_ranks_and_names_the_first(cluster: Cluster, tmp_path: Path) -> None:
+    hosts = cluster.hosts[:2]
+    job = start(cluster, Way("by_hand"), tmp_path, APART, hosts=hosts)
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
+    content = stacks_on(hosts[1], tmp_path)
+    assert sorted(functions(content)) == [2, 3]
+    assert content["remarks"] == ["the ranks of this host alone: ask on node1 for those of all hosts"]
+    ask(hosts[0], tmp_path, "kill", "latest")
+    assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+def test_a_saferun_a_rank_hands_in_its_own(cluster: Cluster, tmp_path: Path) -> None:
+    job = start(cluster, Way("srun", 2), tmp_path, APART, hosts=cluster.hosts[:2])
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 4), "control sockets")
+    content = stacks_on(cluster.hosts[0], tmp_path)
+    assert sorted(functions(content)) == [0, 1, 2, 3]
+    assert [host["ranks"] for host in content["hosts"]] == [[0, 1], [2, 3]]
+    ask(cluster.hosts[0], tmp_path, "kill", "latest")
+    job.finish()
+    assert_nothing_left(cluster)
+
+
+def test_a_host_that_does_not_answer_is_named_and_the_job_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    hosts = cluster.hosts[:2]
+    job = start(cluster, Way("by_hand"), tmp_path, APART, "--host-timeout", "300", hosts=hosts)
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
+    frozen = hosts[1].pids("-m saferun ")
+    hosts[1].freeze(frozen)
+    content = stacks_on(hosts[0], tmp_path)
+    assert sorted(functions(content)) == [0, 1]
+    assert content["remarks"] == ["no stacks from node2 (ranks 2-3)"]
+    assert [host["answered"] for host in content["hosts"]] == [True, False]
+    hosts[1].thaw(frozen)
+    assert sorted(functions(stacks_on(hosts[0], tmp_path))) == [0, 1, 2, 3]
+    ask(hosts[0], tmp_path, "kill", "latest")
+    assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)

@@ -1,0 +1,178 @@
+"""The stacks that a user asks for, collected of all hosts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from saferun.cluster.job_values import EvidenceChunk
+from saferun.launch import asked_stacks
+from saferun.launch.asked_stacks import AskedStacks, longest_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FOR_EVER = 1e12
+
+
+class Examiner:
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.done: list[Callable[[bytes], None]] = []
+        self.is_lost = False
+        self.closed = 0
+
+    def answer(self, *arguments: Any, **_options: Any) -> Any:
+        if self.is_lost:
+            raise OSError(0, "there is no examiner")
+        self.asked.append(arguments[3])
+        self.done.append(arguments[5])
+        return SimpleNamespace(close=lambda: setattr(self, "closed", self.closed + 1))
+
+
+class Surroundings:
+    """A launch with the stacks that are asked of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leads: bool = True) -> None:
+        self.examiner = Examiner()
+        monkeypatch.setattr(asked_stacks, "Answer", self.examiner.answer)
+        self.collecting: dict[str, Callable[[list[EvidenceChunk]], None]] = {}
+        self.requests: list[int] = []
+        self.shared: list[tuple[str, str]] = []
+        self.wanted: list[Callable[[int, bool], None]] = []
+        reports = SimpleNamespace(
+            subscribe_stacks=self.wanted.append, ask_for_stacks=lambda number, native: self._ask(number, native=native)
+        )
+        job = SimpleNamespace(
+            leads=leads,
+            host=0,
+            peers={
+                0: SimpleNamespace(host=0, label="node0", base_rank=0, ranks=1),
+                1: SimpleNamespace(host=1, label="node1", base_rank=1, ranks=1),
+            },
+            chunk_limit_bytes=1000,
+            reports=reports,
+            collect=lambda name, _timeout_s, on_done: self.collecting.update({name: on_done}),
+            share=lambda name, stacks: self.shared.append((name, stacks)),
+        )
+        place = SimpleNamespace(rank=0)
+        self.ranks = [SimpleNamespace(place=place, child=SimpleNamespace(pid=42))]
+        self.investigation = SimpleNamespace(
+            is_capturing=False,
+            hook=SimpleNamespace(prefix=lambda attempt, rank: f"/hook/a{attempt}r{rank}"),
+            log=SimpleNamespace(host="node0"),
+        )
+        plan = SimpleNamespace(placement=SimpleNamespace(world_size=2))
+        context: Any = SimpleNamespace(
+            job=job,
+            config=SimpleNamespace(
+                hosts=SimpleNamespace(together=True, task=None), command=SimpleNamespace(name="train.py")
+            ),
+            current=SimpleNamespace(living=lambda: self.ranks, plan=plan),
+            investigation=self.investigation,
+            examiner=None,
+            guarded_poller=None,
+            attempt=0,
+        )
+        self.stacks = AskedStacks(context, lambda call: call)
+        self.answers: list[dict[str, Any]] = []
+
+    def _ask(self, number: int, *, native: bool) -> None:
+        self.requests.append(number)
+        self.wanted[0](number, native)
+
+    def request(self, *, native: bool = False) -> None:
+        self.stacks.request(native=native, on_done=self.answers.append)
+
+    def others(self, number: int, stacks: str = "theirs") -> None:
+        chunk = EvidenceChunk(1, 0, "node1", 0.0, moved=False, stopped=False, evidence=stacks)
+        self.collecting[f"stacks-{number}"]([chunk] if stacks else [])
+
+
+def test_the_answer_has_the_stacks_of_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Surroundings(monkeypatch)
+    there.request(native=True)
+    assert there.examiner.asked[0]["targets"] == ((0, 42, "/hook/a0r0"),)
+    assert there.examiner.asked[0]["native"] is True
+    there.examiner.done[0](b"ours")
+    assert there.answers == []
+    there.others(1)
+    (answer,) = there.answers
+    assert answer["parts"] == [[0, 0, "node0", "ours"], [1, 0, "node1", "theirs"]]
+    assert answer["peers"] == [[0, "node0", 0, 1], [1, "node1", 1, 1]]
+    assert there.stacks.deadline is None
+
+
+def test_who_asks_meanwhile_gets_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Surroundings(monkeypatch)
+    there.request()
+    there.request()
+    there.others(1)
+    there.examiner.done[0](b"ours")
+    assert len(there.answers) == 2
+    assert there.requests == [1]
+    there.request()
+    assert there.requests == [1, 2]
+
+
+def test_what_does_not_come_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An examiner that says nothing, and hosts that were asked in an attempt that is over."""
+    there = Surroundings(monkeypatch)
+    there.request()
+    there.stacks.tick(FOR_EVER)
+    assert there.examiner.closed == 1
+    assert there.answers[0]["parts"] == [[0, 0, "node0", ""]]
+    there.others(1)  # too late
+    there.request()
+    there.examiner.done[1](b"ours")
+    there.others(2)
+    assert there.answers[1]["parts"] == [[0, 0, "node0", "ours"], [1, 0, "node1", "theirs"]]
+
+
+@pytest.mark.parametrize("why", ["it captures", "no ranks", "no examiner"])
+def test_without_stacks_of_its_own_it_answers_all_the_same(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    there = Surroundings(monkeypatch)
+    there.investigation.is_capturing = why == "it captures"
+    there.examiner.is_lost = why == "no examiner"
+    if why == "no ranks":
+        there.ranks.clear()
+    there.request()
+    there.others(1)
+    assert there.answers[0]["parts"] == [[0, 0, "node0", ""], [1, 0, "node1", "theirs"]]
+    assert there.examiner.asked == []
+
+
+def test_another_host_hands_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that it has none: nobody has to wait for it."""
+    there = Surroundings(monkeypatch, leads=False)
+    assert not there.stacks.collects
+    there.wanted[0](5, False)
+    there.wanted[0](6, False)
+    there.examiner.done[0](b"ours")
+    there.ranks.clear()
+    there.wanted[0](7, False)
+    assert there.shared == [("stacks-5", "ours"), ("stacks-7", "")]
+    assert len(there.examiner.asked) == 1
+
+
+def test_an_answer_has_room_for_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Surroundings(monkeypatch)
+    monkeypatch.setattr(asked_stacks, "_MOST_BYTES", 8)
+    there.request()
+    there.examiner.done[0](b"ours")
+    there.others(1)
+    assert [part[3] for part in there.answers[0]["parts"]] == ["ours", ""]
+
+
+def test_after_the_end_nothing_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Surroundings(monkeypatch)
+    there.request()
+    there.stacks.close()
+    assert there.stacks.deadline is None
+    there.others(1)
+    assert there.answers == []
+    assert longest_s(native=True) > longest_s(native=False)
