@@ -12,7 +12,7 @@ from saferun.model import JsonObject
 from saferun.text.decoding import number, text
 
 # How the names of chunks begin that a user has asked for.
-_ASKED = "stacks-"
+_ASKED = "asked-"
 _LONGEST_NAME = 255
 # Of a task, which is asked for one at a time: older ones are dropped. A peer can fill no more of the leader's memory.
 _MOST_CHUNKS = 4

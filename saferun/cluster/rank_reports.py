@@ -72,9 +72,9 @@ class RankReports(ReportListeners):
         """Every host is to report what its ranks do, with this number: the user wants to see it."""
         self._sender.broadcast("status", n=number)
 
-    def ask_for_stacks(self, number: int, *, native: bool) -> None:
+    def ask_ranks(self, number: int, wanted: JsonObject) -> None:
         """Every host is to hand in its ranks' stacks, with this number: the user wants to see them."""
-        self._sender.broadcast("stacks", n=number, native=native)
+        self._sender.broadcast("asked", n=number, wanted=wanted)
 
     def ask_for_table(self) -> None:
         """The leader is to share with all hosts what they report, for a user who asked this one."""
@@ -108,8 +108,8 @@ class RankReports(ReportListeners):
     def _take_status(self, entry: JsonObject) -> None:
         self.on_status_wanted(number(entry["n"]))
 
-    def _take_stacks(self, entry: JsonObject) -> None:
-        self.on_stacks_wanted(number(entry["n"]), entry["native"] is True)
+    def _take_asked(self, entry: JsonObject) -> None:
+        self.on_asked(number(entry["n"]), entry["wanted"])
 
     def _take_table_wanted(self, _entry: JsonObject) -> None:
         self.on_table_wanted()
@@ -139,7 +139,7 @@ class RankReports(ReportListeners):
         "hang": _take_hang,
         "slow": _take_slow,
         "status": _take_status,
-        "stacks": _take_stacks,
+        "asked": _take_asked,
         "table_wanted": _take_table_wanted,
         "table": _take_table,
     }

@@ -26,7 +26,7 @@ class ReportListeners:
         self.on_status: Callable[[str, str, Mapping[str, Any]], None] = lambda _task, _host, _report: None
         self.on_table_wanted: Callable[[], None] = lambda: None
         self.on_table: Callable[[object], None] = lambda _table: None
-        self.on_stacks_wanted: Callable[[int, bool], None] = lambda _number, _native: None
+        self.on_asked: Callable[[int, object], None] = lambda _number, _wanted: None
 
     def subscribe(
         self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
@@ -74,13 +74,13 @@ class ReportListeners:
         """
         self.on_table_wanted, self.on_table = on_wanted, on_table
 
-    def subscribe_stacks(self, on_wanted: Callable[[int, bool], None]) -> None:
-        """Receive what concerns ``saferunctl stacks``.
+    def subscribe_asked(self, on_asked: Callable[[int, object], None]) -> None:
+        """Receive what concerns ``saferunctl stacks`` and ``record``.
 
         Args:
-            on_wanted: takes the number of a request, and whether it is of native stacks, too; on every host.
+            on_asked: takes the number of a request, and what is wanted of the ranks, as JSON; on every host.
         """
-        self.on_stacks_wanted = on_wanted
+        self.on_asked = on_asked
 
 
 class SoloRankReports(ReportListeners):
@@ -111,7 +111,7 @@ class SoloRankReports(ReportListeners):
     def ask_for_status(self, number: int) -> None:
         """There is no other host to ask."""
 
-    def ask_for_stacks(self, number: int, *, native: bool) -> None:
+    def ask_ranks(self, number: int, wanted: JsonObject) -> None:
         """There is no other host to ask."""
 
     def ask_for_table(self) -> None:

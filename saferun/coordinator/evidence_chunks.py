@@ -16,7 +16,7 @@ from contextlib import suppress
 from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
-ASKED = "stacks-"
+ASKED = "asked-"
 """How the names of chunks begin that users ask for. Of each task only the newest one is remembered."""
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
 _MOST_TASKS = 4096

@@ -1,15 +1,18 @@
-"""The stacks of all hosts of a running job, by the saferun that leads it."""
+"""The stacks of all hosts of a running job, now or over some seconds, by the saferun that leads it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
+from saferun.captures.recording import Recording, RecordOptions, decode_recordings
 from saferun.cluster.evidence import HostPart, HostPeer, decode_part, merge_parts
 from saferun.ctl.live_run import find_live
 from saferun.errors import UsageError
 from saferun.evidence import Evidence
-from saferun.model import Value
+from saferun.model import JsonObject, Value
 from saferun.text.decoding import MALFORMED
 from saferun.text.typed_json import fit, line_of, list_of, number_of, text_of
 from saferun.text.wording import ranks_text
@@ -17,6 +20,7 @@ from saferun.text.wording import ranks_text
 # saferun itself answers by then, with what has come; see launch/asked_stacks.py.
 _PATIENCE_S = 60.0
 _NATIVE_PATIENCE_S = 180.0
+_RECORDING_PATIENCE_S = 60.0
 _LONGEST_STACKS = 16 << 20
 _LONGEST_NAME = 255
 _MOST_HOSTS = 1 << 17
@@ -70,6 +74,26 @@ class JobStacks(Value):
     silent: tuple[str, ...] = ()
 
 
+class JobRecording(Value):
+    """A recording of a job, or why there is only one of this host.
+
+    Attributes:
+        recordings: of all hosts, by their names; None: the ranks have to be recorded here.
+        remarks: what is missing, in lines.
+    """
+
+    recordings: tuple[tuple[str, Recording], ...] | None = None
+    remarks: tuple[str, ...] = ()
+
+
+class _AloneError(Exception):
+    """Only the ranks of this host can be read. ``remark``: why, for people; empty: the job has no others."""
+
+    def __init__(self, remark: str = "") -> None:
+        super().__init__(remark)
+        self.remarks = (f"the ranks of this host alone: {remark}",) if remark else ()
+
+
 def read_job_stacks(directory: Path, *, native: bool) -> JobStacks:
     """The stacks of all hosts, if the job has several; never raises for what its saferun does not answer.
 
@@ -78,23 +102,81 @@ def read_job_stacks(directory: Path, *, native: bool) -> JobStacks:
         native: whether to take native stacks as well.
     """
     try:
+        with _asked(directory, {"kind": "stacks", "native": native}) as receive:
+            return _merged(receive(_NATIVE_PATIENCE_S if native else _PATIENCE_S))
+    except _AloneError as error:
+        return JobStacks(None, error.remarks)
+
+
+def read_job_recording(
+    directory: Path, ranks: Sequence[int], options: RecordOptions, *, on_begin: Callable[[], None]
+) -> JobRecording:
+    """A recording of ranks of all hosts, if the job has several; never raises for what its saferun does not answer.
+
+    Args:
+        directory: the run's.
+        ranks: whose; empty: of all.
+        options: how.
+        on_begin: called when the saferun has taken the request.
+    """
+    wanted = {"kind": "recording", "ranks": list(ranks), **options._asdict()}
+    try:
+        with _asked(directory, wanted) as receive:
+            on_begin()
+            return _collected(receive(options.seconds + _RECORDING_PATIENCE_S), ranks)
+    except _AloneError as error:
+        return JobRecording(None, error.remarks)
+
+
+@contextmanager
+def _asked(directory: Path, wanted: JsonObject) -> Iterator[Callable[[float], _Answer]]:
+    """Ask the saferun of a run; yields what receives the answer, and takes how long that may last.
+
+    Raises:
+        _AloneError: the ranks of this host have to be read here.
+    """
+    try:
         live = find_live(directory)
     except UsageError:
-        return JobStacks()  # it has no control socket (yet), or has ended: whatever is left of it is seen without
+        raise _AloneError from None  # it has no control socket (yet), or has ended: what is left of it is seen without
     try:
-        first: _First = fit(_First, live.ask("stacks", native=native))
+        first: _First = fit(_First, live.ask("stacks", wanted=wanted))
         if not first.together:
-            return JobStacks()
+            raise _AloneError
         if not first.collects:
-            return JobStacks(None, (f"the ranks of this host alone: ask on {first.leader} for those of all hosts",))
-        answer: _Answer = fit(_Answer, live.next_answer(_NATIVE_PATIENCE_S if native else _PATIENCE_S))
-        return _merged(answer)
+            raise _AloneError(f"ask on {first.leader} for those of all hosts")
+
+        def receive(patience_s: float) -> _Answer:
+            answer: _Answer = fit(_Answer, live.next_answer(patience_s))
+            return answer
+
+        yield receive
     except UsageError as error:
-        return JobStacks(None, (f"the ranks of this host alone: {error.what}",))
+        raise _AloneError(error.what) from None
     except MALFORMED:
-        return JobStacks(None, ("the ranks of this host alone: use the saferunctl of that saferun for all",))
+        raise _AloneError("use the saferunctl of that saferun for all") from None
     finally:
         live.close()
+
+
+def _collected(answer: _Answer, ranks: Sequence[int]) -> JobRecording:
+    found: list[tuple[str, Recording]] = []
+    owner = {rank: peer.label for peer in answer.peers for rank in range(peer.base_rank, peer.base_rank + peer.ranks)}
+    for part in answer.parts:
+        with suppress(ValueError):
+            # A host speaks for its own ranks only.
+            found += [(part.label, one) for one in decode_recordings(part.stacks) if owner.get(one.rank) == part.label]
+    if not found:
+        raise _AloneError("no host has handed in a recording")
+    missing: dict[str, list[int]] = {}
+    recorded = {one.rank for _, one in found}
+    for rank in sorted((set(ranks) or set(owner)) & set(owner) - recorded):
+        missing.setdefault(owner[rank], []).append(rank)
+    remarks = [f"no recording from {host} ({ranks_text(those)})" for host, those in missing.items()]
+    unknown = sorted(set(ranks) - set(owner))
+    if unknown:
+        remarks.append(f"{ranks_text(unknown)}: there is no such rank in this job")
+    return JobRecording(tuple(sorted(found, key=lambda item: item[1].rank)), tuple(remarks[:_NAMED_HOSTS]))
 
 
 def _merged(answer: _Answer) -> JobStacks:
@@ -109,7 +191,7 @@ def _merged(answer: _Answer) -> JobStacks:
         for peer in answer.peers
     ]
     if not parts:
-        return JobStacks(None, ("the ranks of this host alone: no host has handed in its stacks",))
+        raise _AloneError("no host has handed in its stacks")
     merged = merge_parts(parts, world_size=answer.world_size, peers=peers, leader=answer.host)
     silent = [peer for peer in peers if peer.host not in heard]
     remarks = [f"no stacks from {peer.label} ({ranks_text(peer.ranks)})" for peer in silent[:_NAMED_HOSTS]]

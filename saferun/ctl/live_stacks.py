@@ -51,7 +51,8 @@ _ROOT_HINT = "in a container this needs the capability SYS_PTRACE; or look from 
 
 def run(arguments: argparse.Namespace) -> int:
     """Take the stacks and print them."""
-    job = _stacks_of_job(arguments.target, native=arguments.native)
+    directory = run_of(arguments.target)
+    job = read_job_stacks(directory, native=arguments.native) if directory is not None else JobStacks()
     if job.evidence is not None:
         scene, capture = scene_of_job(arguments.target, job.evidence, job.silent), job.evidence.capture
     else:
@@ -109,12 +110,12 @@ class Scene(Value):
     silent: tuple[str, ...] = ()
 
 
-def _stacks_of_job(target: str, *, native: bool) -> JobStacks:
-    """Those of all hosts, where the target is a run that lives on several."""
+def run_of(target: str) -> Path | None:
+    """The directory of the run that an argument means; None: it means a process, or a run that has none."""
     if re.fullmatch(_PID, target) and os.path.exists(f"/proc/{target}"):
-        return JobStacks()
+        return None
     directory = _run_directory(target)
-    return read_job_stacks(Path(directory), native=native) if directory is not None else JobStacks()
+    return Path(directory) if directory is not None else None
 
 
 def scene_of_job(name: str, evidence: Evidence, silent: tuple[str, ...]) -> Scene:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from saferun.ctl.durations import seconds_of
+from saferun.ctl.rank_lists import ranks_of
 from saferun.ctl.run_directory import FoundRun, add_run_argument, find_run
 from saferun.errors import UsageError, printable
 from saferun.model import Value
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from saferun.ctl.log_files import LogFile, LogName, Piece, RunLogs
     from saferun.ctl.log_prefixes import Prefixes
 
-_RANKS = re.compile(r"[0-9]{1,8}(-[0-9]{1,8})?(,[0-9]{1,8}(-[0-9]{1,8})?)*")
 _LONGEST_PATTERN = 1000
 # A pattern that needs longer for one line needs for ever.
 _MATCH_S = 2.0
@@ -113,14 +113,8 @@ class _Chosen(Value):
 
 
 def _chosen(arguments: argparse.Namespace) -> _Chosen:
-    ranks = []
-    if arguments.rank is not None:
-        if _RANKS.fullmatch(arguments.rank) is None:
-            raise UsageError(f"--rank {arguments.rank} is no list of ranks", "write it like 3,5-7")
-        for span in arguments.rank.split(","):
-            low, _, high = span.partition("-")
-            ranks.append(range(int(low), int(high or low) + 1))
-    return _Chosen(tuple(ranks), tuple(arguments.host or ()), arguments.attempt, arguments.stream)
+    ranks = ranks_of("--rank", arguments.rank) if arguments.rank is not None else ()
+    return _Chosen(ranks, tuple(arguments.host or ()), arguments.attempt, arguments.stream)
 
 
 def since_time(text: str, now: float) -> float:

@@ -1,9 +1,9 @@
-"""What ``saferunctl stacks`` shows of a running job: the stacks of each host's ranks, collected on the leader.
+"""What ``saferunctl stacks`` and ``record`` show of a running job: the stacks of each host's ranks, by the leader.
 
-The leader asks by the job's log. Every host takes the stacks of its ranks, by the examiner, and hands them in packed,
-as it hands in the evidence of a hang; the leader passes them on to saferunctl as they are, which unpacks them. One
-round at a time: whoever asks meanwhile gets the same answer. While a failure or a hang is captured, no stacks are taken
-for users: two tools at the same process would be in each other's way.
+The leader asks by the job's log. Every host reads its ranks, by the examiner, and hands in what it finds packed, as it
+hands in the evidence of a hang; the leader passes it on to saferunctl as it is, which unpacks it. One round at a time:
+whoever asks for the same meanwhile gets the same answer. While a failure or a hang is captured, nothing is read for
+users: two tools at the same process would be in each other's way.
 """
 
 from __future__ import annotations
@@ -13,31 +13,28 @@ from collections.abc import Callable, Sequence
 
 from saferun.captures.client import Answer
 from saferun.captures.wire import Target
-from saferun.launch.host_stacks import StacksWanted
+from saferun.launch.host_stacks import HostRequest, Wanted
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject
+from saferun.text.typed_json import fit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.job_values import EvidenceChunk
 
-BUDGET_S = 20.0
-# Native frames take about a second a process.
-NATIVE_BUDGET_S = 120.0
 # The examiner ends its work by itself; this is for one that does not.
 _EXAMINER_S = 5.0
 # Other hosts answer by then, or are left out.
 _OTHERS_S = 10.0
-# Of one job of one host: a job of several says its own limit.
 _LARGEST_BYTES = 4 << 20
 # Of all hosts' stacks in one answer.
 _MOST_BYTES = 12 << 20
 
 
-def longest_s(*, native: bool) -> float:
+def longest_s(wanted: Wanted) -> float:
     """How long an answer may take."""
-    return (NATIVE_BUDGET_S if native else BUDGET_S) + _EXAMINER_S + _OTHERS_S
+    return wanted.budget_s + _EXAMINER_S + _OTHERS_S
 
 
 class AskedStacks:
@@ -52,7 +49,7 @@ class AskedStacks:
         self._context = context
         self._guarded = guarded
         self._number = 0
-        self._native = False
+        self._wanted = Wanted("stacks")
         self._waiting: list[Callable[[JsonObject], None]] = []
         self._until = 0.0
         self._stacks: str | None = None  # of this host, as they travel
@@ -60,7 +57,7 @@ class AskedStacks:
         self._own: Answer | None = None
         self._own_number = 0
         self._own_until = 0.0
-        context.job.reports.subscribe_stacks(guarded(self._take_wanted))
+        context.job.reports.subscribe_asked(guarded(self._take_asked))
 
     @property
     def deadline(self) -> float | None:
@@ -89,30 +86,33 @@ class AskedStacks:
         """Whether this host collects the stacks of several."""
         return self._context.config.hosts.together and self._context.job.leads
 
-    def request(self, *, native: bool, on_done: Callable[[JsonObject], None]) -> None:
-        """Hand over the stacks of all hosts; only where ``collects``.
+    def request(self, wanted: Wanted, on_done: Callable[[JsonObject], None]) -> None:
+        """Hand over what all hosts find; only where ``collects``.
 
         Args:
-            native: whether to take native stacks as well.
+            wanted: what the user wants.
             on_done: called once, with the answer to saferunctl.
         """
+        if self._waiting and wanted != self._wanted:
+            what = "the ranks of this job are being read for another saferunctl"
+            on_done({"error": what, "hint": "try again when it is through"})
+            return
         self._waiting.append(on_done)
         if len(self._waiting) > 1:
             return
         self._number += 1
-        self._native = native
-        self._until = time.monotonic() + longest_s(native=native)
+        self._wanted = wanted
+        self._until = time.monotonic() + longest_s(wanted)
         self._stacks = self._chunks = None
         number, job = self._number, self._context.job
-        budget_s = NATIVE_BUDGET_S if native else BUDGET_S
 
         def take(chunks: Sequence[EvidenceChunk]) -> None:
             if number == self._number and self._waiting:
                 self._chunks = chunks
                 self._answer_if_whole()
 
-        job.collect(_name(number), budget_s + _OTHERS_S, self._guarded(take))
-        job.reports.ask_for_stacks(number, native=native)  # this host hears of it as well
+        job.collect(_name(number), wanted.budget_s + _OTHERS_S, self._guarded(take))
+        job.reports.ask_ranks(number, wanted._asdict())  # this host hears of it as well
 
     # ------------------------------------------------------------------------------------------------------ the leader
 
@@ -149,36 +149,35 @@ class AskedStacks:
 
     # --------------------------------------------------------------------------------------------------- on each host
 
-    def _take_wanted(self, number: int, native: bool) -> None:  # noqa: FBT001 - by the job's reports
+    def _take_asked(self, number: int, asked: object) -> None:
         """The leader asks."""
+        wanted: Wanted = fit(Wanted, asked)
         if self._own is not None:
             return  # of an earlier request, which has taken too long
         context, job = self._context, self._context.job
         self._own_number = number
-        ranks = context.current.living()
+        ranks = [rank for rank in context.current.living() if not wanted.ranks or rank.place.rank in wanted.ranks]
         if not ranks or context.investigation.is_capturing:
             self._take_own(b"")
             return
-        budget_s = NATIVE_BUDGET_S if native else BUDGET_S
         hook, attempt = context.investigation.hook, context.attempt
-        wanted = StacksWanted(
+        request = HostRequest(
+            wanted,
             tuple(Target(rank.place.rank, rank.child.pid, hook.prefix(attempt, rank.place.rank)) for rank in ranks),
             context.investigation.log.host,
             context.current.plan.placement.world_size if context.current.plan is not None else 0,
             context.config.command.name,
             current_directory(),
-            native,
-            budget_s,
             min(job.chunk_limit_bytes, _LARGEST_BYTES),
         )
-        self._own_until = time.monotonic() + budget_s + _EXAMINER_S
+        self._own_until = time.monotonic() + wanted.budget_s + _EXAMINER_S
         try:
             self._own = Answer(
                 context.examiner,
                 context.guarded_poller,
                 "stacks",
-                wanted._asdict(),
-                budget_s,
+                request._asdict(),
+                wanted.budget_s,
                 self._guarded(self._take_own),
                 limit_bytes=_LARGEST_BYTES,
                 is_urgent=False,
@@ -199,4 +198,4 @@ class AskedStacks:
 
 def _name(number: int) -> str:
     """Of the chunks of a request."""
-    return f"stacks-{number}"
+    return f"asked-{number}"

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar
 
 from saferun.errors import suppress
 from saferun.launch.asked_stacks import AskedStacks, longest_s
+from saferun.launch.host_stacks import Wanted
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.live_status import LiveStatus
 from saferun.linux.control_socket import Peer, accept, listen
@@ -58,14 +59,14 @@ class Request(Value):
         user: the name of the user, for people.
         signum: of ``checkpoint``: the signal that the ranks handle.
         timeout_s: of ``checkpoint``: how long the ranks may take to end; they are stopped then.
-        native: of ``stacks``: with C and C++ frames.
+        wanted: of ``stacks``: what of the ranks.
     """
 
     op: Annotated[str, line_of(_LONGEST_NAME)]
     user: Annotated[str, line_of(_LONGEST_NAME)] = ""
     signum: Annotated[int, number_of(64)] = 0
     timeout_s: Annotated[float, seconds_of(_LONGEST_WAIT_S)] = 0.0
-    native: bool = False
+    wanted: Wanted = Wanted("stacks")
 
 
 class _Client:
@@ -360,7 +361,7 @@ class ControlPart(PartBase):
 
         self._status.request(on_done)
 
-    def _take_stacks(self, client: _Client, request: Request) -> None:
+    def _read_ranks(self, client: _Client, request: Request) -> None:
         """Where the ranks of all hosts are in their code: of a job of several hosts, asked on the one that leads."""
         context = self._context
         collects = self._stacks.collects
@@ -369,13 +370,13 @@ class ControlPart(PartBase):
         self._send(client, first, is_last=not collects)
         if not collects or client not in self._clients.values():
             return
-        client.until = time.monotonic() + longest_s(native=request.native) + _PATIENCE_S
+        client.until = time.monotonic() + longest_s(request.wanted) + _PATIENCE_S
 
         def on_done(answer: JsonObject) -> None:
             if client in self._clients.values():
                 self._send(client, answer)
 
-        self._stacks.request(native=request.native, on_done=on_done)
+        self._stacks.request(request.wanted, on_done)
 
     _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, Request], None]]] = {
         "stop": _stop,
@@ -383,5 +384,5 @@ class ControlPart(PartBase):
         "checkpoint": _checkpoint,
         "restart": _restart,
         "status": _show,
-        "stacks": _take_stacks,
+        "stacks": _read_ranks,
     }

@@ -122,7 +122,7 @@ class HostLaunch:
             on_loaded=context.imports.begin,
             on_ready=lambda: context.log.note("ExaminerReady"),
             outbox=outbox,
-            kinds={"stacks": _take_stacks},
+            kinds={"stacks": _read_ranks},
         )
 
     def _make_reporters(self) -> list[Part]:
@@ -325,10 +325,10 @@ class HostLaunch:
         context.control.open()
 
 
-def _take_stacks(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
-    from saferun.launch.host_stacks import take_stacks
+def _read_ranks(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
+    from saferun.launch.host_stacks import read_ranks
 
-    take_stacks(value)
+    read_ranks(value)
 
 
 def _trim_heap() -> None:

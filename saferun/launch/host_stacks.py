@@ -1,76 +1,121 @@
-"""What the examiner does for ``saferunctl stacks``: takes the stacks of this host's ranks, and packs them."""
+"""What the examiner does for ``saferunctl stacks`` and ``record``: reads this host's ranks, and packs what it finds."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.model import Value
-from saferun.text.typed_json import fit
+from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of
 
-# What is kept of the budget for packing.
+BUDGET_S = 20.0
+# Native frames take about a second a process.
+NATIVE_BUDGET_S = 120.0
+LONGEST_RECORDING_S = 600.0
+# What is kept of the budget for packing, and what py-spy takes before and after a recording.
 _PACKING_S = 2.0
-_LEAST_BUDGET_S = 1.0
+_RECORDING_S = 15.0
+_MOST_RANKS = 64
 
 
-class StacksWanted(Value):
-    """Whose stacks are wanted.
+class Wanted(Value):
+    """What a user wants of the ranks.
 
     Attributes:
-        targets: the ranks of this host that live.
+        kind: ``stacks``: where they are now; ``recording``: where they are over some seconds.
+        native: of ``stacks``: native stacks as well.
+        ranks: of ``recording``: whose; empty: of all.
+        seconds: of ``recording``: how long.
+        rate: of ``recording``: samples a second.
+        idle: of ``recording``: whether threads count that wait.
+    """
+
+    kind: Annotated[str, line_of(20)]
+    native: bool = False
+    ranks: Annotated[tuple[int, ...], list_of(Annotated[int, number_of(1 << 31)], _MOST_RANKS)] = ()
+    seconds: Annotated[float, seconds_of(LONGEST_RECORDING_S)] = 30.0
+    rate: Annotated[int, number_of(1000, 1)] = 100
+    idle: bool = False
+
+    @property
+    def budget_s(self) -> float:
+        """How long a host may take."""
+        if self.kind == "recording":
+            return self.seconds + _RECORDING_S
+        return NATIVE_BUDGET_S if self.native else BUDGET_S
+
+
+class HostRequest(Value):
+    """What the examiner is asked for.
+
+    Attributes:
+        wanted: what the user wants.
+        targets: the ranks of this host that it is of.
         host: the name of this host in the job.
         world_size: how many ranks the job has.
         script: the training script, or its module.
         cwd: the directory that the ranks run in.
-        native: whether to take native stacks as well.
-        budget_s: how long all of it may take.
         limit_bytes: how long the answer may be.
     """
 
+    wanted: Wanted
     targets: tuple[Target, ...]
     host: str
     world_size: int
     script: str
     cwd: str
-    native: bool
-    budget_s: float
     limit_bytes: int
 
 
-def take_stacks(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
-    """Take them, and write the packed evidence as the answer; nothing where it finds no room in it."""
+def read_ranks(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
+    """Read them, and write what was found as the answer, packed; nothing where it finds no room in it."""
     started_at = time.monotonic()
     from saferun.linux.prctl import set_name
 
     set_name("sr-stacks")
-    from saferun.captures.capture_processes import run_request
     from saferun.captures.serve import write
+
+    request: HostRequest = fit(HostRequest, value)
+    packed = _recordings(request) if request.wanted.kind == "recording" else _stacks(request, started_at)
+    write(packed.encode())
+
+
+def _recordings(request: HostRequest) -> str:
+    from saferun.captures.recording import RecordOptions, encode_recordings, record
+
+    wanted = request.wanted
+    options = RecordOptions(wanted.seconds, wanted.rate, wanted.idle)
+    return encode_recordings(record(request.targets, options), request.limit_bytes)
+
+
+def _stacks(request: HostRequest, started_at: float) -> str:
+    from saferun.captures.capture_processes import run_request
     from saferun.cluster.evidence import encode_part
     from saferun.evidence import Evidence
 
-    wanted: StacksWanted = fit(StacksWanted, value)
-    request = Request(
-        wanted.targets,
-        budget_s=max(_LEAST_BUDGET_S, wanted.budget_s - _PACKING_S),
+    wanted = request.wanted
+    reader = CaptureReader()
+    capture = Request(
+        request.targets,
+        budget_s=wanted.budget_s - _PACKING_S,
         native="always" if wanted.native else "never",
         gpu=False,
         since=time.time(),
         by_signal=False,
     )
-    reader = CaptureReader()
-    run_request(request, reader.feed, started_at)
+    run_request(capture, reader.feed, started_at)
     evidence = Evidence(
-        host=wanted.host,
+        host=request.host,
         started_at=started_at,
         ends=(),
         outputs=(),
         abandoned=(),
         stop_signum=None,
-        ranks=tuple(target.rank for target in wanted.targets),
+        ranks=tuple(target.rank for target in request.targets),
         capture=reader.capture,
-        script=wanted.script,
-        cwd=wanted.cwd,
-        world_size=wanted.world_size,
+        script=request.script,
+        cwd=request.cwd,
+        world_size=request.world_size,
     )
-    write(encode_part(evidence, wanted.limit_bytes).encode())
+    return encode_part(evidence, request.limit_bytes)

@@ -110,3 +110,36 @@ def test_a_host_that_does_not_answer_is_named_and_the_job_goes_on(cluster: Clust
     ask(hosts[0], tmp_path, "kill", "latest")
     assert set(job.finish()) == {137}, job.story("wrong exit code")
     assert_nothing_left(cluster)
+
+
+COMPUTE = """
+def compute():
+    return sum(i * i for i in range(10000))
+
+tell("ready")
+while True:
+    compute()
+"""
+
+
+def test_ranks_of_several_hosts_are_recorded(cluster: Cluster, tmp_path: Path) -> None:
+    """By the first host; on another one its own."""
+    hosts = cluster.hosts[:2]
+    job = start(cluster, Way("by_hand"), tmp_path, COMPUTE, hosts=hosts)
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
+    wanted = ("record", "latest", "--seconds", "1", "--rank", "1-2,9", "--json")
+    content = json.loads(ask(hosts[0], tmp_path, *wanted, "--output", "both"))
+    assert [(one["rank"], one["host"], one["samples"] > 0) for one in content["ranks"]] == [
+        (1, "node1", True),
+        (2, "node2", True),
+    ]
+    assert content["remarks"] == ["rank 9: there is no such rank in this job"]
+    profiles = json.loads((tmp_path / "both.speedscope.json").read_text())["profiles"]
+    assert [profile["name"] for profile in profiles] == ["rank 1 (node1)", "rank 2 (node2)"]
+    content = json.loads(ask(hosts[1], tmp_path, *wanted, "--output", "own"))
+    assert [(one["rank"], one["host"]) for one in content["ranks"]] == [(2, "")]
+    assert content["remarks"] == ["the ranks of this host alone: ask on node1 for those of all hosts"]
+    ask(hosts[0], tmp_path, "kill", "latest")
+    assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)

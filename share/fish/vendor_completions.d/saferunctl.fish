@@ -44,6 +44,14 @@ complete -c saferunctl -n __fish_use_subcommand -a stacks -d 'where the processe
 complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l native
 complete -c saferunctl -n '__fish_seen_subcommand_from stacks' -l json
+complete -c saferunctl -n __fish_use_subcommand -a record -d 'where ranks spend their time over some seconds, as a flame graph and for speedscope'
+complete -c saferunctl -n '__fish_seen_subcommand_from record' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from record' -l rank
+complete -c saferunctl -n '__fish_seen_subcommand_from record' -l seconds
+complete -c saferunctl -n '__fish_seen_subcommand_from record' -l rate
+complete -c saferunctl -n '__fish_seen_subcommand_from record' -l idle
+complete -c saferunctl -n '__fish_seen_subcommand_from record' -l output
+complete -c saferunctl -n '__fish_seen_subcommand_from record' -l json
 complete -c saferunctl -n __fish_use_subcommand -a report -d 'the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope'
 complete -c saferunctl -n '__fish_seen_subcommand_from report' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from report' -l text

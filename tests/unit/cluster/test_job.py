@@ -97,14 +97,14 @@ def test_what_a_user_asks_for_is_not_in_the_way_of_the_evidence_of_a_failure(lis
     asked: list[list[EvidenceChunk]] = []
     failed: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, failed.append)
-    listening.job.collect("stacks-7", 60.0, asked.append)
-    for name in ("stacks-6", "stacks-7", "stacks-7"):
+    listening.job.collect("asked-7", 60.0, asked.append)
+    for name in ("asked-6", "asked-7", "asked-7"):
         listening.hear(op="chunk", attempt=0, name=name, host=1, task=0, text=piece(name))
-    assert [[chunk.evidence for chunk in found] for found in asked] == [["stacks-7"]]
+    assert [[chunk.evidence for chunk in found] for found in asked] == [["asked-7"]]
     assert failed == []
     listening.hear(op="chunk", attempt=0, name="end", host=1, task=0, text=piece("cause"))
     assert [[chunk.evidence for chunk in found] for found in failed] == [["cause"]]
-    listening.job.collect("stacks-8", 60.0, asked.append)
+    listening.job.collect("asked-8", 60.0, asked.append)
     listening.job.tick(time.monotonic() + 59.0)
     assert all(sent["op"] != "probe" for sent in listening.channel.sent)
     listening.job.tick(time.monotonic() + 61.0)
@@ -113,14 +113,14 @@ def test_what_a_user_asks_for_is_not_in_the_way_of_the_evidence_of_a_failure(lis
 
 def test_all_hosts_are_asked_for_stacks_by_the_leader_alone(listening: Listening) -> None:
     listening.join()
-    wanted: list[tuple[int, bool]] = []
-    listening.job.reports.subscribe_stacks(lambda number, native: wanted.append((number, native)))
-    listening.job.reports.ask_for_stacks(3, native=True)
+    wanted: list[tuple[int, object]] = []
+    listening.job.reports.subscribe_asked(lambda number, what: wanted.append((number, what)))
+    listening.job.reports.ask_ranks(3, {"kind": "stacks"})
     message = listening.channel.sent[-1]["message"]
     listening.hear(op="entry", attempt=0, k=0, message={**message, "host": 0})
     listening.hear(op="entry", attempt=0, k=1, message={**message, "host": 1})
     listening.hear(op="entry", attempt=0, k=2, message={**message, "host": 0, "n": "many"})
-    assert wanted == [(3, True)]
+    assert wanted == [(3, {"kind": "stacks"})]
     assert listening.job.ignored.count == 2
 
 

@@ -217,15 +217,15 @@ def test_what_users_ask_for_leaves_room_for_the_evidence_of_a_failure() -> None:
     with leading(store) as leader, beating(store) as (heartbeats, _):
         heartbeats.add_chunk(0, "hang-1")
         for number in range(1500):
-            heartbeats.add_chunk(0, f"stacks-{number}")
+            heartbeats.add_chunk(0, f"asked-{number}")
         heartbeats.set_state(0, {"s": "done"})
         leader.until(lambda: leader.states.get("1/0") == {"s": "done"})
         names = [name for _, name in json.loads(store.keys["a0/state/1"])["chunks"]]
-        assert names == ["hang-1", "stacks-1499"]
+        assert names == ["hang-1", "asked-1499"]
     store.put(chunk_key("a0/", 1, 0, "end"), "seen")
     with reading(store) as (reader, read, changed):
         for number in range(1500):
-            reader.announce(1, 0, f"stacks-{number}")
+            reader.announce(1, 0, f"asked-{number}")
         reader.announce(1, 0, "end")
         with changed:
             assert changed.wait_for(lambda: read, DEADLINE_S)

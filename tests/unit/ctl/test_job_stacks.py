@@ -61,8 +61,8 @@ def stacks(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> JobStacks:
     left = list(answers)
 
     class Live:
-        def ask(self, op: str, *, native: bool) -> Any:
-            assert (op, native) == ("stacks", False)
+        def ask(self, op: str, *, wanted: dict[str, Any]) -> Any:
+            assert (op, wanted["kind"]) in {("stacks", "stacks"), ("stacks", "recording")}
             return self.next_answer()
 
         def next_answer(self, _timeout_s: float = 0.0) -> Any:

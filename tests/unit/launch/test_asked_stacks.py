@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,14 @@ import pytest
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.launch import asked_stacks
 from saferun.launch.asked_stacks import AskedStacks, longest_s
+from saferun.launch.host_stacks import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOR_EVER = 1e12
+STACKS = Wanted("stacks")
+STACKS_JSON = {"kind": "stacks"}
 
 
 class Examiner:
@@ -43,10 +47,8 @@ class Surroundings:
         self.collecting: dict[str, Callable[[list[EvidenceChunk]], None]] = {}
         self.requests: list[int] = []
         self.shared: list[tuple[str, str]] = []
-        self.wanted: list[Callable[[int, bool], None]] = []
-        reports = SimpleNamespace(
-            subscribe_stacks=self.wanted.append, ask_for_stacks=lambda number, native: self._ask(number, native=native)
-        )
+        self.wanted: list[Callable[[int, object], None]] = []
+        reports = SimpleNamespace(subscribe_asked=self.wanted.append, ask_ranks=self._ask)
         job = SimpleNamespace(
             leads=leads,
             host=0,
@@ -81,23 +83,23 @@ class Surroundings:
         self.stacks = AskedStacks(context, lambda call: call)
         self.answers: list[dict[str, Any]] = []
 
-    def _ask(self, number: int, *, native: bool) -> None:
+    def _ask(self, number: int, wanted: dict[str, Any]) -> None:
         self.requests.append(number)
-        self.wanted[0](number, native)
+        self.wanted[0](number, json.loads(json.dumps(wanted)))
 
-    def request(self, *, native: bool = False) -> None:
-        self.stacks.request(native=native, on_done=self.answers.append)
+    def request(self, wanted: Wanted = STACKS) -> None:
+        self.stacks.request(wanted, self.answers.append)
 
     def others(self, number: int, stacks: str = "theirs") -> None:
         chunk = EvidenceChunk(1, 0, "node1", 0.0, moved=False, stopped=False, evidence=stacks)
-        self.collecting[f"stacks-{number}"]([chunk] if stacks else [])
+        self.collecting[f"asked-{number}"]([chunk] if stacks else [])
 
 
 def test_the_answer_has_the_stacks_of_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Surroundings(monkeypatch)
-    there.request(native=True)
+    there.request(Wanted("stacks", native=True))
     assert there.examiner.asked[0]["targets"] == ((0, 42, "/hook/a0r0"),)
-    assert there.examiner.asked[0]["native"] is True
+    assert there.examiner.asked[0]["wanted"].native
     there.examiner.done[0](b"ours")
     assert there.answers == []
     there.others(1)
@@ -150,12 +152,12 @@ def test_another_host_hands_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that it has none: nobody has to wait for it."""
     there = Surroundings(monkeypatch, leads=False)
     assert not there.stacks.collects
-    there.wanted[0](5, False)
-    there.wanted[0](6, False)
+    there.wanted[0](5, STACKS_JSON)
+    there.wanted[0](6, STACKS_JSON)
     there.examiner.done[0](b"ours")
     there.ranks.clear()
-    there.wanted[0](7, False)
-    assert there.shared == [("stacks-5", "ours"), ("stacks-7", "")]
+    there.wanted[0](7, STACKS_JSON)
+    assert there.shared == [("asked-5", "ours"), ("asked-7", "")]
     assert len(there.examiner.asked) == 1
 
 
@@ -175,4 +177,25 @@ def test_after_the_end_nothing_is_answered(monkeypatch: pytest.MonkeyPatch) -> N
     assert there.stacks.deadline is None
     there.others(1)
     assert there.answers == []
-    assert longest_s(native=True) > longest_s(native=False)
+
+
+def test_who_asks_for_something_else_meanwhile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Surroundings(monkeypatch)
+    recording = Wanted("recording", seconds=60.0)
+    there.request(recording)
+    there.request()
+    assert there.answers[0]["error"] == "the ranks of this job are being read for another saferunctl"
+    assert there.stacks.deadline is not None
+    assert longest_s(recording) > 60.0
+    there.others(1)
+    there.examiner.done[0](b"ours")
+    assert len(there.answers) == 2
+
+
+def test_a_recording_is_of_those_ranks_that_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that has none of them answers at once."""
+    there = Surroundings(monkeypatch, leads=False)
+    there.wanted[0](1, {"kind": "recording", "ranks": [3, 4]})
+    assert there.shared == [("asked-1", "")]
+    there.wanted[0](2, {"kind": "recording", "ranks": [0, 4]})
+    assert [target.rank for target in there.examiner.asked[0]["targets"]] == [0]

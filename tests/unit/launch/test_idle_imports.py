@@ -59,6 +59,7 @@ IN_FORKS = {
     "saferun.linux.held_code": "the examiner; and the supervisor before the ranks have become their programs",
     "saferun.supervisor.policy.waits": "a child of the examiner",
     "saferun.captures.capture_processes": "a child of the examiner",
+    "saferun.captures.recording": "a child of the examiner",
     "saferun.report.page.serving": "the process that makes report.html",
     "saferun.api.report": "no launch: programs that call saferun.read_report",
     "saferun.api.running": "no launch: programs that call saferun.run",
