@@ -151,6 +151,7 @@ def test_an_elastic_job_goes_on_without_a_host_that_was_switched_off(cluster: Cl
     assert job.saferun_said("saferun: .*node3"), job.story("not named")
 
 
+@pytest.mark.slow
 def test_an_elastic_job_ends_where_too_few_hosts_are_left(cluster: Cluster, tmp_path: Path) -> None:
     """With the least number of hosts, a host that is stopped means the job."""
     job = elastic(cluster, tmp_path, cluster.hosts[:2])

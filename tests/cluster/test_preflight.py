@@ -345,7 +345,11 @@ def test_a_nic_that_reaches_everybody_is_chosen(make_cluster: MakeCluster, tmp_p
     )
 
 
-@pytest.mark.parametrize("fault", [False, True], ids=["healthy", "a NIC is down"])
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["healthy", "a NIC is down"],
+)
 def test_doctor_under_slurm_prints_one_table(cluster: Cluster, tmp_path: Path, fault: bool) -> None:
     """The first host's, with a row a host; the others have told it everything."""
     if fault:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.cluster.faulted import FaultedJob
 from tests.cluster.jobs import PORT, SAFERUN, Job, by_hand, write
 
@@ -92,6 +94,7 @@ def test_hosts_wait_until_the_port_is_free(make_cluster: MakeCluster, tmp_path: 
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_hosts_wait_for_a_master_that_comes_late(cluster: Cluster, tmp_path: Path) -> None:
     """Its machine boots more slowly; nobody has to be started again, and nothing has to be told."""
     script = write(tmp_path, RAN)

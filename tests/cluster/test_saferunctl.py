@@ -9,6 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.cluster.jobs import Way, assert_nothing_left, start
 from tests.process.launching import DEADLINE_S, REPOSITORY, until
 
@@ -111,6 +113,7 @@ stay()
 """
 
 
+@pytest.mark.slow
 def test_four_hosts_are_listed_read_compared_reported_and_removed(cluster: Cluster, tmp_path: Path) -> None:
     """A job that succeeds and one that fails on the last host: each verb sees all four hosts from outside of them."""
     good = start(cluster, Way("by_hand"), tmp_path, "print('rank', RANK)", "--prefix", "{host}/{local_rank}> ", nproc=1)

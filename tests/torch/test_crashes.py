@@ -89,6 +89,7 @@ def test_a_traceback_that_all_ranks_print_is_shown_once(tmp_path: Path) -> None:
         assert len(own) < 40
 
 
+@pytest.mark.slow
 def test_four_ranks_that_crash_at_once_are_each_found(tmp_path: Path) -> None:
     """With the core pattern ``core`` they all write to the same name."""
     with watched(tmp_path, CRASH, "--how", "segv", "--rank", "all", nproc=4) as job:

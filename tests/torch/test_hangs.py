@@ -79,6 +79,7 @@ def test_a_stopped_rank_is_told_at_once_and_the_job_goes_on_when_it_is_continued
         until(lambda: report_of(job).get("run", {}).get("outcome") == "succeeded", "the report of a good end")
 
 
+@pytest.mark.slow
 def test_without_the_hook_the_picture_is_there_all_the_same(tmp_path: Path) -> None:
     """The Flight Recorder is not available, and the rest works."""
     options = (*TIMEOUT, "--on-hang", "stop", "--no-inject")

@@ -6,6 +6,8 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.process.launching import Job, until
 from tests.process.reading import Pipe
 from tests.torch.several import hosts
@@ -67,6 +69,7 @@ def test_a_failure_is_reported_once_a_job(tmp_path: Path) -> None:
     assert sum(line.startswith(("saferun: ", "hint: ")) for line in lines) <= 3, lines
 
 
+@pytest.mark.slow
 def test_an_order_to_all_hosts_is_reported_once(tmp_path: Path) -> None:
     with on_one_console(tmp_path, HANGING) as (jobs, reader):
         for job in jobs:
@@ -99,6 +102,7 @@ def test_hosts_with_files_of_their_own_all_say_it(tmp_path: Path) -> None:
             assert any(line.startswith("saferun: rank 1") for line in own_lines(job.err.encode())), job.err
 
 
+@pytest.mark.slow
 def test_hosts_that_are_said_to_have_consoles_of_their_own_all_say_it(tmp_path: Path) -> None:
     """``srun sh -c 'saferun ... | tee $SLURMD_NODENAME.log'`` cannot be told from a console that all share."""
     with on_one_console(tmp_path, FAILING, "--console", "own") as (jobs, reader):

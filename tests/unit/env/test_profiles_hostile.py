@@ -28,7 +28,7 @@ OPERATIONS = 25
 MEMORY_LIMIT_BYTES = 200 * 1024 * 1024
 
 
-@pytest.fixture(params=["parser in C", "parser in Python"])
+@pytest.fixture(params=["parser in C", pytest.param("parser in Python", marks=pytest.mark.slow)])
 def parser(request: pytest.FixtureRequest) -> Iterator[str]:
     """PyYAML's two parsers: wheels have both, builds from source often only the slow one."""
     name: str = request.param

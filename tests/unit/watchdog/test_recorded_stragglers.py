@@ -27,7 +27,7 @@ def job_of(shape: str, pace: Pace, *, world: int = 8, seed: int = 0) -> TimedJob
 
 @pytest.mark.parametrize("shape", ["data", "fsdp", "tensor", "expert"])
 @pytest.mark.parametrize("hosts", [1, 2])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_gpu_that_is_30_percent_slower_is_named_by_durations(shape: str, hosts: int, seed: int) -> None:
     """Whatever the hosts' clocks say."""
     slow = 2 + seed
@@ -36,7 +36,7 @@ def test_a_gpu_that_is_30_percent_slower_is_named_by_durations(shape: str, hosts
 
 
 @pytest.mark.parametrize("shape", ["data", "fsdp", "tensor", "expert"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_rank_whose_cpu_is_slower_is_named_by_when_it_calls(shape: str, seed: int) -> None:
     """On one host, whose ranks have one clock."""
     job = job_of(shape, CPU_BOUND._replace(slow=(seed,)), seed=seed)
@@ -61,7 +61,7 @@ PACES: dict[str, Pace] = {
 }
 
 
-@pytest.mark.parametrize("pace", slow_but(PACES, "much jitter", "the CPU is the limit", "rank 0 evaluates"))
+@pytest.mark.parametrize("pace", slow_but(PACES, "much jitter", "rank 0 evaluates"))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_rank_of_an_even_job_is_named(shape: str, pace: str) -> None:
     """Neither by durations nor by calls, on one host or several."""
