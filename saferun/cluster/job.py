@@ -258,6 +258,7 @@ class Job(JobSender):
             speaks=self.is_head,
         )
         self._begin(attempt)
+        self.joined_attempt = assignment.number
         self._note_signed(joined)
         detected = self._config.hosts.detected
         if self.leads and detected and assignment.number == 0:

@@ -15,6 +15,7 @@ from saferun.cluster.messages import (
     MOST_HOSTS,
     MOST_LINES,
     MOST_TASKS,
+    StopMessage,
     abort_from,
     decision_from,
     is_leaders,
@@ -249,12 +250,29 @@ class JobAttempt:
 
     def _on_request(self, attempt: int, entry: JsonObject) -> None:
         found = request_from(entry)
-        if (found.host, found.task) != (self._roster.host, self._roster.task):
-            now, by = time.monotonic(), found.text if found.label in found.text else f"{found.text} on {found.label}"
+        if attempt == self._sender.joined_attempt < self._context.calls.attempt():
+            self._on_request_between_attempts(found, is_stop=entry["kind"] == "request")
+        elif (found.host, found.task) != (self._roster.host, self._roster.task):
+            now, by = time.monotonic(), found.text
             if entry["kind"] == "request":
                 self._context.calls.post(StopRequested(now, attempt, by, found.at_once, ours=False))
             elif found.signum in SURVIVED:
                 self._context.calls.post(CheckpointRequested(now, attempt, by, found.signum, ours=False))
+
+    def _on_request_between_attempts(self, found: StopMessage, *, is_stop: bool) -> None:
+        """The hosts have not met for the next attempt: it is in the log of the one before.
+
+        They end when they read it of the leader, which repeats what others were asked: its entry is in the log only
+        if the leader has not closed that yet, and so does not go on with the others.
+        """
+        if not is_stop:
+            return
+        if found.host == 0:
+            now, attempt = time.monotonic(), self._context.calls.attempt()
+            self._context.calls.post(StopRequested(now, attempt, found.text, found.at_once, ours=False))
+        elif (self._roster.host, self._roster.task) == (0, 0):
+            number = self._sender.joined_attempt
+            self._sender.broadcast("request", attempt=number, text=found.text, at_once=found.at_once)
 
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
         found = decision_from(entry)

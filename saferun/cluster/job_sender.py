@@ -26,6 +26,7 @@ class JobSender:
         self._channel = channel
         self._attempt = attempt
         self.roster = roster
+        self.joined_attempt = -1  # the last attempt for which the hosts have met
 
     def abort_attempt(
         self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
@@ -46,12 +47,19 @@ class JobSender:
         self.broadcast("cause")
 
     def broadcast_request(self, by: str, *, at_once: bool) -> None:
-        """The user has asked this host for the end of the job."""
-        self.broadcast("request", text=_for_others(by), at_once=at_once)
+        """The user has asked this host for the end of the job.
+
+        Until the hosts have met for an attempt, they read the log of the one before.
+        """
+        self.broadcast("request", attempt=self.joined_attempt, text=self._asked_here(by), at_once=at_once)
 
     def broadcast_checkpoint(self, by: str, signum: int) -> None:
         """The user wants the ranks to save a checkpoint and to end."""
-        self.broadcast("checkpoint", text=_for_others(by), signum=signum)
+        self.broadcast("checkpoint", text=self._asked_here(by), signum=signum)
+
+    def _asked_here(self, by: str) -> str:
+        label = self.roster.label
+        return _for_others(by if label in by else f"{by} on {label}")
 
     def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt, on all hosts."""
@@ -94,10 +102,17 @@ class JobSender:
         """Ask how far the ranks have come, as their store shows it."""
         self._send("start_stage")
 
-    def broadcast(self, kind: str, **fields: object) -> None:
-        """Append an entry to the job's log, which all hosts read."""
+    def broadcast(self, kind: str, *, attempt: int | None = None, **fields: object) -> None:
+        """Append an entry to the job's log, which all hosts read.
+
+        Args:
+            kind: what it says.
+            attempt: whose log it is; None: the current attempt's.
+            fields: of the entry.
+        """
         who = {"host": self.roster.host, "task": self.roster.task, "label": self.roster.label}
-        self._send("append", message={"kind": kind, **fields, "attempt": self._attempt(), **who})
+        number = self._attempt() if attempt is None else attempt
+        self._send("append", attempt=number, message={"kind": kind, **fields, "attempt": number, **who})
 
     def _send(self, op: str, **fields: object) -> None:
         self._channel.send({"op": op, "attempt": self._attempt(), **fields})

@@ -22,6 +22,9 @@ from saferun.coordinator.tasks import Tasks
 
 _BEATS_PER_TIMEOUT = 6
 _ACKS_S = 10.0
+# A host that is lost does not say that it has read the leader's last entry.
+_READ_S = 3.0
+_READ_AGAIN_S = 0.02
 _MOST_UNREAD_BYTES = 8 << 20
 
 
@@ -57,6 +60,7 @@ class CoordinatorAttempt:
         self._acked: set[int] = set()
         self._gone: set[int] = set()
         self._closed = False
+        self._is_called_off = False  # there is no other attempt, by a request that no decision has followed
         self._labels = [str(peer[1]) for peer in result.peers] if self.is_leader else []
         assignment = result.assignment
         self._channel = ControlChannel(
@@ -195,6 +199,8 @@ class CoordinatorAttempt:
         if message["kind"] == "malformed":
             self._send_head("malformed", k=k, text=message["text"])
             return
+        # What a decision follows on is told by that.
+        self._is_called_off = (self._is_called_off or message["kind"] == "request") and message["kind"] != "decision"
         fields = {"op": "entry", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         self._tasks.send_all(fields)
 
@@ -250,6 +256,9 @@ class CoordinatorAttempt:
         give_up_at = time.monotonic() + _ACKS_S
         # The goodbye may have come right after the decision.
         self.log.wait_written(_ACKS_S)
+        if self._is_called_off:
+            self._wait_read()
+            return
         if not self.log.has("decision"):
             return
         while not self._all_acked() and time.monotonic() < give_up_at:
@@ -259,6 +268,19 @@ class CoordinatorAttempt:
             self._monitor.wait_acked(remaining_s)
         elif not self.is_leader:
             self._heartbeats.wait_written(min(remaining_s, 2.0))
+
+    def _wait_read(self) -> None:
+        """Serve the store until the other hosts have read that there is no other attempt; on those, say so."""
+        give_up_at = time.monotonic() + _READ_S
+        with suppress(StoreBrokenError):
+            # By a connection of its own, which breaks where the value is no number.
+            client = self.client.another()
+            key = f"{self.prefix}called_off"
+            if not self.is_leader:
+                client.add(key, 1)
+                return
+            while client.add(key, 0) < self.assignment.hosts - 1 and time.monotonic() < give_up_at:
+                time.sleep(_READ_AGAIN_S)
 
     def close(self) -> None:
         """The attempt is over for this host: nothing of it is sent any more."""

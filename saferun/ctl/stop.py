@@ -97,6 +97,8 @@ def _what_follows(reply: JsonObject, verb: str, fields: Mapping[str, float]) -> 
     whom = count_text(ranks, "rank") if isinstance(ranks, int) else "the ranks"
     if isinstance(hosts, int) and hosts > 1:
         whom = f"the ranks of {hosts} hosts"
+    if ranks == 0:
+        return "no rank runs now; there is no other attempt"
     if verb == "kill":
         return f"killing {whom}"
     if verb == "checkpoint":

@@ -46,8 +46,10 @@ _LONGEST_NAME = 60
 # What has to be collected of all hosts is there by then.
 _COLLECTED_S = 30.0
 _LONGEST_WAIT_S = 30 * 86400.0
-# Other hosts hear of nothing then.
+# The hosts have yet to meet for the attempt.
 _BETWEEN_ATTEMPTS = frozenset({State.CHECKING, State.JOINING})
+# The leader answers at once where it can. A host without one ends for itself, as for SIGTERM.
+_LEADER_S = 10.0
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -97,6 +99,7 @@ class ControlPart(PartBase):
         self._second = 0.0
         self._accepted = 0
         self._held: list[StopRequested] = []
+        self._held_until: float | None = None
         self._stop_at: float | None = None  # when ranks that were to save a checkpoint are stopped
         self._stop_by = ""
         self._status = LiveStatus(context, self._guarded)
@@ -118,7 +121,8 @@ class ControlPart(PartBase):
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         moments = [client.until for client in self._clients.values()]
-        moments += [self._listen_at, self._status.deadline, self._stacks.deadline, self._stop_at]
+        own = (self._listen_at, self._stop_at, self._held_until)
+        moments += [*own, self._status.deadline, self._stacks.deadline]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -135,8 +139,9 @@ class ControlPart(PartBase):
             self._stop_at = None
             self._post_stop(self._stop_by, now=now)
         self._report_restart()
-        if self._held and self._context.supervisor.state not in _BETWEEN_ATTEMPTS:
-            held, self._held = self._held, []
+        is_late = self._held_until is not None and self._held_until <= now
+        if self._held and (is_late or self._context.supervisor.state not in _BETWEEN_ATTEMPTS):
+            held, self._held, self._held_until = self._held, [], None
             for request in held:
                 self._context.post(request._replace(at=now, attempt=self._context.attempt))
 
@@ -151,6 +156,7 @@ class ControlPart(PartBase):
             self._drop(fd)
         self._listen_at = None
         self._held.clear()
+        self._held_until = None
         self._stop_at = None
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -279,10 +285,14 @@ class ControlPart(PartBase):
         context = self._context
         quiet_s = context.investigation.hangs.quiet_s()
         event = StopRequested(now, context.attempt, by, at_once, quiet_s=quiet_s)
-        if context.config.hosts.together and context.supervisor.state in _BETWEEN_ATTEMPTS:
-            self._held.append(event)
-        else:
+        if not context.config.hosts.together or context.supervisor.state not in _BETWEEN_ATTEMPTS:
             context.post(event)
+            return
+        # Hosts that are about to meet must end together, or they wait for those that did: the leader says when.
+        context.job.broadcast_request(by, at_once=at_once)
+        self._held.append(event)
+        if self._held_until is None:
+            self._held_until = now + _LEADER_S
 
     def _scale(self) -> JsonObject:
         """What the job is, for the first line that saferunctl prints."""

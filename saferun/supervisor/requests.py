@@ -41,7 +41,12 @@ def end_at_once_as_requested(launch: Launch, event: StopRequested) -> list[Actio
     """CHECKING | JOINING | BACKOFF -> DONE: no rank runs, and there is no other attempt."""
     launch.note_request(event.by, event.signum)
     launch.stop_signum = event.signum
-    return [*_request_of(launch, event), *launch.finish(launch.stop_code)]
+    asked: list[Action] = []
+    if launch.state is State.BACKOFF and (event.ours or launch.leads) and launch.job.together:
+        # Hosts that wait for the others already end when they read it of the leader.
+        asked.append(BroadcastRequest(launch.number, event.by, event.at_once))
+    line = PrintLine(f"{event.by}: there is no other attempt")
+    return [line, *asked, *launch.finish(launch.stop_code)]
 
 
 def on_stop_requested(launch: Launch, event: StopRequested) -> list[Action]:

@@ -53,6 +53,7 @@ class Listening:
         self.states: list[dict[str, Any]] = []
         self.hangs: list[int] = []
         self.told: list[dict[str, Any]] = []  # of the checks
+        self.attempt = 0
         config = CONFIG._replace(hosts=HostsConfig(2, 2, 0))
         self.job = Job(
             config,
@@ -60,7 +61,7 @@ class Listening:
             Poller(),
             JobCallbacks(
                 post=self.events.append,
-                attempt=lambda: 0,
+                attempt=lambda: self.attempt,
                 on_assigned=self.places.append,
                 on_prepared=lambda _: None,
                 on_preflight=self.told.append,

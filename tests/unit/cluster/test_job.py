@@ -22,6 +22,7 @@ from saferun.supervisor.events import (
     JobDecided,
     JobLost,
     StartFailed,
+    StopRequested,
 )
 from tests.unit.cluster.listening_job import DECISION, JOINED, Listening, piece
 
@@ -371,3 +372,55 @@ def test_a_job_of_a_fixed_number_of_hosts_takes_nobody_in(listening: Listening, 
     assert event.reason == "failure"
     assert listening.job.abort_reason is not None
     assert (listening.job.abort_reason.reason, listening.job.abort_reason.message) == ("failure", "wants to join")
+
+
+# --------------------------------------------------------------------------------------------------- between attempts
+
+STOP: dict[str, Any] = {"kind": "request", "task": 0, "text": "saferunctl stop", "label": "node0", "at_once": False}
+
+
+def between_attempts(listening: Listening, **more: Any) -> None:
+    """The hosts have met for attempt 0, and not yet for the next one."""
+    listening.job.join(JoinHosts(0))
+    listening.hear(**JOINED | more)
+    listening.attempt = 1
+    listening.job.join(JoinHosts(1))
+    listening.channel.sent.clear()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_between_attempts_a_host_ends_by_what_the_leader_says(listening: Listening, host: int) -> None:
+    """In the log of the attempt before; the leader reads its own entry there."""
+    between_attempts(listening, **({} if host == 0 else {"host": 1, "base_rank": 2, "leader": False, "peers": []}))
+    listening.hear(op="entry", attempt=0, k=9, message={**STOP, "host": 0})
+    (event,) = listening.events
+    assert isinstance(event, StopRequested)
+    assert (event.attempt, event.by, event.ours) == (1, "saferunctl stop", False)
+    assert listening.channel.sent == []
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_between_attempts_the_leader_repeats_what_another_host_was_asked(listening: Listening, host: int) -> None:
+    """Only that is the end: a host that has begun to meet the others may not leave them."""
+    between_attempts(listening, **({} if host == 0 else {"host": 1, "base_rank": 2, "leader": False, "peers": []}))
+    listening.hear(op="entry", attempt=0, k=9, message={**STOP, "host": 1, "label": "node1", "at_once": True})
+    assert listening.events == []
+    sent = [
+        (message["attempt"], message["message"]["text"], message["message"]["at_once"])
+        for message in listening.channel.sent
+    ]
+    assert sent == ([(0, "saferunctl stop", True)] if host == 0 else [])
+
+
+def test_between_attempts_no_host_is_asked_for_a_checkpoint(listening: Listening) -> None:
+    between_attempts(listening)
+    listening.hear(op="entry", attempt=0, k=9, message={**STOP, "kind": "checkpoint", "signum": 10, "host": 0})
+    assert listening.events == []
+
+
+def test_between_attempts_a_request_goes_to_the_log_of_the_attempt_before(listening: Listening) -> None:
+    between_attempts(listening)
+    listening.job.broadcast_request("saferunctl stop by me", at_once=False)
+    (message,) = listening.channel.sent
+    assert (message["op"], message["attempt"], message["message"]["attempt"]) == ("append", 0, 0)
+    assert message["message"]["text"] == "saferunctl stop by me on node0"

@@ -228,3 +228,22 @@ def test_a_restart_on_another_host_is_one_here() -> None:
     assert [type(action) for action in supervisor.handle(RankExited(world.now, 0, 1, KILLED))] == [SweepOrphans]
     assert supervisor.handle(OrphansGone(world.now, 0, ())) == [ReportRestart(0, "saferunctl restart")]
     assert supervisor.state is State.BACKOFF
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("state", [State.BACKOFF, State.CHECKING, State.JOINING])
+def test_between_attempts_the_leader_has_all_hosts_end(state: State, ours: bool) -> None:
+    """Those that wait for the others end when they read it of the leader. Once that is out, it is not said again."""
+    world, supervisor = one_of_two()
+    world.deliver(RestartRequested(world.now, world.attempt, "saferunctl restart"))
+    for rank in range(2):
+        world.exit(rank, KILLED)
+    world.answer_until(State.BACKOFF)
+    if state is not State.BACKOFF:
+        world.expire()
+        world.answer_until(state)
+    actions = supervisor.handle(StopRequested(world.now, supervisor.attempt, "saferunctl stop", ours=ours))
+    asked = [action for action in actions if isinstance(action, BroadcastRequest)]
+    assert asked == ([BroadcastRequest(0, "saferunctl stop", at_once=False)] if state is State.BACKOFF else [])
+    assert only(Finish, actions) == Finish(143)
+    assert "there is no other attempt" in only(PrintLine, actions).text
