@@ -55,9 +55,15 @@ def metrics_text(samples: Sequence[Sample], *, run_id: str, host: str, is_openme
             version = (("version", __version__),) if name == "saferun_info" else ()
             labels = (("run_id", run_id), ("host", host), *version, *sample.labels)
             shown = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels)
-            lines.append(f"{name}{{{shown}}} {sample.value:.15g}")
+            lines.append(f"{name}{{{shown}}} {_number(sample.value)}")
     return "\n".join([*lines, *(["# EOF"] if is_openmetrics else [])]) + "\n"
 
 
+def _number(value: float) -> str:
+    return str(int(value)) if isinstance(value, int) else repr(value)
+
+
 def _escaped(value: str) -> str:
-    return value[:200].replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    # A name that is no UTF-8 (the interpreter has surrogates for it) would keep all metrics away.
+    name = value[:200].encode(errors="replace").decode()
+    return name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

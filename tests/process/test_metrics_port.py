@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
 from saferun.launch.metrics_port import MOST_CONNECTIONS
 from saferun.report.metrics_text import METRICS
@@ -70,6 +71,7 @@ def test_it_answers_while_the_launch_runs(folder: Path) -> None:
         assert (status, kind) == (200, "application/openmetrics-text; version=1.0.0; charset=utf-8")
         assert "# TYPE saferun_restarts counter\n" in text
         assert text.endswith("\n# EOF\n")
+        assert {family.name for family in openmetrics_families(text)} == {name.removesuffix("_total") for name in names}
         assert asked(port, method="HEAD")[::2] == (200, "")
         assert asked(port, "/")[0] == 200
         assert asked(port, "/other")[0] == 404
