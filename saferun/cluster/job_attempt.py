@@ -260,7 +260,7 @@ class JobAttempt:
                 self._context.calls.post(CheckpointRequested(now, attempt, by, found.signum, ours=False))
 
     def _on_request_between_attempts(self, found: StopMessage, *, is_stop: bool) -> None:
-        """The hosts have not met for the next attempt: it is in the log of the one before.
+        """The hosts have not met for the next attempt: it is in the log of the previous one.
 
         They end when they read it of the leader, which repeats what others were asked: its entry is in the log only
         if the leader has not closed that yet, and so does not go on with the others.

@@ -49,7 +49,7 @@ class JobSender:
     def broadcast_request(self, by: str, *, at_once: bool) -> None:
         """The user has asked this host for the end of the job.
 
-        Until the hosts have met for an attempt, they read the log of the one before.
+        Until the hosts have met for an attempt, they read the log of the previous one.
         """
         self.broadcast("request", attempt=self.joined_attempt, text=self._asked_here(by), at_once=at_once)
 

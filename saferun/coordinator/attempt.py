@@ -199,7 +199,7 @@ class CoordinatorAttempt:
         if message["kind"] == "malformed":
             self._send_head("malformed", k=k, text=message["text"])
             return
-        # What a decision follows on is told by that.
+        # A request while ranks run is followed by a decision, which every host acknowledges.
         self._is_called_off = (self._is_called_off or message["kind"] == "request") and message["kind"] != "decision"
         fields = {"op": "entry", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         self._tasks.send_all(fields)
