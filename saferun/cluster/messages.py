@@ -45,7 +45,9 @@ _DEEPEST_CHUNK = 4
 _MOST_OF_A_CHUNK = 64
 _LONGEST_CHUNK = 16 << 20
 _LATEST_TIME = float(1 << 40)
-_LEADERS = frozenset({"asked", "decision", "hang", "notice", "preflight", "slow", "status", "table", "watch"})
+_LEADERS = frozenset(
+    {"asked", "asked_answer", "decision", "hang", "notice", "preflight", "slow", "status", "table", "watch"}
+)
 
 
 Line = Annotated[str, line_of(LONGEST_MESSAGE)]

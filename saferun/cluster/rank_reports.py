@@ -76,6 +76,14 @@ class RankReports(ReportListeners):
         """Every host is to hand in its ranks' stacks, with this number: the user wants to see them."""
         self._sender.broadcast("asked", n=number, wanted=wanted)
 
+    def ask_leader(self, wanted: JsonObject) -> None:
+        """The leader is to share with all hosts what their ranks' stacks are, for a user who asked this one."""
+        self._sender.broadcast("asked_elsewhere", wanted=wanted)
+
+    def share_asked(self, wanted: JsonObject, answer: JsonObject) -> None:
+        """The stacks of all hosts, for those that have asked the leader."""
+        self._sender.broadcast("asked_answer", wanted=wanted, answer=answer)
+
     def ask_for_table(self) -> None:
         """The leader is to share with all hosts what they report, for a user who asked this one."""
         self._sender.broadcast("table_wanted")
@@ -111,6 +119,12 @@ class RankReports(ReportListeners):
     def _take_asked(self, entry: JsonObject) -> None:
         self.on_asked(number(entry["n"]), entry["wanted"])
 
+    def _take_asked_elsewhere(self, entry: JsonObject) -> None:
+        self.on_asked_elsewhere(entry["wanted"])
+
+    def _take_asked_answer(self, entry: JsonObject) -> None:
+        self.on_asked_answer(entry["wanted"], entry["answer"])
+
     def _take_table_wanted(self, _entry: JsonObject) -> None:
         self.on_table_wanted()
 
@@ -140,6 +154,8 @@ class RankReports(ReportListeners):
         "slow": _take_slow,
         "status": _take_status,
         "asked": _take_asked,
+        "asked_elsewhere": _take_asked_elsewhere,
+        "asked_answer": _take_asked_answer,
         "table_wanted": _take_table_wanted,
         "table": _take_table,
     }

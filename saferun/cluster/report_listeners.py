@@ -27,6 +27,8 @@ class ReportListeners:
         self.on_table_wanted: Callable[[], None] = lambda: None
         self.on_table: Callable[[object], None] = lambda _table: None
         self.on_asked: Callable[[int, object], None] = lambda _number, _wanted: None
+        self.on_asked_elsewhere: Callable[[object], None] = lambda _wanted: None
+        self.on_asked_answer: Callable[[object, object], None] = lambda _wanted, _answer: None
 
     def subscribe(
         self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
@@ -74,13 +76,20 @@ class ReportListeners:
         """
         self.on_table_wanted, self.on_table = on_wanted, on_table
 
-    def subscribe_asked(self, on_asked: Callable[[int, object], None]) -> None:
+    def subscribe_asked(
+        self,
+        on_asked: Callable[[int, object], None],
+        on_elsewhere: Callable[[object], None],
+        on_answer: Callable[[object, object], None],
+    ) -> None:
         """Receive what concerns ``saferunctl stacks`` and ``record``.
 
         Args:
             on_asked: takes the number of a request, and what is wanted of the ranks, as JSON; on every host.
+            on_elsewhere: takes what is wanted, as JSON, on every host, when a user asks one that does not lead.
+            on_answer: takes that, and the leader's answer to it, on every host.
         """
-        self.on_asked = on_asked
+        self.on_asked, self.on_asked_elsewhere, self.on_asked_answer = on_asked, on_elsewhere, on_answer
 
 
 class SoloRankReports(ReportListeners):
@@ -113,6 +122,12 @@ class SoloRankReports(ReportListeners):
 
     def ask_ranks(self, number: int, wanted: JsonObject) -> None:
         """There is no other host to ask."""
+
+    def ask_leader(self, wanted: JsonObject) -> None:
+        """There is no other host to ask."""
+
+    def share_asked(self, wanted: JsonObject, answer: JsonObject) -> None:
+        """There is no other host to tell."""
 
     def ask_for_table(self) -> None:
         """There is no other host to ask."""

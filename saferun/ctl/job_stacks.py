@@ -1,4 +1,4 @@
-"""The stacks of all hosts of a running job, now or over some seconds, by the saferun that leads it."""
+"""The stacks of all hosts of a running job, now or over some seconds, by the saferun that lives here."""
 
 from __future__ import annotations
 
@@ -32,11 +32,9 @@ _Name = Annotated[str, line_of(_LONGEST_NAME)]
 
 
 class _First(Value):
-    """The first answer. ``together``: the job may have several hosts. ``collects``: the stacks of all follow."""
+    """The first answer. ``together``: the job may have several hosts, and the stacks of all follow."""
 
     together: bool
-    leader: _Name
-    collects: bool
 
 
 class _Peer(Value):
@@ -143,8 +141,6 @@ def _asked(directory: Path, wanted: JsonObject) -> Iterator[Callable[[float], _A
         first: _First = fit(_First, live.ask("stacks", wanted=wanted))
         if not first.together:
             raise _AloneError
-        if not first.collects:
-            raise _AloneError(f"ask on {first.leader} for those of all hosts")
 
         def receive(patience_s: float) -> _Answer:
             answer: _Answer = fit(_Answer, live.next_answer(patience_s))

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="latest",
         metavar="PID|RUN",
         help="a process with its ranks, or a run: its directory, its name below saferun_runs, its id, or 'latest' (the "
-        "default). Of a run on several hosts all can be recorded on the one that leads it",
+        "default)",
     )
     parser.add_argument("--rank", metavar="3,5-7", help="only these ranks; without it all, 64 at most")
     parser.add_argument("--seconds", default="30", metavar="N", help="how long (30 by default, 600 at most)")

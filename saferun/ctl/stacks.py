@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="latest",
         metavar="PID|RUN",
         help="a process with all its descendants, or a run: its directory, its name below saferun_runs, its id, "
-        "or 'latest' (the default). Of a run on several hosts all are shown on the one that leads it",
+        "or 'latest' (the default). Of a run on several hosts all are shown",
     )
     parser.add_argument("--native", action="store_true", help="with C and C++ frames; pauses each process for a second")
     parser.add_argument("--json", action="store_true", help="everything that was seen, as JSON")

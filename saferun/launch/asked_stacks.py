@@ -4,12 +4,17 @@ The leader asks by the job's log. Every host reads its ranks, by the examiner, a
 hands in the evidence of a hang; the leader passes it on to saferunctl as it is, which unpacks it. One round at a time:
 whoever asks for the same meanwhile gets the same answer. While a failure or a hang is captured, nothing is read for
 users: two tools at the same process would be in each other's way.
+
+Where a user asks another host, that one asks the leader, whose answer comes by the job's log, for all who wait for it:
+unless it is too large for an entry.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from saferun.captures.client import Answer
 from saferun.captures.wire import Target
@@ -30,6 +35,10 @@ _OTHERS_S = 10.0
 _LARGEST_BYTES = 4 << 20
 # Of all hosts' stacks in one answer.
 _MOST_BYTES = 12 << 20
+# An entry of the job's log has 64 KiB.
+_LONGEST_SHARED = 60_000
+# So long the leader has beside, to answer another host.
+_LEADER_S = 5.0
 
 
 def longest_s(wanted: Wanted) -> float:
@@ -57,13 +66,19 @@ class AskedStacks:
         self._own: Answer | None = None
         self._own_number = 0
         self._own_until = 0.0
-        context.job.reports.subscribe_asked(guarded(self._take_asked))
+        self._asking: list[tuple[Wanted, Callable[[JsonObject], None]]] = []  # wait for the leader's answer
+        self._asking_until = 0.0
+        self._shares: set[Wanted] = set()  # what other hosts have asked this one for
+        context.job.reports.subscribe_asked(
+            guarded(self._take_asked), guarded(self._take_asked_elsewhere), guarded(self._take_answer)
+        )
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         moments = [self._own_until] if self._own is not None else []
         moments += [self._until] if self._waiting else []
+        moments += [self._asking_until] if self._asking else []
         return min(moments, default=None)
 
     def tick(self, now: float) -> None:
@@ -73,26 +88,40 @@ class AskedStacks:
             self._take_own(b"")
         if self._waiting and self._until <= now:
             self._answer()
+        if self._asking and self._asking_until <= now:
+            asking, self._asking = self._asking, []
+            for _, on_done in asking:
+                on_done({"error": f"{self._leader} does not answer", "hint": "see saferunctl status"})
 
     def close(self) -> None:
         """Nothing is wanted any more."""
         self._waiting.clear()
+        self._asking.clear()
         own, self._own = self._own, None
         if own is not None:
             own.close()
 
     @property
-    def collects(self) -> bool:
-        """Whether this host collects the stacks of several."""
-        return self._context.config.hosts.together and self._context.job.leads
+    def _leader(self) -> str:
+        return self._context.job.leader or self._context.investigation.log.host
 
     def request(self, wanted: Wanted, on_done: Callable[[JsonObject], None]) -> None:
-        """Hand over what all hosts find; only where ``collects``.
+        """Hand over what all hosts find; only in a job of several.
 
         Args:
             wanted: what the user wants.
             on_done: called once, with the answer to saferunctl.
         """
+        if self._context.job.leads:
+            self._collect(wanted, on_done)
+            return
+        self._asking.append((wanted, on_done))
+        self._asking_until = max(self._asking_until, time.monotonic() + longest_s(wanted) + _LEADER_S)
+        self._context.job.reports.ask_leader(wanted._asdict())
+
+    # ------------------------------------------------------------------------------------------------------ the leader
+
+    def _collect(self, wanted: Wanted, on_done: Callable[[JsonObject], None]) -> None:
         if self._waiting and wanted != self._wanted:
             what = "the ranks of this job are being read for another saferunctl"
             on_done({"error": what, "hint": "try again when it is through"})
@@ -113,8 +142,6 @@ class AskedStacks:
 
         job.collect(_name(number), wanted.budget_s + _OTHERS_S, self._guarded(take))
         job.reports.ask_ranks(number, wanted._asdict())  # this host hears of it as well
-
-    # ------------------------------------------------------------------------------------------------------ the leader
 
     def _answer_if_whole(self) -> None:
         if self._waiting and self._stacks is not None and self._chunks is not None:
@@ -146,6 +173,31 @@ class AskedStacks:
             "peers": [[peer.host, peer.label, peer.base_rank, peer.ranks] for peer in job.peers.values()],
             "parts": fitting,
         }
+
+    # ---------------------------------------------------------------------------------- the leader, and who asks it
+
+    def _take_asked_elsewhere(self, asked: object) -> None:
+        """A user asks another host."""
+        wanted: Wanted = fit(Wanted, asked)
+        if self._context.job.leads and wanted not in self._shares:
+            self._shares.add(wanted)
+            self._collect(wanted, partial(self._share, wanted))
+
+    def _share(self, wanted: Wanted, answer: JsonObject) -> None:
+        self._shares.discard(wanted)
+        if len(json.dumps(answer)) > _LONGEST_SHARED:
+            answer = {"error": f"there is too much for this host; ask on {self._leader}", "hint": ""}
+        self._context.job.reports.share_asked(wanted._asdict(), answer)
+
+    def _take_answer(self, asked: object, answer: object) -> None:
+        """The leader has answered one of those who asked it."""
+        if not self._asking or not isinstance(answer, dict):
+            return
+        wanted: Wanted = fit(Wanted, asked)
+        done = [on_done for of, on_done in self._asking if of == wanted]
+        self._asking = [one for one in self._asking if one[0] != wanted]
+        for on_done in done:
+            on_done(answer)
 
     # --------------------------------------------------------------------------------------------------- on each host
 
@@ -189,7 +241,7 @@ class AskedStacks:
         """The examiner has answered; empty: there are no stacks."""
         self._own = None
         stacks = content.decode("ascii", "replace")
-        if not self.collects:
+        if not self._context.job.leads:
             self._context.job.share(_name(self._own_number), stacks)
         elif self._own_number == self._number:
             self._stacks = stacks

@@ -372,13 +372,10 @@ class ControlPart(PartBase):
         self._status.request(on_done)
 
     def _read_ranks(self, client: _Client, request: Request) -> None:
-        """Where the ranks of all hosts are in their code: of a job of several hosts, asked on the one that leads."""
-        context = self._context
-        collects = self._stacks.collects
-        leader = context.job.leader or context.investigation.log.host
-        first = {"ok": True, "together": context.config.hosts.together, "leader": leader, "collects": collects}
-        self._send(client, first, is_last=not collects)
-        if not collects or client not in self._clients.values():
+        """Where the ranks of all hosts are in their code. Of a job of one host saferunctl looks itself."""
+        together = self._context.config.hosts.together
+        self._send(client, {"ok": True, "together": together}, is_last=not together)
+        if not together or client not in self._clients.values():
             return
         client.until = time.monotonic() + longest_s(request.wanted) + _PATIENCE_S
 

@@ -69,14 +69,21 @@ def test_the_first_host_shows_the_stacks_of_all(cluster: Cluster, tmp_path: Path
     assert_nothing_left(cluster)
 
 
-def test_another_host_shows_its_own_ranks_and_names_the_first(cluster: Cluster, tmp_path: Path) -> None:
+def test_another_host_shows_the_stacks_of_all_by_the_first(cluster: Cluster, tmp_path: Path) -> None:
+    """If that answers; else its own ranks'."""
     hosts = cluster.hosts[:2]
-    job = start(cluster, Way("by_hand"), tmp_path, APART, hosts=hosts)
+    job = start(cluster, Way("by_hand"), tmp_path, APART, "--host-timeout", "300", hosts=hosts)
     job.hear("ready", 4)
     until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
     content = stacks_on(hosts[1], tmp_path)
+    assert sorted(functions(content)) == [0, 1, 2, 3]
+    assert content["remarks"] == []
+    frozen = hosts[0].pids("-m saferun ")
+    hosts[0].freeze(frozen)
+    content = stacks_on(hosts[1], tmp_path)
     assert sorted(functions(content)) == [2, 3]
-    assert content["remarks"] == ["the ranks of this host alone: ask on node1 for those of all hosts"]
+    assert content["remarks"] == ["the ranks of this host alone: node1 does not answer"]
+    hosts[0].thaw(frozen)
     ask(hosts[0], tmp_path, "kill", "latest")
     assert set(job.finish()) == {137}, job.story("wrong exit code")
     assert_nothing_left(cluster)
@@ -123,7 +130,7 @@ while True:
 
 
 def test_ranks_of_several_hosts_are_recorded(cluster: Cluster, tmp_path: Path) -> None:
-    """By the first host; on another one its own."""
+    """Asked on any of them."""
     hosts = cluster.hosts[:2]
     job = start(cluster, Way("by_hand"), tmp_path, COMPUTE, hosts=hosts)
     job.hear("ready", 4)
@@ -137,9 +144,8 @@ def test_ranks_of_several_hosts_are_recorded(cluster: Cluster, tmp_path: Path) -
     assert content["remarks"] == ["rank 9: there is no such rank in this job"]
     profiles = json.loads((tmp_path / "both.speedscope.json").read_text())["profiles"]
     assert [profile["name"] for profile in profiles] == ["rank 1 (node1)", "rank 2 (node2)"]
-    content = json.loads(ask(hosts[1], tmp_path, *wanted, "--output", "own"))
-    assert [(one["rank"], one["host"]) for one in content["ranks"]] == [(2, "")]
-    assert content["remarks"] == ["the ranks of this host alone: ask on node1 for those of all hosts"]
+    content = json.loads(ask(hosts[1], tmp_path, *wanted, "--output", "again"))
+    assert [(one["rank"], one["host"]) for one in content["ranks"]] == [(1, "node1"), (2, "node2")]
     ask(hosts[0], tmp_path, "kill", "latest")
     assert set(job.finish()) == {137}, job.story("wrong exit code")
     assert_nothing_left(cluster)

@@ -115,7 +115,11 @@ def test_what_a_user_asks_for_is_not_in_the_way_of_the_evidence_of_a_failure(lis
 def test_all_hosts_are_asked_for_stacks_by_the_leader_alone(listening: Listening) -> None:
     listening.join()
     wanted: list[tuple[int, object]] = []
-    listening.job.reports.subscribe_asked(lambda number, what: wanted.append((number, what)))
+    answers: list[tuple[object, object]] = []
+    elsewhere: list[object] = []
+    listening.job.reports.subscribe_asked(
+        lambda number, what: wanted.append((number, what)), elsewhere.append, lambda *answer: answers.append(answer)
+    )
     listening.job.reports.ask_ranks(3, {"kind": "stacks"})
     message = listening.channel.sent[-1]["message"]
     listening.hear(op="entry", attempt=0, k=0, message={**message, "host": 0})
@@ -123,6 +127,16 @@ def test_all_hosts_are_asked_for_stacks_by_the_leader_alone(listening: Listening
     listening.hear(op="entry", attempt=0, k=2, message={**message, "host": 0, "n": "many"})
     assert wanted == [(3, {"kind": "stacks"})]
     assert listening.job.ignored.count == 2
+    # Any host may ask the leader, which alone answers.
+    listening.job.reports.ask_leader({"kind": "stacks"})
+    message = listening.channel.sent[-1]["message"]
+    listening.hear(op="entry", attempt=0, k=3, message={**message, "host": 1})
+    assert elsewhere == [{"kind": "stacks"}]
+    listening.job.reports.share_asked({"kind": "stacks"}, {"ok": True})
+    message = listening.channel.sent[-1]["message"]
+    listening.hear(op="entry", attempt=0, k=4, message={**message, "host": 1})
+    listening.hear(op="entry", attempt=0, k=5, message={**message, "host": 0})
+    assert answers == [({"kind": "stacks"}, {"ok": True})]
 
 
 def test_clocks_that_differ_are_set_right(listening: Listening) -> None:

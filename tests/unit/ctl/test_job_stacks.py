@@ -15,7 +15,7 @@ from saferun.ctl.live_stacks import picture, scene_of_job
 from saferun.errors import UsageError
 from saferun.evidence import Capture, Evidence, Frame, StackDump, ThreadStack
 
-FIRST = {"ok": True, "together": True, "leader": "node0", "collects": True}
+FIRST = {"ok": True, "together": True}
 PEERS = [[0, "node0", 0, 2], [1, "node1", 2, 2], [2, "node2", 4, 2]]
 
 
@@ -114,8 +114,7 @@ def test_a_host_speaks_for_its_own_ranks_only(monkeypatch: pytest.MonkeyPatch) -
     ("answers", "remark"),
     [
         ([], ""),
-        ([{**FIRST, "together": False, "collects": False}], ""),
-        ([{**FIRST, "collects": False}], "ask on node0 for those of all hosts"),
+        ([{**FIRST, "together": False}], ""),
         ([UsageError("the request is not known", "")], "the request is not known"),
         ([{"ok": True}], "use the saferunctl of that saferun"),
         ([FIRST, UsageError("it does not answer", "")], "it does not answer"),

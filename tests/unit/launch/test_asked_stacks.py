@@ -48,9 +48,18 @@ class Surroundings:
         self.requests: list[int] = []
         self.shared: list[tuple[str, str]] = []
         self.wanted: list[Callable[[int, object], None]] = []
-        reports = SimpleNamespace(subscribe_asked=self.wanted.append, ask_ranks=self._ask)
+        self.elsewhere: list[Callable[..., None]] = []
+        self.asked_leader: list[dict[str, Any]] = []
+        self.answered: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        reports = SimpleNamespace(
+            subscribe_asked=self._subscribe,
+            ask_ranks=self._ask,
+            ask_leader=self.asked_leader.append,
+            share_asked=lambda wanted, answer: self.answered.append((wanted, answer)),
+        )
         job = SimpleNamespace(
             leads=leads,
+            leader="node0",
             host=0,
             peers={
                 0: SimpleNamespace(host=0, label="node0", base_rank=0, ranks=1),
@@ -82,6 +91,10 @@ class Surroundings:
         )
         self.stacks = AskedStacks(context, lambda call: call)
         self.answers: list[dict[str, Any]] = []
+
+    def _subscribe(self, on_asked: Callable[[int, object], None], *on_elsewhere: Callable[..., None]) -> None:
+        self.wanted.append(on_asked)
+        self.elsewhere += on_elsewhere
 
     def _ask(self, number: int, wanted: dict[str, Any]) -> None:
         self.requests.append(number)
@@ -151,7 +164,6 @@ def test_without_stacks_of_its_own_it_answers_all_the_same(monkeypatch: pytest.M
 def test_another_host_hands_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that it has none: nobody has to wait for it."""
     there = Surroundings(monkeypatch, leads=False)
-    assert not there.stacks.collects
     there.wanted[0](5, STACKS_JSON)
     there.wanted[0](6, STACKS_JSON)
     there.examiner.done[0](b"ours")
@@ -159,6 +171,47 @@ def test_another_host_hands_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     there.wanted[0](7, STACKS_JSON)
     assert there.shared == [("asked-5", "ours"), ("asked-7", "")]
     assert len(there.examiner.asked) == 1
+
+
+def test_asked_on_another_host_the_leader_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that wait for the same; and whoever waits for something else goes on waiting."""
+    there = Surroundings(monkeypatch, leads=False)
+    there.request()
+    there.request(Wanted("recording", seconds=5.0))
+    assert [wanted["kind"] for wanted in there.asked_leader] == ["stacks", "recording"]
+    assert there.examiner.asked == []
+    _, on_answer = there.elsewhere
+    on_answer({"kind": "recording", "seconds": 9.0}, {"ok": True})
+    on_answer(STACKS_JSON, ["no object"])
+    assert there.answers == []
+    on_answer(STACKS_JSON, {"ok": True, "parts": []})
+    assert there.answers == [{"ok": True, "parts": []}]
+    there.stacks.tick(FOR_EVER)
+    assert there.answers[1:] == [{"error": "node0 does not answer", "hint": "see saferunctl status"}]
+    assert there.stacks.deadline is None
+
+
+def test_the_leader_answers_all_hosts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless there is too much for the job's log."""
+    there = Surroundings(monkeypatch)
+    on_elsewhere, _ = there.elsewhere
+    on_elsewhere(STACKS_JSON)
+    on_elsewhere(STACKS_JSON)
+    there.examiner.done[0](b"ours")
+    there.others(1)
+    ((wanted, answer),) = there.answered
+    assert wanted["kind"] == "stacks"
+    assert len(answer["parts"]) == 2
+    on_elsewhere(STACKS_JSON)
+    there.examiner.done[1](b"o" * 60_000)
+    there.others(2)
+    assert there.answered[1][1]["error"] == "there is too much for this host; ask on node0"
+
+
+def test_a_host_that_does_not_lead_leaves_it_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Surroundings(monkeypatch, leads=False)
+    there.elsewhere[0](STACKS_JSON)
+    assert there.requests == []
 
 
 def test_an_answer_has_room_for_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
