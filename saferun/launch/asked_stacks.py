@@ -37,6 +37,9 @@ _LARGEST_BYTES = 4 << 20
 _MOST_BYTES = 12 << 20
 # An entry of the job's log has 64 KiB.
 _LONGEST_SHARED = 60_000
+# What an entry has beside the stacks of a host, and what these take at least.
+_AROUND_BYTES = 500
+_LEAST_BYTES = 1000
 # So long the leader has beside, to answer another host.
 _LEADER_S = 5.0
 
@@ -181,7 +184,16 @@ class AskedStacks:
         wanted: Wanted = fit(Wanted, asked)
         if self._context.job.leads and wanted not in self._shares:
             self._shares.add(wanted)
-            self._collect(wanted, partial(self._share, wanted))
+            # An answer of all hosts is one entry of the job's log.
+            context = self._context
+            parts = sum(
+                peer.ranks if context.config.hosts.task is not None else 1 for peer in context.job.peers.values()
+            )
+            limit_bytes = _LONGEST_SHARED // max(1, parts) - _AROUND_BYTES
+            if limit_bytes < _LEAST_BYTES:
+                self._share(wanted, {"error": f"there are too many hosts; ask on {self._leader}", "hint": ""})
+                return
+            self._collect(wanted._replace(limit_bytes=limit_bytes), partial(self._share, wanted))
 
     def _share(self, wanted: Wanted, answer: JsonObject) -> None:
         self._shares.discard(wanted)
@@ -220,7 +232,7 @@ class AskedStacks:
             context.current.plan.placement.world_size if context.current.plan is not None else 0,
             context.config.command.name,
             current_directory(),
-            min(job.chunk_limit_bytes, _LARGEST_BYTES),
+            min(job.chunk_limit_bytes, _LARGEST_BYTES, wanted.limit_bytes or _LARGEST_BYTES),
         )
         self._own_until = time.monotonic() + wanted.budget_s + _EXAMINER_S
         try:

@@ -29,6 +29,7 @@ class Wanted(Value):
         seconds: of ``recording``: how long.
         rate: of ``recording``: samples a second.
         idle: of ``recording``: whether threads count that wait.
+        limit_bytes: how long the answer of a host may be; 0: as long as evidence.
     """
 
     kind: Annotated[str, line_of(20)]
@@ -37,6 +38,7 @@ class Wanted(Value):
     seconds: Annotated[float, seconds_of(LONGEST_RECORDING_S)] = 30.0
     rate: Annotated[int, number_of(1000, 1)] = 100
     idle: bool = False
+    limit_bytes: Annotated[int, number_of(1 << 24)] = 0
 
     @property
     def budget_s(self) -> float:

@@ -57,7 +57,7 @@ class Surroundings:
             ask_leader=self.asked_leader.append,
             share_asked=lambda wanted, answer: self.answered.append((wanted, answer)),
         )
-        job = SimpleNamespace(
+        self.job = job = SimpleNamespace(
             leads=leads,
             leader="node0",
             host=0,
@@ -202,10 +202,26 @@ def test_the_leader_answers_all_hosts_once(monkeypatch: pytest.MonkeyPatch) -> N
     ((wanted, answer),) = there.answered
     assert wanted["kind"] == "stacks"
     assert len(answer["parts"]) == 2
+    assert there.examiner.asked[0]["limit_bytes"] == 1000  # as of all evidence of this job
     on_elsewhere(STACKS_JSON)
     there.examiner.done[1](b"o" * 60_000)
     there.others(2)
     assert there.answered[1][1]["error"] == "there is too much for this host; ask on node0"
+
+
+def test_the_stacks_of_many_hosts_are_shortened_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to where nothing would be left of them."""
+    there = Surroundings(monkeypatch)
+    there.job.chunk_limit_bytes = 1 << 20
+    for host in range(2, 20):
+        there.job.peers[host] = SimpleNamespace(host=host, label=f"node{host}", base_rank=host, ranks=1)
+    there.elsewhere[0](STACKS_JSON)
+    assert there.examiner.asked[0]["limit_bytes"] == 60_000 // 20 - 500
+    there.stacks.tick(FOR_EVER)
+    for host in range(20, 100):
+        there.job.peers[host] = SimpleNamespace(host=host, label=f"node{host}", base_rank=host, ranks=1)
+    there.elsewhere[0](STACKS_JSON)
+    assert there.answered[1][1]["error"] == "there are too many hosts; ask on node0"
 
 
 def test_a_host_that_does_not_lead_leaves_it_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
