@@ -1,4 +1,7 @@
-"""``saferunctl shim``: makes a directory with a ``torchrun`` that is saferun, for tools that call it by name."""
+"""``saferunctl shim``: writes a ``torchrun`` that is saferun, and a start-up hook that has Python run saferun instead.
+
+What it prints is for a shell: ``eval "$(saferunctl shim DIR)"``.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,36 @@ from saferun.ctl.answer import answer
 from saferun.errors import UsageError, suppress
 
 _MARK = "# made by saferunctl shim"
-_NAME = "torchrun"
+_HOOK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject", "launcher_hook.py")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("directory", metavar="DIR", help="where to write it; made if need be")
-    parser.add_argument("--force", action="store_true", help="overwrite a torchrun that is not one of saferunctl's")
+    parser.add_argument("--force", action="store_true", help="overwrite files that are not saferunctl's")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write it, and print how it is used."""
     directory = os.path.abspath(arguments.directory)
-    path = os.path.join(directory, _NAME)
-    if not arguments.force and os.path.lexists(path) and not _is_ours(path):
-        raise UsageError(f"{path} is there already, and is not one of saferunctl's", "name another directory")
+    hook = os.path.join(directory, "python")
+    files = ((os.path.join(directory, "torchrun"), 0o755), (os.path.join(hook, "sitecustomize.py"), 0o644))
+    for path, _ in files:
+        if not arguments.force and os.path.lexists(path) and not _is_ours(path):
+            raise UsageError(f"{path} is there already, and is not one of saferunctl's", "name another directory")
+    path = hook
     try:
-        os.makedirs(directory, exist_ok=True)
-        _write(path)
+        texts = (_torchrun_text(), _hook_text())
+        os.makedirs(hook, exist_ok=True)
+        for (path, mode), text in zip(files, texts, strict=True):
+            _write(path, text, mode)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", "name a directory that you can write to") from None
     answer(
-        f"{path}\n"
-        f"put it first on the PATH: export PATH={shlex.quote(directory)}:$PATH\n"
-        "what runs `python -m torch.distributed.run` does not find it there: run `python -m saferun` instead\n"
+        '# for tools that call torchrun; use it by: eval "$(saferunctl shim DIR)"\n'
+        f"export PATH={shlex.quote(directory)}:$PATH\n"
+        f"# for python -m torch.distributed.run, accelerate launch and fabric run with {sys.executable}\n"
+        f"export PYTHONPATH={shlex.quote(hook)}${{PYTHONPATH:+:$PYTHONPATH}}\n"
     )
     return 0
 
@@ -47,11 +56,20 @@ def _is_ours(path: str) -> bool:
         return False
 
 
-def _write(path: str) -> None:
+def _torchrun_text() -> str:
+    return f'#!/bin/sh\n{_MARK}: torchrun is saferun\nexec {shlex.quote(sys.executable)} -m saferun "$@"\n'
+
+
+def _hook_text() -> str:
+    with open(_HOOK, encoding="utf-8") as stream:
+        text = stream.read()
+    return f"{_MARK}\n" + text.replace('PREFIX = ""', f"PREFIX = {sys.prefix!r}", 1)
+
+
+def _write(path: str, text: str, mode: int) -> None:
     """Write it as a whole, or not at all."""
-    text = f'#!/bin/sh\n{_MARK}: torchrun is saferun\nexec {shlex.quote(sys.executable)} -m saferun "$@"\n'
     part = f"{path}.{os.getpid()}"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o755)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with open(fd, "w", encoding="utf-8") as stream:
             stream.write(text)

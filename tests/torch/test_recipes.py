@@ -68,3 +68,29 @@ def test_a_tool_that_calls_torchrun_gets_the_shim(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained on rank") == 2
     assert (tmp_path / "saferun_runs" / "latest").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("accelerate", ("accelerate", "launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0")),
+        ("lightning", ("fabric", "run", "--accelerator=cpu", "--devices=2")),
+    ],
+)
+def test_a_tool_that_runs_torchs_launcher_in_its_own_process_becomes_saferun(
+    tmp_path: Path, package: str, command: tuple[str, ...]
+) -> None:
+    """By the start-up hook of the shim; the tool's own settings for the ranks are kept, and so is its exit code."""
+    if not is_there(package):
+        pytest.skip(f"{package} is not installed: python -m tests.recipes")
+    assert run(tmp_path, str(PYTHON), "-m", "saferun.ctl", "shim", "bin").returncode == 0
+    script = str(ROOT / "examples" / "recipes" / RECIPES["accelerate"])
+    environ = {"PYTHONPATH": str(tmp_path / "bin" / "python"), "SAFERUN_PREFLIGHT": "off"}
+    tool = (str(PYTHON.parent / command[0]), *command[1:])
+    done = run(tmp_path, *tool, script, **environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained on rank 0 of 2") == done.stdout.count("trained on rank 1 of 2") == 1
+    assert run(tmp_path, *tool, script, "1", **environ).returncode == 1
+    report = json.loads((tmp_path / "saferun_runs" / "latest" / "report.json").read_text())
+    assert report["incidents"][-1]["first_failure"]["rank"] == 1
