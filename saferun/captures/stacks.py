@@ -16,7 +16,7 @@ from itertools import repeat
 from saferun.captures import py_spy
 from saferun.captures.faulthandler_dump import dump_by_signal, threads_from_text
 from saferun.captures.process_state import read_thread_states
-from saferun.captures.ptrace import ptrace_denial, resume_if_stopped
+from saferun.captures.ptrace import ptrace_denial, resume_if_stopped, resumed_if_killed
 from saferun.captures.py_spy_json import threads_from_json
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, has_module, responds, run_steps
@@ -59,7 +59,9 @@ _PLAIN_CALLS = frozenset(["clock_nanosleep", "nanosleep", "pause", "wait4", "wai
 
 def capture_stacks(scene: Scene) -> None:
     """Take the stacks of all processes of the job that run Python."""
-    _Stacks(scene).take_all()
+    # Whoever wanted them may have this process killed at any moment.
+    with resumed_if_killed([process.pid for process in scene.processes]):
+        _Stacks(scene).take_all()
 
 
 class _Stacks:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from saferun.captures.gdb import find_gdb, threads_from_gdb
-from saferun.captures.ptrace import ptrace_denial, resume_if_stopped
+from saferun.captures.ptrace import ptrace_denial, resume_if_stopped, resumed_if_killed
 from saferun.evidence import StackDump
 from saferun.linux.child_output import run_program
 from saferun.linux.children import SpawnError
@@ -44,9 +44,14 @@ def _read(dump: StackDump, environ: Mapping[str, str]) -> StackDump:
     options = [word for command in _COMMANDS for word in ("-ex", command)]
     own = {name: value for name, value in environ.items() if name != "DEBUGINFOD_URLS"}
     try:
-        output, _ = run_program(
-            [gdb, "-nx", "-batch", *options, "-p", str(dump.pid)], own, _TIMEOUT_S, errors=True, kept_bytes=_KEPT_BYTES
-        )
+        with resumed_if_killed([dump.pid]):
+            output, _ = run_program(
+                [gdb, "-nx", "-batch", *options, "-p", str(dump.pid)],
+                own,
+                _TIMEOUT_S,
+                errors=True,
+                kept_bytes=_KEPT_BYTES,
+            )
     except SpawnError as error:
         return dump._replace(failure=f"gdb cannot be started: {os.strerror(error.errno)}")
     finally:

@@ -316,6 +316,49 @@ def test_a_process_that_is_not_python_is_shown_with_its_native_stack(
     assert content["has_ranks"] is False
 
 
+# gdb stops processes by SIGSTOP; one that it has stopped stays so if gdb is killed.
+STUCK_GDB = """#!{python}
+import ctypes, os, signal, sys, time
+
+PTRACE_CONT, PTRACE_ATTACH, WALL = 7, 16, 0x40000000
+ptrace = ctypes.CDLL(None).ptrace
+pid = int(sys.argv[-1])
+assert ptrace(PTRACE_ATTACH, pid, 0, 0) == 0
+os.waitpid(pid, WALL)
+assert ptrace(PTRACE_CONT, pid, 0, signal.SIGSTOP) == 0
+os.waitpid(pid, WALL)
+open("attached", "w").close()
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_a_saferunctl_that_is_killed_leaves_no_process_stopped(
+    bare_sleeper: subprocess.Popen[bytes], tmp_path: Path, signum: int
+) -> None:
+    """The debugger dies with it, while it holds the process."""
+    gdb = tmp_path / "gdb"
+    gdb.write_text(STUCK_GDB.format(python=sys.executable))
+    gdb.chmod(0o700)
+    asking = subprocess.Popen(
+        [*SAFERUNCTL, "stacks", str(bare_sleeper.pid)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        until((tmp_path / "attached").exists, "the process is held")
+        assert state_of(bare_sleeper.pid) == "t"
+        asking.send_signal(signum)
+        # Nothing that outlives it keeps its output open.
+        asking.communicate(timeout=60)
+        until(lambda: state_of(bare_sleeper.pid) == "S", "the process goes on", timeout_s=20.0)
+    finally:
+        asking.kill()
+        asking.wait()
+
+
 def test_without_gdb_the_answer_says_what_is_needed(bare_sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     done = ask(str(bare_sleeper.pid), cwd=tmp_path, PATH=str(tmp_path))
     what, hint = two_lines(done.stderr)
