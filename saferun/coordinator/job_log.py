@@ -33,6 +33,8 @@ _WAIT_AFTER_END_S = 5.0
 _RECHECK_S = 0.1
 _LONGEST_MESSAGE = 200
 _MOST_UNWRITTEN = 1000
+# Of these the newest one has all: in the store an older one is emptied, however often somebody asks.
+_REPLACED = frozenset({"table"})
 _END = '{"end": true}'
 
 
@@ -62,6 +64,7 @@ class JobLog:
         self._unwritten: deque[tuple[str, str]] = deque()  # the kind and the entry
         self._own: set[bytes] = set()  # of the leader's entries, those that have not been seen in the log yet
         self._number = 0
+        self._newest: dict[str, int] = {}  # the places of this host's entries of which only the newest counts
 
     def start(self) -> None:
         """Read and append, with the channel's connections of now."""
@@ -158,7 +161,17 @@ class JobLog:
             found = client.compare_set(f"{self._prefix}log/{k}", "", entry)
             self._take(k, found)
             if found == entry.encode():
+                if kind in _REPLACED:
+                    self._empty_older(client, kind, k)
                 return
+
+    def _empty_older(self, client: Any, kind: str, k: int) -> None:  # noqa: ANN401
+        """Entries stay in the store for as long as the attempt lasts: one for whoever has not read it is kept short."""
+        older, self._newest[kind] = self._newest.get(kind), k
+        if older is not None:
+            client.set(
+                f"{self._prefix}log/{older}", json.dumps({"h": self._host, "n": 0, "m": {"kind": kind, kind: None}})
+            )
 
     def _take(self, k: int, value: bytes) -> None:
         """The entry ``k``, by whichever way it came first."""

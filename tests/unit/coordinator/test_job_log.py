@@ -152,6 +152,23 @@ def test_what_somebody_else_writes_in_the_leader_s_name_is_ignored_by_the_leader
     hearing.line.close()
 
 
+def test_tables_do_not_fill_the_store() -> None:
+    """A user may ask every second for weeks. Whoever reads an old one late passes over it, and reads the newest."""
+    store = Store()
+    hearing = Hearing(store, 0)
+    for number in range(50):
+        hearing.log.append({"kind": "table", "table": [number, "x" * 10_000]})
+    hearing.log.append({"kind": "notice", "text": "all are there"})
+    hearing.until(*["table"] * 50, "notice")
+    late = Hearing(store, 1)
+    late.until(*["table"] * 50, "notice")
+    assert [message["table"] for message in late.told[:49]] == [None] * 49
+    assert late.told[49]["table"] == [49, "x" * 10_000]
+    assert sum(map(len, store.keys.values())) < 20_000
+    hearing.line.close()
+    late.line.close()
+
+
 def test_what_the_leader_says_and_gets_no_answer_to_is_said_once() -> None:
     """The connection broke when it had reached the store: nobody else has written it."""
     store = Store()
