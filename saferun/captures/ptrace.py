@@ -39,6 +39,12 @@ def ptrace_denial(pid: int) -> str:
     return f"ptrace is denied: {_reason(read_pairs('/proc/self/status'), read_pairs(f'/proc/{pid}/status'), pid)}"
 
 
+def tracer_of(pid: int) -> int:
+    """The process that traces another one; 0: there is none."""
+    tracer = read_pairs(f"/proc/{pid}/status").get("TracerPid", "0")
+    return int(tracer) if tracer.isdigit() else 0
+
+
 def resume_if_stopped(pid: int, *, was_stopped: bool) -> None:
     """Continue a process that a tool left stopped when it was killed."""
     stat = read_stat(pid)
@@ -92,7 +98,7 @@ def _resume(running: dict[int, int]) -> None:
             stat = read_stat(pid)
             if stat is None or stat.start_ticks != start_ticks:
                 continue
-            if read_pairs(f"/proc/{pid}/status").get("TracerPid", "0") != "0":
+            if tracer_of(pid):
                 quiet_at = now + _QUIET_S
             elif stat.state == "T":
                 with suppress(OSError):

@@ -16,7 +16,7 @@ from itertools import repeat
 from saferun.captures import py_spy
 from saferun.captures.faulthandler_dump import dump_by_signal, threads_from_text
 from saferun.captures.process_state import read_thread_states
-from saferun.captures.ptrace import ptrace_denial, resume_if_stopped, resumed_if_killed
+from saferun.captures.ptrace import ptrace_denial, resume_if_stopped, resumed_if_killed, tracer_of
 from saferun.captures.py_spy_json import threads_from_json
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, has_module, responds, run_steps
@@ -114,14 +114,14 @@ class _Stacks:
         started_at = time.monotonic()
         failure = ""
         flags: tuple[str, ...] = ()
-        was_killed = False
+        was_killed = is_traced = False
         for attempt in range(_ATTEMPTS):
             states = read_thread_states(process.pid)
             if self._stuck or not states or set(states.values()) <= {"Z", "X"}:
                 failure = self._stuck or "the process has ended"
                 break
             held = bool(UNPTRACEABLE_STATES & set(states.values()))
-            flags = ("--nonblocking",) if held or was_killed or attempt == _ATTEMPTS - 1 else ()
+            flags = ("--nonblocking",) if held or was_killed or is_traced or attempt == _ATTEMPTS - 1 else ()
             end = yield Tool(py_spy.argv_of(program, process.pid, *flags), _TIMEOUT_S)
             was_killed = end.was_killed
             if was_killed:
@@ -132,7 +132,9 @@ class _Stacks:
                 return
             if end.is_stuck:
                 self._stuck = _hang_text(read_link(f"/proc/{process.pid}/exe") if end.is_started else program)
-            if why := self._why_no_other_try(end, process):
+            # Whoever traces it already, as strace does, does not keep it from being read.
+            is_traced = not flags and py_spy.is_denied(end) and tracer_of(process.pid) != 0
+            if not is_traced and (why := self._why_no_other_try(end, process)):
                 failure = why
                 break
             if was_killed and flags:

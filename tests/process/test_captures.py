@@ -72,6 +72,31 @@ def test_ranks_and_their_descendants_are_seen(tmp_path: Path) -> None:
         assert not note.path or Path(note.path).stat().st_mode & 0o777 == 0o600
 
 
+SEIZE = """
+import ctypes, sys, time
+PTRACE_SEIZE = 0x4206
+assert ctypes.CDLL(None).ptrace(PTRACE_SEIZE, int(sys.argv[1]), 0, 0) == 0
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_rank_that_something_else_traces_is_read_all_the_same() -> None:
+    """By a strace of the user, or by a saferunctl that has asked for the same stacks a moment before."""
+    with python(SLEEP) as pid:
+        tracer = subprocess.Popen([sys.executable, "-c", SEIZE, str(pid)], stdout=subprocess.PIPE)
+        try:
+            assert tracer.stdout is not None
+            assert tracer.stdout.readline() == b"ready\n"
+            reader = capture(Target(0, pid), native="never")
+        finally:
+            tracer.kill()
+            tracer.communicate()
+    dump = python_dump_of(reader, pid)
+    assert (dump.tool, dump.failure) == ("py-spy", "")
+    assert functions(dump)[:2] == ["step", "<module>"]
+
+
 def test_native_frames_come_when_asked_for(tmp_path: Path) -> None:
     """They come on top of the Python frames, never in their place."""
     with python(SLEEP) as pid:
