@@ -33,8 +33,9 @@ _WAIT_AFTER_END_S = 5.0
 _RECHECK_S = 0.1
 _LONGEST_MESSAGE = 200
 _MOST_UNWRITTEN = 1000
-# Of these the newest one has all: in the store an older one is emptied, however often somebody asks.
-_REPLACED = frozenset({"table"})
+# Answers to users. In the store all but the newest ones are emptied, however often somebody asks.
+_ANSWERS = frozenset({"asked_answer", "table"})
+_KEPT_ANSWERS = 8
 _END = '{"end": true}'
 
 
@@ -64,7 +65,7 @@ class JobLog:
         self._unwritten: deque[tuple[str, str]] = deque()  # the kind and the entry
         self._own: set[bytes] = set()  # of the leader's entries, those that have not been seen in the log yet
         self._number = 0
-        self._newest: dict[str, int] = {}  # the places of this host's entries of which only the newest counts
+        self._answers: deque[tuple[int, str]] = deque()  # this host's: where each is, and what is left of it
 
     def start(self) -> None:
         """Read and append, with the channel's connections of now."""
@@ -161,17 +162,18 @@ class JobLog:
             found = client.compare_set(f"{self._prefix}log/{k}", "", entry)
             self._take(k, found)
             if found == entry.encode():
-                if kind in _REPLACED:
-                    self._empty_older(client, kind, k)
+                if kind in _ANSWERS:
+                    self._keep_newest(client, k, entry)
                 return
 
-    def _empty_older(self, client: Any, kind: str, k: int) -> None:  # noqa: ANN401
-        """Entries stay in the store for as long as the attempt lasts: one for whoever has not read it is kept short."""
-        older, self._newest[kind] = self._newest.get(kind), k
-        if older is not None:
-            client.set(
-                f"{self._prefix}log/{older}", json.dumps({"h": self._host, "n": 0, "m": {"kind": kind, kind: None}})
-            )
+    def _keep_newest(self, client: Any, k: int, entry: str) -> None:  # noqa: ANN401
+        """Entries stay in the store for as long as the attempt lasts: of old answers, hardly anything does."""
+        whole = json.loads(entry)
+        message = {name: value if isinstance(value, int | str) else None for name, value in whole["m"].items()}
+        self._answers.append((k, json.dumps({**whole, "m": message})))
+        if len(self._answers) > _KEPT_ANSWERS:
+            older, emptied = self._answers.popleft()
+            client.set(f"{self._prefix}log/{older}", emptied)
 
     def _take(self, k: int, value: bytes) -> None:
         """The entry ``k``, by whichever way it came first."""

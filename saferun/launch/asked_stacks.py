@@ -68,6 +68,7 @@ class AskedStacks:
         self._chunks: Sequence[EvidenceChunk] | None = None  # of the others
         self._own: Answer | None = None
         self._own_number = 0
+        self._own_kind = ""
         self._own_until = 0.0
         self._asking: list[tuple[Wanted, Callable[[JsonObject], None]]] = []  # wait for the leader's answer
         self._asking_until = 0.0
@@ -79,14 +80,14 @@ class AskedStacks:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = [self._own_until] if self._own is not None else []
+        moments = [0.0 if self._is_in_the_way else self._own_until] if self._own is not None else []
         moments += [self._until] if self._waiting else []
         moments += [self._asking_until] if self._asking else []
         return min(moments, default=None)
 
     def tick(self, now: float) -> None:
         """Answer with what has come."""
-        if self._own is not None and self._own_until <= now:
+        if self._own is not None and (self._own_until <= now or self._is_in_the_way):
             self._own.close()
             self._take_own(b"")
         if self._waiting and self._until <= now:
@@ -103,6 +104,14 @@ class AskedStacks:
         own, self._own = self._own, None
         if own is not None:
             own.close()
+
+    @property
+    def _is_in_the_way(self) -> bool:
+        """The ranks are captured because of a failure or a hang: a process can have one debugger.
+
+        A recording attaches to none.
+        """
+        return self._own_kind != "recording" and self._context.investigation.is_capturing
 
     @property
     def _leader(self) -> str:
@@ -219,7 +228,7 @@ class AskedStacks:
         if self._own is not None:
             return  # of an earlier request, which has taken too long
         context, job = self._context, self._context.job
-        self._own_number = number
+        self._own_number, self._own_kind = number, wanted.kind
         ranks = [rank for rank in context.current.living() if not wanted.ranks or rank.place.rank in wanted.ranks]
         if not ranks or context.investigation.is_capturing:
             self._take_own(b"")

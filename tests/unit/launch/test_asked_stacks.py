@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +160,31 @@ def test_without_stacks_of_its_own_it_answers_all_the_same(monkeypatch: pytest.M
     there.others(1)
     assert there.answers[0]["parts"] == [[0, 0, "node0", ""], [1, 0, "node1", "theirs"]]
     assert there.examiner.asked == []
+
+
+def test_a_capture_ends_what_users_have_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process can have one debugger: the evidence of a failure comes first."""
+    there = Surroundings(monkeypatch)
+    there.request(Wanted("stacks", native=True))
+    there.others(1)
+    assert there.answers == []
+    there.investigation.is_capturing = True
+    assert there.stacks.deadline == 0.0
+    there.stacks.tick(time.monotonic())
+    assert there.examiner.closed == 1
+    assert there.answers[0]["parts"] == [[0, 0, "node0", ""], [1, 0, "node1", "theirs"]]
+    assert there.stacks.deadline is None
+
+
+def test_a_recording_goes_on_beside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It attaches to no process."""
+    there = Surroundings(monkeypatch)
+    there.request(Wanted("recording", seconds=60.0))
+    there.investigation.is_capturing = True
+    there.stacks.tick(time.monotonic())
+    assert there.examiner.closed == 0
+    assert there.stacks.deadline is not None
+    assert there.stacks.deadline > time.monotonic() + 60.0
 
 
 def test_another_host_hands_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
