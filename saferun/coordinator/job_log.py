@@ -33,7 +33,7 @@ _WAIT_AFTER_END_S = 5.0
 _RECHECK_S = 0.1
 _LONGEST_MESSAGE = 200
 _MOST_UNWRITTEN = 1000
-# Answers to users. In the store all but the newest ones are emptied, however often somebody asks.
+# Answers to users. In the store all but the newest ones are emptied, however often users ask.
 _ANSWERS = frozenset({"asked_answer", "table"})
 _KEPT_ANSWERS = 8
 _END = '{"end": true}'

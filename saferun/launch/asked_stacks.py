@@ -18,7 +18,7 @@ from functools import partial
 
 from saferun.captures.client import Answer
 from saferun.captures.wire import Target
-from saferun.launch.host_stacks import HostRequest, Wanted
+from saferun.launch.host_stacks import RECORDING, HostRequest, Wanted
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject
@@ -42,6 +42,8 @@ _AROUND_BYTES = 500
 _LEAST_BYTES = 1000
 # So long the leader has beside, to answer another host.
 _LEADER_S = 5.0
+# Of a recording: its last user has gone.
+_END = "end"
 
 
 def longest_s(wanted: Wanted) -> float:
@@ -72,7 +74,8 @@ class AskedStacks:
         self._own_until = 0.0
         self._asking: list[tuple[Wanted, Callable[[JsonObject], None]]] = []  # wait for the leader's answer
         self._asking_until = 0.0
-        self._shares: set[Wanted] = set()  # what other hosts have asked this one for
+        # What other hosts have asked this one for, and what takes the answer.
+        self._shares: dict[Wanted, Callable[[JsonObject], None]] = {}
         context.job.reports.subscribe_asked(
             guarded(self._take_asked), guarded(self._take_asked_elsewhere), guarded(self._take_answer)
         )
@@ -111,7 +114,7 @@ class AskedStacks:
 
         A recording attaches to none.
         """
-        return self._own_kind != "recording" and self._context.investigation.is_capturing
+        return self._own_kind != RECORDING and self._context.investigation.is_capturing
 
     @property
     def _leader(self) -> str:
@@ -131,7 +134,25 @@ class AskedStacks:
         self._asking_until = max(self._asking_until, time.monotonic() + longest_s(wanted) + _LEADER_S)
         self._context.job.reports.ask_leader(wanted._asdict())
 
+    def forget(self, on_done: Callable[[JsonObject], None]) -> None:
+        """Whoever has asked with this is gone: a recording without another user ends now, on all hosts.
+
+        Args:
+            on_done: as of ``request``.
+        """
+        for wanted in [wanted for wanted, waiting in self._asking if waiting == on_done]:
+            self._asking = [one for one in self._asking if one[1] != on_done]
+            if wanted.kind == RECORDING and all(other != wanted for other, _ in self._asking):
+                self._context.job.reports.ask_leader(wanted._replace(kind=_END)._asdict())
+        self._forget_collecting(on_done)
+
     # ------------------------------------------------------------------------------------------------------ the leader
+
+    def _forget_collecting(self, on_done: Callable[[JsonObject], None]) -> None:
+        if on_done in self._waiting:
+            self._waiting.remove(on_done)
+            if not self._waiting and self._wanted.kind == RECORDING:
+                self._context.job.reports.ask_ranks(self._number, self._wanted._replace(kind=_END)._asdict())
 
     def _collect(self, wanted: Wanted, on_done: Callable[[JsonObject], None]) -> None:
         if self._waiting and wanted != self._wanted:
@@ -191,8 +212,13 @@ class AskedStacks:
     def _take_asked_elsewhere(self, asked: object) -> None:
         """A user asks another host."""
         wanted: Wanted = fit(Wanted, asked)
-        if self._context.job.leads and wanted not in self._shares:
-            self._shares.add(wanted)
+        if wanted.kind == _END:
+            share = self._shares.get(wanted._replace(kind=RECORDING))
+            if share is not None:
+                self._forget_collecting(share)
+                share({"error": "the recording was ended on another host", "hint": "start it again"})
+        elif self._context.job.leads and wanted not in self._shares:
+            share = self._shares[wanted] = partial(self._share, wanted)
             # An answer of all hosts is one entry of the job's log.
             context = self._context
             parts = sum(
@@ -202,10 +228,10 @@ class AskedStacks:
             if limit_bytes < _LEAST_BYTES:
                 self._share(wanted, {"error": f"there are too many hosts; ask on {self._leader}", "hint": ""})
                 return
-            self._collect(wanted._replace(limit_bytes=limit_bytes), partial(self._share, wanted))
+            self._collect(wanted._replace(limit_bytes=limit_bytes), share)
 
     def _share(self, wanted: Wanted, answer: JsonObject) -> None:
-        self._shares.discard(wanted)
+        self._shares.pop(wanted, None)
         if len(json.dumps(answer)) > _LONGEST_SHARED:
             answer = {"error": f"there is too much for this host; ask on {self._leader}", "hint": ""}
         self._context.job.reports.share_asked(wanted._asdict(), answer)
@@ -225,6 +251,9 @@ class AskedStacks:
     def _take_asked(self, number: int, asked: object) -> None:
         """The leader asks."""
         wanted: Wanted = fit(Wanted, asked)
+        if wanted.kind == _END:
+            self._end_own(number)
+            return
         if self._own is not None:
             return  # of an earlier request, which has taken too long
         context, job = self._context, self._context.job
@@ -256,6 +285,11 @@ class AskedStacks:
                 is_urgent=False,
             )
         except OSError:
+            self._take_own(b"")
+
+    def _end_own(self, number: int) -> None:
+        if self._own is not None and number == self._own_number:
+            self._own.close()
             self._take_own(b"")
 
     def _take_own(self, content: bytes) -> None:

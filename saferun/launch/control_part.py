@@ -81,6 +81,7 @@ class _Client:
         self.has_asked = False
         self.restarted_attempt: int | None = None  # waits for another one than this
         self.is_answered = False
+        self.on_gone: Callable[[], None] = lambda: None
 
 
 class ControlPart(PartBase):
@@ -238,6 +239,7 @@ class ControlPart(PartBase):
             return
         self._context.poller.unwatch(fd)
         client.lines.close()
+        client.on_gone()
         if self._listen_at is None:
             self._accept_again()
 
@@ -383,6 +385,7 @@ class ControlPart(PartBase):
             if client in self._clients.values():
                 self._send(client, answer)
 
+        client.on_gone = lambda: self._stacks.forget(on_done)
         self._stacks.request(request.wanted, on_done)
 
     _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, Request], None]]] = {

@@ -9,6 +9,8 @@ from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.model import Value
 from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of
 
+RECORDING = "recording"
+"""The kind of request that lasts as long as the user says."""
 BUDGET_S = 20.0
 # Native frames take about a second a process.
 NATIVE_BUDGET_S = 120.0
@@ -43,7 +45,7 @@ class Wanted(Value):
     @property
     def budget_s(self) -> float:
         """How long a host may take."""
-        if self.kind == "recording":
+        if self.kind == RECORDING:
             return self.seconds + _RECORDING_S
         return NATIVE_BUDGET_S if self.native else BUDGET_S
 
@@ -79,7 +81,7 @@ def read_ranks(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
     from saferun.captures.serve import write
 
     request: HostRequest = fit(HostRequest, value)
-    packed = _recordings(request) if request.wanted.kind == "recording" else _stacks(request, started_at)
+    packed = _recordings(request) if request.wanted.kind == RECORDING else _stacks(request, started_at)
     write(packed.encode())
 
 

@@ -294,3 +294,65 @@ def test_a_recording_is_of_those_ranks_that_are_wanted(monkeypatch: pytest.Monke
     assert there.shared == [("asked-1", "")]
     there.wanted[0](2, {"kind": "recording", "ranks": [0, 4]})
     assert [target.rank for target in there.examiner.asked[0]["targets"]] == [0]
+
+
+RECORDING = Wanted("recording", seconds=600.0)
+
+
+def take_nothing(_answer: dict[str, Any]) -> None:
+    """Of a saferunctl that is interrupted."""
+
+
+def test_a_recording_ends_with_the_last_one_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all hosts: who presses Ctrl-C wants no more of it, and the next one need not wait for its end."""
+    there = Surroundings(monkeypatch)
+    there.stacks.request(RECORDING, take_nothing)
+    there.request(RECORDING)
+    there.stacks.forget(take_nothing)
+    assert (there.requests, there.examiner.closed) == ([1], 0)
+    there.stacks.forget(there.answers.append)
+    assert (there.requests, there.examiner.closed) == ([1, 1], 1)
+    assert there.stacks.deadline is None
+    there.request()
+    assert there.requests == [1, 1, 2]
+    there.examiner.done[1](b"ours")
+    there.others(2)
+    assert there.answers[0]["parts"] == [[0, 0, "node0", "ours"], [1, 0, "node1", "theirs"]]
+    there.stacks.forget(take_nothing)
+    assert len(there.requests) == 3
+
+
+def test_stacks_are_taken_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a moment, and the next one who asks gets them."""
+    there = Surroundings(monkeypatch)
+    there.stacks.request(STACKS, take_nothing)
+    there.stacks.forget(take_nothing)
+    assert (there.requests, there.examiner.closed) == ([1], 0)
+
+
+def test_another_host_ends_a_recording_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Surroundings(monkeypatch, leads=False)
+    there.wanted[0](4, {"kind": "recording"})
+    there.wanted[0](3, {"kind": "end"})  # of an earlier one
+    assert there.examiner.closed == 0
+    there.wanted[0](4, {"kind": "end"})
+    there.wanted[0](4, {"kind": "end"})
+    assert there.examiner.closed == 1
+    assert there.shared == [("asked-4", "")]
+    there.stacks.request(RECORDING, take_nothing)
+    there.stacks.forget(take_nothing)
+    assert [asked["kind"] for asked in there.asked_leader] == ["recording", "end"]
+    assert there.stacks.deadline is None
+
+
+def test_the_leader_ends_a_recording_for_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Surroundings(monkeypatch)
+    asked = json.loads(json.dumps(RECORDING._asdict()))
+    there.elsewhere[0](asked)
+    there.elsewhere[0]({**asked, "kind": "end"})
+    assert there.examiner.closed == 1
+    assert "error" in there.answered[0][1]
+    there.elsewhere[0]({**asked, "kind": "end"})
+    assert len(there.answered) == 1
+    there.elsewhere[0](asked)
+    assert there.requests == [1, 1, 2]
