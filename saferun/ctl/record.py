@@ -9,13 +9,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.durations import seconds_of
+from saferun.ctl.output_files import write_output
 from saferun.ctl.rank_lists import ranks_of
-from saferun.errors import SaferunError, UsageError, printable
+from saferun.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from saferun.captures.recording import Recording
@@ -117,10 +117,7 @@ def _write(name: str, found: Sequence[tuple[str, Recording]], rate: int, run: st
         f"{name}.speedscope.json": json.dumps(speedscope_profiles(profiles, rate, title)),
     }
     for path, content in contents.items():
-        try:
-            Path(path).write_text(content, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise SaferunError(f"{path}: {error.strerror}", "write elsewhere with --output NAME") from None
+        write_output(path, content.encode(errors="backslashreplace"))
     return list(contents)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saferun.ctl.answer import answer
+from saferun.ctl.output_files import write_output
 from saferun.ctl.run_directory import add_run_argument, find_run
 from saferun.errors import SaferunError, UsageError
 from saferun.files.run_dir import shorter_path
-from saferun.linux.ownership import open_named, open_temporary
+from saferun.linux.ownership import open_named
 
 if TYPE_CHECKING:
     from saferun.report.page.run_contents import RunFiles
@@ -129,20 +129,4 @@ def _write(path: str | None, content: bytes) -> None:
         sys.stdout.flush()
         return
     assert path is not None  # noqa: S101 - for the type checker
-    folder, name = os.path.split(os.path.abspath(path))
-    try:
-        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fd, temporary = open_temporary(f".{name}", dir_fd=folder_fd)
-            try:
-                with open(fd, "wb") as file:
-                    file.write(content)
-                os.replace(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary, dir_fd=folder_fd)
-                raise
-        finally:
-            os.close(folder_fd)
-    except OSError as error:
-        raise SaferunError(f"{path}: {error.strerror}", "write elsewhere with --output FILE") from None
+    write_output(path, content)

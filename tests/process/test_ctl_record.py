@@ -43,6 +43,8 @@ def test_it_shows_where_the_time_of_ranks_goes(folder: Path) -> None:
         job.hear("ready", 3)
         until((job.run_dir / "run.json").exists, "the run is described")
         output = str(folder / "one")
+        (folder / "theirs").write_text("of another file")
+        (folder / "one.svg").symlink_to("theirs")
         done = saferunctl(job, "record", "latest", "--seconds", "1", "--output", output)
         assert (done.returncode, done.stderr) == (0, "")
         lines = done.stdout.splitlines()
@@ -57,6 +59,9 @@ def test_it_shows_where_the_time_of_ranks_goes(folder: Path) -> None:
         profiles = json.loads((folder / "one.speedscope.json").read_text())["profiles"]
         assert [profile["name"] for profile in profiles] == ["rank 0", "rank 1", "rank 2"]
         assert "compute" in (folder / "one.svg").read_text()
+        # A link may have been planted by another user, and what ranks do is not for all to see.
+        assert (folder / "theirs").read_text() == "of another file"
+        assert (folder / "one.svg").stat().st_mode & 0o777 == 0o600
 
         done = saferunctl(job, "record", "--rank", "2", "--seconds", "1s", "--idle", "--rate", "20", "--json")
         answer = json.loads(done.stdout)
