@@ -86,6 +86,8 @@ class LiveRecord:
                     failure = error
                 except OSError as error:
                     failure = error
+                    if not self._place:
+                        self._remove_from(place)
                     break
                 else:
                     self._place = place
@@ -102,8 +104,14 @@ class LiveRecord:
         """Remove the record, and the directories that have no other one."""
         if not self._place:
             return
+        self._remove_from(self._place)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._place, self._lock = "", -1
+
+    def _remove_from(self, place: str) -> None:
         with suppress(OSError):
-            fd = open_directory(os.path.join(self._place, self._name))
+            fd = open_directory(os.path.join(place, self._name))
             try:
                 with suppress(OSError):
                     os.unlink(self._file, dir_fd=fd)
@@ -111,11 +119,8 @@ class LiveRecord:
                     os.rmdir(self._host, dir_fd=fd)
             finally:
                 os.close(fd)
-            os.rmdir(os.path.join(self._place, self._name))
-            os.rmdir(self._place)
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._place, self._lock = "", -1
+            os.rmdir(os.path.join(place, self._name))
+            os.rmdir(place)
 
     def _write_in(self, place: str, content: str) -> None:
         top = _open_place(place)
@@ -125,13 +130,7 @@ class LiveRecord:
             run = make_directory(self._name, dir_fd=top)
             try:
                 os.close(make_directory(self._host, dir_fd=run))
-                fd, temporary = open_temporary(f"{self._file}.new", dir_fd=run)
-                with close_on_error(fd):
-                    # Locked before it has its name. Where locks do not work, the process alone says whether it lives.
-                    with suppress(OSError):
-                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.write(fd, content.encode(errors="backslashreplace"))
-                    os.replace(temporary, self._file, src_dir_fd=run, dst_dir_fd=run)
+                fd = self._write_to(run, content.encode(errors="backslashreplace"))
             finally:
                 os.close(run)
         finally:
@@ -139,6 +138,24 @@ class LiveRecord:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = fd
+
+    def _write_to(self, run: int, content: bytes) -> int:
+        """Write the file, whole or not at all, and return its descriptor, which keeps it locked."""
+        fd, temporary = open_temporary(f"{self._file}.new", dir_fd=run)
+        with close_on_error(fd):
+            try:
+                # Locked before it has its name. Where locks do not work, the process alone says whether it lives.
+                with suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # A file system that is nearly full takes a part.
+                while content:
+                    content = content[os.write(fd, content) :]
+                os.replace(temporary, self._file, src_dir_fd=run, dst_dir_fd=run)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=run)
+                raise
+        return fd
 
 
 def _open_place(place: str) -> int:

@@ -67,6 +67,24 @@ def test_launches_of_one_job_share_a_directory_and_each_removes_its_file(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_that_is_full_is_left_as_it_was(tmp_path: Path) -> None:
+    """Only a part of the file finds room there."""
+    writes = (
+        "import os, resource, sys; from saferun.files import live_records\n"
+        "places = sys.argv[1:3]; live_records.record_places = lambda _environ: places\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        f"record = live_records.LiveRecord({NAME!r}, 'node1', 'run.json', is_part=False)\n"
+        "try:\n"
+        "    record.write('x' * 100, {})\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)\n"
+    )
+    places = [str(tmp_path / "first"), str(tmp_path / "second")]
+    done = subprocess.run([sys.executable, "-c", writes, *places], capture_output=True, text=True, check=True)
+    assert done.stdout == "File too large\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("process", [{"start_ticks": 1}, {"pid": 1 << 29}, {"pid_namespace": "another"}])
 def test_what_was_left_is_removed_by_the_next_record(
     tmp_path: Path, environ: dict[str, str], process: dict[str, Any]
