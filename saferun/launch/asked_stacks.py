@@ -22,6 +22,7 @@ from saferun.launch.host_stacks import RECORDING, HostRequest, Wanted
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject
+from saferun.text.decoding import MALFORMED
 from saferun.text.typed_json import fit
 
 TYPE_CHECKING = False
@@ -211,7 +212,9 @@ class AskedStacks:
 
     def _take_asked_elsewhere(self, asked: object) -> None:
         """A user asks another host."""
-        wanted: Wanted = fit(Wanted, asked)
+        wanted = _wanted_from(asked)
+        if wanted is None:
+            return
         if wanted.kind == _END:
             share = self._shares.get(wanted._replace(kind=RECORDING))
             if share is not None:
@@ -240,7 +243,7 @@ class AskedStacks:
         """The leader has answered one of those who asked it."""
         if not self._asking or not isinstance(answer, dict):
             return
-        wanted: Wanted = fit(Wanted, asked)
+        wanted = _wanted_from(asked)
         done = [on_done for of, on_done in self._asking if of == wanted]
         self._asking = [one for one in self._asking if one[0] != wanted]
         for on_done in done:
@@ -250,7 +253,9 @@ class AskedStacks:
 
     def _take_asked(self, number: int, asked: object) -> None:
         """The leader asks."""
-        wanted: Wanted = fit(Wanted, asked)
+        wanted = _wanted_from(asked)
+        if wanted is None:
+            return
         if wanted.kind == _END:
             self._end_own(number)
             return
@@ -301,6 +306,15 @@ class AskedStacks:
         elif self._own_number == self._number:
             self._stacks = stacks
             self._answer_if_whole()
+
+
+def _wanted_from(asked: object) -> Wanted | None:
+    """What another host asks for; None: it makes no sense."""
+    try:
+        wanted: Wanted = fit(Wanted, asked)
+    except MALFORMED:
+        return None
+    return wanted
 
 
 def _name(number: int) -> str:

@@ -356,3 +356,18 @@ def test_the_leader_ends_a_recording_for_another_host(monkeypatch: pytest.Monkey
     assert len(there.answered) == 1
     there.elsewhere[0](asked)
     assert there.requests == [1, 1, 2]
+
+
+@pytest.mark.parametrize("wanted", [None, [], {}, "stacks", {"kind": 7}, {"kind": "recording", "seconds": 1e300}])
+def test_what_another_host_asks_for_may_be_anything(monkeypatch: pytest.MonkeyPatch, wanted: object) -> None:
+    """An exception would close the control socket of this host for good."""
+    there = Surroundings(monkeypatch)
+    on_elsewhere, on_answer = there.elsewhere
+    there.request()
+    there.wanted[0](9, wanted)
+    on_elsewhere(wanted)
+    there.job.leads = False
+    there.request()
+    on_answer(wanted, {})
+    assert there.answers == []
+    assert len(there.examiner.asked) == 1
