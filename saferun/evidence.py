@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from saferun.gpu_evidence import NcclOutlier, RankGpu
 from saferun.model import RankEnd, Value
+from saferun.wait_evidence import ThreadWait
 
 # ------------------------------------------------------------------------------------------------------------ evidence
 
@@ -62,11 +63,12 @@ class ProcessSnapshot(Value):
         syscall: name of the system call that its main thread is in; empty where it is not known.
         threads: how many it has.
         tracer_pid: the process that traces it; 0: none.
-        core_dumping: whether the kernel is writing its core.
-        rss_bytes: its resident memory.
+        core_dumping, rss_bytes: whether the kernel is writing its core; its resident memory.
         waits_on: what the system call waits for: ``a connection to 10.0.0.2:29500 (ESTABLISHED)``,
             ``the FIFO /tmp/x``; empty where it is not known.
         cpu_s: CPU time of all its threads.
+        waits: who could end the waits of its threads, the main thread's first; empty where nothing is known.
+        ports: its own of TCP, but for those that the kernel has chosen.
     """
 
     rank: int
@@ -84,6 +86,8 @@ class ProcessSnapshot(Value):
     rss_bytes: int
     waits_on: str
     cpu_s: float
+    waits: tuple[ThreadWait, ...] = ()
+    ports: tuple[int, ...] = ()
 
 
 class CollectiveCall(Value):

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "saferun"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("model",),
-    ("gpu_evidence",),
+    ("gpu_evidence", "wait_evidence"),
     ("config", "evidence"),
     ("text",),
     ("supervisor", "diagnosis", "linux"),
@@ -46,6 +46,7 @@ PURE = (
     "config",
     "evidence",
     "gpu_evidence",
+    "wait_evidence",
     "text",
     "supervisor",
     "diagnosis",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 
-from saferun.captures.scene import Scene
+from saferun.captures.other_ends import OtherEnds
+from saferun.captures.scene import Process, Scene
 from saferun.captures.waiting import Ends, list_fds
 from saferun.evidence import ProcessSnapshot
 from saferun.linux.procfs import children_of, read_stat
@@ -16,6 +17,7 @@ from saferun.linux.small_files import list_directory, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
 from saferun.text.redaction import redacted_arguments
+from saferun.wait_evidence import ThreadWait
 
 _THREADS_LIMIT = 256
 _SHOWN_FDS_LIMIT = 128
@@ -87,6 +89,7 @@ def tree_snapshots(rank: int, pid: int, limit: int, ends: Ends) -> list[ProcessS
 def capture_process_state(scene: Scene) -> None:
     """Write the full state of every process, and emit the snapshots again with what takes longer to find out."""
     ends = Ends((process.rank, process.pid, process.snapshot.name) for process in scene.processes)
+    other_ends = OtherEnds(ends)
     ranks = [process for process in scene.processes if process.is_rank]
     others = [process for process in scene.processes if not process.is_rank]
     for process in (*ranks, *others[:_DESCENDANTS_LIMIT]):
@@ -101,17 +104,30 @@ def capture_process_state(scene: Scene) -> None:
         call = before_restart(read_syscall(process.pid), snapshot.wchan)
         state = _full_state(process.pid, call, ends)
         # What may block on the process comes last.
-        if "D" not in read_thread_states(process.pid).values():
+        is_readable = "D" not in read_thread_states(process.pid).values()
+        if is_readable:
             snapshot = snapshot._replace(waits_on=ends.deep(process.pid, call, snapshot.wchan) or snapshot.waits_on)
+        waits, ports = _other_ends(scene, process, other_ends, is_readable=is_readable)
         snapshot = snapshot._replace(command=_read_command(process.pid))
         # The first snapshot was taken before any tool touched the process: its state and kernel function are kept.
         first = process.snapshot
-        merged = first._replace(command=snapshot.command, waits_on=_better(first, snapshot))
+        merged = first._replace(command=snapshot.command, waits_on=_better(first, snapshot), waits=waits, ports=ports)
         scene.emit("snapshot", merged)
         state = {"rank": process.rank, "is_rank": process.is_rank, "command": snapshot.command} | state
         state["waits_on"] = merged.waits_on
         path = scene.write_json("process_state", state, process)
         scene.note("process_state", process.key, started_at, path=path)
+
+
+def _other_ends(
+    scene: Scene, process: Process, ends: OtherEnds, *, is_readable: bool
+) -> tuple[tuple[ThreadWait, ...], tuple[int, ...]]:
+    """The waits of its threads, and its ports; where they cannot be found out, all the rest is there without them."""
+    try:
+        return ends.of_process(process.pid, is_readable=is_readable), ends.ports_of(process.pid)
+    except Exception as error:
+        scene.note("other_ends", process.key, time.monotonic(), failure=repr(error))
+        return (), ()
 
 
 def _better(first: ProcessSnapshot, second: ProcessSnapshot) -> str:

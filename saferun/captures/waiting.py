@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from saferun.linux.procfs import read_name
 from saferun.linux.small_files import list_directory, read_bytes, read_link
-from saferun.linux.sockets import SocketTables, socket_text
+from saferun.linux.sockets import Socket, SocketTables, socket_text
 from saferun.linux.syscalls import SystemCall, descriptor_of
 
 _SHOWN = 3
@@ -39,7 +39,16 @@ class Ends:
     def __init__(self, processes: Iterable[tuple[int, int, str]] = ()) -> None:
         self._sockets = SocketTables()
         self._processes = tuple(processes)[:_HOLDERS_LIMIT]
+        self.pids = frozenset(pid for _, pid, _ in self._processes)
         self._holders: dict[str, list[tuple[int, int, str]]] | None = None
+
+    def socket(self, pid: int, inode: int) -> Socket | None:
+        """The socket of an inode that a process has open; None if it is of another kind, or closed."""
+        return self._sockets.find(pid, inode)
+
+    def holders(self, link: str) -> list[int]:
+        """The processes of the job that have an end of a pipe, or a socket, open: ``pipe:[4711]``."""
+        return [pid for _, pid, _ in self._held_by(link)]
 
     def describe(self, pid: int, fd: int, wchan: str = "", *, holders: bool = False) -> str:
         """Describe a descriptor; empty if it is not readable. ``holders``: with the processes at its other end."""
@@ -64,7 +73,7 @@ class Ends:
             return f"the {'FIFO' if 'pipe' in wchan else 'file'} {link}"
         return ""
 
-    def _holders_text(self, link: str, pid: int) -> str:
+    def _held_by(self, link: str) -> list[tuple[int, int, str]]:
         if self._holders is None:
             self._holders = {}
             for process in self._processes:
@@ -72,7 +81,10 @@ class Ends:
                     held = read_link(f"/proc/{process[1]}/fd/{fd}")
                     if held.startswith(("socket:", "pipe:")) and process not in self._holders.setdefault(held, []):
                         self._holders[held].append(process)
-        others = [process for process in self._holders.get(link, ()) if process[1] != pid]
+        return self._holders.get(link, [])
+
+    def _holders_text(self, link: str, pid: int) -> str:
+        others = [process for process in self._held_by(link) if process[1] != pid]
         if not others:
             return ""
         shown = ", ".join(f"{name} (pid {number}) of rank {rank}" for rank, number, name in others[:_SHOWN])
@@ -124,13 +136,17 @@ def list_fds(pid: int, limit: int = _FDS_LIMIT) -> list[int]:
     return sorted(map(int, list_directory(f"/proc/{pid}/fd")))[:limit]
 
 
-def _awaited_child(call: SystemCall) -> str:
+def awaited_child(call: SystemCall) -> int:
+    """The child whose end a call of wait4 or waitid waits for; 0: any of them."""
     first, second = call.arguments[0], call.arguments[1]
     if call.name == "wait4":
         pid = first & 0xFFFFFFFF
-        pid = pid if pid < 1 << 31 else 0
-    else:
-        pid = second if first == os.P_PID else 0
+        return pid if pid < 1 << 31 else 0
+    return second if first == os.P_PID else 0
+
+
+def _awaited_child(call: SystemCall) -> str:
+    pid = awaited_child(call)
     if not pid:
         return "one of its children to end"
     name = read_name(pid).strip()

@@ -197,6 +197,7 @@ def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapp
 
 def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchConfig:
     _check_seconds(values, "hang_timeout", "0 turns it off")
+    _check_seconds(values, "external_wait_timeout", "0 makes no difference between such waits and others")
     _check_seconds(values, "capture_budget", "0 turns it off")
     _check_seconds(values, "cause_wait", "0 turns it off")
     _check_seconds(values, "slow_window", "0 turns it off")
@@ -216,6 +217,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
         on_hang=values.on_hang,
         capture_budget_s=values.capture_budget,
         cause_wait_s=values.cause_wait,
+        external_wait_s=values.external_wait_timeout,
         slow_window_s=values.slow_window,
         slow_dumps_s=max(values.slow_dumps, _LEAST_DUMPS_S) if values.slow_dumps > 0 else 0.0,
         native=values.native_stacks,

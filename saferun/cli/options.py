@@ -430,6 +430,14 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "(counts towards --max-restarts)",
     ),
     _option(
+        "--external-wait-timeout SECONDS",
+        1200.0,
+        HANGS,
+        "seconds without progress after which a hang is certain where the rank that the others wait for waits for "
+        "something outside the job: a sleep, a server, a file lock, a child process. Until then it is only suspected, "
+        "and --on-hang does nothing about it; 0: as certain as any other",
+    ),
+    _option(
         "--capture-budget SECONDS",
         20.0,
         HANGS,

@@ -170,6 +170,11 @@ class HangWatch:
         if watch is not None:
             self._context.launch.guarded("end the watch", watch.end)
 
+    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """The hang that has just been captured is only suspected until nothing has moved for so long."""
+        if self._watch is not None:
+            self._watch.doubt(verdict, certain_after_s)
+
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often this hang has been reported, and when it is next."""
         from saferun.watchdog.verdicts import Repeat
@@ -253,6 +258,11 @@ class JobHangWatch(HangWatch):
         """All hosts have captured it."""
         if self._detector is not None:
             self._detector.captured(now)
+
+    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """The hang of the job that has just been captured is only suspected until nothing has moved for so long."""
+        if self._detector is not None:
+            self._detector.doubt(verdict, certain_after_s)
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often this hang of the job has been reported, and when it is next."""

@@ -54,6 +54,7 @@ MODULES = (
     "saferun.diagnosis.crash",
     "saferun.diagnosis.pending_cause",
     "saferun.diagnosis.hang",
+    "saferun.diagnosis.external_waits",
     "saferun.diagnosis.start_stage",
     "saferun.preflight.results",
     "saferun.supervisor.policy.facts",

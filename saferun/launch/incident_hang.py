@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from saferun.cluster.job_values import EvidenceChunk
+from saferun.diagnosis.external_waits import external_ranks, suspected
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.errors import printable
 from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, StackDump
@@ -46,6 +47,8 @@ class HangIncident(LiveCapture):
         action: which ranks are to be captured, and the verdict.
         verdict: the same.
         number: of the job's hang.
+        on_doubt: takes the verdict where the capture shows that the hang is only suspected, and after how many seconds
+            without progress it is certain.
     """
 
     def __init__(
@@ -55,10 +58,13 @@ class HangIncident(LiveCapture):
         action: CaptureEvidence,
         verdict: HangVerdict,
         number: int,
+        on_doubt: Callable[[HangVerdict, float], None],
     ) -> None:
         super().__init__(context, record, action)
         self._verdict = verdict
         self._number = number
+        self._on_doubt = on_doubt
+        self._certain_after_s = 0.0  # where it is only suspected until then
         self._before: dict[int, _Progress] = {}  # by local rank, when the capture began
 
     def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
@@ -101,9 +107,33 @@ class HangIncident(LiveCapture):
         cause = record.diagnosis.cause if record.diagnosis is not None else None
         culprits = cause.ranks if cause is not None else ()
         self._context.launch.job.blamed = culprits
+        doubted = self._context.launch.guarded("see what the ranks wait for", self._doubt) or False
         self._context.post(
-            EvidenceCaptured(time.monotonic(), self._action.attempt, record.local_ranks(culprits), moved)
+            EvidenceCaptured(
+                time.monotonic(), self._action.attempt, record.local_ranks(culprits), moved, doubted=doubted
+            )
         )
+
+    def _doubt(self) -> bool:
+        """Whether a hang is only suspected: a rank waits for something outside the job, and not for long yet."""
+        record, verdict = self._record, self._verdict
+        limit_s = self._context.launch.config.watch.external_wait_s
+        diagnosis, evidence = record.diagnosis, record.evidence
+        if not (verdict.certain and self._context.launch.job.leads and verdict.quiet_s < limit_s):
+            return False
+        if diagnosis is None or evidence is None:
+            return False
+        ranks = external_ranks(evidence, diagnosis.cause)
+        if not ranks:
+            return False
+        doubted = verdict._replace(certain=False)
+        diagnosis = suspected(diagnosis, ranks, limit_s)
+        self._on_doubt(verdict, limit_s)
+        # From here on nothing can fail: all that is known of the hang changes at once.
+        self._verdict = record.verdict = doubted
+        record.evidence, record.diagnosis = evidence._replace(hang=doubted), diagnosis
+        self._certain_after_s = limit_s
+        return True
 
     def _has_moved(self) -> bool:
         """Whether there is no hang, or it is over: a rank has worked or written something during the capture."""
@@ -161,7 +191,8 @@ class HangIncident(LiveCapture):
         elif verdict.certain or log.files is None:
             self._context.print_lines(lines)
         else:
-            self._context.print_lines(suspected_hang_text(diagnosis, files=log.files))
+            lasts_s = self._certain_after_s
+            self._context.print_lines(suspected_hang_text(diagnosis, files=log.files, certain_after_s=lasts_s))
         self._record.reported_hang = seen
         self._record.add_incident("hang", diagnosis, _OUTCOMES[step], lines)
 

@@ -163,7 +163,9 @@ class Investigation(PartBase):
         if action.verdict is None:
             LiveCapture(self._context, self._record, action).begin()
         else:
-            self._hang = HangIncident(self._context, self._record, action, action.verdict, self.hangs.number)
+            self._hang = HangIncident(
+                self._context, self._record, action, action.verdict, self.hangs.number, self.hangs.doubt
+            )
             self._hang.begin()
 
     def report_hang(self, action: ReportHang) -> None:

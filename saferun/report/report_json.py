@@ -376,7 +376,7 @@ def _host(page: Page, host: HostView) -> JsonObject:
 
 
 def _process(page: Page, process: ProcessSnapshot) -> JsonObject:
-    return page.record("processes", process, {"command": ""}) | {
+    return page.record("processes", process, {"command": "", "waits": "", "ports": ""}) | {
         "command": page.command(process.command),
         "tracer_pid": _known(process.tracer_pid),
     }

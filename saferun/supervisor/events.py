@@ -199,6 +199,7 @@ class EvidenceCaptured(Value):
         culprits: the local ranks that a hang is blamed on.
         moved: the job made progress during the capture.
         suspects: local ranks of which one may have caused the failure of a victim, and be about to show why.
+        doubted: a hang that was certain is only suspected: a rank waits for something outside the job.
     """
 
     at: float
@@ -206,6 +207,7 @@ class EvidenceCaptured(Value):
     culprits: tuple[int, ...] = ()
     moved: bool = False
     suspects: tuple[int, ...] = ()
+    doubted: bool = False
 
 
 class CauseShown(Value):

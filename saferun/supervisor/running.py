@@ -78,6 +78,8 @@ def on_captured(launch: Launch, event: EvidenceCaptured) -> list[Action]:
     """CAPTURING -> STOPPING | RUNNING; or it lasts on, for the cause of a victim's failure."""
     attempt, limit_s = launch.attempt, launch.limits.cause_s
     attempt.has_moved = attempt.has_moved or event.moved
+    if event.doubted and attempt.verdict is not None:
+        attempt.verdict = attempt.verdict._replace(certain=False)
     suspects = tuple(rank for rank in event.suspects if rank in attempt.running)
     if suspects and limit_s > 0 and not attempt.is_cause_shown and is_captured_for_failure(launch):
         attempt.is_captured = attempt.awaits_cause = True

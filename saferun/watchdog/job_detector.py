@@ -96,6 +96,10 @@ class JobDetector:
                 return verdict
         return None
 
+    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """A certain verdict that was just reported is only suspected until nothing has moved for so long."""
+        self._verdicts.doubt(verdict.kind, certain_after_s)
+
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often a verdict of this kind has been reported, and when it is next."""
         return self._verdicts.repeat(verdict)

@@ -178,6 +178,10 @@ class Watch:
         if self._ranks:
             self._sample_at = now
 
+    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """A certain verdict that was just reported is only suspected until nothing has moved for so long."""
+        self._watchdog.doubt(verdict, certain_after_s)
+
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often this hang has been reported, and when it is next."""
         return self._watchdog.repeat(verdict)

@@ -21,10 +21,14 @@ class Repeat(Value):
 
 
 class _Reported(Value):
+    """The last report of a hang. ``certain_after_s``: it is doubted until it lasts so long; 0: it is not."""
+
     ranks: frozenset[int]
     clock_s: float
     times: int
     certain: bool
+    was_new: bool = True
+    certain_after_s: float = 0.0
 
 
 class _New(Value):
@@ -51,19 +55,28 @@ class Verdicts:
         self._open: dict[str, HangVerdict] = {}
         self._began_s = 0.0
         self._new = {True: _New(), False: _New()}
+        self._doubts = 0  # hangs that were new, and doubted
+        self._doubted_until_s = 0.0  # for how long the last of them is
 
     def may_report(self, verdict: HangVerdict, clock_s: float) -> bool:
         """Whether it is new, or was reported long enough ago."""
         last = self._reported.get(verdict.kind)
-        if last is None or self._is_new(verdict, last):
+        if last is None or self._is_new(verdict, last, clock_s):
+            if verdict.certain and verdict.quiet_s < self._least_s():
+                return False
             new = self._new[verdict.certain]
             return new.times < AT_ONCE or clock_s - new.clock_s >= self._pause_s(new.times - AT_ONCE + 1)
         if not verdict.certain and any(known.certain for known in self._open.values()):
             # The certain verdict has been reported, and what was done about it too.
             return False
+        if last.certain_after_s > 0 and verdict.certain and verdict.quiet_s >= last.certain_after_s:
+            return True
         return clock_s - last.clock_s >= self._pause_s(last.times)
 
-    def _is_new(self, verdict: HangVerdict, last: _Reported) -> bool:
+    def _is_new(self, verdict: HangVerdict, last: _Reported, clock_s: float) -> bool:
+        if last.certain_after_s > 0:
+            # What has moved since then may wait for something else by now.
+            return verdict.quiet_s < clock_s - last.clock_s
         if verdict.certain and not last.certain:
             return True
         return verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks)
@@ -71,23 +84,51 @@ class Verdicts:
     def report(self, verdict: HangVerdict, clock_s: float) -> None:
         """It is being reported."""
         last = self._reported.get(verdict.kind)
-        if last is None or self._is_new(verdict, last):
+        is_new = last is None or self._is_new(verdict, last, clock_s)
+        if is_new:
             self._new[verdict.certain] = _New(self._new[verdict.certain].times + 1, clock_s)
         self._reported[verdict.kind] = _Reported(
             frozenset(verdict.ranks) | (last.ranks if last is not None else frozenset()),
             clock_s,
             last.times + 1 if last is not None else 1,
             verdict.certain,
+            is_new,
         )
         began_s = clock_s - verdict.quiet_s
         self._began_s = min(self._began_s, began_s) if self._open else began_s
         self._open[verdict.kind] = verdict
 
+    def doubt(self, kind: str, certain_after_s: float) -> None:
+        """The hang of this kind that was just reported may be none: the capture has shown that.
+
+        It counts as suspected from now on, and is reported again as soon as it lasts ``certain_after_s``. A job that
+        has many such waits is captured at growing times of quiet.
+        """
+        last = self._reported.get(kind)
+        if last is None or not last.certain:
+            return
+        self._reported[kind] = last._replace(certain=False, certain_after_s=certain_after_s)
+        if kind in self._open:
+            self._open[kind] = self._open[kind]._replace(certain=False)
+        if last.was_new:
+            self._doubts += 1
+            self._doubted_until_s = certain_after_s
+            self._new[True] = self._new[True]._replace(times=max(self._new[True].times - 1, 0))
+
+    def _least_s(self) -> float:
+        """For how long nothing must have moved for a new hang to be captured."""
+        if self._doubts < AT_ONCE:
+            return 0.0
+        return min(self._pause_s(self._doubts - AT_ONCE + 2), max(self._doubted_until_s, self._timeout_s))
+
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often a verdict of this kind has been reported, and when it is next."""
         last = self._reported.get(verdict.kind)
         times = last.times if last is not None else 1
-        return Repeat(times, self._pause_s(times))
+        next_s = self._pause_s(times)
+        if last is not None and last.certain_after_s > verdict.quiet_s:
+            next_s = min(next_s, last.certain_after_s - verdict.quiet_s)
+        return Repeat(times, next_s)
 
     def _pause_s(self, times: int) -> float:
         """How long after so many reports the next one is."""

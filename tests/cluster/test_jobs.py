@@ -237,6 +237,9 @@ def test_a_first_host_that_does_not_come_is_named(cluster: Cluster, tmp_path: Pa
 
 
 HANG = """
+import threading
+
+
 def work():
     listener = socket.create_server(("", 7777))
     peers = [listener.accept()[0] for _ in range(WORLD - 1)]
@@ -244,8 +247,9 @@ def work():
 
 
 def load():
-    while True:
-        time.sleep(1000)
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
 
 
 def wait_for_rank_5():
@@ -278,6 +282,25 @@ def test_a_hang_over_four_hosts_is_one_picture(cluster: Cluster, tmp_path: Path)
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
+def test_a_hang_over_four_hosts_that_may_end_by_itself_is_suspected_first(cluster: Cluster, tmp_path: Path) -> None:
+    """Rank 5 waits for something outside the job, and its host is not the one that judges."""
+    program = HANG.replace("    lock.acquire()\n    lock.acquire()\n", "    time.sleep(1000)\n")
+    options = ("--hang-timeout", "4", "--external-wait-timeout", "14", "--on-hang", "stop")
+    job = start(cluster, Way("srun"), tmp_path, program, *options)
+    job.hear("ready", 8)
+    assert job.finish() == [1], job.story("another exit code")
+    (report,) = job.reports
+    hangs = [incident for incident in report["incidents"] if incident["kind"] == "hang"]
+    assert [hang["cause"]["ranks"] for hang in hangs] == [[5]] * len(hangs), job.story("another rank is blamed")
+    certain = [hang["verdict"]["certain"] for hang in hangs]
+    assert certain == [False] * (len(hangs) - 1) + [True], job.story("acted upon too early or too late")
+    assert len(hangs) > 1
+    assert hangs[-1]["verdict"]["stalled_s"] >= 14
+    assert job.saferun_said(r"saferun: the job may hang: .*rank 5 \(node3"), job.story("not suspected")
+    assert_nothing_left(cluster)
+
+
 LEFT_OUT = """
 import torch
 import torch.distributed as dist
@@ -301,7 +324,7 @@ def test_a_rank_that_leaves_the_others_alone_in_a_collective_is_named_with_its_h
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Gloo's threads are busy on all hosts all the while."""
-    options = ("--hang-timeout", "4", "--on-hang", "stop")
+    options = ("--hang-timeout", "4", "--external-wait-timeout", "0", "--on-hang", "stop")
     job = start(cluster, Way("srun"), tmp_path, LEFT_OUT, *options, nproc=1, env={"OMP_NUM_THREADS": "1"})
     job.hear("ready", 4)
     assert job.finish() == [1], job.story("another exit code")

@@ -14,7 +14,7 @@ from tests.process.test_investigation import process_called
 
 pytestmark = needs_mounts
 
-OPTIONS = ("--env-profile", "minimal", "--hang-timeout", "3", "--shutdown-timeout", "5")
+OPTIONS = ("--env-profile", "minimal", "--hang-timeout", "3", "--external-wait-timeout", "0", "--shutdown-timeout", "5")
 CRASH = """
 import ctypes
 from rank import *

@@ -51,7 +51,7 @@ tell("ready")
 await_release("hang")
 hang()
 """
-OPTIONS = ("--env-profile", "minimal", "--hang-timeout", "2", "--shutdown-timeout", "2")
+OPTIONS = ("--env-profile", "minimal", "--hang-timeout", "2", "--external-wait-timeout", "0", "--shutdown-timeout", "2")
 
 
 def places(*slow: str, without: tuple[str, ...] = ()) -> pytest.MarkDecorator:

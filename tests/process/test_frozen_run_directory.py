@@ -161,6 +161,8 @@ def test_a_hang_is_told(tmp_path: Path, disk: FileSystem) -> None:
     options = (
         "--hang-timeout",
         "2",
+        "--external-wait-timeout",
+        "0",
     )
     with launched(tmp_path, disk, program, *options, nproc=2, sweeps=False) as job:
         job.hear("ready", 2)
@@ -211,7 +213,7 @@ def test_a_crash_is_told(tmp_path: Path, disk: FileSystem) -> None:
 def test_files_of_a_hang_are_there_as_soon_as_the_disk_answers(tmp_path: Path, disk: FileSystem) -> None:
     """Not only at the end of the job, which goes on."""
     program = TALK.replace('tell("talked")', 'tell("talked"); await_release("more")')
-    options = ("--hang-timeout", "2")
+    options = ("--hang-timeout", "2", "--external-wait-timeout", "0")
     with launched(tmp_path, disk, program, *options, nproc=1) as job:
         job.hear("ready")
         freeze(job, disk)

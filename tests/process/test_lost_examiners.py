@@ -55,7 +55,18 @@ def holding(folder: Path, then: str = "") -> dict[str, str]:
 def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path, signum: int) -> None:
     """The whole of it, within the same budget. One that is stopped does not answer, and is ended."""
     program = "from rank import *\ntell('ready')\nawait_release('hang')\ntime.sleep(1000)\n"
-    options = ("--env-profile", "minimal", "--hang-timeout", "3", "--on-hang", "stop", "--shutdown-timeout", "5")
+    options = (
+        "--env-profile",
+        "minimal",
+        "--hang-timeout",
+        "3",
+        "--external-wait-timeout",
+        "0",
+        "--on-hang",
+        "stop",
+        "--shutdown-timeout",
+        "5",
+    )
     budget = ("--capture-budget", "60")  # half of it for each of the two, on a busy machine
     environ = holding(tmp_path) if signum == signal.SIGKILL else None
     with running(tmp_path / "run", program, *options, *budget, nproc=2, environ=environ, store=False) as job:

@@ -112,7 +112,7 @@ def assert_touches_no_file(job: Job, folder: Path) -> None:
 
 def test_a_crash_a_restart_a_hang_and_a_stop_touch_no_file(tmp_path: Path) -> None:
     """All that a launch may meet, in one."""
-    options = ("--max-restarts", "1", "--hang-timeout", "3", "--shutdown-timeout", "5")
+    options = ("--max-restarts", "1", "--hang-timeout", "3", "--external-wait-timeout", "0", "--shutdown-timeout", "5")
     with traced(tmp_path, PROGRAM, *options, nproc=2) as job:
         job.hear("ready", 2)
         until(lambda: job.has_happened("ModulesImported"), "all is in memory")

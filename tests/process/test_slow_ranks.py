@@ -100,7 +100,17 @@ def test_nothing_is_compared_with_a_window_of_0(tmp_path: Path) -> None:
 
 def test_ranks_that_are_stopped_or_hang_are_not_slow(tmp_path: Path) -> None:
     """The hang is reported, and no slow rank with it."""
-    options = (*WINDOW, "--hang-timeout", "2", "--capture-budget", "2", "--on-hang", "stop")
+    options = (
+        *WINDOW,
+        "--hang-timeout",
+        "2",
+        "--external-wait-timeout",
+        "0",
+        "--capture-budget",
+        "2",
+        "--on-hang",
+        "stop",
+    )
     program = IN_STEP.replace('tell("ready")', 'tell("ready")\nif RANK == 1: meet(); time.sleep(3600)')
     with running(tmp_path, program, *options, nproc=2, arguments=["1", "1"], store=False) as job:
         assert job.wait() == 1

@@ -25,7 +25,16 @@ while not os.path.exists(FOLDER + "/release.end"):
 
 
 def test_a_hang_that_goes_on_is_counted_in_one_line(tmp_path: Path) -> None:
-    options = ("--env-profile", "minimal", "--hang-timeout", "1", "--prefix", "[{rank}] ")
+    options = (
+        "--env-profile",
+        "minimal",
+        "--hang-timeout",
+        "1",
+        "--external-wait-timeout",
+        "0",
+        "--prefix",
+        "[{rank}] ",
+    )
     with on_terminal(tmp_path, HANGING, *options, nproc=2) as (job, terminal):
         job.hear("ready", 2)
         until(lambda: "the job hangs (" in terminal.text, "it is counted")

@@ -14,6 +14,8 @@ from tests.torch.watching import EXAMPLES, await_failure, await_hang, blamed, re
 
 HANG = EXAMPLES / "hang.py"
 TIMEOUT = ("--hang-timeout", "3")
+# Of ranks that wait for something outside the job, as a sleep is: as certain as all others.
+AT_ONCE = ("--external-wait-timeout", "0")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_the_rank_that_stays_away_is_named_with_what_it_does_instead(
     tmp_path: Path, how: str, class_name: str, function: str
 ) -> None:
     """Whoever is woken up by a hang wants one rank, one reason and one line of code."""
-    options = (*TIMEOUT, "--on-hang", "stop")
+    options = (*TIMEOUT, *AT_ONCE, "--on-hang", "stop")
     with watched(tmp_path / "case", HANG, "--how", how, "--rank", "1", nproc=3, options=options) as job:
         failure = await_failure(job)
         hang = await_hang(job)
@@ -90,7 +92,7 @@ def test_without_the_hook_the_picture_is_there_all_the_same(tmp_path: Path) -> N
 
 def test_the_culprit_of_a_hang_leaves_a_core_where_cores_are_kept(tmp_path: Path) -> None:
     """SIGABRT makes a core without ptrace, and its stacks name the line again."""
-    options = (*TIMEOUT, "--on-hang", "stop", "--cores", "keep")
+    options = (*TIMEOUT, *AT_ONCE, "--on-hang", "stop", "--cores", "keep")
     with watched(tmp_path, HANG, "--how", "sleep", "--rank", "1", nproc=2, options=options) as job:
         failure = await_failure(job)
         assert blamed(failure) == ("hang_sleep", [1]), job.err
@@ -99,7 +101,7 @@ def test_the_culprit_of_a_hang_leaves_a_core_where_cores_are_kept(tmp_path: Path
 @pytest.mark.slow
 def test_a_hang_is_restarted_where_that_was_asked_for(tmp_path: Path) -> None:
     """All ranks start again, and the report tells of both attempts."""
-    options = (*TIMEOUT, "--on-hang", "restart", "--max-restarts", "1")
+    options = (*TIMEOUT, *AT_ONCE, "--on-hang", "restart", "--max-restarts", "1")
     with watched(tmp_path, HANG, "--how", "sleep", "--rank", "1", nproc=2, options=options) as job:
         await_failure(job)
         report = report_of(job)

@@ -81,7 +81,9 @@ def test_an_order_to_all_hosts_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_reported_once_a_job(tmp_path: Path) -> None:
-    with on_one_console(tmp_path, HANGING, "--hang-timeout", "2", "--env-profile", "minimal") as (jobs, reader):
+    with on_one_console(
+        tmp_path, HANGING, "--hang-timeout", "2", "--external-wait-timeout", "0", "--env-profile", "minimal"
+    ) as (jobs, reader):
         until(lambda: b"saferun: job left running" in reader.so_far(), "it is reported")
         for job in jobs:
             job.release("go")

@@ -214,7 +214,10 @@ def _main_threads(evidence: Evidence) -> Evidence:
 
     def slim(process: ProcessSnapshot) -> ProcessSnapshot:
         return process._replace(
-            command=process.command[:60], rss_bytes=process.rss_bytes >> 20 << 20, cpu_s=float(round(process.cpu_s))
+            command=process.command[:60],
+            rss_bytes=process.rss_bytes >> 20 << 20,
+            cpu_s=float(round(process.cpu_s)),
+            waits=process.waits[:1],
         )
 
     return _cores(_calls(_with_processes(_stacks(evidence, change), slim), 4), 1, 60)

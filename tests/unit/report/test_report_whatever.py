@@ -40,6 +40,7 @@ from saferun.model import ExitStatus, RankEnd
 from saferun.report import report_text
 from saferun.report.report_json import Incident, Run, build_report
 from saferun.report.report_text import build_report_text
+from saferun.wait_evidence import ThreadWait
 from tests.unit.report.report_checking import (
     ANY_INTEGER,
     ANY_NUMBER,
@@ -218,6 +219,7 @@ CAPTURES = st.builds(
             ANY_INTEGER,
             ANY_TEXT,
             ANY_NUMBER,
+            tuples(st.builds(ThreadWait, ANY_INTEGER)),
         )
     ),
     tuples(

@@ -141,6 +141,7 @@ class Job:
         self.stack = stack
         self.children = children or {}
         self.is_wrapper = is_wrapper
+        self.doubted_until_s = 0.0  # of hangs that their captures show to be only suspected
         self.told: list[tuple[float, HangVerdict]] = []
         self.recovered: list[tuple[float, float]] = []
         self.asked: list[tuple[float, int]] = []
@@ -194,6 +195,8 @@ class Job:
             self.recovered.append((self.elapsed_s, outcome.recovered_s))
         if outcome.verdict is not None:
             self.told.append((self.elapsed_s, outcome.verdict))
+            if outcome.verdict.certain and outcome.verdict.quiet_s < self.doubted_until_s:
+                self.watchdog.doubt(outcome.verdict, self.doubted_until_s)
             self.watchdog.captured()
         return outcome
 

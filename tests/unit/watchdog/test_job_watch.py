@@ -143,3 +143,22 @@ def test_a_suspicion_of_anothers_ranks_is_not_reported() -> None:
     assert watched.hangs == []
     watched.watch.feed(states, watched.now, {"0/0": range(2), "1/0": range(2, 3)})
     assert [verdict.ranks for verdict, _ in watched.hangs] == [(1,)]
+
+
+def test_a_hang_of_the_job_that_is_doubted_is_captured_again_when_it_is_to_be_certain() -> None:
+    """The leader's capture shows a rank of another host that waits for a server."""
+    watched = Watched()
+    watched.feed(quiet([0]), quiet([1]))
+    ((first, _),) = watched.hangs
+    watched.watch.doubt(first, 25 * TIMEOUT_S)
+    watched.watch.captured(watched.now)
+    assert watched.watch.repeat(first).next_s == TIMEOUT_S
+    for _ in range(4 * 26):
+        known = len(watched.hangs)
+        watched.later(TIMEOUT_S / 4)
+        for again, _ in watched.hangs[known:]:
+            if again.quiet_s < 25 * TIMEOUT_S:
+                watched.watch.doubt(again, 25 * TIMEOUT_S)
+    times = [verdict.quiet_s / TIMEOUT_S for verdict, _ in watched.hangs]
+    assert times == pytest.approx([1, 2, 4, 8, 16, 25], abs=1.5), "at the usual intervals, and at the bound"
+    assert times[-1] >= 25

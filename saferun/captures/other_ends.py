@@ -1,0 +1,190 @@
+"""Who is at the other end of what the threads of a process wait for: a process of the job, or something outside it.
+
+A rank that waits for something outside the job may go on at any moment, however long nothing moves. What is not of the
+job is only what is known not to be: sockets, pipes and file locks whose other end no process of the job has, files,
+terminals and clocks.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Sequence
+
+from saferun.captures.waiting import Ends, awaited_child, list_fds, polled_by
+from saferun.linux.small_files import list_directory, read_bytes, read_link, read_pairs, read_text
+from saferun.linux.syscalls import SystemCall, before_restart, descriptor_of, read_syscall
+from saferun.wait_evidence import EPHEMERAL_FROM, ThreadWait
+
+_THREADS_LIMIT = 256
+_KEPT_THREADS = 32
+_KEPT_PIDS = 16
+_KEPT_ADDRESSES = 4
+_KEPT_PORTS = 16
+_LOCKS_LIMIT_BYTES = 1 << 20
+# A tool that takes stacks stops a thread for milliseconds.
+_TRACED_TRIES = 5
+_TRACED_PAUSE_S = 0.02
+_SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
+_LOCK_CALLS = frozenset({"flock", "fcntl"})
+# The index of the argument with the timeout, in milliseconds or as the address of one.
+_TIMEOUT_MS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}
+_TIMEOUT_AT = {"ppoll": 2, "select": 4, "pselect6": 4, "epoll_pwait2": 3, "futex": 3, "rt_sigtimedwait": 2}
+_POLLS = frozenset({"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"})
+_READABLE, _WRITABLE = stat.S_IRUSR, stat.S_IWUSR
+_CLOCKS_AND_FILES = ("anon_inode:[timerfd]", "anon_inode:inotify", "anon_inode:[signalfd]")
+
+
+class OtherEnds:
+    """Finds the other ends of what processes wait for.
+
+    Args:
+        ends: resolves descriptors of the job's processes.
+    """
+
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
+        self._locks: list[list[str]] | None = None
+
+    def of_process(self, pid: int, *, is_readable: bool) -> tuple[ThreadWait, ...]:
+        """The waits of the threads of a process, the main thread's first.
+
+        Of the other threads only those of which something is known.
+
+        Args:
+            pid: the process.
+            is_readable: whether reading its memory cannot block.
+        """
+        found: list[ThreadWait] = []
+        tids = sorted(map(int, list_directory(f"/proc/{pid}/task")), key=lambda tid: (tid != pid, tid))
+        tries = _TRACED_TRIES
+        for tid in tids[:_THREADS_LIMIT]:
+            call = _call_of(pid, tid)
+            while call is not None and call.name == "restart_syscall" and tries:
+                # A tool that takes stacks has stopped it for the second time: which call it is shows a moment later.
+                tries -= 1
+                time.sleep(_TRACED_PAUSE_S)
+                call = _call_of(pid, tid)
+            if call is None:
+                continue
+            wait = self.of_call(pid, tid, call, is_readable=is_readable)
+            if tid == pid or wait.outside or wait.addresses or wait.pids:
+                found.append(wait)
+            if len(found) >= _KEPT_THREADS:
+                break
+        return tuple(found)
+
+    def ports_of(self, pid: int) -> tuple[int, ...]:
+        """The ports at which a process listens, or is connected as a server, but for those that the kernel has chosen.
+
+        So a connection of a rank on another host can be seen to lead to this one.
+        """
+        ports: set[int] = set()
+        for fd in list_fds(pid):
+            kind, _, rest = read_link(f"/proc/{pid}/fd/{fd}").partition(":[")
+            found = self._ends.socket(pid, int(rest[:-1])) if kind == "socket" and rest[:-1].isdigit() else None
+            port = found.local.rpartition(":")[2] if found is not None and found.kind == "tcp" else ""
+            if port.isdigit() and 0 < int(port) < EPHEMERAL_FROM:
+                ports.add(int(port))
+        return tuple(sorted(ports))[:_KEPT_PORTS]
+
+    def of_call(self, pid: int, tid: int, call: SystemCall, *, is_readable: bool) -> ThreadWait:
+        """The same of one system call."""
+        wait = ThreadWait(tid, timed=_is_timed(call))
+        if call.name in _SLEEPS:
+            return wait._replace(outside=True, timed=True)
+        if call.name in _LOCK_CALLS:
+            return self._of_lock(wait, pid)
+        if call.name in {"wait4", "waitid"}:
+            child = awaited_child(call)
+            return _with_pids(wait, [child]) if child in self._ends.pids else wait
+        if call.name in _POLLS:
+            # The lists of poll and select are in the process's memory.
+            if not is_readable and not call.name.startswith("epoll_"):
+                return wait
+            for fd in polled_by(pid, call):
+                wait = self._with(wait, pid, fd)
+            return wait._replace(outside=wait.outside or (wait.timed and not wait.pids and not wait.addresses))
+        only = descriptor_of(call)
+        return self._with(wait, pid, only) if only is not None else wait
+
+    def _with(self, wait: ThreadWait, pid: int, fd: int) -> ThreadWait:
+        """Add the other end of a descriptor."""
+        link = read_link(f"/proc/{pid}/fd/{fd}")
+        kind, _, rest = link.partition(":[")
+        if kind == "socket":
+            return self._with_socket(wait, pid, int(rest[:-1]) if rest[:-1].isdigit() else 0)
+        if kind == "pipe":
+            return self._with_pipe(wait, pid, fd, link)
+        if link == "anon_inode:[pidfd]":
+            child = read_pairs(f"/proc/{pid}/fdinfo/{fd}").get("Pid", "")
+            return _with_pids(wait, [int(child)]) if child.isdigit() else wait
+        is_device = link.startswith("/dev/") and not link.startswith(("/dev/pts/", "/dev/tty", "/dev/shm/"))  # noqa: S108
+        is_outside = link.startswith(_CLOCKS_AND_FILES) or (link.startswith("/") and not is_device)
+        return wait._replace(outside=True) if is_outside else wait
+
+    def _with_socket(self, wait: ThreadWait, pid: int, inode: int) -> ThreadWait:
+        found = self._ends.socket(pid, inode)
+        if found is None or found.state == "LISTEN":
+            return wait._replace(outside=True)
+        holders = self._ends.holders(f"socket:[{found.peer_inode}]") if found.peer_inode else []
+        if holders:
+            return _with_pids(wait, [holder for holder in holders if holder != pid])
+        if found.kind == "unix" or not found.remote or found.remote.endswith(":0"):
+            return wait._replace(outside=True)
+        return wait._replace(addresses=tuple(dict.fromkeys((*wait.addresses, found.remote)))[:_KEPT_ADDRESSES])
+
+    def _with_pipe(self, wait: ThreadWait, pid: int, fd: int, link: str) -> ThreadWait:
+        """Who has the other end of a pipe open: a process may have both ends, and its children inherit them."""
+        other_mode = _WRITABLE if _mode_of(pid, fd) & _READABLE else _READABLE
+        holders = [holder for holder in self._ends.holders(link) if _holds(holder, link, other_mode)]
+        if not holders:
+            return wait._replace(outside=True)
+        return _with_pids(wait, [holder for holder in holders if holder != pid])
+
+    def _of_lock(self, wait: ThreadWait, pid: int) -> ThreadWait:
+        """Who holds a file lock. Source: proc_locks(5); asking the file itself could hang."""
+        if self._locks is None:
+            content = read_bytes("/proc/locks", _LOCKS_LIMIT_BYTES).decode("ascii", "replace")
+            self._locks = [line.split() for line in content.splitlines()]
+        # 1: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF
+        # 1: -> FLOCK  ADVISORY  WRITE 4712 fd:01:1234 0 EOF
+        numbers = {row[0] for row in self._locks if row[1:2] == ["->"] and row[5:6] == [str(pid)]}
+        holders = {int(row[4]) for row in self._locks if row[0] in numbers and row[4:5] and row[4].isdigit()}
+        own = self._ends.pids.intersection(holders)
+        return _with_pids(wait, sorted(own - {pid})) if own else wait._replace(outside=True)
+
+
+def _call_of(pid: int, tid: int) -> SystemCall | None:
+    """The system call of a thread; None where it is not known."""
+    return before_restart(read_syscall(pid, tid), read_text(f"/proc/{pid}/task/{tid}/wchan").rstrip("\n"))
+
+
+def _mode_of(pid: int, fd: int | str) -> int:
+    """How a descriptor is open, by the link in /proc; 0 where that cannot be read."""
+    try:
+        return os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & (_READABLE | _WRITABLE)
+    except OSError:
+        return 0
+
+
+def _holds(pid: int, link: str, mode: int) -> bool:
+    """Whether a process has that end of a pipe open."""
+    return any(
+        _mode_of(pid, fd) & mode
+        for fd in list_directory(f"/proc/{pid}/fd")
+        if read_link(f"/proc/{pid}/fd/{fd}") == link
+    )
+
+
+def _is_timed(call: SystemCall) -> bool:
+    """Whether a call ends by itself."""
+    if call.name in _TIMEOUT_MS:
+        timeout_ms = call.arguments[_TIMEOUT_MS[call.name]] & 0xFFFFFFFF
+        return timeout_ms < 1 << 31
+    return call.name in _TIMEOUT_AT and call.arguments[_TIMEOUT_AT[call.name]] != 0
+
+
+def _with_pids(wait: ThreadWait, pids: Sequence[int]) -> ThreadWait:
+    return wait._replace(pids=tuple(dict.fromkeys((*wait.pids, *pids)))[:_KEPT_PIDS])

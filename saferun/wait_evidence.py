@@ -1,0 +1,27 @@
+"""What is known of the other end of a wait when nothing moves any more. Values only; pure."""
+
+from __future__ import annotations
+
+from saferun.model import Value
+
+EPHEMERAL_FROM = 32768
+"""The kernel gives programs that ask for no port of their own one from here on."""
+
+
+class ThreadWait(Value):
+    """Who could end the wait of one thread, as far as its system call shows it.
+
+    Attributes:
+        tid: the thread.
+        outside: something outside the job can: a clock, a program that is not of the job, the holder of a file lock,
+            a file system, the user of a terminal.
+        timed: whether the call has a timeout.
+        pids: processes of the job on this host that can, other than its own.
+        addresses: the other ends of connections that no process of the job on this host has: ``10.0.0.2:5432``.
+    """
+
+    tid: int
+    outside: bool = False
+    timed: bool = False
+    pids: tuple[int, ...] = ()
+    addresses: tuple[str, ...] = ()

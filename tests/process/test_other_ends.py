@@ -1,0 +1,183 @@
+"""Whom the threads of real processes wait for: processes of the job, or what is outside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from saferun.captures.other_ends import OtherEnds
+from saferun.captures.waiting import Ends
+from saferun.linux.procfs import children_of
+from saferun.wait_evidence import ThreadWait
+from tests.process.launching import read_stat, until
+
+READY = "print('ready', flush=True)\n"
+BEGIN = "import fcntl, os, select, signal, socket, subprocess, sys, threading, time\n"
+
+
+@contextlib.contextmanager
+def process(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that says "ready" and then waits."""
+    command = [sys.executable, "-c", BEGIN + program, *arguments]
+    found = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert found.stdout is not None
+        assert found.stdout.readline() == "ready\n"
+        yield found
+    finally:
+        for pid in children_of(found.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        found.kill()
+        found.communicate()
+
+
+def asleep(pid: int) -> None:
+    """Wait until the main thread of a process that has said "ready" waits for what it is to wait for."""
+    until(lambda: (stat := read_stat(pid)) is not None and stat.state == "S", "it waits")
+
+
+def waits_of(pid: int, *others: int) -> tuple[ThreadWait, ...]:
+    """Its waits, where these processes and its children are the job."""
+    job = [(0, one, "") for one in (pid, *children_of(pid))] + [(1, one, "") for one in others]
+    return OtherEnds(Ends(job)).of_process(pid, is_readable=True)
+
+
+def main_wait(pid: int, *others: int) -> ThreadWait | None:
+    """The wait of its main thread."""
+    return next((wait for wait in waits_of(pid, *others) if wait.tid == pid), None)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        READY + "time.sleep(1000)",
+        READY + "sys.stdin.read(1)",
+        READY + "select.select([], [], [], 1000)",
+        READY + "select.select([sys.stdin], [], [])",
+        READY + "select.poll().poll(1000_000)",
+        "listener = socket.create_server(('127.0.0.1', 0))\n" + READY + "listener.accept()",
+        "import asyncio\n" + READY + "asyncio.run(asyncio.sleep(1000))",
+    ],
+)
+def test_clocks_and_pipes_and_sockets_of_others_are_outside(program: str) -> None:
+    """Whatever may end the wait is not of the job."""
+    with process(program) as one:
+        until(lambda: (wait := main_wait(one.pid)) is not None and wait.outside, "it waits")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "lock = threading.Lock()\nlock.acquire()\n" + READY + "lock.acquire()",
+        "a, b = socket.socketpair()\n" + READY + "a.recv(1)",
+        "a, b = os.pipe()\n" + READY + "os.read(a, 1)",
+        "a, b = os.pipe()\n" + READY + "select.select([a], [], [])",
+    ],
+)
+def test_what_a_process_waits_for_of_itself_is_not(program: str) -> None:
+    with process(program) as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert not wait.outside
+        assert not wait.pids
+        assert not wait.addresses
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "child = subprocess.Popen(['sleep', '1000'])\n" + READY + "child.wait()",
+        "child = subprocess.Popen(['sleep', '1000'], stdout=subprocess.PIPE)\n" + READY + "child.stdout.read()",
+        "child = subprocess.Popen(['sleep', '1000'], stdout=subprocess.PIPE)\n"
+        + READY
+        + "select.select([child.stdout], [], [])",
+        "a, b = os.pipe()\nif os.fork() == 0:\n    os.close(a)\n    time.sleep(1000)\nos.close(b)\n"
+        + READY
+        + "os.read(a, 1)",
+        "a, b = socket.socketpair()\nif os.fork() == 0:\n    a.close()\n    time.sleep(1000)\nb.close()\n"
+        + READY
+        + "a.recv(1)",
+    ],
+)
+def test_a_child_at_the_other_end_is_named(program: str) -> None:
+    with process(program) as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert wait.pids == tuple(children_of(one.pid))
+        assert not wait.outside
+
+
+def test_a_connection_leads_to_a_process_of_the_job_or_to_an_address() -> None:
+    """A rank that waits for another one hangs with it; what a server does is not to be seen."""
+    serve = "listener = socket.create_server(('127.0.0.1', 0))\nprint('ready', flush=True)\n"
+    serve += "print(listener.getsockname()[1], flush=True)\nconnection, _ = listener.accept()\ntime.sleep(1000)"
+    with process(serve) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        connect = f"connection = socket.create_connection(('127.0.0.1', {port}))\n"
+        with process(connect + READY + "connection.recv(1)") as one:
+            until(
+                lambda: (wait := main_wait(one.pid, server.pid)) is not None and wait.pids == (server.pid,), "accepted"
+            )
+            wait = main_wait(one.pid)
+            assert wait is not None
+            assert wait.addresses == (f"127.0.0.1:{port}",)
+            assert not wait.outside
+
+
+def test_the_ports_that_are_not_the_kernels_choice_are_known() -> None:
+    """By these a connection of another host is seen to lead to a rank."""
+    program = """
+for port in range(20000, 30000):
+    try: listener = socket.create_server(("127.0.0.1", port))
+    except OSError: continue
+    break
+client = socket.create_connection(("127.0.0.1", port))
+"""
+    with process(program + READY + "print(port, flush=True)\ntime.sleep(1000)") as one:
+        assert one.stdout is not None
+        port = int(one.stdout.readline())
+        assert OtherEnds(Ends()).ports_of(one.pid) == (port,)
+
+
+def test_a_file_lock_is_held_by_a_process_of_the_job_or_by_another(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    take = f"file = open({str(path)!r}, 'w')\n"
+    lock = "fcntl.flock(file, fcntl.LOCK_EX)\n"
+    with process(take + lock + READY + "time.sleep(1000)") as holder, process(take + READY + lock) as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert wait.outside
+        wait = main_wait(one.pid, holder.pid)
+        assert wait is not None
+        assert (wait.outside, wait.pids) == (False, (holder.pid,))
+    twice = take + lock + "again = open(file.name, 'w')\n"
+    with process(twice + READY + "fcntl.flock(again, fcntl.LOCK_EX)") as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert (wait.outside, wait.pids) == (False, ())
+
+
+def test_other_threads_are_there_with_what_they_wait_for() -> None:
+    program = "thread = threading.Thread(target=lambda: time.sleep(1000), daemon=True)\nthread.start()\n"
+    with process(program + READY + "thread.join()") as one:
+        asleep(one.pid)
+        until(lambda: any(wait.outside for wait in waits_of(one.pid) if wait.tid != one.pid), "the thread sleeps")
+        main = main_wait(one.pid)
+        assert main is not None
+        assert not main.outside
+
+
+def test_a_process_that_is_gone_has_no_waits() -> None:
+    assert OtherEnds(Ends()).of_process(0, is_readable=True) == ()

@@ -1,0 +1,316 @@
+"""Which hangs may be none: a rank waits for something outside the job. All others are as certain as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from saferun.diagnosis.external_waits import external_ranks, suspected
+from saferun.diagnosis.hang import diagnose_hang
+from saferun.evidence import Capture, Evidence, Frame, HostView, ProcessSnapshot, StackDump, ThreadStack
+from saferun.model import ExitStatus, RankEnd
+from saferun.wait_evidence import ThreadWait
+from tests.unit.diagnosis.recorded_hangs import C10D, SITE, dump_of, evidence, evidence_of, look_of, native
+from tests.unit.diagnosis.test_hang_precedence import job as recorded
+from tests.unit.diagnosis.test_hang_precedence import recorder
+
+STEP = Frame("step", "/job/train.py", 52)
+LOAD = Frame("load_batch", "/job/data.py", 47)
+IN_STEP = (Frame("all_reduce", C10D, 3252), STEP)
+LIBRARY = "/usr/lib/python3.11"
+WAIT = Frame("Popen.wait", f"{LIBRARY}/subprocess.py", 1264)
+THREADING = Frame("Condition.wait", f"{LIBRARY}/threading.py", 327)
+EVENT = (THREADING, Frame("Event.wait", f"{LIBRARY}/threading.py", 629), LOAD)
+QUEUE = (THREADING, Frame("Queue.get", f"{LIBRARY}/queue.py", 171), LOAD)
+FUTURE = (THREADING, Frame("Future.result", f"{LIBRARY}/concurrent/futures/_base.py", 451), LOAD)
+MP_QUEUE = (
+    Frame("Connection._recv", f"{LIBRARY}/multiprocessing/connection.py", 395),
+    Frame("Queue.get", f"{LIBRARY}/multiprocessing/queues.py", 103),
+    LOAD,
+)
+PID, CHILD = 101, 201
+STORE_PORT = 29500
+
+
+def waits(tid: int = PID, **fields: Any) -> tuple[ThreadWait, ...]:
+    return (ThreadWait(tid, **fields),)
+
+
+def child(pid: int = CHILD, ppid: int = PID, name: str = "sleep", command: str = "", **fields: Any) -> ProcessSnapshot:
+    own = {"syscall": "clock_nanosleep", "wchan": "hrtimer_nanosleep", "waits": waits(pid, outside=True), **fields}
+    return look_of(1, pid=pid, name=name, command=command or f"{name} 40", **own)._replace(ppid=ppid)
+
+
+FORKED: dict[str, Any] = {"name": "python", "command": "python train.py"}
+FUTEX: dict[str, Any] = {"syscall": "futex", "wchan": "futex_do_wait", "waits": waits(CHILD)}
+
+
+def job(
+    *frames: Frame,
+    children: tuple[ProcessSnapshot, ...] = (),
+    dumps: tuple[StackDump, ...] = (),
+    threads: tuple[ThreadStack, ...] = (),
+    owns_gil: bool = False,
+    ends: tuple[RankEnd, ...] = (),
+    others: dict[int, tuple[Frame, ...]] | None = None,
+    looks: dict[int, dict[str, Any]] | None = None,
+    **look: Any,
+) -> Evidence:
+    """Ranks 0 and 2 wait in a collective, and rank 1 does what its stack and its look say."""
+    stacks = {0: IN_STEP, 1: frames, 2: IN_STEP, **(others or {})}
+    seen = {0: {}, 1: {"command": "python train.py", **look}, 2: {}, **(looks or {})}
+    own = dump_of(1, *frames)
+    main = own.threads[0]._replace(owns_gil=owns_gil)
+    stacked = tuple(
+        own._replace(threads=(main, *threads)) if rank == 1 else dump_of(rank, *stack)
+        for rank, stack in stacks.items()
+        if stack
+    )
+    ended = {end.rank for end in ends}
+    capture = Capture(
+        processes=(*(look_of(rank, **fields) for rank, fields in seen.items() if rank not in ended), *children),
+        stacks=(*(dump for dump in stacked if dump.rank not in ended), *dumps),
+    )
+    return evidence(capture, ends=ends)._replace(store_port=STORE_PORT)
+
+
+def thread_of(tid: int, *frames: Frame) -> ThreadStack:
+    return ThreadStack("worker", tid, is_main=False, active=False, owns_gil=False, frames=frames)
+
+
+def external(found: Evidence) -> tuple[int, ...]:
+    return external_ranks(found, diagnose_hang(found).cause)
+
+
+SLEEP: dict[str, Any] = {"syscall": "clock_nanosleep", "wchan": "hrtimer_nanosleep"}
+RECV: dict[str, Any] = {"syscall": "recvfrom", "waits_on": "a connection to 10.9.9.9:5432 (ESTABLISHED)"}
+FLOCK: dict[str, Any] = {"syscall": "flock", "waits_on": "a lock on the file /shared/lock"}
+WAIT4: dict[str, Any] = {"syscall": "wait4", "waits_on": f"process {CHILD} (sleep) to end"}
+PIPE: dict[str, Any] = {"syscall": "read", "waits_on": f"a pipe, shared with python (pid {CHILD}) of rank 1"}
+POLL: dict[str, Any] = {"syscall": "poll", "waits_on": "a pipe"}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(job(LOAD, **SLEEP, waits=waits(outside=True)), id="time.sleep"),
+        pytest.param(job(LOAD, **SLEEP), id="a sleep of which only the call is known"),
+        pytest.param(job(LOAD, syscall="", wchan="hrtimer_nanosleep"), id="a sleep of which only the kernel's part is"),
+        pytest.param(job(LOAD, **RECV, waits=waits(addresses=("10.9.9.9:5432",))), id="a query"),
+        pytest.param(job(LOAD, **RECV), id="a query, by its text"),
+        pytest.param(job(LOAD, **FLOCK, waits=waits(outside=True)), id="a lock of another job"),
+        pytest.param(
+            job(Frame("acquire", f"{SITE}/filelock/_api.py", 300), LOAD, **SLEEP), id="a lock file that is polled"
+        ),
+        pytest.param(
+            job(WAIT, LOAD, **WAIT4, waits=waits(pids=(CHILD,)), children=(child(),)), id="a child that sleeps"
+        ),
+        pytest.param(
+            job(WAIT, LOAD, **WAIT4, waits=waits(pids=(CHILD,)), children=(child(name="rclone", **FUTEX),)),
+            id="a program of its own threads",
+        ),
+        pytest.param(
+            job(
+                WAIT,
+                LOAD,
+                **WAIT4,
+                waits=waits(pids=(CHILD,)),
+                children=(
+                    child(name="bash", syscall="wait4", wchan="do_wait", waits=waits(CHILD, pids=(202,))),
+                    child(202, CHILD),
+                ),
+            ),
+            id="a shell whose child sleeps",
+        ),
+        pytest.param(
+            job(LOAD, **POLL, waits=waits(pids=(CHILD,), timed=True), children=(child(),)), id="poll of a child's pipe"
+        ),
+        pytest.param(job(LOAD, **POLL, waits=waits(outside=True)), id="poll of a pipe from outside"),
+        pytest.param(
+            job(
+                *MP_QUEUE,
+                **PIPE,
+                waits=waits(pids=(CHILD,)),
+                children=(child(**FORKED),),
+                dumps=(dump_of(1, LOAD, pid=CHILD),),
+            ),
+            id="a queue that another process feeds",
+        ),
+        pytest.param(job(*EVENT, waits=waits(timed=True)), id="an event with a timeout"),
+        pytest.param(
+            job(*FUTURE, waits=(ThreadWait(PID), ThreadWait(777, outside=True)), threads=(thread_of(777, LOAD),)),
+            id="a thread of a pool that sleeps",
+        ),
+        pytest.param(
+            job(
+                *QUEUE,
+                waits=(ThreadWait(PID), ThreadWait(777, addresses=("10.9.9.9:443",))),
+                threads=(thread_of(777, LOAD),),
+            ),
+            id="a queue that a thread with a download feeds",
+        ),
+        pytest.param(
+            job(THREADING, Frame("sync", f"{SITE}/fsspec/asyn.py", 91), LOAD, waits=waits()),
+            id="a library's own thread",
+        ),
+        pytest.param(evidence_of("sleep"), id="recorded sleep"),
+        pytest.param(evidence_of("poll", native=False, recorder=False), id="recorded poll"),
+        pytest.param(evidence_of("subprocess"), id="recorded subprocess"),
+        pytest.param(evidence_of("connect"), id="recorded connect"),
+        pytest.param(evidence_of("network"), id="recorded network"),
+        pytest.param(evidence_of("fifo"), id="recorded fifo"),
+        pytest.param(evidence_of("init_missing_rank"), id="recorded start"),
+        pytest.param(evidence_of("recv"), id="recorded recv"),
+        pytest.param(evidence_of("async_wait"), id="recorded work"),
+        pytest.param(evidence_of("ddp_backward"), id="recorded backward"),
+        pytest.param(evidence_of("thread_pool"), id="recorded thread pool"),
+        pytest.param(evidence_of("process_pool"), id="recorded process pool"),
+    ],
+)
+def test_who_waits_for_something_outside_the_job_may_go_on(found: Evidence) -> None:
+    """Nobody here can see whether it ends in a minute or never."""
+    assert external(found) == (1,)
+
+
+BUSY_LOCK = thread_of(777, Frame("beat", "/job/data.py", 3))
+PEER = (ThreadWait(PID, pids=(100,)),)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(job(*IN_STEP), id="all in a collective"),
+        pytest.param(job(native("c10d::TCPStore::wait"), LOAD, syscall="recvfrom"), id="the store"),
+        pytest.param(
+            job(LOAD, syscall="recvfrom", waits=waits(addresses=(f"127.0.0.1:{STORE_PORT}",))),
+            id="the store, by its port",
+        ),
+        pytest.param(job(LOAD, waits=waits()), id="a lock"),
+        pytest.param(job(*EVENT, waits=waits()), id="an event without a timeout"),
+        pytest.param(job(*QUEUE, waits=waits()), id="a queue that nobody feeds"),
+        pytest.param(
+            job(LOAD, waits=(ThreadWait(PID), ThreadWait(777, outside=True)), threads=(BUSY_LOCK,)),
+            id="a lock beside a thread that sleeps",
+        ),
+        pytest.param(job(*MP_QUEUE, **POLL, waits=waits()), id="a queue between processes that nobody else has"),
+        pytest.param(job(LOAD, **SLEEP, waits=waits(outside=True), owns_gil=True), id="a sleep that holds the GIL"),
+        pytest.param(job(LOAD, **RECV, waits=PEER), id="another rank, by its process"),
+        pytest.param(job(LOAD, **FLOCK, waits=PEER), id="a lock that another rank holds"),
+        pytest.param(job(LOAD, **FLOCK, waits=waits()), id="a lock that it holds itself"),
+        pytest.param(
+            job(
+                WAIT,
+                LOAD,
+                **WAIT4,
+                waits=waits(pids=(CHILD,)),
+                children=(child(**FORKED, **FUTEX),),
+                dumps=(dump_of(1, *EVENT, pid=CHILD),),
+            ),
+            id="a forked child in a lock",
+        ),
+        pytest.param(
+            job(WAIT, LOAD, **WAIT4, waits=waits(pids=(CHILD,)), children=(child(state="T"),)),
+            id="a child that is stopped",
+        ),
+        pytest.param(
+            job(LOAD, **SLEEP, others={2: (THREADING, LOAD)}, looks={2: {"waits": waits(102)}}),
+            id="a lock of another rank beside a sleep",
+        ),
+        pytest.param(evidence_of("c_holding_the_gil"), id="recorded GIL"),
+        pytest.param(evidence_of("lock"), id="recorded lock"),
+        pytest.param(evidence_of("event"), id="recorded event"),
+        pytest.param(evidence_of("queue"), id="recorded queue"),
+        pytest.param(evidence_of("all_in_lock"), id="recorded lock of all"),
+        pytest.param(evidence_of("loader_deadlocked"), id="recorded loader"),
+        pytest.param(evidence_of("forked_child"), id="recorded fork"),
+        pytest.param(evidence_of("mismatched"), id="recorded mismatch"),
+        pytest.param(evidence_of("store_wait"), id="recorded store"),
+        pytest.param(evidence_of("early_exit"), id="recorded exit"),
+        pytest.param(evidence_of("spin"), id="recorded loop"),
+        pytest.param(evidence_of("stopped"), id="recorded stop"),
+        pytest.param(evidence(Capture()), id="nothing seen"),
+    ],
+)
+def test_what_cannot_end_by_itself_is_as_certain_as_before(found: Evidence) -> None:
+    """A deadlock that is only suspected costs the user a night."""
+    assert external(found) == ()
+
+
+def test_a_rank_that_has_exited_is_certain_and_beside_one_that_waits_outside_it_is_not() -> None:
+    """The others may wait only for the second one: the first may have been done."""
+    ends = (RankEnd(2, 2, 102, ExitStatus(0, None), 9.0, 9.0, stopped_by_us=False),)
+    assert external(job(*IN_STEP, ends=ends)) == ()
+    assert external(job(LOAD, **SLEEP, ends=ends)) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("10.0.0.2:41234", ()),
+        ("10.0.0.2:5432", (1,)),
+        ("10.9.9.9:41234", (1,)),
+        (f"10.0.0.2:{STORE_PORT}", ()),
+    ],
+)
+def test_of_several_hosts_a_port_of_the_kernels_may_be_a_rank(address: str, expected: tuple[int, ...]) -> None:
+    """Ranks let the kernel choose their ports; databases do not."""
+    hosts = (
+        HostView(0, "node1", (0, 1), ("10.0.0.1",), "/job", "train.py", has_evidence=True),
+        HostView(1, "node2", (2,), ("10.0.0.2",), "/job", "train.py", has_evidence=True),
+    )
+    found = job(LOAD, **RECV, waits=waits(addresses=(address,)))._replace(hosts=hosts)
+    assert external(found) == expected
+
+
+def test_of_several_hosts_a_port_that_a_rank_has_is_a_rank() -> None:
+    """Ranks that talk to each other by sockets of their own hang together."""
+    hosts = (
+        HostView(0, "node1", (0, 1), ("10.0.0.1",), "/job", "train.py", has_evidence=True),
+        HostView(1, "node2", (2,), ("10.0.0.2",), "/job", "train.py", has_evidence=True),
+    )
+    found = job(LOAD, **RECV, waits=waits(addresses=("10.0.0.2:7777",)), looks={2: {"ports": (7777,)}})
+    assert external(found._replace(hosts=hosts)) == ()
+    elsewhere = job(LOAD, **RECV, waits=waits(addresses=("10.0.0.2:7777",)), looks={0: {"ports": (7777,)}})
+    assert external(elsewhere._replace(hosts=hosts)) == (1,)
+
+
+def test_of_several_hosts_a_process_of_another_host_is_no_neighbour() -> None:
+    """Each host has its own numbers: pid 102 of node2 is not the one that rank 1 waits for."""
+    hosts = (
+        HostView(0, "node1", (0, 1), ("10.0.0.1",), "/job", "train.py", has_evidence=True),
+        HostView(1, "node2", (2,), ("10.0.0.2",), "/job", "train.py", has_evidence=True),
+    )
+    found = job(LOAD, **SLEEP, others={2: (LOAD,)}, looks={2: SLEEP})._replace(hosts=hosts)
+    assert external(found) == (1, 2)
+
+
+POLLS_WORK = ((LOAD,), (LOAD,), (LOAD,))
+POLLING = dict.fromkeys(range(3), SLEEP)
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [("all_reduce", "all_reduce", "all_reduce"), ("all_reduce", "broadcast", "all_reduce")],
+    ids=["stuck", "mismatch"],
+)
+def test_ranks_that_ask_in_a_loop_whether_a_collective_is_over_are_certain(ops: tuple[str, ...]) -> None:
+    """They sleep between two questions, and the Flight Recorders show that it never will be."""
+    recorders = tuple(recorder(rank, op, completed=0) for rank, op in enumerate(ops))
+    assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=recorders)) == ()
+    # Rank 1 has not called it: that it sleeps is what the others wait for.
+    late = (recorders[0], recorder(1, completed=0), recorder(2, "all_reduce", completed=0))
+    assert external(recorded(*POLLS_WORK, looks=POLLING, recorders=late)) != ()
+
+
+def test_all_ranks_may_wait_outside() -> None:
+    """All of them ask one slow server."""
+    assert external(evidence_of("all_asleep")) == (0, 1, 2)
+
+
+def test_it_is_worded_as_a_suspicion() -> None:
+    found = job(LOAD, **SLEEP)
+    diagnosis = suspected(diagnose_hang(found), (1,), 1200.0)
+    assert diagnosis.headline.startswith("the job may hang: rank 1 (node1) has not called")
+    assert diagnosis.findings[0].startswith("rank 1 waits for something outside the job")
+    assert "after 1200 s (--external-wait-timeout)" in diagnosis.findings[0]
