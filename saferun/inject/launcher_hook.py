@@ -109,6 +109,13 @@ def _is_own(path: str) -> bool:
     return bool(path) and os.path.realpath(path) == os.path.realpath(own)
 
 
+def _clean_environ() -> None:
+    """Whatever this process starts knows nothing of the hook."""
+    kept = [path for path in os.environ.pop("PYTHONPATH", "").split(":") if not _is_own(path)]
+    if any(kept):
+        os.environ["PYTHONPATH"] = ":".join(kept)
+
+
 def _start_saferun(options: list, arguments: list) -> None:  # type: ignore[type-arg]
     """Become saferun. Returns where there is none."""
     import importlib.util
@@ -116,14 +123,11 @@ def _start_saferun(options: list, arguments: list) -> None:  # type: ignore[type
     spec = importlib.util.find_spec("saferun")
     if spec is None or spec.origin is None or not sys.executable:
         return
-    environ = dict(os.environ)
-    kept = [path for path in environ.pop("PYTHONPATH", "").split(":") if not _is_own(path)]
-    if any(kept):
-        environ["PYTHONPATH"] = ":".join(kept)
+    _clean_environ()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # at start-up there are none yet
             stream.flush()
-    os.execve(sys.executable, [sys.executable, *options, "-m", "saferun", *arguments], environ)
+    os.execve(sys.executable, [sys.executable, *options, "-m", "saferun", *arguments], os.environ)
 
 
 def _try(options: list, arguments: list) -> None:  # type: ignore[type-arg]
@@ -196,6 +200,8 @@ def _act() -> None:
     tool = os.path.basename(what) if is_tool else ""
     if tool == "torchrun" or (kind, what) == ("m", _RUN):
         _try(options, arguments)
+    elif tool == "saferun" or (kind, what) == ("m", "saferun"):
+        _clean_environ()
     elif tool in _CALLERS or (kind == "m" and what in _CALLER_MODULES):
         sys.meta_path.insert(0, LauncherWatcher())
 

@@ -75,6 +75,19 @@ def test_the_launcher_is_saferun_for_who_runs_it_with_python(folder: Path, how: 
     assert run(folder, sys.executable, *words, *options, FAIL="3").returncode == 1
 
 
+@pytest.mark.parametrize("how", ["-m", "the command", "the shim"])
+def test_ranks_do_not_have_the_hook_whoever_starts_saferun(folder: Path, how: str) -> None:
+    """What they start in turn is not changed either."""
+    command = {
+        "-m": (sys.executable, "-m", "saferun"),
+        "the command": (str(Path(sys.executable).parent / "saferun"),),
+        "the shim": (str(folder / "bin" / "torchrun"),),
+    }[how]
+    done = run(folder, *command, "--master-port", "0", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert told(done) == [[[], "0", str(REPOSITORY)]]
+
+
 @pytest.mark.slow
 def test_torch_distributed_launch_gives_scripts_their_local_rank(folder: Path) -> None:
     """As torch has it: an argument, unless --use-env says otherwise."""
