@@ -19,6 +19,7 @@ from saferun.diagnosis.causes import (
     gpu,
     python,
     rendezvous,
+    schedulers,
     services,
     workers,
 )
@@ -72,9 +73,11 @@ RULES: tuple[Rule, ...] = (
     fabric.mpi_error,
     exhaustion.file_system_error,
     containers.container_error,
+    schedulers.scheduler_error,
     # By how it ended.
     fatal_signals.killed_from_outside,
     exhaustion.shared_memory,
+    python.library_unusable,
     fatal_signals.crash,
     fatal_signals.abort,
     fatal_signals.broken_pipe,

@@ -307,6 +307,7 @@ _VICTIMS = (
             r"|Failed to execute operation \w{1,40} from rank \d{1,6}, retcode 6\b"
             r"|lost communication with a remote daemon|Communication error with rank \d"
             r"|peer process has unexpectedly disconnected|Horovod has been shut down"
+            r"|\boriginated at tensorpipe/"
             r"|reached monitoredBarrier, but received errors while waiting for send/recv from rank \d"
             r"|^Transport endpoint is not connected"
             r"|\b(?:[Aa]nother|[Rr]emote|[Oo]ther) (?:task|rank|worker|process|node|host)s?\b.{0,40}\b(?:died"

@@ -83,6 +83,13 @@ _EXHAUSTED = (
         in_context=True,
     ),
     TextRule(
+        "stale_file_handle",
+        re.compile(_TOOL + r"Stale (?:NFS )?file handle$"),
+        "a file on a network file system was replaced or removed by another host (stale file handle)",
+        "nothing may replace or remove a job's files while it reads them; where it goes on, have the mount renewed",
+        in_last_lines=True,
+    ),
+    TextRule(
         "disk_full",
         re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$"),
         lambda _, match: (
@@ -93,7 +100,12 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
-        re.compile(_TOOL + r"(No space left on device|Disk quota exceeded)$"),
+        # Also of programs that report their own end by it.
+        re.compile(
+            r"(?:"
+            + _TOOL
+            + r"|\b(?:[Ff]ail\w{0,3}|[Ee]rror|FATAL)\b.{0,200})(No space left on device|Disk quota exceeded)$"
+        ),
         "no space left on a disk: {0}",
         _DISK_ADVICE,
         in_last_lines=True,
@@ -326,7 +338,7 @@ _FILE_SYSTEM = (
         "file_system_error",
         re.compile(
             _TOOL + r"(Read-only file system|Transport endpoint is not connected|Input/output error|Remote I/O error"
-            r"|Structure needs cleaning|Host is down|No locks available|Stale (?:NFS )?file handle"
+            r"|Structure needs cleaning|Host is down|No locks available"
             r"|Cannot send after transport endpoint shutdown)$"
         ),
         "a file system failed: {0}",

@@ -74,10 +74,11 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         re.compile(
-            r"NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote"
+            r"\bNIXL_ERR_(?:BACKEND|REMOTE_DISCONNECT|UNKNOWN)"
+            r"|NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote"
             r"|:efa:cq:.{0,160}\berr: \d"
         ),
-        "EFA: the peer did not answer",
+        lambda _, match: f"{'NIXL' if match[0].startswith('NIXL') else 'EFA'}: the peer did not answer",
         _CHECK_LINK,
         in_last_lines=True,
     ),
@@ -105,9 +106,22 @@ _FABRIC = (
         "fabric_error",
         re.compile(
             r"/transport/\S{0,120}: (?:non-zero status|NULL value|init failed).{0,160}|nvshmem setup connections failed"
+            r"|NVSHMEM (?:API called before|(?:initialization|bootstrap) failed|error\b)"
         ),
         "NVSHMEM could not connect the ranks",
         "look at NVSHMEM's first message; RDMA devices, their permissions (IBGDA) and NVSHMEM_IB_GID_INDEX",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        # What libfabric warns of when it begins, in its part core, is of providers that it then does without.
+        re.compile(
+            r"libfabric:\S{1,80}:(?:ep_ctrl|ep_data|cq|eq|av|mr):\S{1,80}<warn> ?(?!.{0,200}[Mm]emory)"
+            r"(.{0,80}(?:[Ff]ailed|[Uu]nable to|[Cc]annot|[Ee]rror).{0,120})"
+            r"|\b(rdma_(?:resolve_addr|resolve_route|connect|bind_addr|accept)\b.{0,20}[Ff]ailed.{0,100})"
+        ),
+        lambda _, match: f"the network library failed: {match[1] or match[2]}",
+        _CHECK_ROUTE,
         in_last_lines=True,
     ),
     TextRule(
@@ -140,7 +154,8 @@ _SYSTEM = (
     TextRule(
         "nccl_system_error",
         re.compile(
-            r"(?:ibv_(?:create|reg|alloc)\w{1,40}(?:\(.{0,240}\))? failed|NET/OFI Unable to register memory).{0,160}"
+            r"(?:ibv_(?:create|reg|alloc)\w{1,40}(?:\(.{0,240}\))? failed|NET/OFI Unable to register memory"
+            r"|libfabric:\S{1,160}<warn> |^Unable to (?:write to EQ|register)).{0,160}"
             r"(?:Cannot allocate memory|RC: 12\b|errno 12\b)"
         ),
         "RDMA may not lock the memory that it needs",
@@ -151,10 +166,24 @@ _SYSTEM = (
     TextRule(
         "nccl_system_error",
         re.compile(
-            r"\b(ibv_(?!poll|modify)\w{1,40}) failed.{0,160}|NET/OFI (?:OFI )?(fi_\w{1,40})\(?\)? call failed.{0,160}"
+            r"\b(ibv_(?!poll|modify)\w{1,40})(?:\(.{0,240}\))? failed.{0,160}"
+            r"|NET/OFI (?:OFI )?(fi_\w{1,40})\(?\)? call failed.{0,160}"
         ),
         lambda _, match: f"an RDMA call failed: {match[1] or match[2]}",
         "look at the RDMA devices that this process sees: ibv_devinfo, fi_info, /dev/infiniband in the container, "
+        "nvidia_peermem or DMA-BUF for GPUDirect",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_system_error",
+        re.compile(
+            r"\b(?:[Ff]ailed|[Uu]nable|[Cc]annot|[Cc]ould not)(?: to)? (?:create|allocate|register|open|query|get)\b"
+            r".{0,60}?\b(QP|queue pair|CQ|completion queue|MR|memory region|PD|protection domain|RDMA device|HCA"
+            r"|IB device)\b"
+            r"|\bUCX {1,3}(?:ERROR|FATAL) {1,3}(?!.{0,160}(?:[Ii][Pp][Cc]|cuda\w{0,20}\())(.{1,160})"
+        ),
+        lambda _, match: f"RDMA cannot be used as it must: {match[1] or match[2]}",
+        "look at the RDMA devices that this process sees: ibv_devinfo, /dev/infiniband in the container, `ulimit -l`, "
         "nvidia_peermem or DMA-BUF for GPUDirect",
         in_last_lines=True,
     ),
@@ -189,10 +218,19 @@ _SYSTEM = (
 _MPI = (
     TextRule(
         "mpi_error",
+        re.compile(r"[Nn]ot enough slots (?:are )?available|\boversubscribe option to ignore the"),
+        "mpirun may not start so many processes: there are not enough slots",
+        "give the hosts as many slots as ranks (hostfile: slots=N), or start one launcher a host",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "mpi_error",
         re.compile(
             r"\*\*\* An error occurred in (MPI_\w{1,40})|Fatal error in (?:internal_|P(?=MPI_))?(MPI_\w{1,40}"
             r"|\w{1,40}(?=: .{1,60} error stack:))"
-            r"|Local abort before (MPI_INIT) completed|It looks like (MPI_INIT) failed"
+            r"|Local abort before (MPI_INIT) completed"
+            r"|It looks like ((?:\w{1,20} ){0,2}\w{1,20}) failed for some reason"
+            r"|\b(PM[Ii](?:2|x|X)?_\w{1,30}) failed|\b(?:OPAL|ORTE|PRTE) ERROR: [A-Z][\w ]{2,40} in file (\S{1,80})"
             # MPICH's error stack: function(line)....: what.
             r"|\b([A-Za-z_]\w{1,60})\(\d{1,6}\)\.{2,60}: .{0,160}\bfailed\b"
             r"|\b(MPID\w{1,60})\(\d{1,6}\): .{0,160}\bfailed\b"

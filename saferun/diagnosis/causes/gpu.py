@@ -31,7 +31,7 @@ _SYNCHRONOUS_HIP = f"run it once with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOC
 
 _OUT_OF_MEMORY = re.compile(
     r"(?:CUDA|HIP|XPU|MPS) (?:(?:driver |runtime )?error: )?out of memory|RESOURCE_EXHAUSTED: Out of memory"
-    r"|\bOOM when allocating tensor|torch\.(?:cuda\.)?OutOfMemoryError"
+    r"|\bcupy\S{1,60}OutOfMemoryError|\bOOM when allocating tensor|torch\.(?:cuda\.)?OutOfMemoryError"
     r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|(?<!on host: )CUDA_ERROR_OUT_OF_MEMORY"
     r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
     r"|(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'out of memory'|Failed to CUDA (?:host )?[mc]alloc (?:async )?\d{6}"
@@ -244,8 +244,11 @@ _OTHER = (
         re.compile(
             # Of libraries that have their own words for a call or a kernel that failed.
             r"(\b(?:GPU|CUDA|[Cc]uda)\b.{0,80}\bfail\w{0,3}(?: to launch\b.{0,40}|!? (?:with error )?(?:[1-9]\d\d)\b)"
+            r"|\b[Cc]alls? (?:to|of) (?:a |an |the )?(?:cu[A-Z]\w{2,12}|CUDA|HIP|roc\w{3,10}|MIOpen)(?: \w{1,20})?"
+            r" failed\b(?!:? ?\d)"
             r"|\bcu[A-Z]\w{3,40}(?:\(\))? failed\b.{0,80}|\b[Cc]uda context manager error\b"
-            r"|\bCUDA kernel launch\b.{0,80}"
+            r"|\bCUDA kernel launch\b.{0,80}|\b[Ff]ailed to \w{1,10} (?:cuda )?ipc mem\w{0,4} handle\b.{0,80}"
+            r"|^(?:cudnn|cupy(?:_backends)?|pycuda|cuda|numba\.cuda|cutlass|hip)\.[\w.]{1,100}Error\b.{0,160}"
             r"|\bCU[A-Z]{3,10} ERROR: ?[1-9]\d{0,3}\b|<unknown> at \S{1,160}\.cuh?:\d{1,6}"
             r"|\bOn entry to (?:cu|roc|hip)\w{4,60}\(\) parameter number .{1,120})"
         ),
@@ -262,7 +265,7 @@ _OTHER = (
     ),
     TextRule(
         "hip_error",
-        re.compile(r"HW Exception by GPU node-\d{1,3}.{0,60}reason ?:(.{1,60})"),
+        re.compile(r"(?:[Ee]xception|[Ee]rror) by (?:GPU|agent) node-\d{1,3}\b.{0,120}\b[Rr]eason ?: ?(.{1,60})"),
         "the GPU stopped: {0}",
         _SYNCHRONOUS_HIP,
         in_last_lines=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
+from saferun.diagnosis.causes.hints import COMPILING, hint_for
 from saferun.diagnosis.causes.texts import first_line
 from saferun.diagnosis.tracebacks import SYNTAX_ERRORS
 from saferun.evidence import Cause
@@ -33,11 +34,27 @@ _NO_LIBRARY = re.compile(
     r"|invalid ELF header|file too short"
     r"|wrong ELF class|version `.{1,60}' not found)"
 )
+_OWN_LIBRARY = re.compile(
+    r"No module named 'encodings'|Fatal Python error: (?:init|_Py|Py_)\w{2,40}: .{0,40}\b(?:codec|path|import|site)"
+)
+_GIVEN_UP = re.compile(
+    r"\bFATAL\b.{0,60}\b(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) load (?:\w{1,20} ){0,3}"
+    r"\S{0,80}\blib\w.{0,120}"
+)
+# Of a library that aborts when it does not find another one; one that goes on may warn in the same words.
+_ABORTED = re.compile(
+    r"^(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) load (?:the )?(?:library |any of )?['\"{]?lib\w.{0,120}"
+)
+_OTHER_VERSION = re.compile(
+    r"\bnumpy\.\S{1,40} (?:size changed|failed to import)|\bbinary incompatibility\b|\b_ARRAY_API not found\b"
+    r"|\bcompiled (?:against|using|with|for) .{1,80}(?:\bbut\b.{1,80}\b(?:is|has|with|against)\b|\bcannot be run in\b)"
+)
 _LOADER = re.compile(
     r": error while loading shared libraries: (.{1,200})|: (symbol lookup error: .{1,200})"
     r"|: (version `.{1,60}' not found \(required by .{1,200})"
 )
 _NO_LIBRARY_ADVICE = "look at LD_LIBRARY_PATH and the modules loaded, and whether every host has this library"
+_REBUILD = "a compiled extension does not fit this torch or this host's libraries: rebuild or reinstall it"
 _NO_MODULE = re.compile(r": No module named (\S{1,200})$|: Error while finding module specification for '(\S{1,200})'")
 _OPTION_ERROR = re.compile(
     r"^(\S{1,200}): error: (.{1,300})|^(?:Error|ERROR): (?:No such option|Invalid value|Missing).{0,300}"
@@ -48,153 +65,6 @@ _USAGE_STATUS = 2
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _NO_TEXT = re.compile(r"null bytes|Non-UTF-8 code|invalid non-printable character")
 _PYTHON = (".py", ".pyw", ".pyc", ">")
-_COMPILING = (
-    r"CppCompileError|\bC(?:\+\+)? compiler\b|\bCommand .{0,40}/?(?:gcc|g\+\+|cc|c\+\+|clang(?:\+\+)?|nvcc|hipcc|icpx"
-    r"|ninja)\b"
-    r"|BackendCompilerFailed|InductorError|fatal error: .{1,80}\.h(?:pp)?: No such file|\bnvcc\b.{0,40}(?:not found"
-    r"|failed)"
-    r"|CompilationError|\bptxas\b.{0,60}(?:error|fatal|failed)"
-)
-_HINTS = (
-    (
-        re.compile(_COMPILING),
-        (
-            "a kernel is compiled while the job runs: check whether every host has a compiler with its headers (CC, "
-            "CUDA_HOME), "
-            "room in the cache (TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR), and what the compiler printed"
-        ),
-    ),
-    (
-        re.compile(r"MDB_MAP_FULL|MapFullError"),
-        "the database has reached its map_size: open it with a larger one",
-    ),
-    (
-        re.compile(r"MDB_READERS_FULL|ReadersFullError"),
-        "too many readers of one LMDB file: open it once a process, with lock=False or a larger max_readers",
-    ),
-    (
-        re.compile(
-            r"\bMDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|VERSION_MISMATCH|PANIC)|DECORDError|\bav_read_frame\b"
-            r"|\bavcodec_\w{1,30}"
-            r"|Invalid data found when processing|TProtocolException|[Cc]ould(?:n't| not) deserialize"
-            r"|UnidentifiedImageError"
-            r"|cannot identify image|image file is truncated|\b[Cc]orrupt(?:ed|ion)?\b|moov atom|[Cc]hecksum mismatch"
-            r"|\bCRC\b"
-            r"|NVJPEG error|\b(?:[Jj]peg|JPEG|PNG|TIFF|[Ii]mage|[Vv]ideo|[Aa]udio)\w{0,20}\b.{0,120}\b(?:fail|decod"
-            r"|invalid|broken)"
-            r"|\b(?:[Ff]ailed to|[Cc]ould not|[Cc]annot|[Uu]nable to|[Ee]rror (?:in|while)"
-            r"|unknown error in) (?:\w{1,20} ){0,3}"
-            r"(?:decod|pars|deseriali|decompress)\w{0,10}\b|\b(?:Libsndfile|Decode|Decoding|Image|Video|Audio|Zip|Tar"
-            r"|Zlib"
-            r"|LZMA|Parquet|HDF5|TFRecord)\w{0,12}Error\b|\bAssertion failed\) !\w{0,10}\.empty\(\)|\bParseFrom(?:Array"
-            r"|String)\b"
-            r"|\berror in \w{1,12} decoder\b|DataLossError|[Tt]runcated (?:file|record|data|input)"
-            r"|[Uu]nexpected end of (?:file|data|stream|input)"
-        ),
-        (
-            "a file that it reads is broken, cut off, missing or of another format: find it (the message or a try "
-            "around the reader names it), and replace it or leave it out"
-        ),
-    ),
-    (
-        re.compile(
-            r"gladLoadGL|\b(?:EGL|GLX|GLFW|GLEW|OpenGL|OSMesa|Vulkan)\w{0,20}\b.{0,120}(?:[Ee]rror|[Ff]ail|[Mm]issing"
-            r"|[Cc]annot)"
-            r"|\bEGLError|\bGLError|\bGLFWError|[Cc]annot (?:connect to|open) (?:X |the )?(?:server|display)"
-            r"|DISPLAY environment"
-        ),
-        (
-            "there is no screen to draw on: render with EGL (MUJOCO_GL=egl, PYOPENGL_PLATFORM=egl); a container needs "
-            "the driver's graphics libraries (NVIDIA_DRIVER_CAPABILITIES=all)"
-        ),
-    ),
-    (
-        re.compile(
-            r"^(?:omegaconf|hydra|pydantic(?:_core)?|jsonargparse|gin|yaml|tomllib|toml|tomli|configparser|jsonschema"
-            r"|confection"
-            r"|ml_collections|draccus|tyro)\.|^json\.decoder\.JSONDecodeError"
-        ),
-        "look at the configuration file at that place, and at the values given on the command line",
-    ),
-    (
-        re.compile(
-            r"\b(?:[Ll]oss|[Gg]rad\w{0,12}|[Ww]eights?|[Ll]ogits?|[Oo]utputs?|[Pp]arameters?|[Tt]ensor"
-            r"|[Pp]robabilit\w{0,4}|[Nn]orm)"
-            r"\b.{0,80}\b(?:NaNs?|nan|nans|[Ii]nf|[Ii]nfinite|[Ii]nfinity|[Nn]on-?finite)\b"
-            r"|\b(?:NaNs?|nan|[Ii]nf|[Nn]on-?finite)\b.{0,60}\b(?:[Ll]oss|[Gg]rad\w{0,12}|[Ww]eights?|[Ll]ogits?"
-            r"|[Oo]utputs?)\b"
-            r"|returned nan values in its"
-        ),
-        (
-            "the training diverges: lower the learning rate or clip gradients, look for bad samples; "
-            "torch.autograd.set_detect_anomaly(True) names the operation"
-        ),
-    ),
-    (
-        re.compile(
-            r"Expected to have finished reduction in the prior iteration|parameters that were not used in producing"
-        ),
-        "some parameters had no part in the loss: DistributedDataParallel(..., find_unused_parameters=True)",
-    ),
-    (
-        re.compile(r"Default process group has not been initialized"),
-        "call torch.distributed.init_process_group before it",
-    ),
-    (
-        re.compile(
-            r"Error\(s\) in loading state_dict|PytorchStreamReader failed|invalid load key|unexpected EOF"
-            r"|storage has wrong size|pickle data was truncated|deserializing header|\bCheckpointException\b"
-            r"|\bBadZipFile\b"
-        ),
-        "the checkpoint does not fit the model, or is not whole: look at the file",
-    ),
-    (
-        re.compile(r"magic bytes not found|Not an Arrow file|Invalid flatbuffers|ArrowInvalid"),
-        "a file of the data set is not whole, or has another format: delete it from the cache and write it again",
-    ),
-    (
-        re.compile(
-            r"Error building extension|CUDAMismatchException|Ninja is required|[Cc]annot find .{0,20}triton install"
-        ),
-        "build it once before the job, with a compiler and a CUDA toolkit that fit this torch",
-    ),
-    (
-        re.compile(
-            r"is not a valid model identifier|Can't load (?:tokenizer|the model|the configuration)|HFValidationError"
-        ),
-        "look at the model's name or path; a path must exist on every host, and a name needs access to the Hub",
-    ),
-    (
-        re.compile(r"EOFError: Ran out of input|ended before the end-of-stream marker|EOF read where"),
-        "the file is empty or cut off: a rank may have read it before another had written all of it",
-    ),
-    (
-        re.compile(r"EOFError: EOF when reading a line"),
-        "nothing can be typed here: ask before the launch, or pass the answer as an option of the script",
-    ),
-    (
-        re.compile(
-            r"mat1 and mat2 shapes cannot be multiplied|\bsize mismatch\b|[Tt]he size of tensor a \("
-            r"|Sizes of tensors must match"
-            r"|shape '\[.{0,80}\]' is invalid for input|stack expects each tensor to be equal size|\bshape mismatch\b"
-            r"|could not be broadcast together|inconsistent tensor size|[Ii]ncompatible shapes?\b"
-            r"|must match except in dimension"
-        ),
-        (
-            "the shapes do not fit: print the shapes of both at that line; a last batch that is smaller, an input of "
-            "another size "
-            "or a layer of the wrong width are the usual reasons"
-        ),
-    ),
-    (
-        re.compile(r"Expected all tensors to be on the same device"),
-        "move model and batch to the same GPU: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
-    ),
-    (
-        re.compile(r"HTTP Error|HTTPSConnectionPool|Max retries exceeded|ConnectTimeout|hf_hub|URLError"),
-        "download it once before the job, or on rank 0 alone",
-    ),
-)
 _NO_LIBRARY_LOADED = re.compile(
     r"\b(?:[Cc]ould not|[Ff]ailed to|[Cc]annot|[Uu]nable to) (?:load|open"
     r"|dlopen) (?:the )?(?:\w{1,20} ){0,3}['\"]?lib[a-z]\w{0,60}"
@@ -243,17 +113,14 @@ def import_error(failure: Failure) -> Cause | None:
     error = failure.error
     if error is not None and error.last.exception in _IMPORT_ERRORS:
         line = error.last.message[0]
-        if _BINARY.search(line):
-            advice = "a compiled extension does not fit this torch or this host's libraries: rebuild or reinstall it"
-        else:
-            advice = "install it, on every host, in the Python that the ranks run in"
+        advice = _REBUILD if _BINARY.search(line) else "install it, on every host, in the Python that the ranks run in"
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
     quoted = first_line(_NO_LIBRARY, failure.messages) if error is not None else None
     if quoted is not None:
         line = quoted[0]
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), _NO_LIBRARY_ADVICE, proof=line)
     lines = failure.last_lines[-3:] if failure.died_silently and not failure.signum else ()
-    unloaded = first_line(_LOADER, lines)
+    unloaded = first_line(_LOADER, (line for line in lines if "arning" not in line))
     if unloaded is not None:
         message = f"a program does not start: {next(filter(None, unloaded[1].groups()))}"
         return cause(failure, "import_error", message, _NO_LIBRARY_ADVICE, proof=unloaded[0])
@@ -262,6 +129,26 @@ def import_error(failure: Failure) -> Cause | None:
         return None
     message = f"no module named {found[1][1] or found[1][2]}"
     return cause(failure, "import_error", message, "look at the module's name, and at PYTHONPATH", proof=found[0])
+
+
+def library_unusable(failure: Failure) -> Cause | None:
+    """A library that the rank cannot do without, and that is not there or of another version."""
+    lines = (*failure.messages, *failure.closing_lines)
+    found = first_line(_OWN_LIBRARY, lines)
+    if found is not None:
+        message = "Python does not start: it does not find its own library"
+        advice = "look at PYTHONHOME and PYTHONPATH, and whether every host has this Python at the same path"
+        return cause(failure, "import_error", message, advice, proof=found[0])
+    found = first_line(_OTHER_VERSION, failure.messages)
+    if found is not None:
+        return cause(failure, "import_error", shortened(found[0], _LONGEST_MESSAGE), _REBUILD, proof=found[0])
+    found = first_line(_GIVEN_UP, failure.closing_lines)
+    if found is None and failure.signum:
+        found = first_line(_ABORTED, failure.closing_lines)
+    if found is None:
+        return None
+    message = f"a library cannot be loaded: {found[1][0]}"
+    return cause(failure, "import_error", message, _NO_LIBRARY_ADVICE, proof=found[0])
 
 
 def usage_error(failure: Failure) -> Cause | None:
@@ -372,7 +259,7 @@ def by_errno_text(failure: Failure) -> Cause | None:
     if failure.error is None:
         return None
     line = (failure.error.innermost.message or ("",))[0]
-    if re.search(_COMPILING, line):
+    if COMPILING.search(line):
         return None
     for pattern, class_name in _ERRNO_TEXTS:
         if pattern.search(line):
@@ -385,8 +272,7 @@ def python_exception(failure: Failure) -> Cause | None:
     """An uncaught exception. The message names the line; most need no other advice."""
     if failure.error is None:
         return None
-    hint = next((hint for pattern, hint in _HINTS if first_line(pattern, failure.messages[:20])), "")
-    return _exception(failure, "python_exception", hint)
+    return _exception(failure, "python_exception", hint_for(failure.messages[:20]))
 
 
 def _exception(failure: Failure, class_name: str, advice: str) -> Cause:

@@ -14,7 +14,7 @@ from saferun.evidence import Cause
 
 # Whose exceptions are about a service, by the full name; less those about the call itself.
 _TYPES = re.compile(
-    r"(?:requests\.exceptions|urllib3\.exceptions|urllib\.error|http\.client|httpx|httpcore|aiohttp\.client_exceptions"
+    r"(?:ssl|requests\.exceptions|urllib3\.exceptions|urllib\.error|http\.client|httpx|httpcore|aiohttp\.client_exceptions"
     r"|huggingface_hub\.(?:utils\._\w{1,20}|errors)|botocore\.(?:exceptions|errorfactory)|boto3\.exceptions"
     r"|s3transfer\.\w{1,20}"
     r"|fsspec\.exceptions|google\.(?:api_core|cloud|auth|resumable_media)\.\w{0,40}\.?exceptions|google\.(?:api_core"
@@ -51,7 +51,10 @@ _MESSAGE = re.compile(
     r"\b(?:code|status)(?: code)?[ :=]{1,3}([45]\d\d)\b|\b[Ss]tatus[ _][Cc]ode[ :=]{1,3}([45]\d\d)\b"
     r"|\btoo many (?:clients|connections)\b|\b[Mm]ax(?:imum)? (?:number of )?clients?(?: connections)? reached"
     r"|\bQueuePool limit of size\b|\bStatusCode\.(?:UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|UNAUTHENTICATED)\b"
-    r"|[Cc]ouldn't reach .{1,200} on the Hub|^PermissionError: (?!\[Errno)(?:.{0,80}(?:Forbidden"
+    r"|[Cc]ouldn't reach .{1,200} on the Hub|\bunable to access 'https?://"
+    r"|\b(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) (?:reach|connect to|access|contact) (?:\w{1,20} ){0,2}"
+    r"(?:bucket|endpoint|service|the Hub)\b|\bcertificate verif\w{1,8} failed\b"
+    r"|^PermissionError: (?!\[Errno)(?:.{0,80}(?:Forbidden"
     r"|Access ?Denied|[Cc]redential))"
     rf"|^\w{{1,40}}(?:Error|Exception): (?:b?['\"])?(?:([45]\d\d) )?{_REASONS}['\"]?(?: \(|$)"
 )
@@ -63,6 +66,7 @@ _LAST = re.compile(
 )
 _HOST = re.compile(r"\bhost='([\w.-]{1,120})'|\bhttps?://([\w.-]{1,120})")
 _CODE = re.compile(r"\b([45]\d\d)\b")
+_TLS = re.compile(r"\bcertificate|CERTIFICATE_VERIFY|CertificateError|SSL(?:Error|CertVerification|EOFError)|\bTLS\b")
 _RATE = frozenset(
     {"429", "503", "SlowDown", "RequestLimitExceeded", "TooManyRequests", "Throttling", "ThrottlingException"}
 )
@@ -92,10 +96,16 @@ def _cause(failure: Failure, line: str, code: str) -> Cause:
     host = _HOST.search(line)
     who = f"{host[1] or host[2]} " if host is not None else "a service outside the job "
     what = f"answered {code}" if code else "did not do what it was asked"
-    return cause(failure, "remote_service_error", f"{who}{what}: {shortened(line, 160)}", _advice(code), proof=line)
+    advice = _advice(code, line)
+    return cause(failure, "remote_service_error", f"{who}{what}: {shortened(line, 160)}", advice, proof=line)
 
 
-def _advice(code: str) -> str:
+def _advice(code: str, line: str) -> str:
+    if _TLS.search(line):
+        return (
+            "the connection is not trusted: check whether a proxy stands between, and whether the ranks have its "
+            "certificate (REQUESTS_CA_BUNDLE, SSL_CERT_FILE), and this host the right time"
+        )
     if code in _RATE:
         return "too many requests: download once before the job, or on one rank, and read from a shared directory"
     if code in _ACCESS:

@@ -23,12 +23,13 @@ _ENGINE = (
     TextRule(
         "worker_failed",
         re.compile(
-            r"\bEngineDeadError\b|Engine core initialization failed|WorkerProc (?:initialization failed"
-            r"|failed to start)"
-            r"|\bEngineCore failed to start|\b(?:[Ss]cheduler|[Ee]ngine|[Dd]etokenizer"
-            r"|[Tt]okenizer manager) (?:process )?"
-            r"(?:is|was) (?:dead|killed)\b|\b[Dd]ata reader rais(?:es|ed) an exception"
-            r"|got fatal signal from worker processes"
+            r"\bEngineDeadError\b|Engine core initialization failed"
+            r"|WorkerProc (?:initialization failed|failed to start)"
+            r"|\b(?:EngineCore|[Ee]ngine core|[Ss]cheduler|[Mm]odel ?[Rr]unner) (?:failed to start"
+            r"|(?:has )?(?:encountered|hit|met) an? (?:fatal |unhandled )?(?:error|exception))"
+            r"|\b(?:[Ss]cheduler|[Ee]ngine|[Dd]etokenizer|[Tt]okenizer manager) (?:process )?(?:is|was) (?:dead"
+            r"|killed)\b"
+            r"|\b[Dd]ata reader rais(?:es|ed) an exception|got fatal signal from worker processes"
             r"|[Ww]orker (?:proc )?\S{1,60} (?:pid \d{1,10} )?died\b"
         ),
         "a worker process of the engine failed",

@@ -45,6 +45,7 @@ _VARYING = frozenset(
         "permission_denied",
         "process_limit",
         "remote_service_error",
+        "scheduler_error",
         "shared_memory_exhausted",
         "too_many_open_files",
         "unknown",

@@ -3,9 +3,9 @@
 Half of them, chosen by a hash of their text before any rule was written for them, are kept aside: the rules are not
 written after them, and only their rate counts. A third part, ``message_lines_fresh.txt``, was collected and labelled
 later, from other issues, and measured once before the rules were mended after it; likewise a fourth, wider part,
-``message_lines_wide.txt``, a fifth, ``message_lines_last.txt``, a sixth, ``message_lines_other.txt``, and a seventh,
-``message_lines_seventh.txt``. What healthy jobs print, ``ordinary_lines.txt``, is never a cause. This module prints the
-rates.
+``message_lines_wide.txt``, a fifth, ``message_lines_last.txt``, a sixth, ``message_lines_other.txt``, a seventh,
+``message_lines_seventh.txt``, and an eighth, ``message_lines_eighth.txt``. What healthy jobs print,
+``ordinary_lines.txt``, is never a cause. This module prints the rates.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from saferun.diagnosis import causes
 from saferun.diagnosis.causes import cause_of, role_of
+from saferun.diagnosis.causes import hints as hints_of_causes
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.diagnosis.causes.texts import TextRule
 from saferun.evidence import Cause, Evidence, RankOutput
@@ -27,7 +28,8 @@ from saferun.model import ExitStatus, RankEnd
 
 PLACE = Path(__file__).parent / "message_lines.txt"
 LATER = tuple(
-    Path(__file__).parent / f"message_lines_{part}.txt" for part in ("fresh", "wide", "last", "other", "seventh")
+    Path(__file__).parent / f"message_lines_{part}.txt"
+    for part in ("fresh", "wide", "last", "other", "seventh", "eighth")
 )
 ORDINARY = Path(__file__).parent / "ordinary_lines.txt"
 ENDS = {
@@ -213,7 +215,10 @@ def test_no_rule_takes_long_whatever_a_rank_prints() -> None:
         for rule in value
         if isinstance(rule, TextRule)
     }
+    hints = [pattern.pattern for pattern, _ in hints_of_causes.HINTS]
+    patterns |= {*hints}
     assert len(patterns) > 100
+    assert len(hints) > 20
     for pattern in patterns:
         found = list(repetitions(re._parser.parse(pattern)))  # type: ignore[attr-defined]
         assert all(most <= 500 for _, most in found), pattern

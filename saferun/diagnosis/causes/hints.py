@@ -1,0 +1,268 @@
+"""What to do about an exception that no rule knows, by what its message is about. Pure.
+
+Sources: messages of torch, its compiler and its distributed parts, DeepSpeed, Megatron, vLLM, transformers, tokenizers,
+wandb, readers of data and configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from saferun.diagnosis.causes.texts import first_line
+
+COMPILING = re.compile(
+    r"CppCompileError|\bC(?:\+\+)? compiler\b|\bCommand .{0,40}/?(?:gcc|g\+\+|cc|c\+\+|clang(?:\+\+)?|nvcc|hipcc|icpx"
+    r"|ninja)\b"
+    r"|BackendCompilerFailed|InductorError|fatal error: .{1,80}\.h(?:pp)?: No such file|\bnvcc\b.{0,40}(?:not found"
+    r"|failed)"
+    r"|CompilationError|\bptxas\b.{0,60}(?:error|fatal|failed)"
+)
+HINTS = (
+    (
+        COMPILING,
+        (
+            "a kernel is compiled while the job runs: check whether every host has a compiler with its headers (CC, "
+            "CUDA_HOME), "
+            "room in the cache (TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR), and what the compiler printed"
+        ),
+    ),
+    (
+        re.compile(r"MDB_MAP_FULL|MapFullError"),
+        "the database has reached its map_size: open it with a larger one",
+    ),
+    (
+        re.compile(r"MDB_READERS_FULL|ReadersFullError"),
+        "too many readers of one LMDB file: open it once a process, with lock=False or a larger max_readers",
+    ),
+    (
+        re.compile(
+            r"\bMDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|VERSION_MISMATCH|PANIC)|DECORDError|\bav_read_frame\b"
+            r"|\bavcodec_\w{1,30}"
+            r"|Invalid data found when processing|TProtocolException|[Cc]ould(?:n't| not) deserialize"
+            r"|UnidentifiedImageError"
+            r"|cannot identify image|image file is truncated|\b[Cc]orrupt(?:ed|ion)?\b|moov atom|[Cc]hecksum mismatch"
+            r"|\bCRC\b"
+            r"|NVJPEG error|\b(?:[Jj]peg|JPEG|PNG|TIFF|[Ii]mage|[Vv]ideo|[Aa]udio)\w{0,20}\b.{0,120}\b(?:fail|decod"
+            r"|invalid|broken)"
+            r"|\b(?:[Ff]ailed to|[Cc]ould not|[Cc]annot|[Uu]nable to|[Ee]rror (?:in|while)"
+            r"|unknown error in) (?:\w{1,20} ){0,3}"
+            r"(?:decod|pars|deseriali|decompress)\w{0,10}\b|\b(?:Libsndfile|Decode|Decoding|Image|Video|Audio|Zip|Tar"
+            r"|Zlib"
+            r"|LZMA|Parquet|HDF5|TFRecord)\w{0,12}Error\b|\bAssertion failed\) !\w{0,10}\.empty\(\)|\bParseFrom(?:Array"
+            r"|String)\b"
+            r"|\berror in \w{1,12} decoder\b|DataLossError|[Tt]runcated (?:file|record|data|input)|\b(?:tar|zip)file\."
+            r"|\bin (?:a |the )?(?:tar|zip|shard|archive)\b"
+            r"|[Uu]nexpected end of (?:file|data|stream|input)"
+        ),
+        (
+            "a file that it reads is broken, cut off, missing or of another format: find it (the message or a try "
+            "around the reader names it), and replace it or leave it out"
+        ),
+    ),
+    (
+        re.compile(
+            r"gladLoadGL|\b(?:EGL|GLX|GLFW|GLEW|OpenGL|OSMesa|Vulkan)\w{0,20}\b.{0,120}(?:[Ee]rror|[Ff]ail|[Mm]issing"
+            r"|[Cc]annot)"
+            r"|\bEGLError|\bGLError|\bGLFWError|[Cc]annot (?:connect to|open) (?:X |the )?(?:server|display)"
+            r"|DISPLAY environment"
+        ),
+        (
+            "there is no screen to draw on: render with EGL (MUJOCO_GL=egl, PYOPENGL_PLATFORM=egl); a container needs "
+            "the driver's graphics libraries (NVIDIA_DRIVER_CAPABILITIES=all)"
+        ),
+    ),
+    (
+        re.compile(
+            r"^(?:omegaconf|hydra|pydantic(?:_core)?|jsonargparse|gin|yaml|tomllib|toml|tomli|configparser|jsonschema"
+            r"|confection"
+            r"|ml_collections|draccus|tyro)\.|^json\.decoder\.JSONDecodeError"
+        ),
+        "look at the configuration file at that place, and at the values given on the command line",
+    ),
+    (
+        re.compile(
+            r"\b(?:[Ll]oss|[Gg]rad\w{0,12}|[Ww]eights?|[Ll]ogits?|[Oo]utputs?|[Pp]arameters?|[Tt]ensor"
+            r"|[Pp]robabilit\w{0,4}|[Nn]orm)"
+            r"\b.{0,80}\b(?:NaNs?|nan|nans|[Ii]nf|[Ii]nfinite|[Ii]nfinity|[Nn]on-?finite)\b"
+            r"|\b(?:NaNs?|nan|[Ii]nf|[Nn]on-?finite)\b.{0,60}\b(?:[Ll]oss|[Gg]rad\w{0,12}|[Ww]eights?|[Ll]ogits?"
+            r"|[Oo]utputs?)\b"
+            r"|returned nan values in its"
+        ),
+        (
+            "the training diverges: lower the learning rate or clip gradients, look for bad samples; "
+            "torch.autograd.set_detect_anomaly(True) names the operation"
+        ),
+    ),
+    (
+        re.compile(
+            r"Expected to have finished reduction in the prior iteration|parameters that were not used in producing"
+        ),
+        "some parameters had no part in the loss: DistributedDataParallel(..., find_unused_parameters=True)",
+    ),
+    (
+        re.compile(r"Default process group has not been initialized"),
+        "call torch.distributed.init_process_group before it",
+    ),
+    (
+        re.compile(
+            r"Error\(s\) in loading state_dict|PytorchStreamReader failed|invalid load key|unexpected EOF"
+            r"|storage has wrong size|pickle data was truncated|deserializing header|\bCheckpointException\b"
+            r"|\bBadZipFile\b"
+        ),
+        "the checkpoint does not fit the model, or is not whole: look at the file",
+    ),
+    (
+        # Not of activations, which are computed once more instead of being kept.
+        re.compile(
+            r"(?<!utils\.)\b(?:[Cc]heckpoints?|state_dict|ckpt|weights_only)\b(?!.{0,200}\b(?:recomput|activation))"
+        ),
+        (
+            "the checkpoint fits this model, this number of ranks or this version of torch only in part, or is not "
+            "whole: look at how it was written, and load it as it was"
+        ),
+    ),
+    (
+        re.compile(
+            r"^(?:torch\.(?:_dynamo|_inductor|_functorch)\.[\w.]{1,80}|Unsupported|InternalTorchDynamoError"
+            r"|TorchRuntimeError)\b"
+        ),
+        (
+            "torch.compile fails on this code: TORCHDYNAMO_DISABLE=1 runs without it, torch.compiler.disable leaves a "
+            "function out, TORCH_LOGS=graph_breaks shows the places"
+        ),
+    ),
+    (
+        re.compile(r"Error initializing torch\.distributed|environment variable \w{1,40} expected, but not set"),
+        (
+            "it was not started as a rank: launch it as one, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
+            "and let no part of the script take them away"
+        ),
+    ),
+    (
+        re.compile(r"\bKV[ -]?[Cc]ache\b|\bgpu_memory_utilization\b|\bmem[-_]fraction[-_]static\b|\bcache blocks\b"),
+        (
+            "the engine's share of the GPU's memory is too small for this: raise it (vLLM: gpu_memory_utilization, "
+            "SGLang: mem_fraction_static), allow shorter sequences (max_model_len), or use more GPUs"
+        ),
+    ),
+    (
+        re.compile(
+            r"\b(?:[Ff]lash|[Mm]emory.efficient|[Ss]age|[Ff]used|[Pp]aged)[ _-]?[Aa]tt(?:entio)?n\w{0,40}\b.{0,160}"
+            r"\b(?:only|not|requires?|unsupported|must|at least|invalid)\b|\b(?:xformers|SDPA|sdpa)\b"
+            r"|[Nn]o (?:available|operator found).{0,60}attention"
+        ),
+        (
+            "this kernel for attention does not know this GPU, type or shape: use bfloat16 or float16, or another "
+            "implementation (transformers: attn_implementation='sdpa' or 'eager')"
+        ),
+    ),
+    (
+        re.compile(
+            r"unscale FP16|expected scalar type|(?:must|to) have the same dtype"
+            r"|not implemented for '(?:Half|BFloat16|Float8)|[Ii]nput type .{1,60} and (?:weight|bias) type"
+            r"|[Ff]ound dtype \w{1,20} but expected|should be the same type"
+        ),
+        (
+            "the types of numbers differ: keep parameters that are trained in float32 and compute under "
+            "torch.autocast, or convert model and inputs to one type"
+        ),
+    ),
+    (
+        re.compile(
+            r"\bapi[_ -]?key\b|\b[Nn]ot logged in\b|\b(?:access|auth\w{0,12}|API|HF|user) token\b"
+            r"|\b[Cc]redentials?\b.{0,60}\b(?:not|missing|locate|find|found|expired|invalid|required)\b"
+            r"|\b(?:no|No|[Mm]issing|[Ii]nvalid|expired|locate|find) (?:\w{1,20} ){0,2}credentials\b",
+            re.IGNORECASE,
+        ),
+        (
+            "the ranks have no key or token for this service: give it to them on every host (WANDB_API_KEY, HF_TOKEN, "
+            "AWS_*), or do without the service (WANDB_MODE=offline, HF_HUB_OFFLINE=1)"
+        ),
+    ),
+    (
+        re.compile(
+            r"\buntagged enum\b|^AttributeError: (?:partially initialized )?module '"
+            r"|\b[Vv]ersions?\b.{0,60}\b(?:mismatch\w{0,4}|incompatible|conflicts?|too (?:old|new)|not supported)\b"
+            r"|\b(?:[Ii]ncompatible|[Mm]ismatched|[Uu]nsupported) versions?\b|\bplease (?:upgrade|downgrade|update)\b"
+            r"|\brequires? (?:\S{1,40} ){0,4}(?:>=|<=|==|version|at least)"
+        ),
+        (
+            "versions of packages do not fit each other: compare them (pip list) with those that this program was "
+            "written for, also tokenizers with transformers, and torch with what is compiled for it"
+        ),
+    ),
+    (
+        re.compile(
+            r"magic bytes not found|Not an Arrow file|Invalid flatbuffers|ArrowInvalid|SplitsSizesError"
+            r"|\bDatasetGeneration\w{0,20}Error\b|^datasets\.\S{0,60}(?:Checksum|Splits|Download)\w{0,20}"
+        ),
+        "a file of the data set is not whole, or has another format: delete it from the cache and write it again",
+    ),
+    (
+        re.compile(
+            r"Error building extension|CUDAMismatchException|Ninja is required|[Cc]annot find .{0,20}triton install"
+        ),
+        "build it once before the job, with a compiler and a CUDA toolkit that fit this torch",
+    ),
+    (
+        re.compile(
+            r"is not a valid model identifier|Can't load (?:tokenizer|the model|the configuration)|HFValidationError"
+        ),
+        "look at the model's name or path; a path must exist on every host, and a name needs access to the Hub",
+    ),
+    (
+        re.compile(r"EOFError: Ran out of input|ended before the end-of-stream marker|EOF read where"),
+        "the file is empty or cut off: a rank may have read it before another had written all of it",
+    ),
+    (
+        re.compile(r"EOFError: EOF when reading a line"),
+        "nothing can be typed here: ask before the launch, or pass the answer as an option of the script",
+    ),
+    (
+        re.compile(
+            r"mat1 and mat2 shapes cannot be multiplied|\bsize mismatch\b|[Tt]he size of tensor a \("
+            r"|Sizes of tensors must match"
+            r"|shape '\[.{0,80}\]' is invalid for input|stack expects each tensor to be equal size|\bshape mismatch\b"
+            r"|could not be broadcast together|inconsistent tensor size|[Ii]ncompatible shapes?\b"
+            r"|must match except in dimension"
+        ),
+        (
+            "the shapes do not fit: print the shapes of both at that line; a last batch that is smaller, an input of "
+            "another size "
+            "or a layer of the wrong width are the usual reasons"
+        ),
+    ),
+    (
+        re.compile(r"Expected all tensors to be on the same device"),
+        "move model and batch to the same GPU: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
+    ),
+    (
+        re.compile(r"\bOutOfResources\b|\bout of resources?: "),
+        (
+            "a kernel needs more registers or shared memory of the GPU than this GPU has: give it smaller blocks or "
+            "fewer stages, or use another kernel"
+        ),
+    ),
+    (
+        re.compile(r"\b[Pp]in[ _-]memory thread\b"),
+        (
+            "look at the exception of that thread, further up in the output; where there is none, pin_memory=False, or "
+            "torch.multiprocessing.set_sharing_strategy('file_system')"
+        ),
+    ),
+    (
+        re.compile(r"HTTP Error|HTTPSConnectionPool|Max retries exceeded|ConnectTimeout|hf_hub|URLError"),
+        "download it once before the job, or on rank 0 alone",
+    ),
+)
+
+
+def hint_for(lines: Iterable[str]) -> str:
+    """What to do, the special hints first; empty where nothing is known.
+
+    Args:
+        lines: the first lines of the messages, nearest first.
+    """
+    kept = tuple(lines)
+    return next((hint for pattern, hint in HINTS if first_line(pattern, kept)), "")

@@ -1,0 +1,42 @@
+"""Schedulers that do not start what they were asked to start. Pure.
+
+Sources: messages of Slurm's srun and slurmstepd; execve(2).
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure
+from saferun.diagnosis.causes.texts import TextRule, by_text
+from saferun.evidence import Cause
+
+_RULES = (
+    TextRule(
+        "file_missing",
+        re.compile(
+            r"^(?:slurmstepd\S{0,80}|srun|mpi(?:run|exec)): .{0,40}\bexecv\w{0,2}\(?\)?:? (.{1,200}): No such file"
+        ),
+        "the program to be started is not there: {0}",
+        "look at the path, and whether every host has it",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "scheduler_error",
+        # Not how tasks ended, which is no reason but what follows from one.
+        re.compile(
+            r"^(?:\d{1,6}: )?(?:srun|salloc|sbatch): (?:error|fatal): (?!.{0,80}\btasks? [\d,-]{1,80}: )"
+            r"(.{0,160}\b(?:[Uu]nable to|[Cc]annot|[Ff]ail(?:ed|ure)|[Ii]nvalid|revoked|not (?:available|ready|found)"
+            r"|denied|refused|exceed\w{0,3}|violat\w{1,4}|timed out|wrong)\b.{0,160})"
+        ),
+        "the scheduler did not start it: {0}",
+        "look at what the job asks for (nodes, GPUs, memory, CPUs a task) against what it has (scontrol show job), and "
+        "at the state of its nodes (sinfo -R)",
+        in_last_lines=True,
+    ),
+)
+
+
+def scheduler_error(failure: Failure) -> Cause | None:
+    """The scheduler did not start a step of the job, or lost a node of it."""
+    return by_text(failure, _RULES)
