@@ -144,6 +144,8 @@ def _asked(directory: Path, wanted: JsonObject) -> Iterator[Callable[[float], _A
 
         def receive(patience_s: float) -> _Answer:
             answer: _Answer = fit(_Answer, live.next_answer(patience_s))
+            if sum(peer.ranks for peer in answer.peers) > _MOST_RANKS:
+                raise ValueError("no job has as many ranks")
             return answer
 
         yield receive

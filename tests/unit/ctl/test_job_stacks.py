@@ -103,6 +103,14 @@ def test_hosts_without_stacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.silent == ("node1", "node2")
 
 
+def test_hosts_with_more_ranks_than_there_are_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number by itself may be one."""
+    peers = [[host, f"node{host}", 0, 1 << 20] for host in range(100)]
+    found = stacks(monkeypatch, FIRST, answer(part(0, 0, 1), peers=peers))
+    assert found.evidence is None
+    assert found.remarks == ("the ranks of this host alone: use the saferunctl of that saferun for all",)
+
+
 def test_a_host_speaks_for_its_own_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stacks(monkeypatch, FIRST, answer(part(0, 0, 1), part(1, 0, 3, function="forged")))
     assert found.evidence is not None
