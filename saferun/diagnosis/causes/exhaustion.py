@@ -63,7 +63,8 @@ _EXHAUSTED = (
             r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
             r"|creating shared memory segment(?!.{0,160}[Pp]ermission denied).{0,160}"
             r"|failed to extend /dev/shm|unable to open shared memory object </torch_|BufferPool.{0,80}shm"
-            r"|shmget\(.{0,120}No space left|\b[Oo]bject ?[Ss]tore\b.{0,60}\b(?:is|because it is) full\b"
+            r"|[Cc]ouldn't open shared (?:file mapping|event)|shmget\(.{0,120}No space left"
+            r"|\b[Oo]bject ?[Ss]tore\b.{0,60}\b(?:is|because it is) full\b"
         ),
         "shared memory (/dev/shm) is full",
         _SHM_ADVICE,
@@ -320,6 +321,21 @@ _FILE_SYSTEM = (
         "a file system failed: {0}",
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); locks "
         "need a file system that has them (on Lustre the mount option flock)",
+        in_context=True,
+    ),
+    TextRule(
+        "file_system_error",
+        # By the name or the number alone, as libraries in C++, Go and Rust put it.
+        re.compile(
+            r"(\[OS error (?:5|19|30|37|71|74|107|108|112|121):.{0,80}"
+            r"|\(os error (?:5|19|30|37|71|74|107|108|112|121)\)"
+            r"|\b(?:EIO|EROFS|ENOLCK|ENOTCONN|ESHUTDOWN|EREMOTEIO|ECOMM)\b.{0,80}"
+            r"|\b[Ff]ailed to (?:acquire|obtain|get|take) (?:a |an |the )?(?:\w{1,12} )?lock on (?:the )?file\b.{0,80}"
+            r"|\bC[Uu][Ff]ile\b.{0,60}\b(?:fail\w{0,3}|error)\b.{0,80})"
+        ),
+        "a file system failed: {0}",
+        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS, GPFS or FUSE on this host), and "
+        "whether it knows locks and, for GPUDirect Storage, what gdscheck says",
         in_context=True,
     ),
     TextRule(

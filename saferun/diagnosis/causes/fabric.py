@@ -7,6 +7,7 @@ libfabric, UCX, NVSHMEM, DeepEP, Open MPI and MPICH, as they stand in public iss
 from __future__ import annotations
 
 import re
+import signal
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
@@ -230,6 +231,8 @@ _MPI = (
             r"|\w{1,40}(?=: .{1,60} error stack:))"
             r"|Local abort before (MPI_INIT) completed"
             r"|It looks like ((?:\w{1,20} ){0,2}\w{1,20}) failed for some reason"
+            r"|\b(lsb_launch|ORTE|PRTE|PRRTE|[Mm]pi(?:run|exec))\b.{0,40}"
+            r"(?:unable to (?:reliably )?|failed to )start (?:one or more |the |a )?(?:remote )?daemons?\b"
             r"|\b(PM[Ii](?:2|x|X)?_\w{1,30}) failed|\b(?:OPAL|ORTE|PRTE) ERROR: [A-Z][\w ]{2,40} in file (\S{1,80})"
             # MPICH's error stack: function(line)....: what.
             r"|\b([A-Za-z_]\w{1,60})\(\d{1,6}\)\.{2,60}: .{0,160}\bfailed\b"
@@ -243,12 +246,23 @@ _MPI = (
     ),
     TextRule(
         "mpi_error",
+        re.compile(r"\bMPI [Ee]rror\b(?!s?:? ?0)"),
+        "MPI failed",
+        "look at MPI's first message, and whether the other ranks were there",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "mpi_error",
         re.compile(r"PSM[23]? (?:error handler: |can't open|could not|was unable to|failed to) (.{1,120})"),
         "Omni-Path (PSM) could not start: {0}",
         "look at the adapter (opainfo, hfi1_status), at its number of contexts, and at /dev/shm",
         in_last_lines=True,
     ),
 )
+_DASHES = re.compile(r"\s{0,8}-{60,400}\s{0,8}$")
+_MPI_TERMS = re.compile(r"\b(?:Open ?MPI|OMPI|MPI|PRRTE|PRTE|ORTE|PMIx|mpirun|mpiexec|orted|prted|lsb_launch)\b")
+_GOES_ON = re.compile(r"WARNING|\b(?:instead|lower|performance|will be (?:used|disabled|ignored)|degraded)\b")
+_LINES_AFTER_HELP = 4
 _DEEP_EP = re.compile(r"DeepEP (?:(\w{1,20}) .{0,60}timeout|(?:error: .{0,20})?timeout)")
 _GPU_STOPPED = re.compile(r"CUDA error|unspecified launch failure|illegal instruction|DeepEP")
 
@@ -276,7 +290,29 @@ def rdma_system_error(failure: Failure) -> Cause | None:
 
 def mpi_error(failure: Failure) -> Cause | None:
     """MPI failed, and does not say that a peer cannot be reached."""
-    return by_text(failure, _MPI)
+    return by_text(failure, _MPI) or _mpi_help(failure)
+
+
+def _mpi_help(failure: Failure) -> Cause | None:
+    """What Open MPI and PRRTE explain between two dashed lines, where that is the last that was printed."""
+    if not failure.died_silently or failure.signum not in {0, signal.SIGABRT}:
+        return None
+    lines = failure.last_lines
+    text = [line for line in lines if line.strip()]
+    dashed = [index for index, line in enumerate(text) if _DASHES.match(line)]
+    if not dashed:
+        return None
+    # The lower dashed line may be missing where the launcher was stopped while it printed.
+    closed = len(dashed) > 1 and len(text) - dashed[-1] <= _LINES_AFTER_HELP
+    start, end = (dashed[-2], dashed[-1]) if closed else (dashed[-1], len(text))
+    block = text[start + 1 : end]
+    if not block or not any(map(_MPI_TERMS.search, block)) or any(map(_GOES_ON.search, block)):
+        return None
+    message = f"MPI did not start or go on: {' '.join(line.strip() for line in block[:2])}"
+    advice = (
+        "look at what MPI explains in the rank's last lines, and whether every host has the same MPI and can be reached"
+    )
+    return cause(failure, "mpi_error", message, advice, proof=block[0])
 
 
 def expert_timeout(failure: Failure) -> Cause | None:

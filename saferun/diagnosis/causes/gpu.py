@@ -171,7 +171,12 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice"),
+        re.compile(
+            r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice"
+            r"|\binvalid value for .{0,4}gpu-architecture"
+            r"|[Uu]nsupported (?:gpu|GPU|CUDA|compute) (?:architecture|capability)"
+            r"|\b(?:sm_|gfx)\d{2,4}\w?\b.{0,60}\b(?:not (?:compatible|supported|defined)|unsupported)"
+        ),
         "no code for this GPU in the program (no kernel image)",
         "install a build of torch, and of each compiled extension, that knows this GPU's architecture",
     ),
@@ -247,7 +252,8 @@ _OTHER = (
             r"|\b[Cc]alls? (?:to|of) (?:a |an |the )?(?:cu[A-Z]\w{2,12}|CUDA|HIP|roc\w{3,10}|MIOpen)(?: \w{1,20})?"
             r" failed\b(?!:? ?\d)"
             r"|\bcu[A-Z]\w{3,40}(?:\(\))? failed\b.{0,80}|\b[Cc]uda context manager error\b"
-            r"|\bCUDA kernel launch\b.{0,80}|\b[Ff]ailed to \w{1,10} (?:cuda )?ipc mem\w{0,4} handle\b.{0,80}"
+            r"|\bCUDA kernel launch\b.{0,80}|\b(?:Blas|BLAS|cuDNN|FFT|DNN) [A-Za-z]{2,20} launch failed\b.{0,80}"
+            r"|\b[Ff]ailed to \w{1,10} (?:cuda )?ipc mem\w{0,4} handle\b.{0,80}"
             r"|^(?:cudnn|cupy(?:_backends)?|pycuda|cuda|numba\.cuda|cutlass|hip)\.[\w.]{1,100}Error\b.{0,160}"
             r"|\bCU[A-Z]{3,10} ERROR: ?[1-9]\d{0,3}\b|<unknown> at \S{1,160}\.cuh?:\d{1,6}"
             r"|\bOn entry to (?:cu|roc|hip)\w{4,60}\(\) parameter number .{1,120})"

@@ -18,6 +18,10 @@ COMPILING = re.compile(
     r"|failed)"
     r"|CompilationError|\bptxas\b.{0,60}(?:error|fatal|failed)"
 )
+VERSIONS = (
+    "versions of packages do not fit each other: compare them (pip list) with those that this program was "
+    "written for, also tokenizers with transformers, and torch with what is compiled for it"
+)
 HINTS = (
     (
         COMPILING,
@@ -77,6 +81,7 @@ HINTS = (
             r"^(?:omegaconf|hydra|pydantic(?:_core)?|jsonargparse|gin|yaml|tomllib|toml|tomli|configparser|jsonschema"
             r"|confection"
             r"|ml_collections|draccus|tyro)\.|^json\.decoder\.JSONDecodeError"
+            r"|\bError (?:instantiating|merging|locating target|in call to target|loading config)\b"
         ),
         "look at the configuration file at that place, and at the values given on the command line",
     ),
@@ -184,13 +189,12 @@ HINTS = (
         re.compile(
             r"\buntagged enum\b|^AttributeError: (?:partially initialized )?module '"
             r"|\b[Vv]ersions?\b.{0,60}\b(?:mismatch\w{0,4}|incompatible|conflicts?|too (?:old|new)|not supported)\b"
-            r"|\b(?:[Ii]ncompatible|[Mm]ismatched|[Uu]nsupported) versions?\b|\bplease (?:upgrade|downgrade|update)\b"
+            r"|\b(?:[Ii]ncompatible|[Mm]ismatched|[Uu]nsupported) versions?\b"
+            r"|\bincompatible (?:function|constructor) arguments"
+            r"|\bplease (?:upgrade|downgrade|update)\b"
             r"|\brequires? (?:\S{1,40} ){0,4}(?:>=|<=|==|version|at least)"
         ),
-        (
-            "versions of packages do not fit each other: compare them (pip list) with those that this program was "
-            "written for, also tokenizers with transformers, and torch with what is compiled for it"
-        ),
+        VERSIONS,
     ),
     (
         re.compile(
@@ -236,6 +240,48 @@ HINTS = (
     (
         re.compile(r"Expected all tensors to be on the same device"),
         "move model and batch to the same GPU: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
+    ),
+    (
+        re.compile(
+            r"\b(?:in|with) (?:a )?forked subprocess\b|\b(?:[Cc]an't|[Cc]annot|[Cc]ould not) pickle\b"
+            r"|bootstrapping phase|\bcontext has already been set\b|\bstart method\b"
+        ),
+        (
+            "processes of one's own: where CUDA is used before, start them by spawn and not by fork, from below "
+            "`if __name__ == '__main__'`, and give them only what can be pickled"
+        ),
+    ),
+    (
+        re.compile(r"\b(?:GEMM|gemm|Gemm|cutlass|CUTLASS)\b|\bno kernel found\b"),
+        (
+            "the kernel for this product of matrices does not know these shapes, this type or this GPU: look at the "
+            "sizes (multiples of 8 or 16), the type, and whether the library is built for this GPU"
+        ),
+    ),
+    (
+        re.compile(
+            r"\bname '\w{0,40}(?:cuda|ext|kernel|_C\b|triton)\w{0,40}' is not defined"
+            r"|\b(?:CUDA )?extension\b.{0,60}\bnot (?:installed|found|built|compiled)"
+        ),
+        (
+            "a compiled extension is missing or was not loaded: look at the warnings above it, and install or build "
+            "it on every host"
+        ),
+    ),
+    (
+        re.compile(
+            r"\bmpiSize\b|\b[Aa]ssert(?:ion)? fail\w{0,3}\b|\b[Cc]heck failed\b"
+            r"|\bworld size\b.{0,60}(?:!=|does not|must|divisible)"
+        ),
+        "a check of the library failed: look at what it compares, the number of ranks, sizes and types above all",
+    ),
+    (
+        re.compile(r"\b(?:via|by|over|through) ssh\b|\bpasswordless\b|^paramiko\."),
+        "check that this user reaches every host by ssh without a password (ssh HOST true), or use another launcher",
+    ),
+    (
+        re.compile(r"Invalid key: \"\.|\bmust be (?:an )?absolute\b|\babsolute path\b|\brelative path\b"),
+        "give it an absolute path: relative ones are not understood there",
     ),
     (
         re.compile(r"\bOutOfResources\b|\bout of resources?: "),

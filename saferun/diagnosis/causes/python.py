@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
-from saferun.diagnosis.causes.hints import COMPILING, hint_for
+from saferun.diagnosis.causes.hints import COMPILING, VERSIONS, hint_for
 from saferun.diagnosis.causes.texts import first_line
-from saferun.diagnosis.tracebacks import SYNTAX_ERRORS
+from saferun.diagnosis.tracebacks import SYNTAX_ERRORS, PythonError
 from saferun.evidence import Cause
 
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
@@ -63,6 +63,7 @@ _NO_SCRIPT = re.compile(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,
 _USAGE = re.compile(r"^[Uu]sage: .{1,300}")
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_LETTERS = re.compile(r"[^\W_]")
 _NO_TEXT = re.compile(r"null bytes|Non-UTF-8 code|invalid non-printable character")
 _PYTHON = (".py", ".pyw", ".pyc", ">")
 _NO_LIBRARY_LOADED = re.compile(
@@ -73,9 +74,15 @@ _NO_LIBRARY_LOADED = re.compile(
 )
 # strerror(3), as exceptions of other types quote it; of a compiler's headers it is about the compiler.
 _ERRNO_TEXTS = (
-    (re.compile(r"(?<!\.h)(?<!\.hpp): No such file or directory\b"), "file_missing"),
-    (re.compile(r": Permission denied$|: Operation not permitted$"), "permission_denied"),
+    (re.compile(r"(?<!\.h)(?<!\.hpp): No such file or directory\b|\bENOENT\b|\(os error 2\)"), "file_missing"),
+    (
+        re.compile(r": Permission denied$|: Operation not permitted$|\bE(?:ACCES|PERM)\b|\(os error (?:1|13)\)"),
+        "permission_denied",
+    ),
 )
+# What a package raises that calls another one, or another part of itself, which has changed since.
+_CALL_ERRORS = frozenset({"AttributeError", "TypeError", "NameError", "ImportError"})
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 _LONGEST_MESSAGE = 200
 # Options that are written behind the script by mistake, with dashes.
 LAUNCHER_OPTIONS = frozenset(
@@ -272,7 +279,16 @@ def python_exception(failure: Failure) -> Cause | None:
     """An uncaught exception. The message names the line; most need no other advice."""
     if failure.error is None:
         return None
-    return _exception(failure, "python_exception", hint_for(failure.messages[:20]))
+    hint = hint_for(failure.messages[:20])
+    if not hint and failure.error.innermost.exception in _CALL_ERRORS and _is_in_package(failure.error):
+        hint = VERSIONS
+    return _exception(failure, "python_exception", hint)
+
+
+def _is_in_package(error: PythonError) -> bool:
+    """Whether the call that failed is one of an installed package."""
+    frames = error.innermost.frames
+    return bool(frames) and any(part in frames[-1].file for part in _PACKAGES)
 
 
 def _exception(failure: Failure, class_name: str, advice: str) -> Cause:
@@ -290,7 +306,8 @@ def python_exit(failure: Failure) -> Cause | None:
     code = failure.end.status.code
     if code is None or failure.signum:
         return None
-    last = failure.lines[-1] if failure.lines else ""
+    # Not a ruler, or the end of a frame.
+    last = next((line for line in reversed(failure.lines) if _LETTERS.search(line)), "")
     if code in {_NOT_EXECUTABLE, _NOT_FOUND} and last:
         message = f"exit code {code}: {shortened(last, 160)}"
         return cause(failure, "python_exit", message, "a shell did not find or may not run the command", proof=last)

@@ -102,6 +102,22 @@ _NAMES = (
         lambda _, match: f"a host's name cannot be resolved{_name_in(match)}",
         "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
     ),
+    TextRule(
+        "name_resolution",
+        re.compile(
+            r"^(?:ssh|scp|rsync|curl|wget|git|ping|nc|pdsh)\S{0,40}: .{1,200}: Temporary failure in name resolution$"
+        ),
+        lambda _, match: f"the name service did not answer: {match[0]}",
+        "look at /etc/resolv.conf, and whether that server answers (getent hosts NAME)",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "name_unknown",
+        re.compile(r"^(?:ssh|scp|rsync|curl|wget|git|ping|nc|pdsh)\S{0,40}: .{1,200}: Name or service not known$"),
+        lambda _, match: f"a host's name is not known: {match[0]}",
+        "check whether this host knows that name (getent hosts NAME); a pod has one only while it runs",
+        in_last_lines=True,
+    ),
 )
 _CONNECTING = re.compile(
     r"client socket has (?:timed out after \w{1,20}|failed to connect to any network address of)"

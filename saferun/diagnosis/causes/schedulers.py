@@ -1,6 +1,6 @@
 """Schedulers that do not start what they were asked to start. Pure.
 
-Sources: messages of Slurm's srun and slurmstepd; execve(2).
+Sources: messages of Slurm's srun and slurmstepd, and of OpenSSH; execve(2).
 """
 
 from __future__ import annotations
@@ -11,7 +11,27 @@ from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.causes.texts import TextRule, by_text
 from saferun.evidence import Cause
 
+_SSH_ADVICE = (
+    "check that this user reaches that host by ssh without a password (ssh HOST true), and the owner and mode of ~/.ssh"
+)
 _RULES = (
+    TextRule(
+        "permission_denied",
+        re.compile(
+            r"^(?:\S{1,120}: )?(Permission denied \((?:publickey|password|gssapi|keyboard|hostbased).{0,80}\)"
+            r"|Host key verification failed)"
+        ),
+        "ssh to another host is refused: {0}",
+        _SSH_ADVICE,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        re.compile(r"^(ssh: connect to host \S{1,200} port \d{1,5}: .{1,80})"),
+        "another host cannot be reached: {0}",
+        _SSH_ADVICE,
+        in_last_lines=True,
+    ),
     TextRule(
         "file_missing",
         re.compile(

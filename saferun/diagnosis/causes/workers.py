@@ -52,8 +52,8 @@ _ENGINE = (
         re.compile(
             r"\bray\.exceptions\.\w{0,20}(?:Actor|Worker|Node)\w{0,20}Error\b"
             r"|\bactor (?:is dead because|died (?:unexp|beca))"
-            r"|worker died or was killed while executing a task|\b[Pp]rocess \d{1,6} terminated with (?:signal"
-            r"|exit code)|\bBrokenProcessPool\b|\bProcessExitedException\b"
+            r"|worker died or was killed while executing a task|\b[Pp]rocess(?:es)?\b(?! /).{0,60}\bterminated with "
+            r"(?:signal (?:SIG[A-Z]|[1-9])|exit code [1-9])|\bBrokenProcessPool\b|\bProcessExitedException\b"
             r"|\bWorkerLostError\b"
         ),
         "a worker process that it had started failed",

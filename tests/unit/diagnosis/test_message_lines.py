@@ -4,8 +4,8 @@ Half of them, chosen by a hash of their text before any rule was written for the
 written after them, and only their rate counts. A third part, ``message_lines_fresh.txt``, was collected and labelled
 later, from other issues, and measured once before the rules were mended after it; likewise a fourth, wider part,
 ``message_lines_wide.txt``, a fifth, ``message_lines_last.txt``, a sixth, ``message_lines_other.txt``, a seventh,
-``message_lines_seventh.txt``, and an eighth, ``message_lines_eighth.txt``. What healthy jobs print,
-``ordinary_lines.txt``, is never a cause. This module prints the rates.
+``message_lines_seventh.txt``, an eighth, ``message_lines_eighth.txt``, and a ninth, ``message_lines_ninth.txt``. What
+healthy jobs print, ``ordinary_lines.txt``, is never a cause. This module prints the rates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from saferun.model import ExitStatus, RankEnd
 PLACE = Path(__file__).parent / "message_lines.txt"
 LATER = tuple(
     Path(__file__).parent / f"message_lines_{part}.txt"
-    for part in ("fresh", "wide", "last", "other", "seventh", "eighth")
+    for part in ("fresh", "wide", "last", "other", "seventh", "eighth", "ninth")
 )
 ORDINARY = Path(__file__).parent / "ordinary_lines.txt"
 ENDS = {
