@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -146,6 +147,25 @@ def test_ranks_of_several_hosts_are_recorded(cluster: Cluster, tmp_path: Path) -
     assert [profile["name"] for profile in profiles] == ["rank 1 (node1)", "rank 2 (node2)"]
     content = json.loads(ask(hosts[1], tmp_path, *wanted, "--output", "again"))
     assert [(one["rank"], one["host"]) for one in content["ranks"]] == [(1, "node1"), (2, "node2")]
+    ask(hosts[0], tmp_path, "kill", "latest")
+    assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_recording_that_is_interrupted_ends_on_all_hosts(cluster: Cluster, tmp_path: Path, asked: int) -> None:
+    """At once, and the next one who asks has not to wait for it."""
+    hosts = cluster.hosts[:2]
+    job = start(cluster, Way("by_hand"), tmp_path, COMPUTE, hosts=hosts)
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
+    command = [sys.executable, "-m", "saferun.ctl", "record", "latest", "--seconds", "600"]
+    recording = hosts[asked].popen(command, cwd=tmp_path)
+    until(lambda: all(len(host.pids("record --pid")) == 2 for host in hosts), "all ranks are recorded")
+    recording.kill()
+    recording.wait()
+    until(lambda: not any(host.pids("record --pid") for host in hosts), "no rank is recorded")
+    assert sorted(functions(stacks_on(hosts[asked], tmp_path))) == [0, 1, 2, 3]
     ask(hosts[0], tmp_path, "kill", "latest")
     assert set(job.finish()) == {137}, job.story("wrong exit code")
     assert_nothing_left(cluster)
