@@ -46,6 +46,7 @@ class OtherEnds:
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
         self._locks: list[list[str]] | None = None
+        self._modes: dict[int, dict[str, int]] = {}  # of the pipes that a process has open
 
     def of_process(self, pid: int, *, is_readable: bool) -> tuple[ThreadWait, ...]:
         """The waits of the threads of a process, the main thread's first.
@@ -138,10 +139,20 @@ class OtherEnds:
     def _with_pipe(self, wait: ThreadWait, pid: int, fd: int, link: str) -> ThreadWait:
         """Who has the other end of a pipe open: a process may have both ends, and its children inherit them."""
         other_mode = _WRITABLE if _mode_of(pid, fd) & _READABLE else _READABLE
-        holders = [holder for holder in self._ends.holders(link) if _holds(holder, link, other_mode)]
+        holders = [holder for holder in self._ends.holders(link) if self._modes_of(holder).get(link, 0) & other_mode]
         if not holders:
             return wait._replace(outside=True)
         return _with_pids(wait, [holder for holder in holders if holder != pid])
+
+    def _modes_of(self, pid: int) -> dict[str, int]:
+        """How a process has its pipes open. Read once: a process may poll dozens, each open in all of its workers."""
+        if pid not in self._modes:
+            modes = self._modes[pid] = {}
+            for fd in list_fds(pid):
+                link = read_link(f"/proc/{pid}/fd/{fd}")
+                if link.startswith("pipe:"):
+                    modes[link] = modes.get(link, 0) | _mode_of(pid, fd)
+        return self._modes[pid]
 
     def _of_lock(self, wait: ThreadWait, pid: int) -> ThreadWait:
         """Who holds a file lock. Source: proc_locks(5); asking the file itself could hang."""
@@ -161,21 +172,12 @@ def _call_of(pid: int, tid: int) -> SystemCall | None:
     return before_restart(read_syscall(pid, tid), read_text(f"/proc/{pid}/task/{tid}/wchan").rstrip("\n"))
 
 
-def _mode_of(pid: int, fd: int | str) -> int:
+def _mode_of(pid: int, fd: int) -> int:
     """How a descriptor is open, by the link in /proc; 0 where that cannot be read."""
     try:
         return os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & (_READABLE | _WRITABLE)
     except OSError:
         return 0
-
-
-def _holds(pid: int, link: str, mode: int) -> bool:
-    """Whether a process has that end of a pipe open."""
-    return any(
-        _mode_of(pid, fd) & mode
-        for fd in list_directory(f"/proc/{pid}/fd")
-        if read_link(f"/proc/{pid}/fd/{fd}") == link
-    )
 
 
 def _is_timed(call: SystemCall) -> bool:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from saferun.captures import other_ends
 from saferun.captures.other_ends import OtherEnds
 from saferun.captures.waiting import Ends
 from saferun.linux.procfs import children_of
+from saferun.linux.small_files import read_link
 from saferun.wait_evidence import ThreadWait
 from tests.process.launching import read_stat, until
 
@@ -181,3 +183,35 @@ def test_other_threads_are_there_with_what_they_wait_for() -> None:
 
 def test_a_process_that_is_gone_has_no_waits() -> None:
     assert OtherEnds(Ends()).of_process(0, is_readable=True) == ()
+
+
+POOL = """
+pipes = [os.pipe() for _ in range(20)]
+for _ in pipes:
+    if not os.fork():
+        time.sleep(1000)
+poll = select.poll()
+for read_end, _ in pipes:
+    poll.register(read_end, select.POLLIN)
+print("ready", flush=True)
+poll.poll()
+"""
+
+
+def test_the_pipes_of_many_workers_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is open in every worker: with 64 of them it took longer than a capture may."""
+    looked_up: list[str] = []
+
+    def read(path: str) -> str:
+        looked_up.append(path)
+        return read_link(path)
+
+    monkeypatch.setattr(other_ends, "read_link", read)
+    with process(POOL) as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert set(wait.pids) <= set(children_of(one.pid))
+    assert wait.pids
+    # 21 processes with 20 pipes each.
+    assert len(looked_up) < 2000
