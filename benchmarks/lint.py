@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from saferun.env.lint.check import check
 from saferun.env.lint.installation import find_installation
-from saferun.env.lint.reading import library_strings, source_text
+from saferun.env.lint.names_in_files import library_strings, source_text
 from saferun.env.lint.sources import files_of, find_sources
 
 ENVIRON = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}

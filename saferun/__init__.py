@@ -6,8 +6,8 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.api.launching import run
     from saferun.api.report import read_report
-    from saferun.api.running import run
 
 __all__ = ["heartbeat", "read_report", "run"]
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ def heartbeat() -> None:
 def __getattr__(name: str) -> object:
     """``run`` and ``read_report``, which are imported when they are asked for: a launch needs neither."""
     if name == "run":
-        from saferun.api.running import run
+        from saferun.api.launching import run
 
         return run
     if name == "read_report":

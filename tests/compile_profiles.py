@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from saferun.env.profiles.search import read_profile
 
 if TYPE_CHECKING:
-    from saferun.env.profiles.model import Profile
+    from saferun.env.profiles.profile_values import Profile
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.path.join(_ROOT, "saferun/env/profiles/builtin.py")
@@ -28,7 +28,7 @@ Written by ``python -m tests.compile_profiles`` from ``configs/*.yaml``: edit th
 
 from __future__ import annotations
 
-from saferun.env.profiles.model import {types}
+from saferun.env.profiles.profile_values import {types}
 
 PROFILES: dict[str, Profile] = {{
 '''

@@ -63,7 +63,7 @@ PURE = (
     "captures/py_spy_json",
     "preflight/bisect/__init__",
     "preflight/bisect/halving",
-    "preflight/bisect/values",
+    "preflight/bisect/trial_values",
     "preflight/bisect/finding_text",
     "preflight/best_nic",
     "preflight/fault_text",
@@ -76,7 +76,7 @@ PURE = (
     "preflight/results",
     "preflight/skew",
     "preflight/slowness",
-    "preflight/text",
+    "preflight/findings_text",
     "preflight/host_messages",
     "preflight/leader_messages",
     "report/event_json",
@@ -84,13 +84,13 @@ PURE = (
     "report/page/building",
     "report/page/contents",
     "report/page/exports",
-    "report/page/hosts",
+    "report/page/host_rows",
     "report/page/outputs",
     "report/page/run_contents",
-    "report/page/stacks",
+    "report/page/stack_tree",
     "report/page/timeline",
-    "report/page/values",
-    "report/page/waits",
+    "report/page/page_model",
+    "report/page/wait_graph",
     "report/picture",
     "report/report_json",
     "report/slow_text",
@@ -98,12 +98,12 @@ PURE = (
     "report/console_text",
     "watchdog/detector",
     "watchdog/hang_rules",
-    "watchdog/job",
+    "watchdog/job_verdicts",
     "watchdog/job_detector",
     "watchdog/quiet_work",
     "watchdog/samples",
     "watchdog/signs",
-    "watchdog/stacks",
+    "watchdog/stack_dumps",
     "watchdog/stragglers",
     "watchdog/verdicts",
     "watchdog/watched",
@@ -172,7 +172,7 @@ NOT_AT_START = (
     "psutil",
     "pynvml",
     "saferun.captures.capture_processes",
-    "saferun.captures.serve",
+    "saferun.captures.examiner_process",
     "saferun.captures.stacks",
     "saferun.captures.steps",
     "saferun.cluster.control",
@@ -196,12 +196,12 @@ NOT_AT_START = (
     "saferun.linux.error_files",
     "saferun.linux.task_sockets",
     "saferun.preflight.bisect",
-    "saferun.preflight.bisect.client",
+    "saferun.preflight.bisect.trial_process",
     "saferun.preflight.checks",
     "saferun.preflight.json_report",
     "saferun.preflight.judge",
     "saferun.preflight.results",
-    "saferun.preflight.text",
+    "saferun.preflight.findings_text",
     "saferun.preflight.host_messages",
     "saferun.preflight.leader_messages",
     "saferun.report.event_json",
@@ -414,6 +414,23 @@ def test_no_class_and_no_file_is_too_large_to_be_read() -> None:
                 if count > _MOST_METHODS:
                     wrong.append(f"{name}: {node.name} has {count} methods")
     assert not wrong
+
+
+# What several rooms have files of, each of its own side of it.
+_SHARED_NAMES = {
+    "fabric": "what can be wrong with it: checked, and found in a message",
+    "gpus": "read, and checked",
+    "limits": "read, and checked",
+    "report": "report.json, read by programs and by saferunctl",
+    "stacks": "of processes: captured, and shown by saferunctl",
+    "story": "the last events of a supervisor: noted, and shown by saferunctl",
+}
+
+
+def test_no_two_files_with_different_meanings_have_the_same_name() -> None:
+    """Who looks for a file by its name finds one."""
+    names = [path.stem for path in _sources(PACKAGE) if not path.stem.startswith("__")]
+    assert {name for name in names if names.count(name) > 1} == set(_SHARED_NAMES)
 
 
 def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from saferun.captures.client import READ_BYTES, Examiner, Query
+from saferun.captures.examiner import READ_BYTES, Examiner, Query
 from saferun.captures.wire import CaptureReader, CoreRequest, CoresFound, Request, request_value
 from saferun.errors import suppress
 from saferun.linux.poller import Poller

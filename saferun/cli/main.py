@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import SimpleNamespace
 
-    from saferun.preflight.client import CheckProcess
+    from saferun.preflight.check_process import CheckProcess
 
 NO_SCRIPT = "\0"
 """Stands for the script where nothing is to be started; no command line can hold it."""
@@ -88,7 +88,7 @@ def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
     if not ranks_wait(config, os.environ):
         return None
     from saferun.linux.streams import ensure_standard_descriptors
-    from saferun.preflight.client import CheckProcess
+    from saferun.preflight.check_process import CheckProcess
 
     ensure_standard_descriptors()
     try:

@@ -60,7 +60,7 @@ class RankReports(ReportListeners):
 
     def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
         """Every host is to capture."""
-        from saferun.watchdog.job import packed
+        from saferun.watchdog.job_verdicts import packed
 
         self._sender.broadcast("hang", verdict=packed(verdict), n=number)
 
@@ -104,7 +104,7 @@ class RankReports(ReportListeners):
         self._BY_KIND[kind](self, entry)
 
     def _take_hang(self, entry: JsonObject) -> None:
-        from saferun.watchdog.job import verdict_from
+        from saferun.watchdog.job_verdicts import verdict_from
 
         verdict = verdict_from(entry["verdict"])
         if verdict is not None:

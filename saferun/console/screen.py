@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from saferun.console.drawing import DrawingBudget
     from saferun.console.folding import Folding
     from saferun.console.raw_pane import RawPane
-    from saferun.console.status import StatusLine
+    from saferun.console.status_line import StatusLine
 
 # An unfinished line (a prompt, a progress bar) appears on a terminal after this time, and on a pipe after this one.
 _TERMINAL_REFRESH_S = 0.1
@@ -399,7 +399,7 @@ class Pane:
     def set_status(self, key: str, text: str | None, *, since: float, until: float) -> None:
         """Show, change or remove a line below all others."""
         if text is not None:
-            from saferun.console.status import StatusLine
+            from saferun.console.status_line import StatusLine
 
             self.statuses[key] = StatusLine(text, since, until)
             self._refresh_at(time.monotonic() + _STATUS_S)
@@ -412,7 +412,7 @@ class Pane:
     def _status_rows(self) -> list[bytes]:
         """The lines that say what is going on; none where that fails."""
         try:
-            from saferun.console.status import status_rows
+            from saferun.console.status_line import status_rows
 
             return status_rows(self.statuses, time.monotonic(), self.columns)
         except Exception:

@@ -18,8 +18,8 @@ from saferun.env.lint.explanation import explanation, probably_meant
 from saferun.env.lint.findings import one_line, shown
 from saferun.env.lint.known_names import KnownNames
 from saferun.env.profiles import ProfileSet, default_search_path, load_profiles
+from saferun.env.profiles.profile_text import diff_lines, explain_lines, list_lines, show_lines, variable_names
 from saferun.env.profiles.quoting import quoted
-from saferun.env.profiles.text import diff_lines, explain_lines, list_lines, show_lines, variable_names
 from saferun.files.run_dir import shorter_path
 from saferun.model import RankAssignment
 from saferun.text.wording import count_text

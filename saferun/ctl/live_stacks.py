@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from saferun.captures.capture_query import CaptureQuery
-from saferun.captures.client import Examiner
+from saferun.captures.examiner import Examiner
 from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.ctl.answer import answer, answer_json, plain

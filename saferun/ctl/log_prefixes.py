@@ -12,7 +12,7 @@ from string import Formatter
 
 from saferun.config import DEFAULT_PREFIX
 from saferun.console.prefix import FIELDS, check_template, render_legacy, render_template
-from saferun.ctl.log_files import LogName
+from saferun.ctl.log_reading import LogName
 from saferun.errors import UsageError, printable, suppress
 from saferun.files.run_files import RUN_JSON, names_in, open_run, read_json
 from saferun.linux.ownership import CAREFULLY, check_regular

@@ -19,8 +19,8 @@ from saferun.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.ctl.log_files import LogFile, LogName, Piece, RunLogs
     from saferun.ctl.log_prefixes import Prefixes
+    from saferun.ctl.log_reading import LogFile, LogName, Piece, RunLogs
 
 _LONGEST_PATTERN = 1000
 # A pattern that needs longer for one line needs for ever.
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the lines."""
-    from saferun.ctl.log_files import RunLogs
     from saferun.ctl.log_prefixes import Prefixes
+    from saferun.ctl.log_reading import RunLogs
 
     chosen = _chosen(arguments)
     since = since_time(arguments.since, time.time()) if arguments.since else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from saferun.config import EnvironConfig
 from saferun.env.profiles import Resolution, default_search_path, load_profiles, render, resolve
-from saferun.env.profiles.model import COMPONENTS, Removed, Vendor
+from saferun.env.profiles.profile_values import COMPONENTS, Removed, Vendor
 from saferun.linux.gpu_nodes import gpu_vendor
 from saferun.linux.installed_versions import read_package_versions
 from saferun.model import RankAssignment

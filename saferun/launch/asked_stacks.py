@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from saferun.captures.client import Answer
+from saferun.captures.examiner import Answer
 from saferun.captures.wire import Target
 from saferun.launch.host_stacks import RECORDING, HostRequest, Wanted
 from saferun.launch.launch_context import LaunchContext

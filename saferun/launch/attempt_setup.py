@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from saferun.env.apply import apply
 from saferun.env.profiles import Resolution
-from saferun.env.profiles.text import launch_lines
+from saferun.env.profiles.profile_text import launch_lines
 from saferun.errors import SaferunError
 from saferun.files.log_files import LogDirectory
 from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from saferun.cluster.schedulers.host_list import compress_hosts
 from saferun.config import LaunchConfig, Setting
 from saferun.env.profiles import Resolution
-from saferun.env.profiles.text import change_lines
+from saferun.env.profiles.profile_text import change_lines
 from saferun.errors import printable
 from saferun.model import Placement, RankAssignment
 from saferun.supervisor.topology import rank_environ, single_host, substitute_local_rank

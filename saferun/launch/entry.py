@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
     from saferun.linux.spares import Spares
-    from saferun.preflight.client import CheckProcess
+    from saferun.preflight.check_process import CheckProcess
     from saferun.supervisor.machine import Supervisor
 
 _BACKSTOP_S = 5.0

@@ -214,7 +214,7 @@ class JobHangWatch(HangWatch):
     def _take_verdict(self, verdict: HangVerdict) -> None:
         """Nothing moves on this host."""
         self._for_slow_ranks(lambda slow: slow.pause())
-        from saferun.watchdog.job import packed
+        from saferun.watchdog.job_verdicts import packed
 
         self._context.launch.job.reports.set_state({"s": "quiet", **packed(verdict)})
         if self._watch is not None:

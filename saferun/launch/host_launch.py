@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.captures.client import Examiner
+from saferun.captures.examiner import Examiner
 from saferun.cluster.job_values import JobCallbacks
 from saferun.cluster.solo_job import SoloJob
 from saferun.env.profiles import Resolution
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from saferun.files.writer_client import WriterClient
     from saferun.linux.part import Part
     from saferun.linux.spares import Spares
-    from saferun.preflight.client import CheckProcess
+    from saferun.preflight.check_process import CheckProcess
 
 # Reasons for which hosts end an attempt without a failure.
 _NO_FAILURES = frozenset({"signal", "parent", "request", "restart", "membership", "leave"})

@@ -78,7 +78,7 @@ def read_ranks(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
     from saferun.linux.prctl import set_name
 
     set_name("sr-stacks")
-    from saferun.captures.serve import write
+    from saferun.captures.examiner_process import write
 
     request: HostRequest = fit(HostRequest, value)
     packed = _recordings(request) if request.wanted.kind == RECORDING else _stacks(request, started_at)

@@ -35,7 +35,7 @@ MODULES = (
     "saferun.text.typed_json",
     "saferun.watchdog.monitor",
     "saferun.watchdog.verdicts",
-    "saferun.watchdog.job",
+    "saferun.watchdog.job_verdicts",
     "saferun.watchdog.stragglers",
     "saferun.watchdog.wait_watch",
     "saferun.linux.stuck",
@@ -67,7 +67,7 @@ MODULES = (
     "saferun.console.message_style",
     "saferun.console.open_colors",
     "saferun.console.rows",
-    "saferun.console.status",
+    "saferun.console.status_line",
     "saferun.report.above",
     "saferun.report.console_text",
     "saferun.captures.capture_query",
@@ -85,7 +85,7 @@ MODULES = (
     "saferun.report.report_text",
     "saferun.report.slow_text",
     "saferun.preflight.json_report",
-    "saferun.preflight.text",
+    "saferun.preflight.findings_text",
     "textwrap",
     "saferun.env.lint.findings",
     # To answer saferunctl
@@ -103,7 +103,7 @@ MODULES = (
 FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence")
 """What a job of several hosts takes beside."""
 BEFORE_SEVERAL_HOSTS = (
-    "saferun.watchdog.job",
+    "saferun.watchdog.job_verdicts",
     "saferun.watchdog.monitor",
     "saferun.watchdog.job_detector",
     "saferun.watchdog.wait_watch",

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.captures.client import Examiner
+    from saferun.captures.examiner import Examiner
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.job_values import Assignment
     from saferun.launch.attempt_end import AttemptEnd

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
-from saferun.captures.client import Answer
+from saferun.captures.examiner import Answer
 from saferun.launch.launch_context import LaunchContext
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import MALFORMED, loads

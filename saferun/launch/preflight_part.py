@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from saferun.cluster.job_values import Assignment
     from saferun.launch.launch_context import LaunchContext
     from saferun.launch.rank_group import AttemptPlan
+    from saferun.preflight.check_process import CheckProcess
     from saferun.preflight.checks.context import CheckContext
-    from saferun.preflight.client import CheckProcess
     from saferun.preflight.driver import PreflightFailure, PreflightOutcome, PreflightRun
     from saferun.supervisor.events import Event
 
@@ -249,7 +249,7 @@ class PreflightPart:
 
     def _show(self, outcome: PreflightOutcome) -> int:
         """Print all that was found, and return the exit code."""
-        from saferun.preflight.text import show
+        from saferun.preflight.findings_text import show
 
         self._context.screen.print_output(show(outcome.preflight, outcome.infos, as_json=self._config.checks.as_json))
         return EXIT_USAGE if outcome.failure is not None else 0

@@ -13,7 +13,7 @@ from saferun.launch.attempt_record import Context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.captures.client import Answer
+    from saferun.captures.examiner import Answer
     from saferun.model import JsonObject
     from saferun.watchdog.monitor import WatchedRank
 
@@ -81,7 +81,7 @@ class RecorderRounds:
         self.deadline = now + left_s + (self._interval_s if left_s < self._interval_s / 2 else 0.0)
 
     def _ask(self) -> None:
-        from saferun.captures.client import Answer
+        from saferun.captures.examiner import Answer
 
         launch = self._context.launch
         budget_s = min(_RANK_S * len(self._targets), _LONGEST_BUDGET_S)

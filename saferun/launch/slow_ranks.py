@@ -18,7 +18,7 @@ from saferun.model import JsonObject
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.captures.client import Answer
+    from saferun.captures.examiner import Answer
     from saferun.launch.recorder_rounds import RecorderRounds
     from saferun.watchdog.monitor import WatchedRank
     from saferun.watchdog.recorded_stragglers import RecordedStragglers
@@ -182,7 +182,7 @@ class SlowRanks:
             self._context.launch.guarded("look for what slows a rank down", self._begin_beside, pids)
 
     def _begin_beside(self, pids: list[int]) -> None:
-        from saferun.captures.client import Answer
+        from saferun.captures.examiner import Answer
 
         launch = self._context.launch
         poller = launch.guarded_poller

@@ -13,8 +13,8 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
+from saferun.preflight.check_process import CheckProcess, HostChecks
 from saferun.preflight.checks.context import CheckContext, context_of
-from saferun.preflight.client import CheckProcess, HostChecks
 from saferun.preflight.host_probing import HostProbing, LeaderProbing
 from saferun.preflight.outcome import PreflightFailure, PreflightOutcome, message_lines, outcome_of, problems
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight
@@ -22,8 +22,8 @@ from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight
 if TYPE_CHECKING:
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.job_values import Assignment
-    from saferun.preflight.bisect.client import TrialPlace
-    from saferun.preflight.bisect.driver import TrialShare
+    from saferun.preflight.bisect.trial_driver import TrialShare
+    from saferun.preflight.bisect.trial_process import TrialPlace
     from saferun.preflight.leader_messages import GoAhead
 
 __all__ = ["PreflightFailure", "PreflightOutcome", "PreflightRun", "context_of"]
@@ -264,7 +264,7 @@ class PreflightRun:
         on_over: Callable[[Sequence[CheckResult]], None],
     ) -> None:
         """Search for the hosts and GPUs that make a collective fail."""
-        from saferun.preflight.bisect.driver import TrialSearch
+        from saferun.preflight.bisect.trial_driver import TrialSearch
 
         self.close()
         checks = self._config.checks
@@ -285,7 +285,7 @@ class PreflightRun:
 
     def _share_trials(self, attempt: _Attempt) -> TrialShare:
         if attempt.trials is None:
-            from saferun.preflight.bisect.driver import TrialShare
+            from saferun.preflight.bisect.trial_driver import TrialShare
 
             self.close()
             attempt.trials = TrialShare(
@@ -295,7 +295,7 @@ class PreflightRun:
         return attempt.trials
 
     def _trial_place(self) -> TrialPlace:
-        from saferun.preflight.bisect.client import TrialPlace
+        from saferun.preflight.bisect.trial_process import TrialPlace
 
         backend = self._config.checks.backend
         if backend == "auto":

@@ -11,7 +11,7 @@ from saferun.preflight.results import HostInfo, Preflight, Probe
 if TYPE_CHECKING:
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.job_values import Assignment, EvidenceChunk
-    from saferun.preflight.client import HostChecks
+    from saferun.preflight.check_process import HostChecks
     from saferun.preflight.leader_messages import PairAgain
 
 # How long the hosts may probe each other, and how much longer the leader waits for what they found.

@@ -56,7 +56,7 @@ def outcome_of(
     same = _alike(first, failing)
     host = ""
     if len(same) > 1:
-        from saferun.preflight.text import host_ranges
+        from saferun.preflight.findings_text import host_ranges
 
         host = f"{host_ranges(result.host for result in same)}: "
     elif first.host and not first.message.startswith(first.host):
@@ -78,7 +78,7 @@ def message_lines(found: Sequence[CheckResult]) -> list[str]:
     printed = [result for result in found if result not in reason]
     if not printed:
         return []
-    from saferun.preflight.text import result_lines
+    from saferun.preflight.findings_text import result_lines
 
     return result_lines(printed)
 

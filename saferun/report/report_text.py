@@ -19,8 +19,8 @@ from saferun.evidence import (
     StuckLink,
     ThreadStack,
 )
+from saferun.preflight.findings_text import decision_text, table_lines
 from saferun.preflight.results import HostInfo, Preflight
-from saferun.preflight.text import decision_text, table_lines
 from saferun.report.console_text import core_text
 from saferun.report.picture import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_and_last, outcome_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from saferun.evidence import HangVerdict
-from saferun.watchdog.job import combine, seconds, verdict_from
+from saferun.watchdog.job_verdicts import combine, seconds, verdict_from
 from saferun.watchdog.verdicts import Repeat, Verdicts
 
 # The effects of a capture on the ranks are over by then.

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.captures.client import Answer, Examiner
+from saferun.captures.examiner import Answer, Examiner
 from saferun.captures.py_spy_json import threads_from
 from saferun.evidence import HangVerdict
 from saferun.linux.poller import Poller

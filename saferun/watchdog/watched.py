@@ -8,7 +8,7 @@ from saferun.captures.inspection_values import RankInspection
 from saferun.watchdog.quiet_work import QuietWork
 from saferun.watchdog.samples import Numbers, ProcessSample, RankSample
 from saferun.watchdog.signs import RankSigns
-from saferun.watchdog.stacks import Suspect
+from saferun.watchdog.stack_dumps import Suspect
 
 # For how many timeouts the weak signs of a child that a rank waits for count.
 _PATIENCE = 4

@@ -38,13 +38,13 @@ TOLD = ("--env-profile", "minimal", "--hang-timeout", "1")
 STOPPED = (*TOLD, "--on-hang", "stop", "--shutdown-timeout", "5")
 # A host on which no more processes can be forked, once the ranks run.
 NO_EXAMINER = (
-    "import saferun.captures.client as run\n"
+    "import saferun.captures.examiner as run\n"
     "    def no_fork(*_arguments, **_options): raise OSError(11, 'Resource temporarily unavailable')\n"
     "    run.Helper = no_fork"
 )
 # The process of a capture stands still from its first moment.
 STOPS_AT_ONCE = (
-    "import os, signal, saferun.captures.serve as serve\n"
+    "import os, signal, saferun.captures.examiner_process as serve\n"
     "    name_it = serve.set_name\n"
     "    def name_and_stop(name):\n"
     "        name_it(name)\n"

@@ -24,7 +24,7 @@ hold_still()
 STOPPED = (*TOLD, "--on-hang", "stop", "--shutdown-timeout", "5")
 # The second examiner does this to itself before it has begun with anything.
 SECOND = (
-    "import os, saferun.captures.client as run\n"
+    "import os, saferun.captures.examiner as run\n"
     "    serve = run.Examiner._serve\n"
     "    def second(self, *arguments):\n"
     "        if self._replaced == 2: os.kill(os.getpid(), {signum})\n"
@@ -34,7 +34,7 @@ SECOND = (
 
 # The first capture process stops itself before it has begun: it is short, and could be over before a test has seen it.
 HELD = (
-    "import os, saferun.captures.serve as serve\n"
+    "import os, saferun.captures.examiner_process as serve\n"
     "    set_name = serve.set_name\n"
     "    def hold(name):\n"
     "        set_name(name)\n"

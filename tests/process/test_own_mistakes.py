@@ -38,7 +38,7 @@ MORE_MISTAKES = [
     *(("launch.event_log", "EventLog", name) for name in ("describe", "finish", "note", "record", "plan_description")),
     *(("launch.event_log", "EventLog", name) for name in ("write_torch_version",)),
     *(("launch.event_log", "StoryFile", name) for name in ("deadline", "tick")),
-    *(("captures.client", "Examiner", name) for name in ("begin_at", "begin", "ask", "tick", "pids", "_on_message")),
+    *(("captures.examiner", "Examiner", name) for name in ("begin_at", "begin", "ask", "tick", "pids", "_on_message")),
     *(("launch.hang_watch", "HangWatch", name) for name in ("begin", "tick", "rank_ended", "end", "deadline")),
     *(("launch.idle_imports", "IdleImports", name) for name in ("import_now", "seal", "tick", "_request", "_have")),
     *(("launch.incident_log", "IncidentLog", name) for name in ("add", "finish", "write", "last_headline")),

@@ -15,7 +15,7 @@ from saferun.launch.preflight_part import ranks_wait
 from saferun.linux.poller import Poller
 from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus
-from saferun.preflight.client import CheckProcess
+from saferun.preflight.check_process import CheckProcess
 from saferun.preflight.driver import PreflightRun, context_of
 from tests.process.launching import running, until
 from tests.unit.preflight.host_roots import Root
@@ -121,10 +121,9 @@ def test_what_is_found_while_the_ranks_run_is_told_while_they_run(tmp_path: Path
 
 def broken(how: str) -> tuple[str, ...]:
     """A saferun whose check process breaks, and is given up soon."""
-    patch = (
-        f"import os, time, saferun.preflight.client, saferun.preflight.checks.serve as s; s.answer = lambda _: {how}"
-    )
-    run = "saferun.preflight.client._GIVE_UP_S = 0.5; from saferun.cli.main import main; main()"
+    modules = "saferun.preflight.check_process, saferun.preflight.checks.server as s"
+    patch = f"import os, time, {modules}; s.answer = lambda _: {how}"
+    run = "saferun.preflight.check_process._GIVE_UP_S = 0.5; from saferun.cli.main import main; main()"
     return sys.executable, "-c", f"{patch}; {run}"
 
 

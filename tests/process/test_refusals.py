@@ -20,11 +20,11 @@ from typing import NamedTuple
 import pytest
 
 from saferun.linux.cgroups import process_room
-from saferun.preflight.checks import names
+from saferun.preflight.checks import name_resolution
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.interfaces import check_interfaces
 from saferun.preflight.checks.limits import check_processes
-from saferun.preflight.checks.names import check_names
+from saferun.preflight.checks.name_resolution import check_names
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult, HostInfo
 from tests.process.gloo_ranks import Ranks
@@ -208,7 +208,11 @@ def _names(world: World, *, own: str, master: str) -> CheckResult:
     with pytest.MonkeyPatch.context() as patch:
         known = {"node1": own, "node0": master}
         patch.setattr(socket, "gethostname", lambda: "node1")
-        patch.setattr(names, "resolve", lambda wanted, *_: tuple(names.Lookup(name, (known[name],)) for name in wanted))
+        patch.setattr(
+            name_resolution,
+            "resolve",
+            lambda wanted, *_: tuple(name_resolution.Lookup(name, (known[name],)) for name in wanted),
+        )
         return world.hosts[1].run(check_names, context)
 
 
@@ -298,8 +302,8 @@ REFUSALS = (
     Refusal("checks/interfaces.py _judge_wanted", (an_interface_that_is_asked_for_and_is_not_there,), hosts=False),
     Refusal("checks/interfaces.py _verdict", (an_interface_that_gloo_does_not_find,), hosts=False),
     Refusal("checks/interfaces.py _verdict", (an_interface_that_is_down, an_interface_that_leads_nowhere)),
-    Refusal("checks/names.py _judge_master", (a_name_of_the_master_that_leads_to_this_host,)),
-    Refusal("checks/names.py _judge_own", (an_own_name_that_leads_to_loopback,)),
+    Refusal("checks/name_resolution.py _judge_master", (a_name_of_the_master_that_leads_to_this_host,)),
+    Refusal("checks/name_resolution.py _judge_own", (an_own_name_that_leads_to_loopback,)),
     Refusal("preflight/default_nics.py loopback_between", (loopback_of_a_host_among_several,)),
     Refusal("preflight/faults.py _pair_result", (a_pair_that_is_cut,)),
     Refusal("preflight/faults.py _host_result", (a_host_that_is_cut_off,)),

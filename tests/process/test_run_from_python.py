@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import saferun
-from saferun.api import running
+from saferun.api import launching
 from saferun.api.rank_function import open_private, read_private
 from saferun.errors import SaferunError, UsageError
 from tests.process.launching import REPOSITORY, pids_whose_environ_has, until
@@ -143,7 +143,7 @@ def test_output_goes_to_the_streams_of_the_caller(capsys: pytest.CaptureFixture[
 
 
 def test_what_is_kept_of_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_KEPT_BYTES", 1 << 17)
+    monkeypatch.setattr(launching, "_KEPT_BYTES", 1 << 17)
     result = saferun.run(script("print('x' * (1 << 20)); print('end')"), options=QUIET, capture=True)
     assert len(result.stdout) <= 1 << 18
     assert result.stdout.endswith("end\n")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from saferun.captures.client import Examiner
+from saferun.captures.examiner import Examiner
 from saferun.evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import children_of

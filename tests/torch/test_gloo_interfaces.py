@@ -84,7 +84,7 @@ def main(hosts: str) -> None:
     from torch._C._distributed_c10d import HashStore
 
     from saferun.linux.netlink import read_nics
-    from saferun.preflight.checks.names import resolve
+    from saferun.preflight.checks.name_resolution import resolve
     from saferun.preflight.default_nics import gloo_choice
 
     for lines, value in CASES:

@@ -13,7 +13,7 @@ import pytest
 from saferun.env.apply import read_versions
 from saferun.env.profiles import load_profiles, resolve
 from saferun.env.profiles.builtin import PROFILES
-from saferun.env.profiles.model import Variable
+from saferun.env.profiles.profile_values import Variable
 
 VERSIONS = read_versions(sys.path)
 SPEC = importlib.util.find_spec("torch")

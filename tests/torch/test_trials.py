@@ -19,8 +19,8 @@ import pytest
 
 from saferun.linux.poller import Poller
 from saferun.preflight.bisect import LOOPBACK, Bisection, Group, Member, Trial, TrialResult
-from saferun.preflight.bisect.client import TrialPlace, TrialRun
 from saferun.preflight.bisect.finding_text import reason
+from saferun.preflight.bisect.trial_process import TrialPlace, TrialRun
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "saferun" / "coordinator" / "trial_server.py"

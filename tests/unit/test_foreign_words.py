@@ -29,13 +29,13 @@ CLEANERS = {"warn", "_warn"}
 # These are messages between processes of saferun's, or something else altogether.
 NO_TERMINAL = {
     *(
-        "captures/client.py",
-        "captures/serve.py",
+        "captures/examiner.py",
+        "captures/examiner_process.py",
         "captures/pystack_live.py",
-        "preflight/client.py",
+        "preflight/check_process.py",
         "preflight/probe/listener.py",
     ),
-    *("preflight/checks/serve.py", "watchdog/job_detector.py", "watchdog/__init__.py"),
+    *("preflight/checks/server.py", "watchdog/job_detector.py", "watchdog/__init__.py"),
 }
 # What these say is one line, which whoever made them cleans: LaunchContext, and the launcher.
 CLEANED_BEHIND = {"files/writer_client.py", "launch/orphans.py"}

@@ -60,7 +60,7 @@ from saferun.errors import SaferunError
 from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.error_files import read_error_file
 from saferun.linux.json_lines import JsonLines
-from saferun.preflight.bisect.driver import decode_outcomes, decode_trial
+from saferun.preflight.bisect.trial_driver import decode_outcomes, decode_trial
 from saferun.preflight.host_messages import (
     decode_endpoint,
     decode_host_info,
@@ -74,7 +74,7 @@ from saferun.report.page.contents import decode_preflight, decode_report
 from saferun.report.page.rendering import render_page
 from saferun.report.page.run_contents import HostEvents, RunFiles, decode_events, decode_run_json
 from saferun.text.decoding import MALFORMED, loads
-from saferun.watchdog.job import verdict_from
+from saferun.watchdog.job_verdicts import verdict_from
 from tests.process.one_capture import decode_request, encode_request
 from tests.torch.coordinating import TROUBLE
 from tests.unit import recorded_launchers

@@ -22,9 +22,9 @@ from saferun.env.lint.families import FAMILIES
 from saferun.env.lint.installation import Installation
 from saferun.env.lint.known_names import KnownNames, Version
 from saferun.env.lint.name_cache import Unit
-from saferun.env.lint.reading import answer, library_strings, nothing, read_library, read_source, source_text
+from saferun.env.lint.names_in_files import answer, library_strings, nothing, read_library, read_source, source_text
 from saferun.env.lint.sources import Source, files_of, find_sources, stamp_of, stamp_of_file
-from saferun.env.profiles.versions import numbers_of
+from saferun.env.profiles.version_ranges import numbers_of
 from saferun.model import Value
 
 _MAX_ASKED = 256  # names that the other packages are searched for

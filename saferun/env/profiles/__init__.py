@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.env.profiles.model import Cost, EnvVariable, Profile, Resolution, Variable, Vendor
+from saferun.env.profiles.profile_values import Cost, EnvVariable, Profile, Resolution, Variable, Vendor
 from saferun.env.profiles.resolution import render, resolve
 from saferun.env.profiles.search import ProfileSet, default_search_path, load_profiles
 

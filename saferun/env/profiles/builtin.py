@@ -5,7 +5,7 @@ Written by ``python -m tests.compile_profiles`` from ``configs/*.yaml``: edit th
 
 from __future__ import annotations
 
-from saferun.env.profiles.model import Place, Profile, RankValue, Variable
+from saferun.env.profiles.profile_values import Place, Profile, RankValue, Variable
 
 PROFILES: dict[str, Profile] = {
     "blocking": Profile(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.env.profiles import templates
-from saferun.env.profiles.model import (
+from saferun.env.profiles.profile_values import (
     EnvVariable,
     Kept,
     Place,
@@ -24,7 +24,7 @@ from saferun.env.profiles.model import (
     Vendor,
 )
 from saferun.env.profiles.search import ProfileSet
-from saferun.env.profiles.versions import what_breaks, why_not
+from saferun.env.profiles.version_ranges import what_breaks, why_not
 from saferun.errors import UsageError
 
 _NEED_RUN_DIR = ("run_dir", "rank_dir")

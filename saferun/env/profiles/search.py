@@ -16,7 +16,7 @@ from saferun.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.env.profiles.model import Profile
+    from saferun.env.profiles.profile_values import Profile
 
 SETTINGS_FILE = "saferun.yaml"
 _OPTION = "--env-profile-path"
@@ -209,7 +209,7 @@ def read_profile(path: str, name: str, *, shown: str | None = None, fd: int | No
     Raises:
         UsageError: the file is malformed.
     """
-    from saferun.env.profiles.model import Place, Profile
+    from saferun.env.profiles.profile_values import Place, Profile
     from saferun.env.profiles.validation import profile_from_node
     from saferun.env.profiles.yaml_nodes import read_yaml
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TypeVar
 
-from saferun.env.profiles import templates, versions
-from saferun.env.profiles.model import COMPONENTS, COSTS, VENDORS, Place, Profile, RankValue, Removal, Variable
+from saferun.env.profiles import templates, version_ranges
+from saferun.env.profiles.profile_values import COMPONENTS, COSTS, VENDORS, Place, Profile, RankValue, Removal, Variable
 from saferun.env.profiles.quoting import advice, quoted
 from saferun.env.profiles.yaml_nodes import Node, bad
 
@@ -236,7 +236,7 @@ def _ranges(node: Node | None) -> tuple[tuple[str, str], ...]:
         if key.text not in COMPONENTS:
             raise bad(key, f"no version of {quoted(key.text)} is known", advice(key.text, COMPONENTS))
         wanted = _text(value)
-        if not versions.is_range(wanted):
+        if not version_ranges.is_range(wanted):
             raise bad(value, f"{quoted(wanted)} is no range of versions", "write it like '>=2.8,<2.11', in quotes")
         found.append((key.text, wanted))
     return tuple(found)

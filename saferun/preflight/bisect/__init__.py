@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from saferun.preflight.bisect.finding_text import Names, Tally, describe_all_alone, describe_hosts, describe_parts, over
 from saferun.preflight.bisect.halving import Explained, Search, Wish, explain, merge, side_by_side
-from saferun.preflight.bisect.values import (
+from saferun.preflight.bisect.trial_values import (
     LOOPBACK,
     BisectFinding,
     FailingSet,

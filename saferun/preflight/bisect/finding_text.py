@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.model import Value
 from saferun.preflight.bisect.halving import Blame, Unit
-from saferun.preflight.bisect.values import LOOPBACK, FailingSet, Group, Member, TrialResult
+from saferun.preflight.bisect.trial_values import LOOPBACK, FailingSet, Group, Member, TrialResult
 
 _NAMES_AT_MOST = 6
 

@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import TypeVar
 
 from saferun.model import Value
-from saferun.preflight.bisect.values import Group
+from saferun.preflight.bisect.trial_values import Group
 
 Unit = Group
 Units = tuple[Unit, ...]

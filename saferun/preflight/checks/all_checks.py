@@ -12,12 +12,12 @@ from saferun.preflight.checks.interfaces import check_interfaces
 from saferun.preflight.checks.limits import check_cores, check_locked_memory, check_open_files, check_processes
 from saferun.preflight.checks.master import ANSWER_TIMEOUT_S, check_master
 from saferun.preflight.checks.memory import check_memory
-from saferun.preflight.checks.names import DEADLINE_S, check_names
+from saferun.preflight.checks.name_resolution import DEADLINE_S, check_names
 from saferun.preflight.checks.platform import check_platform
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.checks.rdma import check_rdma
 from saferun.preflight.checks.shared_memory import check_shared_memory
-from saferun.preflight.checks.tools import check_ptrace, check_tools
+from saferun.preflight.checks.stack_tools import check_ptrace, check_tools
 from saferun.preflight.checks.versions import check_versions
 
 _MARGIN_S = 1.0  # for a host that is busy starting a job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from saferun.linux.small_files import read_pairs, read_text
 from saferun.preflight.checks.answers import ok, warning
+from saferun.preflight.checks.common import list_of_numbers
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import list_of_numbers
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import count_text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from saferun.preflight.checks.answers import ok, warning
+from saferun.preflight.checks.common import MIB, own_path
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, own_path
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import size_text
 

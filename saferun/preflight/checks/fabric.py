@@ -9,8 +9,8 @@ from saferun.linux.netlink import read_nics
 from saferun.linux.small_files import list_directory, read_line, read_link
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
+from saferun.preflight.checks.common import listed, listed_are
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import listed, listed_are
 from saferun.preflight.default_nics import fits, names_in
 from saferun.preflight.results import CheckResult
 

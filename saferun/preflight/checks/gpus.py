@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from saferun.env.profiles.versions import numbers_of
+from saferun.env.profiles.version_ranges import numbers_of
 from saferun.linux.gpus import gpu_vendor
 from saferun.model import JsonObject, Value
 from saferun.preflight.checks.answers import ok, skipped, warning
+from saferun.preflight.checks.common import GIB, MIB
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.gpu_fabric import fabric_faults
-from saferun.preflight.checks.reading import GIB, MIB
 from saferun.preflight.checks.versions import read_versions
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import count_text, size_text

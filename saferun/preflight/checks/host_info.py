@@ -8,7 +8,7 @@ import time
 from saferun.linux.netlink import read_nics
 from saferun.preflight.checks.backend import known_backend
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.names import resolve
+from saferun.preflight.checks.name_resolution import resolve
 from saferun.preflight.checks.versions import describe_host
 from saferun.preflight.default_nics import candidates, gloo_choice, nccl_choice
 from saferun.preflight.results import HostInfo

@@ -10,9 +10,9 @@ from saferun.linux.nic import Nic
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
+from saferun.preflight.checks.common import listed, listed_are
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.names import Lookup, is_elsewhere, resolve
-from saferun.preflight.checks.reading import listed, listed_are
+from saferun.preflight.checks.name_resolution import Lookup, is_elsewhere, resolve
 from saferun.preflight.default_nics import (
     AUTO,
     GLOO_IFNAME,

@@ -11,8 +11,8 @@ import threading
 from saferun.linux.procfs import parse_stat
 from saferun.linux.small_files import list_directory, read_bytes, read_pairs, read_text
 from saferun.preflight.checks.answers import failure, ok, warning
+from saferun.preflight.checks.common import MIB, is_switched_on
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, is_switched_on
 from saferun.preflight.results import CheckResult, Pairs
 from saferun.text.wording import count_text, size_text
 

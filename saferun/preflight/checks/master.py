@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from saferun.linux.netlink import Route, read_nics, route_to
 from saferun.preflight.checks.answers import ok, skipped, warning
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.names import resolve
+from saferun.preflight.checks.name_resolution import resolve
 from saferun.preflight.results import CheckResult
 
 ANSWER_TIMEOUT_S = 1.0

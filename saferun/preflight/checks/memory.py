@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from saferun.linux.small_files import read_pairs
 from saferun.preflight.checks.answers import ok, warning
+from saferun.preflight.checks.common import MIB
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB
 from saferun.preflight.results import CheckResult, Pairs
 from saferun.text.wording import count_text, size_text
 

@@ -7,9 +7,9 @@ import socket
 
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.answers import failure, ok, warning
+from saferun.preflight.checks.common import list_of_numbers
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.names import is_loopback_name
-from saferun.preflight.checks.reading import list_of_numbers
+from saferun.preflight.checks.name_resolution import is_loopback_name
 from saferun.preflight.results import CheckResult
 
 _DEFAULTS = frozenset({29400, 29500})  # torchrun's, not the user's choice

@@ -9,8 +9,8 @@ import os
 
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.answers import ok, warning
+from saferun.preflight.checks.common import MIB
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import size_text
 

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Mapping
 
 from saferun import __version__
-from saferun.env.profiles.versions import numbers_of
+from saferun.env.profiles.version_ranges import numbers_of
 from saferun.linux.small_files import list_directory, read_text
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
+from saferun.preflight.checks.common import is_switched_on
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import is_switched_on
 from saferun.preflight.results import CheckResult, Pairs
 from saferun.text.secret_names import is_secret
 

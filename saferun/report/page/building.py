@@ -13,7 +13,7 @@ from saferun.report.page.contents import (
     SlowPart,
     TracebackPart,
 )
-from saferun.report.page.hosts import (
+from saferun.report.page.host_rows import (
     build_checks,
     build_environment,
     build_machine,
@@ -22,11 +22,20 @@ from saferun.report.page.hosts import (
     build_versions,
 )
 from saferun.report.page.outputs import build_outputs, traceback_summary
+from saferun.report.page.page_model import (
+    LABEL_CHARACTERS,
+    Call,
+    Fact,
+    Incident,
+    OutputPiece,
+    PageModel,
+    Table,
+    Verdict,
+)
 from saferun.report.page.run_contents import RunFiles, RunJson
-from saferun.report.page.stacks import build_stacks, call_of
+from saferun.report.page.stack_tree import build_stacks, call_of
 from saferun.report.page.timeline import build_timelines
-from saferun.report.page.values import LABEL_CHARACTERS, Call, Fact, Incident, OutputPiece, PageModel, Table, Verdict
-from saferun.report.page.waits import build_group_tables, build_wait_graph
+from saferun.report.page.wait_graph import build_group_tables, build_wait_graph
 from saferun.report.picture import rank_ranges
 from saferun.report.report_values import Cause, Launch, RankFailure
 from saferun.text.page import shown

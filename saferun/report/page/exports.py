@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.model import JsonObject
-from saferun.report.page.values import Call, Incident, PageModel, Stacks, Timeline
+from saferun.report.page.page_model import Call, Incident, PageModel, Stacks, Timeline
 
 _SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _IN_THAT_CALL = "(in that call itself)"

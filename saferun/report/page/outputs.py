@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.model import Value
+from saferun.report.page.page_model import LABEL_CHARACTERS, OutputPiece, RankOutputs
 from saferun.report.page.run_contents import RankTail
 from saferun.report.page.timeline import hosts_text
-from saferun.report.page.values import LABEL_CHARACTERS, OutputPiece, RankOutputs
 from saferun.report.picture import rank_ranges
 from saferun.text.page import shown
 from saferun.text.redaction import redacted_text

@@ -22,8 +22,8 @@ from saferun.errors import suppress
 from saferun.model import JsonObject, Value
 from saferun.report.page.building import PHASES, build_page
 from saferun.report.page.outputs import rank_numbers
+from saferun.report.page.page_model import PageModel, Stacks, Timeline
 from saferun.report.page.run_contents import RunFiles
-from saferun.report.page.values import PageModel, Stacks, Timeline
 
 LIMIT_BYTES = 2 << 20
 """How large a page is at most."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from saferun.captures.capture_query import CaptureQuery
-from saferun.captures.client import Examiner
+from saferun.captures.examiner import Examiner
 from saferun.captures.wire import CaptureReader, Done, Request, Target, encode
 from saferun.evidence import Frame, StackDump, ThreadStack
 

@@ -19,7 +19,7 @@ from saferun.coordinator.assignments import (
 from saferun.coordinator.job_log import LONGEST_MESSAGE_BYTES
 from saferun.model import JsonObject
 from saferun.preflight.bisect import Member, Trial, TrialResult
-from saferun.preflight.bisect.driver import decode_outcomes, decode_trial, encode_outcomes, encode_trial
+from saferun.preflight.bisect.trial_driver import decode_outcomes, decode_trial, encode_outcomes, encode_trial
 from saferun.preflight.host_messages import (
     decode_endpoint,
     decode_host_info,

@@ -15,7 +15,7 @@ from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
 from saferun.supervisor.events import HostsDone, JobAborted, JobDecided
 from saferun.text.typed_json import fit
-from saferun.watchdog.job import combine, packed
+from saferun.watchdog.job_verdicts import combine, packed
 from tests.unit.cluster.listening_job import JOINED, Listening
 from tests.unit.samples import CONFIG
 

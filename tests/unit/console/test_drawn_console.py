@@ -373,7 +373,7 @@ def test_a_status_that_fails_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> list[bytes]:
         raise RuntimeError
 
-    monkeypatch.setattr("saferun.console.status.status_rows", fail)
+    monkeypatch.setattr("saferun.console.status_line.status_rows", fail)
     with ranks(1) as job:
         job.write(0, b"\rbar")
         job.wait()

@@ -9,8 +9,8 @@ import pytest
 
 from saferun import ctl
 from saferun.cli.main import read_config
-from saferun.ctl.log_files import LogName
 from saferun.ctl.log_prefixes import Prefixes
+from saferun.ctl.log_reading import LogName
 from tests.unit.described_runs import described_run, make_run
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saferun import ctl
-from saferun.ctl import log_files, logs
-from saferun.ctl.log_files import RunLogs
+from saferun.ctl import log_reading, logs
+from saferun.ctl.log_reading import RunLogs
 from saferun.ctl.logs import harmless, since_time
 from saferun.errors import UsageError
 from saferun.files.file_server import FileServer
@@ -168,7 +168,7 @@ def test_a_file_without_newlines_is_read_in_pieces(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """However large it is, and whatever bytes it has."""
-    size = 3 * log_files.LONGEST_LINE_BYTES + 5
+    size = 3 * log_reading.LONGEST_LINE_BYTES + 5
     Host(run, "node1", monkeypatch).write(AT, (0, b"\x00\xff" * (size // 2)))
     longest = 0
     reader = RunLogs(str(run), lambda _name: True)
@@ -177,7 +177,7 @@ def test_a_file_without_newlines_is_read_in_pieces(
             longest = max(longest, *(len(text) for _, _, text in pieces), 0)
     finally:
         reader.close()
-    assert 0 < longest <= log_files.LONGEST_LINE_BYTES
+    assert 0 < longest <= log_reading.LONGEST_LINE_BYTES
     assert len(printed(capfd)) >= 3
 
 
@@ -251,7 +251,7 @@ def test_times_are_understood_in_many_forms() -> None:
 def test_more_files_than_may_be_open_are_read(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(log_files, "_MOST_OPEN", 3)
+    monkeypatch.setattr(log_reading, "_MOST_OPEN", 3)
     host = Host(run, "node1", monkeypatch)
     for at in range(3):
         host.write(AT + at, *((rank, f"{at}\n") for rank in range(10)))
@@ -314,9 +314,9 @@ def test_however_much_is_read_at_once_lines_are_those_that_were_written(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, writes: Written, most_bytes: int
 ) -> None:
     """Three hosts with three ranks each: each line where its newline came; what has none yet comes last."""
-    monkeypatch.setattr(log_files, "_MOST_READ_BYTES", most_bytes)
-    monkeypatch.setattr(log_files, "_PIECE_BYTES", 64)
-    monkeypatch.setattr(log_files, "_LEAST_PIECE_BYTES", 16)
+    monkeypatch.setattr(log_reading, "_MOST_READ_BYTES", most_bytes)
+    monkeypatch.setattr(log_reading, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(log_reading, "_LEAST_PIECE_BYTES", 16)
     path = make_run(tmp_path_factory.mktemp("runs"), NAME)
     hosts = [Host(path, f"node{number}", monkeypatch) for number in (1, 2, 3)]
     wanted: list[tuple[float, str, int, str]] = []
@@ -339,7 +339,7 @@ def test_however_much_is_read_at_once_lines_are_those_that_were_written(
     assert {(host, rank): text for _, host, rank, text in lines_of(rest)} == {k: v for k, v in rests.items() if v}
 
 
-def lines_of(batches: list[list[log_files.Piece]]) -> list[tuple[float | None, str, int, str]]:
+def lines_of(batches: list[list[log_reading.Piece]]) -> list[tuple[float | None, str, int, str]]:
     """The lines of pieces, with their times, hosts and ranks."""
     return [
         (ms / 1000 if ms is not None else None, file.name.host, file.name.rank, line.decode())

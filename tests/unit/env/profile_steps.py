@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from saferun.env.profiles import ProfileSet, load_profiles, render, resolve
-from saferun.env.profiles.model import Resolution, Vendor
+from saferun.env.profiles.profile_values import Resolution, Vendor
 from saferun.errors import UsageError
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from saferun.env.profiles import load_profiles, render, resolve
 from saferun.env.profiles.builtin import PROFILES
-from saferun.env.profiles.model import COSTS, Profile, Variable, Vendor
+from saferun.env.profiles.profile_values import COSTS, Profile, Variable, Vendor
 from saferun.env.profiles.resolution import layered, needs_run_dir
-from saferun.env.profiles.versions import holds
+from saferun.env.profiles.version_ranges import holds
 from tests.compile_profiles import TARGET, configs_directory, read_builtin, source_text
 
 NAMES_FILE = Path(__file__).with_name("env_names_in_binaries.txt")

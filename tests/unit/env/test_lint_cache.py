@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.env.lint import name_cache, reading
+from saferun.env.lint import name_cache, names_in_files
 from saferun.env.lint.known_names import KnownNames
 from saferun.env.lint.name_cache import Unit
 from saferun.env.lint.scanner import scan
@@ -38,8 +38,8 @@ def test_what_was_found_is_not_read_again(packages: Packages, tmp_path: Path, mo
     def read(*_args: object) -> bytes:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(reading, "source_text", read)
-    monkeypatch.setattr(reading, "library_strings", read)
+    monkeypatch.setattr(names_in_files, "source_text", read)
+    monkeypatch.setattr(names_in_files, "library_strings", read)
     monkeypatch.setattr("saferun.env.lint.scanner.source_text", read)
     monkeypatch.setattr("saferun.env.lint.scanner.library_strings", read)
     assert scan_kept(packages, tmp_path, "TORCH_MINE", "TORCH_NOBODYS") == first

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun.env.lint import reading
+from saferun.env.lint import names_in_files
 from saferun.env.lint.elf import string_ranges
 from saferun.env.lint.installation import find_installation
 from saferun.env.lint.scanner import scan
@@ -142,7 +142,7 @@ def test_preloaded_libraries_count(packages: Packages, tmp_path: Path) -> None:
 
 
 def test_names_across_the_edge_of_a_chunk_are_found_whole(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(names_in_files, "_CHUNK_BYTES", 1024)
     names = [f"NCCL_NUMBER_{number}_OF_MANY" for number in range(500)]
     (packages.libraries / "libnccl.so.2").write_bytes(strings(*names))
     assert set(names) <= set(scan(packages.installation).readers)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.env.profiles import load_profiles, templates, text
-from saferun.env.profiles.versions import holds, is_range, numbers_of
+from saferun.env.profiles import load_profiles, profile_text, templates
+from saferun.env.profiles.version_ranges import holds, is_range, numbers_of
 from saferun.errors import UsageError
 from tests.unit.env.profile_steps import profiles_of, rendered, resolved, usage_error
 
@@ -95,13 +95,13 @@ def test_an_unknown_profile_under_extends_is_answered_with_its_place(tmp_path: P
 def test_the_users_environment_wins_over_a_profile_and_a_line_says_so(tmp_path: Path) -> None:
     resolution = resolved(profiles_of(tmp_path, a="variables: {X: 1}"), "a", user={"X": "7"})
     assert rendered(resolution) == {}
-    (line,) = text.launch_lines(resolution, has_run_dir=True)
+    (line,) = profile_text.launch_lines(resolution, has_run_dir=True)
     assert line == "X stays as your environment sets it; profile a would set X=1"
 
 
 def test_nothing_is_said_where_the_user_sets_the_same_value(tmp_path: Path) -> None:
     resolution = resolved(profiles_of(tmp_path, a="variables: {X: 1}"), "a", user={"X": "1"})
-    assert text.launch_lines(resolution, has_run_dir=True) == []
+    assert profile_text.launch_lines(resolution, has_run_dir=True) == []
 
 
 def test_an_empty_value_of_the_user_is_a_value(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_empty_value_of_the_user_is_a_value(tmp_path: Path) -> None:
 def test_a_forced_value_replaces_the_users_and_is_shown(tmp_path: Path, body: str) -> None:
     resolution = resolved(profiles_of(tmp_path, a=body), "a", user={"X": "secret"})
     assert rendered(resolution) == {"X": "1"}
-    (line,) = text.launch_lines(resolution, has_run_dir=True)
+    (line,) = profile_text.launch_lines(resolution, has_run_dir=True)
     assert "replaces X of your environment: X=1" in line
     assert "secret" not in line
 
@@ -137,7 +137,7 @@ def test_another_name_of_the_same_setting_in_the_users_environment_wins(tmp_path
     profiles = profiles_of(tmp_path, a="variables: {NEW: {value: 1, same_as: OLD}}")
     resolution = resolved(profiles, "a", user={"OLD": "7"})
     assert rendered(resolution) == {}
-    assert text.launch_lines(resolution, has_run_dir=True) == [
+    assert profile_text.launch_lines(resolution, has_run_dir=True) == [
         "OLD stays as your environment sets it; profile a would set NEW=1"
     ]
     assert rendered(resolved(profiles, "a", user={"OLD": "7"}, unset=["OLD"])) == {"NEW": "1"}
@@ -297,8 +297,10 @@ def test_a_variable_that_needs_the_run_directory_is_left_out_without_one(tmp_pat
     """A file name with an unfilled placeholder, or beginning with '/', would be worse than none."""
     resolution = resolved(profiles_of(tmp_path, a="variables: {X: '{rank_dir}/x', Y: '{run_dir}', Z: 1}"), "a")
     assert rendered(resolution, run_dir=None) == {"Z": "1"}
-    assert text.launch_lines(resolution, has_run_dir=False) == ["without a run directory these are left out: X, Y"]
-    assert text.launch_lines(resolution, has_run_dir=True) == []
+    assert profile_text.launch_lines(resolution, has_run_dir=False) == [
+        "without a run directory these are left out: X, Y"
+    ]
+    assert profile_text.launch_lines(resolution, has_run_dir=True) == []
 
 
 def test_other_braces_stay_as_they_are(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun.env.profiles import load_profiles, resolve
-from saferun.env.profiles.model import Profile
+from saferun.env.profiles.profile_values import Profile
 from saferun.env.profiles.validation import profile_from_node
 from saferun.env.profiles.yaml_nodes import MAX_DEPTH, MAX_FILE_BYTES, MAX_NODES, parse_yaml, read_yaml
 from saferun.errors import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from saferun.env.profiles import load_profiles, text
+from saferun.env.profiles import load_profiles, profile_text
 from tests.unit.env.profile_steps import profiles_of, resolved
 
 # ------------------------------------------------------------------------------------------------------------- in words
@@ -14,7 +14,7 @@ def test_heavy_profiles_warn_in_one_line_each(tmp_path: Path) -> None:
     profiles = profiles_of(
         tmp_path, a="variables: {X: {value: 1, cost: heavy}, Y: {value: 2, cost: heavy}, Z: {value: 3, cost: light}}"
     )
-    assert text.launch_lines(resolved(profiles, "a"), has_run_dir=True) == [
+    assert profile_text.launch_lines(resolved(profiles, "a"), has_run_dir=True) == [
         "env profile a makes the job much slower (X=1, Y=2); not for production"
     ]
 
@@ -27,7 +27,7 @@ def test_a_dry_run_shows_every_change_with_its_origin(tmp_path: Path) -> None:
         profiles, "a", user={"Y": "y", "Z": "z", "V": "v"}, env=[("API_TOKEN", "hunter2")], unset=["V"]
     )
     file = f"{tmp_path}/a.yaml"
-    assert text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name) == [
+    assert profile_text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name) == [
         "API_TOKEN=<redacted>  [--env]",
         f"X=1  [profile a ({file}:2), cost: light]",
         f"Y=2  [profile a ({file}:3), replaces the value of your environment]",
@@ -39,7 +39,7 @@ def test_a_dry_run_shows_every_change_with_its_origin(tmp_path: Path) -> None:
 
 def test_another_versions_name_is_left_out_without_a_word() -> None:
     resolution = resolved(load_profiles([]), "production", versions={"torch": "2.13.0"})
-    lines = text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name)
+    lines = profile_text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name)
     assert any(line.startswith("TORCH_FR_BUFFER_SIZE=2000") for line in lines)
     assert not any("TORCH_NCCL_TRACE_BUFFER_SIZE" in line for line in lines)
 
@@ -49,22 +49,24 @@ def test_what_comes_from_a_file_cannot_move_the_cursor(tmp_path: Path) -> None:
     profiles = profiles_of(tmp_path, a=body)
     resolution = resolved(profiles, "a")
     lines = [
-        *text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name),
-        *text.show_lines(profiles, "a", vendor="any", versions={}),
-        *text.explain_lines(profiles, "X"),
-        *text.list_lines(profiles),
+        *profile_text.change_lines(resolution, is_secret=lambda name: "TOKEN" in name),
+        *profile_text.show_lines(profiles, "a", vendor="any", versions={}),
+        *profile_text.explain_lines(profiles, "X"),
+        *profile_text.list_lines(profiles),
     ]
     assert all(char.isprintable() for line in lines for char in line)
 
 
 def test_list_names_every_profile_with_its_cost(tmp_path: Path) -> None:
-    lines = text.list_lines(profiles_of(tmp_path, mine="description: my own\nextends: debug"))
+    lines = profile_text.list_lines(profiles_of(tmp_path, mine="description: my own\nextends: debug"))
     assert any(line.split()[:2] == ["mine", "heavy"] and line.endswith("my own") for line in lines)
     assert any(line.split()[:2] == ["production", "light"] for line in lines)
 
 
 def test_show_tells_what_holds_on_this_host_and_what_does_not() -> None:
-    lines = text.show_lines(load_profiles([]), "blocking", vendor="amd", versions={"torch": "2.13.0", "rocm": "7.1"})
+    lines = profile_text.show_lines(
+        load_profiles([]), "blocking", vendor="amd", versions={"torch": "2.13.0", "rocm": "7.1"}
+    )
     shown = "\n".join(lines)
     assert "HIP_LAUNCH_BLOCKING=1" in shown.split("not on this host:")[0]
     assert "CUDA_LAUNCH_BLOCKING=1" in shown.split("not on this host:")[1]
@@ -72,31 +74,31 @@ def test_show_tells_what_holds_on_this_host_and_what_does_not() -> None:
 
 
 def test_explain_finds_a_variable_by_its_other_names() -> None:
-    lines = text.explain_lines(load_profiles([]), "NCCL_ASYNC_ERROR_HANDLING")
+    lines = profile_text.explain_lines(load_profiles([]), "NCCL_ASYNC_ERROR_HANDLING")
     assert lines[0] == "TORCH_NCCL_ASYNC_ERROR_HANDLING=1"
 
 
 def test_a_variable_that_no_profile_sets_has_no_lines() -> None:
-    assert text.explain_lines(load_profiles([]), "TORCH_FR_BUFER_SIZE") == []
-    assert "TORCH_FR_BUFFER_SIZE" in text.variable_names(load_profiles([]))
+    assert profile_text.explain_lines(load_profiles([]), "TORCH_FR_BUFER_SIZE") == []
+    assert "TORCH_FR_BUFFER_SIZE" in profile_text.variable_names(load_profiles([]))
 
 
 def test_explain_tells_who_takes_a_variable_out(tmp_path: Path) -> None:
-    lines = text.explain_lines(profiles_of(tmp_path, a="unset: X"), "X")
+    lines = profile_text.explain_lines(profiles_of(tmp_path, a="unset: X"), "X")
     assert lines == [f"profile a ({tmp_path}/a.yaml:1) takes X out"]
 
 
 def test_diff_shows_what_one_profile_adds_to_another() -> None:
     profiles = load_profiles([])
-    assert text.diff_lines(profiles, "production", "nccl-debug", vendor="any", versions={"torch": "2.13"}) == [
+    assert profile_text.diff_lines(profiles, "production", "nccl-debug", vendor="any", versions={"torch": "2.13"}) == [
         "- NCCL_DEBUG=WARN",
         "+ NCCL_DEBUG=INFO on rank 0, WARN on the others  [cost: light]",
         "- NCCL_DEBUG_FILE='{rank_dir}/nccl.%h.%p.log'",
         "+ NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH",
         "+ TORCH_CPP_LOG_LEVEL=INFO on rank 0 only  [cost: light]",
     ]
-    assert "- NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH" in text.diff_lines(
+    assert "- NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH" in profile_text.diff_lines(
         profiles, "nccl-debug", "production", vendor="any", versions={}
     )
-    (same,) = text.diff_lines(profiles, "minimal", "minimal", vendor="any", versions={})
+    (same,) = profile_text.diff_lines(profiles, "minimal", "minimal", vendor="any", versions={})
     assert "the same variables" in same

@@ -43,26 +43,26 @@ BEFORE_THE_RANKS = {
     "saferun.env.profiles.validation": "env profiles",
     "saferun.env.profiles.quoting": "env profiles",
     "saferun.env.profiles.yaml_nodes": "env profiles",
-    "saferun.preflight.bisect.client": "saferunctl doctor --collective",
-    "saferun.preflight.bisect.driver": "saferunctl doctor --collective",
+    "saferun.preflight.bisect.trial_process": "saferunctl doctor --collective",
+    "saferun.preflight.bisect.trial_driver": "saferunctl doctor --collective",
     "shlex": "env profiles",
     "yaml": "env profiles",
 }
 # Imported by a fork, in its own time: a file that hangs costs that process only. What they import in turn is not there
 # for the supervisor.
 IN_FORKS = {
-    "saferun.captures.serve": "the examiner",
-    "saferun.preflight.checks.serve": "the check process",
+    "saferun.captures.examiner_process": "the examiner",
+    "saferun.preflight.checks.server": "the check process",
     "saferun.env.lint.__main__": "a child of the examiner",
     "saferun.files.run_index": "a fork of the writer process",
     "saferun.files.run_removal": "a fork of the writer process",
     "saferun.linux.held_code": "the examiner; and the supervisor before the ranks have become their programs",
-    "saferun.supervisor.policy.waits": "a child of the examiner",
+    "saferun.supervisor.policy.backoff": "a child of the examiner",
     "saferun.captures.capture_processes": "a child of the examiner",
     "saferun.captures.recording": "a child of the examiner",
     "saferun.report.page.serving": "the process that makes report.html",
     "saferun.api.report": "no launch: programs that call saferun.read_report",
-    "saferun.api.running": "no launch: programs that call saferun.run",
+    "saferun.api.launching": "no launch: programs that call saferun.run",
 }
 # What the interpreter has without a file.
 BUILT_IN = frozenset(sys.builtin_module_names)
@@ -125,7 +125,7 @@ def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> N
 
 
 # Behind functions of the package that programs call, and a launch never does.
-FOR_PROGRAMS = frozenset({"saferun.api.report", "saferun.api.running"})
+FOR_PROGRAMS = frozenset({"saferun.api.report", "saferun.api.launching"})
 # The standard library's that saferun has at its start in any case, by other ways, or needs only then.
 START_ONLY = frozenset(
     {"array", "fcntl", "gc", "grp", "hashlib", "json", "select", "socket", "struct", "string", "termios"}

@@ -12,7 +12,7 @@ from saferun.linux.nic import Nic
 from saferun.preflight.checks import interfaces
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.interfaces import check_interfaces
-from saferun.preflight.checks.names import Lookup
+from saferun.preflight.checks.name_resolution import Lookup
 from saferun.preflight.default_nics import (
     address_to_reach,
     candidates,

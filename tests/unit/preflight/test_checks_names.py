@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from saferun.linux.nic import Nic
-from saferun.preflight.checks import names
+from saferun.preflight.checks import name_resolution
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.names import Lookup, check_names, is_elsewhere, resolve
+from saferun.preflight.checks.name_resolution import Lookup, check_names, is_elsewhere, resolve
 from saferun.preflight.results import CheckResult
 
 LO = Nic("lo", ("127.0.0.1", "::1"), kind="loopback", mtu=65536)
@@ -44,7 +44,7 @@ def names_check(
     **more: Any,
 ) -> CheckResult:
     """The check of node3, which looks for node0."""
-    monkeypatch.setattr("saferun.preflight.checks.names.known_backend", lambda _context: backend)
+    monkeypatch.setattr("saferun.preflight.checks.name_resolution.known_backend", lambda _context: backend)
     monkeypatch.setattr(socket, "getaddrinfo", Resolver(node3=own, node0=leader))
     monkeypatch.setattr(socket, "gethostname", lambda: "node3")
     monkeypatch.setattr("saferun.linux.netlink.read_nics", lambda _root: (LO, ETH0))
@@ -183,7 +183,7 @@ def test_a_name_service_that_hangs_is_waited_for_no_longer_than_said(monkeypatch
 
 def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     late = (Lookup("node3", ("10.1.0.3",)), Lookup("node0", error="late"))
-    monkeypatch.setattr(names, "resolve", lambda _names: late)
+    monkeypatch.setattr(name_resolution, "resolve", lambda _names: late)
     monkeypatch.setattr("saferun.linux.netlink.read_nics", lambda _root: (LO, ETH0))
     result = check_names(CheckContext(together=True, serves=False, master="node0"))
     assert (result.verdict, result.transient) == ("warn", True)

@@ -14,12 +14,12 @@ import pytest
 
 from saferun.linux.netlink import Route
 from saferun.linux.nic import Nic
-from saferun.preflight.checks import fabric, master, names
+from saferun.preflight.checks import fabric, master, name_resolution
 from saferun.preflight.checks.all_checks import CHECKS
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.fabric import check_fabric, read_ports
 from saferun.preflight.checks.master import check_master, try_ports
-from saferun.preflight.checks.names import Lookup
+from saferun.preflight.checks.name_resolution import Lookup
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult
 from tests.ports import own_port
@@ -342,10 +342,10 @@ def test_the_checks_load_nothing_slow() -> None:
     program = (
         # Typing is small, and the supervisor does without it.
         "import saferun.cli.main, saferun.launch.entry, contextlib, typing, sys; before = set(sys.modules); "
-        "from saferun.preflight.checks import fabric, interfaces, master, names, ports; "
+        "from saferun.preflight.checks import fabric, interfaces, master, name_resolution, ports; "
         "print(*sorted(name for name in set(sys.modules) - before if not name.startswith('saferun')))"
     )
-    root = str(Path(names.__file__).parents[2])
+    root = str(Path(name_resolution.__file__).parents[2])
     done = run(
         [sys.executable, "-S", "-c", program],
         env={"PYTHONPATH": root},

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from saferun.env.profiles.versions import numbers_of
+from saferun.env.profiles.version_ranges import numbers_of
 from saferun.preflight.checks.clock import check_clock
+from saferun.preflight.checks.common import list_of_numbers
 from saferun.preflight.checks.cpus import check_cpus
 from saferun.preflight.checks.disk import check_disk
 from saferun.preflight.checks.memory import check_memory
-from saferun.preflight.checks.reading import list_of_numbers
 from saferun.preflight.checks.shared_memory import check_shared_memory
 from saferun.text.wording import size_text
 from tests.unit.preflight.host_roots import Root

@@ -10,7 +10,7 @@ import pytest
 
 from saferun.preflight.checks.all_checks import CHECKS, WITHOUT_A_LAUNCH
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.tools import check_ptrace, check_tools
+from saferun.preflight.checks.stack_tools import check_ptrace, check_tools
 
 if TYPE_CHECKING:
     from pathlib import Path

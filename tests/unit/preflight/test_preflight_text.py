@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.preflight.findings_text import decision_text, host_ranges, result_lines, show, table_lines
 from saferun.preflight.results import Cell, CheckResult, MatrixRow, Preflight
-from saferun.preflight.text import decision_text, host_ranges, result_lines, show, table_lines
 from tests.unit.found_samples import (
     FINISH,
     RETRY,

@@ -13,7 +13,7 @@ from saferun.diagnosis import diagnose
 from saferun.evidence import Capture, Evidence, Frame, StackDump
 from saferun.model import ExitStatus, RankEnd
 from saferun.preflight.checks import clock
-from saferun.preflight.text import result_lines, table_lines
+from saferun.preflight.findings_text import result_lines, table_lines
 from saferun.report.console_text import failure_text, hang_text, peer_text
 from tests.unit.found_samples import FINISH, RETRY, found, infos_of
 from tests.unit.host_samples import failed

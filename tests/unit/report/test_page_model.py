@@ -26,12 +26,12 @@ from saferun.report.page.contents import (
     WaitGroupPart,
 )
 from saferun.report.page.exports import perfetto, speedscope
+from saferun.report.page.page_model import Timeline
 from saferun.report.page.run_contents import HostEvents, decode_events
 from saferun.report.page.run_reading import read_run
-from saferun.report.page.stacks import build_stacks
+from saferun.report.page.stack_tree import build_stacks
 from saferun.report.page.timeline import build_timelines
-from saferun.report.page.values import Timeline
-from saferun.report.page.waits import build_group_tables, build_wait_graph, kind_of
+from saferun.report.page.wait_graph import build_group_tables, build_wait_graph, kind_of
 from saferun.report.report_values import Cause
 from tests.unit.report.page_samples import START, crash_events, crash_run, event, exited, hang_events, hang_run, joined
 

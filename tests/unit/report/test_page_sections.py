@@ -17,7 +17,7 @@ from saferun.report.page.contents import (
     ReportPart,
     ResultPart,
 )
-from saferun.report.page.hosts import build_matrix, build_versions
+from saferun.report.page.host_rows import build_matrix, build_versions
 from saferun.report.page.outputs import build_outputs, pieces_of, tail_lines
 from saferun.report.page.run_contents import RankTail, RunFiles
 from saferun.report.report_values import Launch

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saferun.linux.nic import Nic
+from saferun.preflight.findings_text import result_lines, table_lines
 from saferun.preflight.json_report import preflight_json
 from saferun.preflight.results import Cell, CheckResult, HostInfo, MatrixRow, Preflight
-from saferun.preflight.text import result_lines, table_lines
 from saferun.report.report_json import build_report
 from saferun.report.report_text import build_report_text
 from saferun.supervisor.policy.decision_row import DecisionRow

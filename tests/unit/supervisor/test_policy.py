@@ -14,8 +14,8 @@ import pytest
 from saferun.evidence import Traceback
 from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
 from saferun.supervisor.policy.attempts import INCOMPARABLE, PERMANENT, SETTLED, TRANSIENT, Life
+from saferun.supervisor.policy.backoff import retry_waits_s
 from saferun.supervisor.policy.facts import facts_from
-from saferun.supervisor.policy.waits import retry_waits_s
 from tests.unit.supervisor.failed_starts import diagnosis
 
 PACKAGE = Path(__file__).parents[3] / "saferun"

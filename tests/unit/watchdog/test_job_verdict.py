@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from saferun.evidence import HangVerdict
-from saferun.watchdog.job import combine, packed, verdict_from
+from saferun.watchdog.job_verdicts import combine, packed, verdict_from
 
 
 def quiet(*ranks: int, kind: str = "quiescent", quiet_s: float = 300.0, certain: bool = True, **more: Any) -> Any:

@@ -43,7 +43,7 @@ class CheckProcess(Helper):
                 os.nice(_IDLE_NICE)
             import socket
 
-            from saferun.preflight.checks.serve import answer
+            from saferun.preflight.checks.server import answer
 
             answer(socket.socket(fileno=connection.detach()))
 

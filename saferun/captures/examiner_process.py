@@ -323,7 +323,7 @@ def _lint(value: Any) -> None:  # noqa: ANN401
 
 def _waits(value: Any) -> None:  # noqa: ANN401
     """Compute the waits before retries of a start, from the first wait and their number."""
-    from saferun.supervisor.policy.waits import retry_waits_s
+    from saferun.supervisor.policy.backoff import retry_waits_s
 
     first_s, count = value
     write(json.dumps(retry_waits_s(float(first_s), int(count))).encode())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from saferun.evidence import Frame
 from saferun.report.page.contents import BranchPart, FramePart
-from saferun.report.page.values import LABEL_CHARACTERS, Call, FlameBox, StackBranch, Stacks
+from saferun.report.page.page_model import LABEL_CHARACTERS, Call, FlameBox, StackBranch, Stacks
 from saferun.report.picture import file_text, is_user_code, rank_ranges
 from saferun.text.page import shown
 

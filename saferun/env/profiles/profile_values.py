@@ -50,7 +50,7 @@ class Variable(Value):
         why: its purpose.
         cost: its cost for a healthy job.
         vendor: the vendor of the GPUs it is for; ``any``: every host.
-        versions: (component, range) pairs that must all hold, see ``saferun.env.profiles.versions``.
+        versions: (component, range) pairs that must all hold, see ``saferun.env.profiles.version_ranges``.
         breaks_with: (component, range) pairs it is known to hang or break with.
         source: URL of the documentation.
         reader: the libraries that read it, or ``python: MODULE``.

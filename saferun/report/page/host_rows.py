@@ -13,8 +13,8 @@ from saferun.report.page.contents import (
     ProcessPart,
     ResultPart,
 )
+from saferun.report.page.page_model import LABEL_CHARACTERS, Matrix, MatrixCell, Table
 from saferun.report.page.run_contents import RunJson
-from saferun.report.page.values import LABEL_CHARACTERS, Matrix, MatrixCell, Table
 from saferun.report.picture import rank_ranges
 from saferun.text.page import shown
 from saferun.text.wording import count_text, duration_text, size_text

@@ -107,7 +107,7 @@ class Examiner:
 
         recorder = Recorder()
         recorder.begin()
-        from saferun.captures.serve import serve, write
+        from saferun.captures.examiner_process import serve, write
 
         def write_code(names: list[str]) -> None:
             recorder.write(names, write)

@@ -14,7 +14,7 @@ from saferun.cluster.messages import MOST_HOSTS
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.preflight.bisect import Bisection, Group, Member, Trial, TrialResult, check_results
-from saferun.preflight.bisect.client import IMPORT_S, MARGIN_S, TrialPlace, TrialRun
+from saferun.preflight.bisect.trial_process import IMPORT_S, MARGIN_S, TrialPlace, TrialRun
 from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.env.profiles.model import COSTS, Profile, RankValue, Resolution, Variable, Vendor
+from saferun.env.profiles.profile_values import COSTS, Profile, RankValue, Resolution, Variable, Vendor
 from saferun.env.profiles.resolution import layered, needs_run_dir, resolve
 
 TYPE_CHECKING = False
