@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SCHEMA = json.loads((REPOSITORY / "saferun/report/schema/report.schema.json").read_text(encoding="utf-8"))
-TOLD = ("--env-profile", "minimal", "--hang-timeout", "1")
+TOLD = ("--env-profile", "minimal", "--hang-timeout", "1", "--external-wait-timeout", "0")
 STOPPED = (*TOLD, "--on-hang", "stop", "--shutdown-timeout", "5")
 # A host on which no more processes can be forked, once the ranks run.
 NO_EXAMINER = (
@@ -252,7 +252,7 @@ def test_a_capture_that_cannot_be_started_is_said(tmp_path: Path) -> None:
 def test_an_examiner_that_is_lost_is_replaced(tmp_path: Path) -> None:
     """The out-of-memory killer may take any process; the job goes on, and its hang is looked into."""
     program = "from rank import *\ntell('ready')\nawait_release('hang')\ntime.sleep(1000)\n"
-    options = ("--env-profile", "minimal", "--hang-timeout", "3", "--on-hang", "stop", "--shutdown-timeout", "5")
+    options = (*STOPPED, "--hang-timeout", "3")
     with running(tmp_path, program, *options, nproc=2, store=False) as job:
         job.hear("ready", 2)
         lost = until(lambda: process_called("sr-examiner", job), "the examiner")

@@ -375,7 +375,7 @@ def test_where_nothing_is_broken_the_ranks_of_these_tests_do_connect(world: Worl
 
 
 # What verdicts are, and how they are shown.
-WORDS_OF_VERDICTS = {"results.py", "text.py", "json_report.py", "answers.py"}
+WORDS_OF_VERDICTS = {"results.py", "findings_text.py", "json_report.py", "answers.py"}
 
 
 def test_every_refusal_has_its_proof() -> None:

@@ -160,12 +160,14 @@ ANSWERS = {
 }
 AT_WORK = {"steps": LONG_STEPS, "loader": SLOW_LOADER, "writes": WRITES_NOW_AND_THEN, "copies": COPIES}
 SERVED = {name: served(answer, SLEEPS) for name, answer in ANSWERS.items()}
+# Where a rank answers, it does so with a thread that may wait for a processor for seconds.
+ANSWERED_TIMEOUT_S = 3 * TIMEOUT_S
 SERVED["advances"] = served(status("count", "count - 1"), SLEEPS)
 
 
 @pytest.fixture(scope="module")
 def watched_together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
-    """Jobs that need next to no processor time, after 2.5 timeouts; each with a rank beside it that sleeps.
+    """Jobs that need next to no processor time, after their timeouts; each with a rank beside it that sleeps.
 
     All at once: a timeout each would add up to a minute.
     """
@@ -174,12 +176,13 @@ def watched_together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
         jobs = {}
         for number, (name, program) in enumerate(programs.items()):
             folder = tmp_path_factory.mktemp(f"job{number}")
-            jobs[name] = Job(folder, program, SLEEPS, prefix="r" if name in SERVED else "")
+            timeout_s = ANSWERED_TIMEOUT_S if name == "advances" else TIMEOUT_S
+            jobs[name] = Job(folder, program, SLEEPS, prefix="r" if name in SERVED else "", timeout_s=timeout_s)
             stack.callback(jobs[name].close)
         for job in jobs.values():
             job.begin()
         expected = [jobs[name] for name in (*HANGING, *ANSWERS)]
-        enough_at = time.monotonic() + 2.5 * TIMEOUT_S
+        enough_at = time.monotonic() + max(2.5 * TIMEOUT_S, 1.5 * ANSWERED_TIMEOUT_S)
         give_up_at = time.monotonic() + DEADLINE_S
         while (now := time.monotonic()) < enough_at or not all(job.verdicts for job in expected):
             assert now < give_up_at, [name for name, job in jobs.items() if not job.verdicts]

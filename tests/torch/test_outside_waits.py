@@ -43,7 +43,9 @@ def test_a_rank_that_waits_for_something_outside_the_job_is_never_stopped(tmp_pa
         if what not in MAY_SHOW_NONE:
             assert hangs, "the timeout has passed"
             assert "the job may hang: " in job.err
-            assert any("something outside the job" in line for line in hangs[0]["findings"]), hangs[0]["findings"]
+            # Where the machine is slow, another quiet moment may come first.
+            findings = [line for hang in hangs for line in hang["findings"]]
+            assert any("something outside the job" in line for line in findings), hangs
 
 
 @pytest.mark.slow

@@ -60,20 +60,10 @@ def test_other_hosts_are_shown_once_a_minute_that_this_one_lives(monkeypatch: py
 def test_a_file_system_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The home directory may be on one."""
     monkeypatch.setattr(housekeeping, "_LAST_S", 0.01)
-    pids = os.pipe()
-
-    def hang(*_arguments: object) -> None:
-        os.write(pids[1], str(os.getpid()).encode())
-        signal.pause()
-
-    monkeypatch.setattr(housekeeping, "close_all_but", lambda *_kept: None)
-    keeper, found = keeper_of(monkeypatch, hang)
+    keeper, found = keeper_of(monkeypatch, lambda *_arguments: signal.pause())
     keeper.finish()
-    pid = int(os.read(pids[0], 100))
     assert not found
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    for fd in pids:
-        os.close(fd)
+    assert os.waitpid(keeper._pid, 0)[1] == signal.SIGKILL
 
 
 @pytest.mark.parametrize("answer", [b"", b"[1]", b"{", b"\xff"])
