@@ -94,6 +94,8 @@ PURE = (
     "report/picture",
     "report/report_json",
     "report/slow_text",
+    "report/speedscope",
+    "report/flame_graph",
     "report/report_text",
     "report/console_text",
     "watchdog/detector",

@@ -17,18 +17,12 @@ from typing import Annotated
 from saferun.captures import py_spy
 from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps
-from saferun.captures.wire import Target
+from saferun.captures.wire import MOST_RECORDED, Target
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.redaction import redacted_path, redacted_text
 from saferun.text.typed_json import fit, line_of, list_of, number_of
 
-LONGEST_S = 600.0
-"""How long a recording may last."""
-FASTEST = 1000
-"""How many samples a second there may be."""
-MOST_RANKS = 64
-"""Of how many ranks there may be a recording at a time."""
 _ENDS_S = 10.0
 _MOST_STACKS = 100_000
 _MOST_FRAMES = 512
@@ -93,7 +87,7 @@ def record(targets: Sequence[Target], options: RecordOptions) -> list[Recording]
         return [Recording(target.rank, target.pid, failure="py-spy is not installed") for target in targets]
     ends: dict[int, ToolEnd] = {}
     work = [_step(target, program, options, ends.__setitem__) for target in targets]
-    run_steps(work, at_once=MOST_RANKS, deadline=time.monotonic() + options.seconds + _ENDS_S)
+    run_steps(work, at_once=MOST_RECORDED, deadline=time.monotonic() + options.seconds + _ENDS_S)
     return [_recording(target, ends.get(target.pid)) for target in targets]
 
 

@@ -35,6 +35,12 @@ EVERYTHING = "everything"
 """What is unfinished if nothing was received at all."""
 _VALUES_LIMIT = 16384
 _LINES_LIMIT = 512
+LONGEST_RECORDING_S = 600.0
+"""How long a recording of ranks may last."""
+FASTEST_RECORDING = 1000
+"""How many samples a second it may have."""
+MOST_RECORDED = 64
+"""Of how many ranks there may be one at a time."""
 
 
 # ------------------------------------------------------------------------------------------------------------- requests

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.cluster.messages import MOST_HOSTS, MOST_TASKS, chunk_from
+from saferun.cluster.report_listeners import ASKED
 from saferun.cluster.roster import Roster
 from saferun.model import JsonObject
 from saferun.text.decoding import number, text
 
-# How the names of chunks begin that a user has asked for.
-_ASKED = "asked-"
 _LONGEST_NAME = 255
 # Of a task, which is asked for one at a time: older ones are dropped. A peer can fill no more of the leader's memory.
 _MOST_CHUNKS = 4
@@ -186,4 +185,4 @@ class EvidenceCollections:
         self._asked.review()
 
     def _of(self, name: str) -> EvidenceCollection:
-        return self._asked if name.startswith(_ASKED) else self._failures
+        return self._asked if name.startswith(ASKED) else self._failures

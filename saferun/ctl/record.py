@@ -20,9 +20,6 @@ from saferun.errors import UsageError, printable
 if TYPE_CHECKING:
     from saferun.captures.recording import Recording
 
-_LONGEST_S = 600.0
-_FASTEST = 1000
-_MOST_RANKS = 64
 _NAMED_CALLS = 3
 _LONGEST_NAME = 60
 _IDLE_HINT = "with --idle threads count that wait, too"
@@ -50,9 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Record, write the files, and say where the time went."""
+    from saferun.captures.wire import FASTEST_RECORDING  # slow to import, as all that reads processes
+
     seconds, ranks = _seconds(arguments.seconds), _ranks(arguments.rank)
-    if not 1 <= arguments.rate <= _FASTEST:
-        raise UsageError(f"--rate {arguments.rate} is out of bounds", f"use a number from 1 to {_FASTEST}")
+    if not 1 <= arguments.rate <= FASTEST_RECORDING:
+        raise UsageError(f"--rate {arguments.rate} is out of bounds", f"use a number from 1 to {FASTEST_RECORDING}")
     _require_folder(arguments.output or "record")
     from saferun.captures.recording import RecordOptions
     from saferun.ctl.recorded_ranks import record_ranks
@@ -75,18 +74,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
+    from saferun.captures.wire import LONGEST_RECORDING_S
+
     seconds = float(text) if re.fullmatch(r"[0-9]{1,6}", text) else seconds_of("--seconds", text)
-    if not 1 <= seconds <= _LONGEST_S:
-        raise UsageError(f"--seconds {text} is out of bounds", f"use a time from 1 s to {_LONGEST_S:g} s")
+    if not 1 <= seconds <= LONGEST_RECORDING_S:
+        raise UsageError(f"--seconds {text} is out of bounds", f"use a time from 1 s to {LONGEST_RECORDING_S:g} s")
     return seconds
 
 
 def _ranks(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
+    from saferun.captures.wire import MOST_RECORDED
+
     spans = ranks_of("--rank", text)
-    if sum(map(len, spans)) > _MOST_RANKS:
-        raise UsageError(f"--rank {text} are too many ranks", f"name {_MOST_RANKS} at most")
+    if sum(map(len, spans)) > MOST_RECORDED:
+        raise UsageError(f"--rank {text} are too many ranks", f"name {MOST_RECORDED} at most")
     return tuple(sorted({rank for span in spans for rank in span}))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from saferun.captures.recording import MOST_RANKS, Recording, RecordOptions, record
+from saferun.captures.recording import Recording, RecordOptions, record
+from saferun.captures.wire import MOST_RECORDED
 from saferun.ctl.job_stacks import read_job_recording
 from saferun.ctl.live_stacks import find_scene, read_processes, run_of
 from saferun.errors import UsageError
@@ -53,7 +54,7 @@ def record_ranks(
     if not targets:
         hint = f"this host has {ranks_text(one.rank for one in scene.targets)}"
         raise UsageError(f"{scene.title} has no {ranks_text(ranks)} here", hint)
-    if len(targets) > MOST_RANKS:
-        raise UsageError(f"{scene.title} has {len(targets)} ranks here", f"name {MOST_RANKS} at most with --rank")
+    if len(targets) > MOST_RECORDED:
+        raise UsageError(f"{scene.title} has {len(targets)} ranks here", f"name {MOST_RECORDED} at most with --rank")
     on_begin()
     return Recorded(name, tuple(("", one) for one in record(targets, options)), remarks)

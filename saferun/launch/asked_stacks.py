@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from saferun.captures.examiner import Answer
-from saferun.captures.wire import Target
+from saferun.captures.wire import MOST_RECORDED, Target
+from saferun.cluster.report_listeners import ASKED
 from saferun.launch.host_stacks import RECORDING, HostRequest, Wanted
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.scratch import current_directory
@@ -128,12 +129,17 @@ class AskedStacks:
             wanted: what the user wants.
             on_done: called once, with the answer to saferunctl.
         """
-        if self._context.job.leads:
+        plan = self._context.current.plan
+        world_size = plan.placement.world_size if plan is not None else 0
+        if wanted.kind == RECORDING and not wanted.ranks and world_size > MOST_RECORDED:
+            what = f"the job has {world_size} ranks: name {MOST_RECORDED} at most with --rank"
+            on_done({"error": what, "hint": ""})
+        elif self._context.job.leads:
             self._collect(wanted, on_done)
-            return
-        self._asking.append((wanted, on_done))
-        self._asking_until = max(self._asking_until, time.monotonic() + longest_s(wanted) + _LEADER_S)
-        self._context.job.reports.ask_leader(wanted._asdict())
+        else:
+            self._asking.append((wanted, on_done))
+            self._asking_until = max(self._asking_until, time.monotonic() + longest_s(wanted) + _LEADER_S)
+            self._context.job.reports.ask_leader(wanted._asdict())
 
     def forget(self, on_done: Callable[[JsonObject], None]) -> None:
         """Whoever has asked with this is gone: a recording without another user ends now, on all hosts.
@@ -319,4 +325,4 @@ def _wanted_from(asked: object) -> Wanted | None:
 
 def _name(number: int) -> str:
     """Of the chunks of a request."""
-    return f"asked-{number}"
+    return f"{ASKED}{number}"

@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from saferun.captures.wire import CaptureReader, Request, Target
+from saferun.captures.wire import (
+    FASTEST_RECORDING,
+    LONGEST_RECORDING_S,
+    MOST_RECORDED,
+    CaptureReader,
+    Request,
+    Target,
+)
 from saferun.model import Value
 from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of
 
@@ -14,11 +21,9 @@ RECORDING = "recording"
 BUDGET_S = 20.0
 # Native frames take about a second a process.
 NATIVE_BUDGET_S = 120.0
-LONGEST_RECORDING_S = 600.0
 # What is kept of the budget for packing, and what py-spy takes before and after a recording.
 _PACKING_S = 2.0
 _RECORDING_S = 15.0
-_MOST_RANKS = 64
 
 
 class Wanted(Value):
@@ -36,9 +41,9 @@ class Wanted(Value):
 
     kind: Annotated[str, line_of(20)]
     native: bool = False
-    ranks: Annotated[tuple[int, ...], list_of(Annotated[int, number_of(1 << 31)], _MOST_RANKS)] = ()
+    ranks: Annotated[tuple[int, ...], list_of(Annotated[int, number_of(1 << 31)], MOST_RECORDED)] = ()
     seconds: Annotated[float, seconds_of(LONGEST_RECORDING_S)] = 30.0
-    rate: Annotated[int, number_of(1000, 1)] = 100
+    rate: Annotated[int, number_of(FASTEST_RECORDING, 1)] = 100
     idle: bool = False
     limit_bytes: Annotated[int, number_of(1 << 24)] = 0
 

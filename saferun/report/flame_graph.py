@@ -1,7 +1,7 @@
 """Recorded stacks as a flame graph (SVG) and for speedscope (JSON). Pure.
 
 A box of the flame graph is as wide as the number of samples in which a call was seen; what it calls stands below it.
-Formats: SVG 1.1; https://www.speedscope.app/file-format-schema.json.
+Formats: SVG 1.1; speedscope's: ``report/speedscope.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from zlib import crc32
 from saferun import __version__
 from saferun.errors import printable
 from saferun.model import JsonObject
+from saferun.report.speedscope import SpeedscopeFile
 
-_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _WIDTH = 1200.0
 _ROW = 17
 _TOP = 28
@@ -101,44 +101,18 @@ def speedscope_profiles(profiles: Mapping[str, Counted], rate: int, title: str) 
         rate: samples a second.
         title: of the file.
     """
-    frames: list[JsonObject] = []
-    numbers: dict[str, int] = {}
-
-    def number(name: str) -> int:
-        if name not in numbers:
-            numbers[name] = len(frames)
-            place = _PLACE.fullmatch(name)
-            row: JsonObject = {"name": printable(place["function"] if place is not None else name)}
-            if place is not None:
-                row["file"] = printable(place["file"])
-                if place["line"]:
-                    row["line"] = int(place["line"])
-            frames.append(row)
-        return numbers[name]
-
-    rows = []
+    file = SpeedscopeFile(title, __version__)
     for name, stacks in profiles.items():
         samples, weights = [], []
         for stack, count in stacks:
-            samples.append([number(frame) for frame in stack])
+            samples.append([_number(file, frame) for frame in stack])
             weights.append(round(count / rate, 6))
-        total = round(sum(weights), 6)
-        rows.append(
-            {
-                "type": "sampled",
-                "name": name,
-                "unit": "seconds",
-                "startValue": 0,
-                "endValue": total,
-                "samples": samples,
-                "weights": weights,
-            }
-        )
-    return {
-        "$schema": _SCHEMA,
-        "name": title,
-        "exporter": f"saferun@{__version__}",
-        "activeProfileIndex": 0,
-        "shared": {"frames": frames},
-        "profiles": rows,
-    }
+        file.add_profile(name, samples, weights, "seconds")
+    return file.as_json()
+
+
+def _number(file: SpeedscopeFile, frame: str) -> int:
+    place = _PLACE.fullmatch(frame)
+    if place is None:
+        return file.number(printable(frame))
+    return file.number(printable(place["function"]), printable(place["file"]), int(place["line"] or 0))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.jobs import Way, assert_nothing_left, start
 from tests.cluster.test_ctl_ends_jobs import ask, has_control_sockets
-from tests.process.launching import until
+from tests.process.launching import customized, in_saferun, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +87,31 @@ def test_another_host_shows_the_stacks_of_all_by_the_first(cluster: Cluster, tmp
     hosts[0].thaw(frozen)
     ask(hosts[0], tmp_path, "kill", "latest")
     assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "from saferun.launch.asked_stacks import AskedStacks as owner; owner._take_asked = fail",
+        "import saferun.launch.host_stacks as owner; owner.read_ranks = fail",
+    ],
+    ids=["on a host", "in the examiner"],
+)
+def test_where_it_is_broken_the_job_goes_on(cluster: Cluster, tmp_path: Path, broken: str) -> None:
+    """On all hosts; the ranks of the host where one asks are shown all the same."""
+    folder, hosts = tmp_path / "job", cluster.hosts[:2]
+    folder.mkdir()
+    planted = in_saferun(f"def fail(*_): raise RuntimeError('a mistake')\n    {broken}")
+    program = 'tell("ready")\nawait_release("end")\n'
+    job = start(cluster, Way("by_hand"), folder, program, hosts=hosts, env=customized(tmp_path, planted))
+    job.hear("ready", 4)
+    until(lambda: has_control_sockets(folder, 2), "control sockets")
+    content = stacks_on(hosts[0], folder)
+    assert sorted(functions(content)) == [0, 1]
+    assert content["remarks"][0].startswith("the ranks of this host alone: ")
+    job.release("end")
+    assert job.finish() == [0, 0], job.story("failed")
     assert_nothing_left(cluster)
 
 

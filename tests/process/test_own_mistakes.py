@@ -54,7 +54,7 @@ MORE_MISTAKES = [
     *(("console.console_stream", "ConsoleStream", name) for name in ("feed", "show", "close")),
     *(("console.screen", "Screen", name) for name in ("deadline", "fold", "_fold")),
     *(("console.folding", "Folding", name) for name in ("wants", "tick", "notes", "deadline")),
-    *(("launch.asked_stacks", "AskedStacks", name) for name in ("deadline", "tick", "close", "collects")),
+    *(("launch.asked_stacks", "AskedStacks", name) for name in ("deadline", "tick", "close")),
     *(("linux.core_watch", "CoreWatch", name) for name in ("begin_at", "tick", "pids", "on_exit")),
 ]
 

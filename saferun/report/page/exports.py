@@ -1,17 +1,16 @@
 """The timeline for Perfetto and chrome://tracing, and the stacks for speedscope, as JSON. Pure.
 
-Formats: "Trace Event Format" (Google, 2016), which https://ui.perfetto.dev reads; and the file format of speedscope,
-https://www.speedscope.app/file-format-schema.json.
+Formats: "Trace Event Format" (Google, 2016), which https://ui.perfetto.dev reads; ``report/speedscope.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from saferun.model import JsonObject
-from saferun.report.page.page_model import Call, Incident, PageModel, Stacks, Timeline
+from saferun.report.page.page_model import Incident, PageModel, Stacks, Timeline
+from saferun.report.speedscope import SpeedscopeFile
 
-_SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _IN_THAT_CALL = "(in that call itself)"
 _JOB_PID = 0
 
@@ -87,62 +86,24 @@ def _named(kind: str, pid: int, tid: int, name: str) -> JsonObject:
 
 def speedscope(page: PageModel) -> JsonObject:
     """The merged stacks, a profile for each incident: the weight of a stack is the number of ranks that are in it."""
-    frames = _Frames()
-    incidents = [incident for incident in (page.main, *reversed(page.earlier)) if incident is not None]
-    profiles = [_profile(incident, incident.stacks, frames) for incident in incidents if incident.stacks is not None]
-    return {
-        "$schema": _SPEEDSCOPE_SCHEMA,
-        "name": page.title,
-        "exporter": f"saferun@{page.version}",
-        "activeProfileIndex": 0,
-        "shared": {"frames": frames.rows},
-        "profiles": profiles,
-    }
+    file = SpeedscopeFile(page.title, page.version)
+    for incident in (page.main, *reversed(page.earlier)):
+        if incident is not None and incident.stacks is not None:
+            _add_profile(incident, incident.stacks, file)
+    return file.as_json()
 
 
-class _Frames:
-    """Each call once, and its number."""
-
-    def __init__(self) -> None:
-        self.rows: list[JsonObject] = []
-        self._numbers: dict[tuple[str, str, int], int] = {}
-
-    def number(self, name: str, file: str = "", line: int = 0) -> int:
-        """The number of a call."""
-        key = (name, file, line)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.rows)
-            row: JsonObject = {"name": name}
-            if file:
-                row["file"] = file
-            if line > 0:
-                row["line"] = line
-            self.rows.append(row)
-        return self._numbers[key]
-
-    def numbers(self, calls: Sequence[Call]) -> list[int]:
-        """The numbers of calls."""
-        return [self.number(call.function or "?", call.file, call.line) for call in calls]
-
-
-def _profile(incident: Incident, stacks: Stacks, frames: _Frames) -> JsonObject:
+def _add_profile(incident: Incident, stacks: Stacks, file: SpeedscopeFile) -> None:
     samples: list[list[int]] = []
     weights: list[int] = []
     above: dict[int, list[int]] = {-1: []}
     for branch in stacks.branches:
-        own = frames.numbers(branch.calls)
+        own = [file.number(call.function or "?", call.file, call.line) for call in branch.calls]
         if not own and not branch.children:
-            own = [frames.number(_IN_THAT_CALL)]
+            own = [file.number(_IN_THAT_CALL)]
         above[branch.place] = [*above[branch.parent], *own]
         if not branch.children:
             samples.append(above[branch.place])
             weights.append(len(branch.ranks))
-    return {
-        "type": "sampled",
-        "name": f"{incident.verdict.kind.lower()} in attempt {incident.attempt}: ranks by where they are",
-        "unit": "none",
-        "startValue": 0,
-        "endValue": sum(weights),
-        "samples": samples,
-        "weights": weights,
-    }
+    name = f"{incident.verdict.kind.lower()} in attempt {incident.attempt}: ranks by where they are"
+    file.add_profile(name, samples, weights)

@@ -42,7 +42,7 @@ class Examiner:
 class Surroundings:
     """A launch with the stacks that are asked of it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leads: bool = True) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leads: bool = True, world_size: int = 2) -> None:
         self.examiner = Examiner()
         monkeypatch.setattr(asked_stacks, "Answer", self.examiner.answer)
         self.collecting: dict[str, Callable[[list[EvidenceChunk]], None]] = {}
@@ -78,7 +78,7 @@ class Surroundings:
             hook=SimpleNamespace(prefix=lambda attempt, rank: f"/hook/a{attempt}r{rank}"),
             log=SimpleNamespace(host="node0"),
         )
-        plan = SimpleNamespace(placement=SimpleNamespace(world_size=2))
+        plan = SimpleNamespace(placement=SimpleNamespace(world_size=world_size))
         context: Any = SimpleNamespace(
             job=job,
             config=SimpleNamespace(
@@ -285,6 +285,18 @@ def test_who_asks_for_something_else_meanwhile_is_told(monkeypatch: pytest.Monke
     there.others(1)
     there.examiner.done[0](b"ours")
     assert len(there.answers) == 2
+
+
+def test_a_recording_of_a_large_job_is_of_named_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever host is asked; stacks are of all ranks."""
+    for leads in (True, False):
+        there = Surroundings(monkeypatch, leads=leads, world_size=1024)
+        there.request(Wanted("recording"))
+        assert there.answers == [{"error": "the job has 1024 ranks: name 64 at most with --rank", "hint": ""}]
+        there.request(Wanted("recording", ranks=(1000,)))
+        there.request(Wanted("recording"))
+        assert len(there.answers) == 2
+        assert there.requests == ([1] if leads else [])
 
 
 def test_a_recording_is_of_those_ranks_that_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
