@@ -435,6 +435,30 @@ def test_no_two_files_with_different_meanings_have_the_same_name() -> None:
     assert {name for name in names if names.count(name) > 1} == set(_SHARED_NAMES)
 
 
+# Classes of one meaning in two rooms: what one room writes and another reads, or passes on in its own terms.
+_SHARED_CLASSES = {
+    "AbortReason": "why an attempt ends on all hosts: as the job's log has it, and as evidence",
+    "Cause": "of a failure: found by the diagnosis, read from report.json",
+    "Decision": "what follows a failed attempt: made, and read from report.json",
+    "Incident": "a hang or a failure: written to report.json, read from it",
+    "LostHost": "a host that is silent: in the job, and as evidence is merged",
+    "ProbeTarget": "a host to be probed: as it is sent, and as it is used",
+    "StartFailed": "the event, and the ending that follows it",
+    "WatchedRank": "a rank that runs: as the watchdog has it, and what is asked of it elsewhere",
+}
+
+
+def test_no_two_public_classes_with_different_meanings_have_the_same_name() -> None:
+    """Who reads the name of a class knows which one it is."""
+    names = [
+        node.name
+        for path in _sources(PACKAGE)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert {name for name in names if names.count(name) > 1} == set(_SHARED_CLASSES)
+
+
 def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
     """A rule that never fails is none: each way to write an import is read."""
     source = tmp_path / "sample.py"

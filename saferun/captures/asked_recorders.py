@@ -14,7 +14,7 @@ from typing import Any
 
 from saferun.captures.flight_recorder import REPLY_LIMIT_BYTES, NoAnswerError, ask_server, sockets_of
 from saferun.captures.recorder_waits import RecordedCalls, calls_of, rows_of
-from saferun.captures.wire import Target
+from saferun.captures.wire import CaptureTarget
 from saferun.model import JsonObject
 from saferun.text.decoding import loads
 
@@ -27,10 +27,12 @@ _NCCL2 = f"{_BACKEND}?backend=nccl2"
 
 def waits_json(targets: Sequence[Sequence[Any]]) -> bytes:
     """What :func:`ask_ranks` finds, as the examiner answers. ``targets``: rank, pid and hook prefix of each."""
-    return json.dumps(ask_ranks([Target(int(rank), int(pid), str(prefix)) for rank, pid, prefix in targets])).encode()
+    return json.dumps(
+        ask_ranks([CaptureTarget(int(rank), int(pid), str(prefix)) for rank, pid, prefix in targets])
+    ).encode()
 
 
-def ask_ranks(targets: Sequence[Target]) -> JsonObject:
+def ask_ranks(targets: Sequence[CaptureTarget]) -> JsonObject:
     """Ask all of them. Nothing is asked any more where one has not answered.
 
     Returns:
@@ -58,11 +60,11 @@ def ask_ranks(targets: Sequence[Target]) -> JsonObject:
         try:
             recorded[rank] = calls_of(loads(reply, longest=REPLY_LIMIT_BYTES, most=REPLY_LIMIT_BYTES))
         except (ValueError, MemoryError):
-            return _failed(Target(rank, 0), "its answer is not JSON", is_final=False)
+            return _failed(CaptureTarget(rank, 0), "its answer is not JSON", is_final=False)
     return {"rows": rows_of(recorded), "failure": "", "is_final": False}
 
 
-def _failed(target: Target, why: str, *, is_final: bool) -> JsonObject:
+def _failed(target: CaptureTarget, why: str, *, is_final: bool) -> JsonObject:
     return {"rows": [], "failure": f"rank {target.rank}: {why}", "is_final": is_final}
 
 

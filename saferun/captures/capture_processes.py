@@ -18,7 +18,7 @@ from saferun.captures.process_state import tree_snapshots
 from saferun.captures.scene import Emit, Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.waiting import Ends
-from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, LibraryLog, Request, encode
+from saferun.captures.wire import NOT_READY, CaptureRequest, CoreRequest, CoresFound, Done, LibraryLog, encode
 from saferun.evidence import CaptureNote, CoreDump, OomKill
 from saferun.linux.children import reset_signals
 from saferun.linux.memory_limit import be_killed_first, limit_memory
@@ -39,7 +39,7 @@ class _Child(Value):
     started_at: float
 
 
-def run_request(request: Request | CoreRequest, write: Callable[[bytes], None], started_at: float) -> None:
+def run_request(request: CaptureRequest | CoreRequest, write: Callable[[bytes], None], started_at: float) -> None:
     """Run a request within its budget, and write the results as they arrive; the last line is ``done``.
 
     Args:
@@ -60,7 +60,7 @@ def run_request(request: Request | CoreRequest, write: Callable[[bytes], None], 
     write(encode("done", Done(round(time.monotonic() - started_at, 3))))
 
 
-def _run_live(request: Request, write: Callable[[bytes], None], ends_at: float) -> None:
+def _run_live(request: CaptureRequest, write: Callable[[bytes], None], ends_at: float) -> None:
     def emit(kind: str, value: object) -> None:
         write(encode(kind, value))
 
@@ -85,7 +85,7 @@ def _bound(step: CaptureStep, scene: Scene) -> Callable[[Emit], None]:
     return run
 
 
-def _take_snapshots(request: Request, emit: Emit) -> tuple[Process, ...]:
+def _take_snapshots(request: CaptureRequest, emit: Emit) -> tuple[Process, ...]:
     """Take snapshots of every rank and its descendants before any tool touches them, ranks first."""
     ends = Ends()
     ranks: list[Process] = []

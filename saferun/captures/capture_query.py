@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from saferun.captures.examiner import READ_BYTES, Examiner, Query
-from saferun.captures.wire import CaptureReader, CoreRequest, CoresFound, Request, request_value
+from saferun.captures.wire import CaptureReader, CaptureRequest, CoreRequest, CoresFound, request_value
 from saferun.errors import suppress
 from saferun.linux.poller import Poller
 
@@ -34,7 +34,7 @@ class CaptureQuery(Query):
 
     def __init__(
         self,
-        request: Request | CoreRequest,
+        request: CaptureRequest | CoreRequest,
         examiner: Examiner,
         poller: Poller,
         *,
@@ -56,7 +56,7 @@ class CaptureQuery(Query):
         except OSError as error:
             self._failure = f"the capture cannot be started: {error.strerror}"
 
-    def _ask(self, request: Request | CoreRequest) -> None:
+    def _ask(self, request: CaptureRequest | CoreRequest) -> None:
         self._tries += 1
         self._send("capture", request_value(request), request.budget_s, self._again)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from saferun.captures.plain_pickle import read_pickle
 from saferun.captures.recorder_content import GROUPS_LIMIT, read_groups
-from saferun.captures.wire import Target
+from saferun.captures.wire import CaptureTarget
 from saferun.errors import printable
 from saferun.evidence import GroupProgress, RankCollectives
 from saferun.text.decoding import loads
@@ -50,7 +50,7 @@ class NoAnswerError(Exception):
 # ------------------------------------------------------------------------------------------------------------- to look
 
 
-def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollectives, bytes]:
+def capture_flight_recorder(target: CaptureTarget, deadline: float) -> tuple[RankCollectives, bytes]:
     """Query a rank's Flight Recorder. Returns the collectives, and the raw dump for the file. Never raises.
 
     The dump is one JSON object: name of the recorder -> torch's answer; empty if there was none. If several processes
@@ -79,7 +79,7 @@ def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollec
     return RankCollectives(target.rank, (), failure), b""
 
 
-def sockets_of(target: Target) -> list[str]:
+def sockets_of(target: CaptureTarget) -> list[str]:
     """The sockets of a rank's worker servers: its own first, then those of other processes of it."""
     if not target.hook_prefix:
         return []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
-from saferun.captures.wire import HostCapture, Target
+from saferun.captures.wire import CaptureTarget, HostCapture
 from saferun.evidence import RankCollectives
 from saferun.gpu_evidence import RankGpu
 
@@ -49,7 +49,10 @@ def capture_flight_recorder(scene: Scene) -> None:
 
 
 def _record(
-    scene: Scene, target: Target, process: Process | None, ask: Callable[[Target, float], tuple[RankCollectives, bytes]]
+    scene: Scene,
+    target: CaptureTarget,
+    process: Process | None,
+    ask: Callable[[CaptureTarget, float], tuple[RankCollectives, bytes]],
 ) -> None:
     started_at = time.monotonic()
     # A stopped process does not respond; one that sleeps in the kernel has other threads that may.

@@ -17,7 +17,7 @@ from typing import Annotated
 from saferun.captures import py_spy
 from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps
-from saferun.captures.wire import MOST_RECORDED, Target
+from saferun.captures.wire import MOST_RECORDED, CaptureTarget
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.redaction import redacted_path, redacted_text
@@ -75,7 +75,7 @@ class RecordOptions(Value):
     idle: bool = False
 
 
-def record(targets: Sequence[Target], options: RecordOptions) -> list[Recording]:
+def record(targets: Sequence[CaptureTarget], options: RecordOptions) -> list[Recording]:
     """Record these ranks side by side. Returns one recording of each, in their order.
 
     Args:
@@ -91,14 +91,14 @@ def record(targets: Sequence[Target], options: RecordOptions) -> list[Recording]
     return [_recording(target, ends.get(target.pid)) for target in targets]
 
 
-def _step(target: Target, program: str, options: RecordOptions, keep: Callable[[int, ToolEnd], None]) -> Steps:
+def _step(target: CaptureTarget, program: str, options: RecordOptions, keep: Callable[[int, ToolEnd], None]) -> Steps:
     sampling = ("--duration", str(max(1, round(options.seconds))), "--rate", str(options.rate), "--format", "raw")
     flags = ("--full-filenames", "--threads", "--nonblocking", *(["--idle"] if options.idle else []))
     argv = (program, "record", "--pid", str(target.pid), *sampling, *flags, "--output", "/dev/stdout")
     keep(target.pid, (yield Tool(argv, options.seconds + _ENDS_S)))
 
 
-def _recording(target: Target, end: ToolEnd | None) -> Recording:
+def _recording(target: CaptureTarget, end: ToolEnd | None) -> Recording:
     stacks = stacks_from_text(end.stdout) if end is not None else ()
     failure = ""
     if end is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from saferun.captures.capture_files import files_of_this_process
-from saferun.captures.wire import Begun, Request
+from saferun.captures.wire import Begun, CaptureRequest
 from saferun.evidence import CaptureNote, ProcessSnapshot
 from saferun.model import JsonObject, Value
 from saferun.text.json_redaction import redacted_json_text
@@ -43,7 +43,7 @@ class Scene(Value):
     value.
     """
 
-    request: Request
+    request: CaptureRequest
     processes: tuple[Process, ...]
     deadline: float
     emit: Emit

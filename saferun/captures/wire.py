@@ -46,7 +46,7 @@ MOST_RECORDED = 64
 # ------------------------------------------------------------------------------------------------------------- requests
 
 
-class Target(Value):
+class CaptureTarget(Value):
     """One rank to capture, with its descendants.
 
     ``hook_prefix`` is the rank's ``SAFERUN_HOOK``; empty without a hook.
@@ -57,7 +57,7 @@ class Target(Value):
     hook_prefix: str = ""
 
 
-class Request(Value):
+class CaptureRequest(Value):
     """What to capture, and in how much detail.
 
     Attributes:
@@ -74,7 +74,7 @@ class Request(Value):
             given up, never of one that a user only looks at.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[CaptureTarget, ...]
     directory: str = ""
     budget_s: float = 20.0
     native: str = "auto"
@@ -144,12 +144,12 @@ class HostCapture(Value):
     failure: str = ""
 
 
-def request_value(request: Request | CoreRequest) -> JsonObject:
+def request_value(request: CaptureRequest | CoreRequest) -> JsonObject:
     """A request as JSON."""
     return {"kind": "cores" if isinstance(request, CoreRequest) else "live", "value": request._asdict()}
 
 
-def request_from(message: object) -> Request | CoreRequest:
+def request_from(message: object) -> CaptureRequest | CoreRequest:
     """The inverse of :func:`request_value`.
 
     Raises:
@@ -157,8 +157,8 @@ def request_from(message: object) -> Request | CoreRequest:
     """
     if not isinstance(message, dict):
         raise ValueError("a request is a JSON object")  # noqa: TRY004 - what was read is wrong, not the caller
-    shape = CoreRequest if message.get("kind") == "cores" else Request
-    request: Request | CoreRequest = fit(shape, message.get("value"))
+    shape = CoreRequest if message.get("kind") == "cores" else CaptureRequest
+    request: CaptureRequest | CoreRequest = fit(shape, message.get("value"))
     return request
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
-from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostPeer
+from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostHost
 from saferun.cluster.join_messages import Joined, Peer, SecretSharing, TaskInfo
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
@@ -113,7 +113,7 @@ class Job(JobSender):
         self.blamed = ()
 
     @property
-    def lost(self) -> Mapping[int, LostPeer]:
+    def lost(self) -> Mapping[int, LostHost]:
         """The hosts that have been lost in this attempt."""
         return self.current.lost
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from saferun.cluster.control import Control
 from saferun.cluster.evidence_collection import EvidenceCollections
 from saferun.cluster.job_sender import JobSender, StateReport
-from saferun.cluster.job_values import AbortReason, JobCallbacks, LostPeer
+from saferun.cluster.job_values import AbortReason, JobCallbacks, LostHost
 from saferun.cluster.messages import (
     LONGEST_MESSAGE,
     MOST_HOSTS,
@@ -135,7 +135,7 @@ class JobAttempt:
         self.number = number
         self.leader = leader
         self.leads = leads
-        self.lost: dict[int, LostPeer] = {}
+        self.lost: dict[int, LostHost] = {}
         self.abort_reason: AbortReason | None = None
         self.start_stage: JsonObject | None = None
         self.blamed: tuple[int, ...] = ()
@@ -395,7 +395,7 @@ class JobAttempt:
             self._context.warn(f"{text}; the ranks of {peer.label} have ended well, so the job goes on")
         else:
             ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
-            self.lost[host] = LostPeer(host, peer.label, _why(message), text, ranks)
+            self.lost[host] = LostHost(host, peer.label, _why(message), text, ranks)
             if not self._is_ending:
                 self._sender.abort_attempt("lost", f"{peer.label}: {text}")
         self.chunks.review()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.job import Job
-from saferun.cluster.job_values import AbortReason, EvidenceChunk, LostPeer
+from saferun.cluster.job_values import AbortReason, EvidenceChunk, LostHost
 from saferun.cluster.join_messages import Peer
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.report_listeners import SoloRankReports
@@ -52,7 +52,7 @@ class JobPort(Part, Protocol):
         """What hosts report of their ranks."""
 
     @property
-    def lost(self) -> Mapping[int, LostPeer]:
+    def lost(self) -> Mapping[int, LostHost]:
         """The hosts that have been lost in this attempt."""
 
     @property

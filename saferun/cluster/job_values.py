@@ -25,7 +25,7 @@ class EvidenceChunk(Value):
     evidence: str
 
 
-class LostPeer(Value):
+class LostHost(Value):
     """A host that is not heard of any more. ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``."""
 
     host: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.coordinator_process import CoordinatorLink
-from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostPeer
+from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostHost
 from saferun.cluster.report_listeners import SoloRankReports
 from saferun.config import LaunchConfig
 from saferun.linux.listen_port import hold_port
@@ -41,7 +41,7 @@ class SoloJob:
 
     is_endpoint_here = False
     abort_reason: AbortReason | None = None
-    lost: Mapping[int, LostPeer] = {}
+    lost: Mapping[int, LostHost] = {}
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ from saferun.coordinator.record_collection import (
     publish_failure,
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
-from saferun.coordinator.secrecy import Mismatch
+from saferun.coordinator.secrecy import SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.static_rendezvous import name_hint, way_hint
@@ -326,7 +326,7 @@ class HandlerRendezvous:
             publish_address(found, _LEADER_KEY, rdzv, address)
             return client
 
-        def mismatch() -> Mismatch | None:
+        def mismatch() -> SecretMismatch | None:
             return mismatch_on_first_host(found, rdzv, job)
 
         one_port = ranks is not None and (rdzv.request.one_port or self._one_port)

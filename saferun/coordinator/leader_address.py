@@ -19,7 +19,7 @@ from saferun.coordinator.secrecy import (
     MISMATCH_HINT,
     NONE_THERE,
     NOTE_KEY,
-    Mismatch,
+    SecretMismatch,
     decode_note,
     encode_note,
     mismatch_message,
@@ -80,7 +80,7 @@ def read_address(stored: bytes | None) -> LeaderAddress | None:
     return address
 
 
-def mismatch_on_first_host(store: StoreClient | None, rdzv: RendezvousRound, job: str) -> Mismatch | None:
+def mismatch_on_first_host(store: StoreClient | None, rdzv: RendezvousRound, job: str) -> SecretMismatch | None:
     """What a host with another job secret has left for this one, the first; None: nothing about this job."""
     if store is None or rdzv.secrecy.greeting is None:
         return None

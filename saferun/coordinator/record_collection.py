@@ -28,7 +28,7 @@ from saferun.coordinator.assignments import (
 )
 from saferun.coordinator.liveness_probe import GONE, probe_host
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
-from saferun.coordinator.secrecy import MISMATCH_HINT, Mismatch
+from saferun.coordinator.secrecy import MISMATCH_HINT, SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.errors import printable
@@ -93,7 +93,7 @@ class RecordCollection:
         *,
         can_probe: bool = True,
         is_asked_for: Callable[[], bool] = lambda: False,
-        mismatch: Callable[[], Mismatch | None] = lambda: None,
+        mismatch: Callable[[], SecretMismatch | None] = lambda: None,
     ) -> None:
         self._can_probe = can_probe
         self._is_asked_for = is_asked_for

@@ -29,7 +29,7 @@ _LONGEST_NAME = 255
 _MOST_HOSTS = 1 << 20
 
 
-class Mismatch(Value):
+class SecretMismatch(Value):
     """A host that has another job secret than the first one, or none, for people."""
 
     host: int
@@ -118,7 +118,7 @@ def encode_note(kind: str, host: int, name: str, job: str) -> str:
     return json.dumps(_Note(kind, host, name[:_LONGEST_NAME], job)._asdict())
 
 
-def decode_note(content: bytes | None, first: str, job: str) -> Mismatch | None:
+def decode_note(content: bytes | None, first: str, job: str) -> SecretMismatch | None:
     """What such a note means for the first host; None: nothing about this job.
 
     Args:
@@ -129,4 +129,4 @@ def decode_note(content: bytes | None, first: str, job: str) -> Mismatch | None:
     note: _Note | None = typed(_Note, content or b"")
     if note is None or note.job != job or note.kind not in {NONE_HERE, OTHER}:
         return None
-    return Mismatch(note.host, mismatch_message(note.kind, first, note.name))
+    return SecretMismatch(note.host, mismatch_message(note.kind, first, note.name))

@@ -22,7 +22,7 @@ _LONGEST_OUTCOME = 120
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 
 
-class Row(Value):
+class ListedRun(Value):
     """A run as it is listed. ``size_bytes`` is None where it could not be counted in time."""
 
     run: FoundRun
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     runs = sorted(
         (run for run in known_runs() if run.is_here or not arguments.here), key=lambda run: run.name, reverse=True
     )
-    rows: Iterable[Row] = _rows(runs, now)
+    rows: Iterable[ListedRun] = _rows(runs, now)
     if arguments.running:
         rows = (row for row in rows if row.state.is_living)
     shown = list(islice(rows, arguments.n or None))
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(runs: Iterable[FoundRun], now: float) -> Iterable[Row]:
+def _rows(runs: Iterable[FoundRun], now: float) -> Iterable[ListedRun]:
     until = time.monotonic() + _COUNTING_S
     for run in runs:
         try:
@@ -76,10 +76,10 @@ def _rows(runs: Iterable[FoundRun], now: float) -> Iterable[Row]:
             age_s = now - (started_at or os.fstat(fd).st_mtime)
         finally:
             os.close(fd)
-        yield Row(run, state, max(age_s, 0.0), size if is_all else None)
+        yield ListedRun(run, state, max(age_s, 0.0), size if is_all else None)
 
 
-def list_lines(rows: Iterable[Row]) -> list[str]:
+def list_lines(rows: Iterable[ListedRun]) -> list[str]:
     """The table: state, age, size, directory, and what went wrong, or else the command."""
     table = [
         (
@@ -116,7 +116,7 @@ def outcome_text(state: RunState) -> str:
     return text if len(text) <= _LONGEST_OUTCOME else text[: _LONGEST_OUTCOME - 1] + "…"
 
 
-def _as_json(row: Row) -> JsonObject:
+def _as_json(row: ListedRun) -> JsonObject:
     record = row.state.record
     end = record.end if record is not None else None
     return {

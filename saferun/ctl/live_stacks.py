@@ -15,7 +15,7 @@ from pathlib import Path
 from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.examiner import Examiner
 from saferun.captures.ptrace import ptrace_denial
-from saferun.captures.wire import CaptureReader, Request, Target
+from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget
 from saferun.ctl.answer import answer, answer_json, plain
 from saferun.ctl.job_stacks import JobStacks, read_job_stacks
 from saferun.ctl.native_stacks import with_native_stacks
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------------------- whom
 
 
-class Process(Value):
+class LiveProcess(Value):
     """A living process, and what its environment has about its rank in a job. ``rank`` is -1 where it has none."""
 
     pid: int
@@ -86,7 +86,7 @@ class Process(Value):
     is_readable: bool = True
 
 
-class Scene(Value):
+class AskedProcesses(Value):
     """The processes to capture.
 
     Attributes:
@@ -101,7 +101,7 @@ class Scene(Value):
     """
 
     title: str
-    targets: tuple[Target, ...]
+    targets: tuple[CaptureTarget, ...]
     orphans: tuple[int, ...] = ()
     has_ranks: bool = True
     script: str = ""
@@ -118,7 +118,7 @@ def run_of(target: str) -> Path | None:
     return Path(directory) if directory is not None else None
 
 
-def scene_of_job(name: str, evidence: Evidence, silent: tuple[str, ...]) -> Scene:
+def scene_of_job(name: str, evidence: Evidence, silent: tuple[str, ...]) -> AskedProcesses:
     """The ranks of all hosts, as these have shown them.
 
     Args:
@@ -128,30 +128,30 @@ def scene_of_job(name: str, evidence: Evidence, silent: tuple[str, ...]) -> Scen
     """
     pids = {process.rank: process.pid for process in evidence.capture.processes if process.is_rank}
     pids.update((dump.rank, dump.pid) for dump in evidence.capture.stacks if dump.is_rank)
-    shown_pids = tuple(Target(rank, pid) for rank, pid in sorted(pids.items()))
+    shown_pids = tuple(CaptureTarget(rank, pid) for rank, pid in sorted(pids.items()))
     hosts = tuple((host.label, host.ranks) for host in evidence.hosts)
     title = f"run {name}, {len(hosts)} host{'s' if len(hosts) != 1 else ''}"
-    return Scene(title, shown_pids, script=evidence.script, cwd=evidence.cwd, hosts=hosts, silent=silent)
+    return AskedProcesses(title, shown_pids, script=evidence.script, cwd=evidence.cwd, hosts=hosts, silent=silent)
 
 
-def read_processes() -> dict[int, Process]:
+def read_processes() -> dict[int, LiveProcess]:
     """All living processes of this host but this one."""
     try:
         import psutil
     except Exception as error:  # of a Python that it was not built for, say
         hint = "install psutil again for this Python"
         raise SaferunError(f"psutil cannot be imported: {error}", hint) from None
-    found: dict[int, Process] = {}
+    found: dict[int, LiveProcess] = {}
     for one in psutil.process_iter():
         with suppress(psutil.Error), one.oneshot():  # it has ended meanwhile, or is another user's
             if one.pid != os.getpid() and one.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
-                found[one.pid] = Process(one.pid, one.ppid(), one.create_time(), is_readable=False)
+                found[one.pid] = LiveProcess(one.pid, one.ppid(), one.create_time(), is_readable=False)
                 if not waits_uninterruptibly(one.pid):  # its environment may be read for ever
                     found[one.pid] = _with_environ(found[one.pid], one.environ())
     return found
 
 
-def _with_environ(process: Process, environ: Mapping[str, str]) -> Process:
+def _with_environ(process: LiveProcess, environ: Mapping[str, str]) -> LiveProcess:
     rank = environ.get("RANK", "")
     return process._replace(
         rank=int(rank) if rank.isdecimal() and len(rank) < 8 else -1,  # noqa: PLR2004 - no job has more ranks
@@ -161,7 +161,7 @@ def _with_environ(process: Process, environ: Mapping[str, str]) -> Process:
     )
 
 
-def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
+def find_scene(target: str, processes: Mapping[int, LiveProcess]) -> AskedProcesses:
     """The processes that an argument of the command line means.
 
     Args:
@@ -192,7 +192,7 @@ def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
     return _scene_of_run({run_id}, run_id, processes)
 
 
-def _scene_of_process(process: Process, processes: Mapping[int, Process]) -> Scene:
+def _scene_of_process(process: LiveProcess, processes: Mapping[int, LiveProcess]) -> AskedProcesses:
     if not process.is_readable:
         who = f"process {process.pid} of user {_owner(process.pid)}"
         hint = _PERMISSION_HINT if os.geteuid() else _ROOT_HINT
@@ -202,12 +202,14 @@ def _scene_of_process(process: Process, processes: Mapping[int, Process]) -> Sce
     roots = _roots(below, processes, outside=process)
     if roots:
         targets, orphans = _distinct(roots)
-        return Scene(title, targets, orphans)
-    own = Target(max(process.rank, 0), process.pid, process.hook_prefix)
-    return Scene(title, (own,), has_ranks=process.rank >= 0)
+        return AskedProcesses(title, targets, orphans)
+    own = CaptureTarget(max(process.rank, 0), process.pid, process.hook_prefix)
+    return AskedProcesses(title, (own,), has_ranks=process.rank >= 0)
 
 
-def _scene_of_run(run_ids: Collection[str], name: str, processes: Mapping[int, Process], directory: str = "") -> Scene:
+def _scene_of_run(
+    run_ids: Collection[str], name: str, processes: Mapping[int, LiveProcess], directory: str = ""
+) -> AskedProcesses:
     members = [process for process in processes.values() if process.run_id and process.run_id in run_ids]
     targets, orphans = _distinct(_roots(members, processes))
     if not targets:
@@ -216,12 +218,12 @@ def _scene_of_run(run_ids: Collection[str], name: str, processes: Mapping[int, P
         if any(not process.is_readable for process in processes.values()):
             hint += "; processes of other users can be seen by root alone"
         raise UsageError(f"no rank of run {name} lives on this host", hint)
-    return Scene(f"run {name}", targets, orphans)
+    return AskedProcesses(f"run {name}", targets, orphans)
 
 
 def _roots(
-    members: Iterable[Process], processes: Mapping[int, Process], outside: Process | None = None
-) -> list[Process]:
+    members: Iterable[LiveProcess], processes: Mapping[int, LiveProcess], outside: LiveProcess | None = None
+) -> list[LiveProcess]:
     """Of processes those that are ranks themselves: what they start inherits their variables.
 
     Args:
@@ -234,10 +236,10 @@ def _roots(
     return [one for one in ranks.values() if not any(pid in ranks for pid in _ancestors(one, processes))]
 
 
-def _distinct(roots: list[Process]) -> tuple[tuple[Target, ...], tuple[int, ...]]:
+def _distinct(roots: list[LiveProcess]) -> tuple[tuple[CaptureTarget, ...], tuple[int, ...]]:
     """One process a rank, and those that are left over: orphans of ranks that are gone have their variables too."""
     parents = Counter(root.ppid for root in roots)
-    by_rank: dict[int, list[Process]] = {}
+    by_rank: dict[int, list[LiveProcess]] = {}
     for root in roots:
         by_rank.setdefault(root.rank, []).append(root)
     # Ranks have their supervisor for a parent; an orphan has the process that adopted it.
@@ -246,10 +248,10 @@ def _distinct(roots: list[Process]) -> tuple[tuple[Target, ...], tuple[int, ...]
         for rank, candidates in sorted(by_rank.items())
     }
     orphans = tuple(sorted(root.pid for root in roots if chosen[root.rank] is not root))
-    return tuple(Target(rank, one.pid, one.hook_prefix) for rank, one in chosen.items()), orphans
+    return tuple(CaptureTarget(rank, one.pid, one.hook_prefix) for rank, one in chosen.items()), orphans
 
 
-def _ancestors(process: Process, processes: Mapping[int, Process]) -> Iterator[int]:
+def _ancestors(process: LiveProcess, processes: Mapping[int, LiveProcess]) -> Iterator[int]:
     seen = {process.pid}
     while process.ppid in processes and process.ppid not in seen:
         seen.add(process.ppid)
@@ -290,7 +292,7 @@ def _run_id_of(directory: str) -> str:
     return str(run_id)
 
 
-def _with_script(scene: Scene) -> Scene:
+def _with_script(scene: AskedProcesses) -> AskedProcesses:
     # It distinguishes the user's own code.
     pid = scene.targets[0].pid
     script = next((word for word in read_cmdline(pid)[1:] if not word.startswith("-")), "")
@@ -312,7 +314,7 @@ def _owner(pid: int) -> str:
 # ---------------------------------------------------------------------------------------------------------- looking
 
 
-def _capture_scene(scene: Scene, *, native: bool) -> tuple[Capture, str]:
+def _capture_scene(scene: AskedProcesses, *, native: bool) -> tuple[Capture, str]:
     """What the capture process sees, and why that is not all."""
     seen: list[tuple[Capture, str]] = []
 
@@ -321,7 +323,7 @@ def _capture_scene(scene: Scene, *, native: bool) -> tuple[Capture, str]:
 
     budget_s = _NATIVE_BUDGET_S if native else _BUDGET_S
     poller = Poller()
-    request = Request(
+    request = CaptureRequest(
         scene.targets,
         budget_s=budget_s,
         native="always" if native else "never",
@@ -374,7 +376,7 @@ def _require_stacks(capture: Capture) -> None:
 # ---------------------------------------------------------------------------------------------------------- showing
 
 
-def picture(scene: Scene, capture: Capture) -> list[str]:
+def picture(scene: AskedProcesses, capture: Capture) -> list[str]:
     """What was seen, for a person."""
     taken = [dump for dump in capture.stacks if dump.threads]
     processes: tuple[StackDump | ProcessSnapshot, ...] = (*capture.stacks, *capture.processes)
@@ -417,7 +419,7 @@ def _with_pid(lines: list[str], pid: int) -> list[str]:
     ]
 
 
-def _groups(scene: Scene, capture: Capture) -> tuple[WaitGroup, ...]:
+def _groups(scene: AskedProcesses, capture: Capture) -> tuple[WaitGroup, ...]:
     ranks = [target.rank for target in scene.targets]
     return wait_groups(capture, ranks=ranks, dead={}, script=scene.script, cwd=scene.cwd)
 
@@ -434,7 +436,7 @@ def _failures(dumps: list[StackDump]) -> list[str]:
     return lines
 
 
-def _as_json(scene: Scene, capture: Capture, remarks: Sequence[str] = ()) -> JsonObject:
+def _as_json(scene: AskedProcesses, capture: Capture, remarks: Sequence[str] = ()) -> JsonObject:
     return {
         "target": scene.title,
         "ranks": [{"rank": one.rank if scene.has_ranks else None, "pid": one.pid} for one in scene.targets],

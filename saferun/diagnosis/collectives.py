@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.diagnosis.mismatched_calls import Mismatch, first_mismatch, groups_alike, left_out
+from saferun.diagnosis.mismatched_calls import MismatchedCall, first_mismatch, groups_alike, left_out
 from saferun.diagnosis.process_groups import Group, groups_of
 from saferun.diagnosis.wavefront import Op, Root, Wavefront
 from saferun.evidence import RankCollectives
@@ -119,7 +119,7 @@ class CollectiveFindings(Value):
     """
 
     groups: tuple[GroupStand, ...] = ()
-    mismatched: tuple[Mismatch, ...] = ()
+    mismatched: tuple[MismatchedCall, ...] = ()
     missing: tuple[Missing, ...] = ()
     stuck: tuple[Stuck, ...] = ()
     circles: tuple[Circle, ...] = ()
@@ -368,7 +368,7 @@ def _stand(group: Group) -> GroupStand:
     return GroupStand(group.name, progress, group.unknown, group.members_known)
 
 
-def _settled(mismatched: Iterable[Mismatch]) -> list[Mismatch]:
+def _settled(mismatched: Iterable[MismatchedCall]) -> list[MismatchedCall]:
     """Where it does not show who is the odd one, it is one that is so elsewhere."""
     found = list(mismatched)
     odd = {rank for mismatch in found if not mismatch.is_tie for rank in mismatch.ranks}

@@ -31,7 +31,7 @@ _SIZES_SHOWN = 60
 _Kind = tuple[object, ...]
 
 
-class Mismatch(Value):
+class MismatchedCall(Value):
     """Ranks that made another call than the others under the same number.
 
     ``ranks`` are those in the minority. Where there is none, they are all that made any of the calls, and ``is_tie``.
@@ -46,7 +46,7 @@ class Mismatch(Value):
     message: str
 
 
-def first_mismatch(group: Group, alike: Iterable[Group] = ()) -> list[Mismatch]:
+def first_mismatch(group: Group, alike: Iterable[Group] = ()) -> list[MismatchedCall]:
     """The first number under which different calls were made; what follows it is out of step anyway.
 
     Args:
@@ -67,7 +67,9 @@ def first_mismatch(group: Group, alike: Iterable[Group] = ()) -> list[Mismatch]:
     return []
 
 
-def _kinds_differ(group: Group, seq: int, made: Mapping[int, CollectiveCall], alike: Iterable[Group]) -> list[Mismatch]:
+def _kinds_differ(
+    group: Group, seq: int, made: Mapping[int, CollectiveCall], alike: Iterable[Group]
+) -> list[MismatchedCall]:
     if len({(call.op, call.sizes, call.output_sizes, call.dtypes) for call in made.values()}) < 2:  # noqa: PLR2004
         return []
     is_over = all(call.retired for call in made.values())
@@ -121,7 +123,7 @@ def _how_to_compare(calls: Iterable[CollectiveCall], *, is_over: bool) -> _Compa
     return _Comparison(with_sizes=sized, with_types=typed)
 
 
-def _roots_differ(group: Group, seq: int, made: Mapping[int, CollectiveCall]) -> list[Mismatch]:
+def _roots_differ(group: Group, seq: int, made: Mapping[int, CollectiveCall]) -> list[MismatchedCall]:
     """A gather or scatter of which not exactly one rank is the root."""
     ops = {call.op for call in made.values()}
     side = _ROOTED.get(next(iter(ops))) if len(ops) == 1 else None
@@ -136,23 +138,25 @@ def _roots_differ(group: Group, seq: int, made: Mapping[int, CollectiveCall]) ->
     who = f"{ranks_text(roots)} each take themselves" if roots else "no rank takes itself"
     message = f"{who} for the root of {op}, collective {seq} of group {group.name}"
     ranks = roots or tuple(sorted(made))
-    return [Mismatch(group.name, seq, ranks, True, ((ranks, made[ranks[0]]),), message)]
+    return [MismatchedCall(group.name, seq, ranks, True, ((ranks, made[ranks[0]]),), message)]
 
 
 def _mismatches(
     group: Group, seq: int, parties: list[list[int]], made: Mapping[int, CollectiveCall], *, is_tie: bool
-) -> list[Mismatch]:
+) -> list[MismatchedCall]:
     calls = tuple((tuple(ranks), made[ranks[0]]) for ranks in parties)
     typed = len({(call.op, call.sizes) for _, call in calls}) < len(calls)
     if is_tie:
         message = " and ".join(f"{ranks_text(ranks)} called {_call_text(call, typed=typed)}" for ranks, call in calls)
         all_ranks = tuple(sorted(rank for ranks in parties for rank in ranks))
         return [
-            Mismatch(group.name, seq, all_ranks, True, calls, f"{message} as collective {seq} of group {group.name}")
+            MismatchedCall(
+                group.name, seq, all_ranks, True, calls, f"{message} as collective {seq} of group {group.name}"
+            )
         ]
     usual_ranks, usual = calls[0]
     return [
-        Mismatch(
+        MismatchedCall(
             group.name,
             seq,
             ranks,

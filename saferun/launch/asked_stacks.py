@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from saferun.captures.examiner import Answer
-from saferun.captures.wire import MOST_RECORDED, Target
+from saferun.captures.wire import MOST_RECORDED, CaptureTarget
 from saferun.cluster.report_listeners import ASKED
 from saferun.launch.host_stacks import RECORDING, HostRequest, Wanted
 from saferun.launch.launch_context import LaunchContext
@@ -276,7 +276,9 @@ class AskedStacks:
         hook, attempt = context.investigation.hook, context.attempt
         request = HostRequest(
             wanted,
-            tuple(Target(rank.place.rank, rank.child.pid, hook.prefix(attempt, rank.place.rank)) for rank in ranks),
+            tuple(
+                CaptureTarget(rank.place.rank, rank.child.pid, hook.prefix(attempt, rank.place.rank)) for rank in ranks
+            ),
             context.investigation.log.host,
             context.current.plan.placement.world_size if context.current.plan is not None else 0,
             context.config.command.name,

@@ -18,7 +18,7 @@ from saferun.launch.asked_stacks import AskedStacks, longest_s
 from saferun.launch.host_stacks import Wanted
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.live_status import LiveStatus
-from saferun.linux.control_socket import Peer, accept, listen
+from saferun.linux.control_socket import PeerProcess, accept, listen
 from saferun.linux.helper import PartBase
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.signals import SURVIVED, caught_signals
@@ -53,7 +53,7 @@ _LEADER_S = 10.0
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class Request(Value):
+class ControlRequest(Value):
     """What saferunctl asks for.
 
     Attributes:
@@ -74,7 +74,7 @@ class Request(Value):
 class _Client:
     """One connection. ``until``: when it is closed, in monotonic seconds; None: it waits for the end of the launch."""
 
-    def __init__(self, lines: JsonLines, peer: Peer, until: float) -> None:
+    def __init__(self, lines: JsonLines, peer: PeerProcess, until: float) -> None:
         self.lines = lines
         self.peer = peer
         self.until: float | None = until
@@ -221,7 +221,7 @@ class ControlPart(PartBase):
                 continue
             self._add(connection, peer, now)
 
-    def _add(self, connection: Socket, peer: Peer, now: float) -> None:
+    def _add(self, connection: Socket, peer: PeerProcess, now: float) -> None:
         lines = JsonLines(
             connection,
             self._context.guarded_poller,
@@ -256,7 +256,7 @@ class ControlPart(PartBase):
 
     def _answer(self, client: _Client, message: JsonObject) -> None:
         try:
-            request: Request = fit(Request, message)
+            request: ControlRequest = fit(ControlRequest, message)
             method = self._METHODS[request.op]
         except MALFORMED:
             self._send(client, {"error": "the request is not known", "hint": "use the saferunctl of this saferun"})
@@ -276,7 +276,7 @@ class ControlPart(PartBase):
         elif client.until is not None:
             client.until = time.monotonic() + (_PATIENCE_S if client.lines.queued_bytes or not is_last else 0.0)
 
-    def _stop(self, client: _Client, request: Request) -> None:
+    def _stop(self, client: _Client, request: ControlRequest) -> None:
         """The job is to end: in good order, or at once."""
         context, by = self._context, self._by(request.op, client, request)
         client.until = None  # the end of the connection is the end of the launch
@@ -306,7 +306,7 @@ class ControlPart(PartBase):
             "hosts": plan.placement.group_world_size if plan is not None else 1,
         }
 
-    def _checkpoint(self, client: _Client, request: Request) -> None:
+    def _checkpoint(self, client: _Client, request: ControlRequest) -> None:
         """The ranks are to save a checkpoint and to end; if they do not, the job is stopped."""
         context = self._context
         ranks = context.current.living()
@@ -330,7 +330,7 @@ class ControlPart(PartBase):
         self._stop_at = now + request.timeout_s
         context.post(CheckpointRequested(now, context.attempt, self._stop_by, request.signum))
 
-    def _restart(self, client: _Client, request: Request) -> None:
+    def _restart(self, client: _Client, request: ControlRequest) -> None:
         """All ranks are to be ended and started again."""
         context = self._context
         state, is_ending = context.supervisor.state, self._stop_at is not None
@@ -358,12 +358,12 @@ class ControlPart(PartBase):
         self._send(client, {"error": f"the job is {state}: it cannot be asked for {what} now", "hint": hint})
 
     @staticmethod
-    def _by(verb: str, client: _Client, request: Request) -> str:
+    def _by(verb: str, client: _Client, request: ControlRequest) -> str:
         """Who asks, for people."""
         user = f" by {request.user}" if request.user else ""
         return f"saferunctl {verb}{user} (pid {client.peer.pid})"
 
-    def _show(self, client: _Client, _request: Request) -> None:
+    def _show(self, client: _Client, _request: ControlRequest) -> None:
         """What the ranks do."""
         client.until = time.monotonic() + _COLLECTED_S
 
@@ -373,7 +373,7 @@ class ControlPart(PartBase):
 
         self._status.request(on_done)
 
-    def _read_ranks(self, client: _Client, request: Request) -> None:
+    def _read_ranks(self, client: _Client, request: ControlRequest) -> None:
         """Where the ranks of all hosts are in their code. Of a job of one host saferunctl looks itself."""
         together = self._context.config.hosts.together
         self._send(client, {"ok": True, "together": together}, is_last=not together)
@@ -388,7 +388,7 @@ class ControlPart(PartBase):
         client.on_gone = lambda: self._stacks.forget(on_done)
         self._stacks.request(request.wanted, on_done)
 
-    _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, Request], None]]] = {
+    _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, ControlRequest], None]]] = {
         "stop": _stop,
         "kill": _stop,
         "checkpoint": _checkpoint,

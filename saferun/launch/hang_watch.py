@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
     from saferun.evidence import HangVerdict
-    from saferun.launch.slow_ranks import SlowRanks
+    from saferun.launch.slow_ranks import SlowRankWatch
     from saferun.model import JsonObject
     from saferun.watchdog.job_detector import JobDetector
     from saferun.watchdog.monitor import Watch, WatchedRank
@@ -47,7 +47,7 @@ class HangWatch:
         self._has_imported = False
         self._watch: Watch | None = None
         self._watch_at: float | None = None
-        self._slow: SlowRanks | None = None
+        self._slow: SlowRankWatch | None = None
         self.number = 0
         """Of the job's hang that was reported last."""
         context.launch.job.reports.subscribe(self._take_states, self._take_hang)
@@ -82,7 +82,7 @@ class HangWatch:
         if self._slow is not None and self._slow.deadline is not None and self._slow.deadline <= now:
             self._for_slow_ranks(lambda slow: slow.tick(now))
 
-    def _for_slow_ranks(self, call: Callable[[SlowRanks], None]) -> None:
+    def _for_slow_ranks(self, call: Callable[[SlowRankWatch], None]) -> None:
         """What fails costs the comparison of the ranks, and nothing else."""
         if self._slow is not None and not self._context.launch.succeeds("compare the ranks", call, self._slow):
             self._slow.disable()
@@ -105,9 +105,9 @@ class HangWatch:
         self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
 
     def _begin_comparison(self, now: float, ranks: list[WatchedRank], watch: Watch) -> None:
-        from saferun.launch.slow_ranks import SlowRanks
+        from saferun.launch.slow_ranks import SlowRankWatch
 
-        self._slow = SlowRanks(self._context, self._record)
+        self._slow = SlowRankWatch(self._context, self._record)
         self._for_slow_ranks(lambda slow: slow.begin(now, ranks, watch.process_of))
 
     def watched_ranks(self) -> list[WatchedRank]:

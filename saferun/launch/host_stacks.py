@@ -10,8 +10,8 @@ from saferun.captures.wire import (
     LONGEST_RECORDING_S,
     MOST_RECORDED,
     CaptureReader,
-    Request,
-    Target,
+    CaptureRequest,
+    CaptureTarget,
 )
 from saferun.model import Value
 from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of
@@ -69,7 +69,7 @@ class HostRequest(Value):
     """
 
     wanted: Wanted
-    targets: tuple[Target, ...]
+    targets: tuple[CaptureTarget, ...]
     host: str
     world_size: int
     script: str
@@ -105,7 +105,7 @@ def _stacks(request: HostRequest, started_at: float) -> str:
 
     wanted = request.wanted
     reader = CaptureReader()
-    capture = Request(
+    capture = CaptureRequest(
         request.targets,
         budget_s=wanted.budget_s - _PACKING_S,
         native="always" if wanted.native else "never",

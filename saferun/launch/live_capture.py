@@ -12,10 +12,10 @@ from saferun.captures.wire import (
     DEAD_FILE_SYSTEM,
     EVERYTHING,
     CaptureReader,
+    CaptureRequest,
+    CaptureTarget,
     CoreRequest,
     CoresFound,
-    Request,
-    Target,
 )
 from saferun.evidence import Capture
 from saferun.launch.attempt_record import AttemptRecord, Context
@@ -61,9 +61,9 @@ class LiveCapture:
         watching, verdict = context.launch.config.watch, action.verdict
         is_hang = verdict is not None
         has_gpus = any(map(os.path.exists, _GPU_DEVICES))
-        request = Request(
+        request = CaptureRequest(
             tuple(
-                Target(rank.place.rank, rank.child.pid, context.hook.prefix(action.attempt, rank.place.rank))
+                CaptureTarget(rank.place.rank, rank.child.pid, context.hook.prefix(action.attempt, rank.place.rank))
                 for rank in ranks
             ),
             directory=new_directory(context, self._record, "hang" if is_hang else "failure"),
@@ -111,7 +111,7 @@ class LiveCapture:
 def start_capture(
     context: Context,
     record: AttemptRecord,
-    request: Request | CoreRequest,
+    request: CaptureRequest | CoreRequest,
     on_done: Callable[[CaptureReader, str], None],
     on_cores_found: Callable[[CoresFound], None] | None = None,
 ) -> None:

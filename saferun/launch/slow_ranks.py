@@ -37,7 +37,7 @@ _LONGEST_REPORT = 2500
 _RECORDERS_S = 20.0
 
 
-class SlowRanks:
+class SlowRankWatch:
     """Watches the ranks of one attempt; on the leader it compares those of the whole job.
 
     Args:

@@ -22,7 +22,7 @@ _BACKLOG = 64
 _CREDENTIALS = struct.Struct("=3i")
 
 
-class Peer(Value):
+class PeerProcess(Value):
     """The process at the other end of a connection."""
 
     pid: int
@@ -61,7 +61,7 @@ def _listen(path: str) -> Socket:
     return listener
 
 
-def accept(listener: Socket) -> tuple[Socket, Peer]:
+def accept(listener: Socket) -> tuple[Socket, PeerProcess]:
     """The next connection, which does not block.
 
     Raises:
@@ -103,11 +103,11 @@ def _check_owner(connection: Socket, path: str) -> None:
         raise PermissionError(1, "the process that listens there is another user's", path)
 
 
-def peer_of(connection: Socket) -> Peer:
+def peer_of(connection: Socket) -> PeerProcess:
     """Who is at the other end of a connection.
 
     Raises:
         OSError: the kernel cannot be asked.
     """
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size))
-    return Peer(pid, uid)
+    return PeerProcess(pid, uid)

@@ -13,7 +13,7 @@ from saferun.supervisor.actions import (
     Undiagnosed,
 )
 from saferun.supervisor.ending import Failed, Leave, StartFailed, explanation, is_final
-from saferun.supervisor.launch_state import Attempt, CutOff, Launch, State
+from saferun.supervisor.launch_state import Attempt, CutOff, LaunchState, State
 from saferun.supervisor.policy import FailureFacts
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _UNKNOWN = FailureFacts("unknown")
 
 
-def diagnose(launch: Launch, at: float) -> list[Action]:
+def diagnose(launch: LaunchState, at: float) -> list[Action]:
     """-> DIAGNOSING."""
     attempt = launch.attempt
     others_s = 0.0
@@ -47,7 +47,7 @@ def diagnose(launch: Launch, at: float) -> list[Action]:
     ]
 
 
-def on_diagnosed(launch: Launch, event: Diagnosed) -> list[Action]:
+def on_diagnosed(launch: LaunchState, event: Diagnosed) -> list[Action]:
     """The leader decides; the others wait for its decision."""
     attempt, peers = launch.attempt, launch.attempt.peers
     if peers.unreachable and not launch.leads and peers.decision is None:
@@ -59,7 +59,7 @@ def on_diagnosed(launch: Launch, event: Diagnosed) -> list[Action]:
     return _decide(launch, event.at, event.diagnosis, event.facts)
 
 
-def on_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
+def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """No diagnosis came in time, or no decision."""
     attempt = launch.attempt
     if attempt.own_diagnosis is not None:
@@ -74,7 +74,7 @@ def on_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
     return _decide(launch, event.at, none, None)
 
 
-def _decide(launch: Launch, at: float, diagnosis: Diagnosis, facts: FailureFacts | None) -> list[Action]:
+def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: FailureFacts | None) -> list[Action]:
     placement = launch.attempt.placement
     decision = launch.policy.decide(
         _completed(launch, facts),
@@ -104,7 +104,7 @@ def _decide(launch: Launch, at: float, diagnosis: Diagnosis, facts: FailureFacts
     return actions
 
 
-def _completed(launch: Launch, facts: FailureFacts | None) -> FailureFacts:
+def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
     """What is known of a failure, and what only this machine knows of it."""
     facts = facts or _UNKNOWN
     ending, peers = launch.attempt.ending, launch.attempt.peers
@@ -128,12 +128,12 @@ def _completed(launch: Launch, facts: FailureFacts | None) -> FailureFacts:
     return facts._replace(restarting_allowed=False, stop_reason=reason) if reason else facts
 
 
-def _exit_code(launch: Launch) -> int:
+def _exit_code(launch: LaunchState) -> int:
     ending = launch.attempt.ending
     return ending.exit_code if isinstance(ending, StartFailed) else launch.stop_code
 
 
-def follow(launch: Launch, decision: JobDecided, at: float) -> list[Action]:
+def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]:
     """Do what the leader has decided."""
     placement = launch.attempt.placement
     restarting = decision.next_step == "restart" and launch.stop_signum is None
@@ -153,7 +153,7 @@ def follow(launch: Launch, decision: JobDecided, at: float) -> list[Action]:
     return [*actions, *launch.finish(decision.exit_code)]
 
 
-def begin_next(launch: Launch, event: DeadlineExpired) -> list[Action]:
+def begin_next(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """BACKOFF -> CHECKING: the store's port stays bound from attempt to attempt."""
     launch.number += 1
     launch.attempt = Attempt()

@@ -124,7 +124,7 @@ class Attempt:
         return tuple(sorted(self.running))
 
 
-class Launch:
+class LaunchState:
     """What the transitions read and change. ``number``: of the attempt."""
 
     def __init__(

@@ -39,7 +39,7 @@ from saferun.supervisor.events import (
     StoreServed,
     StoreUnavailable,
 )
-from saferun.supervisor.launch_state import Launch, Limits, State
+from saferun.supervisor.launch_state import LaunchState, Limits, State
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 from saferun.supervisor.story import Story
 
@@ -57,13 +57,13 @@ class UnlistedError(Exception):
     """An event came in a state in which the table does not have it."""
 
 
-def _resume(launch: Launch, event: LoopStalled) -> list[Action]:
+def _resume(launch: LaunchState, event: LoopStalled) -> list[Action]:
     """What could not be done in time because this process did not run has its time again."""
     launch.deadline = event.at + event.left_s
     return []
 
 
-def _on_request(launch: Launch, event: StopRequested | RestartRequested | CheckpointRequested) -> list[Action]:
+def _on_request(launch: LaunchState, event: StopRequested | RestartRequested | CheckpointRequested) -> list[Action]:
     """What a user asks for by saferunctl. It is loaded when there is a request."""
     try:
         from saferun.supervisor import requests
@@ -73,7 +73,7 @@ def _on_request(launch: Launch, event: StopRequested | RestartRequested | Checkp
 
 
 # What is done about an event, state by state.
-TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
+TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]] = {
     State.NEW: {
         LaunchRequested: starting.run_checks,
         SignalReceived: stopping.end_at_once,
@@ -261,7 +261,7 @@ class Supervisor:
         *,
         orphans: Literal["wait", "end", "leave"] = "wait",
     ) -> None:
-        self._launch = Launch(policy, limits, hang_policy or HangPolicy(), job or JobPolicy(), orphans)
+        self._launch = LaunchState(policy, limits, hang_policy or HangPolicy(), job or JobPolicy(), orphans)
         self.story = Story()
         self.remark = ""  # why nothing followed from the last event; empty where something could
 

@@ -7,7 +7,7 @@ import signal
 from saferun.supervisor.actions import Action, BroadcastDecision, PrintLine
 from saferun.supervisor.deciding import diagnose, follow
 from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, signum_of
-from saferun.supervisor.launch_state import CutOff, Launch, State
+from saferun.supervisor.launch_state import CutOff, LaunchState, State
 from saferun.supervisor.stopping import (
     capture,
     end_cause_wait,
@@ -41,7 +41,7 @@ _HEARD = frozenset({"membership", "lost", "task_lost"})
 # The attempt ends on all hosts
 
 
-def note_abort(launch: Launch, event: JobAborted) -> list[Action]:
+def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     """All hosts end this attempt, for the same reason: the first that any of them announced."""
     peers = launch.attempt.peers
     peers.is_announced = True
@@ -58,7 +58,7 @@ def note_abort(launch: Launch, event: JobAborted) -> list[Action]:
     return launch.broadcast_cause() if launch.attempt.has_failed_rank and not event.ours else []
 
 
-def on_abort(launch: Launch, event: JobAborted) -> list[Action]:
+def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     """STARTING | RUNNING -> CAPTURING | STOPPING."""
     note_abort(launch, event)
     if _has_acted(event):
@@ -79,7 +79,7 @@ def on_abort(launch: Launch, event: JobAborted) -> list[Action]:
     return capture(launch, event.at)
 
 
-def on_abort_without_ranks(launch: Launch, event: JobAborted) -> list[Action]:
+def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Action]:
     """PROBING | WAITING -> DIAGNOSING | BACKOFF."""
     note_abort(launch, event)
     if _has_acted(event):
@@ -91,7 +91,7 @@ def on_abort_without_ranks(launch: Launch, event: JobAborted) -> list[Action]:
     return diagnose(launch, event.at)
 
 
-def on_abort_on_the_way_out(launch: Launch, event: JobAborted) -> list[Action]:
+def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Action]:
     """CAPTURING, STOPPING: the ranks are being ended already, or only what they left behind is left."""
     announced = note_abort(launch, event)
     if _has_acted(event):
@@ -127,7 +127,7 @@ def _ending(event: JobAborted) -> Ending:
 # What the leader decides
 
 
-def on_decided(launch: Launch, event: JobDecided) -> list[Action]:
+def on_decided(launch: LaunchState, event: JobDecided) -> list[Action]:
     """STARTING, CAPTURING, STOPPING: it is carried out after the sweep."""
     if not _heed(launch, event):
         return []
@@ -135,7 +135,7 @@ def on_decided(launch: Launch, event: JobDecided) -> list[Action]:
     return hurry_orphans(launch, event.at)
 
 
-def on_decided_while_running(launch: Launch, event: JobDecided) -> list[Action]:
+def on_decided_while_running(launch: LaunchState, event: JobDecided) -> list[Action]:
     """RUNNING -> CAPTURING: it was decided without this host, which had not been heard of for long."""
     if not _heed(launch, event):
         return []
@@ -143,7 +143,7 @@ def on_decided_while_running(launch: Launch, event: JobDecided) -> list[Action]:
     return capture(launch, event.at)
 
 
-def on_decided_while_waiting(launch: Launch, event: JobDecided) -> list[Action]:
+def on_decided_while_waiting(launch: LaunchState, event: JobDecided) -> list[Action]:
     """PROBING | WAITING | DIAGNOSING -> BACKOFF | DONE, once this host has nothing else to do."""
     decision = _heed(launch, event)
     if decision is None or (launch.state is State.DIAGNOSING and launch.attempt.own_diagnosis is None):
@@ -151,7 +151,7 @@ def on_decided_while_waiting(launch: Launch, event: JobDecided) -> list[Action]:
     return follow(launch, decision, event.at)
 
 
-def _heed(launch: Launch, event: JobDecided) -> JobDecided | None:
+def _heed(launch: LaunchState, event: JobDecided) -> JobDecided | None:
     """Take a decision in, as far as it is believed; the leader knows its own."""
     if launch.leads:
         return None
@@ -165,7 +165,7 @@ def _heed(launch: Launch, event: JobDecided) -> JobDecided | None:
     return event
 
 
-def on_hosts_done(launch: Launch, _event: HostsDone) -> list[Action]:
+def on_hosts_done(launch: LaunchState, _event: HostsDone) -> list[Action]:
     """WAITING -> DONE: every rank of the job ended with exit code 0."""
     return [BroadcastDecision(launch.number, "finish", 0), *launch.finish(0)] if launch.leads else []
 
@@ -174,7 +174,7 @@ def on_hosts_done(launch: Launch, _event: HostsDone) -> list[Action]:
 # Hosts that cannot be reached
 
 
-def on_job_lost(launch: Launch, event: JobLost) -> list[Action]:
+def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
     """This host decides for itself what no other can decide for it any more."""
     attempt, peers = launch.attempt, launch.attempt.peers
     if peers.cut_off is not None or peers.decision is not None:
@@ -203,19 +203,19 @@ def on_job_lost(launch: Launch, event: JobLost) -> list[Action]:
     return []
 
 
-def _may_end_alone(launch: Launch, event: JobLost) -> bool:
+def _may_end_alone(launch: LaunchState, event: JobLost) -> bool:
     """Whether ranks that ended well are the end of it here, whatever the leader decided."""
     others_suffice = launch.job.outlives_leader and launch.attempt.peers.may_leave  # they form the job again
     return not (others_suffice or event.class_name)
 
 
-def on_reachability(launch: Launch, event: HostsUnreachable | HostsReachable) -> list[Action]:
+def on_reachability(launch: LaunchState, event: HostsUnreachable | HostsReachable) -> list[Action]:
     """Hosts cannot be reached while the job goes on, or can be again."""
     launch.attempt.peers.unreachable = getattr(event, "message", "")
     return wait_for_others(launch, event.at) if launch.state is State.WAITING else []
 
 
-def on_waiting_deadline(launch: Launch, _event: DeadlineExpired) -> list[Action]:
+def on_waiting_deadline(launch: LaunchState, _event: DeadlineExpired) -> list[Action]:
     """WAITING -> DONE: the others' ranks are at work, or have ended well, as far as this host knows."""
     unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
     line = PrintLine(f"{unreachable} for {limit_s:g} s; all ranks that are known of ended well")

@@ -14,7 +14,7 @@ from saferun.supervisor.actions import (
 from saferun.supervisor.deciding import diagnose
 from saferun.supervisor.ending import Regroup, Stopped
 from saferun.supervisor.events import CheckpointRequested, RestartRequested, StopRequested
-from saferun.supervisor.launch_state import Launch, State
+from saferun.supervisor.launch_state import LaunchState, State
 from saferun.supervisor.stopping import (
     FIRST_CAPTURE_S,
     TOGETHER,
@@ -26,7 +26,7 @@ from saferun.supervisor.stopping import (
 )
 
 
-def handle(launch: Launch, event: StopRequested | RestartRequested | CheckpointRequested) -> list[Action]:
+def handle(launch: LaunchState, event: StopRequested | RestartRequested | CheckpointRequested) -> list[Action]:
     """What follows from a request in a state in which the table has it."""
     if isinstance(event, CheckpointRequested):
         return on_checkpoint_requested(launch, event)
@@ -37,7 +37,7 @@ def handle(launch: Launch, event: StopRequested | RestartRequested | CheckpointR
     return on_stop_requested(launch, event)
 
 
-def end_at_once_as_requested(launch: Launch, event: StopRequested) -> list[Action]:
+def end_at_once_as_requested(launch: LaunchState, event: StopRequested) -> list[Action]:
     """CHECKING | JOINING | BACKOFF -> DONE: no rank runs, and there is no other attempt."""
     launch.note_request(event.by, event.signum)
     launch.stop_signum = event.signum
@@ -49,7 +49,7 @@ def end_at_once_as_requested(launch: Launch, event: StopRequested) -> list[Actio
     return [line, *asked, *launch.finish(launch.stop_code)]
 
 
-def on_stop_requested(launch: Launch, event: StopRequested) -> list[Action]:
+def on_stop_requested(launch: LaunchState, event: StopRequested) -> list[Action]:
     """PROBING | STARTING | RUNNING | CAPTURING | STOPPING | WAITING | DIAGNOSING: the job ends, on all hosts."""
     attempt, stopping = launch.attempt, launch.attempt.stopping
     if launch.stop_signum is not None and not event.at_once:
@@ -66,7 +66,7 @@ def on_stop_requested(launch: Launch, event: StopRequested) -> list[Action]:
     return [*announced, *_request_of(launch, event), *_obey(launch, event, is_repeated=is_repeated)]
 
 
-def _obey(launch: Launch, event: StopRequested, *, is_repeated: bool) -> list[Action]:
+def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> list[Action]:
     """What a request comes to in a state, once it is noted."""
     if launch.state in {State.WAITING, State.PROBING}:
         return diagnose(launch, event.at)
@@ -85,14 +85,14 @@ def _obey(launch: Launch, event: StopRequested, *, is_repeated: bool) -> list[Ac
     return []
 
 
-def _request_of(launch: Launch, event: StopRequested) -> list[Action]:
+def _request_of(launch: LaunchState, event: StopRequested) -> list[Action]:
     """Have the other hosts do the same: an abort that was announced before may have had another reason."""
     if not (event.ours and launch.job.together) or launch.attempt.peers.cut_off is not None:
         return []
     return [BroadcastRequest(launch.number, event.by, event.at_once)]
 
 
-def on_restart_requested(launch: Launch, event: RestartRequested) -> list[Action]:
+def on_restart_requested(launch: LaunchState, event: RestartRequested) -> list[Action]:
     """STARTING | RUNNING -> STOPPING | CAPTURING: then all ranks are started again, without a failure."""
     launch.end_for(Regroup(event.by, event.by))
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
@@ -101,7 +101,7 @@ def on_restart_requested(launch: Launch, event: RestartRequested) -> list[Action
     return [line, *announced, *stop_for(launch, event.at, signal.SIGTERM, event.quiet_s)]
 
 
-def on_checkpoint_requested(launch: Launch, event: CheckpointRequested) -> list[Action]:
+def on_checkpoint_requested(launch: LaunchState, event: CheckpointRequested) -> list[Action]:
     """RUNNING: the ranks get the signal by which they learn to save, and end by themselves; none is started again."""
     launch.stopped_by = event.by
     asked = [RequestCheckpoint(launch.number, launch.attempt.ranks, event.signum, event.by)]

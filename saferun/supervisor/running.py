@@ -6,7 +6,7 @@ import signal
 
 from saferun.supervisor.actions import Action, AwaitCause, ReportHang
 from saferun.supervisor.ending import Failed, Hung, StoreLost
-from saferun.supervisor.launch_state import Launch, State
+from saferun.supervisor.launch_state import LaunchState, State
 from saferun.supervisor.stopping import capture, fail, is_captured_for_failure, stop, sweep
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
 
 
-def on_rank_exited(launch: Launch, event: RankExited) -> list[Action]:
+def on_rank_exited(launch: LaunchState, event: RankExited) -> list[Action]:
     """A rank ends while all are started or run. With the last one that ends well the job is done here."""
     _note_exit(launch, event)
     # Of ranks that end before the last one runs: RUNNING begins with the first rank.
@@ -32,7 +32,7 @@ def on_rank_exited(launch: Launch, event: RankExited) -> list[Action]:
     return [] if launch.attempt.running else sweep(launch, event.at)
 
 
-def on_rank_exited_in_capture(launch: Launch, event: RankExited) -> list[Action]:
+def on_rank_exited_in_capture(launch: LaunchState, event: RankExited) -> list[Action]:
     """A rank may also fail while the others are captured because they hang."""
     _note_exit(launch, event)
     attempt = launch.attempt
@@ -48,7 +48,7 @@ def on_rank_exited_in_capture(launch: Launch, event: RankExited) -> list[Action]
     return announced if attempt.running else [*announced, *sweep(launch, event.at)]
 
 
-def on_rank_exited_in_stop(launch: Launch, event: RankExited) -> list[Action]:
+def on_rank_exited_in_stop(launch: LaunchState, event: RankExited) -> list[Action]:
     """STOPPING: the sweep follows the last rank."""
     _note_exit(launch, event)
     if launch.attempt.running or launch.attempt.stopping.stage == "sweeping":
@@ -56,12 +56,12 @@ def on_rank_exited_in_stop(launch: Launch, event: RankExited) -> list[Action]:
     return sweep(launch, event.at)
 
 
-def _note_exit(launch: Launch, event: RankExited) -> None:
+def _note_exit(launch: LaunchState, event: RankExited) -> None:
     launch.attempt.running.discard(event.local_rank)
     launch.attempt.has_failed_rank = launch.attempt.has_failed_rank or not event.status.ok
 
 
-def on_store_unavailable(launch: Launch, event: StoreUnavailable) -> list[Action]:
+def on_store_unavailable(launch: LaunchState, event: StoreUnavailable) -> list[Action]:
     """RUNNING | CAPTURING: ranks that ask for the store would wait for ever."""
     if launch.state is State.CAPTURING and launch.attempt.verdict is None:
         return []
@@ -69,12 +69,12 @@ def on_store_unavailable(launch: Launch, event: StoreUnavailable) -> list[Action
     return fail(launch, event.at) if launch.state is State.RUNNING else []
 
 
-def on_hang(launch: Launch, event: HangSuspected) -> list[Action]:
+def on_hang(launch: LaunchState, event: HangSuspected) -> list[Action]:
     """RUNNING -> CAPTURING."""
     return capture(launch, event.at, event.verdict)
 
 
-def on_captured(launch: Launch, event: EvidenceCaptured) -> list[Action]:
+def on_captured(launch: LaunchState, event: EvidenceCaptured) -> list[Action]:
     """CAPTURING -> STOPPING | RUNNING; or it lasts on, for the cause of a victim's failure."""
     attempt, limit_s = launch.attempt, launch.limits.cause_s
     attempt.has_moved = attempt.has_moved or event.moved
@@ -88,18 +88,18 @@ def on_captured(launch: Launch, event: EvidenceCaptured) -> list[Action]:
     return _after_capture(launch, event.at, event.culprits)
 
 
-def on_cause_shown(launch: Launch, event: CauseShown) -> list[Action]:
+def on_cause_shown(launch: LaunchState, event: CauseShown) -> list[Action]:
     """CAPTURING -> STOPPING: nothing more is to be waited for."""
     launch.attempt.is_cause_shown = True
     return _after_capture(launch, event.at, ()) if launch.attempt.awaits_cause else []
 
 
-def on_capture_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
+def on_capture_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """CAPTURING -> STOPPING | RUNNING: captures that are not there by now are not waited for."""
     return _after_capture(launch, event.at, ())
 
 
-def _after_capture(launch: Launch, at: float, culprits: tuple[int, ...]) -> list[Action]:
+def _after_capture(launch: LaunchState, at: float, culprits: tuple[int, ...]) -> list[Action]:
     attempt, hang_policy = launch.attempt, launch.hang_policy
     verdict, attempt.verdict = attempt.verdict, None
     attempt.is_captured = True

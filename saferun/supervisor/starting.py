@@ -14,7 +14,7 @@ from saferun.supervisor.actions import (
 )
 from saferun.supervisor.deciding import diagnose
 from saferun.supervisor.events import StartFailed
-from saferun.supervisor.launch_state import CutOff, Launch, State
+from saferun.supervisor.launch_state import CutOff, LaunchState, State
 from saferun.supervisor.stopping import fail, sweep
 
 TYPE_CHECKING = False
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     )
 
 
-def run_checks(launch: Launch, event: LaunchRequested) -> list[Action]:
+def run_checks(launch: LaunchState, event: LaunchRequested) -> list[Action]:
     """NEW -> CHECKING."""
     launch.enter(State.CHECKING, event.at + launch.limits.checks_s)
     return [RunChecks(launch.number)]
 
 
-def on_checks_asked(launch: Launch, event: ChecksAsked) -> list[Action]:
+def on_checks_asked(launch: LaunchState, event: ChecksAsked) -> list[Action]:
     """What came before, a name lookup for instance, is no part of the checks' time."""
     launch.enter(State.CHECKING, event.at + launch.limits.checks_s)
     return []
 
 
-def join_hosts(launch: Launch, event: ChecksPassed) -> list[Action]:
+def join_hosts(launch: LaunchState, event: ChecksPassed) -> list[Action]:
     """CHECKING -> JOINING."""
     launch.enter(State.JOINING, event.at + launch.limits.join_s)
     return [JoinHosts(launch.number, launch.restarts)]
 
 
-def on_joined(launch: Launch, event: HostsJoined) -> list[Action]:
+def on_joined(launch: LaunchState, event: HostsJoined) -> list[Action]:
     """JOINING -> PROBING | STARTING."""
     if event.number >= 0:
         launch.number, launch.restarts = event.number, event.placement.restarts
@@ -62,7 +62,7 @@ def on_joined(launch: Launch, event: HostsJoined) -> list[Action]:
     return [ProbeHosts(launch.number)]
 
 
-def start_ranks(launch: Launch, event: HostsJoined | ProbesPassed) -> list[Action]:
+def start_ranks(launch: LaunchState, event: HostsJoined | ProbesPassed) -> list[Action]:
     """JOINING | PROBING -> STARTING. The ranks first: they import torch while the coordinator does."""
     placement = launch.attempt.placement
     assert placement is not None  # noqa: S101 - the hosts have met
@@ -71,20 +71,20 @@ def start_ranks(launch: Launch, event: HostsJoined | ProbesPassed) -> list[Actio
     return [StartRanks(launch.number, placement), ServeStore(launch.number)]
 
 
-def on_started(launch: Launch, _event: RanksStarted) -> list[Action]:
+def on_started(launch: LaunchState, _event: RanksStarted) -> list[Action]:
     """STARTING -> RUNNING."""
     launch.enter(State.RUNNING, None)
     return []
 
 
-def end_after_checks(launch: Launch, event: ChecksOver) -> list[Action]:
+def end_after_checks(launch: LaunchState, event: ChecksOver) -> list[Action]:
     """CHECKING | PROBING -> DONE: nothing else was wanted."""
     broadcasts = launch.state is State.PROBING and launch.leads
     decision = [BroadcastDecision(launch.number, "finish", event.exit_code)] if broadcasts else []
     return [*decision, *launch.finish(event.exit_code)]
 
 
-def on_start_failed(launch: Launch, event: StartFailed) -> list[Action]:
+def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
     """The attempt cannot begin, or not with all of its ranks."""
     by_checks = launch.state is State.PROBING
     reason = ending.StartFailed(event.what, event.hint, event.exit_code, event.class_name, by_checks=by_checks)
@@ -110,7 +110,7 @@ def on_start_failed(launch: Launch, event: StartFailed) -> list[Action]:
     return announced
 
 
-def on_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
+def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """CHECKING, JOINING, PROBING or STARTING takes longer than it may."""
     failed = StartFailed(
         event.at,

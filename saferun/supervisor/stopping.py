@@ -22,7 +22,7 @@ from saferun.supervisor.actions import (
 )
 from saferun.supervisor.deciding import diagnose, follow
 from saferun.supervisor.ending import Failed, Leave, Regroup, Stopped
-from saferun.supervisor.launch_state import Launch, State
+from saferun.supervisor.launch_state import LaunchState, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTUR
 # Evidence, then the signal
 
 
-def fail(launch: Launch, at: float, local_rank: int = -1) -> list[Action]:
+def fail(launch: LaunchState, at: float, local_rank: int = -1) -> list[Action]:
     """A rank failed, or the ranks cannot go on. Evidence comes before signals."""
     launch.end_for(Failed(local_rank))
     announced = launch.broadcast_abort("failure")
@@ -57,7 +57,7 @@ def fail(launch: Launch, at: float, local_rank: int = -1) -> list[Action]:
 
 
 def capture(
-    launch: Launch, at: float, verdict: HangVerdict | None = None, at_most_s: float = float("inf")
+    launch: LaunchState, at: float, verdict: HangVerdict | None = None, at_most_s: float = float("inf")
 ) -> list[Action]:
     """RUNNING -> CAPTURING."""
     attempt = launch.attempt
@@ -68,7 +68,7 @@ def capture(
     return [CaptureEvidence(launch.number, attempt.ranks, budget_s, verdict)]
 
 
-def is_captured_for_failure(launch: Launch) -> bool:
+def is_captured_for_failure(launch: LaunchState) -> bool:
     """Whether the ranks are captured because one has failed, and for nothing else: their end is not waited for."""
     peers = launch.attempt.peers
     return (
@@ -81,13 +81,13 @@ def is_captured_for_failure(launch: Launch) -> bool:
     )
 
 
-def end_cause_wait(launch: Launch, at: float) -> None:
+def end_cause_wait(launch: LaunchState, at: float) -> None:
     """Ranks that were left alive to show the cause of a failure are stopped now."""
     if launch.state is State.CAPTURING and launch.attempt.awaits_cause:
         launch.enter(State.CAPTURING, at)
 
 
-def stop(launch: Launch, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
+def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
     """RUNNING | CAPTURING -> STOPPING. ``aborted``: local ranks that get SIGABRT instead, for a core."""
     attempt, stopping = launch.attempt, launch.attempt.stopping
     if not attempt.running:
@@ -106,7 +106,7 @@ def stop(launch: Launch, at: float, signum: int, aborted: tuple[int, ...] = ()) 
     ]
 
 
-def stop_for(launch: Launch, at: float, signum: int, quiet_s: float) -> list[Action]:
+def stop_for(launch: LaunchState, at: float, signum: int, quiet_s: float) -> list[Action]:
     """The user or the scheduler wants the ranks to end; they get ``signum``.
 
     Ranks that make progress need their grace, for a checkpoint for instance, and get the signal at once. Where there
@@ -119,14 +119,14 @@ def stop_for(launch: Launch, at: float, signum: int, quiet_s: float) -> list[Act
     return stop(launch, at, signum)
 
 
-def hurry(launch: Launch, at: float) -> None:
+def hurry(launch: LaunchState, at: float) -> None:
     """A scheduler has sent a signal that SIGKILL will follow."""
     stopping = launch.attempt.stopping
     if launch.job.hurries and stopping.killed_by is None:
         stopping.killed_by = at + launch.limits.grace_s
 
 
-def on_deadline(launch: Launch, event: DeadlineExpired | CoreDumpSeen) -> list[Action]:
+def on_deadline(launch: LaunchState, event: DeadlineExpired | CoreDumpSeen) -> list[Action]:
     """The next step: the late capture, SIGKILL, giving a rank up, or the end of the sweep."""
     stopping = launch.attempt.stopping
     if stopping.stage == "asked":
@@ -142,7 +142,7 @@ def on_deadline(launch: Launch, event: DeadlineExpired | CoreDumpSeen) -> list[A
     return _after_sweep(launch, event.at)
 
 
-def _capture_late(launch: Launch, at: float) -> list[Action]:
+def _capture_late(launch: LaunchState, at: float) -> list[Action]:
     """Ranks that were sent a signal are still there after half of their grace: what do they do?"""
     attempt, stopping = launch.attempt, launch.attempt.stopping
     stopping.capture_at = None
@@ -152,7 +152,7 @@ def _capture_late(launch: Launch, at: float) -> list[Action]:
     return [CaptureEvidence(launch.number, attempt.ranks, budget_s)]
 
 
-def on_core_dump(launch: Launch, event: CoreDumpSeen) -> list[Action]:
+def on_core_dump(launch: LaunchState, event: CoreDumpSeen) -> list[Action]:
     """SIGKILL would end the dump: the phase goes on for as long as the kernel writes, within bounds."""
     if not launch.is_due(event.at):
         return []
@@ -163,7 +163,7 @@ def on_core_dump(launch: Launch, event: CoreDumpSeen) -> list[Action]:
     return []
 
 
-def kill(launch: Launch, at: float) -> list[Action]:
+def kill(launch: LaunchState, at: float) -> list[Action]:
     """STARTING | RUNNING | CAPTURING | STOPPING -> STOPPING: SIGKILL now, whatever the ranks have been sent before."""
     stopping = launch.attempt.stopping
     if launch.state is State.STOPPING and stopping.stage == "sweeping":
@@ -173,7 +173,7 @@ def kill(launch: Launch, at: float) -> list[Action]:
     return _kill(launch, at) if stopping.stage == "asked" else []
 
 
-def _kill(launch: Launch, at: float) -> list[Action]:
+def _kill(launch: LaunchState, at: float) -> list[Action]:
     launch.enter(State.STOPPING, at + launch.limits.kill_s)
     launch.attempt.stopping.stage = "killed"
     return [SignalRanks(launch.number, launch.attempt.ranks, signal.SIGKILL)]
@@ -183,19 +183,19 @@ def _kill(launch: Launch, at: float) -> list[Action]:
 # Signals to saferun
 
 
-def end_at_once(launch: Launch, event: SignalReceived) -> list[Action]:
+def end_at_once(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """-> DONE: nothing runs yet, so the signal ends saferun as it would end any program."""
     launch.stop_signum = event.signum
     return launch.finish(1, reraise=event.signum)
 
 
-def end_backoff(launch: Launch, event: SignalReceived) -> list[Action]:
+def end_backoff(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """BACKOFF -> DONE: there is no other attempt."""
     launch.stop_signum = event.signum
     return launch.finish(1)
 
 
-def on_signal(launch: Launch, event: SignalReceived) -> list[Action]:
+def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """PROBING | STARTING | RUNNING | WAITING -> STOPPING | DIAGNOSING."""
     if launch.stop_signum is not None:
         return []
@@ -213,7 +213,7 @@ def on_signal(launch: Launch, event: SignalReceived) -> list[Action]:
     return [PrintLine(line), *announced, *stop_for(launch, event.at, event.signum, event.quiet_s)]
 
 
-def on_signal_on_the_way_out(launch: Launch, event: SignalReceived) -> list[Action]:
+def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """CAPTURING, STOPPING, DIAGNOSING: what follows heeds the signal; there is no restart.
 
     A second Ctrl-C, or one while saferun is stopping the ranks already, ends their grace.
@@ -244,7 +244,7 @@ def on_signal_on_the_way_out(launch: Launch, event: SignalReceived) -> list[Acti
     return [*announced, *(_end_grace(launch, event.at) if is_another else [])]
 
 
-def _ordered(launch: Launch, event: SignalReceived) -> list[Action]:
+def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """The user or the scheduler wants this host to stop: there is no other attempt, and the other hosts know of it."""
     ending, peers = launch.attempt.ending, launch.attempt.peers
     launch.stop_signum = event.signum
@@ -257,7 +257,7 @@ def _ordered(launch: Launch, event: SignalReceived) -> list[Action]:
     return launch.broadcast_abort(reason, _name(event), event.signum)
 
 
-def _end_grace(launch: Launch, at: float) -> list[Action]:
+def _end_grace(launch: LaunchState, at: float) -> list[Action]:
     if launch.state is State.STOPPING and launch.attempt.stopping.stage == "sweeping":
         return [SweepOrphans(launch.number, 0.0)]
     return [PrintLine(f"SIGINT: killing {ranks_count(len(launch.attempt.running))}"), *_kill(launch, at)]
@@ -276,7 +276,7 @@ def ranks_count(count: int) -> str:
 # The sweep
 
 
-def sweep(launch: Launch, at: float) -> list[Action]:
+def sweep(launch: LaunchState, at: float) -> list[Action]:
     """-> STOPPING: no rank is left; end the processes that they left behind, or wait for their end."""
     attempt, stopping, limits = launch.attempt, launch.attempt.stopping, launch.limits
     stopping.stage = "sweeping"
@@ -293,7 +293,7 @@ def sweep(launch: Launch, at: float) -> list[Action]:
     return [SweepOrphans(launch.number, limits.grace_s, wait_s, limits.grace_s)]
 
 
-def hurry_orphans(launch: Launch, at: float) -> list[Action]:
+def hurry_orphans(launch: LaunchState, at: float) -> list[Action]:
     """Processes that the ranks left behind are not waited for any longer."""
     stopping, limits = launch.attempt.stopping, launch.limits
     if not stopping.awaits_orphans:
@@ -303,12 +303,12 @@ def hurry_orphans(launch: Launch, at: float) -> list[Action]:
     return [SweepOrphans(launch.number, limits.sweep_term_s)]
 
 
-def on_orphans_gone(launch: Launch, event: OrphansGone) -> list[Action]:
+def on_orphans_gone(launch: LaunchState, event: OrphansGone) -> list[Action]:
     """The sweep is done."""
     return _after_sweep(launch, event.at)
 
 
-def _after_sweep(launch: Launch, at: float) -> list[Action]:
+def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     attempt, peers = launch.attempt, launch.attempt.peers
     if attempt.stopping.stage != "sweeping":
         return []
@@ -334,7 +334,7 @@ def _after_sweep(launch: Launch, at: float) -> list[Action]:
     return [NotifyDone(launch.number), *waits]
 
 
-def wait_for_others(launch: Launch, at: float) -> list[Action]:
+def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
     """-> WAITING, without end, unless the others cannot be reached."""
     unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
     launch.enter(State.WAITING, at + limit_s if unreachable else None)
@@ -343,6 +343,6 @@ def wait_for_others(launch: Launch, at: float) -> list[Action]:
     return [PrintLine(f"{unreachable}; all ranks that are known of ended well; waiting for {limit_s:g} s at most")]
 
 
-def end_well_alone(launch: Launch, what: str) -> list[Action]:
+def end_well_alone(launch: LaunchState, what: str) -> list[Action]:
     """WAITING | STOPPING -> DONE: as under torchrun, whose exit barrier ends then."""
     return [PrintLine(f"{what}; all ranks of this host ended well"), *launch.finish(0)]

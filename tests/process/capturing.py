@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from saferun.captures.wire import CaptureReader, Request, Target
+from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget
 from saferun.evidence import StackDump
 from tests.process.launching import state_of, until
 from tests.process.one_capture import encode_request
@@ -49,10 +49,10 @@ def python(source: str, *arguments: str, prepare: Callable[[], None] | None = No
 
 
 def capture(
-    *targets: Target, program: str = "", prepare: Callable[[], None] | None = None, **fields: Any
+    *targets: CaptureTarget, program: str = "", prepare: Callable[[], None] | None = None, **fields: Any
 ) -> CaptureReader:
     """What the capture process finds."""
-    request = Request(targets, budget_s=fields.pop("budget_s", BUDGET_S), since=time.time(), **fields)
+    request = CaptureRequest(targets, budget_s=fields.pop("budget_s", BUDGET_S), since=time.time(), **fields)
     done = subprocess.run(
         [sys.executable, *(["-c", program] if program else ["-m", "tests.process.one_capture"])],
         input=encode_request(request),

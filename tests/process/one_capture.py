@@ -7,18 +7,18 @@ import os
 import sys
 import time
 
-from saferun.captures.wire import CoreRequest, Request, request_from, request_value
+from saferun.captures.wire import CaptureRequest, CoreRequest, request_from, request_value
 from saferun.text.decoding import loads
 
 _REQUEST_LIMIT_BYTES = 16 << 20
 
 
-def encode_request(request: Request | CoreRequest) -> bytes:
+def encode_request(request: CaptureRequest | CoreRequest) -> bytes:
     """What is to be written to stdin, which is then to be closed."""
     return json.dumps(request_value(request)).encode()
 
 
-def decode_request(content: bytes) -> Request | CoreRequest:
+def decode_request(content: bytes) -> CaptureRequest | CoreRequest:
     """The other end of it.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from saferun.captures.process_state import read_snapshot
-from saferun.captures.wire import CaptureReader, CoreRequest, Target
+from saferun.captures.wire import CaptureReader, CaptureTarget, CoreRequest
 from saferun.evidence import ProcessSnapshot, StackDump
 from saferun.linux.children import exit_status, spawn
 from saferun.linux.signals import JOB_SIGNALS
@@ -50,7 +50,7 @@ def test_ranks_and_their_descendants_are_seen(tmp_path: Path) -> None:
         "other = subprocess.Popen(['sleep', '1000'])\n" + SLEEP
     )
     with python(SLEEP) as first, python(family) as second:
-        reader = capture(Target(0, first), Target(5, second), directory=str(tmp_path), native="never")
+        reader = capture(CaptureTarget(0, first), CaptureTarget(5, second), directory=str(tmp_path), native="never")
         looks = {look.name: look for look in reader.capture.processes if not look.is_rank}
         assert looks["sleep"].rank == 5
         assert looks["sleep"].ppid == second
@@ -88,7 +88,7 @@ def test_a_rank_that_something_else_traces_is_read_all_the_same() -> None:
         try:
             assert tracer.stdout is not None
             assert tracer.stdout.readline() == b"ready\n"
-            reader = capture(Target(0, pid), native="never")
+            reader = capture(CaptureTarget(0, pid), native="never")
         finally:
             tracer.kill()
             tracer.communicate()
@@ -100,7 +100,7 @@ def test_a_rank_that_something_else_traces_is_read_all_the_same() -> None:
 def test_native_frames_come_when_asked_for(tmp_path: Path) -> None:
     """They come on top of the Python frames, never in their place."""
     with python(SLEEP) as pid:
-        reader = capture(Target(0, pid), directory=str(tmp_path), native="always")
+        reader = capture(CaptureTarget(0, pid), directory=str(tmp_path), native="always")
     python_dump, native_dump = reader.capture.stacks
     assert (python_dump.tool, native_dump.tool) == ("py-spy", "py-spy --native")
     assert native_dump.threads[0].frames[0].native
@@ -115,7 +115,7 @@ def test_of_many_alike_the_odd_one_is_asked_for_native_frames() -> None:
         asleep = stack.enter_context(python(SLEEP))
         for pid in (*pids, odd):
             await_syscall(pid, "futex")
-        reader = capture(*(Target(rank, pid) for rank, pid in enumerate([*pids, odd, asleep])))
+        reader = capture(*(CaptureTarget(rank, pid) for rank, pid in enumerate([*pids, odd, asleep])))
     native = [dump.pid for dump in reader.capture.stacks if dump.tool == "py-spy --native"]
     assert set(native) == {odd, pids[0]}
 
@@ -129,7 +129,7 @@ def test_where_a_hang_is_certain_native_frames_may_take_long(is_certain: bool) -
     )
     with python(LOCK) as pid:
         await_syscall(pid, "futex")
-        reader = capture(Target(0, pid), program=impatient, is_certain=is_certain)
+        reader = capture(CaptureTarget(0, pid), program=impatient, is_certain=is_certain)
     tools = [dump.tool for dump in reader.capture.stacks]
     assert ("py-spy --native" in tools) is is_certain
 
@@ -148,7 +148,7 @@ def test_a_blocked_process_says_on_what(tmp_path: Path) -> None:
     ):
         for pid, syscall in ((opening, "openat"), (receiving, "recvfrom"), (waiting, "wait4")):
             await_syscall(pid, syscall)
-        reader = capture(*(Target(rank, pid) for rank, pid in enumerate((opening, receiving, waiting))))
+        reader = capture(*(CaptureTarget(rank, pid) for rank, pid in enumerate((opening, receiving, waiting))))
         assert look_of(reader, opening).waits_on == f"the FIFO {fifo}"
         assert look_of(reader, receiving).waits_on.startswith("a connection to 127.0.0.1:")
         assert "(ESTABLISHED)" in look_of(reader, receiving).waits_on
@@ -165,7 +165,7 @@ def test_what_a_process_waits_for_is_known_after_a_stop_too() -> None:
         until(lambda: state_of(pid) == "T", "stopped")
         os.kill(pid, signal.SIGCONT)
         await_syscall(pid, "poll")
-        reader = capture(Target(0, pid))
+        reader = capture(CaptureTarget(0, pid))
     assert look_of(reader, pid).waits_on.startswith("connections to 127.0.0.1:")
 
 
@@ -174,7 +174,7 @@ def test_a_stopped_process_is_read_and_stays_stopped() -> None:
     with python(SLEEP) as pid:
         os.kill(pid, signal.SIGSTOP)
         until(lambda: state_of(pid) == "T", "stopped")
-        reader = capture(Target(0, pid), native="always")
+        reader = capture(CaptureTarget(0, pid), native="always")
         assert state_of(pid) == "T"
     assert look_of(reader, pid).state == "T"
     assert functions(python_dump_of(reader, pid))[0] == "step"
@@ -193,7 +193,7 @@ def test_an_uninterruptible_process_is_read(tmp_path: Path) -> None:
     )
     with python(source, str(fifo)) as pid:
         until(lambda: state_of(pid) == "D", "in a vfork")
-        reader = capture(Target(0, pid), native="always", strace=True)
+        reader = capture(CaptureTarget(0, pid), native="always", strace=True)
         assert state_of(pid) == "D"
     assert look_of(reader, pid).state == "D"
     assert functions(python_dump_of(reader, pid))[0] == "step"
@@ -205,7 +205,7 @@ def test_a_rank_that_is_no_python_is_said_to_be_none() -> None:
     """A rank may be a shell script."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         try:
-            reader = capture(Target(0, process.pid))
+            reader = capture(CaptureTarget(0, process.pid))
         finally:
             process.kill()
     (dump,) = reader.capture.stacks
@@ -215,7 +215,7 @@ def test_a_rank_that_is_no_python_is_said_to_be_none() -> None:
 def test_denied_ptrace_is_explained_and_other_captures_go_on() -> None:
     """Without the hook there are no stacks then, and it is said which setting is in the way."""
     with python(UNDUMPABLE + SLEEP, prepare=without_ptrace) as pid:
-        reader = capture(Target(0, pid), prepare=without_ptrace, strace=True)
+        reader = capture(CaptureTarget(0, pid), prepare=without_ptrace, strace=True)
     (dump,) = reader.capture.stacks
     assert dump.failure == (
         "ptrace is denied: the process is not dumpable (PR_SET_DUMPABLE=0, or its program may not be read)"
@@ -231,7 +231,7 @@ def test_where_ptrace_is_denied_the_process_writes_its_own_stacks(tmp_path: Path
     reader = CaptureReader()
     with python(UNDUMPABLE + REGISTER + SLEEP, prefix, prepare=without_ptrace) as pid:
         for _ in range(2):  # the second time the file already holds something
-            reader = capture(Target(0, pid, prefix), prepare=without_ptrace, directory=str(tmp_path))
+            reader = capture(CaptureTarget(0, pid, prefix), prepare=without_ptrace, directory=str(tmp_path))
             (dump,) = reader.capture.stacks
             assert (dump.tool, functions(dump), dump.failure) == ("faulthandler", ["step", "<module>"], "")
             assert len(dump.threads) == 1
@@ -245,7 +245,7 @@ def test_no_signal_is_sent_to_who_does_not_catch_it(tmp_path: Path) -> None:
     prefix = str(tmp_path / "a0r0")
     with python(UNDUMPABLE + SLEEP, prepare=without_ptrace) as pid:
         Path(f"{prefix}.{pid}.stacks").touch()
-        capture(Target(0, pid, prefix), prepare=without_ptrace)
+        capture(CaptureTarget(0, pid, prefix), prepare=without_ptrace)
         until(lambda: state_of(pid) == "S", "it sleeps on")
 
 
@@ -266,7 +266,7 @@ def answer():
 threading.Thread(target=answer, daemon=True).start()
 """
     with python(UNDUMPABLE + server + SLEEP, prefix, prepare=without_ptrace) as pid:
-        reader = capture(Target(0, pid, prefix), prepare=without_ptrace)
+        reader = capture(CaptureTarget(0, pid, prefix), prepare=without_ptrace)
     (dump,) = reader.capture.stacks
     assert (dump.tool, functions(dump)) == ("worker server", ["f"])
 
@@ -274,7 +274,7 @@ threading.Thread(target=answer, daemon=True).start()
 def test_a_budget_that_does_not_suffice_is_kept() -> None:
     """The picture comes when it was promised, with what there is."""
     with python(SLEEP) as pid:
-        reader = capture(Target(0, pid), budget_s=0.01)
+        reader = capture(CaptureTarget(0, pid), budget_s=0.01)
     assert reader.capture.timed_out
     assert look_of(reader, pid).state == "S"
 
@@ -283,7 +283,7 @@ def test_eight_ranks_are_ready_before_the_budget_is_spent() -> None:
     """Two seconds where nothing else runs, which a benchmark measures; somebody at a terminal waits for it."""
     with ExitStack() as stack:
         pids = [stack.enter_context(python(SLEEP)) for _ in range(8)]
-        reader = capture(*(Target(rank, pid) for rank, pid in enumerate(pids)), gpu=False)
+        reader = capture(*(CaptureTarget(rank, pid) for rank, pid in enumerate(pids)), gpu=False)
     assert len({dump.rank for dump in reader.capture.stacks if dump.threads}) == 8
     assert reader.capture.timed_out == ()
 

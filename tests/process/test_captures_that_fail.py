@@ -20,7 +20,7 @@ from saferun.captures import capture_processes, stacks, strace
 from saferun.captures.process_state import read_snapshot
 from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
-from saferun.captures.wire import NOT_READY, CaptureReader, Request, Target, encode
+from saferun.captures.wire import NOT_READY, CaptureReader, CaptureRequest, CaptureTarget, encode
 from saferun.evidence import CaptureNote
 from tests.process.capturing import ROOT, SLEEP, UNDUMPABLE, capture, functions, python, without_ptrace
 from tests.process.launching import state_of, until
@@ -48,7 +48,7 @@ def do(step: CaptureStep, pid: int, left_s: float, directory: str = "") -> Found
     """Run one capture in this process."""
     found = Found()
     look = read_snapshot(0, pid, is_rank=True)
-    request = Request((Target(0, pid, "/nonexistent/hook"),), directory, native="always", strace=True)
+    request = CaptureRequest((CaptureTarget(0, pid, "/nonexistent/hook"),), directory, native="always", strace=True)
     process = Process(0, pid, True, "/nonexistent/hook", look)
     step.run(Scene(request, (process,), time.monotonic() + left_s, found))
     return found
@@ -94,7 +94,7 @@ def test_denied_ptrace_is_a_failure_and_no_exception(step: CaptureStep) -> None:
         "main()\n"
     )
     with python(UNDUMPABLE + SLEEP, prepare=without_ptrace) as pid:
-        reader = capture(Target(0, pid), program=program, prepare=without_ptrace, native="always", strace=True)
+        reader = capture(CaptureTarget(0, pid), program=program, prepare=without_ptrace, native="always", strace=True)
         assert state_of(pid) == "S", "it sleeps on"
     assert reader.capture.timed_out == ()
     assert not [note for note in reader.capture.notes if re.match(r"\w*(Error|Exception)\b", note.failure)]
@@ -188,7 +188,7 @@ main()
     ):
         try:
             assert process.stdin is not None
-            process.stdin.write(encode_request(Request((Target(0, pid),))))
+            process.stdin.write(encode_request(CaptureRequest((CaptureTarget(0, pid),))))
             process.stdin.close()
             tool = int(fifo.read_text())
         finally:
@@ -230,7 +230,7 @@ def test_what_ranks_write_is_read_with_a_limit_of_memory() -> None:
     limits = {}
     for step in (step._replace(run=tell_limit) for step in CAPTURES):
         reader = CaptureReader()
-        steps = [(step.name, capture_processes._bound(step, Scene(Request(()), (), 0.0, lambda *_: None)))]
+        steps = [(step.name, capture_processes._bound(step, Scene(CaptureRequest(()), (), 0.0, lambda *_: None)))]
         capture_processes._run_in_parallel(steps, reader.feed, time.monotonic() + 30.0)
         (limits[step.name],) = reader.capture.host_lines
     unlimited = str(resource.getrlimit(resource.RLIMIT_AS)[0])

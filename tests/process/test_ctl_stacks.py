@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from saferun.captures.wire import Target
-from saferun.ctl.live_stacks import Process, find_scene, read_processes
+from saferun.captures.wire import CaptureTarget
+from saferun.ctl.live_stacks import LiveProcess, find_scene, read_processes
 from saferun.errors import SaferunError, UsageError
 from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines, until
 
@@ -53,17 +53,17 @@ def refusal(*arguments: str, cwd: Path) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------------------------- whom it means
 
 
-def host(*processes: Process) -> dict[int, Process]:
+def host(*processes: LiveProcess) -> dict[int, LiveProcess]:
     return {process.pid: process for process in processes}
 
 
-def member(pid: int, ppid: int, rank: int = -1, **more: Any) -> Process:
+def member(pid: int, ppid: int, rank: int = -1, **more: Any) -> LiveProcess:
     """A process of the run, started in the order of the numbers."""
-    return Process(pid, ppid, started_at=pid, rank=rank, **{"run_id": RUN_ID, **more})
+    return LiveProcess(pid, ppid, started_at=pid, rank=rank, **{"run_id": RUN_ID, **more})
 
 
-def stranger(pid: int, ppid: int = 1, **more: Any) -> Process:
-    return Process(pid, ppid, started_at=pid, **more)
+def stranger(pid: int, ppid: int = 1, **more: Any) -> LiveProcess:
+    return LiveProcess(pid, ppid, started_at=pid, **more)
 
 
 # A supervisor with its coordinator and two ranks, of which one has a data-loader worker.
@@ -76,7 +76,7 @@ JOB = host(
     member(120, 110, 0, hook_prefix="/tmp/hook/a0r0"),
     stranger(500),
 )
-RANKS = (Target(0, 110, "/tmp/hook/a0r0"), Target(1, 111, ""))
+RANKS = (CaptureTarget(0, 110, "/tmp/hook/a0r0"), CaptureTarget(1, 111, ""))
 
 
 @pytest.mark.parametrize("target", ["100", RUN_ID, RUN_ID[:6]])
@@ -95,12 +95,12 @@ def test_the_pid_of_a_rank_means_that_rank() -> None:
 
 
 def test_the_pid_of_a_worker_means_that_process_of_its_rank() -> None:
-    assert find_scene("120", JOB).targets == (Target(0, 120, "/tmp/hook/a0r0"),)
+    assert find_scene("120", JOB).targets == (CaptureTarget(0, 120, "/tmp/hook/a0r0"),)
 
 
 def test_any_other_process_is_looked_at_as_well() -> None:
     scene = find_scene("500", JOB)
-    assert (scene.targets, scene.has_ranks) == ((Target(0, 500),), False)
+    assert (scene.targets, scene.has_ranks) == ((CaptureTarget(0, 500),), False)
 
 
 def test_a_job_inside_of_a_rank_is_found_by_its_supervisor() -> None:
@@ -149,7 +149,7 @@ def test_a_word_that_means_nothing_is_explained(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     target: str,
-    processes: dict[int, Process],
+    processes: dict[int, LiveProcess],
     what: str,
     hint: str,
 ) -> None:
@@ -204,7 +204,7 @@ def test_the_processes_of_this_host_are_seen_as_they_are() -> None:
     )
     try:
         seen = read_processes()
-        assert seen[child.pid]._replace(started_at=0) == Process(child.pid, os.getpid(), 0, 7, RUN_ID, "/x")
+        assert seen[child.pid]._replace(started_at=0) == LiveProcess(child.pid, os.getpid(), 0, 7, RUN_ID, "/x")
         assert os.getpid() not in seen
     finally:
         child.kill()

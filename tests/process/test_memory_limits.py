@@ -16,7 +16,7 @@ from saferun.captures import core_reading, py_spy_json, pystack_core, stacks
 from saferun.captures.capture_processes import run_request
 from saferun.captures.core_reading import CoreJob, CoreReading
 from saferun.captures.tools import Steps, Tool, ToolEnd, run_steps
-from saferun.captures.wire import Request, Target
+from saferun.captures.wire import CaptureRequest, CaptureTarget
 from saferun.linux import core_notes
 from saferun.linux.core_notes import CoreError, read_core_notes
 from tests.unit.linux.test_core_files import make_core
@@ -69,7 +69,7 @@ def test_what_looks_at_ranks_is_ended_before_them_where_memory_runs_out(
     said = bytearray()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        request = Request((Target(0, child.pid, ""),), directory="", budget_s=20.0)
+        request = CaptureRequest((CaptureTarget(0, child.pid, ""),), directory="", budget_s=20.0)
         run_request(request, said.extend, time.monotonic())
     finally:
         child.communicate(b"\n")

@@ -23,7 +23,7 @@ from saferun.captures.process_state import read_snapshot
 from saferun.captures.ras_content import LONGEST_BYTES
 from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES
-from saferun.captures.wire import CaptureReader, Request, encode
+from saferun.captures.wire import CaptureReader, CaptureRequest, encode
 from saferun.gpu_evidence import NcclProcess
 from tests.process.capturing import SLEEP, python
 from tests.unit.captures.ras_answers import HOST, TEXT, answer, member
@@ -110,7 +110,7 @@ def look(pid: int, directory: Path | None = None, left_s: float = 60.0) -> Captu
         reader.feed(encode(kind, value))
 
     process = Process(0, pid, True, "", read_snapshot(0, pid, is_rank=True))
-    scene = Scene(Request((), str(directory or ""), nccl=True), (process,), time.monotonic() + left_s, emit)
+    scene = Scene(CaptureRequest((), str(directory or ""), nccl=True), (process,), time.monotonic() + left_s, emit)
     nccl_ras.capture_nccl_ras(scene)
     return reader
 
@@ -329,4 +329,4 @@ def test_only_a_hang_with_gpus_is_worth_it() -> None:
     """It is not on by default: a failed job need not wait for it."""
     (step,) = (step for step in CAPTURES if step.name == "nccl_ras")
     assert step.wanted_by == "nccl"
-    assert not Request(()).nccl
+    assert not CaptureRequest(()).nccl

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from saferun.launch.slow_ranks import SlowRanks
+from saferun.launch.slow_ranks import SlowRankWatch
 from saferun.watchdog import wait_watch
 from saferun.watchdog.stragglers import Stragglers, counts_from
 from saferun.watchdog.wait_sampler import uses_gpu
@@ -221,8 +221,8 @@ def test_a_comparison_that_is_given_up_leaves_no_descriptor_open(monkeypatch: py
     watch.begin(0.0, {0: SampledRank(0, os.getpid)})
     watch.tick(0.0)
     assert len(os.listdir("/proc/self/fd")) == before + 1
-    monkeypatch.setattr(SlowRanks, "__init__", lambda _: None)
-    slow = SlowRanks()  # type: ignore[call-arg]
+    monkeypatch.setattr(SlowRankWatch, "__init__", lambda _: None)
+    slow = SlowRankWatch()  # type: ignore[call-arg]
     slow._watch, slow._beside, slow._rounds = watch, None, None
     slow.disable()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -15,7 +15,7 @@ import pytest
 
 import saferun
 from saferun.captures.flight_recorder import capture_flight_recorder
-from saferun.captures.wire import Target
+from saferun.captures.wire import CaptureTarget
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.evidence import RankCollectives
 from tests.breadth import slow_but
@@ -89,7 +89,7 @@ x = torch.ones(3)
 def capture(folder: Path, children: Sequence[subprocess.Popen[str]], wait_s: float = 5.0) -> list[RankCollectives]:
     captured = []
     for rank, child in enumerate(children):
-        target = Target(rank, child.pid, f"{folder}/a0r{rank}")
+        target = CaptureTarget(rank, child.pid, f"{folder}/a0r{rank}")
         captured.append(capture_flight_recorder(target, time.monotonic() + wait_s)[0])
     return captured
 
@@ -348,5 +348,5 @@ def test_what_a_dead_process_left_refuses_at_once(tmp_path: Path) -> None:
     path.rename(tmp_path / f"a0r0.{os.getpid()}.sock")
     # Whoever waited for an answer would wait for ever.
     never = time.monotonic() + 100_000.0
-    captured, content = capture_flight_recorder(Target(0, os.getpid(), f"{tmp_path}/a0r0"), never)
+    captured, content = capture_flight_recorder(CaptureTarget(0, os.getpid(), f"{tmp_path}/a0r0"), never)
     assert (captured.failure, content) == ("its socket cannot be used: Connection refused", b"")

@@ -29,7 +29,7 @@ from saferun.captures.kernel_log import parse_record, parse_syslog
 from saferun.captures.py_spy_json import threads_from, threads_from_json
 from saferun.captures.pystack_core import threads_from_pystack
 from saferun.captures.recorder_content import read_groups
-from saferun.captures.wire import CaptureReader, Request, Target, encode
+from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget, encode
 from saferun.cluster.evidence import decode_part, encode_part
 from saferun.cluster.messages import abort_from, chunk_from, decision_from, task_of
 from saferun.cluster.placement.rendezvous_options import read_conf
@@ -276,7 +276,7 @@ DECODERS: dict[str, Decoder] = {
     "core notes": Decoder(in_a_file(read_core_notes), (make_core(71, threads=2),), (CoreError,)),
     "captures": Decoder(captures, (encode("host_line", "x") + encode("kernel_line", "y"),)),
     "requests of captures": Decoder(
-        decode_request, (encode_request(Request((Target(0, 71, "/hook"),))),), (ValueError, TypeError)
+        decode_request, (encode_request(CaptureRequest((CaptureTarget(0, 71, "/hook"),))),), (ValueError, TypeError)
     ),
     "scheduler environments": Decoder(scheduler, dumped(*environments())),
     "host lists": Decoder(lambda content: expand_hosts(text_of(content)), (b"node[1-3,007-9],x",), (ValueError,)),

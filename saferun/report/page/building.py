@@ -26,7 +26,7 @@ from saferun.report.page.page_model import (
     LABEL_CHARACTERS,
     Call,
     Fact,
-    Incident,
+    IncidentRow,
     OutputPiece,
     PageModel,
     Table,
@@ -243,10 +243,10 @@ def _capital(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ incidents
 
 
-def _incident(incident: IncidentPart, clock: Callable[[float], str], scale: float) -> Incident:
+def _incident(incident: IncidentPart, clock: Callable[[float], str], scale: float) -> IncidentRow:
     culprits = incident.culprits
     most = max(int(_MOST_LINES * 4 * scale), 20)
-    return Incident(
+    return IncidentRow(
         verdict=_verdict(incident, clock),
         attempt=incident.attempt,
         clock=clock(incident.time) if incident.time is not None else "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from saferun.model import JsonObject
-from saferun.report.page.page_model import Incident, PageModel, Stacks, Timeline
+from saferun.report.page.page_model import IncidentRow, PageModel, Stacks, Timeline
 from saferun.report.speedscope import SpeedscopeFile
 
 _IN_THAT_CALL = "(in that call itself)"
@@ -93,7 +93,7 @@ def speedscope(page: PageModel) -> JsonObject:
     return file.as_json()
 
 
-def _add_profile(incident: Incident, stacks: Stacks, file: SpeedscopeFile) -> None:
+def _add_profile(incident: IncidentRow, stacks: Stacks, file: SpeedscopeFile) -> None:
     samples: list[list[int]] = []
     weights: list[int] = []
     above: dict[int, list[int]] = {-1: []}

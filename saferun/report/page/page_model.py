@@ -244,7 +244,7 @@ class Matrix(Value):
     folded: str = ""
 
 
-class Incident(Value):
+class IncidentRow(Value):
     """One incident, as a row of the story."""
 
     verdict: Verdict
@@ -272,8 +272,8 @@ class PageModel(Value):
     run: tuple[Fact, ...]
     command: str
     verdict: Verdict
-    main: Incident | None
-    earlier: tuple[Incident, ...]
+    main: IncidentRow | None
+    earlier: tuple[IncidentRow, ...]
     timeline: Timeline | None
     closing: Timeline | None
     slow: tuple[tuple[str, ...], ...]

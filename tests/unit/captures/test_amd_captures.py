@@ -19,7 +19,7 @@ from saferun.captures.gpu_amd import (
     parse_rocm_smi,
 )
 from saferun.captures.scene import Process, Scene
-from saferun.captures.wire import HostCapture, Request, Target
+from saferun.captures.wire import CaptureRequest, CaptureTarget, HostCapture
 from saferun.gpu_evidence import RankGpu
 from saferun.model import JsonObject
 from tests.unit.captures.gpu_captures import (
@@ -318,7 +318,7 @@ def test_which_rank_has_which_gpu_is_found_by_its_processes(monkeypatch: pytest.
         Process(rank, pid, is_rank=pid != 13, hook_prefix="", snapshot=None)  # type: ignore[arg-type]
         for rank, pid in ((0, 11), (1, 12), (1, 13))
     )
-    request = Request((Target(0, 11), Target(1, 12)))
+    request = CaptureRequest((CaptureTarget(0, 11), CaptureTarget(1, 12)))
     scene = Scene(request, processes, time.monotonic() + 60, lambda kind, value: seen.append((kind, value)))
     host_captures.capture_gpu_nvidia(scene)
     assert [one for kind, one in seen if kind == "gpu"] == [RankGpu(0, "0000:1b:00.0"), RankGpu(1, "0000:43:00.0")]

@@ -10,7 +10,7 @@ import pytest
 
 from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.examiner import Examiner
-from saferun.captures.wire import CaptureReader, Done, Request, Target, encode
+from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget, Done, encode
 from saferun.evidence import Frame, StackDump, ThreadStack
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class World:
     """An examiner, the loop's poller, and what the capture has told in the end."""
 
     def __init__(self, examiners: int = 2) -> None:
-        self.asked: list[tuple[int, Callable[[], None], Request]] = []  # where to answer, how to be lost, what
+        self.asked: list[tuple[int, Callable[[], None], CaptureRequest]] = []  # where to answer, how to be lost, what
         self.handlers: dict[int, Callable[[], None]] = {}
         self.ends: list[tuple[CaptureReader, str]] = []
         self._left = examiners
@@ -59,7 +59,7 @@ class World:
 
     def run(self, budget_s: float = 60.0) -> CaptureQuery:
         run = CaptureQuery(
-            Request((Target(0, 11),), budget_s=budget_s),
+            CaptureRequest((CaptureTarget(0, 11),), budget_s=budget_s),
             cast("Examiner", self),
             cast("Poller", self),
             deadline=time.monotonic() + budget_s,

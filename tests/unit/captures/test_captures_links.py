@@ -13,7 +13,7 @@ import pytest
 from saferun.captures import links
 from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES
-from saferun.captures.wire import CaptureReader, Request, encode
+from saferun.captures.wire import CaptureReader, CaptureRequest, encode
 from saferun.evidence import ProcessSnapshot, StuckLink
 from saferun.linux.sockets import TcpState
 
@@ -29,7 +29,7 @@ def scene_of(directory: Path) -> tuple[Scene, CaptureReader]:
     def emit(kind: str, value: Any) -> None:
         reader.feed(encode(kind, value))
 
-    return Scene(Request((), str(directory)), (ME,), time.monotonic() + 60, emit), reader
+    return Scene(CaptureRequest((), str(directory)), (ME,), time.monotonic() + 60, emit), reader
 
 
 def test_a_stuck_connection_is_told_with_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

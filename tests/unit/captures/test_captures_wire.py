@@ -13,11 +13,11 @@ from saferun.captures.wire import (
     NOT_READY,
     Begun,
     CaptureReader,
+    CaptureRequest,
+    CaptureTarget,
     CoreRequest,
     DeadProcess,
     Done,
-    Request,
-    Target,
     encode,
 )
 from saferun.evidence import (
@@ -110,12 +110,12 @@ def test_pieces_of_any_size_make_the_same(sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        Request((Target(0, 71, "/tmp/x"), Target(1, 72)), "/run", 3.0, "always", True, False, 1.5),
+        CaptureRequest((CaptureTarget(0, 71, "/tmp/x"), CaptureTarget(1, 72)), "/run", 3.0, "always", True, False, 1.5),
         CoreRequest((DeadProcess(0, 71, 11, "/home", "/bin/x"),), "/run", "keep", 2, True, 9.0, 1.5),
-        Request(()),
+        CaptureRequest(()),
     ],
 )
-def test_a_request_arrives(request_: Request | CoreRequest) -> None:
+def test_a_request_arrives(request_: CaptureRequest | CoreRequest) -> None:
     """Both kinds, with all fields."""
     assert decode_request(encode_request(request_)) == request_
 

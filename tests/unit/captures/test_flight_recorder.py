@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from saferun.captures import flight_recorder
 from saferun.captures.flight_recorder import capture_flight_recorder
 from saferun.captures.recorder_content import read_groups
-from saferun.captures.wire import CaptureReader, Target, encode
+from saferun.captures.wire import CaptureReader, CaptureTarget, encode
 from saferun.diagnosis.collectives import compare
 from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
 from saferun.text.decoding import loads
@@ -56,7 +56,7 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 
 
 @contextlib.contextmanager
-def answering(folder: Path, answers: Mapping[str, bytes], pid: int = PID) -> Iterator[Target]:
+def answering(folder: Path, answers: Mapping[str, bytes], pid: int = PID) -> Iterator[CaptureTarget]:
     """A server that gives each path the bytes of its name, and then closes; a path without bytes is never answered.
 
     As with an older torch, a query makes no difference unless there are bytes for it.
@@ -87,7 +87,7 @@ def answering(folder: Path, answers: Mapping[str, bytes], pid: int = PID) -> Ite
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield Target(3, PID, str(folder / "a0r3"))
+            yield CaptureTarget(3, PID, str(folder / "a0r3"))
         finally:
             stopping.set()
             thread.join()
@@ -95,7 +95,7 @@ def answering(folder: Path, answers: Mapping[str, bytes], pid: int = PID) -> Ite
                 link.close()
 
 
-def capture(target: Target, wait_s: float = 5.0) -> tuple[RankCollectives, bytes]:
+def capture(target: CaptureTarget, wait_s: float = 5.0) -> tuple[RankCollectives, bytes]:
     return capture_flight_recorder(target, time.monotonic() + wait_s)
 
 
@@ -174,12 +174,12 @@ def test_an_endless_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_without_a_hook_or_a_process_group_nothing_is_asked(tmp_path: Path) -> None:
-    assert capture(Target(3, PID))[0].failure == "the hook is not in this rank"
-    assert capture(Target(3, PID, str(tmp_path / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
-    assert capture(Target(3, PID, str(tmp_path / "none" / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
+    assert capture(CaptureTarget(3, PID))[0].failure == "the hook is not in this rank"
+    assert capture(CaptureTarget(3, PID, str(tmp_path / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
+    assert capture(CaptureTarget(3, PID, str(tmp_path / "none" / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
     for name in ("a0r3.x.sock", "a0r3..sock", "a0r3.sock", "a0r33.1.sock", f"a0r3.{2**22 + 1}.sock", "a0r3.²3.sock"):
         (tmp_path / name).touch()
-    assert capture(Target(3, PID, str(tmp_path / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
+    assert capture(CaptureTarget(3, PID, str(tmp_path / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
 
 
 def test_where_the_rank_is_a_shell_its_python_is_asked(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from saferun.captures import core_reading, host_captures
 from saferun.captures.core_reading import CoreReading
 from saferun.captures.cores import _Find, _moved, _write
 from saferun.captures.scene import Process, Scene
-from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, Request, Target, encode
+from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget, CoreRequest, DeadProcess, encode
 from saferun.ctl import core as ctl_core
 from saferun.ctl import live_stacks as ctl_stacks
 from saferun.ctl.answer import answer_json
@@ -122,7 +122,7 @@ def scene_of(directory: Path) -> tuple[Scene, CaptureReader]:
     def emit(kind: str, value: Any) -> None:
         reader.feed(encode(kind, value))
 
-    return Scene(Request((), str(directory)), (ME,), time.monotonic() + 60, emit), reader
+    return Scene(CaptureRequest((), str(directory)), (ME,), time.monotonic() + 60, emit), reader
 
 
 def test_a_tool_s_json_is_written_without_secrets(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_flight_recorder_is_told_before_its_file_is_written(tmp_path: Path, mo
     monkeypatch.setattr(Scene, "write", writing)
     found = RankCollectives(3, ())
     raw = trace(api_key=S).encode()
-    host_captures._record(scene, Target(3, ME.pid, "x"), ME, lambda _target, _deadline: (found, raw))
+    host_captures._record(scene, CaptureTarget(3, ME.pid, "x"), ME, lambda _target, _deadline: (found, raw))
     assert told_before == [(found,)]
     (note,) = reader.capture.notes
     assert json.loads(Path(note.path).read_text(encoding="utf-8")) == json.loads(trace(api_key=REDACTED))
@@ -213,7 +213,7 @@ def test_why_there_are_no_stacks_is_told_without_secrets(tmp_path: Path, monkeyp
         ctl_core.run(argparse.Namespace(file=str(tmp_path / "core"), exe=None, gdb=True, json=False))
     assert S not in str(error.value)
     capture = Capture(stacks=(StackDump(0, 9, True, "python", "", (), f"denied: token={S}"),))
-    here = ctl_stacks.Scene("here", (Target(0, os.getpid(), ""),))
+    here = ctl_stacks.AskedProcesses("here", (CaptureTarget(0, os.getpid(), ""),))
     monkeypatch.setattr(ctl_stacks, "find_scene", lambda *_args: here)
     monkeypatch.setattr(ctl_stacks, "_capture_scene", lambda *_args, **_named: (capture, ""))
     with pytest.raises(UsageError, match="denied: token=<redacted>"):

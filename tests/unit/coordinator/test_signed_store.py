@@ -23,8 +23,8 @@ from saferun.coordinator.secrecy import (
     NONE_HERE,
     NONE_THERE,
     OTHER,
-    Mismatch,
     Secrecy,
+    SecretMismatch,
     decode_note,
     encode_note,
     mismatch_message,
@@ -385,7 +385,7 @@ def test_a_count_that_is_no_number_ends_no_meeting() -> None:
 def test_a_host_with_another_secret_ends_the_waiting_for_it() -> None:
     """With words that say what to do, and not at the end of ten minutes."""
     store = MemoryStore()
-    mismatch = Mismatch(1, "node1 has a job secret, and node2 has none")
+    mismatch = SecretMismatch(1, "node1 has a job secret, and node2 has none")
     collection = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False, mismatch=lambda: mismatch)
     thread, results = gather_in_background(collection)
     thread.join()

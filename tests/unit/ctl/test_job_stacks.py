@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saferun.captures.wire import Target
+from saferun.captures.wire import CaptureTarget
 from saferun.cluster.evidence import encode_part
 from saferun.ctl import job_stacks
 from saferun.ctl.job_stacks import JobStacks, read_job_stacks
@@ -88,7 +88,7 @@ def test_the_ranks_of_all_hosts_are_one_picture(monkeypatch: pytest.MonkeyPatch)
     assert found.remarks == ()
     assert found.evidence is not None
     scene = scene_of_job("latest", found.evidence, found.silent)
-    assert scene.targets == tuple(Target(rank, 100 + rank % 2) for rank in range(6))
+    assert scene.targets == tuple(CaptureTarget(rank, 100 + rank % 2) for rank in range(6))
     assert scene.hosts == (("node0", (0, 1)), ("node1", (2, 3)), ("node2", (4, 5)))
     lines = picture(scene, found.evidence.capture)
     assert lines[0] == "run latest, 3 hosts: ranks 0-5; 6 processes"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from saferun.captures.wire import Request
+from saferun.captures.wire import CaptureRequest
 from saferun.evidence import HangVerdict
 from saferun.launch import live_capture
 from saferun.launch.live_capture import LiveCapture
 
 
-def request_of(monkeypatch: pytest.MonkeyPatch, verdict: HangVerdict | None) -> Request:
-    asked: list[Request] = []
+def request_of(monkeypatch: pytest.MonkeyPatch, verdict: HangVerdict | None) -> CaptureRequest:
+    asked: list[CaptureRequest] = []
     monkeypatch.setattr(
         live_capture, "start_capture", lambda _context, _record, request, _on_done: asked.append(request)
     )
