@@ -122,8 +122,9 @@ def find_live(directory: Path) -> LiveRun:
 
 
 def _ended(shown: str, state: RunState) -> UsageError:
-    how = {"lost": "was killed, or its host is gone", "unknown": "has no run.json that can be read"}
-    what = how.get(state.name, f"has ended: {state.name}")
+    if state.name == "unknown":
+        return UsageError(f"{shown} has no run.json that can be read", "see saferunctl list for the runs that live")
+    what = "was killed, or its host is gone" if state.name == "lost" else f"has ended: {state.name}"
     return UsageError(f"{shown} {what}", "see saferunctl list for the runs that live", exit_code=1)
 
 

@@ -111,6 +111,10 @@ class RunLogs:
         """Whether the times of what follows will be known."""
         return bool(self._indexes) and not any(index.is_full for index in self._indexes.values())
 
+    def has_files(self) -> bool:
+        """Whether there is the directory of a rank, wanted or not, or an index of output."""
+        return bool(self._indexes) or any(True for _ in self._all_names())
+
     def close(self) -> None:
         """Nothing more is read."""
         for fd in (*self._open.values(), self._fd):
@@ -231,15 +235,17 @@ class RunLogs:
 
     def _names(self) -> Iterable[LogName]:
         """All files that are wanted, in the order of attempts, hosts and ranks."""
-        found = []
+        found = [name for name in self._all_names() if self._is_wanted(name)]
+        return sorted(found, key=lambda name: (name.attempt, name.host, name.rank, name.stream != "stdout"))
+
+    def _all_names(self) -> Iterator[LogName]:
         for host in host_names(self._fd):
             for attempt in self._below(host):
                 for rank in self._below(f"{host}/{attempt}"):
                     for stream in ("stdout", "stderr"):
                         name = log_name(host, f"{attempt}/{rank}/{stream}.log")
-                        if name is not None and self._is_wanted(name):
-                            found.append(name)
-        return sorted(found, key=lambda name: (name.attempt, name.host, name.rank, name.stream != "stdout"))
+                        if name is not None:
+                            yield name
 
     def _below(self, path: str) -> list[str]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import re
 import sys
 import time
@@ -13,8 +14,9 @@ from collections.abc import Iterable, Iterator
 
 from saferun.ctl.durations import seconds_of
 from saferun.ctl.rank_lists import ranks_of
-from saferun.ctl.run_directory import FoundRun, add_run_argument, find_run
+from saferun.ctl.run_directory import FoundRun, add_run_argument, find_run, state_of
 from saferun.errors import UsageError, printable
+from saferun.files.run_dir import shorter_path
 from saferun.model import Value
 
 TYPE_CHECKING = False
@@ -70,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         logs = RunLogs(path, chosen.is_wanted, since)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", "name another run; see saferunctl list") from None
+    reason = None if logs.has_files() else _without_files(path)
+    if reason is not None:
+        logs.close()
+        raise reason
     matcher = _BoundedMatch(pattern) if pattern is not None else None
     harmless_only = sys.stdout.isatty()
     prefixes = None if arguments.json else Prefixes(path, arguments.prefix)
@@ -94,6 +100,18 @@ def run(arguments: argparse.Namespace) -> int:
         if matcher is not None:
             matcher.close()
     return 0
+
+
+def _without_files(path: str) -> UsageError | None:
+    """Why there is no file of output; None: it is a run, whose ranks may not have written anything yet."""
+    from saferun.files.live_records import record_places
+
+    shown = shorter_path(path)
+    if os.path.dirname(path) in map(os.path.realpath, record_places(os.environ)):
+        return UsageError(f"{shown} is a run with --run-dir none: its output is in no file", "see its console")
+    if state_of(path).name == "unknown":
+        return UsageError(f"{shown} is not the directory of a run", "see saferunctl list, or name another one")
+    return None
 
 
 class _Chosen(Value):

@@ -69,6 +69,9 @@ def test_it_is_found_by_its_id_asked_and_ended(folder: Path, runtime: Path) -> N
             assert len(status["live"]["hosts"][0]["ranks"]) == 2
         assert "attempt 1" in saferunctl(job, "restart", run["run_id"]).stdout
         job.hear("ready", 2)
+        without = saferunctl(job, "logs", run["run_id"])
+        assert (without.returncode, without.stdout) == (2, "")
+        assert two_lines(without.stderr)[0].endswith("is a run with --run-dir none: its output is in no file")
         done = saferunctl(job, "stop", run["run_id"][:8])
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines()[-1].endswith("it has ended: stopped, exit code 143")

@@ -29,6 +29,16 @@ ABOUT_ONE = {
     "list": ("list", "--here"),
     "clean": ("clean", "--keep", "0"),
 }
+ABOUT_OTHERS = {
+    "logs -f": ("logs", "-f", "{run}"),
+    "logs --json": ("logs", "--json", "{run}"),
+    "status -w": ("status", "-w", "1", "{run}"),
+    "page": ("report", "--html", "{run}"),
+    "trace": ("report", "--format", "perfetto", "{run}"),
+    "stacks": ("stacks", "{run}"),
+    "record": ("record", "--seconds", "1", "{run}"),
+    "core": ("core", "{run}"),
+}
 REQUESTS = ("stop", "checkpoint", "kill", "restart")
 STATES = ("succeeded", "failed", "stopped", "lost", "running", "unreadable", "empty")
 
@@ -88,7 +98,7 @@ def test_a_verb_answers_or_says_why_not(
     else:
         # Without a file with the times of the lines, which these runs have not.
         assert err == "" or (verb == "logs" and err.startswith("saferunctl: the times of what follows are not known"))
-        assert out or verb == "clean" or (verb in {"list", "logs"} and state == "empty")
+        assert out or verb == "clean" or (verb == "list" and state == "empty")
     if verb in REQUESTS:
         said = {"lost": "killed, or its host is gone", "running": "control socket", "unreadable": "run.json"}
         assert said.get(state, "run.json" if state == "empty" else f"has ended: {state}") in err
@@ -98,3 +108,27 @@ def test_a_verb_answers_or_says_why_not(
         assert out.endswith("step 1\n")
     if verb in {"list", "status"} and state not in {"unreadable", "empty"}:
         assert state in out
+
+
+@pytest.mark.parametrize("what", ["empty", "other files", "a file", "missing"])
+@pytest.mark.parametrize("verb", [verb for verb in ABOUT_ONE if verb not in {"list", "clean"}] + list(ABOUT_OTHERS))
+def test_what_is_no_run_is_a_usage_error(base: Path, capsys: pytest.CaptureFixture[str], verb: str, what: str) -> None:
+    """Silence and exit code 0 would look like the answer about a run without output."""
+    make(base, "succeeded", 1)
+    place = base.parent / "place"
+    if what == "a file":
+        place.write_text("text")
+    elif what != "missing":
+        place.mkdir()
+    if what == "other files":
+        # Like those of a run, but without what each of them is made of.
+        (place / "notes.txt").write_text("text")
+        (place / "node1" / "attempt_0").mkdir(parents=True)
+        (place / "saferun_runs").mkdir()
+    assert main([word.format(run=place) for word in {**ABOUT_ONE, **ABOUT_OTHERS}[verb]]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    said, hint = err.splitlines()
+    assert said.startswith("saferun: ")
+    assert "place" in said
+    assert hint.startswith("hint: ")
