@@ -177,7 +177,7 @@ NOT_AT_START = (
     "saferun.captures.examiner_process",
     "saferun.captures.stacks",
     "saferun.captures.steps",
-    "saferun.cluster.control",
+    "saferun.cluster.silent_hosts",
     "saferun.cluster.evidence",
     "saferun.cluster.evidence_exchange",
     "saferun.cluster.job",
@@ -235,7 +235,7 @@ def _name(path: Path) -> str:
 
 
 def _room(module: str) -> str:
-    """``saferun.linux.listen_port`` -> ``host``."""
+    """``saferun.linux.listen_port`` -> ``linux``."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 

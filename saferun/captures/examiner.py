@@ -225,7 +225,7 @@ class Examiner:
 
         Args:
             kind: ``capture``, ``dump``, ``inspect``, ``beside``, ``recorders``, ``lint``, ``code``,
-                ``hook`` or ``waits``.
+                ``hook``, ``waits``, ``usage`` or ``stacks``.
             value: its argument, as JSON.
             budget_s: after this many seconds the examiner ends it.
             on_lost: called if the examiner is lost before ``end`` is called for it; the request may be repeated then.

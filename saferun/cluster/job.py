@@ -108,7 +108,7 @@ class Job(JobSender):
         self.unsigned = Ignored(self._warn)
 
     def _begin(self, attempt: JobAttempt) -> None:
-        self.current.control.end()
+        self.current.silent_hosts.end()
         self.current = attempt
         self.blamed = ()
 
@@ -163,7 +163,7 @@ class Job(JobSender):
         self._channel.close()
 
     # ----------------------------------------------------------------------------------------------------------------
-    # RendezvousRound
+    # Rendezvous
 
     def bind(self) -> None:
         """Bind every port, before anything else starts, and have the coordinator import torch meanwhile.

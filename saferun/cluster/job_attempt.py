@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from saferun.cluster.control import Control
 from saferun.cluster.evidence_collection import EvidenceCollections
 from saferun.cluster.job_sender import JobSender, StateReport
 from saferun.cluster.job_values import AbortReason, JobCallbacks, LostHost
@@ -23,6 +22,7 @@ from saferun.cluster.messages import (
     task_of,
 )
 from saferun.cluster.rank_reports import RankReports
+from saferun.cluster.silent_hosts import SilentHosts
 from saferun.cluster.task_states import TaskStates
 from saferun.config import LaunchConfig
 from saferun.errors import printable
@@ -147,7 +147,7 @@ class JobAttempt:
         self._lost_tasks: set[tuple[int, int]] = set()
         self._lines = _LinesOfOthers()
         self._waits_for_unheard = False
-        self.control = Control(
+        self.silent_hosts = SilentHosts(
             context.poller,
             host_timeout_s=context.config.hosts.host_timeout_s * SILENT_SHARE,
             hang_timeout_s=context.config.watch.hang_timeout_s,
@@ -170,13 +170,13 @@ class JobAttempt:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = (self.control.deadline, self.chunks.deadline)
+        moments = (self.silent_hosts.deadline, self.chunks.deadline)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if self.control.deadline is not None and self.control.deadline <= now:
-            self._guarded(self.control.tick, now)
+        if self.silent_hosts.deadline is not None and self.silent_hosts.deadline <= now:
+            self._guarded(self.silent_hosts.tick, now)
             if self.leads:
                 self._check_missing()
         self.chunks.tick(now)
@@ -199,7 +199,7 @@ class JobAttempt:
         try:
             call(argument)
         except Exception as error:
-            self.control.end()
+            self.silent_hosts.end()
             self._context.warn(f"cannot judge whether other hosts are there: {type(error).__name__}: {error}")
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class JobAttempt:
             self._lost_tasks.add((heard.host, heard.lost_task))
         if attempt == self._context.calls.attempt():
             self._is_ending = True
-            self.control.end()
+            self.silent_hosts.end()
             rank = heard.ranks[0] if heard.ranks else None
             self.abort_reason = AbortReason(heard.reason, heard.about, heard.text, rank, "")
             if self.leads and self.start_stage is None:
@@ -301,7 +301,7 @@ class JobAttempt:
 
     def _on_progress_wanted(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self._context.calls.attempt() and self._roster.host in entry["hosts"]:
-            self.control.watch()
+            self.silent_hosts.watch()
 
     # ----------------------------------------------------------------------------------------------------------------
     # The states of all ranks
@@ -319,9 +319,9 @@ class JobAttempt:
             self.states.add(key, state)
             moved, active = self.states.progress(key, state.get("progress"))
             if moved or active:
-                self.control.hear_progress(moved=moved)
+                self.silent_hosts.hear_progress(moved=moved)
             if isinstance(route := state.get("route"), str) and self._lines.may_print(key, f"{key} route", route):
-                self.control.note(peer.label, route)
+                self.silent_hosts.note(peer.label, route)
             if state.get("s") == "leftovers" and host != self._roster.host and isinstance(state.get("text"), str):
                 # Another host waits for what its ranks left behind, and so does the job.
                 text = display_text(state["text"], _LONGEST_LEFTOVERS)
@@ -332,7 +332,7 @@ class JobAttempt:
                 self._lost_tasks.add((host, task))
         self.chunks.review()
         # Whether the job hangs is judged by the hosts that can be heard.
-        self._context.reports.on_states(self.states.of_heard(self.control.missing))
+        self._context.reports.on_states(self.states.of_heard(self.silent_hosts.missing))
         self._check_end()
 
     def _check_end(self) -> None:
@@ -344,28 +344,28 @@ class JobAttempt:
 
     def _check_missing(self) -> None:
         living = self.states.living()
-        waits = bool(living) and living <= self.control.missing
+        waits = bool(living) and living <= self.silent_hosts.missing
         if waits != self._waits_for_unheard:
             self._waits_for_unheard = waits
-            self._on_unheard(self.control.missing_text() if waits else "")
+            self._on_unheard(self.silent_hosts.missing_text() if waits else "")
 
     # ----------------------------------------------------------------------------------------------------------------
     # Hosts that are silent, or lost
 
     def _is_awaited(self, host: int, task: int) -> bool:
-        is_there = host not in self.lost and host not in self._left and host not in self.control.missing
+        is_there = host not in self.lost and host not in self._left and host not in self.silent_hosts.missing
         return is_there and (host, task) not in self._lost_tasks
 
     def _ask_others(self) -> bool:
         """Ask some other hosts whether their ranks make progress. Returns whether there are any with ranks."""
-        asked = sorted(self.states.running() - {self._roster.host} - self.control.unheard)[:_MOST_ASKED]
+        asked = sorted(self.states.running() - {self._roster.host} - self.silent_hosts.unheard)[:_MOST_ASKED]
         if asked:
             self._sender.ask_for_progress(asked)
         return bool(asked)
 
     def _on_liveness(self, message: JsonObject) -> None:
         if not self._is_ending:
-            self._guarded(self.control.hear, message)
+            self._guarded(self.silent_hosts.hear, message)
             if self.leads:
                 self._check_end()
 

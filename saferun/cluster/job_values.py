@@ -60,7 +60,7 @@ class Assignment(Value):
 
 
 class AbortReason(Value):
-    """Why an attempt ends on all hosts, in the terms of ``evidence.ToldTrouble``."""
+    """Why an attempt ends on all hosts, in the terms of ``evidence.AbortReason``."""
 
     reason: str
     label: str

@@ -33,7 +33,7 @@ class CoordinatorAttempt:
 
     Args:
         result: what the rendezvous came to.
-        rendezvous: how this host joined it.
+        rdzv: how this host joined it.
         own: this host's record.
         tasks: the connections to its tasks.
         on_moved: takes a connection to the control store at another address, where it cannot be reached any more at

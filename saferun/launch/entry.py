@@ -38,7 +38,7 @@ _COLLECTIVE_S = 6 * 3600.0
 _JOIN_BACKSTOP_S = 60.0
 # Of --host-timeout: five minutes unless another one is given, as torchrun waits at its exit barrier.
 _UNHEARD_TIMEOUTS = 10
-# The host that decides waits for the others' parts of a picture (``exchange.OTHERS_S``), and a little longer.
+# The host that decides waits for the others' parts of a picture (``evidence_exchange``), and a little longer.
 _OTHERS_S = 12.0
 # A few chunks of output with their prefixes.
 _KEPT_BYTES = 4 << 20

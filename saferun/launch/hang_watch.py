@@ -153,7 +153,7 @@ class HangWatch:
             self._watch.pause()
 
     def captured(self, now: float) -> None:
-        """A hang has been captured."""
+        """A hang has been captured; on several hosts, by all of them."""
 
     def resume(self, now: float) -> None:
         """It has been reported, and the job goes on."""

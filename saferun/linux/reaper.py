@@ -1,9 +1,10 @@
 """The process that kills a run's processes if the supervisor was killed.
 
-It is forked from the supervisor before anything else is started, and only reads its pipe. When the supervisor's end of
-the pipe closes without a dismissal, it kills what is provably the run's: processes that have the run's id in their
-environment, and processes in a session that a rank made. Ranks die by PR_SET_PDEATHSIG, but their children, and
-children that changed session, do not; and a program that sets its title overwrites its visible environment.
+It is forked from the supervisor before anything but the check process is started, and only reads its pipe. When the
+supervisor's end of the pipe closes without a dismissal, it kills what is provably the run's: processes that have the
+run's id in their environment, and processes in a session that a rank made. Ranks die by PR_SET_PDEATHSIG, but their
+children, and children that changed session, do not; and a program that sets its title overwrites its visible
+environment.
 """
 
 from __future__ import annotations

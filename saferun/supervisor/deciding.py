@@ -130,7 +130,7 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
 
 def _exit_code(launch: LaunchState) -> int:
     ending = launch.attempt.ending
-    return ending.exit_code if isinstance(ending, StartFailed) else launch.stop_code
+    return ending.exit_code if isinstance(ending, StartFailed) else launch.failure_code
 
 
 def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]:

@@ -148,7 +148,7 @@ class LaunchState:
         self.leads = True
         self.stop_signum: int | None = None  # that the user or the scheduler sent to this host
         self.stopped_by = ""  # who asked for the end of the job, if it was by saferunctl
-        self.stop_code = 1  # what saferun ends with, if the job is stopped
+        self.failure_code = 1  # what saferun ends with, if the job is stopped
 
     def enter(self, state: State, deadline: float | None) -> None:
         """Change the state."""
@@ -159,7 +159,7 @@ class LaunchState:
         """Whether the phase has lasted as long as it may."""
         return self.deadline is not None and at >= self.deadline
 
-    def end_for(self, ending: Ending) -> None:
+    def add_ending(self, ending: Ending) -> None:
         """There is one more reason for which the attempt ends."""
         self.attempt.ending = prevailing(self.attempt.ending, ending)
 
@@ -167,7 +167,7 @@ class LaunchState:
         """The user asked for the end of the job by saferunctl, on this host or another one."""
         self.stopped_by = by
         # As a shell has it for a program that a signal ended.
-        self.stop_code = 128 + signum
+        self.failure_code = 128 + signum
 
     @property
     def answers_to_job(self) -> bool:

@@ -12,12 +12,12 @@ from saferun.supervisor.stopping import (
     capture,
     end_cause_wait,
     end_well_alone,
+    expect_sigkill,
     fail,
-    hurry,
-    hurry_orphans,
     kill,
     stop,
-    stop_for,
+    stop_as_asked,
+    stop_waiting_for_orphans,
     wait_for_others,
 )
 
@@ -50,7 +50,7 @@ def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
         "restart",
     }:  # a person who asks does not send SIGKILL a moment later
         peers.announced_signum = event.signum
-        hurry(launch, event.at)
+        expect_sigkill(launch, event.at)
     if event.reason == "request" and not event.ours:
         launch.note_request(event.message, event.signum)
     peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent", "request"}
@@ -63,7 +63,7 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     note_abort(launch, event)
     if _has_acted(event):
         return []
-    launch.end_for(Hung() if event.reason == "hang" else _ending(event))
+    launch.add_ending(Hung() if event.reason == "hang" else _ending(event))
     if event.reason == "hang":
         if not launch.attempt.is_captured:
             return capture(launch, event.at)
@@ -75,7 +75,7 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     if event.signum == signal.SIGINT:
         return stop(launch, event.at, event.signum)
     if event.signum:
-        return stop_for(launch, event.at, signal.SIGTERM, event.quiet_s)
+        return stop_as_asked(launch, event.at, signal.SIGTERM, event.quiet_s)
     return capture(launch, event.at)
 
 
@@ -84,7 +84,7 @@ def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Actio
     note_abort(launch, event)
     if _has_acted(event):
         return []
-    launch.end_for(_ending(event))
+    launch.add_ending(_ending(event))
     if isinstance(launch.attempt.ending, Regroup):
         launch.enter(State.BACKOFF, event.at)
         return []
@@ -99,8 +99,8 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
     end_cause_wait(launch, event.at)
     ending = _ending(event)
     if not isinstance(ending, Regroup) or launch.stop_signum is None:
-        launch.end_for(ending)
-    return [*announced, *hurry_orphans(launch, event.at)]
+        launch.add_ending(ending)
+    return [*announced, *stop_waiting_for_orphans(launch, event.at)]
 
 
 def _has_acted(event: JobAborted) -> bool:
@@ -132,14 +132,14 @@ def on_decided(launch: LaunchState, event: JobDecided) -> list[Action]:
     if not _heed(launch, event):
         return []
     end_cause_wait(launch, event.at)
-    return hurry_orphans(launch, event.at)
+    return stop_waiting_for_orphans(launch, event.at)
 
 
 def on_decided_while_running(launch: LaunchState, event: JobDecided) -> list[Action]:
     """RUNNING -> CAPTURING: it was decided without this host, which had not been heard of for long."""
     if not _heed(launch, event):
         return []
-    launch.end_for(Failed())
+    launch.add_ending(Failed())
     return capture(launch, event.at)
 
 
@@ -186,16 +186,16 @@ def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
         case State.WAITING if _may_end_alone(launch, event):
             return end_well_alone(launch, event.what)
         case State.WAITING | State.PROBING:
-            launch.end_for(Failed())
+            launch.add_ending(Failed())
             return diagnose(launch, event.at)
         case State.CAPTURING:
-            launch.end_for(Failed())
+            launch.add_ending(Failed())
             end_cause_wait(launch, event.at)
         case State.STOPPING if attempt.stopping.stage == "sweeping" and attempt.ending is None:
             # As in WAITING, where it would be next.
             if not _may_end_alone(launch, event):
-                launch.end_for(Failed())
-            return hurry_orphans(launch, event.at)
+                launch.add_ending(Failed())
+            return stop_waiting_for_orphans(launch, event.at)
         case State.DIAGNOSING if attempt.own_diagnosis is not None:
             # DIAGNOSING -> DIAGNOSING: its ranks may have failed only because the leader was gone.
             attempt.own_diagnosis = None

@@ -18,11 +18,11 @@ from saferun.supervisor.launch_state import LaunchState, State
 from saferun.supervisor.stopping import (
     FIRST_CAPTURE_S,
     TOGETHER,
-    hurry_orphans,
     kill,
     ranks_count,
     stop,
-    stop_for,
+    stop_as_asked,
+    stop_waiting_for_orphans,
 )
 
 
@@ -46,7 +46,7 @@ def end_at_once_as_requested(launch: LaunchState, event: StopRequested) -> list[
         # Hosts that wait for the others already end when they read it of the leader.
         asked.append(BroadcastRequest(launch.number, event.by, event.at_once))
     line = PrintLine(f"{event.by}: there is no other attempt")
-    return [line, *asked, *launch.finish(launch.stop_code)]
+    return [line, *asked, *launch.finish(launch.failure_code)]
 
 
 def on_stop_requested(launch: LaunchState, event: StopRequested) -> list[Action]:
@@ -57,11 +57,15 @@ def on_stop_requested(launch: LaunchState, event: StopRequested) -> list[Action]
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well, as for a signal: the job has not been stopped.
         line = PrintLine(f"{event.by}: processes that the ranks left behind are not waited for")
-        return [*([line] if event.ours else []), *_request_of(launch, event), *hurry_orphans(launch, event.at)]
+        return [
+            *([line] if event.ours else []),
+            *_request_of(launch, event),
+            *stop_waiting_for_orphans(launch, event.at),
+        ]
     is_repeated = launch.stop_signum is not None
     launch.note_request(event.by, event.signum)
     launch.stop_signum = event.signum
-    launch.end_for(Stopped(event.signum, by=event.by))
+    launch.add_ending(Stopped(event.signum, by=event.by))
     announced = launch.broadcast_abort("request", event.by, event.signum) if launch.state in TOGETHER else []
     return [*announced, *_request_of(launch, event), *_obey(launch, event, is_repeated=is_repeated)]
 
@@ -77,7 +81,7 @@ def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> li
         return [PrintLine(f"{event.by}: killing {ranks}"), *kill(launch, event.at)]
     if launch.state in {State.STARTING, State.RUNNING}:
         line = f"{event.by}: stopping {ranks}, SIGKILL follows in {launch.limits.grace_s:g} s"
-        return [PrintLine(line), *stop_for(launch, event.at, event.signum, event.quiet_s)]
+        return [PrintLine(line), *stop_as_asked(launch, event.at, event.signum, event.quiet_s)]
     if launch.state is State.CAPTURING and launch.deadline is not None and not is_repeated:
         launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
         if launch.attempt.awaits_cause:
@@ -94,11 +98,11 @@ def _request_of(launch: LaunchState, event: StopRequested) -> list[Action]:
 
 def on_restart_requested(launch: LaunchState, event: RestartRequested) -> list[Action]:
     """STARTING | RUNNING -> STOPPING | CAPTURING: then all ranks are started again, without a failure."""
-    launch.end_for(Regroup(event.by, event.by))
+    launch.add_ending(Regroup(event.by, event.by))
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
     line = PrintLine(f"{event.by}: ending {ranks_count(count)} to start them again, SIGKILL follows in {grace_s:g} s")
     announced = launch.broadcast_abort("restart", event.by, signal.SIGTERM)
-    return [line, *announced, *stop_for(launch, event.at, signal.SIGTERM, event.quiet_s)]
+    return [line, *announced, *stop_as_asked(launch, event.at, signal.SIGTERM, event.quiet_s)]
 
 
 def on_checkpoint_requested(launch: LaunchState, event: CheckpointRequested) -> list[Action]:

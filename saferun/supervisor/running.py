@@ -40,7 +40,7 @@ def on_rank_exited_in_capture(launch: LaunchState, event: RankExited) -> list[Ac
     if attempt.verdict is not None:
         attempt.has_moved = True
         if not event.status.ok:
-            launch.end_for(Failed(event.local_rank))
+            launch.add_ending(Failed(event.local_rank))
         announced = launch.broadcast_abort("failure") if attempt.ending is not None else []
     elif not event.status.ok:
         announced = launch.broadcast_cause()
@@ -65,7 +65,7 @@ def on_store_unavailable(launch: LaunchState, event: StoreUnavailable) -> list[A
     """RUNNING | CAPTURING: ranks that ask for the store would wait for ever."""
     if launch.state is State.CAPTURING and launch.attempt.verdict is None:
         return []
-    launch.end_for(StoreLost(event.what, event.hint))
+    launch.add_ending(StoreLost(event.what, event.hint))
     return fail(launch, event.at) if launch.state is State.RUNNING else []
 
 
@@ -113,6 +113,6 @@ def _after_capture(launch: LaunchState, at: float, culprits: tuple[int, ...]) ->
         # CAPTURING -> RUNNING: the job goes on, and may well make progress again.
         launch.enter(State.RUNNING, None)
         return [report]
-    launch.end_for(Hung(is_final=next_step == "stop"))
+    launch.add_ending(Hung(is_final=next_step == "stop"))
     aborted = tuple(rank for rank in culprits if rank in attempt.running) if hang_policy.abort_culprits else ()
     return [report, *launch.broadcast_abort("hang"), *stop(launch, at, signal.SIGTERM, aborted)]

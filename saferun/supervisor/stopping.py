@@ -1,7 +1,7 @@
 """STOPPING: a signal to the ranks, their grace, SIGKILL, and the sweep of what they left behind. Pure.
 
 No other module makes a SignalRanks. ``running`` (a hang), ``peers`` (an abort or a decision of other hosts) and
-``starting`` call ``fail``, ``stop`` or ``stop_for``, and choose SIGTERM or the signal that another host got;
+``starting`` call ``fail``, ``stop`` or ``stop_as_asked``, and choose SIGTERM or the signal that another host got;
 ``on_signal`` takes the signals to this saferun, and ``requests`` what users ask for by saferunctl. When the ranks are
 captured, and when SIGKILL follows, is decided here.
 """
@@ -49,7 +49,7 @@ TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTUR
 
 def fail(launch: LaunchState, at: float, local_rank: int = -1) -> list[Action]:
     """A rank failed, or the ranks cannot go on. Evidence comes before signals."""
-    launch.end_for(Failed(local_rank))
+    launch.add_ending(Failed(local_rank))
     announced = launch.broadcast_abort("failure")
     if not launch.attempt.running:
         return [*announced, *sweep(launch, at)]
@@ -106,7 +106,7 @@ def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] =
     ]
 
 
-def stop_for(launch: LaunchState, at: float, signum: int, quiet_s: float) -> list[Action]:
+def stop_as_asked(launch: LaunchState, at: float, signum: int, quiet_s: float) -> list[Action]:
     """The user or the scheduler wants the ranks to end; they get ``signum``.
 
     Ranks that make progress need their grace, for a checkpoint for instance, and get the signal at once. Where there
@@ -119,7 +119,7 @@ def stop_for(launch: LaunchState, at: float, signum: int, quiet_s: float) -> lis
     return stop(launch, at, signum)
 
 
-def hurry(launch: LaunchState, at: float) -> None:
+def expect_sigkill(launch: LaunchState, at: float) -> None:
     """A scheduler has sent a signal that SIGKILL will follow."""
     stopping = launch.attempt.stopping
     if launch.job.hurries and stopping.killed_by is None:
@@ -137,7 +137,7 @@ def on_deadline(launch: LaunchState, event: DeadlineExpired | CoreDumpSeen) -> l
         # A process in an uninterruptible sleep cannot be killed: name it and leave it.
         stopping.abandoned = launch.attempt.ranks
         launch.attempt.has_failed_rank = True
-        launch.end_for(Failed())
+        launch.add_ending(Failed())
         return sweep(launch, event.at)
     return _after_sweep(launch, event.at)
 
@@ -210,7 +210,7 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
     if event.quiet_s >= _HUNG_S:
         line += f"; no progress for {event.quiet_s:.0f} s, so their stacks are taken first"
-    return [PrintLine(line), *announced, *stop_for(launch, event.at, event.signum, event.quiet_s)]
+    return [PrintLine(line), *announced, *stop_as_asked(launch, event.at, event.signum, event.quiet_s)]
 
 
 def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list[Action]:
@@ -225,7 +225,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
         line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
-        return [line, *hurried] if (hurried := hurry_orphans(launch, event.at)) else []
+        return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
     announced = _ordered(launch, event)
     if launch.state is State.CAPTURING and launch.deadline is not None:
@@ -248,9 +248,9 @@ def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """The user or the scheduler wants this host to stop: there is no other attempt, and the other hosts know of it."""
     ending, peers = launch.attempt.ending, launch.attempt.peers
     launch.stop_signum = event.signum
-    hurry(launch, event.at)
+    expect_sigkill(launch, event.at)
     leaves = ending is None and peers.may_leave and launch.state in TOGETHER
-    launch.end_for(Leave(event.signum) if leaves else Stopped(event.signum))
+    launch.add_ending(Leave(event.signum) if leaves else Stopped(event.signum))
     if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
     reason = "leave" if leaves else "parent" if event.why else "signal"
@@ -293,7 +293,7 @@ def sweep(launch: LaunchState, at: float) -> list[Action]:
     return [SweepOrphans(launch.number, limits.grace_s, wait_s, limits.grace_s)]
 
 
-def hurry_orphans(launch: LaunchState, at: float) -> list[Action]:
+def stop_waiting_for_orphans(launch: LaunchState, at: float) -> list[Action]:
     """Processes that the ranks left behind are not waited for any longer."""
     stopping, limits = launch.attempt.stopping, launch.limits
     if not stopping.awaits_orphans:

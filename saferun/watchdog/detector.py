@@ -87,13 +87,13 @@ class Watchdog:
         return SampleResult(verdict, recovered_s, (*ask, *confirm), below, self._confirming, inspection)
 
     def take_numbers(self, local_rank: int, numbers: Numbers | None) -> None:
-        """The answer to ``Outcome.numbers_wanted``; None where there is none."""
+        """The answer to ``SampleResult.numbers_wanted``; None where there is none."""
         watched = self._ranks.by_local_rank.get(local_rank)
         if watched is not None and watched.take_numbers(numbers, self._ranks.clock_s):
             self._lively += _LIVELY
 
     def take_inspection(self, inspection: JobInspection | None) -> None:
-        """The answer to ``Outcome.inspection_wanted``; None where there is none."""
+        """The answer to ``SampleResult.inspection_wanted``; None where there is none."""
         self._is_inspecting = False
         self._inspected_s = self._ranks.clock_s
         for watched in self._ranks.all:

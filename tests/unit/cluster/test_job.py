@@ -196,7 +196,7 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     """Neither for its ranks' end nor for its evidence; whether the job hangs is for the others to say."""
     listening.join()
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "run"}, "1/0": {"s": "run"}})
-    watch = listening.job.current.control._watch
+    watch = listening.job.current.silent_hosts._watch
     watch.begin(time.monotonic() - 1.0)
     watch._moved = time.monotonic()
     listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
@@ -261,7 +261,7 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
     listening.hear(op="doubt", attempt=0)
     sent = listening.channel.sent
     assert [sent[-1]["message"][name] for name in ("kind", "hosts")] == ["watch", [1, 2]]
-    control = listening.job.current.control
+    control = listening.job.current.silent_hosts
     control._others_at = (time.monotonic() - 20.0,) * 3
     control._watch._began = control._watch._moved = control._watch._active = time.monotonic() - 20.0
     for told in ([1, 1], "nonsense", [1]):
@@ -279,7 +279,7 @@ def test_a_host_that_is_asked_reports_that_its_ranks_move(
     """In its state, and only for a while."""
     listening.join()
     listening.hear(op="entry", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [1]})
-    control = listening.job.current.control
+    control = listening.job.current.silent_hosts
     assert control.deadline is None
     listening.hear(op="entry", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [0, 1]})
     moving = Progress(runs=True, watched_s=9.0, still_s=0.0, quiet_s=0.0)
@@ -298,7 +298,7 @@ def test_what_cannot_be_judged_ends_nothing(listening: Listening, monkeypatch: p
     def fail(_message: object) -> None:
         raise RuntimeError("no idea")
 
-    monkeypatch.setattr(listening.job.current.control, "hear", fail)
+    monkeypatch.setattr(listening.job.current.silent_hosts, "hear", fail)
     listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     assert listening.events == []
     assert listening.said == ["saferun: warning: cannot judge whether other hosts are there: RuntimeError: no idea"]

@@ -127,7 +127,7 @@ def test_only_the_host_that_leads_decides(listening: Listening) -> None:
             listening.hear(op="entry", attempt=0, k=0, message={**fields, "kind": kind, "host": host})
     assert (listening.events, listening.hangs, listening.told) == ([], [], [])
     assert listening.job.ignored.count == 20
-    assert listening.job.current.control.deadline is None
+    assert listening.job.current.silent_hosts.deadline is None
 
 
 def test_words_of_another_host_hold_nothing_that_a_terminal_obeys(listening: Listening) -> None:
@@ -198,7 +198,7 @@ def test_a_host_does_not_fill_the_console_of_the_one_that_leads(
 ) -> None:
     """Whatever it says, and however often that changes."""
     listening.join()
-    monkeypatch.setattr("saferun.cluster.control._TOGETHER_S", 0.0)
+    monkeypatch.setattr("saferun.cluster.silent_hosts._TOGETHER_S", 0.0)
     for i in range(200):
         state = {"s": "leftovers", field: f"waiting for process {i}"}
         listening.hear(op="states", attempt=0, changed={"1/0": state})

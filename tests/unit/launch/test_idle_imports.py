@@ -143,7 +143,7 @@ def test_what_messages_of_other_hosts_may_ask_for_is_imported_before_the_ranks()
         for name in loaded
         if name.startswith(("saferun.cluster.", "saferun.watchdog.")) and not name.startswith(elsewhere)
     ]
-    assert "saferun.cluster.control" in of_jobs
+    assert "saferun.cluster.silent_hosts" in of_jobs
     forgotten = {
         f"{module} imports {name}"
         for module in of_jobs

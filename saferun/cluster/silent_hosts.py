@@ -28,7 +28,7 @@ _REPORT_SHARE = 0.125
 _DOUBT = 2.0
 
 
-class Control:
+class SilentHosts:
     """The control path.
 
     Args:

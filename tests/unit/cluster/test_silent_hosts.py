@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from saferun.cluster import control as control_module
-from saferun.cluster.control import Control
+from saferun.cluster import silent_hosts as silent_hosts_module
 from saferun.cluster.silence import Progress
+from saferun.cluster.silent_hosts import SilentHosts
 from saferun.linux.poller import Poller
 
 TIMEOUT_S = 10.0
@@ -50,14 +50,14 @@ class World:
         self.notices: list[str] = []
         self.unheard: list[str] = []
         self.nics: dict[str, str] = {"eth0": "", "eth1": ""}
-        monkeypatch.setattr(control_module, "ProgressWatch", Ranks)
-        monkeypatch.setattr(control_module, "working_nics", lambda: list(self.nics))
-        monkeypatch.setattr(control_module, "nic_state", lambda name: self.nics[name])
+        monkeypatch.setattr(silent_hosts_module, "ProgressWatch", Ranks)
+        monkeypatch.setattr(silent_hosts_module, "working_nics", lambda: list(self.nics))
+        monkeypatch.setattr(silent_hosts_module, "nic_state", lambda name: self.nics[name])
         monkeypatch.setattr(
-            control_module, "_nic_to", lambda address: "eth1" if address.startswith("10.78") else "eth0"
+            silent_hosts_module, "_nic_to", lambda address: "eth1" if address.startswith("10.78") else "eth0"
         )
-        monkeypatch.setattr("saferun.cluster.control.time", SimpleNamespace(monotonic=lambda: self.now))
-        self.control = Control(
+        monkeypatch.setattr("saferun.cluster.silent_hosts.time", SimpleNamespace(monotonic=lambda: self.now))
+        self.silent_hosts = SilentHosts(
             Poller(),
             host_timeout_s=TIMEOUT_S,
             hang_timeout_s=0.0,
@@ -77,11 +77,11 @@ class World:
 
     @property
     def ranks(self) -> Ranks:
-        watch: Any = self.control._watch
+        watch: Any = self.silent_hosts._watch
         return watch  # type: ignore[no-any-return]
 
     def hear(self, op: str, **fields: Any) -> None:
-        self.control.hear({"op": op, **fields})
+        self.silent_hosts.hear({"op": op, **fields})
 
     def miss(self, host: int, why: str = "unreachable") -> None:
         self.hear("unheard", host=host, label=f"node{host + 1}", why=why, text="no address answers")
@@ -90,20 +90,20 @@ class World:
         """What is seen of the ranks from now on."""
         self.ranks.seen = Progress(runs=True, watched_s=watched_s, still_s=still_s, quiet_s=still_s)
         self.now += 1.0
-        self.control.tick(self.now)
+        self.silent_hosts.tick(self.now)
 
 
 def test_a_doubt_that_comes_to_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks are watched for a while, and then no more."""
     world = World(monkeypatch, leads=True)
-    due = [world.control.deadline]
+    due = [world.silent_hosts.deadline]
     world.hear("doubt")
-    due.append(world.control.deadline)
+    due.append(world.silent_hosts.deadline)
     world.see(watched_s=1.0, still_s=0.0)
-    due.append(world.control.deadline)
+    due.append(world.silent_hosts.deadline)
     world.now += 3 * TIMEOUT_S
     world.see(watched_s=31.0, still_s=0.0)
-    due.append(world.control.deadline)
+    due.append(world.silent_hosts.deadline)
     assert due == [None, 1000.0, 1002.0, None]
     assert not world.said
 
@@ -122,11 +122,11 @@ def test_ranks_that_move_are_one_warning_and_hosts_that_are_silent_together_one_
         world.miss(host)
     world.see(watched_s=9.0, still_s=0.0)
     assert world.said == ["saferun: warning: no heartbeat received from node2, node3 (no address answers); " + GOES_ON]
-    assert world.control.missing == {1, 2}
+    assert world.silent_hosts.missing == {1, 2}
     assert not world.lost
     world.hear("heard", host=1)
     assert world.said[1:] == ["saferun: node2 is heard again after 2 s"]
-    assert world.control.missing == {2}
+    assert world.silent_hosts.missing == {2}
 
 
 def test_ranks_that_stand_still_are_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_what_several_hosts_report_alike_is_one_line(monkeypatch: pytest.MonkeyP
     """And what one of them wrote cannot do anything to a terminal."""
     world = World(monkeypatch, leads=True)
     for number in range(2, 9):
-        world.control.note(f"node{number}", "node1 does not answer any more\x1b[2J")
+        world.silent_hosts.note(f"node{number}", "node1 does not answer any more\x1b[2J")
     world.see(watched_s=0.0, still_s=0.0)
     world.see(watched_s=0.0, still_s=0.0)
     (said,) = world.said
@@ -185,7 +185,7 @@ def test_where_its_own_interface_is_cut_the_first_host_says_that_instead(monkeyp
     world = World(monkeypatch, leads=True)
     world.nics["eth0"] = "is down"
     for number in (2, 3):
-        world.control.note(f"node{number}", "node1 does not answer any more")
+        world.silent_hosts.note(f"node{number}", "node1 does not answer any more")
         world.see(watched_s=0.0, still_s=0.0)
         world.see(watched_s=0.0, still_s=0.0)
     assert world.said == [
@@ -204,7 +204,7 @@ def test_where_its_ranks_ended_well_a_host_waits_for_the_one_that_it_cannot_hear
     world.miss(0 if not leads else 2)
     world.see(watched_s=99.0, still_s=99.0)
     assert not world.lost
-    assert world.control.missing == {0 if not leads else 2}
+    assert world.silent_hosts.missing == {0 if not leads else 2}
     said = [
         "warning: no heartbeat received from node3 (no address answers)",
         "warning: node3: node1 cannot be reached (no",
@@ -226,4 +226,4 @@ def test_ranks_of_other_hosts_are_asked_where_those_of_this_one_ended_well(monke
         world.now += 4.0
         world.see(watched_s=9.0, still_s=9.0)
         assert bool(world.lost) is still_running
-        assert world.control.missing == (set() if still_running else {2})
+        assert world.silent_hosts.missing == (set() if still_running else {2})
