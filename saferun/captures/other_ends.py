@@ -7,18 +7,21 @@ terminals and clocks.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import time
 from collections.abc import Sequence
 
-from saferun.captures.waiting import Ends, awaited_child, list_fds, polled_by
+from saferun.captures.waiting import HELD_LIMIT, PATH_CALLS, Ends, awaited_child, list_fds, polled_by
 from saferun.linux.small_files import list_directory, read_bytes, read_link, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, descriptor_of, read_syscall
+from saferun.model import Value
 from saferun.wait_evidence import EPHEMERAL_FROM, ThreadWait
 
-_THREADS_LIMIT = 256
-_KEPT_THREADS = 32
+_THREADS_LIMIT = 1024
+# Libraries have dozens of threads on connections to other ranks; those of Python's began later.
+_KEPT_THREADS = 128
 _KEPT_PIDS = 16
 _KEPT_ADDRESSES = 4
 _KEPT_PORTS = 16
@@ -27,6 +30,8 @@ _LOCKS_LIMIT_BYTES = 1 << 20
 _TRACED_TRIES = 5
 _TRACED_PAUSE_S = 0.02
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
+# A signal may come from anybody; what waits for the file system has no descriptor yet.
+_ENDED_FROM_OUTSIDE = frozenset({"pause", "rt_sigsuspend", "rt_sigtimedwait", "sync", *PATH_CALLS})
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
 # The index of the argument with the timeout, in milliseconds or as the address of one.
 _TIMEOUT_MS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}
@@ -34,6 +39,14 @@ _TIMEOUT_AT = {"ppoll": 2, "select": 4, "pselect6": 4, "epoll_pwait2": 3, "futex
 _POLLS = frozenset({"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"})
 _READABLE, _WRITABLE = stat.S_IRUSR, stat.S_IWUSR
 _CLOCKS_AND_FILES = ("anon_inode:[timerfd]", "anon_inode:inotify", "anon_inode:[signalfd]")
+
+
+class _End(Value):
+    """The other end of one descriptor, as :class:`ThreadWait` has it."""
+
+    outside: bool = False
+    pids: tuple[int, ...] = ()
+    address: str = ""
 
 
 class OtherEnds:
@@ -47,8 +60,9 @@ class OtherEnds:
         self._ends = ends
         self._locks: list[list[str]] | None = None
         self._modes: dict[int, dict[str, int]] = {}  # of the pipes that a process has open
+        self._found: dict[tuple[int, int], _End] = {}  # by process and descriptor: threads poll the same ones
 
-    def of_process(self, pid: int, *, is_readable: bool) -> tuple[ThreadWait, ...]:
+    def of_process(self, pid: int, *, is_readable: bool, deadline: float = math.inf) -> tuple[ThreadWait, ...]:
         """The waits of the threads of a process, the main thread's first.
 
         Of the other threads only those of which something is known.
@@ -56,6 +70,7 @@ class OtherEnds:
         Args:
             pid: the process.
             is_readable: whether reading its memory cannot block.
+            deadline: in monotonic seconds; no further thread is examined after it.
         """
         found: list[ThreadWait] = []
         tids = sorted(map(int, list_directory(f"/proc/{pid}/task")), key=lambda tid: (tid != pid, tid))
@@ -72,7 +87,7 @@ class OtherEnds:
             wait = self.of_call(pid, tid, call, is_readable=is_readable)
             if tid == pid or wait.outside or wait.addresses or wait.pids:
                 found.append(wait)
-            if len(found) >= _KEPT_THREADS:
+            if len(found) >= _KEPT_THREADS or time.monotonic() >= deadline:
                 break
         return tuple(found)
 
@@ -95,6 +110,8 @@ class OtherEnds:
         wait = ThreadWait(tid, timed=_is_timed(call))
         if call.name in _SLEEPS:
             return wait._replace(outside=True, timed=True)
+        if call.name in _ENDED_FROM_OUTSIDE:
+            return wait._replace(outside=True)
         if call.name in _LOCK_CALLS:
             return self._of_lock(wait, pid)
         if call.name in {"wait4", "waitid"}:
@@ -112,43 +129,49 @@ class OtherEnds:
 
     def _with(self, wait: ThreadWait, pid: int, fd: int) -> ThreadWait:
         """Add the other end of a descriptor."""
+        end = self._found.get((pid, fd))
+        if end is None:
+            end = self._found[pid, fd] = self._end_of(pid, fd)
+        wait = _with_pids(wait, end.pids) if end.pids else wait
+        if end.address:
+            wait = wait._replace(addresses=tuple(dict.fromkeys((*wait.addresses, end.address)))[:_KEPT_ADDRESSES])
+        return wait._replace(outside=True) if end.outside else wait
+
+    def _end_of(self, pid: int, fd: int) -> _End:
         link = read_link(f"/proc/{pid}/fd/{fd}")
         kind, _, rest = link.partition(":[")
         if kind == "socket":
-            return self._with_socket(wait, pid, int(rest[:-1]) if rest[:-1].isdigit() else 0)
+            return self._end_of_socket(pid, int(rest[:-1]) if rest[:-1].isdigit() else 0)
         if kind == "pipe":
-            return self._with_pipe(wait, pid, fd, link)
+            return self._end_of_pipe(pid, fd, link)
         if link == "anon_inode:[pidfd]":
             child = read_pairs(f"/proc/{pid}/fdinfo/{fd}").get("Pid", "")
-            return _with_pids(wait, [int(child)]) if child.isdigit() else wait
+            return _End(pids=(int(child),)) if child.isdigit() else _End()
         is_device = link.startswith("/dev/") and not link.startswith(("/dev/pts/", "/dev/tty", "/dev/shm/"))  # noqa: S108
-        is_outside = link.startswith(_CLOCKS_AND_FILES) or (link.startswith("/") and not is_device)
-        return wait._replace(outside=True) if is_outside else wait
+        return _End(outside=link.startswith(_CLOCKS_AND_FILES) or (link.startswith("/") and not is_device))
 
-    def _with_socket(self, wait: ThreadWait, pid: int, inode: int) -> ThreadWait:
+    def _end_of_socket(self, pid: int, inode: int) -> _End:
         found = self._ends.socket(pid, inode)
         if found is None or found.state == "LISTEN":
-            return wait._replace(outside=True)
+            return _End(outside=True)
         holders = self._ends.holders(f"socket:[{found.peer_inode}]") if found.peer_inode else []
         if holders:
-            return _with_pids(wait, [holder for holder in holders if holder != pid])
+            return _End(pids=tuple(holder for holder in holders if holder != pid))
         if found.kind == "unix" or not found.remote or found.remote.endswith(":0"):
-            return wait._replace(outside=True)
-        return wait._replace(addresses=tuple(dict.fromkeys((*wait.addresses, found.remote)))[:_KEPT_ADDRESSES])
+            return _End(outside=True)
+        return _End(address=found.remote)
 
-    def _with_pipe(self, wait: ThreadWait, pid: int, fd: int, link: str) -> ThreadWait:
+    def _end_of_pipe(self, pid: int, fd: int, link: str) -> _End:
         """Who has the other end of a pipe open: a process may have both ends, and its children inherit them."""
         other_mode = _WRITABLE if _mode_of(pid, fd) & _READABLE else _READABLE
         holders = [holder for holder in self._ends.holders(link) if self._modes_of(holder).get(link, 0) & other_mode]
-        if not holders:
-            return wait._replace(outside=True)
-        return _with_pids(wait, [holder for holder in holders if holder != pid])
+        return _End(outside=not holders, pids=tuple(holder for holder in holders if holder != pid))
 
     def _modes_of(self, pid: int) -> dict[str, int]:
         """How a process has its pipes open. Read once: a process may poll dozens, each open in all of its workers."""
         if pid not in self._modes:
             modes = self._modes[pid] = {}
-            for fd in list_fds(pid):
+            for fd in list_fds(pid, HELD_LIMIT):
                 link = read_link(f"/proc/{pid}/fd/{fd}")
                 if link.startswith("pipe:"):
                     modes[link] = modes.get(link, 0) | _mode_of(pid, fd)

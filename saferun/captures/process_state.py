@@ -25,6 +25,8 @@ _COMMAND_LIMIT = 200
 _DESCENDANTS_LIMIT = 64
 _COMMAND_WAIT_S = 0.25
 _ARGUMENT_LIMIT = 4096
+# One process must not take the time of all others.
+_OTHER_ENDS_S = 1.0
 
 
 # -------------------------------------------------------------------------------------------------------- the snapshot
@@ -124,7 +126,8 @@ def _other_ends(
 ) -> tuple[tuple[ThreadWait, ...], tuple[int, ...]]:
     """The waits of its threads, and its ports; where they cannot be found out, all the rest is there without them."""
     try:
-        return ends.of_process(process.pid, is_readable=is_readable), ends.ports_of(process.pid)
+        deadline = time.monotonic() + min(_OTHER_ENDS_S, scene.left_s)
+        return ends.of_process(process.pid, is_readable=is_readable, deadline=deadline), ends.ports_of(process.pid)
     except Exception as error:
         scene.note("other_ends", process.key, time.monotonic(), failure=repr(error))
         return (), ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Iterable
 
 from saferun.linux.procfs import read_name
@@ -20,10 +21,14 @@ _POLLED_LIMIT = 64
 _PATH_LIMIT_BYTES = 4096
 _FDS_LIMIT = 1024
 _HOLDERS_LIMIT = 512
-# The index of the argument with a path.
-_PATH_ARGUMENT = {"open": 0, "openat": 1, "openat2": 1, "creat": 0, "stat": 0, "lstat": 0, "newfstatat": 1, "statx": 1}
-_PATH_ARGUMENT |= {"access": 0, "faccessat": 1, "faccessat2": 1, "mkdir": 0, "mkdirat": 1, "unlink": 0, "unlinkat": 1}
-_PATH_ARGUMENT |= {"rename": 0, "renameat": 1, "statfs": 0, "truncate": 0, "execve": 0}
+HELD_LIMIT = 16384
+"""Of how many descriptors of a process it is looked up what they are: a rank may have one for every other rank."""
+_HELD_BY_ALL_LIMIT = 1 << 17
+_HELD_BY_ALL_S = 2.0
+PATH_CALLS = {"open": 0, "openat": 1, "openat2": 1, "creat": 0, "stat": 0, "lstat": 0, "newfstatat": 1, "statx": 1}
+PATH_CALLS |= {"access": 0, "faccessat": 1, "faccessat2": 1, "mkdir": 0, "mkdirat": 1, "unlink": 0, "unlinkat": 1}
+PATH_CALLS |= {"rename": 0, "renameat": 1, "statfs": 0, "truncate": 0, "execve": 0}
+"""Calls with a path, and the index of that argument."""
 _POLLS = frozenset({"poll", "ppoll", "select", "pselect6"})
 # Kernel functions in which opening a FIFO waits for its other end.
 _FIFO_OPENING = ("wait_for_partner", "fifo_open")
@@ -76,11 +81,20 @@ class Ends:
     def _held_by(self, link: str) -> list[tuple[int, int, str]]:
         if self._holders is None:
             self._holders = {}
+            room, until = _HELD_BY_ALL_LIMIT, time.monotonic() + _HELD_BY_ALL_S
             for process in self._processes:
-                for fd in list_fds(process[1]):
+                if time.monotonic() >= until:
+                    break
+                fds = list_fds(process[1], min(room, HELD_LIMIT))
+                room -= len(fds)
+                for fd in fds:
                     held = read_link(f"/proc/{process[1]}/fd/{fd}")
-                    if held.startswith(("socket:", "pipe:")) and process not in self._holders.setdefault(held, []):
-                        self._holders[held].append(process)
+                    if not held.startswith(("socket:", "pipe:")):
+                        continue
+                    holders = self._holders.setdefault(held, [])
+                    # (One that has it open twice was the last to be added.)
+                    if not holders or holders[-1] is not process:
+                        holders.append(process)
         return self._holders.get(link, [])
 
     def _holders_text(self, link: str, pid: int) -> str:
@@ -111,8 +125,8 @@ class Ends:
         """As ``quick``, with the process's memory and a search through the job's processes."""
         if call is None:
             return self.quick(pid, call, wchan)
-        if call.name in _PATH_ARGUMENT:
-            path = _read_path(pid, call.arguments[_PATH_ARGUMENT[call.name]])
+        if call.name in PATH_CALLS:
+            path = _read_path(pid, call.arguments[PATH_CALLS[call.name]])
             if not path:
                 return self.quick(pid, call, wchan)
             return f"the {'FIFO' if any(name in wchan for name in _FIFO_OPENING) else 'file'} {path}"

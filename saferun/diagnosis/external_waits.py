@@ -15,28 +15,30 @@ from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.merged_stacks import (
     WORKER_NAME,
     best_dumps,
-    followed_threads,
     main_thread,
     started_in_child,
+    waits_for_a_thread,
     worker_dumps,
 )
 from saferun.diagnosis.rank_view import Found, RankView, first_found, library_call
 from saferun.diagnosis.rank_waits import Wait, rank_waits
 from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Cause, Diagnosis, Evidence, ProcessSnapshot, StackDump, ThreadStack
+from saferun.model import Value
 from saferun.text.wording import duration_text, ranks_text
 from saferun.wait_evidence import EPHEMERAL_FROM, ThreadWait
 
-# A child's child's child may be what is waited for; a longer chain is none that anybody has built on purpose.
-_DEPTH = 6
 # Waits that can be seen to lead out of the process by their calls alone, where its system call is not known.
 _LEADS_OUT = frozenset({"file_io", "network", "debugger"})
 _ANY_PROCESS = frozenset({"a queue between processes", "a lock between processes", "a future"})
 _SLEEPING = ("hrtimer_nanosleep", "do_nanosleep")
 # Libraries that ask a server in a thread of their own, for which the caller waits.
 _ASKED_IN_A_THREAD = Calls(("/fsspec/asyn.py", ()), ("/grpc/_channel.py", ()), ("/cassandra/cluster.py", ("result",)))
-_QUEUE = "a queue"
+# A loop of asyncio waits for whatever its threads and its children do.
+_EVENT_LOOP = Calls(("/asyncio/base_events.py", ()), ("/asyncio/runners.py", ()))
+_LOCK, _QUEUE, _POOL = "a lock", "a queue", "a process pool"
 _EVENT_WAIT = Calls(("/threading.py", ("wait",)))
+_CERTAIN = frozenset({"stopped", "spinning", "gpu", "unanswering", "dead"})
 _FILE_LOCK = ("a lock on ", "a lock file")
 
 
@@ -61,6 +63,27 @@ def external_ranks(evidence: Evidence, cause: Cause | None) -> tuple[int, ...]:
     return tuple(sorted(external))
 
 
+class _Waiter(Value):
+    """A process, and what it waits in."""
+
+    rank: int
+    found: Found
+    process: ProcessSnapshot | None
+    dump: StackDump | None
+
+
+class _Awaited(Value):
+    """A process that another one waits for."""
+
+    child: ProcessSnapshot
+    parent: ProcessSnapshot
+
+
+_Judged = tuple[bool, Sequence[_Awaited]]
+_NOTHING: _Judged = (False, ())
+_OUTSIDE: _Judged = (True, ())
+
+
 class _Case:
     """What the processes of the job do."""
 
@@ -77,6 +100,7 @@ class _Case:
         for process in capture.processes:
             if not process.is_rank:
                 self._children.setdefault(process.rank, []).append(process)
+        self._processes = {(self._number(process.rank), process.pid): process for process in capture.processes}
         self._ports = {
             (host.host, port)
             for process in capture.processes
@@ -107,10 +131,19 @@ class _Case:
         return bool(found.mismatched) or any(external.issubset(ranks) for ranks in (*stuck, *circles))
 
     def is_external(self, wait: Wait) -> bool:
-        """Whether a rank waits for something outside the job."""
+        """Whether a rank waits for something outside the job, by itself or for a process that does."""
         process, dump = self._ranks.get(wait.rank), self._dumps.get(wait.rank)
-        thread = main_thread(dump) if dump is not None else None
-        return self._is_external(wait.rank, wait.found, process, dump, thread, frozenset())
+        is_outside, awaited = self._judge(_Waiter(wait.rank, wait.found, process, dump))
+        # Each process once: workers may wait for each other in as many ways as they can be put in order.
+        seen = {process.pid} if process is not None else set()
+        rest = list(awaited)
+        while rest and not is_outside:
+            one = rest.pop()
+            if one.child.pid not in seen:
+                seen.add(one.child.pid)
+                is_outside, awaited = self._judge_child(one)
+                rest += awaited
+        return is_outside
 
     def waits_for_a_rank(self, wait: Wait) -> bool:
         """Whether another rank of its host is at the other end of what a rank waits for."""
@@ -120,42 +153,47 @@ class _Case:
         return own is not None and main is not None and bool(pids.intersection(main.pids) - {own.pid})
 
     def _are_neighbours(self, one: int, other: int) -> bool:
-        host, others = self._hosts.of(one), self._hosts.of(other)
-        return (host.host if host is not None else -1) == (others.host if others is not None else -1)
+        return self._number(one) == self._number(other)
+
+    def _number(self, rank: int) -> int:
+        """The number of a rank's host; -1 where it is not known, or there is only one."""
+        host = self._hosts.of(rank)
+        return host.host if host is not None else -1
 
     # ----------------------------------------------------------------------------------------------------- one process
 
-    def _is_external(
-        self,
-        rank: int,
-        found: Found,
-        process: ProcessSnapshot | None,
-        dump: StackDump | None,
-        thread: ThreadStack | None,
-        seen: frozenset[int],
-    ) -> bool:
-        if found.of_peers or (thread is not None and thread.owns_gil and not thread.active):
-            # A call that holds the GIL keeps all threads of the rank from doing anything.
-            return False
-        if found.kind in {"stopped", "uninterruptible", "spinning", "gpu", "unanswering", "dead"}:
-            return False
+    def _judge(self, one: _Waiter) -> _Judged:
+        """Whether a process waits for something outside the job, and else for which others of the job."""
+        found, process, dump = one.found, one.process, one.dump
+        thread = main_thread(dump) if dump is not None else None
+        # A call that holds the GIL keeps all threads of the rank from doing anything.
+        holds_gil = thread is not None and thread.owns_gil and not thread.active
+        if found.of_peers or holds_gil or found.kind in _CERTAIN:
+            return _NOTHING
         main = _main_wait(process) if process is not None else None
-        if found.kind == "sleep" or (main is not None and self._is_outside(main, rank)):
+        if found.kind == "uninterruptible":
+            # A file server may answer again; what a driver waits for is not to be seen.
+            return main is not None and main.outside, ()
+        view = RankView(one.rank, self._user, thread.frames if thread is not None else ())
+        is_outside = self._is_outside(main, one.rank) if main is not None else self._seems_outside(found, process)
+        if is_outside or found.kind == "sleep" or _asks_by_its_calls(view, found, main):
+            return _OUTSIDE
+        children = self._children_of(one.rank, found, process, main) if process is not None else ()
+        if children is None:
+            return _OUTSIDE
+        awaited = [_Awaited(child, process) for child in children if process is not None]
+        if dump is None or thread is None:
+            return False, awaited
+        is_outside, more = self._judge_threads(one, dump, thread, view)
+        return is_outside, (*awaited, *more)
+
+    def _seems_outside(self, found: Found, process: ProcessSnapshot | None) -> bool:
+        """The same by the stack alone, where the system call is not known."""
+        if process is not None and process.wchan.startswith(_SLEEPING):
             return True
-        if main is None and process is not None and process.wchan.startswith(_SLEEPING):
-            return True
-        if main is None and (found.kind in _LEADS_OUT or found.detail.startswith(_FILE_LOCK)):
-            return not (self._store_port and f":{self._store_port} (" in found.detail)
-        if found.detail.startswith("a lock file"):
-            return True
-        view = RankView(rank, self._user, thread.frames if thread is not None else ())
-        if library_call(view, _ASKED_IN_A_THREAD) is not None or (
-            main is not None and main.timed and found.detail == "an event" and library_call(view, _EVENT_WAIT)
-        ):
-            return True
-        if process is not None and self._waits_for_a_child(rank, found, process, main, seen):
-            return True
-        return dump is not None and self._has_thread_outside(rank, found, process, dump, seen)
+        if found.kind not in _LEADS_OUT and not found.detail.startswith(_FILE_LOCK):
+            return False
+        return not (self._store_port and f":{self._store_port} (" in found.detail)
 
     def _leads_out(self, address: str, rank: int) -> bool:
         """Whether a connection leads neither to the store nor, by its port, to a rank on another host."""
@@ -171,73 +209,81 @@ class _Case:
     def _is_outside(self, wait: ThreadWait, rank: int) -> bool:
         return wait.outside or any(self._leads_out(address, rank) for address in wait.addresses)
 
-    def _has_thread_outside(
-        self, rank: int, found: Found, process: ProcessSnapshot | None, dump: StackDump, seen: frozenset[int]
-    ) -> bool:
-        """Whether a thread that the main thread waits for, or may wait for, does that."""
-        waits = {wait.tid: wait for wait in process.waits} if process is not None else {}
-        followed = followed_threads(dump, self._user)
-        main = main_thread(dump)
-        users = [thread for thread in dump.threads if thread is not main and any(map(self._user.owns, thread.frames))]
-        for thread in followed or (users if found.kind == "lock" else ()):
-            inner = RankView(rank, self._user, thread.frames, thread.active, process, is_main=False)
-            does = first_found(inner, RULES)
+    # -------------------------------------------------------------------------------------------------------- threads
+
+    def _judge_threads(self, one: _Waiter, dump: StackDump, main: ThreadStack, view: RankView) -> _Judged:
+        """The same of the threads that the main thread waits for, or may wait for."""
+        process, found = one.process, one.found
+        own = process.waits if process is not None else ()
+        waits = {wait.tid: wait for wait in own if process is not None and wait.tid != process.pid}
+        is_awaited = (
+            waits_for_a_thread(main, self._user) or library_call(view, _EVENT_LOOP) is not None or found.detail == _POOL
+        )
+        if found.detail == _LOCK and any(self._has_address_outside(wait, one.rank) for wait in waits.values()):
+            # A library that has threads of its own shows as a lock, too.
+            return _OUTSIDE
+        if not is_awaited and found.kind != "lock":
+            return _NOTHING
+        awaited: list[_Awaited] = []
+        for thread in dump.threads:
+            is_users = any(map(self._user.owns, thread.frames))
+            if thread is main or not (is_awaited or is_users or found.detail == _QUEUE):
+                continue
+            view = RankView(one.rank, self._user, thread.frames, thread.active, process, is_main=False)
+            does = first_found(view, RULES)
             if does is not None and does.of_peers:
                 continue
-            wait = waits.get(thread.tid)
-            if wait is None:
-                if not waits and followed and does is not None and does.kind in {*_LEADS_OUT, "sleep"}:
-                    return True
+            # Some tools do not know the kernel's numbers of threads, or know those of a namespace.
+            if thread.tid <= 0 or not own or (process is not None and main.tid != process.pid):
+                is_known = does is not None and does.kind in {*_LEADS_OUT, "sleep"}
+                if is_awaited and (is_known or any(self._is_outside(wait, one.rank) for wait in waits.values())):
+                    return _OUTSIDE
                 continue
-            if any(self._leads_out(address, rank) for address in wait.addresses):
-                return True
+            wait = waits.get(thread.tid, ThreadWait(thread.tid))
             # Of a lock it is not known who holds it, and a thread that sleeps may have nothing to do with it.
-            if (followed or found.detail == _QUEUE) and (
-                wait.outside or self._is_any_external(rank, wait.pids, process, seen)
-            ):
-                return True
-        return False
+            counts = is_awaited or (found.detail == _QUEUE and is_users)
+            children = self._at(one.rank, wait.pids) if counts else ()
+            if self._has_address_outside(wait, one.rank) or (counts and (wait.outside or children is None)):
+                return _OUTSIDE
+            awaited += (_Awaited(child, process) for child in children or () if process is not None)
+        return False, awaited
+
+    def _has_address_outside(self, wait: ThreadWait, rank: int) -> bool:
+        return any(self._leads_out(address, rank) for address in wait.addresses)
 
     # ------------------------------------------------------------------------------------------------------- children
 
-    def _waits_for_a_child(
-        self, rank: int, found: Found, process: ProcessSnapshot, main: ThreadWait | None, seen: frozenset[int]
-    ) -> bool:
-        """Whether a child that a process waits for waits for something outside the job, or is such a thing."""
-        if len(seen) >= _DEPTH:
-            return False
-        seen |= {process.pid}
-        children = [child for child in self._children.get(rank, ()) if child.pid not in seen]
-        if not children and found.kind == "subprocess" and found.detail != "a process pool":
+    def _children_of(
+        self, rank: int, found: Found, process: ProcessSnapshot, main: ThreadWait | None
+    ) -> Sequence[ProcessSnapshot] | None:
+        """The processes that a process waits for; None: there are some of which nothing is known."""
+        children = self._children.get(rank, [])
+        if not children and found.kind == "subprocess" and found.detail != _POOL:
             # There is one: evidence that is too large is sent without them.
-            return True
+            return None
         if main is not None and main.pids:
-            return self._is_any_external(rank, main.pids, process, seen)
+            return self._at(rank, main.pids)
         if found.kind == "data_loading":
-            awaited = [child for child in children if child.name == WORKER_NAME]
-        elif found.kind == "subprocess" and found.detail != "a process pool":
+            return [child for child in children if child.name == WORKER_NAME]
+        if found.kind == "subprocess" and found.detail != _POOL:
             own = [child for child in children if child.ppid == process.pid and child.name != WORKER_NAME]
             named = [child for child in own if f"process {child.pid} " in f"{process.waits_on} "]
-            awaited = named or own
-        elif found.kind in {"subprocess", "compile"} or found.detail in _ANY_PROCESS:
-            awaited = [child for child in children if _does_its_work(child, process)]
-        elif process.syscall in {"wait4", "waitid"}:
-            awaited = [child for child in children if child.ppid == process.pid]
-        else:
-            return False
-        return any(self._is_child_external(rank, child, process, seen) for child in awaited)
+            return named or own
+        if found.kind in {"subprocess", "compile"} or found.detail in _ANY_PROCESS:
+            return [child for child in children if _does_its_work(child, process)]
+        if process.syscall in {"wait4", "waitid"}:
+            return [child for child in children if child.ppid == process.pid]
+        return ()
 
-    def _is_any_external(
-        self, rank: int, pids: Sequence[int], process: ProcessSnapshot | None, seen: frozenset[int]
-    ) -> bool:
-        awaited = [child for child in self._children.get(rank, ()) if child.pid in pids and child.pid not in seen]
-        return process is not None and any(
-            self._is_child_external(rank, child, process, seen | {process.pid}) for child in awaited
-        )
+    def _at(self, rank: int, pids: Sequence[int]) -> Sequence[ProcessSnapshot] | None:
+        """Processes of a rank's host by their numbers, without ranks; None where some of them are not known."""
+        found = [self._processes.get((self._number(rank), pid)) for pid in pids]
+        known = [process for process in found if process is not None]
+        return [process for process in known if not process.is_rank] if len(known) == len(found) else None
 
-    def _is_child_external(
-        self, rank: int, child: ProcessSnapshot, parent: ProcessSnapshot, seen: frozenset[int]
-    ) -> bool:
+    def _judge_child(self, one: _Awaited) -> _Judged:
+        child, parent = one
+        rank = child.rank
         dump = self._child_dumps.get((rank, child.pid))
         thread = main_thread(dump) if dump is not None else None
         frames = started_in_child(thread.frames) if thread is not None else ()
@@ -245,19 +291,24 @@ class _Case:
         below = [process for process in self._children.get(rank, ()) if process.ppid == child.pid]
         found = first_found(RankView(rank, self._user, frames, active, child, children=tuple(below)), RULES)
         if found is None:
-            return False
-        if self._is_external(rank, found, child, dump, thread, seen):
-            return True
-        if thread is not None and thread.frames:
-            return False
+            return _NOTHING
+        is_outside, awaited = self._judge(_Waiter(rank, found, child, dump))
+        if is_outside or (thread is not None and thread.frames):
+            return is_outside, awaited
         if below:
-            return any(
-                self._is_child_external(rank, one, child, seen | {child.pid})
-                for one in below
-                if one.pid not in seen and len(seen) < _DEPTH
-            )
-        # Another program, whose threads wait for each other: what it does is not to be seen.
-        return found.kind in {"lock", "uninterruptible"} and not _does_its_work(child, parent)
+            return False, (*awaited, *(_Awaited(process, child) for process in below))
+        # Another program, of which nothing leads to the job: what it does is not to be seen.
+        main = _main_wait(child)
+        is_seen = found.of_peers or found.kind in {"stopped", "dead"} or (main is not None and main.pids)
+        return not (is_seen or _does_its_work(child, parent)), awaited
+
+
+def _asks_by_its_calls(view: RankView, found: Found, main: ThreadWait | None) -> bool:
+    """Whether the calls alone show a wait for something outside the job."""
+    if found.detail.startswith("a lock file") or library_call(view, _ASKED_IN_A_THREAD) is not None:
+        return True
+    is_timed = main is not None and main.timed
+    return is_timed and found.detail == "an event" and library_call(view, _EVENT_WAIT) is not None
 
 
 def _main_wait(process: ProcessSnapshot) -> ThreadWait | None:

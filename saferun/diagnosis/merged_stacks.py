@@ -76,7 +76,7 @@ _C_LIBRARY = "/libc.so"
 _WAITS_FOR_A_THREAD = Calls(
     ("/threading.py", ("join", "_wait_for_tstate_lock", "_shutdown")),
     ("/concurrent/futures/thread.py", ("shutdown",)),
-    ("/concurrent/futures/_base.py", ("result", "exception", "wait", "__exit__", "result_iterator")),
+    ("/concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed", "__exit__", "result_iterator")),
 )
 _CHILD_STARTS = Calls(
     ("/multiprocessing/process.py", ("_bootstrap",)),
@@ -139,17 +139,20 @@ def main_thread(dump: StackDump) -> ThreadStack | None:
     return None
 
 
+def waits_for_a_thread(main: ThreadStack, user: UserCode) -> bool:
+    """Whether the user's innermost call has led to a call that waits for another thread."""
+    for frame in main.frames:
+        if user.owns(frame):
+            return False
+        if frame in _WAITS_FOR_A_THREAD:
+            return True
+    return False
+
+
 def followed_threads(dump: StackDump, user: UserCode) -> tuple[ThreadStack, ...]:
     """The threads that the main thread waits for, if that is what it does, and that are in the user's code."""
     main = main_thread(dump)
-    if main is None:
-        return ()
-    before_user: list[Frame] = []
-    for frame in main.frames:
-        if user.owns(frame):
-            break
-        before_user.append(frame)
-    if not any(frame in _WAITS_FOR_A_THREAD for frame in before_user):
+    if main is None or not waits_for_a_thread(main, user):
         return ()
     return tuple(
         thread for thread in dump.threads if thread is not main and any(user.owns(frame) for frame in thread.frames)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode, is_native, location_text
 from saferun.diagnosis.job_hosts import Hosts
-from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_thread, worker_dumps
+from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_thread, waits_for_a_thread, worker_dumps
+from saferun.diagnosis.peer_rules import in_collective
 from saferun.diagnosis.rank_view import Found, RankView, first_found, user_frame
 from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
@@ -122,7 +123,7 @@ def rank_waits(
             and not any(thread.frames for thread in found_dump.threads),
         )
         view = view._replace(frames=natives.get(_likeness(view.frames, view.process), view.frames))
-        waits.append(_wait(view, followed_threads(found_dump, user) if found_dump is not None else ()))
+        waits.append(_wait(view, _followed(found_dump, user)))
     return tuple(waits)
 
 
@@ -170,6 +171,19 @@ def _natives(
             if likeness[0]:
                 found.setdefault(likeness, thread.frames)
     return found
+
+
+def _followed(dump: StackDump | None, user: UserCode) -> Sequence[ThreadStack]:
+    """The threads that the main thread waits for: in the user's code, else a library's that wait for other ranks."""
+    main = main_thread(dump) if dump is not None else None
+    if dump is None or main is None:
+        return ()
+    followed = followed_threads(dump, user)
+    if followed or not waits_for_a_thread(main, user):
+        return followed
+    # As when a library saves a checkpoint in a thread of its own.
+    others = (thread for thread in dump.threads if thread is not main)
+    return [thread for thread in others if in_collective(RankView(-1, user, thread.frames, is_main=False)) is not None]
 
 
 def _wait(view: RankView, followed: Sequence[ThreadStack]) -> Wait:

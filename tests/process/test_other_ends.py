@@ -66,11 +66,14 @@ def main_wait(pid: int, *others: int) -> ThreadWait | None:
         READY + "select.poll().poll(1000_000)",
         "listener = socket.create_server(('127.0.0.1', 0))\n" + READY + "listener.accept()",
         "import asyncio\n" + READY + "asyncio.run(asyncio.sleep(1000))",
+        READY + "signal.pause()",
+        READY + "signal.sigwait([signal.SIGUSR1])",
+        "path = sys.argv[1] + '/fifo'\nos.mkfifo(path)\n" + READY + "os.open(path, os.O_RDONLY)",
     ],
 )
-def test_clocks_and_pipes_and_sockets_of_others_are_outside(program: str) -> None:
+def test_clocks_and_pipes_and_sockets_of_others_are_outside(tmp_path: Path, program: str) -> None:
     """Whatever may end the wait is not of the job."""
-    with process(program) as one:
+    with process(program, str(tmp_path)) as one:
         until(lambda: (wait := main_wait(one.pid)) is not None and wait.outside, "it waits")
 
 
@@ -136,6 +139,23 @@ def test_a_connection_leads_to_a_process_of_the_job_or_to_an_address() -> None:
             assert not wait.outside
 
 
+def test_a_connection_by_ipv4_to_a_server_of_ipv6_leads_to_its_process() -> None:
+    """The server's table has it as ::ffff:127.0.0.1."""
+    serve = "listener = socket.create_server(('::', 0), family=socket.AF_INET6, dualstack_ipv6=True)\n"
+    serve += (
+        "print('ready', flush=True)\nprint(listener.getsockname()[1], flush=True)\nconnection, _ = listener.accept()\n"
+    )
+    with process(serve + "connection.recv(1)") as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        connect = f"connection = socket.create_connection(('127.0.0.1', {port}))\n"
+        with process(connect + READY + "connection.recv(1)") as one:
+            until(
+                lambda: (wait := main_wait(one.pid, server.pid)) is not None and wait.pids == (server.pid,), "accepted"
+            )
+            until(lambda: (wait := main_wait(server.pid, one.pid)) is not None and wait.pids == (one.pid,), "it reads")
+
+
 def test_the_ports_that_are_not_the_kernels_choice_are_known() -> None:
     """By these a connection of another host is seen to lead to a rank."""
     program = """
@@ -183,6 +203,34 @@ def test_other_threads_are_there_with_what_they_wait_for() -> None:
 
 def test_a_process_that_is_gone_has_no_waits() -> None:
     assert OtherEnds(Ends()).of_process(0, is_readable=True) == ()
+
+
+def test_the_other_end_is_found_among_thousands_of_descriptors() -> None:
+    """A rank may have a connection to each other one, and what it opens later has larger numbers."""
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(2000)]
+a, b = os.pipe()
+if os.fork() == 0:
+    os.close(a)
+    time.sleep(1000)
+os.close(b)
+"""
+    with process(program + READY + "os.read(a, 1)") as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert (wait.outside, wait.pids) == (False, tuple(children_of(one.pid)))
+
+
+def test_when_the_time_is_over_the_main_thread_has_been_looked_at() -> None:
+    """One process of thousands of threads must not take the time of all others."""
+    program = "for _ in range(3): threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n"
+    with process(program + READY + "time.sleep(1000)") as one:
+        asleep(one.pid)
+        found = OtherEnds(Ends()).of_process(one.pid, is_readable=True, deadline=0.0)
+        assert [wait.tid for wait in found] == [one.pid]
 
 
 POOL = """

@@ -88,6 +88,23 @@ import concurrent.futures
 def fetch(): time.sleep(QUIET)
 with concurrent.futures.ThreadPoolExecutor(1) as pool: pool.submit(fetch).result()
 """,
+    "a call of a library in a thread of a pool": """
+import concurrent.futures
+with concurrent.futures.ThreadPoolExecutor(1) as pool: pool.submit(time.sleep, QUIET).result()
+""",
+    "a pool of threads": """
+import multiprocessing.pool
+with multiprocessing.pool.ThreadPool(2) as pool: pool.map(time.sleep, [QUIET, 0.1])
+""",
+    "asyncio.to_thread": """
+import asyncio
+asyncio.run(asyncio.to_thread(time.sleep, QUIET))
+""",
+    "a FIFO that is opened": """
+os.mkfifo(FOLDER + "/fifo")
+child = subprocess.Popen(["sh", "-c", f"sleep {QUIET}; echo > {FOLDER}/fifo"])
+open(FOLDER + "/fifo").read()
+""",
     "a queue that a thread with a download feeds": """
 results = queue.Queue()
 def fetch(): results.put(ask('answer').recv(100))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from itertools import chain, repeat
 
 from saferun.cluster.evidence.sizes import REDUCTIONS
 from saferun.evidence import CoreDump, Evidence, Frame, GroupProgress, RankCollectives, StackDump, ThreadStack
@@ -33,7 +34,7 @@ class _Thread(Value):
 
 
 class _Dump(Value):
-    """Processes of the same stacks. ``owners``: rank and pid of each."""
+    """Processes of the same stacks. ``owners``: rank and pid of each, and where it helps the numbers of its threads."""
 
     owners: tuple[tuple[int, ...], ...]
     is_rank: bool
@@ -109,11 +110,18 @@ def encode_part(evidence: Evidence, limit_bytes: int) -> str:
 
 def _packed(evidence: Evidence) -> str:
     tables = _Tables()
-    dumps: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    dumps: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
+    # Numbers are of use only where it is known what some threads wait for.
+    known = {
+        (one.rank, one.pid) for one in evidence.capture.processes if any(wait.tid != one.pid for wait in one.waits)
+    }
     for dump in evidence.capture.stacks:
         threads = tuple(tables.thread(thread, dump.pid) for thread in dump.threads)
         likeness = (dump.is_rank, dump.name, dump.tool, dump.failure, threads)
-        dumps.setdefault(likeness, []).append((dump.rank, dump.pid))
+        tids = tuple(thread.tid for thread in dump.threads) if (dump.rank, dump.pid) in known else ()
+        # (Numbers of a namespace are of no use either.)
+        tids = tids if dump.pid in tids else ()
+        dumps.setdefault(likeness, []).append((dump.rank, dump.pid, *tids))
     recorders: dict[tuple[object, ...], list[int]] = {}
     for one in evidence.capture.collectives:
         recorders.setdefault((one.failure, one.groups), []).append(one.rank)
@@ -143,7 +151,7 @@ def _packed(evidence: Evidence) -> str:
 def decode_part(text: str) -> Evidence | None:
     """The other end of :func:`encode_part`; None where the text is no part.
 
-    Threads that are not the main thread have lost their numbers.
+    Threads have lost their numbers where it is not known what any but the main thread waits for.
     """
     if not 0 < len(text) <= _LONGEST_TEXT:
         return None
@@ -159,20 +167,19 @@ def _unpacked(part: _Part) -> Evidence:
     frames = part.frames
     stacks = [tuple(frames[index] for index in calls if 0 <= index < len(frames)) for calls in part.stacks]
 
-    def thread(packed: _Thread, pid: int) -> ThreadStack:
+    def thread(packed: _Thread, pid: int, tid: int = 0) -> ThreadStack:
         calls = stacks[packed.stack] if 0 <= packed.stack < len(stacks) else ()
-        return ThreadStack(
-            packed.name, pid if packed.is_main else 0, packed.is_main, packed.active, packed.owns_gil, calls
-        )
+        number = pid if packed.is_main else max(tid, 0)
+        return ThreadStack(packed.name, number, packed.is_main, packed.active, packed.owns_gil, calls)
 
     dumps: list[StackDump] = []
     room = _MOST_THREADS
     for dump in part.dumps:
         for owner in dump.owners[: _MOST_PROCESSES - len(dumps)]:
             room -= len(dump.threads)
-            if len(owner) == 2 and room >= 0:  # noqa: PLR2004 - rank and pid
-                rank, pid = owner
-                threads = tuple(thread(packed, pid) for packed in dump.threads)
+            if len(owner) >= 2 and room >= 0:  # noqa: PLR2004 - rank and pid
+                rank, pid, *tids = owner
+                threads = tuple(map(thread, dump.threads, repeat(pid), chain(tids, repeat(0))))
                 dumps.append(StackDump(rank, pid, dump.is_rank, dump.name, dump.tool, threads, dump.failure))
     recorders: list[RankCollectives] = []
     for recorder in part.recorders:

@@ -31,6 +31,7 @@ _MOST_STREAMS = 32
 _BEGINNING = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
 _BEGINNING_LINES = 3
+_OTHER_THREADS = 4
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
 
 
@@ -189,17 +190,40 @@ def _without_notes(evidence: Evidence) -> Evidence:
 
 
 def _telling_threads(evidence: Evidence) -> Evidence:
-    """Main threads, threads that hold the GIL, and those that are in the user's code."""
+    """Main threads, threads that hold the GIL, those in the user's code, and those that wait for what is known."""
+    known = _waiting_threads(evidence)
 
     def change(dump: StackDump) -> StackDump:
+        waiting = known.get((dump.rank, dump.pid), ())
         threads = (
             thread
             for thread in dump.threads
-            if _is_main(thread, dump.pid) or thread.owns_gil or len(dump.threads) == 1 or _is_users(thread)
+            if _is_main(thread, dump.pid)
+            or thread.owns_gil
+            or len(dump.threads) == 1
+            or thread.tid in waiting
+            or _is_users(thread)
         )
         return dump._replace(threads=tuple(threads)[:32])
 
-    return _cores(_calls(_stacks(evidence, change), 12), 2, 120)
+    return _cores(_calls(_with_waits(_stacks(evidence, change), 16), 12), 2, 120)
+
+
+def _waiting_threads(evidence: Evidence) -> dict[tuple[int, int], set[int]]:
+    """Which threads of each process wait for something that is known."""
+    return {(one.rank, one.pid): {wait.tid for wait in one.waits} for one in evidence.capture.processes}
+
+
+def _with_waits(evidence: Evidence, most: int) -> Evidence:
+    """So many waits of each process, the main thread's and those of threads whose stacks are there first."""
+    stacked = {(dump.rank, dump.pid): {thread.tid for thread in dump.threads} for dump in evidence.capture.stacks}
+
+    def change(process: ProcessSnapshot) -> ProcessSnapshot:
+        there = stacked.get((process.rank, process.pid), set()) | {process.pid}
+        waits = sorted(process.waits, key=lambda wait: (wait.tid != process.pid, wait.tid not in there))
+        return process._replace(waits=tuple(waits[:most]))
+
+    return _with_processes(evidence, change)
 
 
 def _short_messages(evidence: Evidence) -> Evidence:
@@ -208,16 +232,22 @@ def _short_messages(evidence: Evidence) -> Evidence:
 
 
 def _main_threads(evidence: Evidence) -> Evidence:
+    """Main threads, and where a few others stand of which it is known what they wait for."""
+    evidence = _with_waits(evidence, 1 + _OTHER_THREADS)
+    known = _waiting_threads(evidence)
+
     def change(dump: StackDump) -> StackDump:
-        main = [thread for thread in dump.threads if _is_main(thread, dump.pid)] or [*dump.threads[:1]]
-        return dump._replace(threads=tuple(_shorter(thread, 60) for thread in main[:1]))
+        main = ([thread for thread in dump.threads if _is_main(thread, dump.pid)] or [*dump.threads[:1]])[:1]
+        waiting = known.get((dump.rank, dump.pid), ())
+        others = [thread for thread in dump.threads if thread not in main and thread.tid in waiting]
+        kept = (*(_shorter(thread, 60) for thread in main), *(_shorter(thread, 6) for thread in others))
+        return dump._replace(threads=kept)
 
     def slim(process: ProcessSnapshot) -> ProcessSnapshot:
         return process._replace(
             command=process.command[:60],
             rss_bytes=process.rss_bytes >> 20 << 20,
             cpu_s=float(round(process.cpu_s)),
-            waits=process.waits[:1],
         )
 
     return _cores(_calls(_with_processes(_stacks(evidence, change), slim), 4), 1, 60)
