@@ -73,6 +73,10 @@ class JobSender:
             excluded=action.excluded,
         )
 
+    def broadcast_judgement(self, number: int, headline: str, *, certain: bool) -> None:
+        """What this host has found out about a hang of the job."""
+        self.broadcast("judgement", n=number, text=_for_others(headline), certain=certain)
+
     def broadcast_preflight(self, message: JsonObject) -> None:
         """What the preflight checks came to, or whom to probe again."""
         self.broadcast("preflight", **message)

@@ -26,6 +26,7 @@ __all__ = [
     "decision_from",
     "is_leaders",
     "is_sound",
+    "judgement_from",
     "request_from",
     "task_of",
 ]
@@ -35,6 +36,7 @@ MOST_LINES = 20
 MOST_TASKS = 4096
 MOST_HOSTS = 1 << 20
 _MOST_RANKS = 1 << 31
+_MOST_HANGS = 1 << 31
 _LONGEST_REASON = 40
 _MOST_SIGNALS = 64
 _HIGHEST_EXIT_CODE = 255
@@ -46,7 +48,19 @@ _MOST_OF_A_CHUNK = 64
 _LONGEST_CHUNK = 16 << 20
 _LATEST_TIME = float(1 << 40)
 _LEADERS = frozenset(
-    {"asked", "asked_answer", "decision", "hang", "notice", "preflight", "slow", "status", "table", "watch"}
+    {
+        "asked",
+        "asked_answer",
+        "decision",
+        "hang",
+        "judgement",
+        "notice",
+        "preflight",
+        "slow",
+        "status",
+        "table",
+        "watch",
+    }
 )
 
 
@@ -92,6 +106,14 @@ class StopMessage(Value):
     signum: Annotated[int, number_of(_MOST_SIGNALS)] = 0
 
 
+class HangJudgement(Value):
+    """What the leader has found out about the job's hang of this number. ``text``: its headline, where there is one."""
+
+    n: Annotated[int, number_of(_MOST_HANGS)]
+    text: Line
+    certain: bool
+
+
 class ChunkText(Value):
     """A chunk of evidence as it was sent. ``time``: when, by that host's clock."""
 
@@ -114,6 +136,16 @@ def abort_from(message: Mapping[str, Any]) -> Heard:
     """
     heard: Heard = fit(Heard, message)
     return heard._replace(about=heard.about or heard.label)
+
+
+def judgement_from(message: Mapping[str, Any]) -> HangJudgement:
+    """What the leader has found out about a hang.
+
+    Raises:
+        One of ``MALFORMED``: it is no such message.
+    """
+    judgement: HangJudgement = fit(HangJudgement, message)
+    return judgement
 
 
 def request_from(message: Mapping[str, Any]) -> StopMessage:

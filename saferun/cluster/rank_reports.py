@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from saferun.cluster.job_sender import JobSender, StateReport
-from saferun.cluster.messages import MOST_LINES
+from saferun.cluster.messages import MOST_LINES, judgement_from
 from saferun.cluster.report_listeners import ReportListeners
 from saferun.model import JsonObject
 from saferun.text.decoding import number
@@ -64,6 +64,10 @@ class RankReports(ReportListeners):
 
         self._sender.broadcast("hang", verdict=packed(verdict), n=number)
 
+    def broadcast_judgement(self, number: int, headline: str, *, certain: bool) -> None:
+        """What the leader has found out about a hang, for the users of the other hosts."""
+        self._sender.broadcast_judgement(number, headline, certain=certain)
+
     def broadcast_slow(self, ranks: Sequence[int]) -> None:
         """These ranks are slow; their host is to see why."""
         self._sender.broadcast("slow", ranks=list(ranks)[:MOST_LINES])
@@ -110,6 +114,10 @@ class RankReports(ReportListeners):
         if verdict is not None:
             self.on_hang(verdict, number(entry["n"], 0, _MOST_HANGS))
 
+    def _take_judgement(self, entry: JsonObject) -> None:
+        found = judgement_from(entry)
+        self.on_judgement(found.n, found.text, found.certain)
+
     def _take_slow(self, entry: JsonObject) -> None:
         self.on_slow([number(rank) for rank in entry["ranks"]])
 
@@ -151,6 +159,7 @@ class RankReports(ReportListeners):
 
     _BY_KIND: ClassVar[dict[str, Callable[[RankReports, JsonObject], None]]] = {
         "hang": _take_hang,
+        "judgement": _take_judgement,
         "slow": _take_slow,
         "status": _take_status,
         "asked": _take_asked,

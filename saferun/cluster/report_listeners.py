@@ -22,6 +22,7 @@ class ReportListeners:
     def __init__(self) -> None:
         self.on_states: Callable[[Mapping[str, JsonObject]], None] = lambda _states: None
         self.on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
+        self.on_judgement: Callable[[int, str, bool], None] = lambda _number, _text, _certain: None
         self.on_waits: Callable[[str, range, object], None] = lambda _host, _ranks, _rows: None
         self.on_slow: Callable[[Sequence[int]], None] = lambda _ranks: None
         self.on_beside: Callable[[range, Sequence[str]], None] = lambda _ranks, _lines: None
@@ -43,6 +44,10 @@ class ReportListeners:
             on_hang: takes the verdict and the number of a hang that all hosts are to capture.
         """
         self.on_states, self.on_hang = on_states, on_hang
+
+    def subscribe_judgement(self, on_judgement: Callable[[int, str, bool], None]) -> None:
+        """Receive what the leader has found out: takes the number of a hang, a headline, and whether it is certain."""
+        self.on_judgement = on_judgement
 
     def subscribe_waits(
         self,
@@ -141,6 +146,9 @@ class SoloRankReports(ReportListeners):
     def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
         """This host is to capture."""
         self.on_hang(verdict, number)
+
+    def broadcast_judgement(self, number: int, headline: str, *, certain: bool) -> None:
+        """There is no other host to tell."""
 
     def broadcast_slow(self, ranks: Sequence[int]) -> None:
         """This host is to see why."""

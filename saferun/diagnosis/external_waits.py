@@ -329,5 +329,9 @@ def suspected(diagnosis: Diagnosis, ranks: Sequence[int], certain_after_s: float
         f"{ranks_text(ranks)} {wait} for something outside the job, which may still come: "
         f"the hang is certain after {duration_text(certain_after_s)} (--external-wait-timeout)"
     )
-    headline = diagnosis.headline.replace("the job hangs: ", "the job may hang: ", 1)
-    return diagnosis._replace(headline=headline, findings=(line, *diagnosis.findings))
+    return worded_as_suspicion(diagnosis)._replace(findings=(line, *diagnosis.findings))
+
+
+def worded_as_suspicion(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis of a hang that was taken for certain, and is not."""
+    return diagnosis._replace(headline=diagnosis.headline.replace("the job hangs: ", "the job may hang: ", 1))

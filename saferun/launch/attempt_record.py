@@ -158,7 +158,14 @@ class AttemptRecord:
             abort_reason=abort_reason_of(self._context.launch.job),
         )
 
-    def add_incident(self, kind: str, diagnosis: Diagnosis, outcome: str, lines: Sequence[str]) -> None:
+    def add_incident(
+        self,
+        kind: str,
+        diagnosis: Diagnosis,
+        outcome: str,
+        lines: Sequence[str],
+        evidence: Evidence | None = None,
+    ) -> None:
         """Add an incident to the report.
 
         Args:
@@ -166,10 +173,11 @@ class AttemptRecord:
             diagnosis: the cause.
             outcome: what saferun did.
             lines: what was printed about it.
+            evidence: what it follows from; None: the newest.
         """
         self._context.log.add(
             kind,
-            self.evidence or self.gather(None),
+            evidence or self.evidence or self.gather(None),
             diagnosis,
             attempt=self._context.launch.attempt,
             outcome=outcome,

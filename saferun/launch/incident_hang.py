@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.job_values import EvidenceChunk
-from saferun.diagnosis.external_waits import external_ranks, suspected
+from saferun.diagnosis.external_waits import external_ranks, suspected, worded_as_suspicion
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.errors import printable
 from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, StackDump
@@ -32,6 +32,13 @@ class _Progress(Value):
 
     output_bytes: int
     run_s: float
+
+
+class _Judgement(Value):
+    """What the leader has found out. ``headline``: empty where that is not known."""
+
+    headline: str
+    certain: bool
 
 
 def _progress(rank: Rank) -> _Progress:
@@ -66,6 +73,10 @@ class HangIncident(LiveCapture):
         self._on_doubt = on_doubt
         self._certain_after_s = 0.0  # where it is only suspected until then
         self._before: dict[int, _Progress] = {}  # by local rank, when the capture began
+        self._judgement: _Judgement | None = None  # the leader's, on the other hosts
+        self._part: tuple[Diagnosis | None, Evidence | None] | None = None  # what is reported when that has come
+        if not context.launch.job.leads:
+            context.launch.job.reports.subscribe_judgement(self._take_judgement)
 
     def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
         self._before = {rank.place.local_rank: _progress(rank) for rank in ranks}
@@ -108,11 +119,18 @@ class HangIncident(LiveCapture):
         culprits = cause.ranks if cause is not None else ()
         self._context.launch.job.blamed = culprits
         doubted = self._context.launch.guarded("see what the ranks wait for", self._doubt) or False
+        if self._context.launch.job.leads:
+            self._context.launch.guarded("notify the other hosts", self._broadcast)
         self._context.post(
             EvidenceCaptured(
                 time.monotonic(), self._action.attempt, record.local_ranks(culprits), moved, doubted=doubted
             )
         )
+
+    def _broadcast(self) -> None:
+        """Let the other hosts report what is known here: only this one has the evidence of all."""
+        headline = self._record.diagnosis.headline if self._record.diagnosis is not None else ""
+        self._context.launch.job.reports.broadcast_judgement(self._number, headline, certain=self._verdict.certain)
 
     def _doubt(self) -> bool:
         """Whether a hang is only suspected: a rank waits for something outside the job, and not for long yet."""
@@ -155,20 +173,43 @@ class HangIncident(LiveCapture):
         """Report the hang; ``repeat``: how often that has been done, and when it is next."""
         diagnosis = self._record.diagnosis
         if not self._context.launch.job.leads:
-            self._report_part(diagnosis)
+            self._part = (diagnosis, self._record.evidence)
+            if self._judgement is not None:
+                self.finish()
         elif diagnosis is not None:
             self._context.launch.guarded("report the hang", self._report, action, diagnosis, repeat)
         else:
             self._context.print_verdict(self._verdict)
 
-    def _report_part(self, diagnosis: Diagnosis | None) -> None:
+    def _take_judgement(self, number: int, headline: str, certain: bool) -> None:  # noqa: FBT001 - as it is heard
+        if number == self._number and self._judgement is None:
+            self._judgement = _Judgement(headline, certain)
+            self._context.launch.guarded("report the hang", self.finish)
+
+    def finish(self) -> None:
+        """Report this host's part if that still waits for what the leader says, which may not come."""
+        part, self._part = self._part, None
+        if part is not None:
+            self._report_part(*part, self._judgement)
+
+    def _report_part(
+        self, diagnosis: Diagnosis | None, evidence: Evidence | None, judgement: _Judgement | None
+    ) -> None:
         """The leader reports the hang; the report of this host keeps its own evidence."""
-        what = "no rank on any host makes progress" if self._verdict.certain else "the job may hang"
-        line = f"saferun: {what}; {self._context.launch.job.leader} has the report"
-        if self._number == 1 and self._context.launch.job.is_head and not self._context.launch.is_spoken_for:
-            self._context.launch.screen.print_message(printable(line))
-        if diagnosis is not None:
-            self._context.launch.guarded("report", self._record.add_incident, "hang", diagnosis, "continued", [line])
+        context, lines = self._context, []
+        if judgement is not None:
+            nothing = "no rank on any host makes progress" if judgement.certain else "the job may hang"
+            lines = [f"saferun: {judgement.headline or nothing}; {context.launch.job.leader} has the report"]
+            is_new = self._number == 1 or (judgement.certain and self._record.reported_hang != (True,))
+            if is_new and context.launch.job.is_head and not context.launch.is_spoken_for:
+                context.launch.screen.print_message(printable(lines[0]))
+            self._record.reported_hang = (judgement.certain,)
+        if diagnosis is None:
+            return
+        if judgement is not None and self._verdict.certain and not judgement.certain:
+            diagnosis = worded_as_suspicion(diagnosis)
+            evidence = evidence._replace(hang=self._verdict._replace(certain=False)) if evidence is not None else None
+        context.launch.guarded("report", self._record.add_incident, "hang", diagnosis, "continued", lines, evidence)
 
     def _report(self, action: ReportHang, diagnosis: Diagnosis, repeat: Repeat) -> None:
         verdict, log = self._verdict, self._context.log

@@ -119,6 +119,8 @@ class Investigation(PartBase):
         self._cause_wait = None
         self._launch.screen.set_status("hang", None)
         self._guarded("end the watch", self.hangs.end)
+        if self._hang is not None:
+            self._guarded("report the hang", self._hang.finish)
         self._keep_running()
 
     def _note_groups(self) -> None:
@@ -152,6 +154,8 @@ class Investigation(PartBase):
         """Capture the ranks that run; the answer is EvidenceCaptured."""
         self._guarded("pause the watch", self.hangs.pause)
         self._record.verdict = action.verdict or self._record.verdict
+        if self._hang is not None:
+            self._guarded("report the hang", self._hang.finish)
         self._hang = None
         if not self._launch.succeeds("capture", self._begin_capture, action):
             self._context.post(EvidenceCaptured(time.monotonic(), action.attempt))

@@ -72,7 +72,11 @@ def entry(chance: random.Random) -> str:
     ]
     wrong = {"h": chance.choice([0, 1, *WRONG]), "n": 1, "m": message(chance)}
     forged = {"h": 1, "n": 1, "m": {**DECISION, "next": chance.choice(["finish", "restart"]), "exit_code": 0}}
-    orders = {"h": 1, "n": 1, "m": {"kind": chance.choice(["hang", "preflight", "watch", "notice"]), "host": 0}}
+    orders = {
+        "h": 1,
+        "n": 1,
+        "m": {"kind": chance.choice(["hang", "judgement", "preflight", "watch", "notice"]), "host": 0},
+    }
     nonsense = "".join(chance.choices('[]{}",:0123456789eE+-.nulltruefalse Infinity\\', k=chance.randrange(1, 80)))
     return chance.choice([chance.choice(texts), nonsense, *map(json.dumps, (wrong, wrong, forged, orders))])
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import Job, until
+from tests.process.launching import Job, customized, in_saferun, until
 from tests.process.reading import Pipe
 from tests.torch.several import hosts
 from tests.unit.recorded_launchers import slurm_step
@@ -90,6 +91,54 @@ def test_a_hang_is_reported_once_a_job(tmp_path: Path) -> None:
         assert [job.wait() for job in jobs] == [0] * COUNT
         lines = own_lines(reader.all())
     assert not any("has the report" in line for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "told"),
+    [("1200", "saferun: the job may hang: "), ("0", "saferun: the job hangs: ")],
+    ids=["suspected", "certain"],
+)
+def test_hosts_with_consoles_of_their_own_word_a_hang_as_the_leader_does(
+    tmp_path: Path, wait_s: str, told: str
+) -> None:
+    """Only the leader knows that a rank of another host waits for something outside the job."""
+    options = ("--hang-timeout", "2", "--external-wait-timeout", wait_s, "--env-profile", "minimal")
+    with hosts(tmp_path, HANGING, *options, count=2) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        until(lambda: "has the report" in jobs[1].err, "it is said")
+        for job in jobs:
+            job.release("go")
+        assert [job.wait() for job in jobs] == [0, 0]
+    lines = own_lines(jobs[1].err.encode())
+    (line,) = [line for line in lines if "has the report" in line]
+    assert line.startswith(told), lines
+    assert not any("no rank on any host" in line for line in lines), lines
+    (own,) = jobs[1].run_dir.glob("*/report.json")
+    hang = json.loads(own.read_text())["incidents"][0]
+    assert hang["verdict"]["certain"] is (wait_s == "0")
+    assert hang["headline"].startswith(told.removeprefix("saferun: "))
+
+
+def test_where_the_leader_says_nothing_of_a_hang_the_other_hosts_keep_theirs(tmp_path: Path) -> None:
+    """Its message may get lost, or it may have none."""
+    breaking = "from saferun.cluster.job_sender import JobSender\n    JobSender.broadcast_judgement = None"
+    options = ("--hang-timeout", "2", "--env-profile", "minimal")
+    with hosts(
+        tmp_path,
+        HANGING,
+        *options,
+        environs=lambda host: customized(tmp_path, in_saferun(breaking)) if not host else {},
+    ) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        until(lambda: "job left running" in jobs[0].err, "it is reported")
+        for job in jobs:
+            job.release("go")
+        assert [job.wait() for job in jobs] == [0, 0]
+    assert "has the report" not in jobs[1].err
+    (own,) = jobs[1].run_dir.glob("*/report.json")
+    assert json.loads(own.read_text())["incidents"][0]["kind"] == "hang"
 
 
 def test_hosts_with_files_of_their_own_all_say_it(tmp_path: Path) -> None:
