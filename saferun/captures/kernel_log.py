@@ -144,7 +144,7 @@ def parse_record(record: bytes, oldest_s: float) -> list[str]:
     except (IndexError, ValueError):
         return []
     # Programs may write here too: those records carry their facility, the kernel's is 0.
-    if not separator or priority >> _FACILITY_SHIFT or microseconds / 1e6 < oldest_s:
+    if not separator or priority >> _FACILITY_SHIFT or microseconds < oldest_s * 1e6:
         return []
     text = rest.split(b"\n", 1)[0].decode("ascii", errors="replace")
     unescaped = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)

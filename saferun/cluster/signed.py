@@ -152,9 +152,9 @@ class Signer:
         same = self._same.get(key)
         if same is not None and same[0] == stored:
             return same[1]  # mostly: all heartbeats are read each second, and few of them are new
-        opened = self._opened(key, stored, LONGEST_BYTES)
+        opened = self.open(key, stored)
         if opened is None or opened.counter < self._newest.get(key, 0):
-            self._on_ignored(key)
+            # An older one is a host's own: it came late, by a connection that its host has given up meanwhile.
             return None
         self._newest[key] = opened.counter
         if len(stored) <= _SHORT_BYTES:

@@ -199,11 +199,11 @@ class HostLaunch:
 
     def _capture(self, action: actions.CaptureEvidence) -> None:
         self._context.ranks.capture(action)
-        self._prepare_page()  # while the ranks are captured
+        self._context.guarded("prepare report.html", self._prepare_page)  # while the ranks are captured
 
     def _signal_ranks(self, action: actions.SignalRanks) -> None:
         self._context.ranks.signal(action)
-        self._prepare_page()  # while they end
+        self._context.guarded("prepare report.html", self._prepare_page)  # while they end
 
     def _prepare_page(self) -> None:
         """Have what a page takes imported, once there is something that it will be about."""

@@ -21,6 +21,7 @@ from functools import partial
 
 from saferun.errors import suppress
 from saferun.linux.helper import NoHelperError, PartBase
+from saferun.linux.procfs import runnable_per_processor
 from saferun.linux.search_path import search_theirs_last
 
 TYPE_CHECKING = False
@@ -119,8 +120,12 @@ _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 # Whoever reads the code has so long for all of it, and is asked again after a while.
 _BUDGET_S = 60.0
 _AGAIN_S = 5.0
-# So long nothing may come before those who wait are called without it.
+# So long nothing may come before those who wait are called without it; longer where the machine is so busy that whoever
+# reads the code may only wait for a processor.
 _PATIENCE_S = 5.0
+_BUSY_PATIENCE_S = 30.0
+_BUSY_PER_PROCESSOR = 2.0
+_RECHECK_S = 1.0
 # The loop itself waits for a module that is missing in these lists.
 _FETCH_S = 2.0
 _READ_BYTES = 1 << 16
@@ -162,7 +167,7 @@ class IdleImports(PartBase):
         self._is_patient = True
         self._is_closed = False
         self._waiting: deque[Callable[[], None]] = deque()
-        self._give_up_at = 0.0
+        self._give_up_at = self._busy_until = 0.0
 
     # ----------------------------------------------------------------------------------------------- beside the loop
 
@@ -204,7 +209,8 @@ class IdleImports(PartBase):
             call()
             return
         if not self._waiting:
-            self._give_up_at = time.monotonic() + _PATIENCE_S
+            now = time.monotonic()
+            self._give_up_at, self._busy_until = now + _PATIENCE_S, now + _BUSY_PATIENCE_S
         self._waiting.append(call)
         self._request()
 
@@ -229,8 +235,11 @@ class IdleImports(PartBase):
         if self._ask_at is not None and self._ask_at <= now:
             self._request()
         if self._waiting and self._give_up_at <= now:
-            self._is_patient = False
-            self._call_all()
+            if now < self._busy_until and runnable_per_processor() > _BUSY_PER_PROCESSOR:
+                self._give_up_at = now + _RECHECK_S
+            else:
+                self._is_patient = False
+                self._call_all()
         if self._import_at is not None and self._import_at <= now:
             self._import_next()
 

@@ -49,6 +49,16 @@ def main_thread_run_s(pid: int) -> float:
     return int(fields[0]) / 1e9 if fields else 0.0
 
 
+def runnable_per_processor() -> float:
+    """How many threads of this machine run or wait for a processor, per processor; 0 where unknown.
+
+    Source: proc(5), the fourth field of /proc/loadavg.
+    """
+    fields = read_bytes("/proc/loadavg").split()
+    runnable = fields[3].partition(b"/")[0] if len(fields) > 3 else b""  # noqa: PLR2004
+    return int(runnable) / (os.cpu_count() or 1) if runnable.isdigit() else 0.0
+
+
 def is_core_dumping(pid: int) -> bool:
     """Whether the kernel is writing a process's core. Source: proc(5), CoreDumping in /proc/PID/status."""
     return b"\nCoreDumping:\t1" in read_bytes(f"/proc/{pid}/status")

@@ -19,7 +19,7 @@ HOSTS = 64
 
 @pytest.mark.slow
 def test_sixty_four_hosts_form_a_job_fail_and_name_the_failing_rank(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    """All of them name it, and the report has a place for every host."""
+    """One of them names it for all on the console of srun, and the report has a place for every host."""
     cluster = make_cluster(HOSTS, slurm=True)
     began_at = time.monotonic()
     job = start(cluster, Way("srun"), tmp_path, DIE_WHEN_RELEASED, nproc=1)
@@ -29,8 +29,7 @@ def test_sixty_four_hosts_form_a_job_fail_and_name_the_failing_rank(make_cluster
     assert job.finish() == [1], job.story("another exit code")
     print(f"met after {met_at - began_at:.1f} s, ended after {time.monotonic() - met_at:.1f} s more")
     named = job.saferun_said(r"saferun: rank 62 \(node63, local rank 0, pid \d+\) failed first .*SIGKILL")
-    assert len(named) == HOSTS, job.story("not named by every host")
-    assert len(set(named)) == 1
+    assert len(named) == 1, job.story("not named once")
     (report,) = job.reports
     (incident,) = report["incidents"]
     assert incident["cause"]["ranks"] == [62]

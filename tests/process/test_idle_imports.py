@@ -49,8 +49,8 @@ def turn_until(condition):
 
 opened = []
 def note(event, args):
-    # Where there is no memfd_create, its stand-in lies in memory too.
-    if event in ("open", "os.listdir") and not str(args[0]).startswith("/dev/shm/saferun-"):
+    # Where there is no memfd_create, its stand-in lies in memory too; /proc is the kernel's own.
+    if event in ("open", "os.listdir") and not str(args[0]).startswith(("/dev/shm/saferun-", "/proc/")):
         opened.append(args[0])
 sys.addaudithook(note)
 
@@ -155,7 +155,7 @@ def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> N
     out = run(
         """
         import saferun.launch.idle_imports as idle
-        idle._PATIENCE_S = idle._AGAIN_S = idle._FETCH_S = 0.2
+        idle._PATIENCE_S = idle._AGAIN_S = idle._FETCH_S = idle._BUSY_PATIENCE_S = 0.2
 
         hold_read, hold_write = os.pipe()
         os.dup2(hold_read, 100), os.dup2(hold_write, 101)
@@ -186,6 +186,82 @@ def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> N
         """
     )
     assert out == "['colorsys is not in memory', 'colorsys is not in memory', 'imported'] [] True\n"
+
+
+def test_on_a_busy_machine_the_code_is_waited_for_longer() -> None:
+    """Whoever reads it may only wait for a processor. Once that cannot be the reason, nobody waits any longer."""
+    out = run(
+        """
+        import saferun.launch.idle_imports as idle
+        idle._PATIENCE_S = idle._RECHECK_S = 0.1
+        looks = []
+
+        def busy():
+            looks.append(len(said))
+            if len(looks) == 3:
+                os.write(hold_write, b"x")  # it gets a processor
+            return 99.0
+
+        idle.runnable_per_processor = busy
+        hold_read, hold_write = os.pipe()
+        os.dup2(hold_read, 100)
+        os.set_inheritable(100, True)
+
+        def in_fork(names):
+            os.read(100, 1)
+            Recorder().write(names, write)
+
+        def call():
+            import colorsys
+            said.append("called")
+
+        imports = make(["colorsys"])
+        imports.seal()
+        imports.need(call)
+        turn_until(lambda: said)
+        print(said, looks[:3])
+        """
+    )
+    assert out == "['called'] [0, 0, 0]\n"
+
+
+def test_a_machine_that_is_busy_for_ever_is_not_waited_for() -> None:
+    out = run(
+        """
+        import saferun.launch.idle_imports as idle
+        idle._PATIENCE_S, idle._RECHECK_S, idle._BUSY_PATIENCE_S = 0.1, 0.05, 0.3
+        idle.runnable_per_processor = lambda: 99.0
+
+        def in_fork(names):
+            import signal
+            signal.pause()
+
+        def call():
+            try:
+                import colorsys
+            except ImportError as error:
+                said.append(str(error))
+
+        forked = []
+        def ask(names, budget_s):
+            read_end, write_end = os.pipe()
+            forked.append(os.fork())
+            if forked[-1] == 0:
+                in_fork(names)
+            os.close(write_end)
+            os.set_blocking(read_end, False)
+            return read_end
+
+        imports = make(["colorsys"], ask)
+        imports.seal()
+        imports.need(call)
+        turn_until(lambda: said)
+        print(said)
+        for pid in forked:
+            os.kill(pid, 9)
+        """
+    )
+    assert out == "['colorsys is not in memory']\n"
 
 
 def test_a_reader_that_is_killed_is_asked_again() -> None:
@@ -233,6 +309,7 @@ def test_where_the_reader_is_lost_nothing_is_read_from_files_meanwhile() -> None
         """
         import saferun.launch.idle_imports
         saferun.launch.idle_imports._PATIENCE_S = saferun.launch.idle_imports._AGAIN_S = 0.2
+        saferun.launch.idle_imports._BUSY_PATIENCE_S = 0.2
         is_lost = True
 
         def lost_for_now(names, budget_s):

@@ -138,6 +138,15 @@ def test_what_is_ignored_is_told() -> None:
     assert told == [KEY, KEY]
 
 
+def test_a_value_of_this_job_that_comes_late_is_no_stranger() -> None:
+    """A host that changed its route wrote two heartbeats on two connections, and the first one arrived last."""
+    told: list[str] = []
+    reader = Signer(SECRET, JOB, on_ignored=told.append)
+    for count in (1, 3, 2):
+        reader.open_newest(KEY, signer().protect(KEY, str(count), count))
+    assert told == []
+
+
 def test_neither_keys_nor_secret_are_in_what_is_shown() -> None:
     assert repr(signer()) == "Signer(hidden)"
 

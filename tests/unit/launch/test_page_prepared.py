@@ -17,6 +17,7 @@ def calls_of(method: str, *, has_failed: bool, has_incidents: bool = False) -> l
         ranks=SimpleNamespace(
             capture=lambda _: calls.append("_capture"), signal=lambda _: calls.append("_signal_ranks")
         ),
+        guarded=lambda _, call: call(),
         job=SimpleNamespace(abort_reason=None),
         investigation=SimpleNamespace(log=SimpleNamespace(has_incidents=has_incidents)),
         current=SimpleNamespace(first_failure=lambda: object() if has_failed else None),
