@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from saferun.gpu_evidence import NcclOutlier, RankGpu
 from saferun.model import RankEnd, Value
-from saferun.wait_evidence import ThreadWait
+from saferun.wait_evidence import JobPorts, ThreadWait
 
 # ------------------------------------------------------------------------------------------------------------ evidence
 
@@ -68,7 +68,6 @@ class ProcessSnapshot(Value):
             ``the FIFO /tmp/x``; empty where it is not known.
         cpu_s: CPU time of all its threads.
         waits: who could end the waits of its threads, the main thread's first; empty where nothing is known.
-        ports: its own of TCP, but for those that the kernel has chosen.
     """
 
     rank: int
@@ -87,7 +86,6 @@ class ProcessSnapshot(Value):
     waits_on: str
     cpu_s: float
     waits: tuple[ThreadWait, ...] = ()
-    ports: tuple[int, ...] = ()
 
 
 class CollectiveCall(Value):
@@ -244,6 +242,8 @@ class Capture(Value):
     kernel_lines: tuple[str, ...] = ()
     """Of the kernel log, since the start."""
     nccl: tuple[NcclOutlier, ...] = ()
+    ports: tuple[JobPorts, ...] = ()
+    """Of each saferun's ranks, where they are known."""
 
 
 class HangVerdict(Value):

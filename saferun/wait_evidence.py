@@ -25,3 +25,17 @@ class ThreadWait(Value):
     timed: bool = False
     pids: tuple[int, ...] = ()
     addresses: tuple[str, ...] = ()
+
+
+class JobPorts(Value):
+    """The ports of TCP and UDP by which the processes of some ranks listen or are connected.
+
+    Attributes:
+        ranks: whose processes these are, all of one host.
+        ports: the numbers, the lowest ones where there are very many.
+        is_whole: whether these are all of them.
+    """
+
+    ranks: tuple[int, ...]
+    ports: tuple[int, ...]
+    is_whole: bool = False

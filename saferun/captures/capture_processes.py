@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from saferun.captures.process_state import tree_snapshots
+from saferun.captures.process_state import FAMILY_LIMIT, tree_snapshots
 from saferun.captures.scene import Emit, Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.waiting import Ends
@@ -26,7 +26,6 @@ from saferun.linux.prctl import die_with_parent
 from saferun.model import Value, signal_name
 
 _PROCESSES_LIMIT = 2048
-_FAMILY_LIMIT = 256
 _END_WAIT_S = 0.2
 _WRAP_UP_S = 0.4
 """How long before the end captures have to return, to report what they could not do."""
@@ -91,7 +90,7 @@ def _take_snapshots(request: CaptureRequest, emit: Emit) -> tuple[Process, ...]:
     ranks: list[Process] = []
     others: list[Process] = []
     for target in request.targets[:_PROCESSES_LIMIT]:
-        for snapshot in tree_snapshots(target.rank, target.pid, _FAMILY_LIMIT, ends):
+        for snapshot in tree_snapshots(target.rank, target.pid, FAMILY_LIMIT, ends):
             process = Process(target.rank, snapshot.pid, snapshot.is_rank, target.hook_prefix, snapshot)
             (ranks if snapshot.is_rank else others).append(process)
             emit("snapshot", snapshot)

@@ -17,21 +17,20 @@ from saferun.captures.waiting import HELD_LIMIT, PATH_CALLS, Ends, awaited_child
 from saferun.linux.small_files import list_directory, read_bytes, read_link, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, descriptor_of, read_syscall
 from saferun.model import Value
-from saferun.wait_evidence import EPHEMERAL_FROM, ThreadWait
+from saferun.wait_evidence import ThreadWait
 
 _THREADS_LIMIT = 1024
 # Libraries have dozens of threads on connections to other ranks; those of Python's began later.
 _KEPT_THREADS = 128
 _KEPT_PIDS = 16
 _KEPT_ADDRESSES = 4
-_KEPT_PORTS = 16
 _LOCKS_LIMIT_BYTES = 1 << 20
 # A tool that takes stacks stops a thread for milliseconds.
 _TRACED_TRIES = 5
 _TRACED_PAUSE_S = 0.02
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
-# A signal may come from anybody; what waits for the file system has no descriptor yet.
-_ENDED_FROM_OUTSIDE = frozenset({"pause", "rt_sigsuspend", "rt_sigtimedwait", "sync", *PATH_CALLS})
+# What waits for the file system has no descriptor yet.
+_OF_FILE_SYSTEMS = frozenset({"sync", *PATH_CALLS})
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
 # The index of the argument with the timeout, in milliseconds or as the address of one.
 _TIMEOUT_MS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}
@@ -91,26 +90,12 @@ class OtherEnds:
                 break
         return tuple(found)
 
-    def ports_of(self, pid: int) -> tuple[int, ...]:
-        """The ports at which a process listens, or is connected as a server, but for those that the kernel has chosen.
-
-        So a connection of a rank on another host can be seen to lead to this one.
-        """
-        ports: set[int] = set()
-        for fd in list_fds(pid):
-            kind, _, rest = read_link(f"/proc/{pid}/fd/{fd}").partition(":[")
-            found = self._ends.socket(pid, int(rest[:-1])) if kind == "socket" and rest[:-1].isdigit() else None
-            port = found.local.rpartition(":")[2] if found is not None and found.kind == "tcp" else ""
-            if port.isdigit() and 0 < int(port) < EPHEMERAL_FROM:
-                ports.add(int(port))
-        return tuple(sorted(ports))[:_KEPT_PORTS]
-
     def of_call(self, pid: int, tid: int, call: SystemCall, *, is_readable: bool) -> ThreadWait:
         """The same of one system call."""
         wait = ThreadWait(tid, timed=_is_timed(call))
         if call.name in _SLEEPS:
             return wait._replace(outside=True, timed=True)
-        if call.name in _ENDED_FROM_OUTSIDE:
+        if call.name in _OF_FILE_SYSTEMS or (call.name == "rt_sigtimedwait" and wait.timed):
             return wait._replace(outside=True)
         if call.name in _LOCK_CALLS:
             return self._of_lock(wait, pid)
@@ -155,6 +140,11 @@ class OtherEnds:
         if found is None or found.state == "LISTEN":
             return _End(outside=True)
         holders = self._ends.holders(f"socket:[{found.peer_inode}]") if found.peer_inode else []
+        here, _, _ = found.local.rpartition(":")
+        there, _, port = found.remote.rpartition(":")
+        if not holders and found.kind == "tcp" and here == there:
+            # A connection that has not been accepted yet.
+            holders = self._ends.listeners(pid, port)
         if holders:
             return _End(pids=tuple(holder for holder in holders if holder != pid))
         if found.kind == "unix" or not found.remote or found.remote.endswith(":0"):

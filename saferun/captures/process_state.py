@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 
 from saferun.captures.other_ends import OtherEnds
 from saferun.captures.scene import Process, Scene
@@ -17,8 +18,10 @@ from saferun.linux.small_files import list_directory, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
 from saferun.text.redaction import redacted_arguments
-from saferun.wait_evidence import ThreadWait
+from saferun.wait_evidence import JobPorts, ThreadWait
 
+FAMILY_LIMIT = 256
+"""How many processes of a rank, with itself, are captured."""
 _THREADS_LIMIT = 256
 _SHOWN_FDS_LIMIT = 128
 _COMMAND_LIMIT = 200
@@ -94,6 +97,7 @@ def capture_process_state(scene: Scene) -> None:
     other_ends = OtherEnds(ends)
     ranks = [process for process in scene.processes if process.is_rank]
     others = [process for process in scene.processes if not process.is_rank]
+    _emit_ports(scene, ends)
     for process in (*ranks, *others[:_DESCENDANTS_LIMIT]):
         started_at = time.monotonic()
         scene.begin("process_state", process.key)
@@ -109,11 +113,11 @@ def capture_process_state(scene: Scene) -> None:
         is_readable = "D" not in read_thread_states(process.pid).values()
         if is_readable:
             snapshot = snapshot._replace(waits_on=ends.deep(process.pid, call, snapshot.wchan) or snapshot.waits_on)
-        waits, ports = _other_ends(scene, process, other_ends, is_readable=is_readable)
+        waits = _other_ends(scene, process, other_ends, is_readable=is_readable)
         snapshot = snapshot._replace(command=_read_command(process.pid))
         # The first snapshot was taken before any tool touched the process: its state and kernel function are kept.
         first = process.snapshot
-        merged = first._replace(command=snapshot.command, waits_on=_better(first, snapshot), waits=waits, ports=ports)
+        merged = first._replace(command=snapshot.command, waits_on=_better(first, snapshot), waits=waits)
         scene.emit("snapshot", merged)
         state = {"rank": process.rank, "is_rank": process.is_rank, "command": snapshot.command} | state
         state["waits_on"] = merged.waits_on
@@ -121,16 +125,27 @@ def capture_process_state(scene: Scene) -> None:
         scene.note("process_state", process.key, started_at, path=path)
 
 
-def _other_ends(
-    scene: Scene, process: Process, ends: OtherEnds, *, is_readable: bool
-) -> tuple[tuple[ThreadWait, ...], tuple[int, ...]]:
-    """The waits of its threads, and its ports; where they cannot be found out, all the rest is there without them."""
+def _other_ends(scene: Scene, process: Process, ends: OtherEnds, *, is_readable: bool) -> tuple[ThreadWait, ...]:
+    """The waits of its threads; where they cannot be found out, all the rest is there without them."""
     try:
         deadline = time.monotonic() + min(_OTHER_ENDS_S, scene.left_s)
-        return ends.of_process(process.pid, is_readable=is_readable, deadline=deadline), ends.ports_of(process.pid)
+        return ends.of_process(process.pid, is_readable=is_readable, deadline=deadline)
     except Exception as error:
         scene.note("other_ends", process.key, time.monotonic(), failure=repr(error))
-        return (), ()
+        return ()
+
+
+def _emit_ports(scene: Scene, ends: Ends) -> None:
+    """Which ports are the job's, for ranks of other hosts that are connected to them."""
+    ranks = tuple(sorted({process.rank for process in scene.processes if process.is_rank}))
+    try:
+        ports, has_all = ends.ports()
+    except Exception as error:
+        scene.note("ports", (-1, 0), time.monotonic(), failure=repr(error))
+        return
+    families = Counter(process.rank for process in scene.processes)
+    is_whole = has_all and max(families.values(), default=0) < FAMILY_LIMIT
+    scene.emit("ports", JobPorts(ranks, ports, is_whole))
 
 
 def _better(first: ProcessSnapshot, second: ProcessSnapshot) -> str:

@@ -20,7 +20,8 @@ _SHOWN = 3
 _POLLED_LIMIT = 64
 _PATH_LIMIT_BYTES = 4096
 _FDS_LIMIT = 1024
-_HOLDERS_LIMIT = 512
+_HOLDERS_LIMIT = 2048
+_PORTS_LIMIT = 1024
 HELD_LIMIT = 16384
 """Of how many descriptors of a process it is looked up what they are: a rank may have one for every other rank."""
 _HELD_BY_ALL_LIMIT = 1 << 17
@@ -46,6 +47,7 @@ class Ends:
         self._processes = tuple(processes)[:_HOLDERS_LIMIT]
         self.pids = frozenset(pid for _, pid, _ in self._processes)
         self._holders: dict[str, list[tuple[int, int, str]]] | None = None
+        self._has_all = len(self._processes) < _HOLDERS_LIMIT  # whether all descriptors could be read
 
     def socket(self, pid: int, inode: int) -> Socket | None:
         """The socket of an inode that a process has open; None if it is of another kind, or closed."""
@@ -54,6 +56,23 @@ class Ends:
     def holders(self, link: str) -> list[int]:
         """The processes of the job that have an end of a pipe, or a socket, open: ``pipe:[4711]``."""
         return [pid for _, pid, _ in self._held_by(link)]
+
+    def listeners(self, pid: int, port: str) -> list[int]:
+        """The processes of the job that listen on a port, in the network namespace of one of them."""
+        found = (self.holders(f"socket:[{inode}]") for inode in self._sockets.listening(pid, port))
+        return [holder for holders in found for holder in holders]
+
+    def ports(self) -> tuple[tuple[int, ...], bool]:
+        """The ports that processes of the job have, the lowest ones, and whether these are all of them."""
+        self._held_by("")
+        ports: set[int] = set()
+        for link, holders in (self._holders or {}).items():
+            kind, _, rest = link.partition(":[")
+            found = self._sockets.find(holders[0][1], int(rest[:-1])) if kind == "socket" else None
+            port = found.local.rpartition(":")[2] if found is not None and found.kind != "unix" else ""
+            if port.isdigit() and port != "0":
+                ports.add(int(port))
+        return tuple(sorted(ports))[:_PORTS_LIMIT], self._has_all and len(ports) <= _PORTS_LIMIT
 
     def describe(self, pid: int, fd: int, wchan: str = "", *, holders: bool = False) -> str:
         """Describe a descriptor; empty if it is not readable. ``holders``: with the processes at its other end."""
@@ -84,9 +103,12 @@ class Ends:
             room, until = _HELD_BY_ALL_LIMIT, time.monotonic() + _HELD_BY_ALL_S
             for process in self._processes:
                 if time.monotonic() >= until:
+                    self._has_all = False
                     break
                 fds = list_fds(process[1], min(room, HELD_LIMIT))
                 room -= len(fds)
+                # One without any has ended, or may not be read.
+                self._has_all &= 0 < len(fds) < HELD_LIMIT and room > 0
                 for fd in fds:
                     held = read_link(f"/proc/{process[1]}/fd/{fd}")
                     if not held.startswith(("socket:", "pipe:")):

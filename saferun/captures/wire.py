@@ -24,6 +24,7 @@ from saferun.gpu_evidence import NcclOutlier, RankGpu
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import loads
 from saferun.text.typed_json import fit
+from saferun.wait_evidence import JobPorts
 
 LINE_LIMIT_BYTES = 4 << 20
 """Longer lines are dropped."""
@@ -215,6 +216,7 @@ _SHAPES: dict[str, type] = {
     "gpu": RankGpu,
     "nccl": NcclOutlier,
     "library_log": LibraryLog,
+    "ports": JobPorts,
     "unwritten": str,
     "done": Done,
 }
@@ -272,6 +274,7 @@ class CaptureReader:
             tuple(dict.fromkeys(self._values["gpu"])),
             self.kernel_lines,
             tuple(self._values["nccl"]),
+            tuple(self._values["ports"]),
         )
 
     @property

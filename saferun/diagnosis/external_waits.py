@@ -101,12 +101,7 @@ class _Case:
             if not process.is_rank:
                 self._children.setdefault(process.rank, []).append(process)
         self._processes = {(self._number(process.rank), process.pid): process for process in capture.processes}
-        self._ports = {
-            (host.host, port)
-            for process in capture.processes
-            if process.ports and (host := self._hosts.of(process.rank)) is not None
-            for port in process.ports
-        }
+        self._ports = self._ports_of(evidence)
         seen = {*self._dumps, *self._ranks}
         ranks = sorted(seen if self._hosts.are_several else {*evidence.ranks} or seen)
         self._findings = compare(capture.collectives, ranks)
@@ -196,15 +191,30 @@ class _Case:
         return not (self._store_port and f":{self._store_port} (" in found.detail)
 
     def _leads_out(self, address: str, rank: int) -> bool:
-        """Whether a connection leads neither to the store nor, by its port, to a rank on another host."""
-        head, _, port = address.rpartition(":")
-        if not port.isdigit() or int(port) == self._store_port:
+        """Whether a connection leads neither to the store nor to a process of the job, by its port."""
+        head, _, text = address.rpartition(":")
+        name, port, own = head.strip("[]"), int(text) if text.isdigit() else 0, self._number(rank)
+        if not port or port == self._store_port:
             return False
-        host = self._hosts.at_address(head.strip("[]")) if self._hosts.are_several else None
-        own = self._hosts.of(rank)
-        if host is None or (own is not None and host.host == own.host):
+        there = self._hosts.at_address(name)
+        if there is None and not name.startswith("127.") and name != "::1":
             return True
-        return int(port) < EPHEMERAL_FROM and (host.host, int(port)) not in self._ports
+        number = there.host if there is not None else own
+        ports, is_whole = self._ports.get(number, (frozenset(), False))
+        # (On its own host it would have been found to be a process of the same saferun's.)
+        return port not in ports and (is_whole or number == own or port < EPHEMERAL_FROM)
+
+    def _ports_of(self, evidence: Evidence) -> dict[int, tuple[frozenset[int], bool]]:
+        """By host: the ports that its ranks have, and whether these are all of them."""
+        ports: dict[int, set[int]] = {}
+        whole: dict[int, set[int]] = {}
+        for one in evidence.capture.ports:
+            number = self._number(one.ranks[0]) if one.ranks else -1
+            ports.setdefault(number, set()).update(one.ports)
+            whole.setdefault(number, set()).update(one.ranks if one.is_whole else ())
+        ended = {end.rank for end in evidence.ends}
+        ranks = {host.host: {*host.ranks} - ended for host in evidence.hosts}
+        return {host: (frozenset(found), ranks.get(host, set()) <= whole[host]) for host, found in ports.items()}
 
     def _is_outside(self, wait: ThreadWait, rank: int) -> bool:
         return wait.outside or any(self._leads_out(address, rank) for address in wait.addresses)

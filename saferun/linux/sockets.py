@@ -81,6 +81,11 @@ class SocketTables:
         """
         return self._namespace_of(pid).get(inode)
 
+    def listening(self, pid: int, port: str) -> list[int]:
+        """The inodes of the TCP sockets that listen on a port in a process's network namespace."""
+        sockets = self._namespace_of(pid).items()
+        return [inode for inode, one in sockets if one.state == "LISTEN" and one.local.endswith(f":{port}")]
+
     def _namespace_of(self, pid: int) -> dict[int, Socket]:
         namespace = read_link(f"/proc/{pid}/ns/net") or f"that of {pid}"
         own = namespace == read_link("/proc/self/ns/net")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -333,3 +334,63 @@ def test_a_rank_that_leaves_the_others_alone_in_a_collective_is_named_with_its_h
     assert incident["cause"]["ranks"] == [2], job.story("another rank is blamed")
     assert job.saferun_said(r"saferun: .*rank 2 \(node3"), job.story("not named")
     assert sorted(rank for group in incident["wait_groups"] for rank in group["ranks"]) == [0, 1, 2, 3]
+
+
+TO_A_PORT = """
+def port_of(name):
+    while not os.path.exists(f"{FOLDER}/port.{name}"):
+        time.sleep(0.01)
+    return int(open(f"{FOLDER}/port.{name}").read())
+
+
+def listen():
+    listener = socket.create_server(("", 0))
+    with open(f"{FOLDER}/port.new.{RANK}", "w") as file:
+        file.write(str(listener.getsockname()[1]))
+    os.rename(file.name, f"{FOLDER}/port.{RANK}")
+    return listener
+
+
+listener = listen()
+if RANK == 0:
+    connection = socket.create_connection(("node2", port_of(1)))
+else:
+    connection = socket.create_connection(("node1", port_of(ASKED)))
+tell("ready")
+try:
+    connection.recv(1)
+except ConnectionResetError:
+    pass
+"""
+SERVICE = """
+import os, socket, sys, time
+listener = socket.create_server(("", 0))
+with open("port.new", "w") as file:
+    file.write(str(listener.getsockname()[1]))
+os.rename("port.new", "port.service")
+connection, _ = listener.accept()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("asked", ["service", "0"])
+def test_who_has_a_port_of_another_host_decides_whether_a_hang_is_certain(
+    cluster: Cluster, tmp_path: Path, asked: str
+) -> None:
+    """The kernel has chosen both; whose they are, only that host knows."""
+    options = ("--hang-timeout", "4", "--on-hang", "stop")
+    program = f"ASKED = {asked!r}\n{TO_A_PORT}"
+    service = cluster.hosts[0].popen([sys.executable, "-c", SERVICE], cwd=tmp_path)
+    job = start(cluster, Way("by_hand"), tmp_path, program, *options, hosts=cluster.hosts[:2], nproc=1)
+    job.hear("ready", 2)
+    if asked == "service":
+        job.until(lambda: job.saferun_said("saferun: the job may hang: "), "it is suspected")
+        service.end()
+        assert set(job.finish()) == {0}, job.story("it was stopped")
+    else:
+        assert set(job.finish()) == {1}, job.story("it was not stopped")
+        service.end()
+    (report,) = job.reports
+    certain = [one["verdict"]["certain"] for one in report["incidents"] if one["kind"] == "hang"]
+    assert certain == [asked == "0"] * len(certain), job.story("the verdict is another")
+    assert_nothing_left(cluster)

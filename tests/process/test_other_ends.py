@@ -66,8 +66,7 @@ def main_wait(pid: int, *others: int) -> ThreadWait | None:
         READY + "select.poll().poll(1000_000)",
         "listener = socket.create_server(('127.0.0.1', 0))\n" + READY + "listener.accept()",
         "import asyncio\n" + READY + "asyncio.run(asyncio.sleep(1000))",
-        READY + "signal.pause()",
-        READY + "signal.sigwait([signal.SIGUSR1])",
+        READY + "signal.sigtimedwait([signal.SIGUSR1], 1000)",
         "path = sys.argv[1] + '/fifo'\nos.mkfifo(path)\n" + READY + "os.open(path, os.O_RDONLY)",
     ],
 )
@@ -84,6 +83,8 @@ def test_clocks_and_pipes_and_sockets_of_others_are_outside(tmp_path: Path, prog
         "a, b = socket.socketpair()\n" + READY + "a.recv(1)",
         "a, b = os.pipe()\n" + READY + "os.read(a, 1)",
         "a, b = os.pipe()\n" + READY + "select.select([a], [], [])",
+        READY + "signal.pause()",
+        READY + "signal.sigwait([signal.SIGUSR1])",
     ],
 )
 def test_what_a_process_waits_for_of_itself_is_not(program: str) -> None:
@@ -156,19 +157,35 @@ def test_a_connection_by_ipv4_to_a_server_of_ipv6_leads_to_its_process() -> None
             until(lambda: (wait := main_wait(server.pid, one.pid)) is not None and wait.pids == (one.pid,), "it reads")
 
 
-def test_the_ports_that_are_not_the_kernels_choice_are_known() -> None:
+def test_a_connection_that_is_not_accepted_leads_to_who_listens() -> None:
+    """A rank that no longer accepts connections hangs with those that wait for it."""
+    serve = "listener = socket.create_server(('127.0.0.1', 0))\nprint('ready', flush=True)\n"
+    serve += "print(listener.getsockname()[1], flush=True)\ntime.sleep(1000)"
+    with process(serve) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        with process(f"connection = socket.create_connection(('127.0.0.1', {port}))\n{READY}connection.recv(1)") as one:
+            asleep(one.pid)
+            wait = main_wait(one.pid, server.pid)
+            assert wait is not None
+            assert (wait.pids, wait.addresses) == ((server.pid,), ())
+            wait = main_wait(one.pid)
+            assert wait is not None
+            assert wait.addresses == (f"127.0.0.1:{port}",)
+
+
+def test_the_ports_of_the_job_are_known() -> None:
     """By these a connection of another host is seen to lead to a rank."""
-    program = """
-for port in range(20000, 30000):
-    try: listener = socket.create_server(("127.0.0.1", port))
-    except OSError: continue
-    break
-client = socket.create_connection(("127.0.0.1", port))
-"""
-    with process(program + READY + "print(port, flush=True)\ntime.sleep(1000)") as one:
+    program = "listener = socket.create_server(('127.0.0.1', 0))\n"
+    program += "client = socket.create_connection(listener.getsockname())\n"
+    program += "datagrams = socket.socket(type=socket.SOCK_DGRAM)\ndatagrams.bind(('127.0.0.1', 0))\n"
+    tell = "print(*(one.getsockname()[1] for one in (listener, client, datagrams)), flush=True)\ntime.sleep(1000)"
+    with process(program + READY + tell) as one:
         assert one.stdout is not None
-        port = int(one.stdout.readline())
-        assert OtherEnds(Ends()).ports_of(one.pid) == (port,)
+        ports = sorted(map(int, one.stdout.readline().split()))
+        assert Ends([(0, one.pid, "")]).ports() == (tuple(ports), True)
+        # Of a process that is gone, or may not be read, nothing is known.
+        assert Ends([(0, one.pid, ""), (1, 0, "")]).ports() == (tuple(ports), False)
 
 
 def test_a_file_lock_is_held_by_a_process_of_the_job_or_by_another(tmp_path: Path) -> None:

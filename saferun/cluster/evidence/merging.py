@@ -197,6 +197,7 @@ class _Merging:
                 notes=tuple(notes),
                 links=tuple(link for link in capture.links if is_own(link.rank)),
                 gpus=tuple(gpu for gpu in capture.gpus if is_own(gpu.rank)),
+                ports=tuple(one for one in capture.ports if one.ranks and all(map(is_own, one.ranks))),
                 kernel_lines=(),
             ),
             hang=hang,
@@ -256,6 +257,7 @@ class _Merging:
             links=_all(captures, lambda one: one.links),
             gpus=_all(captures, lambda one: one.gpus),
             nccl=_all(captures, lambda one: one.nccl),
+            ports=_all(captures, lambda one: one.ports),
         )
 
     def _labelled(self, mine: Sequence[Evidence], lines_of: Callable[[Evidence], Sequence[str]]) -> tuple[str, ...]:

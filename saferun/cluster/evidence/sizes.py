@@ -18,6 +18,7 @@ from saferun.evidence import (
     ThreadStack,
 )
 from saferun.model import RankEnd
+from saferun.wait_evidence import JobPorts
 
 __all__ = ["REDUCTIONS"]
 
@@ -174,6 +175,7 @@ def _within_reason(evidence: Evidence) -> Evidence:
             notes=tuple(note._replace(elapsed_s=round(note.elapsed_s, 2)) for note in capture.notes[:_MOST_ITEMS]),
             links=capture.links[:_MOST_LINKS],
             nccl=capture.nccl[:16],
+            ports=tuple(_fewer_ports(one, _MOST_ITEMS) for one in capture.ports[:1]),
             timed_out=tuple(name[:200] for name in capture.timed_out[:_MOST_ITEMS]),
         ),
     )
@@ -209,6 +211,11 @@ def _telling_threads(evidence: Evidence) -> Evidence:
     return _cores(_calls(_with_waits(_stacks(evidence, change), 16), 12), 2, 120)
 
 
+def _fewer_ports(found: JobPorts, most: int) -> JobPorts:
+    """The lowest ones: those that programs have chosen."""
+    return found._replace(ports=found.ports[:most], is_whole=found.is_whole and len(found.ports) <= most)
+
+
 def _waiting_threads(evidence: Evidence) -> dict[tuple[int, int], set[int]]:
     """Which threads of each process wait for something that is known."""
     return {(one.rank, one.pid): {wait.tid for wait in one.waits} for one in evidence.capture.processes}
@@ -227,7 +234,9 @@ def _with_waits(evidence: Evidence, most: int) -> Evidence:
 
 
 def _short_messages(evidence: Evidence) -> Evidence:
-    evidence = evidence._replace(capture=evidence.capture._replace(notes=evidence.capture.notes[:10]))
+    capture = evidence.capture
+    ports = tuple(_fewer_ports(one, 256) for one in capture.ports)
+    evidence = evidence._replace(capture=capture._replace(notes=capture.notes[:10], ports=ports))
     return _outputs(_host_lines(evidence, 15), (80, 5, 500), (10, 0, 200), 16)
 
 
@@ -263,7 +272,10 @@ def _ranks_only(evidence: Evidence) -> Evidence:
         ),
     )
     capture = evidence.capture
-    capture = capture._replace(notes=(), timed_out=capture.timed_out[:8], links=_one_a_way(capture.links)[:16])
+    ports = tuple(_fewer_ports(one, 32) for one in capture.ports)
+    capture = capture._replace(
+        ports=ports, notes=(), timed_out=capture.timed_out[:8], links=_one_a_way(capture.links)[:16]
+    )
     capture = capture._replace(nccl=tuple(one for one in capture.nccl if one.is_timed)[:8])
     return _outputs(_host_lines(evidence._replace(capture=capture), 5), (40, 0, 300), (0, 0, 0), 4)
 
@@ -299,6 +311,7 @@ def _numbers_only(evidence: Evidence) -> Evidence:
         processes=(),
         stacks=evidence.capture.stacks[:16],
         timed_out=(),
+        ports=(),
         host_lines=(),
         notes=(),
         links=evidence.capture.links[:4],

@@ -10,7 +10,7 @@ from saferun.diagnosis.external_waits import external_ranks, suspected
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence import Capture, Evidence, Frame, HostView, ProcessSnapshot, StackDump, ThreadStack
 from saferun.model import ExitStatus, RankEnd
-from saferun.wait_evidence import ThreadWait
+from saferun.wait_evidence import JobPorts, ThreadWait
 from tests.unit.diagnosis.recorded_hangs import C10D, SITE, dump_of, evidence, evidence_of, look_of, native
 from tests.unit.diagnosis.test_hang_precedence import job as recorded
 from tests.unit.diagnosis.test_hang_precedence import recorder
@@ -244,6 +244,18 @@ def test_a_rank_that_has_exited_is_certain_and_beside_one_that_waits_outside_it_
     assert external(job(LOAD, **SLEEP, ends=ends)) == (1,)
 
 
+HOSTS = (
+    HostView(0, "node1", (0, 1), ("10.0.0.1",), "/job", "train.py", has_evidence=True),
+    HostView(1, "node2", (2,), ("10.0.0.2",), "/job", "train.py", has_evidence=True),
+)
+
+
+def asks(address: str, *ports: JobPorts) -> tuple[int, ...]:
+    """Whether rank 1 of node1, which waits for an answer, waits for something outside the job."""
+    found = job(LOAD, **RECV, waits=waits(addresses=(address,)))._replace(hosts=HOSTS)
+    return external(found._replace(capture=found.capture._replace(ports=ports)))
+
+
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
@@ -253,35 +265,51 @@ def test_a_rank_that_has_exited_is_certain_and_beside_one_that_waits_outside_it_
         (f"10.0.0.2:{STORE_PORT}", ()),
     ],
 )
-def test_of_several_hosts_a_port_of_the_kernels_may_be_a_rank(address: str, expected: tuple[int, ...]) -> None:
+def test_a_port_of_the_kernels_may_be_a_rank_where_the_ports_of_its_host_are_not_known(
+    address: str, expected: tuple[int, ...]
+) -> None:
     """Ranks let the kernel choose their ports; databases do not."""
-    hosts = (
-        HostView(0, "node1", (0, 1), ("10.0.0.1",), "/job", "train.py", has_evidence=True),
-        HostView(1, "node2", (2,), ("10.0.0.2",), "/job", "train.py", has_evidence=True),
-    )
-    found = job(LOAD, **RECV, waits=waits(addresses=(address,)))._replace(hosts=hosts)
-    assert external(found) == expected
+    assert asks(address) == expected
+    assert asks(address, JobPorts((2,), (7777,))) == expected
 
 
-def test_of_several_hosts_a_port_that_a_rank_has_is_a_rank() -> None:
-    """Ranks that talk to each other by sockets of their own hang together."""
-    hosts = (
-        HostView(0, "node1", (0, 1), ("10.0.0.1",), "/job", "train.py", has_evidence=True),
-        HostView(1, "node2", (2,), ("10.0.0.2",), "/job", "train.py", has_evidence=True),
-    )
-    found = job(LOAD, **RECV, waits=waits(addresses=("10.0.0.2:7777",)), looks={2: {"ports": (7777,)}})
-    assert external(found._replace(hosts=hosts)) == ()
-    elsewhere = job(LOAD, **RECV, waits=waits(addresses=("10.0.0.2:7777",)), looks={0: {"ports": (7777,)}})
-    assert external(elsewhere._replace(hosts=hosts)) == (1,)
+@pytest.mark.parametrize(
+    ("port", "expected"),
+    [(7777, ()), (41234, ()), (41235, (1,)), (5432, (1,))],
+    ids=["own", "kernel's", "db", "low db"],
+)
+def test_of_several_hosts_who_has_a_port_decides(port: int, expected: tuple[int, ...]) -> None:
+    """A service on a host of the job may have any port."""
+    assert asks(f"10.0.0.2:{port}", JobPorts((2,), (7777, 41234), is_whole=True)) == expected
+    assert asks(f"[::ffff:10.0.0.2]:{port}", JobPorts((2,), (7777, 41234), is_whole=True)) == expected
+    # What another host has is of no use.
+    assert asks(f"10.0.0.2:{port}", JobPorts((0, 1), (7777, 41234), is_whole=True)) == (() if port > 40000 else (1,))
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:7777", "127.0.0.1:7777", "[::1]:7777"])
+def test_a_rank_of_another_saferun_on_the_same_host_is_no_service(address: str) -> None:
+    """Of one saferun a rank, each knows its own processes only."""
+    own, other = JobPorts((1,), (41000,), is_whole=True), JobPorts((0,), (7777,), is_whole=True)
+    assert asks(address, own, other) == ()
+    assert asks(address, own) == (1,)
+
+
+def test_ports_are_known_where_all_saferuns_of_a_host_know_theirs() -> None:
+    known = JobPorts((0,), (7777,), is_whole=True)
+    found = job(*IN_STEP, others={2: (LOAD,)}, looks={2: {**RECV, "waits": waits(102, addresses=("10.0.0.1:41234",))}})
+    found = found._replace(hosts=HOSTS)
+
+    def asked(*ports: JobPorts) -> tuple[int, ...]:
+        return external(found._replace(capture=found.capture._replace(ports=ports)))
+
+    assert asked(known) == asked(known, JobPorts((1,), (8888,))) == ()
+    assert asked(known, JobPorts((1,), (41234,), is_whole=True)) == ()
+    assert asked(known, JobPorts((1,), (8888,), is_whole=True)) == (2,)
 
 
 def test_of_several_hosts_a_process_of_another_host_is_no_neighbour() -> None:
     """Each host has its own numbers: pid 102 of node2 is not the one that rank 1 waits for."""
-    hosts = (
-        HostView(0, "node1", (0, 1), ("10.0.0.1",), "/job", "train.py", has_evidence=True),
-        HostView(1, "node2", (2,), ("10.0.0.2",), "/job", "train.py", has_evidence=True),
-    )
-    found = job(LOAD, **SLEEP, others={2: (LOAD,)}, looks={2: SLEEP})._replace(hosts=hosts)
+    found = job(LOAD, **SLEEP, others={2: (LOAD,)}, looks={2: SLEEP})._replace(hosts=HOSTS)
     assert external(found) == (1, 2)
 
 
