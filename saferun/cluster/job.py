@@ -11,7 +11,7 @@ from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
 from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostHost
-from saferun.cluster.join_messages import Joined, Peer, SecretSharing, TaskInfo
+from saferun.cluster.join_messages import EndNote, Joined, Peer, SecretSharing, TaskInfo
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
@@ -22,8 +22,8 @@ from saferun.files.run_dir import RunDirectory
 from saferun.linux.bare_socket import short_host_name
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.actions import JoinHosts
-from saferun.supervisor.events import JobLost, StartFailed
+from saferun.supervisor.actions import Finish, JoinHosts
+from saferun.supervisor.events import JobLost, StartFailed, StopRequested
 from saferun.text.decoding import display_text, number, text
 from saferun.text.typed_json import fit
 
@@ -102,7 +102,7 @@ class Job(JobSender):
         self.leads = False
         self.leader = ""
         self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
-        self.leaves = False  # this host goes, and the job goes on without it
+        self.end: Finish | None = None
         self.chunk_limit_bytes = 1 << 16
         self.ignored = Ignored(self._warn)
         self.unsigned = Ignored(self._warn)
@@ -152,14 +152,20 @@ class Job(JobSender):
         return self._channel.on_exit(pid, status)
 
     def close(self) -> None:
-        """The launch is over on this host. ``leaves``: the job goes on without it."""
+        """The launch is over on this host."""
+        end = self.end or Finish(1)
+        by = self.asked_here(end.by) if end.ours else end.by
+        note = {"note": EndNote(by, end.at_once)._asdict()} if by else {}
         if not self._joining:
             if self.leads:
                 self.acknowledge()  # its own decision, which it does not wait to hear
             hosts = self._config.hosts
             # An elastic job is not over where one host could not join it.
             outside = self.current.number < 0 and hosts.least != hosts.most
-            self._channel.send({"op": "leave" if self.leaves or outside else "close"})
+            self._channel.send({"op": "leave"} if end.leaves or outside else {"op": "close", **note})
+        elif note and self._config.rendezvous.backend != "static":
+            # Of the hosts that this one waits for, some may wait, too.
+            self._channel.send({"op": "close", **note})
         self._channel.close()
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -324,7 +330,7 @@ class Job(JobSender):
             self.ignored.add(entry.get("kind") if isinstance(entry, dict) else message.get("op"), error)
 
     def _take(self, message: JsonObject) -> None:
-        if message.get("op") in {"joined", "join_failed"}:
+        if message.get("op") in {"joined", "join_failed", "job_ended"}:
             self._callbacks.set_status(None)
         match message.get("op"):
             case "joined" if self._joining:
@@ -332,6 +338,11 @@ class Job(JobSender):
             case "join_failed" if self._joining:
                 self._joining = False
                 self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
+            case "job_ended" if self._joining:
+                self._joining = False
+                ended: EndNote = fit(EndNote, message)
+                now = time.monotonic()
+                self._post(StopRequested(now, self._attempt(), ended.by, ended.at_once, ours=False))
             case "waiting":
                 waits_for = display_text(message["text"], LONGEST_MESSAGE)
                 if not self._callbacks.set_status(waits_for):

@@ -17,7 +17,7 @@ from saferun.cluster.report_listeners import SoloRankReports
 from saferun.cluster.solo_job import SoloJob
 from saferun.linux.part import Part
 from saferun.model import JsonObject
-from saferun.supervisor.actions import BroadcastDecision, JoinHosts
+from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
 
 
 class JobPort(Part, Protocol):
@@ -32,7 +32,7 @@ class JobPort(Part, Protocol):
         peers: all hosts, on the leader of several.
         other_addresses: of hosts with other ranks of the job, as far as they are known: on the leader all of them.
         chunk_limit_bytes: how large a chunk of evidence may be.
-        leaves: set before ``close``: this host goes, and the job goes on without it.
+        end: set before ``close``: how the launch ends; None: by an error.
         blamed: set by whoever finds out: the ranks of the job that caused the last hang.
     """
 
@@ -44,7 +44,7 @@ class JobPort(Part, Protocol):
     peers: Mapping[int, Peer]
     other_addresses: tuple[str, ...]
     chunk_limit_bytes: int
-    leaves: bool
+    end: Finish | None
     blamed: tuple[int, ...]
 
     @property

@@ -51,13 +51,14 @@ class JobSender:
 
         Until the hosts have met for an attempt, they read the log of the previous one.
         """
-        self.broadcast("request", attempt=self.joined_attempt, text=self._asked_here(by), at_once=at_once)
+        self.broadcast("request", attempt=self.joined_attempt, text=self.asked_here(by), at_once=at_once)
 
     def broadcast_checkpoint(self, by: str, signum: int) -> None:
         """The user wants the ranks to save a checkpoint and to end."""
-        self.broadcast("checkpoint", text=self._asked_here(by), signum=signum)
+        self.broadcast("checkpoint", text=self.asked_here(by), signum=signum)
 
-    def _asked_here(self, by: str) -> str:
+    def asked_here(self, by: str) -> str:
+        """Who asked for something, for other hosts."""
         label = self.roster.label
         return _for_others(by if label in by else f"{by} on {label}")
 

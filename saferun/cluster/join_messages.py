@@ -1,4 +1,4 @@
-"""The messages between a supervisor and its coordinator at a rendezvous, as both of them have them. Pure.
+"""The messages between a supervisor and its coordinator about a rendezvous, as both of them have them. Pure.
 
 A task asks to join (``JoinRequest``); when the hosts have met, it gets what they agreed on (``Joined``).
 """
@@ -11,7 +11,17 @@ from saferun.cluster.messages import MOST_HOSTS, Line
 from saferun.model import Value
 from saferun.text.typed_json import line_of, list_of, number_of, text_of
 
-__all__ = ["HostInfoText", "JoinRequest", "Joined", "Master", "Peer", "ProbeTarget", "SecretSharing", "TaskInfo"]
+__all__ = [
+    "EndNote",
+    "HostInfoText",
+    "JoinRequest",
+    "Joined",
+    "Master",
+    "Peer",
+    "ProbeTarget",
+    "SecretSharing",
+    "TaskInfo",
+]
 
 _LONGEST_NAME = 255
 _LONGEST_TEXT = 1 << 16
@@ -119,6 +129,13 @@ class JoinRequest(Value):
     expected: Annotated[tuple[str, ...], list_of(Text, MOST_HOSTS)] = ()
     record: TaskInfo = TaskInfo(0, "", 0)
     sharing: SecretSharing | None = None
+
+
+class EndNote(Value):
+    """A user has ended the job by saferunctl, which hosts read that wait to join it. ``at_once``: by SIGKILL."""
+
+    by: Line
+    at_once: bool = False
 
 
 class Peer(Value):

@@ -13,7 +13,7 @@ from saferun.config import LaunchConfig
 from saferun.linux.listen_port import hold_port
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.actions import BroadcastDecision, JoinHosts
+from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
 from saferun.supervisor.events import StartFailed, StoreServed, StoreUnavailable
 from saferun.supervisor.topology import single_host
 
@@ -53,7 +53,7 @@ class SoloJob:
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
     ) -> None:
         self.is_head = self.leads = True
-        self.leaves = False
+        self.end: Finish | None = None
         self.host = 0
         self.leader = ""
         self.peers: Mapping[int, Peer] = {}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
 
+from saferun.cluster.join_messages import EndNote
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.errors import printable
+from saferun.text.decoding import MALFORMED, loads
+from saferun.text.typed_json import fit
 
 _MOST_HOSTS = 4096
 _LONGEST_NAME = 255
 _MOST_SHOWN = 16
+_LONGEST_NOTE = 16 << 10
+_PAUSE_S = 0.1
 
 
 class Arrivals:
@@ -57,6 +64,35 @@ class Arrivals:
         except (StoreBrokenError, ValueError):
             pass
         return [name[:_LONGEST_NAME] for name in dict.fromkeys(names)]
+
+    def note_end(self, note: EndNote) -> None:
+        """Tell those who wait that a user has ended the job: their rendezvous is going to be closed."""
+        try:
+            self._client.set(f"{self._prefix}end", json.dumps(note._asdict()))
+        except StoreBrokenError:
+            pass
+
+    def find_end(self) -> EndNote | None:
+        """Who has ended the job; None: no user, as far as is known."""
+        try:
+            stored = self._client.find(f"{self._prefix}end", longest=_LONGEST_NOTE)
+            return fit(EndNote, loads(stored, longest=_LONGEST_NOTE)) if stored is not None else None
+        except (StoreBrokenError, *MALFORMED):
+            return None
+
+    def await_departures(self, timeout_s: float) -> None:
+        """Return when no other host waits any more, or the time is over."""
+        give_up_at = time.monotonic() + timeout_s
+        while self._others_wait() and time.monotonic() < give_up_at:
+            time.sleep(_PAUSE_S)
+
+    def _others_wait(self) -> bool:
+        try:
+            count = min(_MOST_HOSTS, self._client.add(f"{self._prefix}hosts", 0))
+            numbers = (number for number in range(count) if number != self._number)
+            return any(self._client.check(f"{self._prefix}here/{number}") for number in numbers)
+        except (StoreBrokenError, ValueError):
+            return False
 
 
 def waiting_text(names: Sequence[str], least: int, most: int, expected: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from saferun.cluster.join_messages import EndNote
 from saferun.coordinator.arrivals import Arrivals, waiting_text
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.control_search import JOB_KEY, ControlSearch
@@ -23,6 +24,7 @@ from saferun.coordinator.leader_address import (
     ASK_AFTER_S,
     ASK_KEY,
     LeaderAddress,
+    master_addr,
     mismatch_error,
     mismatch_on_first_host,
     publish_address,
@@ -37,7 +39,7 @@ from saferun.coordinator.record_collection import (
     await_assignment,
     publish_failure,
 )
-from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
+from saferun.coordinator.rendezvous_round import JobEndedError, JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
@@ -56,7 +58,10 @@ _FIND_S = 3.5
 # When the handler has decided who takes part, all of them are there: they need not long for the rest.
 _EXCHANGE_S = 60.0
 _EXIT_S = 2.0
+# torch looks at the state of a rendezvous every second, and a host is asked to read more than that now and then.
+_DEPARTURES_S = 3.0
 _BEFORE_THE_END_S = 2.0
+_CLOSED = {"RendezvousClosedError", "RendezvousGracefulExitError", "EtcdRendezvousClosedError"}
 
 
 class HandlerRendezvous:
@@ -74,6 +79,7 @@ class HandlerRendezvous:
         self._handler: Any = None
         self._arrivals: Arrivals | None = None
         self._one_port = False  # whether some host has asked for it
+        self._is_waiting = False  # the handler waits for other hosts
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Answer]] = queue.SimpleQueue()
         self._on_waiting: Callable[[str], None] | None = None
         threading.Thread(target=self._call, daemon=True).start()
@@ -83,6 +89,7 @@ class HandlerRendezvous:
 
         Raises:
             JoinFailedError: it cannot be.
+            JobEndedError: a user has ended the job.
             CancelledError: no task waits for it any more.
         """
         own = rdzv.wait_for_tasks()
@@ -132,11 +139,21 @@ class HandlerRendezvous:
 
         executor.run(_RendezvousExitOp(), time.monotonic() + _EXIT_S)
 
-    def close(self) -> None:
-        """The job is over: hosts that come now, or wait, are turned away."""
-        handler = self._handler
-        if handler is not None:
+    def close(self, note: EndNote | None) -> None:
+        """The job is over: hosts that come now, or wait, are turned away, with the ``note`` of who has ended it."""
+        handler, arrivals = self._handler, self._arrivals
+        if handler is None:
+            return
+        if note is not None and arrivals is not None:
+            arrivals.note_end(note)
+        if self._is_waiting:
+            # The handler's own thread waits for hosts, as long as it takes.
+            handler.shutdown()
+        else:
             self._ask(handler.shutdown).wait(None)
+        if note is not None and arrivals is not None and self._endpoint_store is not None:
+            # The store, which says that the rendezvous is closed, goes with this process.
+            arrivals.await_departures(_DEPARTURES_S)
 
     # ------------------------------------------------------------------------------------------------------ the handler
 
@@ -207,6 +224,7 @@ class HandlerRendezvous:
     def _next_rendezvous(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
         handler = self._handler
         rdzv.is_torchs = rdzv.request.backend in {"c10d", "etcd-v2"}
+        self._is_waiting = True
         answer = self._ask(handler.next_rendezvous)
         ask_at = 0.0
         names: list[str] = []
@@ -221,9 +239,13 @@ class HandlerRendezvous:
                 next_s = min(rdzv.request.report_every_s / 2, rdzv.timeout_s / 4, rdzv.remaining_s - _BEFORE_THE_END_S)
                 ask_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
             rdzv.set_status(f"waiting for {message or 'other hosts'}")
-        rdzv.is_torchs = False
+        rdzv.is_torchs = self._is_waiting = False
         if answer.error is None:
             return answer.value
+        if type(answer.error).__name__ in _CLOSED and self._arrivals is not None:
+            note = self._arrivals.find_end()
+            if note is not None:
+                raise JobEndedError(note)
         raise self._explain(rdzv, answer.error, names)
 
     def _explain(self, rdzv: RendezvousRound, error: Exception, names: Sequence[str]) -> JoinFailedError:
@@ -458,26 +480,6 @@ class _Answer:
 
     def wait(self, timeout_s: float | None) -> bool:
         return self._given.wait(timeout_s)
-
-
-def master_addr(named: str, addresses: tuple[str, ...]) -> str:
-    """The MASTER_ADDR of the ranks: torch's choice where that leads anywhere, else one of this host's own.
-
-    A name service that is not in order gives names that no host can resolve, or that lead every host to itself.
-    """
-    away = [address for address in addresses if not is_loopback(address)]
-    try:
-        infos = socket.getaddrinfo(named.encode(), None, proto=socket.IPPROTO_TCP)
-    except (OSError, UnicodeError):
-        infos = []
-    if away and all(is_loopback(str(info[4][0])) for info in infos):
-        return away[0]
-    return named
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address leads every host to itself."""
-    return address.startswith("127.") or address in {"::1", "localhost"}
 
 
 def _message_of(error: BaseException) -> str:

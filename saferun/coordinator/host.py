@@ -2,9 +2,9 @@
 
 The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``append``, ``state``, ``chunk``,
 ``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``,
-``join_failed``, ``entry``, ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``start_stage``, and to
-the leader ``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and
-``unsigned``.
+``join_failed``, ``job_ended``, ``entry``, ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``,
+``start_stage``, and to the leader ``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the
+head ``malformed`` and ``unsigned``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from saferun.cluster.join_messages import Joined, JoinRequest, SecretSharing
+from saferun.cluster.join_messages import EndNote, Joined, JoinRequest, SecretSharing
 from saferun.cluster.signed import CannotSealError, Signer
 from saferun.coordinator.attempt import CoordinatorAttempt
-from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousResult, RendezvousRound
+from saferun.coordinator.rendezvous_round import (
+    CancelledError,
+    JobEndedError,
+    JoinFailedError,
+    RendezvousResult,
+    RendezvousRound,
+)
 from saferun.coordinator.secrecy import NO_SECRET, Secrecy
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.secret_process import SecretProcess
@@ -46,8 +52,8 @@ class Rendezvous(Protocol):
     def leave(self) -> None:
         """This host will not join again."""
 
-    def close(self) -> None:
-        """The job is over, for all hosts."""
+    def close(self, note: EndNote | None) -> None:
+        """The job is over, for all hosts. ``note``: who has ended it, for those who wait to join."""
 
 
 class HostCoordinator:
@@ -93,7 +99,9 @@ class HostCoordinator:
             case "leave":
                 self._closing = self._in_background(self._leave)
             case "close":
-                self._closing = self._in_background(self._close)
+                note = message.get("note")
+                end = fit(EndNote, note) if note is not None else None
+                self._closing = self._in_background(lambda: self._close(end))
             case "counts":
                 connection.send({"op": "counts", "operations": TRAFFIC.operations, "size_bytes": TRAFFIC.size_bytes})
             case "append" | "state" | "chunk" | "ack" | "probe" | "start_stage":
@@ -199,6 +207,8 @@ class HostCoordinator:
             self._begin(rdzv, result, rendezvous)
         except JoinFailedError as error:
             self._fail(rdzv, error)
+        except JobEndedError as error:
+            self._answer(rdzv, {"op": "job_ended", **error.note._asdict()})
         except CancelledError:
             pass
         except Exception as error:
@@ -278,6 +288,11 @@ class HostCoordinator:
             attempt.close()
 
     def _fail(self, rdzv: RendezvousRound, error: JoinFailedError) -> None:
+        usage = {"usage": True} if error.is_usage else {}
+        self._answer(rdzv, {"op": "join_failed", "what": error.what, "hint": error.hint, **usage})
+
+    def _answer(self, rdzv: RendezvousRound, message: Message) -> None:
+        """What tasks that wait for a rendezvous hear instead of its result."""
         with self._lock:
             if rdzv.is_over:
                 return
@@ -285,8 +300,7 @@ class HostCoordinator:
         for task in rdzv.joins:
             connection = self._tasks.of_task(task)
             if connection is not None:
-                usage = {"usage": True} if error.is_usage else {}
-                connection.send({"op": "join_failed", "what": error.what, "hint": error.hint, **usage})
+                connection.send(message)
 
     # --------------------------------------------------------------------------------------------------- time, and ends
 
@@ -348,9 +362,10 @@ class HostCoordinator:
         if self._rendezvous is not None:
             _bounded(self._rendezvous.leave, _LEAVE_S)
 
-    def _close(self) -> None:
-        if self._rendezvous is not None:
-            _bounded(self._rendezvous.close, _CLOSE_S)
+    def _close(self, note: EndNote | None) -> None:
+        rendezvous = self._rendezvous
+        if rendezvous is not None:
+            _bounded(lambda: rendezvous.close(note), _CLOSE_S)
 
     def _in_background(self, do: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=do, daemon=True)

@@ -124,3 +124,23 @@ def _is_address(text: str) -> bool:
             continue
         return True
     return False
+
+
+def master_addr(named: str, addresses: tuple[str, ...]) -> str:
+    """The MASTER_ADDR of the ranks: torch's choice where that leads anywhere, else one of this host's own.
+
+    A name service that is not in order gives names that no host can resolve, or that lead every host to itself.
+    """
+    away = [address for address in addresses if not is_loopback(address)]
+    try:
+        infos = socket.getaddrinfo(named.encode(), None, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError):
+        infos = []
+    if away and all(is_loopback(str(info[4][0])) for info in infos):
+        return away[0]
+    return named
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address leads every host to itself."""
+    return address.startswith("127.") or address in {"::1", "localhost"}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from saferun.cluster.join_messages import Address, HostInfoText, JoinRequest, Peer
+from saferun.cluster.join_messages import Address, EndNote, HostInfoText, JoinRequest, Peer
 from saferun.coordinator.assignments import HostAssignment, HostRecord, TaskRecord, label_hosts
 from saferun.coordinator.dial import plain
 from saferun.coordinator.secrecy import NO_SECRET
@@ -38,6 +38,14 @@ class JoinFailedError(Exception):
         self.hint = hint
         self.is_published = is_published
         self.is_usage = is_usage
+
+
+class JobEndedError(Exception):
+    """A user has ended the job while this host waited to join it."""
+
+    def __init__(self, note: EndNote) -> None:
+        super().__init__(note.by)
+        self.note = note
 
 
 class CancelledError(Exception):

@@ -42,6 +42,7 @@ from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClie
 from saferun.coordinator.store_search import StoreSearch
 
 if TYPE_CHECKING:
+    from saferun.cluster.join_messages import EndNote
     from saferun.cluster.signed import Signer
 
 _CONTROL_KEY = "saferun/control"
@@ -113,7 +114,7 @@ class StaticRendezvous:
     def leave(self) -> None:
         """Nothing is kept alive between rendezvous."""
 
-    def close(self) -> None:
+    def close(self, note: EndNote | None) -> None:
         """The stores end with the process."""
 
     # ------------------------------------------------------------------------------------------------------ node rank 0

@@ -180,10 +180,11 @@ class AttemptEnd:
         """The launch is over, but for the end of the run."""
         # By a signal to this host, or to another one of the job.
         reason = self._context.job.abort_reason
-        stopped = self._stop_signum is not None or (reason is not None and reason.reason in _ORDERS)
+        in_attempt = self._stop_signum is not None or (reason is not None and reason.reason in _ORDERS)
+        stopped = in_attempt or bool(action.by)
         if action.reraise is None:
             self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
-        self._context.job.leaves = action.leaves
+        self._context.job.end = action
         self._context.guarded("end the checks", self._context.checks.settle)
         self._context.guarded("write how the launch has ended", partial(self._write_end, action, stopped=stopped))
 

@@ -292,12 +292,16 @@ class PrintLine(Value):
 class Finish(Value):
     """The launch is over. With ``reraise`` saferun ends by that signal instead of by an exit code.
 
-    ``leaves``: the job goes on without this host.
+    ``leaves``: the job goes on without this host. ``by``: who has ended the job by saferunctl, which asked this host if
+    it is ``ours``; ``at_once``: by SIGKILL.
     """
 
     exit_code: int
     reraise: int | None = None
     leaves: bool = False
+    by: str = ""
+    at_once: bool = False
+    ours: bool = False
 
 
 Action = (

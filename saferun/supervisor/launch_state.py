@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import Enum
 
 from saferun.model import Value
@@ -149,6 +150,7 @@ class LaunchState:
         self.stop_signum: int | None = None  # that the user or the scheduler sent to this host
         self.stopped_by = ""  # who asked for the end of the job, if it was by saferunctl
         self.failure_code = 1  # what saferun ends with, if the job is stopped
+        self.is_request_ours = False  # whether saferunctl has asked this host
 
     def enter(self, state: State, deadline: float | None) -> None:
         """Change the state."""
@@ -163,9 +165,9 @@ class LaunchState:
         """There is one more reason for which the attempt ends."""
         self.attempt.ending = prevailing(self.attempt.ending, ending)
 
-    def note_request(self, by: str, signum: int) -> None:
+    def note_request(self, by: str, signum: int, *, ours: bool) -> None:
         """The user asked for the end of the job by saferunctl, on this host or another one."""
-        self.stopped_by = by
+        self.stopped_by, self.is_request_ours = by, ours
         # As a shell has it for a program that a signal ended.
         self.failure_code = 128 + signum
 
@@ -192,4 +194,8 @@ class LaunchState:
     def finish(self, exit_code: int, reraise: int | None = None, *, leaves: bool = False) -> list[Action]:
         """The launch is over."""
         self.enter(State.DONE, None)
-        return [Finish(exit_code, reraise, leaves=leaves or isinstance(self.attempt.ending, Leave))]
+        end = Finish(exit_code, reraise, leaves=leaves or isinstance(self.attempt.ending, Leave))
+        if self.stop_signum is not None and self.stopped_by:
+            at_once = self.stop_signum == signal.SIGKILL
+            end = end._replace(by=self.stopped_by, at_once=at_once, ours=self.is_request_ours)
+        return [end]

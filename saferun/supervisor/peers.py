@@ -52,7 +52,7 @@ def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
         peers.announced_signum = event.signum
         expect_sigkill(launch, event.at)
     if event.reason == "request" and not event.ours:
-        launch.note_request(event.message, event.signum)
+        launch.note_request(event.message, event.signum, ours=event.ours)
     peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent", "request"}
     peers.awaits_cause = peers.awaits_cause or event.reason == "victim"
     return launch.broadcast_cause() if launch.attempt.has_failed_rank and not event.ours else []

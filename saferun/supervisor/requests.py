@@ -39,7 +39,7 @@ def handle(launch: LaunchState, event: StopRequested | RestartRequested | Checkp
 
 def end_at_once_as_requested(launch: LaunchState, event: StopRequested) -> list[Action]:
     """CHECKING | JOINING | BACKOFF -> DONE: no rank runs, and there is no other attempt."""
-    launch.note_request(event.by, event.signum)
+    launch.note_request(event.by, event.signum, ours=event.ours)
     launch.stop_signum = event.signum
     asked: list[Action] = []
     if launch.state is State.BACKOFF and (event.ours or launch.leads) and launch.job.together:
@@ -63,7 +63,7 @@ def on_stop_requested(launch: LaunchState, event: StopRequested) -> list[Action]
             *stop_waiting_for_orphans(launch, event.at),
         ]
     is_repeated = launch.stop_signum is not None
-    launch.note_request(event.by, event.signum)
+    launch.note_request(event.by, event.signum, ours=event.ours)
     launch.stop_signum = event.signum
     launch.add_ending(Stopped(event.signum, by=event.by))
     announced = launch.broadcast_abort("request", event.by, event.signum) if launch.state in TOGETHER else []

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.breadth import slow_but
-from tests.cluster.jobs import STAY, Job, Way, assert_nothing_left, await_no_ranks, by_hand, start
+from tests.cluster.jobs import SAFERUN, STAY, Job, Way, assert_nothing_left, await_no_ranks, by_hand, start
 from tests.cluster.test_ctl_ends_jobs import ask, has_control_sockets
-from tests.cluster.test_elastic import QUICK
+from tests.cluster.test_elastic import C10D, QUICK
 from tests.cluster.test_retries import SYSTEM_ERROR, fails_at_first
 
 if TYPE_CHECKING:
@@ -26,11 +26,12 @@ await_release("fail")
 """
 
 
-def lose_the_last(job: Job, hosts: Sequence[Host]) -> None:
-    """Kill the last saferun; the others end their ranks, and wait for it."""
+def lose_the_last(job: Job, hosts: Sequence[Host], lost: int = 1) -> None:
+    """Kill the last saferuns; the others end their ranks, and wait for them."""
     job.until(lambda: has_control_sockets(job.folder, len(hosts)), "control sockets")
-    job.processes[-1].kill()
-    job.until(lambda: len(job.saferun_said("saferun: starting again ")) == len(hosts) - 1, "the others start again")
+    for process in job.processes[-lost:]:
+        process.kill()
+    job.until(lambda: len(job.saferun_said("saferun: starting again ")) == len(hosts) - lost, "the others start again")
     await_no_ranks(*hosts)
 
 
@@ -107,6 +108,45 @@ def test_an_elastic_job_that_waits_for_more_hosts_ends_at_once(cluster: Cluster,
     assert "exit code 143" in ask(hosts[asked], tmp_path, "stop", "latest")
     assert job.finish()[:2] == [143] * 2, job.story("another exit code")
     assert_said(job, "stop", hosts[asked], 2)
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asked", "verb", "code"), [(0, "kill", 137), (1, "stop", 143)])
+def test_a_host_that_only_waits_to_join_an_elastic_job_ends_with_the_others(
+    cluster: Cluster, tmp_path: Path, asked: int, verb: str, code: int
+) -> None:
+    """It was in no attempt of the job: it learns of the end by the rendezvous, before its store goes."""
+    hosts = cluster.hosts[:4]
+    options = (*QUICK, "--max-restarts", "2", "--host-timeout", "6", "--nproc-per-node", "1")
+    job = by_hand(cluster, tmp_path, STAY, *options, hosts=hosts, backend="c10d", nnodes="4:5")
+    job.hear("ready", 4)
+    lose_the_last(job, hosts, lost=2)
+    command = (*SAFERUN, "--nnodes", "4:5", *C10D, *options, str(tmp_path / "program.py"))
+    newcomer = hosts[3].popen(command, cwd=tmp_path)
+    job.processes.append(newcomer)
+    # After half a minute each of them says for whom it waits.
+    job.until(lambda: "here are node1, node2, node4" in newcomer.err, "it waits")
+    assert f"stopped, exit code {code}" in ask(hosts[asked], tmp_path, verb, "latest")
+    codes = job.finish()
+    assert [*codes[:2], codes[4]] == [code] * 3, job.story("another exit code")
+    assert_said(job, verb, hosts[asked], 3)
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.slow
+def test_a_host_that_waits_for_room_in_an_elastic_job_ends_with_the_others(cluster: Cluster, tmp_path: Path) -> None:
+    """The job has all the hosts that it takes, and its ranks run."""
+    hosts = cluster.hosts[:3]
+    options = (*QUICK, "--host-timeout", "6", "--nproc-per-node", "1")
+    job = by_hand(cluster, tmp_path, STAY, *options, hosts=hosts[:2], backend="c10d", nnodes="1:2")
+    job.hear("ready", 2)
+    job.until(lambda: has_control_sockets(job.folder, 2), "control sockets")
+    command = (*SAFERUN, "--nnodes", "1:2", *C10D, *options, str(tmp_path / "program.py"))
+    job.processes.append(hosts[2].popen(command, cwd=tmp_path))
+    job.until(lambda: "is here (node3)" in job.processes[2].err, "it waits")
+    ask(hosts[1], tmp_path, "stop", "latest")
+    assert job.finish() == [143] * 3, job.story("another exit code")
     assert_nothing_left(cluster)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.torch.coordinating import DECISION, TROUBLE, Host, listening, port_of
 
 # What torch waits for more hosts once there are enough; its own default is 30 s.
@@ -125,6 +127,30 @@ def test_a_host_that_comes_after_the_end_is_told_so() -> None:
         first.send("close")
         second.join(**alone)
         assert "is closed" in second.expect("join_failed")["what"]
+
+
+@pytest.mark.parametrize(("is_between_attempts", "endpoint_last"), [(False, False), (True, False), (True, True)])
+def test_a_host_that_waits_to_join_is_told_who_has_ended_the_job(
+    *, is_between_attempts: bool, endpoint_last: bool
+) -> None:
+    """Before the rendezvous' store goes with the host that has it."""
+    with c10d_job("node1", "node2", endpoint_last=endpoint_last) as ((first, second), fields):
+        least, most = (3, 4) if is_between_attempts else (1, 1)
+        first.join(**fields | {"least": least, "most": most, "elastic": True})
+        if is_between_attempts:
+            first.expect("waiting")
+        else:
+            first.expect("joined")
+        second.join(**fields | {"least": least, "most": most, "elastic": True})
+        while "node2" not in second.expect("waiting")["text"]:
+            pass
+        note = {"by": "saferunctl kill by ada on node1", "at_once": True}
+        first.send("close", note=note)
+        first.send("goodbye")
+        ended = second.expect("job_ended")
+        assert {name: ended[name] for name in note} == note
+        first.wait_closed()
+        assert not [message for message in second.read_all() if message["op"] == "join_failed"]
 
 
 def test_a_lost_host_of_an_elastic_job_is_missed_by_its_leader() -> None:

@@ -46,7 +46,7 @@ class Channel:
 class Listening:
     """A job with its surroundings."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "static") -> None:
         self.events: list[Event] = []
         self.places: list[Assignment] = []
         self.said: list[str] = []
@@ -54,7 +54,8 @@ class Listening:
         self.hangs: list[int] = []
         self.told: list[dict[str, Any]] = []  # of the checks
         self.attempt = 0
-        config = CONFIG._replace(hosts=HostsConfig(2, 2, 0))
+        rendezvous = CONFIG.rendezvous._replace(backend=backend)
+        config = CONFIG._replace(hosts=HostsConfig(2, 2, 0), rendezvous=rendezvous)
         self.job = Job(
             config,
             {},

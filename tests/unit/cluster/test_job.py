@@ -13,7 +13,7 @@ from saferun.cluster.job_values import EvidenceChunk
 from saferun.cluster.join_messages import SecretSharing
 from saferun.cluster.silence import Progress
 from saferun.model import JsonObject
-from saferun.supervisor.actions import BroadcastDecision, JoinHosts
+from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
 from saferun.supervisor.events import (
     HostsDone,
     HostsReachable,
@@ -411,6 +411,46 @@ def test_between_attempts_a_host_ends_by_what_the_leader_says(listening: Listeni
     assert isinstance(event, StopRequested)
     assert (event.attempt, event.by, event.ours) == (1, "saferunctl stop", False)
     assert listening.channel.sent == []
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_host_that_waits_to_join_ends_when_a_user_has_ended_the_job(listening: Listening, *, at_once: bool) -> None:
+    """It was never in an attempt, whose log it could read."""
+    listening.job.join(JoinHosts(0))
+    listening.hear(op="job_ended", by="saferunctl stop on node1", at_once=at_once)
+    (event,) = listening.events
+    assert isinstance(event, StopRequested)
+    assert (event.by, event.at_once, event.ours) == ("saferunctl stop on node1", at_once, False)
+    listening.job.end = Finish(143, by=event.by, ours=event.ours)
+    listening.channel.sent.clear()
+    listening.job.close()
+    assert listening.channel.sent == [{"op": "close", "note": {"by": event.by, "at_once": False}}]
+
+
+@pytest.mark.parametrize(
+    ("backend", "end", "has_met", "sent"),
+    [
+        ("c10d", Finish(143, by="saferunctl stop", ours=True), False, ["saferunctl stop on node0"]),
+        ("c10d", Finish(143, by="saferunctl stop", ours=True), True, ["saferunctl stop on node0"]),
+        ("c10d", Finish(1), False, None),
+        ("c10d", Finish(1), True, [None]),
+        ("static", Finish(143, by="saferunctl stop", ours=True), False, None),
+        ("static", Finish(0), True, [None]),
+    ],
+)
+def test_only_a_user_ends_a_job_that_other_hosts_wait_to_join(
+    backend: str, end: Finish, sent: list[str | None] | None, *, has_met: bool
+) -> None:
+    """A host that goes for another reason while it waits leaves the others to themselves."""
+    listening = Listening(backend)
+    listening.join()
+    if not has_met:
+        listening.job.join(JoinHosts(1))
+    listening.channel.sent.clear()
+    listening.job.end = end
+    listening.job.close()
+    closes = [message for message in listening.channel.sent if message["op"] == "close"]
+    assert [message.get("note", {}).get("by") for message in closes] == (sent or [])
 
 
 @pytest.mark.parametrize("host", [0, 1])

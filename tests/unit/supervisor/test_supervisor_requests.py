@@ -49,7 +49,7 @@ def test_a_request_signals_the_ranks_and_the_exit_code_says_so(at_once: bool, si
     actions = world.request(at_once=at_once)
     assert only(SignalRanks, actions) == SignalRanks(0, (0, 1), signum)
     assert "saferunctl" in only(PrintLine, actions).text
-    assert end_of(world) == Finish(code)
+    assert end_of(world) == Finish(code, by="saferunctl", at_once=at_once, ours=True)
     assert only(Diagnose, world.actions).stopped_by == "saferunctl"
     assert "stopped by saferunctl" in str(only(ReportFailure, world.actions).decision)
 
@@ -68,7 +68,7 @@ def test_a_kill_ends_the_grace_of_a_stop() -> None:
     assert world.request() == []
     actions = world.request(at_once=True)
     assert only(SignalRanks, actions).signum == signal.SIGKILL
-    assert end_of(world) == Finish(137)
+    assert end_of(world) == Finish(137, by="saferunctl", at_once=True, ours=True)
 
 
 def test_a_kill_ends_the_capture_of_a_failure() -> None:
@@ -76,7 +76,7 @@ def test_a_kill_ends_the_capture_of_a_failure() -> None:
     world.exit(0, FAILED)
     assert world.state is State.CAPTURING
     assert only(SignalRanks, world.request(at_once=True)) == SignalRanks(0, (1,), signal.SIGKILL)
-    assert end_of(world) == Finish(137)
+    assert end_of(world) == Finish(137, by="saferunctl", at_once=True, ours=True)
 
 
 def test_a_request_while_an_attempt_is_diagnosed_or_waited_for_is_the_end() -> None:
@@ -87,13 +87,13 @@ def test_a_request_while_an_attempt_is_diagnosed_or_waited_for_is_the_end() -> N
     world.answer_until(State.DIAGNOSING)
     world.request()
     world.answer_until(State.DONE)
-    assert world.finish == Finish(143)
+    assert world.finish == Finish(143, by="saferunctl", ours=True)
     world = running(max_restarts=3)
     for rank in range(2):
         world.exit(rank, FAILED)
     world.answer_until(State.BACKOFF)
     world.request()
-    assert world.finish == Finish(143)
+    assert world.finish == Finish(143, by="saferunctl", ours=True)
 
 
 def test_ranks_that_ended_well_have_not_been_stopped() -> None:
@@ -139,14 +139,14 @@ def test_a_stop_prevails_over_a_restart() -> None:
     world = running()
     restart(world)
     world.request()
-    assert end_of(world) == Finish(143)
+    assert end_of(world) == Finish(143, by="saferunctl", ours=True)
 
 
 def test_a_restart_is_asked_for_too_late_where_the_ranks_end() -> None:
     world = running()
     world.request()
     assert restart(world) == []
-    assert end_of(world) == Finish(143)
+    assert end_of(world) == Finish(143, by="saferunctl", ours=True)
 
 
 def checkpoint(world: World) -> list[Action]:
@@ -245,5 +245,5 @@ def test_between_attempts_the_leader_has_all_hosts_end(state: State, ours: bool)
     actions = supervisor.handle(StopRequested(world.now, supervisor.attempt, "saferunctl stop", ours=ours))
     asked = [action for action in actions if isinstance(action, BroadcastRequest)]
     assert asked == ([BroadcastRequest(0, "saferunctl stop", at_once=False)] if state is State.BACKOFF else [])
-    assert only(Finish, actions) == Finish(143)
+    assert only(Finish, actions) == Finish(143, by="saferunctl stop", ours=ours)
     assert "there is no other attempt" in only(PrintLine, actions).text
