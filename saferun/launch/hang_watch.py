@@ -73,13 +73,16 @@ class HangWatch:
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        due = self._slow.deadline if self._slow is not None else None
         if self._watch_at is not None and self._watch_at <= now:
             self._watch_at = None if self._has_imported else now + _IMPORTS_S
             if self._has_imported:
                 self._context.launch.guarded("watch the ranks", self._begin_watch, now)
         elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
             self._context.launch.guarded("watch the ranks", self._watch.tick, now)
-        if self._slow is not None and self._slow.deadline is not None and self._slow.deadline <= now:
+            if self._slow is not None:
+                due = self._slow.earliest  # one wake-up for both, where it can be
+        if due is not None and due <= now:
             self._for_slow_ranks(lambda slow: slow.tick(now))
 
     def _for_slow_ranks(self, call: Callable[[SlowRankWatch], None]) -> None:

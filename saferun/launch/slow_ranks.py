@@ -75,6 +75,12 @@ class SlowRankWatch:
         moments += [self._rounds.deadline if self._rounds is not None else None, self._judge_recorded_at]
         return min((moment for moment in moments if moment is not None), default=None)
 
+    @property
+    def earliest(self) -> float | None:
+        """From when on ``tick`` does something, for a loop that is awake anyway."""
+        sample_at = self._watch.earliest if self._watch is not None else None
+        return min((moment for moment in (self.deadline, sample_at) if moment is not None), default=None)
+
     def tick(self, now: float) -> None:
         """Do what is due."""
         if self._found is not None and self._found_until <= now:

@@ -73,7 +73,7 @@ def children_of(pid: int) -> list[int]:
         return children
     for task in tasks:
         try:
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+            with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
                 children.extend(map(int, file.read().split()))
         except FileNotFoundError:
             if task == tasks[0] and not os.path.exists("/proc/thread-self/children"):

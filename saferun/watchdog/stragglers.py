@@ -110,8 +110,8 @@ class WaitCounter:
         self._block = 0  # how many samples are in it
         self._reported = -1  # the rank that was reported last
 
-    def take(self, waiting: Mapping[int, bool]) -> None:
-        """Take a sample: which ranks wait."""
+    def take(self, waiting: Mapping[int, bool], times: int = 1) -> None:
+        """Take a sample: which ranks wait. ``times``: it counts for so many, of which no rank waits in any."""
         if self._is_alone and all(waiting.values()):
             return
         for rank, waits in waiting.items():
@@ -122,10 +122,10 @@ class WaitCounter:
             counts = self._counts.get(rank)
             if counts is None:
                 counts = self._counts[rank] = _Counts()
-            counts.samples += 1 + length
+            counts.samples += times + length
             counts.squares += length * length
             counts.block += length
-        self._block += 1
+        self._block += times
         if self._block >= _BLOCK:
             self._end_block()
 

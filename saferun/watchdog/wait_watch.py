@@ -14,6 +14,11 @@ _LONGEST_INTERVAL_S = 0.2
 # While no rank waits there is nothing to compare: samples are rarer until one does. Not among several hosts, where the
 # rank that the others wait for may be the only one of its host.
 _RELAXED = 3.0
+# Rarer still while all of them rest: no main thread runs, and none waits for another. That they have begun to run again
+# is noticed after this part of the time that they have rested. What was not sampled then is known, and counts. The
+# longest interval is longer than the watchdog's, so that one wake-up of the loop is enough for both.
+_REST_SHARE = 0.125
+_LONGEST_REST_S = 6.0
 # Samples become rarer where they and what it takes to wake up for them would cost more than this share of a core, in a
 # window of a minute.
 _CPU_SHARE = 0.0003
@@ -70,10 +75,14 @@ class WaitWatch:
         self._report_at = 0.0
         self._samples = self._reports = self._turns = 0
         self._cost_s = self._ended_s = 0.0
+        self._sampled_at = self._rested_since = 0.0
+        self._is_alone = is_alone
         self._relaxed = self._pace = _RELAXED if is_alone else 1.0
         self._are_on_gpus = False
         self.deadline: float | None = None
         """When ``tick`` is due, in monotonic seconds."""
+        self.earliest: float | None = None
+        """From when on it does something: while the ranks rest before the deadline, for a loop that is awake anyway."""
 
     def begin(self, now: float, ranks: Mapping[int, SampledRank]) -> None:
         """Watch these ranks, by local rank."""
@@ -82,13 +91,13 @@ class WaitWatch:
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if self.deadline is None or now < self.deadline:
+        if self.earliest is None or now < self.earliest:
             return
         # Whatever happens below, the next one is not due at once.
-        self.deadline = now + _LONGEST_INTERVAL_S
+        self.deadline = self.earliest = now + _LONGEST_INTERVAL_S
         began_s = time.thread_time()
         if not self._are_on_gpus:
-            self._sample()
+            self._sample(now)
         sample_s = time.thread_time() - began_s
         # What the loop has done meanwhile cannot be separated from what it takes to wake up, about as much as a sample.
         wake_up_s = min(began_s - self._ended_s, sample_s)
@@ -98,24 +107,40 @@ class WaitWatch:
             self._report_at = now + self._report_s / self._turns_of_a_report()
             self._report()
         if self._are_on_gpus:
-            self.deadline = self._report_at = now + self._report_s * _GPU_EVERY
+            self.deadline = self.earliest = self._report_at = now + self._report_s * _GPU_EVERY
             return
-        interval_s = max(self._interval_s * self._pace, self._cost_s / self._cpu_share)
-        self.deadline = now + interval_s * (0.5 + self._samples * _SPREAD % 1.0)
+        interval_s = self._usual_interval_s()
+        rest_s = min((now - self._rested_since) * _REST_SHARE, _LONGEST_REST_S)
+        if rest_s > interval_s:
+            self.earliest, self.deadline = now + interval_s, now + rest_s
+        else:
+            self.deadline = self.earliest = now + interval_s * (0.5 + self._samples * _SPREAD % 1.0)
         self._ended_s = time.thread_time()
+
+    def _usual_interval_s(self) -> float:
+        return max(self._interval_s * self._pace, self._cost_s / self._cpu_share)
 
     def _turns_of_a_report(self) -> int:
         return max(1, -(-len(self._ranks) // self._most_rows))
 
-    def _sample(self) -> None:
+    def _sample(self, now: float) -> None:
+        before, self._sampled_at = self._sampled_at, now
+        rested_since, self._rested_since = self._rested_since, now
         waiting = {}
         for rank in self._ranks.values():
             waits = self._sampler.waits(rank.pid())
             if waits is None:
                 return  # it is held, or has ended; that the others wait for it does not make it slow
             waiting[rank.rank] = waits
+        times = 1
+        if self._is_alone and not any(waiting.values()) and not self._have_run():
+            self._rested_since = rested_since
+            times = max(1, round((now - before) / self._usual_interval_s()))
         if waiting:
-            self._counter.take(waiting)
+            self._counter.take(waiting, times)
+
+    def _have_run(self) -> bool:
+        return any(self._sampler.has_run(rank.pid()) for rank in self._ranks.values())
 
     def _report(self) -> None:
         """Report, unless a rank uses a GPU: then what has been counted of any is worth nothing."""
@@ -146,13 +171,14 @@ class WaitWatch:
 
     def pause(self) -> None:
         """Do nothing until ``resume``: what was counted until now is nothing to go by."""
-        self.deadline = None
+        self.deadline = self.earliest = None
         self._counter.forget()
 
     def resume(self, now: float) -> None:
         """Watch on."""
         if self._ranks:
-            self.deadline, self._report_at = now, now + self._report_s / self._turns_of_a_report()
+            self.deadline = self.earliest = self._sampled_at = self._rested_since = now
+            self._report_at = now + self._report_s / self._turns_of_a_report()
 
     def end(self) -> None:
         """No rank is left."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
+import pytest
+
+from saferun.launch.hang_watch import HangWatch
 from saferun.launch.slow_ranks import SlowRankWatch
 from saferun.watchdog import wait_watch
 from saferun.watchdog.stragglers import Stragglers, counts_from
-from saferun.watchdog.wait_sampler import uses_gpu
+from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
 from saferun.watchdog.wait_watch import SampledRank, WaitWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
+    from pathlib import Path
 
 WINDOW_S = 60.0
 Rows = list[list[int]]
@@ -27,6 +33,7 @@ def watch_of(
     *,
     ranks: int = 2,
     waits: Callable[[int], bool | None] = lambda _pid: False,
+    has_run: Callable[[int], bool] = lambda _pid: True,
     gpus: Callable[[int], bool] = lambda _pid: False,
     most_rows: int = 1 << 20,
     is_alone: bool = True,
@@ -34,14 +41,14 @@ def watch_of(
     """A watch of ranks whose processes are called as they are; no process is read."""
     monkeypatch.setattr(wait_watch, "uses_gpu", gpus)
     watch = WaitWatch(WINDOW_S, ranks, is_alone=is_alone, on_report=reports.append, most_rows=most_rows)
-    monkeypatch.setattr(watch, "_sampler", _Sampler(waits))
+    monkeypatch.setattr(watch, "_sampler", _Sampler(waits, has_run))
     watch.begin(0.0, {rank: SampledRank(rank, lambda rank=rank: rank) for rank in range(ranks)})  # type: ignore[misc]
     return watch
 
 
 class _Sampler:
-    def __init__(self, waits: Callable[[int], bool | None]) -> None:
-        self.waits = waits
+    def __init__(self, waits: Callable[[int], bool | None], has_run: Callable[[int], bool]) -> None:
+        self.waits, self.has_run = waits, has_run
         self.read: list[int] = []
 
     def drop(self, pid: int) -> None:
@@ -170,6 +177,202 @@ def test_where_there_are_other_hosts_samples_are_never_rarer(monkeypatch: pytest
     assert counts[1] > 2 * counts[0]
 
 
+def test_ranks_that_rest_are_sampled_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wake-up of the loop costs more than what it is for."""
+    at = run(watch_of(monkeypatch, [], has_run=lambda _pid: False), 600.0)
+    assert len(at) < 150
+    assert round(max(late - early for early, late in itertools.pairwise(at)), 6) == 6.0
+
+
+def test_that_a_rest_is_over_is_noticed_within_an_eighth_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And from then on the ranks are sampled as ever."""
+    for rest_s in (8.0, 20.0, 39.0, 3600.0):
+        end_s, is_resting = rest_s, True
+        watch = watch_of(monkeypatch, [], has_run=lambda pid: pid == 1 and not is_resting)  # noqa: B023 - as it is then
+        run(watch, end_s)
+        is_resting = False
+        at = run(watch, end_s + 20.0)
+        assert at[0] - end_s <= min(rest_s / 8, 6.0)
+        assert len(at) >= 20
+
+
+def test_what_was_not_sampled_of_ranks_that_rest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise what they do between their rests would seem to be all that they do."""
+    totals = []
+    for rests in (False, True):
+        reports: list[Rows] = []
+        run(watch_of(monkeypatch, reports, has_run=lambda _pid, rests=rests: not rests), 600.0)  # type: ignore[misc]
+        totals.append(sum(row[1] for rows in reports for row in rows))
+    assert abs(totals[1] - totals[0]) < 0.05 * totals[0]
+
+
+@pytest.mark.parametrize(("rest_s", "step_s", "lag_s"), [(5.0, 1.0, 1.5), (10.0, 4.0, 2.5), (10.0, 1.0, 1.0)])
+def test_a_slow_rank_is_named_as_soon_where_ranks_rest_in_each_step(
+    monkeypatch: pytest.MonkeyPatch, rest_s: float, step_s: float, lag_s: float
+) -> None:
+    """In another report at most; and one that is not slow enough over all the time is not named either way."""
+    named = []
+    for rests in (False, True):
+        now = [0.0]
+        last: dict[int, tuple[str, float]] = {}
+
+        def place(pid: int, *, now: list[float] = now) -> tuple[str, float]:
+            """What its main thread does, and since which moment."""
+            step, at = divmod(now[0], rest_s + step_s + lag_s)
+            if at < rest_s:
+                return "rests", step
+            return ("runs", now[0]) if at < rest_s + step_s or pid == 0 else ("waits", step)
+
+        def waits(pid: int, *, place: Callable[[int], tuple[str, float]] = place) -> bool:
+            return place(pid)[0] == "waits"
+
+        def has_run(
+            pid: int,
+            *,
+            rests: bool = rests,
+            last: dict[int, tuple[str, float]] = last,
+            place: Callable[[int], tuple[str, float]] = place,
+        ) -> bool:
+            before, last[pid] = last.get(pid), place(pid)
+            return not rests or last[pid] != before
+
+        found: list[float] = []
+        leader = Stragglers(WINDOW_S, 4)
+        reports: list[Rows] = []
+        watch = watch_of(monkeypatch, reports, ranks=4, waits=waits, has_run=has_run)
+        while now[0] < 900.0 and watch.deadline is not None:
+            now[0] = watch.deadline
+            watch.tick(now[0])
+            if reports:
+                leader.take("node0", counts_from(reports.pop(), range(4)), now[0])
+                found += [now[0]] if leader.judge(now[0]) is not None else []
+        named.append(found[:1])
+    assert [len(found) for found in named] in ([0, 0], [1, 1])
+    assert bool(named[0]) == (lag_s > 0.15 * (rest_s + step_s + lag_s))
+    assert all(abs(late - early) < 30.0 for early, late in zip(*named, strict=True))
+
+
+def test_ranks_do_not_rest_while_one_waits_or_there_are_others_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long each wait lasts is what is counted, and whether ranks elsewhere rest is not known."""
+
+    def count(*, waiting: set[int], is_alone: bool) -> int:
+        watch = watch_of(
+            monkeypatch, [], waits=lambda pid: pid in waiting, has_run=lambda _pid: False, is_alone=is_alone
+        )
+        return len(run(watch, 600.0))
+
+    at_rest = count(waiting=set(), is_alone=True)
+    for waiting, is_alone in (({0}, True), ({0, 1}, True), (set(), False)):
+        assert count(waiting=waiting, is_alone=is_alone) > 5 * at_rest
+
+
+def test_a_loop_that_is_awake_samples_ranks_that_rest_before_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wake-up for the samples of the watchdog and for these."""
+    watch = watch_of(monkeypatch, [], has_run=lambda _pid: False)
+    run(watch, 300.0)
+    assert watch.earliest is not None
+    assert watch.deadline is not None
+    assert watch.earliest < watch.deadline
+    at, due = watch.earliest, watch.deadline
+    watch.tick(at - 0.1)
+    assert watch.deadline == due
+    watch.tick(at)
+    assert watch.deadline > due
+
+
+class _Every5s:
+    """The watchdog, as far as the loop knows it."""
+
+    def __init__(self) -> None:
+        self.deadline = 0.0
+
+    def tick(self, now: float) -> None:
+        self.deadline = now + 5.0
+
+
+def test_the_loop_wakes_up_once_for_both_kinds_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From when on the ranks have rested for a while."""
+    context = Mock()
+    context.launch.guarded = context.launch.succeeds = lambda _what, call, *arguments: call(*arguments) or True
+    hangs = HangWatch(context, Mock(), lambda _: None)
+    samples = 0
+    slow = Mock(spec=["deadline", "earliest", "tick"])
+
+    def has_run(pid: int) -> bool:
+        nonlocal samples
+        samples += pid == 0
+        return False
+
+    watch = watch_of(monkeypatch, [], has_run=has_run)
+
+    def tick(now: float) -> None:
+        watch.tick(now)
+        slow.deadline, slow.earliest = watch.deadline, watch.earliest
+
+    slow.tick = tick
+    tick(0.0)
+    monkeypatch.setattr(hangs, "_watch", _Every5s())
+    monkeypatch.setattr(hangs, "_slow", slow)
+    wake_ups = 0
+    while hangs.deadline is not None and hangs.deadline < 660.0:
+        if hangs.deadline < 60.0:
+            samples = 0
+        wake_ups += hangs.deadline >= 60.0
+        hangs.tick(hangs.deadline)
+    assert wake_ups <= 125
+    assert samples >= 110
+
+
+def test_a_pause_is_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks did while they were captured is not known."""
+    reports: list[Rows] = []
+    watch = watch_of(monkeypatch, reports, has_run=lambda _pid: False)
+    run(watch, 300.0)
+    watch.pause()
+    before = len(reports)
+    watch.resume(400.0)
+    at = run(watch, 416.0)
+    assert at[1] - at[0] < 1.0
+    assert all(row[1] <= 30 for rows in reports[before:] for row in rows)
+
+
+def test_a_main_thread_that_sleeps_has_not_run(tmp_path: Path) -> None:
+    """Whatever its other threads do; and one that has been woken up has."""
+    script = """if True:
+        import sys, threading, time
+        threading.Thread(target=lambda: [time.sleep(0.001) for _ in iter(int, 1)], daemon=True).start()
+        for line in sys.stdin.buffer.raw: print(flush=True)
+    """
+    sampler = WaitSampler()
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        deadline = time.monotonic() + 30
+        while sampler.has_run(child.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        assert sampler.has_run(child.pid)
+        child.kill()
+    assert sampler.has_run(child.pid)
+    sampler.close()
+
+
+def test_without_scheduling_statistics_no_rank_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file holds zeros there, whatever runs."""
+    sampler = WaitSampler()
+    monkeypatch.setattr(os, "pread", lambda *_: b"0 0 0\n")
+    assert all(sampler.has_run(os.getpid()) for _ in range(3))
+    sampler.close()
+
+
 def test_more_ranks_than_a_report_may_have_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is reported as often as in a small launch, and nothing that was counted is lost."""
     reports: list[Rows] = []
@@ -215,12 +418,12 @@ def test_of_very_many_descriptors_not_all_are_read(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_comparison_that_is_given_up_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank has one."""
+    """Each rank has two: where its main thread sleeps, and how long it has run."""
     before = len(os.listdir("/proc/self/fd"))
     watch = WaitWatch(WINDOW_S, 1, is_alone=True, on_report=lambda _: None)
     watch.begin(0.0, {0: SampledRank(0, os.getpid)})
     watch.tick(0.0)
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(os.listdir("/proc/self/fd")) == before + 2
     monkeypatch.setattr(SlowRankWatch, "__init__", lambda _: None)
     slow = SlowRankWatch()  # type: ignore[call-arg]
     slow._watch, slow._beside, slow._rounds = watch, None, None
