@@ -13,9 +13,9 @@ the number 900, and the send may be over or not. Then, and from recorders that a
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 
+from saferun.linux.bare_socket import AF_UNIX, Socket
 from saferun.linux.poller import Poller
 from saferun.watchdog.samples import Numbers
 
@@ -54,7 +54,7 @@ class NumbersQuery:
         self._poller = poller
         self._handlers = list(_HANDLERS)
         self._handler = ""
-        self._socket: socket.socket | None = None
+        self._socket: Socket | None = None
         self._unsent = b""
         self._tail = bytearray()
         self._received = 0
@@ -85,9 +85,8 @@ class NumbersQuery:
         self._tail.clear()
         self._received = 0
         try:
-            self._socket = socket.socket(
-                socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-            )
+            self._socket = Socket(AF_UNIX)
+            self._socket.setblocking(False)
             self._socket.connect(self._path)
             self._send()
         except OSError:

@@ -124,12 +124,15 @@ def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> N
     assert not forgotten
 
 
+def test_the_module_socket_is_not_in_the_supervisor() -> None:
+    """It and what it imports take a quarter of a MiB for as long as the launch lasts; ``linux/bare_socket.py`` does."""
+    assert "socket" not in with_all_that_they_import(["saferun.launch.entry", "saferun.launch.host_launch", *MODULES])
+
+
 # Behind functions of the package that programs call, and a launch never does.
 FOR_PROGRAMS = frozenset({"saferun.api.report", "saferun.api.launching"})
 # The standard library's that saferun has at its start in any case, by other ways, or needs only then.
-START_ONLY = frozenset(
-    {"array", "fcntl", "gc", "grp", "hashlib", "json", "select", "socket", "struct", "string", "termios"}
-)
+START_ONLY = frozenset({"fcntl", "gc", "grp", "hashlib", "json", "select", "struct", "string", "termios"})
 
 
 def test_what_messages_of_other_hosts_may_ask_for_is_imported_before_the_ranks() -> None:
