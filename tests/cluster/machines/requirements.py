@@ -33,6 +33,7 @@ _PROGRAMS = {
 # What other tests want: without it they are left out, and a cluster is none the worse for it.
 _OTHERS = {
     "chromium": "chromium",  # tests/process/test_report_page_browser.py
+    "tmux": "tmux",  # tests/process/test_tmux.py
     "zsh": "zsh",  # tests/unit/ctl/test_completion.py
     "fish": "fish",
 }
