@@ -3,7 +3,7 @@
     python -m tests.pictures             # writes docs/pictures/
 
 The terminal is a pseudo-terminal of 110 columns whose content is drawn as SVG; the page is a picture by a headless
-Chromium. What differs from run to run (process ids, names of runs and hosts, most times) and from machine to machine
+Chromium. What differs from run to run (most process ids and times, names of runs and hosts) and from machine to machine
 (paths) is replaced. The order of the ranks' lines and the lengths of the timeline are the run's.
 """
 
@@ -16,9 +16,12 @@ import pty
 import re
 import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 import termios
+import threading
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -105,26 +108,64 @@ def draw(written: bytes, folder: Path, title: str, command: str) -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
+def show_a_failure(folder: Path) -> None:
+    """A failure on a terminal, and its page."""
+    words = ("--nproc-per-node", "4", "examples/crash.py", "--how", "raise")
+    written = shown_on_a_terminal(folder, sys.executable, "-m", "saferun", *words)
+    command = f"saferun {' '.join(words)}"
+    (PLACE / "failure.svg").write_text(draw(written, folder, "one of four ranks raises an exception", command))
+    show_the_page(folder, "page.png")
+
+
+def show_a_hang(folder: Path) -> None:
+    """A hang on a terminal, its page, and what saferunctl says meanwhile."""
+    words = ("--nproc-per-node", "4", "--hang-timeout", "15", "examples/hang.py", "--how", "loader")
+    ctl = (sys.executable, "-m", "saferun.ctl")
+    written: list[bytes] = []
+    saferun = (sys.executable, "-m", "saferun", *words)
+    thread = threading.Thread(target=lambda: written.append(shown_on_a_terminal(folder, *saferun)))
+    thread.start()
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    while True:
+        time.sleep(0.5)
+        listed = subprocess.run([*ctl, "list", "--here"], cwd=folder, env=environ, capture_output=True, check=False)
+        if listed.stdout.startswith(b"hung"):
+            break
+    title = "saferunctl status of a job that hangs"
+    status = shown_on_a_terminal(folder, *ctl, "status")
+    (PLACE / "status.svg").write_text(draw(status, folder, title, "saferunctl status"))
+    show_the_page(folder, "hang.png")
+    subprocess.run([*ctl, "kill", "latest"], cwd=folder, env=environ, capture_output=True, check=True)
+    thread.join()
+    hang, _, _ = written[0].partition(b"saferunctl kill")
+    lines = hang.rpartition(b"\n")[0]
+    command = f"saferun {' '.join(words)}"
+    (PLACE / "hang.svg").write_text(draw(lines, folder, "one of four ranks hangs", command))
+
+
+def show_the_page(folder: Path, name: str) -> None:
+    """The newest run's report.html."""
+    page = folder / "report.html"
+    page.write_text(always_alike((folder / "saferun_runs" / "latest" / "report.html").read_text(), folder))
+    with browsing() as browser:
+        shown = browser.open(page, 1000)
+        (PLACE / name).write_bytes(shown.picture())
+        shown.close()
+
+
 def main() -> int:
     """Make them all."""
     if why_not():
         print(f"pictures: {why_not()}", file=sys.stderr)
         return 1
     PLACE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="pictures-") as name:
-        folder = Path(name)
-        (folder / "examples").mkdir()
-        shutil.copy(ROOT / "examples" / "crash.py", folder / "examples")
-        words = ("--nproc-per-node", "4", "examples/crash.py", "--how", "raise")
-        written = shown_on_a_terminal(folder, sys.executable, "-m", "saferun", *words)
-        command = f"saferun {' '.join(words)}"
-        (PLACE / "failure.svg").write_text(draw(written, folder, "one of four ranks raises an exception", command))
-        page = folder / "report.html"
-        page.write_text(always_alike((folder / "saferun_runs" / "latest" / "report.html").read_text(), folder))
-        with browsing() as browser:
-            shown = browser.open(page, 1000)
-            (PLACE / "page.png").write_bytes(shown.picture())
-            shown.close()
+    for make in (show_a_failure, show_a_hang):
+        with tempfile.TemporaryDirectory(prefix="pictures-") as name:
+            folder = Path(name)
+            (folder / "examples").mkdir()
+            for example in ("crash.py", "hang.py"):
+                shutil.copy(ROOT / "examples" / example, folder / "examples")
+            make(folder)
     for path in sorted(PLACE.iterdir()):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
     return 0
