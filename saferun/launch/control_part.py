@@ -285,7 +285,7 @@ class ControlPart(PartBase):
 
     def _post_stop(self, by: str, *, at_once: bool = False, now: float) -> None:
         context = self._context
-        quiet_s = context.investigation.hangs.quiet_s()
+        quiet_s = context.investigation.hangs.still_s()
         event = StopRequested(now, context.attempt, by, at_once, quiet_s=quiet_s)
         if not context.config.hosts.together or context.supervisor.state not in _BETWEEN_ATTEMPTS:
             context.post(event)
@@ -340,7 +340,7 @@ class ControlPart(PartBase):
         client.until = None
         client.restarted_attempt = context.attempt
         self._send(client, {**self._scale(), "grace_s": context.config.shutdown_timeout_s}, is_last=False)
-        now, quiet_s = time.monotonic(), context.investigation.hangs.quiet_s()
+        now, quiet_s = time.monotonic(), context.investigation.hangs.still_s()
         context.post(RestartRequested(now, context.attempt, self._by("restart", client, request), quiet_s))
 
     def _report_restart(self) -> None:

@@ -129,7 +129,7 @@ class SignalReceived(Value):
     """The user or the scheduler sent saferun a signal.
 
     ``why``: what happened instead, where it only counts as one: the parent process of saferun is gone.
-    ``quiet_s``: for how long no rank of this host has made progress; 0 where they work, or it is unknown.
+    ``quiet_s``: for how long no rank of this host can have made progress; 0 where they may work, or it is unknown.
     """
 
     at: float

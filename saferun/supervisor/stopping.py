@@ -209,7 +209,7 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
         return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
     if event.quiet_s >= _HUNG_S:
-        line += f"; no progress for {event.quiet_s:.0f} s, so their stacks are taken first"
+        line += f"; no sign of progress for {event.quiet_s:.0f} s, so their stacks are taken first"
     return [PrintLine(line), *announced, *stop_as_asked(launch, event.at, event.signum, event.quiet_s)]
 
 

@@ -158,6 +158,11 @@ class Watchdog:
         """For how long no rank has moved, as of the last sample; 0 where one may be working, or nothing is known."""
         return min(map(self._ranks.idle_s, self._ranks.all), default=0.0)
 
+    @property
+    def still_s(self) -> float:
+        """As ``quiet_s``, for whoever must not hold up ranks that may be working, if ever so little."""
+        return min(map(self._ranks.still_s, self._ranks.all), default=0.0)
+
     def quiet_by_rank(self) -> dict[int, float]:
         """The same for each local rank."""
         return {local_rank: self._ranks.idle_s(watched) for local_rank, watched in self._ranks.by_local_rank.items()}

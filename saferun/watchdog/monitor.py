@@ -156,6 +156,10 @@ class Watch:
             self._sample(now)
         return self._watchdog.quiet_s
 
+    def still_s(self, now: float) -> float:
+        """As ``quiet_s``, for whoever must not hold up ranks that may be working, if ever so little."""
+        return min(self.quiet_s(now), self._watchdog.still_s)
+
     def quiet_by_rank(self) -> dict[int, float]:
         """For how long each local rank has not moved, as of the last sample, which is not taken for this."""
         return self._watchdog.quiet_by_rank()

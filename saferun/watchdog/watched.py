@@ -37,6 +37,7 @@ class Watched:
         is_asked: whether it has been asked for its sequence numbers and has not answered.
         works_unseen: whether it works by the last inspection, which samples do not show.
         doubted_s: when it was last seen to do what may be work, though for too long to count.
+        stirred_s: when its main thread last did more than the rarest of loops that wait.
     """
 
     def __init__(self, rank: int, window_s: float, clock_s: float) -> None:
@@ -54,6 +55,7 @@ class Watched:
         self.suspects: dict[int, Suspect] = {}
         self.works_unseen = False
         self.doubted_s = float("-inf")
+        self.stirred_s = clock_s
         self._signs = RankSigns(window_s)
         self._quiet_work = QuietWork()
         self._shown_s = clock_s
@@ -83,6 +85,8 @@ class Watched:
         self.busy_pids, self.main_is_busy = signs.busy_pids, signs.main_is_busy
         if signs.may_work:
             self.doubted_s = clock_s
+        if signs.stirs:
+            self.stirred_s = clock_s
         self._take_state(sample.process, clock_s, moved=signs.moved)
         if sample.heartbeat_ns != self.beat_ns:
             self.beat_ns, self.beat_s = sample.heartbeat_ns, clock_s

@@ -56,6 +56,11 @@ class WatchedRanks:
         # A busy rank may be working, unless it waits in a collective that makes no progress.
         return min(self.silent_s(watched), watched.frozen_s(self.clock_s)) if watched.is_in_collective else 0.0
 
+    def still_s(self, watched: Watched) -> float:
+        """As ``idle_s``, but it may be working, too, where it does no more than a loop that waits and is in a hurry."""
+        idle_s = self.idle_s(watched)
+        return idle_s if watched.busy_pids else min(idle_s, self.clock_s - watched.stirred_s)
+
     def is_doubted(self, watched: Watched) -> bool:
         """Whether it may be working after all: by its inspections, or because it may wait for a slow disk."""
         return watched.uninterruptible_s is not None or self.clock_s - watched.doubted_s < self.timeout_s

@@ -103,6 +103,18 @@ def test_a_job_that_hangs_is_looked_at_before_it_is_cancelled(tmp_path: Path) ->
         assert "waits" in json.dumps(report(job))
 
 
+@pytest.mark.slow
+def test_ranks_that_work_a_little_get_the_signal_at_once(tmp_path: Path) -> None:
+    """1 to 3 % of a core, and no file: a loop that waits may do the same, but they may have something to save."""
+    program = "from rank import *\ntell('ready')\nwhile True:\n    sum(range(3000))\n    time.sleep(0.004)"
+    with running(tmp_path, program, "--hang-timeout", "60", nproc=2, store=False) as job:
+        job.hear("ready", 2)
+        time.sleep(20)  # nothing else happens for so long, which is what the test is about
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1
+        assert "so their stacks are taken first" not in job.err
+
+
 # Whatever has moved, it is a job that hangs which is being cancelled; and py-spy takes for ever for rank 1.
 CUT_SHORT = (
     "import saferun.supervisor.stopping as supervisor, saferun.captures.py_spy as py_spy\n"

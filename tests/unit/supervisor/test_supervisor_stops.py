@@ -168,7 +168,7 @@ def test_where_nothing_has_moved_the_stacks_come_before_the_signal(signum: int) 
     began = world.now
     say, capture = world.signal(signum, 10.0)
     assert isinstance(say, PrintLine)
-    assert "no progress for 10 s" in say.text
+    assert "no sign of progress for 10 s" in say.text
     assert capture == CaptureEvidence(0, (0, 1), 2.0)
     assert world.supervisor.deadline == began + 2.0
     assert world.answer() == [SignalRanks(0, (0, 1), signum)]

@@ -13,6 +13,7 @@ from saferun.watchdog.samples import JobSample, RankSample
 from tests.unit.watchdog.simulated_jobs import (
     EVALUATES,
     HUNG_IN_GLOO,
+    POLLS_EVERY_MS,
     QUIET,
     SPINS,
     TIMEOUTS_S,
@@ -70,6 +71,28 @@ def test_how_long_nothing_has_moved_is_known_long_before_a_verdict(
     assert job.run(0.4) == []
     assert (job.watchdog.quiet_s > 60) is is_quiet
     assert job.watchdog.quiet_s <= job.elapsed_s
+
+
+@pytest.mark.parametrize(
+    ("does", "is_still"),
+    [
+        (QUIET, True),
+        (WAITS_FOR_CHILD, True),
+        (Rates(main=0.0015, wakes=100), True),
+        (POLLS_EVERY_MS, False),
+        (Rates(main=0.015, wakes=150), False),
+    ],
+    ids=["quiet", "every 50 ms", "every 10 ms", "every ms", "light work"],
+)
+def test_whoever_uses_a_percent_of_a_core_is_not_said_to_make_no_progress(does: Rates, is_still: bool) -> None:
+    """Its verdict is a hang, since loops that wait use as much; but it gets a signal at once, for it may be working."""
+    job = Job(300.0, does, HUNG_IN_GLOO)
+    assert job.run(0.4) == []
+    assert job.watchdog.quiet_s > 60
+    assert (job.watchdog.still_s > 60) is is_still
+    waits = Job(300.0, SPINS, HUNG_IN_GLOO, numbers=lambda _rank, _at: {"0": (5, 4)})
+    assert waits.run(0.4) == []
+    assert waits.watchdog.still_s == waits.watchdog.quiet_s > 60
 
 
 @pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
