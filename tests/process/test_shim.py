@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,24 @@ def test_it_is_written_again_but_never_over_another_torchrun(
 def test_a_directory_that_cannot_be_made_is_an_error_of_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shim", "/proc/nowhere"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_the_command_for_scripts_that_need_their_local_rank_as_an_argument(tmp_path: Path) -> None:
+    """As the documents have it: the deepspeed launcher gives scripts this argument."""
+    page = (REPOSITORY / "docs" / "programs.md").read_text(encoding="utf-8")
+    (command,) = (line for line in page.splitlines() if line.startswith("saferun ") and "--local_rank=" in line)
+    (tmp_path / "train.py").write_text("import os, sys; print(sys.argv[1:], os.environ['LOCAL_RANK'])")
+    words = [word.replace("exec python ", f"exec {shlex.quote(sys.executable)} ") for word in shlex.split(command)[1:]]
+    done = subprocess.run(
+        [sys.executable, "-m", "saferun", "--prefix", "none", "--run-dir", "none", *words],
+        cwd=tmp_path,
+        env={**os.environ, **ENVIRON},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"['--local_rank={number}', '--config', 'ds.json'] {number}" for number in (0, 1)
+    ]
