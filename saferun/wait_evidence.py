@@ -5,7 +5,7 @@ from __future__ import annotations
 from saferun.model import Value
 
 EPHEMERAL_FROM = 32768
-"""The kernel gives programs that ask for no port of their own one from here on."""
+"""The kernel gives programs that ask for no port of their own one from here on, unless it is configured otherwise."""
 
 
 class ThreadWait(Value):
@@ -34,8 +34,10 @@ class JobPorts(Value):
         ranks: whose processes these are, all of one host.
         ports: the numbers, the lowest ones where there are very many.
         is_whole: whether these are all of them.
+        kernels_from: from which number on the kernel of that host gives ports to programs that ask for none.
     """
 
     ranks: tuple[int, ...]
     ports: tuple[int, ...]
     is_whole: bool = False
+    kernels_from: int = EPHEMERAL_FROM

@@ -14,11 +14,11 @@ from saferun.captures.scene import Process, Scene
 from saferun.captures.waiting import Ends, list_fds
 from saferun.evidence import ProcessSnapshot
 from saferun.linux.procfs import children_of, read_stat
-from saferun.linux.small_files import list_directory, read_pairs, read_text
+from saferun.linux.small_files import list_directory, read_line, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
 from saferun.text.redaction import redacted_arguments
-from saferun.wait_evidence import JobPorts, ThreadWait
+from saferun.wait_evidence import EPHEMERAL_FROM, JobPorts, ThreadWait
 
 FAMILY_LIMIT = 256
 """How many processes of a rank, with itself, are captured."""
@@ -97,7 +97,6 @@ def capture_process_state(scene: Scene) -> None:
     other_ends = OtherEnds(ends)
     ranks = [process for process in scene.processes if process.is_rank]
     others = [process for process in scene.processes if not process.is_rank]
-    _emit_ports(scene, ends)
     for process in (*ranks, *others[:_DESCENDANTS_LIMIT]):
         started_at = time.monotonic()
         scene.begin("process_state", process.key)
@@ -123,6 +122,8 @@ def capture_process_state(scene: Scene) -> None:
         state["waits_on"] = merged.waits_on
         path = scene.write_json("process_state", state, process)
         scene.note("process_state", process.key, started_at, path=path)
+    # (Later than the rest: what tools do to the processes does not change it.)
+    _emit_ports(scene, ends)
 
 
 def _other_ends(scene: Scene, process: Process, ends: OtherEnds, *, is_readable: bool) -> tuple[ThreadWait, ...]:
@@ -145,7 +146,9 @@ def _emit_ports(scene: Scene, ends: Ends) -> None:
         return
     families = Counter(process.rank for process in scene.processes)
     is_whole = has_all and max(families.values(), default=0) < FAMILY_LIMIT
-    scene.emit("ports", JobPorts(ranks, ports, is_whole))
+    first = read_line("/proc/sys/net/ipv4/ip_local_port_range").partition("\t")[0]
+    kernels_from = int(first) if first.isdigit() else EPHEMERAL_FROM
+    scene.emit("ports", JobPorts(ranks, ports, is_whole, kernels_from))
 
 
 def _better(first: ProcessSnapshot, second: ProcessSnapshot) -> str:

@@ -200,21 +200,26 @@ class _Case:
         if there is None and not name.startswith("127.") and name != "::1":
             return True
         number = there.host if there is not None else own
-        ports, is_whole = self._ports.get(number, (frozenset(), False))
+        ports, is_whole, kernels_from = self._ports.get(number, (frozenset(), False, EPHEMERAL_FROM))
         # (On its own host it would have been found to be a process of the same saferun's.)
-        return port not in ports and (is_whole or number == own or port < EPHEMERAL_FROM)
+        return port not in ports and (is_whole or number == own or port < kernels_from)
 
-    def _ports_of(self, evidence: Evidence) -> dict[int, tuple[frozenset[int], bool]]:
-        """By host: the ports that its ranks have, and whether these are all of them."""
+    def _ports_of(self, evidence: Evidence) -> dict[int, tuple[frozenset[int], bool, int]]:
+        """By host: the ports that its ranks have, whether these are all of them, and where the kernel's own begin."""
+        kernels: dict[int, int] = {}
         ports: dict[int, set[int]] = {}
         whole: dict[int, set[int]] = {}
         for one in evidence.capture.ports:
             number = self._number(one.ranks[0]) if one.ranks else -1
             ports.setdefault(number, set()).update(one.ports)
+            kernels[number] = min(one.kernels_from, kernels.get(number, EPHEMERAL_FROM))
             whole.setdefault(number, set()).update(one.ranks if one.is_whole else ())
         ended = {end.rank for end in evidence.ends}
         ranks = {host.host: {*host.ranks} - ended for host in evidence.hosts}
-        return {host: (frozenset(found), ranks.get(host, set()) <= whole[host]) for host, found in ports.items()}
+        return {
+            host: (frozenset(found), ranks.get(host, set()) <= whole[host], kernels[host])
+            for host, found in ports.items()
+        }
 
     def _is_outside(self, wait: ThreadWait, rank: int) -> bool:
         return wait.outside or any(self._leads_out(address, rank) for address in wait.addresses)

@@ -273,6 +273,14 @@ def test_a_port_of_the_kernels_may_be_a_rank_where_the_ports_of_its_host_are_not
     assert asks(address, JobPorts((2,), (7777,))) == expected
 
 
+@pytest.mark.parametrize(("kernels_from", "expected"), [(15000, ()), (32768, (1,))])
+def test_where_the_kernels_ports_begin_is_known_of_each_host(kernels_from: int, expected: tuple[int, ...]) -> None:
+    """Clusters with many connections give them most of the range."""
+    ports = JobPorts((2,), (7777,), kernels_from=kernels_from)
+    assert asks("10.0.0.2:20000", ports) == expected
+    assert asks("10.0.0.2:20000", ports._replace(is_whole=True)) == (1,)
+
+
 @pytest.mark.parametrize(
     ("port", "expected"),
     [(7777, ()), (41234, ()), (41235, (1,)), (5432, (1,))],
