@@ -46,6 +46,7 @@ def end(processes: list[Process]) -> list[dict[str, Any]]:
     return [result for result in found if result["check"] == "collective"]
 
 
+@pytest.mark.slow
 def test_on_a_healthy_cluster_all_works_at_once(make_cluster: MakeCluster) -> None:
     """One trial, and that is it."""
     cluster = make_cluster(3)

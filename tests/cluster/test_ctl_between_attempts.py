@@ -41,6 +41,7 @@ def assert_said(job: Job, verb: str, asked: Host, count: int) -> None:
     assert len(said) == count, job.story("not said by every host")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "verb", "code"), slow_but([(0, "stop", 143), (2, "stop", 143), (1, "kill", 137)], "2")
 )

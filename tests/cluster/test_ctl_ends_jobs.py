@@ -70,6 +70,7 @@ def test_stop_on_any_host_gives_all_ranks_sigterm(cluster: Cluster, tmp_path: Pa
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_kill_ends_the_ranks_of_all_hosts_that_a_stop_waits_for(cluster: Cluster, tmp_path: Path) -> None:
     hosts = cluster.hosts[:4]
     job = start(cluster, Way("by_hand"), tmp_path, STUBBORN, "--shutdown-timeout", "600", hosts=hosts)

@@ -54,6 +54,7 @@ def ready(job: Job) -> int:
     return sum(said.word == "ready" for said in job.words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "end"),
     slow_but(

@@ -177,6 +177,7 @@ def test_ranks_of_several_hosts_are_recorded(cluster: Cluster, tmp_path: Path) -
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_recording_that_is_interrupted_ends_on_all_hosts(cluster: Cluster, tmp_path: Path, asked: int) -> None:
     """At once, and the next one who asks has not to wait for it."""

@@ -57,6 +57,7 @@ def after_step_2():
 {TRAIN}"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "count"),
     [("static", 2), pytest.param("static", 4, marks=pytest.mark.slow), pytest.param("c10d", 4, marks=pytest.mark.slow)],
@@ -191,6 +192,7 @@ def environments(folder: Path, launcher: str, backend: str) -> dict[str, dict[st
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "nnodes"), slow_but([("static", "2"), ("c10d", "1:2")], "c10d"))
 def test_ranks_are_told_the_same_as_under_torchrun(cluster: Cluster, tmp_path: Path, backend: str, nnodes: str) -> None:
     """Two hosts with different numbers of ranks and different roles."""

@@ -50,6 +50,7 @@ def etcd(folder: Path) -> Iterator[str]:
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", slow_but(["etcd-v2", "etcd"], "etcd-v2"))
 def test_hosts_meet_in_etcd_and_meet_again_after_a_failure(tmp_path: Path, backend: str) -> None:
     """The first attempt fails, and the second has the same world."""

@@ -88,6 +88,7 @@ class Jobs:
             job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_what_keeps_hosts_from_their_master_is_named(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """By host, port and kind; and what is known at once is told long before the time is over."""
     cluster = make_cluster(3)
@@ -169,6 +170,7 @@ def no_fault(_: Cluster) -> None:
     """All is well but for what the environment says."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environ", "break_", "class_name", "pattern"),
     slow_but(

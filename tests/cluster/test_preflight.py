@@ -184,6 +184,7 @@ TOLD_AT_ONCE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [list(TOLD_AT_ONCE)[:4], list(TOLD_AT_ONCE)[4:]], ids=["links", "names and limits"])
 def test_what_can_be_known_at_once_is_told_with_its_host(
     make_cluster: MakeCluster, tmp_path: Path, names: list[str]
@@ -263,6 +264,7 @@ def test_a_healthy_cluster_gives_no_word(cluster: Cluster, tmp_path: Path, way: 
 # ------------------------------------------------------------------------------------------------------ what is asked
 
 
+@pytest.mark.slow
 def test_preflight_may_warn_only_or_be_all_there_is_or_be_left_out(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """The user has the last word. With ``only``, a table on the first host's stdout is all there is."""
     cluster = make_cluster(3)
@@ -317,6 +319,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_the_nic_that_is_asked_for_is_the_one_that_gloo_uses(cluster: Cluster, tmp_path: Path) -> None:
     """The variables are set on all hosts, and the ranks' connections are those of the data network."""
     hosts = cluster.hosts[:2]

@@ -143,6 +143,7 @@ def test_a_store_that_is_killed_while_ranks_start_is_served_again(make_cluster: 
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_twice_in_init_process_group_works_the_third_time(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_failure_that_will_come_again_is_reported_by_all_hosts_after_one_try(
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_host_that_fails_twice_alike_is_left_out_where_the_others_suffice(cluster: Cluster, tmp_path: Path) -> None:
     """It is named, and ends; the rest goes on with the world of then."""
     who = "socket.gethostname() == 'node3'"

@@ -10,6 +10,8 @@ import time
 import tomllib
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.process.launching import REPOSITORY, SAFERUN, clean_environ
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 MOMENTS_S = [number * 0.02 for number in range(1, 21)]
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_moment_of_the_start_leaves_no_traceback(tmp_path: Path) -> None:
     """Somebody has seen the slip in the command line. What Python itself says before saferun begins is Python's."""
     environ = clean_environ(tmp_path, "early")

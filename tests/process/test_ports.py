@@ -121,6 +121,7 @@ def test_all_attempts_have_the_same_port(tmp_path: Path) -> None:
         assert len(set(ports)) == 1
 
 
+@pytest.mark.slow
 def test_ten_launches_at_once_never_collide(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(running(tmp_path / str(number), PORT, nproc=2)) for number in range(10)]

@@ -133,6 +133,7 @@ FAILURES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", FAILURES)
 def test_a_job_that_gets_further_each_time_has_all_its_restarts(tmp_path: Path, message: str) -> None:
     """As torchrun has it; that is what checkpoints are for, and nearly all of training is the same few lines."""

@@ -69,6 +69,7 @@ def test_a_full_shared_memory_is_named(tmp_path: Path) -> None:
         assert blamed(await_failure(job)) == ("shared_memory_exhausted", [1]), job.err
 
 
+@pytest.mark.slow
 def test_a_rank_killed_from_outside_is_told_as_such(tmp_path: Path) -> None:
     """Nobody's bug in the script: somebody else, or something else, killed it."""
     with watched(tmp_path, CRASH, "--how", "killed", "--rank", "1") as job:
@@ -121,6 +122,7 @@ def _memory_cgroup() -> Path | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_rank_killed_by_the_oom_killer_of_its_cgroup_is_told_as_such(tmp_path: Path) -> None:
     """Exit code -9 alone has cost people days."""
     group = _memory_cgroup()
@@ -137,6 +139,7 @@ def test_a_rank_killed_by_the_oom_killer_of_its_cgroup_is_told_as_such(tmp_path:
         group.rmdir()
 
 
+@pytest.mark.slow
 def test_the_report_is_there_where_the_job_went_well_in_the_end(tmp_path: Path) -> None:
     """A retry that worked hides a fault that will come back."""
     script = EXAMPLES / "fail_once.py"

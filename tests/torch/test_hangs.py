@@ -90,6 +90,7 @@ def test_without_the_hook_the_picture_is_there_all_the_same(tmp_path: Path) -> N
         assert blamed(await_hang(job)) == ("hang_lock", [1]), job.err
 
 
+@pytest.mark.slow
 def test_the_culprit_of_a_hang_leaves_a_core_where_cores_are_kept(tmp_path: Path) -> None:
     """SIGABRT makes a core without ptrace, and its stacks name the line again."""
     options = (*TIMEOUT, *AT_ONCE, "--on-hang", "stop", "--cores", "keep")

@@ -243,6 +243,7 @@ os._exit(0)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", slow_but(["INFO", "WARNING", "ERROR"], "INFO"))
 def test_no_line_of_the_servers_log_reaches_the_script(level: str, tmp_path: Path) -> None:
     """It warns that it listens, that it is destroyed, that it shuts down; and torch's own lines are all kept."""
@@ -266,6 +267,7 @@ ENDS = {
 ENDED = {"return": 0, "sys.exit": 3 << 8, "exception": 1 << 8, "_exit": 4 << 8, "signal": 15, "forked": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_process_ends_as_ever_in_six_ways(times: int, tmp_path: Path) -> None:
     """Every child has a server of its own, and Python's and torch's whole clean-up runs over it."""
@@ -317,6 +319,7 @@ def test_a_path_that_is_too_long_costs_the_server_alone(length: int, tmp_path: P
     assert [path.suffix for path in sorted(folder.iterdir())] == ([".stacks"] if too_long else [".sock", ".stacks"])
 
 
+@pytest.mark.slow
 def test_spawned_and_forked_workers_of_a_loader_are_as_ever(tmp_path: Path) -> None:
     code = """
 from torch.utils.data import DataLoader

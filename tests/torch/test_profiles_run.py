@@ -16,6 +16,7 @@ SMALL = ("--sequences", "256", "--epochs", "1", "--steps", "4")
 
 
 # What the others set is compared with torch's own code in test_profiles_against_torch.py.
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", slow_but(sorted(PROFILES), "production"))
 def test_the_example_runs_with_every_profile(profile: str, tmp_path: Path) -> None:
     """A profile that ends a healthy job would be worse than none."""

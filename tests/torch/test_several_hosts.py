@@ -201,6 +201,7 @@ def test_a_frozen_saferun_is_a_warning_while_ranks_work(tmp_path: Path, frozen: 
         assert [job.wait() for job in jobs] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_host_whose_ranks_have_ended_asks_the_others_whether_the_job_goes_on(tmp_path: Path) -> None:
     """Before it gives up the one that it cannot hear."""
     program = f"import os, sys\nif os.environ['RANK'] == '0':\n    sys.exit(0)\n{WORK}"

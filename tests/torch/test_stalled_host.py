@@ -28,6 +28,7 @@ print("last", flush=True)
 """
 
 
+@pytest.mark.slow
 @needs_mounts
 @pytest.mark.parametrize(
     ("place", "which", "host_timeout_s", "frozen_s"),

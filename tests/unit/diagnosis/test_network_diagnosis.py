@@ -307,6 +307,7 @@ def _judge(hosts: int) -> tuple[int, int]:
     return crash, operations(partial(diagnose_hang, hanging))
 
 
+@pytest.mark.slow
 def test_two_hundred_and_fifty_hosts_are_judged_by_as_much_work_as_there_are_ranks() -> None:
     """Everybody waits for this one host while it does it: its work must not grow with the square of the ranks."""
     few, many = _judge(50), _judge(250)
