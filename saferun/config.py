@@ -165,7 +165,9 @@ class WatchConfig(Value):
     ``hang_timeout_s`` 0: no hang detection; ``capture_budget_s`` 0: nothing is captured; ``cause_wait_s``: how long the
     cause of a victim's failure is waited for; ``slow_window_s``: over how long ranks are compared, 0: not at all;
     ``slow_dumps_s``: how often they are by their Flight Recorders, 0: never; ``external_wait_s``: for how long nothing
-    may move where a rank waits for something outside the job, 0: no longer than elsewhere.
+    may move where a rank waits for something outside the job, 0: no longer than elsewhere. ``trace_calls``: the
+    directories and packages whose calls the ranks record, empty: they record none; ``trace_lines``: the rank that
+    records lines as well, -1: none.
     """
 
     hang_timeout_s: float
@@ -182,6 +184,8 @@ class WatchConfig(Value):
     slow_window_s: float = 0.0
     slow_dumps_s: float = 0.0
     external_wait_s: float = 0.0
+    trace_calls: tuple[str, ...] = ()
+    trace_lines: int = -1
 
 
 class ChecksConfig(Value):

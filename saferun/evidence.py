@@ -1,10 +1,8 @@
-"""What is known about a hang or a failure, and what follows from it. Values only; pure.
-
-Loaded when something has gone wrong, never at start.
-"""
+"""What is known about a hang or a failure, and what follows from it. Values only; pure. Never loaded at start."""
 
 from __future__ import annotations
 
+from saferun.call_evidence import RankCalls
 from saferun.gpu_evidence import NcclOutlier, RankGpu
 from saferun.model import RankEnd, Value
 from saferun.wait_evidence import JobPorts, ThreadWait
@@ -244,6 +242,7 @@ class Capture(Value):
     nccl: tuple[NcclOutlier, ...] = ()
     ports: tuple[JobPorts, ...] = ()
     """Of each saferun's ranks, where they are known."""
+    calls: tuple[RankCalls, ...] = ()
 
 
 class HangVerdict(Value):

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "saferun"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("model",),
-    ("gpu_evidence", "wait_evidence"),
+    ("call_evidence", "gpu_evidence", "wait_evidence"),
     ("config", "evidence"),
     ("text",),
     ("supervisor", "diagnosis", "linux"),
@@ -45,6 +45,7 @@ PURE = (
     "model",
     "config",
     "evidence",
+    "call_evidence",
     "gpu_evidence",
     "wait_evidence",
     "text",

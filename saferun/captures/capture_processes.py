@@ -26,6 +26,8 @@ from saferun.linux.prctl import die_with_parent
 from saferun.model import Value, signal_name
 
 _PROCESSES_LIMIT = 2048
+READING_CALLS_BYTES = 1 << 30
+"""How much address space the reading of last calls may take."""
 _END_WAIT_S = 0.2
 _WRAP_UP_S = 0.4
 """How long before the end captures have to return, to report what they could not do."""
@@ -53,6 +55,8 @@ def run_request(request: CaptureRequest | CoreRequest, write: Callable[[bytes], 
             steps.append(("cores", lambda emit: _examine(request, emit)))
         if request.recorders:
             steps.append(("flight_recorder", lambda emit: _read_recorders(request, emit, ends_at - _WRAP_UP_S)))
+        if request.calls:
+            steps.append(("last_calls", lambda emit: _read_last_calls(request, emit)))
         _run_in_parallel(steps, write, ends_at)
     else:
         _run_live(request, write, ends_at)
@@ -121,6 +125,13 @@ def _read_recorders(request: CoreRequest, emit: Emit, deadline: float) -> None:
     limit_memory(READING_BYTES)
     for found in read_dumps(request.recorders, request.since, deadline):
         emit("note" if isinstance(found, CaptureNote) else "collectives", found)
+
+
+def _read_last_calls(request: CoreRequest, emit: Emit) -> None:
+    from saferun.captures.last_calls import read_dead
+
+    limit_memory(READING_CALLS_BYTES)
+    read_dead(request.calls, emit)
 
 
 # -------------------------------------------------------------------------------------------------------- the processes

@@ -58,6 +58,7 @@ EXAMINER_MODULES = (
     "saferun.captures.gpu_amd",
     "saferun.captures.cores",
     "saferun.captures.recorder_dumps",
+    "saferun.captures.last_calls",
     "saferun.captures.beside_slow",
     "saferun.captures.asked_recorders",
     "saferun.captures.rank_usage",

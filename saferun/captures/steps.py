@@ -11,6 +11,7 @@ from saferun.captures.host_captures import (
     capture_kernel_log,
     capture_rdma_errors,
 )
+from saferun.captures.last_calls import capture_last_calls
 from saferun.captures.links import capture_links
 from saferun.captures.nccl_ras import capture_nccl_ras
 from saferun.captures.process_state import capture_process_state
@@ -46,6 +47,7 @@ CAPTURES: tuple[CaptureStep, ...] = (
     CaptureStep("process_state", capture_process_state),
     CaptureStep("links", capture_links),
     CaptureStep("flight_recorder", capture_flight_recorder, memory_bytes=_RECORDERS_BYTES),
+    CaptureStep("last_calls", capture_last_calls, "calls", memory_bytes=_RECORDERS_BYTES),
     CaptureStep("gpu_nvidia", capture_gpu_nvidia, "gpu"),
     CaptureStep("gpu_amd", capture_gpu_amd, "gpu"),
     CaptureStep("kernel_log", capture_kernel_log),

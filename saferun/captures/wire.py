@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from saferun.call_evidence import RankCalls
 from saferun.evidence import (
     Capture,
     CaptureNote,
@@ -73,6 +74,7 @@ class CaptureRequest(Value):
         is_certain: whether it is certain that the ranks hang, so that it disturbs nothing to stop one for seconds.
         by_signal: whether a rank that may not be inspected is made to write its stacks by a signal: of a job that is
             given up, never of one that a user only looks at.
+        calls: whether the ranks record their last calls.
     """
 
     targets: tuple[CaptureTarget, ...]
@@ -85,6 +87,7 @@ class CaptureRequest(Value):
     nccl: bool = False
     is_certain: bool = False
     by_signal: bool = True
+    calls: bool = False
 
 
 class DeadProcess(Value):
@@ -109,8 +112,17 @@ class RecorderFile(Value):
     path: str
 
 
+class DeadCalls(Value):
+    """A rank that has ended, and may have recorded its last calls. ``ended_at``: in monotonic seconds."""
+
+    rank: int
+    pid: int
+    hook_prefix: str
+    ended_at: float
+
+
 class CoreRequest(Value):
-    """What of dead ranks to find: cores, and files of the Flight Recorder.
+    """What of dead ranks to find: cores, files of the Flight Recorder, and last calls.
 
     Attributes:
         dead: the ranks that died and may have left a core.
@@ -121,6 +133,7 @@ class CoreRequest(Value):
         budget_s: after this many seconds the process ends, complete or not.
         since: seconds since the epoch; older cores and lines of the kernel log are ignored.
         recorders: where ranks that have ended may have written their Flight Recorders.
+        calls: ranks that have ended, where they record their last calls.
     """
 
     dead: tuple[DeadProcess, ...]
@@ -131,6 +144,7 @@ class CoreRequest(Value):
     budget_s: float = 60.0
     since: float = 0.0
     recorders: tuple[RecorderFile, ...] = ()
+    calls: tuple[DeadCalls, ...] = ()
 
 
 class HostCapture(Value):
@@ -205,6 +219,7 @@ _SHAPES: dict[str, type] = {
     "snapshot": ProcessSnapshot,
     "stack": StackDump,
     "collectives": RankCollectives,
+    "calls": RankCalls,
     "host_line": str,
     "kernel_line": str,
     "begun": Begun,
@@ -275,6 +290,7 @@ class CaptureReader:
             self.kernel_lines,
             tuple(self._values["nccl"]),
             tuple(self._values["ports"]),
+            tuple(self._values["calls"]),
         )
 
     @property

@@ -146,7 +146,7 @@ def _resolve(
         logs=_logs(values, task.local_world_size if task is not None else nproc_per_node),
         output=_output(values, environ, settings),
         environ=_environ(values, environ, settings),
-        watch=_watch(values, settings),
+        watch=_watch(values, settings, command),
         max_restarts=values.max_restarts,
         shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environ),
         signals=_signals(values.signals_to_handle),
@@ -195,7 +195,7 @@ def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapp
     )
 
 
-def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchConfig:
+def _watch(values: SimpleNamespace, settings: Mapping[str, Setting], command: Command) -> WatchConfig:
     _check_seconds(values, "hang_timeout", "0 turns it off")
     _check_seconds(values, "external_wait_timeout", "0 makes no difference between such waits and others")
     _check_seconds(values, "capture_budget", "0 turns it off")
@@ -227,7 +227,17 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
         gdb=values.gdb,
         inject=not values.no_inject,
         cores_asked=settings["cores"].origin != "default" and values.cores != "off",
+        trace_calls=_traced_code(values, command),
+        trace_lines=values.trace_lines,
     )
+
+
+def _traced_code(values: SimpleNamespace, command: Command) -> tuple[str, ...]:
+    if values.trace_calls.strip() in {"", "off"} and values.trace_lines < 0:
+        return ()
+    from saferun.cli.traced_code import traced_code
+
+    return traced_code(values, command)
 
 
 def _checks(values: SimpleNamespace) -> ChecksConfig:

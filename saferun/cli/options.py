@@ -488,6 +488,14 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "stacks if ptrace is denied",
     ),
     _option(
+        "--trace-calls PACKAGES",
+        "",
+        HANGS,
+        "record the last Python calls of each rank's threads, so that reports of hangs and crashes show them; of "
+        "packages, modules and directories, or script: the modules beside the script. Costs about a microsecond a call",
+    ),
+    _option("--trace-lines RANK", -1, HANGS, "of this rank record lines as well, which makes it slower; -1: of none"),
+    _option(
         "--env-profile NAME,NAME",
         ("production",),
         ENVIRONMENT,

@@ -4,7 +4,8 @@ Python imports a module of this name at start-up, before the script; this direct
 ranks. With ``SAFERUN_HOOK=<prefix>`` in the environment, the process of number P
 
 * writes the stacks of all its threads to ``<prefix>.P.stacks`` when signal 63 arrives, in the middle of C code too;
-* serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on.
+* serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on;
+* records its last Python calls in ``<prefix>.P.calls`` if ``SAFERUN_TRACE`` asks for it (``saferun_calls.py``).
 
 Then the module takes itself away, from ``sys.path`` and the environment too, and lets the ``sitecustomize`` follow that
 Python would have found without it. Whatever goes wrong here stays silent: it may not disturb the program.
@@ -209,6 +210,11 @@ def _act() -> None:
             _offer_stacks(prefix)
         finally:
             sys.meta_path.insert(0, _TorchWatcher(prefix))
+        if wanted := os.environ.get("SAFERUN_TRACE"):
+            try:
+                __import__("saferun_calls").begin(prefix, wanted)
+            finally:
+                sys.modules.pop("saferun_calls", None)
 
 
 def _leave() -> None:
@@ -218,6 +224,7 @@ def _leave() -> None:
     del sys.modules[__name__]
     # Interpreters within this process run this file once more, and shall find nothing to do.
     os.environ.pop("SAFERUN_HOOK", None)
+    os.environ.pop("SAFERUN_TRACE", None)
     if "PYTHONPATH" in os.environ:
         kept = [path for path in os.environ["PYTHONPATH"].split(":") if path != entry]
         if kept:

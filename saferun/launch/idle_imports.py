@@ -56,6 +56,7 @@ MODULES = (
     "saferun.diagnosis.pending_cause",
     "saferun.diagnosis.hang",
     "saferun.diagnosis.external_waits",
+    "saferun.diagnosis.diverging_calls",
     "saferun.diagnosis.start_stage",
     "saferun.preflight.results",
     "saferun.supervisor.policy.facts",

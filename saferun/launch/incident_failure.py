@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, RecorderFile
+from saferun.captures.wire import CaptureReader, CoreRequest, DeadCalls, DeadProcess, RecorderFile
 from saferun.cluster.evidence_exchange import abort_reason_of
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis import diagnose
+from saferun.diagnosis.diverging_calls import with_last_calls
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
 from saferun.errors import printable
 from saferun.evidence import AbortReason, Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
@@ -71,8 +72,9 @@ class FailureIncident:
         wants_cores = self._context.launch.config.watch.cores != "off"
         dead = (self._context.launch.guarded("look for cores", self._dead) or []) if wants_cores else []
         recorders = self._context.launch.guarded("look for Flight Recorders", self._recorders) or ()
-        if dead or recorders:
-            self._context.launch.guarded("read what dead ranks left", self._read_remains, dead, recorders)
+        calls = self._context.launch.guarded("look for last calls", self._dead_calls) or ()
+        if dead or recorders or calls:
+            self._context.launch.guarded("read what dead ranks left", self._read_remains, dead, recorders, calls)
         if self._record.running is None and not self._is_concluded:
             self._conclude(None, "")
 
@@ -116,7 +118,22 @@ class FailureIncident:
                     files.append(RecorderFile(rank.place.rank, rank.child.pid, f"{prefix}{rank.place.rank}"))
         return tuple(files)
 
-    def _read_remains(self, dead: Sequence[Rank], recorders: Sequence[RecorderFile]) -> None:
+    def _dead_calls(self) -> tuple[DeadCalls, ...]:
+        """The ranks that have recorded their last calls and were not captured while they lived."""
+        context, capture = self._context, self._record.capture
+        if not context.launch.config.watch.trace_calls:
+            return ()
+        captured = {one.rank for one in capture.calls} if capture is not None else set()
+        found = []
+        for rank in self._record.ranks:
+            prefix = context.hook.memory_prefix(context.launch.attempt, rank.place.rank)
+            if rank.end is not None and prefix and rank.place.rank not in captured:
+                found.append(DeadCalls(rank.place.rank, rank.child.pid, prefix, rank.end.at))
+        return tuple(found)
+
+    def _read_remains(
+        self, dead: Sequence[Rank], recorders: Sequence[RecorderFile], calls: Sequence[DeadCalls]
+    ) -> None:
         context, watching = self._context, self._context.launch.config.watch
         cwd = current_directory()
         request = CoreRequest(
@@ -138,6 +155,7 @@ class FailureIncident:
             budget_s=CORE_BUDGET_S if dead else _RECORDERS_S,
             since=self._record.started_time,
             recorders=tuple(recorders),
+            calls=tuple(calls),
         )
         start_capture(
             context,
@@ -189,6 +207,7 @@ class FailureIncident:
                 kernel_lines=tuple(dict.fromkeys((*evidence.kernel_lines, *reader.kernel_lines))),
                 capture=capture._replace(
                     collectives=_with_recorders(capture.collectives, reader.capture.collectives),
+                    calls=capture.calls + reader.capture.calls,
                     notes=capture.notes + reader.capture.notes,
                     timed_out=capture.timed_out + ((f"cores: {failure}",) if failure else ()),
                 ),
@@ -231,7 +250,11 @@ class FailureIncident:
             return None
         staged = self._context.launch.guarded("see how far the start came", self._staged, record.evidence)
         record.evidence = staged or record.evidence
-        return diagnose(record.evidence)
+        found = diagnose(record.evidence)
+        if not record.evidence.capture.calls:
+            return found
+        guarded = self._context.launch.guarded
+        return guarded("compare the last calls", with_last_calls, found, record.evidence) or found
 
     def _staged(self, evidence: Evidence) -> Evidence:
         """The evidence of the whole job, with how far its start came."""
@@ -332,6 +355,7 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
         restarting=action.restarting,
         decided=_decided(action.decision),
         is_above=partial(is_above, folding.whole_on_console) if folding is not None else None,
+        calls=record.evidence.capture.calls if record.evidence is not None else (),
     )
 
 

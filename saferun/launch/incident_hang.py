@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.job_values import EvidenceChunk
+from saferun.diagnosis.diverging_calls import with_last_calls
 from saferun.diagnosis.external_waits import external_ranks, suspected, worded_as_suspicion
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.errors import printable
@@ -115,6 +116,11 @@ class HangIncident(LiveCapture):
         record = self._record
         record.evidence = evidence
         record.diagnosis = self._context.launch.guarded("diagnose the hang", diagnose_hang, evidence)
+        if record.diagnosis is not None and evidence is not None and evidence.capture.calls:
+            with_calls = self._context.launch.guarded(
+                "compare the last calls", with_last_calls, record.diagnosis, evidence
+            )
+            record.diagnosis = with_calls or record.diagnosis
         cause = record.diagnosis.cause if record.diagnosis is not None else None
         culprits = cause.ranks if cause is not None else ()
         self._context.launch.job.blamed = culprits
@@ -214,7 +220,17 @@ class HangIncident(LiveCapture):
     def _report(self, action: ReportHang, diagnosis: Diagnosis, repeat: Repeat) -> None:
         verdict, log = self._verdict, self._context.log
         step, count, next_s = action.next_step, repeat.times, repeat.next_s
-        lines = hang_text(diagnosis, verdict, host=log.host, files=log.files, on_hang=step, count=count, next_s=next_s)
+        calls = self._record.evidence.capture.calls if self._record.evidence is not None else ()
+        lines = hang_text(
+            diagnosis,
+            verdict,
+            host=log.host,
+            files=log.files,
+            on_hang=step,
+            count=count,
+            next_s=next_s,
+            calls=calls,
+        )
         is_alive = verdict.certain and step == "report" != self._context.launch.config.watch.on_hang
         if is_alive:
             lines[-1] = "saferun: job left running: it made progress during the capture"

@@ -74,6 +74,7 @@ class LiveCapture:
             since=self._record.started_time,
             nccl=has_gpus and is_hang,
             is_certain=verdict is not None and verdict.certain,
+            calls=bool(watching.trace_calls),
         )
         start_capture(context, self._record, request, self._captured)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 
 from saferun.errors import suppress
@@ -43,7 +44,28 @@ class RankHook:
             path = environ.get("PYTHONPATH")
             hook = (copied_hook(self._directory) if self._is_in_memory else "") or INJECT
             variables |= {"SAFERUN_HOOK": prefix, "PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else hook}
+            watching = self._launch.config.watch
+            # A page of a file on a disk may not be there when the rank writes to it.
+            if watching.trace_calls and self._is_in_memory:
+                what = "lines" if rank == watching.trace_lines else "calls"
+                variables["SAFERUN_TRACE"] = "\n".join((what, *watching.trace_calls))
         return variables
+
+    @property
+    def cost(self) -> str:
+        """What the ranks' recording of calls costs, in one line; empty where they record none."""
+        watching = self._launch.config.watch
+        if not watching.trace_calls:
+            return ""
+        if not self._is_in_memory:
+            return "--trace-calls: no calls are recorded, since there is no private directory in memory"
+        what = (
+            f"--trace-calls: each rank records its last calls of {', '.join(watching.trace_calls)} in 388 KiB of memory"
+        )
+        cost = f"{what}; a call costs about a microsecond"
+        if sys.version_info < (3, 12):
+            cost += ", and on Python 3.11 other Python code is slower as well"
+        return f"{cost}; rank {watching.trace_lines} records lines, too" if watching.trace_lines >= 0 else cost
 
     def prefix(self, attempt: int, rank: int) -> str:
         """What the paths of a rank's hook begin with; empty where a socket's path would be too long."""
@@ -85,6 +107,15 @@ class RankHook:
             scratch = self._launch.run_dir.scratch
             self._directory = scratch.in_memory_path() if self._is_in_memory else scratch.socket_path()
             self._is_in_memory = is_in_memory(self._directory)
+            self._forget_calls()
         except OSError as error:
             self._directory = ""
             self._launch.warn(f"no private directory for the start-up hook: {error.filename}: {error.strerror}")
+
+    def _forget_calls(self) -> None:
+        """Delete what ranks of earlier attempts have recorded, which has been reported."""
+        if self._launch.config.watch.trace_calls and self._is_in_memory:
+            for name in os.listdir(self._directory):
+                if name.endswith(".calls") and not name.startswith(f"a{self._attempt}r"):
+                    with suppress(OSError):
+                        os.unlink(os.path.join(self._directory, name))

@@ -9,6 +9,8 @@ from saferun.linux.ownership import remove_tree
 
 _NAME = "hook"
 _FILE = "sitecustomize.py"
+_OTHERS = ("saferun_calls.py",)
+"""What the hook loads where that is asked for."""
 
 
 def copy_hook(source: str, directory: str) -> None:
@@ -25,11 +27,14 @@ def copy_hook(source: str, directory: str) -> None:
     os.mkdir(making, 0o700)
     try:
         _copy(os.path.join(source, _FILE), os.path.join(making, _FILE))
+        for name in _OTHERS:
+            with suppress(OSError):  # the ranks do without it
+                _copy(os.path.join(source, name), os.path.join(making, name))
         with suppress(OSError):  # Python compiles it again
             compiled = os.path.join(source, "__pycache__")
             os.mkdir(os.path.join(making, "__pycache__"), 0o700)
             for name in os.listdir(compiled):
-                if name.startswith("sitecustomize.") and name.endswith(".pyc"):
+                if name.startswith(("sitecustomize.", "saferun_calls.")) and name.endswith(".pyc"):
                     _copy(os.path.join(compiled, name), os.path.join(making, "__pycache__", name))
         with suppress(OSError):  # a copy exists
             os.rename(making, os.path.join(directory, _NAME))

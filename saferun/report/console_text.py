@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from saferun.call_evidence import RankCalls
 from saferun.evidence import CoreDump, Diagnosis, Frame, HangVerdict, HostView, Traceback, WaitGroup
 from saferun.model import RankEnd
+from saferun.report.calls_text import console_calls
 from saferun.report.picture import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
 from saferun.text.page import shown
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text, size_text
@@ -43,6 +45,7 @@ def failure_text(
     restarting: bool,
     decided: str = "",
     is_above: Callable[[Traceback], bool] | None = None,
+    calls: Sequence[RankCalls] = (),
 ) -> list[str]:
     """What the user reads when an attempt has failed.
 
@@ -54,6 +57,7 @@ def failure_text(
         restarting: whether they are.
         decided: what follows and why, instead of that line.
         is_above: whether a traceback stands on this console already, as its ranks printed it; it is not quoted again.
+        calls: the last calls of the ranks, where they are recorded.
     """
     head = [f"saferun: {shown(diagnosis.headline)}"]
     if diagnosis.hint:
@@ -65,7 +69,7 @@ def failure_text(
     traceback = _traceback_of(diagnosis)
     if traceback is not None and is_above is not None and is_above(traceback):
         quoted_output = [f"  above: {quoted_output[0].strip().removesuffix(':')}"]
-    body = [*quoted_output, *cause, *crash]
+    body = [*quoted_output, *cause, *crash, *console_calls(diagnosis, calls, has_traceback=traceback is not None)]
     # Dead ranks have lines of their own.
     living = [group for group in diagnosis.groups if group.kind != "dead"]
     where = _groups(living, diagnosis, _GROUPS_IN_A_FAILURE, rest)
@@ -97,6 +101,7 @@ def hang_text(
     on_hang: str,
     count: int,
     next_s: float | None,
+    calls: Sequence[RankCalls] = (),
 ) -> list[str]:
     """What the user reads when nothing moves any more.
 
@@ -108,6 +113,7 @@ def hang_text(
         on_hang: what is done about it: ``report``, ``stop`` or ``restart``.
         count: how often this hang has been captured, 1 for the first time.
         next_s: seconds until the next capture; None: there is none.
+        calls: the last calls of the ranks, where they are recorded.
     """
     rest = " in report.txt" if files else ""
     head = [f"saferun: {shown(diagnosis.headline)}"]
@@ -117,6 +123,7 @@ def hang_text(
     whose = f"the ranks on {shown(host, 60)}" if len(diagnosis.hosts) < _SEVERAL else "all ranks"
     body += _tree(diagnosis, _TREE_LINES, rest, f"  calls of {whose}, outermost first:")
     body += [*_cause_lines(diagnosis, [*head, *body]), *_finding_lines(diagnosis, rest)]
+    body += console_calls(diagnosis, calls)
     tail = []
     if diagnosis.hint:
         tail.append(f"hint: {shown(diagnosis.hint)}")

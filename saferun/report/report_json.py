@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from saferun import __version__
+from saferun.call_evidence import CALL_KINDS, RankCalls, ThreadCalls
 from saferun.evidence import (
     AbortReason,
     Capture,
@@ -36,6 +37,7 @@ SCHEMA = "saferun.report/1"
 LIMIT_BYTES = 2 << 20
 """How large the report is at most, as it is written (indented by one)."""
 _FIRST_INCIDENTS = 10
+_CALLS_OF_MAIN, _CALLS_OF_OTHERS = 40, 8
 _LAST_INCIDENTS = 40
 _RUN_BYTES = 1 << 17
 _DECISIONS_BYTES = 1 << 17
@@ -290,6 +292,7 @@ def _captured(page: Page, capture: Capture) -> JsonObject:
         "stuck_connections": page.records("stuck_connections", capture.links, link_names),
         "processes": page.objects("processes", capture.processes, lambda process: _process(page, process)),
         "collectives": page.objects("collectives", capture.collectives, lambda rank: _collectives(page, rank)),
+        "last_calls": page.objects("last_calls", capture.calls, lambda rank: _calls(page, rank)),
         "captures": page.objects("captures", capture.notes, lambda note: _note(page, note)),
         "capture_elapsed_s": number(capture.elapsed_s),
         "timed_out": page.lines("timed_out", capture.timed_out),
@@ -389,6 +392,38 @@ def _note(page: Page, note: CaptureNote) -> JsonObject:
 def _known(value: int, least: int = 1) -> int | None:
     """A number; None for what stands for an unknown one."""
     return count(value) if value >= least else None
+
+
+def _calls(page: Page, rank: RankCalls) -> JsonObject:
+    return {
+        "rank": count(rank.rank),
+        "pid": count(rank.pid),
+        "has_ended": bool(rank.is_dead),
+        "note": page.text(rank.note),
+        "failure": page.text(rank.failure),
+        "threads": page.objects("last_calls", rank.threads, lambda thread: _thread_calls(page, rank, thread)),
+    }
+
+
+def _thread_calls(page: Page, rank: RankCalls, thread: ThreadCalls) -> JsonObject:
+    events = thread.events[-_CALLS_OF_MAIN if thread.is_main else -_CALLS_OF_OTHERS :]
+    rows = [(event, rank.function(event)) for event in events if event.kind in CALL_KINDS]
+    return {
+        "tid": count(thread.tid),
+        "is_main": bool(thread.is_main),
+        "total": count(thread.total),
+        "events": page.objects(
+            "last_calls",
+            rows,
+            lambda row: {
+                "kind": row[0].kind,
+                "function": page.text(row[1].name if row[1] is not None else ""),
+                "file": page.text(row[1].file if row[1] is not None else ""),
+                "line": count(row[0].line or (row[1].line if row[1] is not None else 0)),
+                "before_s": number(max(0.0, row[0].before_s)),
+            },
+        ),
+    }
 
 
 def _collectives(page: Page, rank: RankCollectives) -> JsonObject:

@@ -21,6 +21,7 @@ from saferun.evidence import (
 )
 from saferun.preflight.findings_text import decision_text, table_lines
 from saferun.preflight.results import HostInfo, Preflight
+from saferun.report.calls_text import report_calls
 from saferun.report.console_text import core_text
 from saferun.report.picture import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_and_last, outcome_of
@@ -155,6 +156,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     yield from _section("processes", (_process_line(process, places) for process in capture.processes))
     yield from _section("connections on which nothing is acknowledged", map(_link_line, capture.links))
     yield from _section("collectives (Flight Recorder)", _collective_lines(capture.collectives))
+    yield from _section("last calls (--trace-calls)", report_calls(capture.calls))
     yield from _section("all threads, each distinct stack once, innermost call first", _stack_lines(capture.stacks))
     yield from _section("cores", _core_lines(cores_of(incident)))
     ooms = [host.oom for host in evidence.hosts] or [evidence.oom]

@@ -235,7 +235,7 @@ def test_what_ranks_write_is_read_with_a_limit_of_memory() -> None:
         (limits[step.name],) = reader.capture.host_lines
     unlimited = str(resource.getrlimit(resource.RLIMIT_AS)[0])
     limited = {name for name, limit in limits.items() if limit != unlimited}
-    assert limited == {"flight_recorder", "nccl_ras"}
+    assert limited == {"flight_recorder", "last_calls", "nccl_ras"}
     assert (1 << 30) < int(limits["flight_recorder"]) < (8 << 30)
 
 

@@ -198,6 +198,7 @@ class _Merging:
                 links=tuple(link for link in capture.links if is_own(link.rank)),
                 gpus=tuple(gpu for gpu in capture.gpus if is_own(gpu.rank)),
                 ports=tuple(one for one in capture.ports if one.ranks and all(map(is_own, one.ranks))),
+                calls=tuple(calls for calls in capture.calls if is_own(calls.rank)),
                 kernel_lines=(),
             ),
             hang=hang,
@@ -258,6 +259,7 @@ class _Merging:
             gpus=_all(captures, lambda one: one.gpus),
             nccl=_all(captures, lambda one: one.nccl),
             ports=_all(captures, lambda one: one.ports),
+            calls=_all(captures, lambda one: one.calls),
         )
 
     def _labelled(self, mine: Sequence[Evidence], lines_of: Callable[[Evidence], Sequence[str]]) -> tuple[str, ...]:

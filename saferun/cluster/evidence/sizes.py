@@ -147,6 +147,12 @@ def _one_a_way(links: Sequence[StuckLink]) -> tuple[StuckLink, ...]:
     return tuple(best.values())
 
 
+def _last_calls(evidence: Evidence, main: int, others: int) -> Evidence:
+    """So many of the last calls of main threads and of other threads, without functions that are not called in them."""
+    capture = evidence.capture
+    return evidence._replace(capture=capture._replace(calls=tuple(one.newest(main, others) for one in capture.calls)))
+
+
 def _is_main(thread: ThreadStack, pid: int) -> bool:
     return thread.is_main or thread.tid == pid or thread.name == "MainThread"
 
@@ -181,14 +187,14 @@ def _within_reason(evidence: Evidence) -> Evidence:
     )
     whole = (400, 100, _LONGEST_TEXT)
     evidence = _outputs(_host_lines(evidence, 200), whole, whole, _MOST_ITEMS)
-    return _cores(_calls(evidence, 32), 256, 400)
+    return _cores(_calls(_last_calls(evidence, 256, 16), 32), 256, 400)
 
 
 def _without_notes(evidence: Evidence) -> Evidence:
     """Captures that worked need no words, nor do most of the host's lines."""
     notes = tuple(note for note in evidence.capture.notes if note.failure)
     evidence = evidence._replace(capture=evidence.capture._replace(notes=notes[:50]))
-    return _outputs(_host_lines(evidence, 40), (200, 20, 1000), (30, 5, 400), 64)
+    return _outputs(_host_lines(_last_calls(evidence, 256, 4), 40), (200, 20, 1000), (30, 5, 400), 64)
 
 
 def _telling_threads(evidence: Evidence) -> Evidence:
@@ -208,7 +214,7 @@ def _telling_threads(evidence: Evidence) -> Evidence:
         )
         return dump._replace(threads=tuple(threads)[:32])
 
-    return _cores(_calls(_with_waits(_stacks(evidence, change), 16), 12), 2, 120)
+    return _cores(_calls(_last_calls(_with_waits(_stacks(evidence, change), 16), 64, 0), 12), 2, 120)
 
 
 def _fewer_ports(found: JobPorts, most: int) -> JobPorts:
@@ -259,7 +265,7 @@ def _main_threads(evidence: Evidence) -> Evidence:
             cpu_s=float(round(process.cpu_s)),
         )
 
-    return _cores(_calls(_with_processes(_stacks(evidence, change), slim), 4), 1, 60)
+    return _cores(_calls(_last_calls(_with_processes(_stacks(evidence, change), slim), 16, 0), 4), 1, 60)
 
 
 def _ranks_only(evidence: Evidence) -> Evidence:
@@ -271,7 +277,7 @@ def _ranks_only(evidence: Evidence) -> Evidence:
             process._replace(command="", rss_bytes=0, cpu_s=0.0, threads=0, ppid=0) if process.is_rank else None
         ),
     )
-    capture = evidence.capture
+    capture = _last_calls(evidence, 4, 0).capture
     ports = tuple(_fewer_ports(one, 32) for one in capture.ports)
     capture = capture._replace(
         ports=ports, notes=(), timed_out=capture.timed_out[:8], links=_one_a_way(capture.links)[:16]
@@ -309,6 +315,7 @@ def _numbers_only(evidence: Evidence) -> Evidence:
     rest = [end for end in evidence.ends if end not in ends[:8]]
     capture = evidence.capture._replace(
         processes=(),
+        calls=(),
         stacks=evidence.capture.stacks[:16],
         timed_out=(),
         ports=(),

@@ -79,6 +79,8 @@ complete -c saferun -l cores -x -a 'backtrace keep off' -d 'core files of crashe
 complete -c saferun -l keep-cores -x -d 'with --cores keep: how many cores to keep at most, one of each kind of crash'
 complete -c saferun -l gdb -d 'also read cores with gdb (slow); otherwise gdb is used only if pystack is missing'
 complete -c saferun -l no-inject -d 'do not put saferun\'s start-up hook into the ranks; without the hook there is no Flight Recorder, and no stacks if ptrace is denied'
+complete -c saferun -l trace-calls -r -d 'record the last Python calls of each rank\'s threads, so that reports of hangs and crashes show them; of packages, modules and directories, or script: the modules beside the script. Costs about a microsecond a call'
+complete -c saferun -l trace-lines -x -d 'of this rank record lines as well, which makes it slower; -1: of none'
 complete -c saferun -l env-profile -r -d 'sets of environment variables for the ranks, applied from left to right; see saferunctl env list'
 complete -c saferun -l env-profile-path -r -d 'directory or file with more env profiles; can be given several times'
 complete -c saferun -l env -r -d 'set this variable for the ranks, overriding profiles and the environment; can contain {rank}, {local_rank}, {host}, {run_dir}, {rank_dir}; NAME alone takes the value from the environment, which keeps a secret out of ps; can be given several times'

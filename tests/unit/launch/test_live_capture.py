@@ -19,7 +19,7 @@ def request_of(monkeypatch: pytest.MonkeyPatch, verdict: HangVerdict | None) -> 
         live_capture, "start_capture", lambda _context, _record, request, _on_done: asked.append(request)
     )
     monkeypatch.setattr(live_capture, "new_directory", lambda *_arguments: "/run")
-    watch = SimpleNamespace(capture_budget_s=20.0, native="auto", strace=True)
+    watch = SimpleNamespace(capture_budget_s=20.0, native="auto", strace=True, trace_calls=())
     context: Any = SimpleNamespace(
         launch=SimpleNamespace(config=SimpleNamespace(watch=watch)),
         hook=SimpleNamespace(prefix=lambda *_arguments: ""),

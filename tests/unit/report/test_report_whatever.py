@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from saferun.call_evidence import CALL_KINDS, CalledFunction, CallEvent, RankCalls, ThreadCalls
 from saferun.evidence import (
     AbortReason,
     Capture,
@@ -261,6 +262,34 @@ CAPTURES = st.builds(
             ANY_INTEGER,
             ANY_TEXT,
             st.booleans(),
+        )
+    ),
+    tuples(
+        st.builds(
+            RankCalls,
+            ANY_INTEGER,
+            ANY_INTEGER,
+            tuples(st.builds(CalledFunction, ANY_TEXT, ANY_TEXT, ANY_INTEGER)),
+            tuples(
+                st.builds(
+                    ThreadCalls,
+                    ANY_INTEGER,
+                    st.booleans(),
+                    ANY_INTEGER,
+                    tuples(
+                        st.builds(
+                            CallEvent,
+                            ANY_TEXT | st.sampled_from(CALL_KINDS),
+                            st.integers(-1, 3) | ANY_INTEGER,
+                            ANY_NUMBER,
+                            ANY_INTEGER,
+                        )
+                    ),
+                )
+            ),
+            st.booleans(),
+            ANY_TEXT,
+            ANY_TEXT,
         )
     ),
 )
