@@ -64,7 +64,7 @@ class RankHook:
         )
         cost = f"{what}; a call costs about a microsecond"
         if sys.version_info < (3, 12):
-            cost += ", and on Python 3.11 other Python code is slower as well"
+            cost += ", and on Python 3.11 all Python code is slower, by a few per cent to several times"
         return f"{cost}; rank {watching.trace_lines} records lines, too" if watching.trace_lines >= 0 else cost
 
     def prefix(self, attempt: int, rank: int) -> str:

@@ -41,7 +41,7 @@ from saferun.model import ExitStatus, RankEnd
 from saferun.report import report_text
 from saferun.report.report_json import Incident, Run, build_report
 from saferun.report.report_text import build_report_text
-from saferun.wait_evidence import ThreadWait
+from saferun.wait_evidence import JobPorts, ThreadWait
 from tests.unit.report.report_checking import (
     ANY_INTEGER,
     ANY_NUMBER,
@@ -264,6 +264,7 @@ CAPTURES = st.builds(
             st.booleans(),
         )
     ),
+    tuples(st.builds(JobPorts, ANY_RANKS, ANY_RANKS, st.booleans())),
     tuples(
         st.builds(
             RankCalls,
