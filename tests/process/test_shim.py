@@ -64,7 +64,10 @@ def test_the_command_for_scripts_that_need_their_local_rank_as_an_argument(tmp_p
     """As the documents have it: the deepspeed launcher gives scripts this argument."""
     page = (REPOSITORY / "docs" / "programs.md").read_text(encoding="utf-8")
     (command,) = (line for line in page.splitlines() if line.startswith("saferun ") and "--local_rank=" in line)
-    (tmp_path / "train.py").write_text("import os, sys; print(sys.argv[1:], os.environ['LOCAL_RANK'])")
+    # One write, which those of the other rank do not mix with.
+    (tmp_path / "train.py").write_text(
+        "import os, sys; os.write(1, f'{sys.argv[1:]} {os.environ[\"LOCAL_RANK\"]}\\n'.encode())"
+    )
     words = [word.replace("exec python ", f"exec {shlex.quote(sys.executable)} ") for word in shlex.split(command)[1:]]
     done = subprocess.run(
         [sys.executable, "-m", "saferun", "--prefix", "none", "--run-dir", "none", *words],
