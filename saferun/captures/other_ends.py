@@ -28,6 +28,7 @@ _LOCKS_LIMIT_BYTES = 1 << 20
 # A tool that takes stacks stops a thread for milliseconds.
 _TRACED_TRIES = 5
 _TRACED_PAUSE_S = 0.02
+_LOCK_TRIES = 10
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
 # What waits for the file system has no descriptor yet.
 _OF_FILE_SYSTEMS = frozenset({"sync", *PATH_CALLS})
@@ -57,7 +58,8 @@ class OtherEnds:
 
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
-        self._locks: list[list[str]] | None = None
+        self._locks: list[list[str]] = []
+        self._lock_tries = _LOCK_TRIES
         self._modes: dict[int, dict[str, int]] = {}  # of the pipes that a process has open
         self._found: dict[tuple[int, int], _End] = {}  # by process and descriptor: threads poll the same ones
 
@@ -167,14 +169,24 @@ class OtherEnds:
                     modes[link] = modes.get(link, 0) | _mode_of(pid, fd)
         return self._modes[pid]
 
-    def _of_lock(self, wait: ThreadWait, pid: int) -> ThreadWait:
-        """Who holds a file lock. Source: proc_locks(5); asking the file itself could hang."""
-        if self._locks is None:
+    def _lock_waits(self, pid: int) -> set[str]:
+        """The numbers of the locks that a process waits for."""
+        if not self._locks:
             content = read_bytes("/proc/locks", _LOCKS_LIMIT_BYTES).decode("ascii", "replace")
             self._locks = [line.split() for line in content.splitlines()]
         # 1: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF
         # 1: -> FLOCK  ADVISORY  WRITE 4712 fd:01:1234 0 EOF
-        numbers = {row[0] for row in self._locks if row[1:2] == ["->"] and row[5:6] == [str(pid)]}
+        return {row[0] for row in self._locks if row[1:2] == ["->"] and row[5:6] == [str(pid)]}
+
+    def _of_lock(self, wait: ThreadWait, pid: int) -> ThreadWait:
+        """Who holds a file lock. Source: proc_locks(5); asking the file itself could hang."""
+        numbers = self._lock_waits(pid)
+        while not numbers and self._lock_tries:
+            # While a tool that takes stacks stops it, it waits for no lock; others are not in the table.
+            self._lock_tries -= 1
+            time.sleep(_TRACED_PAUSE_S)
+            self._locks = []
+            numbers = self._lock_waits(pid)
         holders = {int(row[4]) for row in self._locks if row[0] in numbers and row[4:5] and row[4].isdigit()}
         own = self._ends.pids.intersection(holders)
         return _with_pids(wait, sorted(own - {pid})) if own else wait._replace(outside=True)

@@ -15,7 +15,7 @@ from saferun.captures import other_ends
 from saferun.captures.other_ends import OtherEnds
 from saferun.captures.waiting import Ends
 from saferun.linux.procfs import children_of
-from saferun.linux.small_files import read_link
+from saferun.linux.small_files import read_bytes, read_link
 from saferun.wait_evidence import ThreadWait
 from tests.process.launching import read_stat, until
 
@@ -206,6 +206,21 @@ def test_a_file_lock_is_held_by_a_process_of_the_job_or_by_another(tmp_path: Pat
         wait = main_wait(one.pid)
         assert wait is not None
         assert (wait.outside, wait.pids) == (False, ())
+
+
+def test_a_file_lock_is_looked_up_again_while_a_tool_stops_who_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the kernel's table does not have the wait: now and then it was taken for a lock of another job."""
+    tables = [b"", b"1: FLOCK  ADVISORY  WRITE 1 fd:01:1234 0 EOF\n"]
+    monkeypatch.setattr(other_ends, "read_bytes", lambda *path: tables.pop() if tables else read_bytes(*path))
+    take = f"file = open({str(tmp_path / 'lock')!r}, 'w')\n"
+    lock = "fcntl.flock(file, fcntl.LOCK_EX)\n"
+    with process(take + lock + READY + "time.sleep(1000)") as holder, process(take + READY + lock) as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid, holder.pid)
+        assert wait is not None
+        assert (wait.outside, wait.pids) == (False, (holder.pid,))
 
 
 def test_other_threads_are_there_with_what_they_wait_for() -> None:
