@@ -8,8 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.api.launching import run
     from saferun.api.report import read_report
+    from saferun.script.reported_progress import expect, step
 
-__all__ = ["heartbeat", "read_report", "run"]
+__all__ = ["expect", "heartbeat", "read_report", "run", "step"]
 __version__ = "0.1.0"
 
 
@@ -31,14 +32,20 @@ def heartbeat() -> None:
                 pass
 
 
+# What is imported when it is asked for, with the module that has it: a launch needs none of it.
+_LAZY = {
+    "expect": "saferun.script.reported_progress",
+    "read_report": "saferun.api.report",
+    "run": "saferun.api.launching",
+    "step": "saferun.script.reported_progress",
+}
+
+
 def __getattr__(name: str) -> object:
-    """``run`` and ``read_report``, which are imported when they are asked for: a launch needs neither."""
-    if name == "run":
-        from saferun.api.launching import run
+    """What is imported when it is asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-        return run
-    if name == "read_report":
-        from saferun.api.report import read_report
-
-        return read_report
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return found

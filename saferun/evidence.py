@@ -33,7 +33,7 @@ class ThreadStack(Value):
 class StackDump(Value):
     """The stacks of one process.
 
-    ``rank`` is the rank that it is, or descends from. ``tool`` is what took them: ``py-spy``, ``py-spy --native``,
+    ``rank`` is the rank that it is, or descends from. ``tool`` took them: ``py-spy``, ``py-spy --native``,
     ``faulthandler``, ``worker server``, ``pystack``, ``gdb``. ``failure`` is why there are none.
     """
 
@@ -249,14 +249,13 @@ class HangVerdict(Value):
     """Nothing moves any more.
 
     Attributes:
-        kind: ``quiescent`` (every process of every rank is quiet), ``stuck_collective`` (ranks are in a collective that
-            no longer moves, and all other ranks are idle), ``spinning`` (one busy-loops while the
-            others wait), ``stopped`` (state T), ``uninterruptible`` (state D), ``heartbeat`` (a rank that used to beat
-            has stopped).
+        kind: ``quiescent`` (every process of every rank is quiet), ``stuck_collective``, ``spinning`` (one busy-loops
+            while the others wait), ``stopped`` (state T), ``uninterruptible`` (D), ``heartbeat``, ``overdue``.
         ranks: the ranks that it is about: the stopped, the spinning, …; all of them for ``quiescent``.
         quiet_s: how long it has lasted.
         certain: whether it may be acted upon; a suspected hang is only reported.
         busy: ranks that use their processor, in an NCCL job often those that wait.
+        overdue: the phase that takes longer than its script has said (``saferun.expect``), as text; empty: none does.
     """
 
     kind: str
@@ -264,14 +263,14 @@ class HangVerdict(Value):
     quiet_s: float
     certain: bool
     busy: tuple[int, ...] = ()
+    overdue: str = ""
 
 
 class RankOutput(Value):
-    """What a rank left behind: its last lines and the error file that ``@record`` wrote.
+    """What a rank left behind: last lines, and the error file of ``@record``.
 
     ``last_lines`` are those of stderr, ``last_stdout_lines`` those of stdout. ``rank`` is -1 where only the local rank
-    is known, which is enough on one host. ``raised``: a traceback was the last thing that it had printed when saferun
-    stopped it.
+    is known. ``raised``: it had printed a traceback last when saferun stopped it. ``last_step``: of ``saferun.step``.
     """
 
     local_rank: int
@@ -282,6 +281,7 @@ class RankOutput(Value):
     last_stdout_lines: tuple[str, ...] = ()
     rank: int = -1
     raised: bool = False
+    last_step: str = ""
 
 
 class HostView(Value):

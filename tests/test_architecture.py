@@ -32,7 +32,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("launch",),
     ("cli",),
-    ("api", "ctl", "__main__"),
+    ("api", "ctl", "script", "__main__"),
 )
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 # These need no place in the order: the package itself holds the version, the coordinator is a process of its own, the

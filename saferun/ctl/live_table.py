@@ -65,12 +65,14 @@ def live_lines(content: JsonObject) -> Iterator[str]:
     if job.missing:
         more = f" and {len(job.missing) - _NAMED} more" if len(job.missing) > _NAMED else ""
         yield f"  no answer yet from {', '.join(job.missing[:_NAMED])}{more}"
+    has_steps = any(row.step >= 0 for host in hosts for row in host.report.ranks)
+    head = (*_HEAD, "step") if has_steps else _HEAD
     rows = [_cells(row) for host in hosts for row in host.report.ranks]
-    widths = [max(len(cells[column]) for cells in (_HEAD, *rows)) for column in range(len(_HEAD))]
+    widths = [max(len(cells[column]) for cells in (head, *rows)) for column in range(len(head))]
     for host in hosts:
         yield _host_line(host)
-        for cells in (_HEAD, *(_cells(row) for row in host.report.ranks)):
-            yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        for cells in (head, *(_cells(row) for row in host.report.ranks)):
+            yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=False))
         if host.report.more > 0:
             yield f"  … and {count_text(host.report.more, 'rank')} more"
         for gpu in host.report.gpus:
@@ -117,6 +119,7 @@ def _cells(row: RankRow) -> tuple[str, ...]:
         _size(row.rss_mib),
         f"{row.cpu_percent} %" if row.cpu_percent >= 0 else "-",
         str(row.processes) if row.processes >= 0 else "-",
+        str(row.step) if row.step >= 0 else "-",
     )
 
 

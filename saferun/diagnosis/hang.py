@@ -37,7 +37,7 @@ from saferun.evidence import Cause, Diagnosis, Evidence, HangVerdict, StackDump
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text
 
 _SHOWN_WAITS = 4
-_VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "spinning", "stopped", "uninterruptible"})
+_VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "overdue", "spinning", "stopped", "uninterruptible"})
 _MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})
 _LEFT_THE_PATH = frozenset({"hang_sleep", "hang_missing_collective"})
 
@@ -99,9 +99,13 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
 
 def _headline(hang: HangVerdict | None, found: str) -> str:
     """The first line of the report: a suspected hang is worded as one."""
+    overdue = hang.overdue if hang is not None else ""
+    if hang is not None and hang.kind == "overdue" and overdue:
+        return f"{overdue}: {found}"
     if LONG_STEP in found:
         return found
-    return f"the job {'hangs' if hang is None or hang.certain else 'may hang'}: {found}"
+    phase = f"; {overdue}" if overdue else ""
+    return f"the job {'hangs' if hang is None or hang.certain else 'may hang'}: {found}{phase}"
 
 
 class _Case:

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.captures.capture_query import CaptureQuery
     from saferun.cluster.evidence_exchange import EvidenceExchange
-    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict
+    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, RankOutput
 
 CORE_BUDGET_S = 60.0
 """How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache."""
@@ -142,7 +142,7 @@ class AttemptRecord:
             host=self._context.log.host,
             started_at=self.started_at,
             ends=tuple(rank.end for rank in self.ranks if rank.end is not None),
-            outputs=group.outputs() if group is not None else (),
+            outputs=self._outputs(),
             abandoned=(),
             stop_signum=None,
             ranks=tuple(rank.place.rank for rank in self.ranks),
@@ -157,6 +157,22 @@ class AttemptRecord:
             world_size=placement.world_size if placement is not None and config.hosts.together else 0,
             abort_reason=abort_reason_of(self._context.launch.job),
         )
+
+    def _outputs(self) -> tuple[RankOutput, ...]:
+        """What the ranks have written last, with the last steps that their scripts have reported."""
+        outputs = self.group.outputs() if self.group is not None else ()
+        return self._context.launch.guarded("read the last steps", self._with_steps, outputs) or outputs
+
+    def _with_steps(self, outputs: tuple[RankOutput, ...]) -> tuple[RankOutput, ...]:
+        from saferun.text.script_state import step_text
+
+        hook, attempt, now = self._context.hook, self._context.launch.attempt, time.monotonic()
+        found = []
+        for rank, output in zip(self.ranks, outputs, strict=True):
+            state = hook.script_state(attempt, rank.place.rank)
+            at = rank.end.at if rank.end is not None else now
+            found.append(output._replace(last_step=step_text(state, at)) if state is not None else output)
+        return tuple(found)
 
     def add_incident(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.supervisor.events import HangSuspected
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
     from saferun.launch.slow_ranks import SlowRankWatch
     from saferun.model import JsonObject
+    from saferun.text.script_state import ScriptState
     from saferun.watchdog.job_detector import JobDetector
     from saferun.watchdog.monitor import Watch, WatchedRank
     from saferun.watchdog.verdicts import Repeat
@@ -48,6 +50,8 @@ class HangWatch:
         self._watch: Watch | None = None
         self._watch_at: float | None = None
         self._slow: SlowRankWatch | None = None
+        self._bad: dict[int, tuple[int, str, str]] = {}  # what ranks reported that is no finite number
+        self._has_warned = False
         self.number = 0
         """Of the job's hang that was reported last."""
         context.launch.job.reports.subscribe(self._take_states, self._take_hang)
@@ -80,6 +84,7 @@ class HangWatch:
                 self._context.launch.guarded("watch the ranks", self._begin_watch, now)
         elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
             self._context.launch.guarded("watch the ranks", self._watch.tick, now)
+            self._context.launch.guarded("read what the ranks report", self._warn_of_numbers)
             if self._slow is not None:
                 due = self._slow.earliest  # one wake-up for both, where it can be
         if due is not None and due <= now:
@@ -125,10 +130,30 @@ class HangWatch:
             prefix = self._context.hook.memory_prefix(attempt, rank.place.rank)
             heartbeat = f"{prefix}.heartbeat" if prefix else ""
             place = rank.place
+            read = partial(self._read_script, place.rank)
             watched.append(
-                WatchedRank(place.local_rank, place.rank, rank.child.pid, rank.output_bytes, prefix, heartbeat)
+                WatchedRank(place.local_rank, place.rank, rank.child.pid, rank.output_bytes, prefix, heartbeat, read)
             )
         return watched
+
+    # What scripts report
+
+    def _read_script(self, rank: int) -> ScriptState | None:
+        state = self._context.hook.script_state(self._context.launch.attempt, rank)
+        if state is not None and state.bad is not None and not self._has_warned:
+            self._bad[rank] = state.bad
+        return state
+
+    def _warn_of_numbers(self) -> None:
+        """A value that is no finite number is one line in an attempt: it does not become one again."""
+        if self._has_warned or not self._bad:
+            return
+        self._has_warned = True
+        from saferun.text.wording import ranks_text
+
+        number, name, value = first = min(self._bad.values())
+        ranks = ranks_text(tuple(sorted(rank for rank, bad in self._bad.items() if bad == first)))
+        self._context.launch.warn(f"warning: {name} is {value} in step {number} of {ranks} (reported by saferun.step)")
 
     def quiet_s(self) -> float:
         """For how many seconds no rank of this host has moved; 0 where they work, or nothing is known."""
@@ -150,9 +175,16 @@ class HangWatch:
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has been reaped."""
+        self._context.launch.guarded("read what the ranks report", self._read_last, local_rank)
         if self._watch is not None:
             self._context.launch.guarded("watch the ranks", self._watch.rank_ended, local_rank)
         self._for_slow_ranks(lambda slow: slow.rank_ended(local_rank))
+
+    def _read_last(self, local_rank: int) -> None:
+        for rank in self._record.ranks if self._watch is not None else ():
+            if rank.place.local_rank == local_rank:
+                self._read_script(rank.place.rank)
+        self._warn_of_numbers()
 
     def pause(self) -> None:
         """The ranks are being captured."""

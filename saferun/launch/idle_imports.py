@@ -34,6 +34,7 @@ MODULES = (
     "saferun.evidence",
     "saferun.captures.inspection_values",
     "saferun.text.typed_json",
+    "saferun.text.script_state",
     "saferun.watchdog.monitor",
     "saferun.watchdog.verdicts",
     "saferun.watchdog.job_verdicts",

@@ -50,7 +50,10 @@ _Name = Annotated[str, line_of(_LONGEST_NAME)]
 
 
 class RankRow(Value):
-    """A rank, in numbers; -1: unknown. Ages are in seconds, memory in MiB, ``cpu_percent`` of one processor."""
+    """A rank, in numbers; -1: unknown. Ages are in seconds, memory in MiB, ``cpu_percent`` of one processor.
+
+    ``step``: the last one that its script has reported.
+    """
 
     rank: Annotated[int, number_of(1 << 31)]
     pid: _Count = -1
@@ -60,6 +63,7 @@ class RankRow(Value):
     rss_mib: _Count = -1
     cpu_percent: _Count = -1
     processes: _Count = -1
+    step: Annotated[int, number_of(1 << 53, -1)] = -1
 
 
 class GpuRow(Value):
@@ -372,9 +376,11 @@ class LiveStatus:
         intake = self._context.ranks.intake
         read_at = max((intake.read_at(stream) for stream in rank.streams), default=0.0)
         age_s = round(now - read_at) if read_at and rank.output_bytes() else -1
+        script = self._context.investigation.hook.script_state(self._context.attempt, rank.place.rank)
+        step = script.step if script is not None else -1
         if rank.end is not None:
             state = "ended" if rank.end.status.ok else rank.end.status.description
-            return RankRow(rank.place.rank, rank.child.pid, state, age_s)
+            return RankRow(rank.place.rank, rank.child.pid, state, age_s, step=step)
         one = used.get(str(rank.child.pid))
         one = one if isinstance(one, dict) else {}
         return RankRow(
@@ -386,6 +392,7 @@ class LiveStatus:
             _mib(one.get("rss_bytes")),
             _whole(one.get("cpu_percent")),
             _whole(one.get("processes")),
+            step,
         )
 
 

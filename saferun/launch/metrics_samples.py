@@ -16,6 +16,7 @@ class MetricsSamples:
     def __init__(self, context: LaunchContext) -> None:
         self._context = context
         self._output_bytes: dict[int, int] = {}  # by attempt
+        self._ranks: list[int] = []
 
     def text(self, exit_code: int | None = None, *, is_openmetrics: bool = False) -> str:
         """All of them in Prometheus' format. ``exit_code``: saferun's, if the launch is over; -1: not known."""
@@ -39,6 +40,7 @@ class MetricsSamples:
             Sample("saferun_progress_age_seconds", quiet_s),
             Sample("saferun_hang_seconds", quiet_s if counted.is_hung else 0.0),
             Sample("saferun_slow_ranks", counted.slow),
+            *self._steps(),
             Sample("saferun_incidents_total", counted.hangs, (("kind", "hang"),)),
             Sample("saferun_incidents_total", counted.failures, (("kind", "failure"),)),
             Sample("saferun_captures_total", log.captures),
@@ -47,3 +49,18 @@ class MetricsSamples:
             Sample("saferun_output_bytes_total", sum(self._output_bytes.values())),
         ]
         return samples if exit_code is None else [*samples, Sample("saferun_exit_code", exit_code)]
+
+    def _steps(self) -> list[Sample]:
+        """What the scripts of the ranks have reported by saferun.step."""
+        context, samples = self._context, []
+        # At the end of the launch there are none any more, and what they reported last is shown.
+        self._ranks = [rank.place.rank for rank in context.current.ranks] or self._ranks
+        for rank in self._ranks:
+            state = context.investigation.hook.script_state(context.attempt, rank)
+            if state is not None and state.step >= 0:
+                of_rank = ("rank", str(rank))
+                samples.append(Sample("saferun_step", state.step, (of_rank,)))
+                samples += [
+                    Sample("saferun_step_metric", value, (of_rank, ("name", name))) for name, value in state.metrics
+                ]
+        return samples

@@ -10,8 +10,15 @@ from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.file_systems import is_in_memory
 from saferun.linux.hook_copy import copied_hook
+from saferun.linux.small_files import read_at_once
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.text.script_state import ScriptState
 
 INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
+# Reads what scripts report; imported while the ranks run.
+_STATE = "saferun.text.script_state"
 # How long the examiner may take to copy the hook into memory.
 _COPY_S = 60.0
 # The longest path of a Unix socket, less what the hook appends.
@@ -27,6 +34,7 @@ class RankHook:
         self._directory = ""
         self._is_in_memory = False
         self._attempt = -1
+        self._states: dict[int, ScriptState] = {}  # of this attempt's ranks, as last read
 
     def environ(self, attempt: int, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables that load the hook into a rank; empty where there is no directory for it.
@@ -71,6 +79,7 @@ class RankHook:
         """What the paths of a rank's hook begin with; empty where a socket's path would be too long."""
         if self._attempt != attempt:
             self._attempt = attempt
+            self._states.clear()
             if not self._directory or self._is_in_memory:
                 self._make_directory()
         prefix = os.path.join(self._directory, f"a{attempt}r{rank}") if self._directory else ""
@@ -90,9 +99,29 @@ class RankHook:
         return self._directory if self._is_in_memory else ""
 
     def has_heartbeat(self, attempt: int, ranks: Iterable[int]) -> bool:
-        """Whether one of these ranks has called ``saferun.heartbeat``."""
+        """Whether one of these ranks has called ``saferun.heartbeat`` or ``saferun.step``."""
+        ranks = tuple(ranks)
         prefixes = [self.memory_prefix(attempt, rank) for rank in ranks]
-        return any(os.path.exists(f"{prefix}.heartbeat") for prefix in prefixes if prefix)
+        if any(os.path.exists(f"{prefix}.heartbeat") for prefix in prefixes if prefix):
+            return True
+        states = (self.script_state(attempt, rank) for rank in ranks)
+        return any(state.step >= 0 for state in states if state is not None)
+
+    def script_state(self, attempt: int, rank: int) -> ScriptState | None:
+        """What a rank's script has reported by ``saferun.step`` and ``saferun.expect``; None: nothing that is known.
+
+        One small file in memory is read. While the rank writes it, this is what it said before.
+        """
+        prefix = self.memory_prefix(attempt, rank)
+        if not prefix or _STATE not in sys.modules:
+            return None
+        from saferun.text.script_state import SIZE_BYTES, state_from
+
+        content = read_at_once(f"{prefix}.progress", SIZE_BYTES)
+        state = state_from(content) if content else None
+        if state is not None:
+            self._states[rank] = state
+        return self._states.get(rank)
 
     def copy_to_memory(self) -> None:
         """Have the hook copied for restarts. Until the copy is complete, ranks load the hook from saferun's files."""

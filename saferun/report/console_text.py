@@ -468,6 +468,8 @@ def _verdict_text(verdict: HangVerdict, count: int, hosts: Sequence[HostView] = 
             message = f"{ranks} in state D (uninterruptible sleep) for {lasted}"
         case "heartbeat":
             message = f"no heartbeat from {ranks} for {lasted}"
+        case "overdue":
+            message = f"{ranks} in a phase that takes longer than expected (saferun.expect), {lasted} so far"
         case kind:
             message = f"{shown(kind, 40)} for {lasted}"
     if not verdict.certain:

@@ -19,6 +19,8 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "saferun_progress_age_seconds": ("gauge", "Seconds since a rank of this host has last made progress"),
     "saferun_hang_seconds": ("gauge", "The same while the job is reported as hung, else 0"),
     "saferun_slow_ranks": ("gauge", "Ranks that were reported in this attempt because the others wait for them"),
+    "saferun_step": ("gauge", "The last step that a rank of this host has reported by saferun.step, by rank"),
+    "saferun_step_metric": ("gauge", "The values that it has reported, by rank and name"),
     "saferun_incidents_total": ("counter", "Hangs and failures that were captured and reported, by kind"),
     "saferun_captures_total": ("counter", "Times that the ranks of this host were captured: stacks and state"),
     "saferun_restarts_total": ("counter", "Restarts after failures"),
@@ -60,6 +62,10 @@ def metrics_text(samples: Sequence[Sample], *, run_id: str, host: str, is_openme
 
 
 def _number(value: float) -> str:
+    if value != value:  # noqa: PLR0124 - NaN alone
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if isinstance(value, int) else repr(value)
 
 

@@ -152,6 +152,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     yield from _section("findings", (f"  {line}" for line in diagnosis.findings))
     yield from _section("ends", _end_lines(diagnosis, evidence, places))
     yield from _section("tracebacks", _traceback_lines(diagnosis))
+    yield from _section("last steps (saferun.step)", _step_lines(evidence))
     yield from _section("last lines of the ranks", _output_lines(evidence, places))
     yield from _section("processes", (_process_line(process, places) for process in capture.processes))
     yield from _section("connections on which nothing is acknowledged", map(_link_line, capture.links))
@@ -255,6 +256,16 @@ def _traceback_lines(diagnosis: Diagnosis) -> Iterator[str]:
     for traceback in diagnosis.tracebacks:
         yield f"  of {rank_ranges(traceback.ranks, _WIDEST)}:"
         yield from (f"  | {line}" for line in traceback.lines)
+
+
+def _step_lines(evidence: Evidence) -> Iterator[str]:
+    """Ranks that reported the same stand together."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, output in sorted(evidence.outputs_by_rank.items()):
+        if output.last_step:
+            ranks_of.setdefault(output.last_step, []).append(rank)
+    for step, ranks in ranks_of.items():
+        yield f"  {ranks_text(tuple(ranks), _WIDEST)}: {step}"
 
 
 def _output_lines(evidence: Evidence, places: Mapping[int, str]) -> Iterator[str]:

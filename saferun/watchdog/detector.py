@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence import HangVerdict, ThreadStack
-from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, some_hang
+from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, overdue_text, some_hang
 from saferun.watchdog.samples import JobSample, Numbers, RankSample, SampleResult
 from saferun.watchdog.verdicts import Repeat, Verdicts
 from saferun.watchdog.watched import Watched
@@ -70,6 +70,7 @@ class Watchdog:
         if not is_first:
             self._ranks.clock_s += self._credit(sample, interval_s)
         moved = {rank.local_rank: self._take(rank, interval_s) for rank in sample.ranks}
+        self._take_phases(sample)
         for local_rank in self._ranks.by_local_rank.keys() - moved.keys():
             # Of what cannot be read nothing is known.
             self._ranks.by_local_rank[local_rank].move(self._ranks.clock_s)
@@ -80,6 +81,7 @@ class Watchdog:
         inspection = inspection or self._inspection_is_needed()
         self._is_inspecting = self._is_inspecting or inspection
         if verdict is not None:
+            verdict = verdict._replace(overdue=overdue_text(self._ranks))
             self._verdicts.report(verdict, self._ranks.clock_s)
             self._lively = 0
         # The descendants of a rank that moves by itself need not be sampled.
@@ -152,6 +154,14 @@ class Watchdog:
         return watched.take(
             sample, interval_s, self._ranks.clock_s, can_dump=self._ranks.can_dump, timeout_s=self._timeout_s
         )
+
+    def _take_phases(self, sample: JobSample) -> None:
+        """Long phases that the scripts have announced. Who has waited for one has the whole timeout after it."""
+        self._ranks.at = sample.at
+        for rank in sample.ranks:
+            phase = rank.script.phase if rank.script is not None else None
+            if self._ranks.by_local_rank[rank.local_rank].take_phase(phase, sample.at):
+                self._ranks.changed_s = self._ranks.clock_s
 
     @property
     def quiet_s(self) -> float:
@@ -245,7 +255,7 @@ class Watchdog:
 
     def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
         """The verdict, or the ranks whose numbers are needed first."""
-        hang = all_hang(self._ranks)
+        hang = all_hang(self._ranks) if not self._ranks.are_expected else None
         if hang is None or not self._verdicts.may_report(hang, self._ranks.clock_s):
             self._confirming = False
             return self._suspected(), []
@@ -286,6 +296,8 @@ class Watchdog:
             return all(watched.stopped_s is None for watched in about)
         if verdict.kind == "uninterruptible":
             return all(watched.uninterruptible_s is None for watched in about)
+        if verdict.kind == "overdue":
+            return not any(watched.is_overdue for watched in about)
         if verdict.kind == "heartbeat":
             return any(self._ranks.beatless_s(watched) < self._timeout_s / 2 for watched in about)
         return self._lively >= _LIVELY

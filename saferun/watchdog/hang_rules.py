@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from saferun.evidence import HangVerdict
+from saferun.text.wording import duration_text
 from saferun.watchdog.watched import Watched
 from saferun.watchdog.watched_ranks import WatchedRanks
 
@@ -56,11 +57,13 @@ def _role(ranks: WatchedRanks, watched: Watched) -> str:
 
 def some_hang(ranks: WatchedRanks) -> tuple[HangVerdict, ...]:
     """What holds of single ranks, the worst first."""
-    found = (_heartbeat(ranks), _stopped(ranks), _uninterruptible(ranks))
+    found = (_heartbeat(ranks), _stopped(ranks), _uninterruptible(ranks), _overdue(ranks))
     return tuple(verdict for verdict in found if verdict is not None)
 
 
 def _heartbeat(ranks: WatchedRanks) -> HangVerdict | None:
+    if ranks.are_expected:
+        return None  # it may wait for the rank in the phase
     late = [one for one in ranks.all if one.beat_ns > 0 and ranks.beatless_s(one) >= ranks.timeout_s]
     if not late:
         return None
@@ -76,8 +79,31 @@ def _stopped(ranks: WatchedRanks) -> HangVerdict | None:
 
 
 def _uninterruptible(ranks: WatchedRanks) -> HangVerdict | None:
+    if ranks.are_expected:
+        return None
     since = {watched.rank: watched.uninterruptible_s for watched in ranks.all}
     return _lasting(ranks, "uninterruptible", since, min(_UNINTERRUPTIBLE_S, ranks.timeout_s))
+
+
+def _overdue(ranks: WatchedRanks) -> HangVerdict | None:
+    """What a script has said is not proof enough to act upon: it may only have underestimated its work."""
+    late = [(one.rank, one.phase) for one in ranks.all if one.phase is not None and one.is_overdue]
+    if not late:
+        return None
+    about = tuple(sorted(rank for rank, _ in late))
+    lasted_s = max(ranks.at - phase.since for _, phase in late)
+    return HangVerdict("overdue", about, lasted_s, certain=False, busy=ranks.busy)
+
+
+def overdue_text(ranks: WatchedRanks) -> str:
+    """The phase that is the longest over its time, in words; empty: none is."""
+    late = [(one.phase.until, one.rank, one.phase) for one in ranks.all if one.phase is not None and one.is_overdue]
+    if not late:
+        return ""
+    _, rank, phase = min(late)
+    more = f" (and {len(late) - 1} more ranks in theirs)" if len(late) > 1 else ""
+    expected_s = duration_text(phase.until - phase.since)
+    return f"rank {rank} is in {phase.what!r} for longer than the {expected_s} it has expected{more}"
 
 
 def _lasting(ranks: WatchedRanks, kind: str, since: dict[int, float | None], at_least_s: float) -> HangVerdict | None:

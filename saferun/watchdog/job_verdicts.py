@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from saferun.evidence import HangVerdict
-from saferun.text.decoding import measure
+from saferun.text.decoding import MALFORMED, display_text, measure
 
 # The kind of the job's verdict if those of the hosts differ: what is about single ranks first.
-_KINDS = ("stopped", "uninterruptible", "heartbeat", "spinning", "stuck_collective", "quiescent")
+_KINDS = ("stopped", "uninterruptible", "heartbeat", "overdue", "spinning", "stuck_collective", "quiescent")
 # What is reported of one rank while the others still move; it is suspected only.
-_OF_SINGLE_RANKS = frozenset({"stopped", "uninterruptible", "heartbeat"})
+_OF_SINGLE_RANKS = frozenset({"stopped", "uninterruptible", "heartbeat", "overdue"})
 _MOST_RANKS = 1 << 20
+_LONGEST_PHRASE = 200
 
 
 def combine(
@@ -52,6 +53,7 @@ def combine(
         min(verdict.quiet_s for verdict in (alike if at_work else verdicts)),
         certain=not at_work and all(verdict.certain for verdict in verdicts),
         busy=_together(verdict.busy for verdict in verdicts),
+        overdue=next((verdict.overdue for verdict in (*alike, *verdicts) if verdict.overdue), ""),
     )
 
 
@@ -83,7 +85,11 @@ def verdict_from(raw: object, *, own: Collection[int] | None = None) -> HangVerd
     if kind not in _KINDS:
         return None
     ranks, busy = _ranks(raw.get("ranks"), own), _ranks(raw.get("busy"), own)
-    return HangVerdict(str(kind), ranks, seconds(raw.get("quiet_s")), raw.get("certain") is True, busy)
+    try:
+        overdue = display_text(raw.get("overdue", ""), _LONGEST_PHRASE)
+    except MALFORMED:
+        overdue = ""
+    return HangVerdict(str(kind), ranks, seconds(raw.get("quiet_s")), raw.get("certain") is True, busy, overdue)
 
 
 def seconds(raw: object) -> float:

@@ -11,6 +11,7 @@ from saferun.captures.py_spy_json import threads_from
 from saferun.evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.model import Value
+from saferun.text.script_state import ScriptState
 from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.flight_recorder_seq import NumbersQuery
 from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
@@ -47,6 +48,7 @@ class WatchedRank(Value):
         output_bytes: how much it has written to stdout and stderr so far.
         hook_prefix: its ``SAFERUN_HOOK``; empty where there is no hook.
         heartbeat_file: its ``SAFERUN_HEARTBEAT_FILE``; empty where there is none.
+        read_script: reads what its script has reported, from memory.
     """
 
     local_rank: int
@@ -55,6 +57,7 @@ class WatchedRank(Value):
     output_bytes: Callable[[], int]
     hook_prefix: str
     heartbeat_file: str
+    read_script: Callable[[], ScriptState | None] = lambda: None
 
 
 class Watch:
@@ -219,7 +222,8 @@ class Watch:
         self._sampled_at = now
         # Whatever happens below, the next one is not due at once.
         self._sample_at = now + self._asked_s
-        outcome = self._watchdog.feed(JobSample(now, self._asked_s, tuple(self._read_ranks(now))))
+        sample = JobSample(now, self._asked_s, tuple(self._read_ranks(now)))
+        outcome = self._watchdog.feed(sample)
         self._below = outcome.read_descendants
         spent_s = time.thread_time() - began_s
         self._cost_s += (spent_s - self._cost_s) / (4 if self._cost_s else 1)
@@ -227,7 +231,9 @@ class Watch:
         self._asked_s = min(max(self._interval_s, self._cost_s / _CPU_SHARE), longest_s)
         if outcome.is_urgent:
             self._asked_s = min(self._asked_s, _URGENT_S)
-        self._sample_at = now + self._asked_s
+        # A phase that takes longer than expected is noticed at once.
+        phases = [rank.script.phase.until for rank in sample.ranks if rank.script and rank.script.phase]
+        self._sample_at = min([now + self._asked_s, *(until for until in phases if until > now)])
         for local_rank in outcome.numbers_wanted:
             self._ask(local_rank, now)
         if outcome.inspection_wanted:
@@ -265,6 +271,7 @@ class Watch:
                     family.is_wrapper,
                     rank.output_bytes(),
                     _modified_ns(rank.heartbeat_file),
+                    rank.read_script(),
                 )
             )
         return samples

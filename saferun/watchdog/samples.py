@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from saferun.evidence import HangVerdict
 from saferun.model import Value
+from saferun.text.script_state import ScriptState
 
 Numbers: TypeAlias = dict[str, tuple[int, int]]
 """Process group -> sequence numbers of the collectives (last enqueued, last completed); -1: none yet."""
@@ -67,6 +68,7 @@ class RankSample(Value):
         is_wrapper: whether the rank is no Python and runs none.
         output_bytes: how much it has written to stdout and stderr.
         heartbeat_ns: modification time of its heartbeat file; 0: no heartbeat yet.
+        script: what its script has reported; None: nothing.
     """
 
     local_rank: int
@@ -76,6 +78,7 @@ class RankSample(Value):
     is_wrapper: bool
     output_bytes: int
     heartbeat_ns: int
+    script: ScriptState | None = None
 
 
 class JobSample(Value):

@@ -135,6 +135,7 @@ class RankSigns:
             main == "moves"
             or sample.output_bytes != before.output_bytes
             or sample.heartbeat_ns != before.heartbeat_ns
+            or _mark(sample) != _mark(before)
             or self._thread_io_moves(before.process, sample.process, interval_s)
         )
         busy_pids = {sample.process.pid} if main == "busy" else set()
@@ -256,3 +257,7 @@ def main_thread_signs(before: ProcessSample, now: ProcessSample, interval_s: flo
 
 def _is_another(before: ProcessSample, now: ProcessSample) -> bool:
     return (before.pid, before.start_ticks) != (now.pid, now.start_ticks)
+
+
+def _mark(sample: RankSample) -> str:
+    return sample.script.mark if sample.script is not None else ""

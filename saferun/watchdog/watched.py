@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.captures.inspection_values import RankInspection
+from saferun.text.script_state import ReportedPhase
 from saferun.watchdog.quiet_work import QuietWork
 from saferun.watchdog.samples import Numbers, ProcessSample, RankSample
 from saferun.watchdog.signs import RankSigns
@@ -14,6 +15,7 @@ from saferun.watchdog.stack_dumps import Suspect
 _PATIENCE = 4
 # After this share of the timeout the rank has been asked for its sequence numbers.
 _UNSEEN = 0.25
+_CLOCKS_DIFFER_S = 1.0
 
 
 class Watched:
@@ -36,6 +38,8 @@ class Watched:
         beat_s: when that was noticed.
         is_asked: whether it has been asked for its sequence numbers and has not answered.
         works_unseen: whether it works by the last inspection, which samples do not show.
+        phase: the long phase that its script is in.
+        is_overdue: whether that has lasted longer than it was expected to.
         doubted_s: when it was last seen to do what may be work, though for too long to count.
         stirred_s: when its main thread last did more than the rarest of loops that wait.
     """
@@ -54,6 +58,9 @@ class Watched:
         self.is_asked = False
         self.suspects: dict[int, Suspect] = {}
         self.works_unseen = False
+        self.phase: ReportedPhase | None = None
+        self.is_overdue = False
+        self._mark = ""
         self.doubted_s = float("-inf")
         self.stirred_s = clock_s
         self._signs = RankSigns(window_s)
@@ -90,6 +97,9 @@ class Watched:
         self._take_state(sample.process, clock_s, moved=signs.moved)
         if sample.heartbeat_ns != self.beat_ns:
             self.beat_ns, self.beat_s = sample.heartbeat_ns, clock_s
+        if sample.script is not None and sample.script.mark != self._mark:
+            # Who reports steps need not send heartbeats as well.
+            self._mark, self.beat_s = sample.script.mark, clock_s
         # What is busy and cannot be dumped counts as work, unless it turns out to be in a collective.
         works = (
             clock_s - self.moved_s >= _UNSEEN * timeout_s
@@ -103,6 +113,15 @@ class Watched:
         elif signs.busy_pids:
             self.active_s = clock_s
         return signs.moved or works
+
+    def take_phase(self, phase: ReportedPhase | None, at: float) -> bool:
+        """Take the phase that its script is in. ``at``: monotonic seconds. Returns whether one is over since then."""
+        if phase is not None and phase.since > at + _CLOCKS_DIFFER_S:
+            phase = None  # from a clock that is not this host's
+        has_left = self.phase is not None and (phase is None or phase.since != self.phase.since)
+        self.phase = phase
+        self.is_overdue = phase is not None and phase.until <= at
+        return has_left
 
     def _is_unreadable(self, pid: int) -> bool:
         return pid in self.suspects and self.suspects[pid].is_unreadable

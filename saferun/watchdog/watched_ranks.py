@@ -15,6 +15,7 @@ class WatchedRanks:
     Attributes:
         clock_s: the watchdog's own clock, in seconds: it stands still while the ranks cannot do anything.
         changed_s: when something happened to all of them, by that clock: no rank is older than that.
+        at: the time of the last sample, in monotonic seconds.
         by_local_rank: the ranks.
     """
 
@@ -23,6 +24,7 @@ class WatchedRanks:
         self.can_dump = can_dump
         self.clock_s = 0.0
         self.changed_s = 0.0
+        self.at = 0.0
         self.by_local_rank: dict[int, Watched] = {}
 
     @property
@@ -34,6 +36,11 @@ class WatchedRanks:
     def busy(self) -> tuple[int, ...]:
         """The ranks of which a process uses its processor."""
         return tuple(sorted(watched.rank for watched in self.all if watched.busy_pids))
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether a rank is in a long phase that has not lasted longer than it was expected to."""
+        return any(watched.phase is not None and not watched.is_overdue for watched in self.all)
 
     def silent_s(self, watched: Watched) -> float:
         """For how long it has not moved."""

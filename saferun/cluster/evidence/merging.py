@@ -300,6 +300,7 @@ class _Merging:
             min(verdict.quiet_s for verdict in alike),
             all(verdict.certain for verdict in alike),
             tuple(sorted({rank for verdict in alike for rank in verdict.busy})),
+            next((verdict.overdue for verdict in verdicts if verdict.overdue), ""),
         )
 
 

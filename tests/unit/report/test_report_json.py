@@ -49,6 +49,7 @@ def test_a_report_says_what_is_known_of_a_hang() -> None:
         "stalled_s": 300.4,
         "certain": True,
         "busy_ranks": [],
+        "overdue": "",
     }
     assert incident["cause"]["class"] == "hang_sleep"
     assert incident["cause"]["ranks"] == [3]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence import Frame, HangVerdict, ThreadStack
+from saferun.text.script_state import ScriptState
 from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.samples import JobSample, ProcessSample, RankSample, SampleResult
 
@@ -137,6 +138,7 @@ class Job:
         self.processes = {rank: Process(100 + rank) for rank in self.does}
         self.output = dict.fromkeys(self.does, 0)
         self.beats = dict.fromkeys(self.does, 0)
+        self.scripts: dict[int, ScriptState] = {}
         self.numbers = numbers
         self.stack = stack
         self.children = children or {}
@@ -182,7 +184,10 @@ class Job:
                 child.process.live(child.rates(self.elapsed_s), seconds) for child in self.children.get(rank, [])
             )
             below = others if rank in self._below else None
-            ranks.append(RankSample(rank, rank, process, below, self.is_wrapper, self.output[rank], self.beats[rank]))
+            script = self.scripts.get(rank)
+            ranks.append(
+                RankSample(rank, rank, process, below, self.is_wrapper, self.output[rank], self.beats[rank], script)
+            )
         outcome = self.watchdog.feed(JobSample(self.at, self.interval_s, tuple(ranks)))
         self._below = outcome.read_descendants
         for rank in outcome.numbers_wanted:
