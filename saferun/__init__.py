@@ -8,9 +8,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.api.launching import run
     from saferun.api.report import read_report
+    from saferun.script import debug as debug
     from saferun.script.reported_progress import expect, step
 
-__all__ = ["expect", "heartbeat", "read_report", "run", "step"]
+__all__ = ["debug", "expect", "heartbeat", "read_report", "run", "step"]
 __version__ = "0.1.0"
 
 
@@ -43,6 +44,12 @@ _LAZY = {
 
 def __getattr__(name: str) -> object:
     """What is imported when it is asked for."""
+    if name == "debug":
+        from importlib import import_module
+
+        found: object = import_module("saferun.script.debug")
+        globals()[name] = found
+        return found
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

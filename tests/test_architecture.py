@@ -333,15 +333,41 @@ def test_what_some_pythons_lack_is_used_in_one_place(name: str) -> None:
 
 
 def test_torch_is_imported_by_the_coordinator_alone() -> None:
-    """What watches must not depend on what it watches."""
+    """What watches must not depend on what it watches; what runs in the user's script is asked for it there."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
         for path in _sources(PACKAGE)
-        if _room(_name(path)) != "coordinator"
+        if _room(_name(path)) not in {"coordinator", "script"}
         for module, line in _imports(path)
         if _is_of(module, "torch")
     ]
     assert not wrong
+
+
+def test_what_runs_in_the_script_imports_torch_inside_functions_only() -> None:
+    """An import of saferun takes no torch, and nothing of saferun itself imports that room."""
+    script = _sources(PACKAGE / "script")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: imports {name}"
+        for path in script
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for name in _names_of(node)
+        if _is_of(name, "torch")
+    ]
+    assert not wrong
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}: imports {module}"
+        for path in _sources(PACKAGE)
+        if path not in script and path != PACKAGE / "__init__.py"
+        for module, line in _imports(path)
+        if _is_of(module, "saferun.script")
+    ]
+
+
+def _names_of(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
 
 
 def test_nothing_imports_the_coordinator() -> None:

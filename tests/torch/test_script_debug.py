@@ -1,0 +1,171 @@
+"""saferun.debug in one gloo job of four ranks: the import of torch is what costs, so all of it is in there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.process.launching import running
+
+RANKS = 4
+PROGRAM = """
+import math, os, random, sys, time
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(os.getcwd(), "inductor")
+import saferun
+assert "torch" not in sys.modules
+debug = saferun.debug
+assert "torch" not in sys.modules
+debug.locked_print("before torch")
+assert "host" in debug.memory_line()
+debug.barrier(5)
+debug.print_in_order("alone") if os.environ["RANK"] == "0" else None
+import torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+pair = pairs[RANK // 2]
+
+def raised(kind, call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except kind as error:
+        return error
+    raise AssertionError(f"{call} did not raise {kind}")
+
+# Meetings
+for _ in range(3):
+    debug.barrier(60)
+    debug.barrier(60, group=pair)
+assert debug.all_reduce_check(60) >= 0
+assert debug.all_reduce_check(60, group=pair) >= 0
+debug.print_in_order("I am", RANK)
+debug.print_in_order("two\\nlines", group=pair)
+if RANK != 3:
+    error = raised(debug.RanksMissingError, debug.barrier, 1.5, what="the third epoch")
+    assert error.ranks == (3,)
+    assert str(error) == "the third epoch: rank 3 did not come within 1.5 s; 3 of 4 ranks did", str(error)
+    assert isinstance(error, TimeoutError)
+debug.barrier(60)
+if RANK in (0, 3):
+    other = pairs[1 - RANK // 2]
+    assert "not in this group" in str(raised(ValueError, debug.barrier, 5, group=other))
+if RANK == 0:
+    # The others do not come: it is said before the collective is begun.
+    assert raised(debug.RanksMissingError, debug.all_reduce_check, 0.5, group=pair).ranks == (1,)
+
+# Agreement
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).eval()
+assert debug.compare_across_ranks(model) == ""
+assert debug.compare_across_ranks(torch.ones(0)) == ""
+assert debug.compare_across_ranks([torch.ones(2, dtype=torch.bfloat16), torch.tensor(True)]) == ""
+if RANK == 2:
+    with torch.no_grad():
+        model[1].weight[1] += 1e-7
+        model[2].bias[0] = math.nan
+found = debug.compare_across_ranks(model)
+assert found == "'1.weight' is the first of 2 of 9 that differ; the same have: ranks 0-1, 3; rank 2", found
+in_pair = "" if RANK < 2 else found.replace("ranks 0-1, 3; rank 2", "rank 2; rank 3")
+assert debug.compare_across_ranks(model, group=pair) == in_pair
+found = debug.compare_across_ranks({"a": torch.ones(1), **({} if RANK else {"b": torch.ones(1)})})
+assert found == "'b' is the first of 1 of 2 that differ; the same have: rank 0; ranks 1-3: missing", found
+random.seed(5)
+if "numpy" in sys.modules:
+    sys.modules["numpy"].random.seed(5)
+debug.assert_same_rng()
+if RANK == 1:
+    random.random()
+error = raised(AssertionError, debug.assert_same_rng)
+assert "'random' is the first" in str(error) and "ranks 0, 2-3; rank 1" in str(error), error
+
+# Layouts
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+text = debug.describe_mesh(mesh)
+assert text.startswith("mesh of 4 ranks on cpu: dp 2, tp 2\\n"), text
+assert f"rank {RANK} is at dp {RANK // 2}, tp {RANK % 2}" in text, text
+assert f"  tp: in a group with ranks {RANK // 2 * 2}, {RANK // 2 * 2 + 1}" in text, text
+tensor = distribute_tensor(torch.ones(8, 6), mesh, [Shard(0), Replicate()])
+text = debug.describe_dtensor(tensor)
+assert text.startswith("DTensor [8, 6] float32: sharded by dimension 0 over dp (2), replicated over tp (2);"), text
+assert text.endswith("; this rank has [4, 6]"), text
+assert debug.describe_dtensor(torch.ones(2)) == "plain tensor [2] float32 on cpu"
+from torch.distributed.fsdp import fully_shard
+layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False))
+fully_shard(layers[0], mesh=init_device_mesh("cpu", (4,)))
+text = debug.fsdp_coverage(layers)
+assert "sharded: 2 parameters, 72 elements (52.9 %)" in text, text
+assert "left out: 1 parameters, 64 elements (47.1 %)\\n  1.weight: 64" in text, text
+assert debug.compare_across_ranks(layers[0]) == ""
+
+# Checks of values; no communication
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+with torch.no_grad():
+    net[0].weight[0, 0] = math.inf
+for nan in (True, net):
+    with debug.set_checks(anomaly=True, sync="warn", nan=nan):
+        assert torch.is_anomaly_enabled()
+        error = raised(FloatingPointError, net, torch.ones(3, 2))
+        assert ("'0' (Linear)" if nan is net else "of Linear is") in str(error), error
+        assert "3 of 6 elements of [3, 2]" in str(error), error
+    assert not torch.is_anomaly_enabled()
+    net(torch.ones(3, 2))
+
+class Drifts(torch.nn.Module):
+    calls = 0
+    def forward(self, x):
+        Drifts.calls += 1
+        return x + (Drifts.calls > 1)
+
+drifting = torch.nn.Sequential(torch.nn.Linear(2, 2), Drifts(), torch.nn.ReLU())
+text = debug.compare_devices(drifting, [torch.ones(3, 2)], ("cpu", "cpu"))
+assert text == "'1' (Drifts) differs first between cpu and cpu: 6 of 6 elements of [3, 2], by 1 at most", text
+assert debug.compare_devices(drifting, [torch.ones(3, 2)], ("cpu", "cpu")) == ""
+inputs = [torch.ones(2), {"z": torch.ones(2)}]
+assert debug.compare_devices(lambda x, y: {"sum": x + y["z"]}, inputs, ("cpu", "cpu")) == ""
+for _ in range(20):
+    debug.locked_print("x" * 2000 + str(RANK))
+debug.barrier(60)
+dist.destroy_process_group()
+print("well", flush=True)
+"""
+
+
+def test_all_of_it_does_what_it_says(tmp_path: Path) -> None:
+    """Whatever does not fails its rank."""
+    with running(tmp_path, PROGRAM, "--preflight", "off", "--prefix", "none", nproc=RANKS) as job:
+        assert job.wait(240) == 0, job.err
+        assert job.out.count("well") == RANKS
+        assert "rank 0: I am 0\nrank 1: I am 1\nrank 2: I am 2\nrank 3: I am 3\n" in job.out
+        assert "rank 2: two\nrank 2: lines\nrank 3: two\nrank 3: lines\n" in job.out
+        lines = [line for line in job.out.splitlines() if line.startswith("xx")]
+        assert len(lines) == 20 * RANKS
+        assert {len(line) for line in lines} == {2001}
+
+
+@pytest.mark.slow
+def test_a_collective_that_hangs_names_who_has_not_come_through(tmp_path: Path) -> None:
+    """The ranks are all there, and the backend of one is stuck in another collective of the group."""
+    program = """
+import saferun, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+debug, RANK = saferun.debug, dist.get_rank()
+if RANK == 1:
+    real = dist.all_reduce
+    dist.all_reduce = lambda *args, **named: real(torch.ones(1), group=alone, async_op=True)
+alone = dist.new_group([1])
+try:
+    debug.all_reduce_check(2)
+except debug.RanksMissingError as error:
+    assert error.ranks == (0,), error
+    print("named", flush=True)
+import os
+os._exit(0)
+"""
+    with running(tmp_path, program, "--preflight", "off", nproc=2) as job:
+        assert job.wait(240) == 0, job.err
+        assert job.out.count("named") == 2
