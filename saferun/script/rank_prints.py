@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 
+from saferun.errors import printable_lines
 from saferun.script.rank_meeting import RanksMissingError, StoreMeeting
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ def print_in_order(*values: object, group: ProcessGroup | None = None, timeout_s
     text = " ".join(map(str, values))
     meeting = StoreMeeting("print_in_order", group, timeout_s)
     if len(meeting.ranks) == 1:
-        print(text, flush=True)  # noqa: T201 - it is a print
+        print(printable_lines(text), flush=True)  # noqa: T201 - it is a print
         return
     meeting.leave(text.encode(errors="replace")[:_LONGEST_BYTES])
     if meeting.rank != meeting.ranks[0]:
@@ -46,7 +47,7 @@ def print_in_order(*values: object, group: ProcessGroup | None = None, timeout_s
     for rank in meeting.ranks:
         said = meeting.read(rank).decode(errors="replace") if rank not in missing else "(has not come)"
         lines += [f"rank {rank}: {line}" for line in said.replace("\0", "").split("\n")]
-    print("\n".join(lines), flush=True)  # noqa: T201 - as above
+    print(printable_lines("\n".join(lines)), flush=True)  # noqa: T201 - as above
 
 
 def locked_print(*values: object) -> None:
