@@ -223,6 +223,40 @@ class RetryConfig(Value):
     exclude_bad_hosts: bool = False
 
 
+class RankChoice(Value):
+    """Which ranks ``--wrap`` is about.
+
+    Attributes:
+        ranges: of ranks, or of local ranks, first and last.
+        is_local: whether they are local ranks.
+        host: the name of a host, all of whose ranks are meant; empty: ``ranges`` says which.
+        may_miss: whether it is no mistake where the job has no such rank.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    is_local: bool = False
+    host: str = ""
+    may_miss: bool = False
+
+
+class WrapConfig(Value):
+    """A tool that some ranks run under.
+
+    Attributes:
+        name: the tool.
+        ranks: which ranks.
+        argv: how it is called, before the rank's own command line; with ``{rank}``, ``{local_rank}``, ``{rank_dir}``.
+        cost: of a tool that is known; else empty.
+        is_module: it is a module that the rank's Python runs in place of the script.
+    """
+
+    name: str
+    ranks: RankChoice
+    argv: tuple[str, ...]
+    cost: str = ""
+    is_module: bool = False
+
+
 class Setting(Value):
     """The value of an option, and where it comes from. ``place`` names the flag, the variable or the file and line."""
 
@@ -256,6 +290,7 @@ class LaunchConfig(Value):
     hosts: HostsConfig = HostsConfig()
     checks: ChecksConfig = ChecksConfig()
     retry: RetryConfig = RetryConfig()
+    wraps: tuple[WrapConfig, ...] = ()
     leftovers: Literal["wait", "end", "leave"] = "wait"
     leftovers_timeout_s: float = 600.0
     secret_file: str = ""  # with the job's secret; empty: none is named

@@ -23,6 +23,7 @@ from saferun.config import (
     RetryConfig,
     Setting,
     WatchConfig,
+    WrapConfig,
 )
 from saferun.console.stderr import print_error
 from saferun.errors import SaferunError, UsageError
@@ -160,6 +161,7 @@ def _resolve(
         hosts=hosts,
         checks=_checks(values),
         retry=_retry(values),
+        wraps=_wraps(values),
         leftovers=values.leftovers,
         leftovers_timeout_s=values.leftovers_timeout,
         secret_file=values.job_secret_file,
@@ -193,6 +195,14 @@ def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapp
         vendor=values.vendor,
         lint=values.lint == "on",
     )
+
+
+def _wraps(values: SimpleNamespace) -> tuple[WrapConfig, ...]:
+    if not values.wrap:
+        return ()
+    from saferun.cli.wrap_option import read_wraps
+
+    return read_wraps(values.wrap)
 
 
 def _watch(values: SimpleNamespace, settings: Mapping[str, Setting], command: Command) -> WatchConfig:

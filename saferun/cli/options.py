@@ -510,6 +510,14 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         kind="append",
     ),
     _option(
+        "--wrap RANKS:COMMAND",
+        (),
+        SCRIPT,
+        "run some ranks under a tool: 0:nsys, or '0,4-7:strace -f -o {rank_dir}/strace.txt'; *: all ranks; local:0; "
+        "host:NAME; can be given several times",
+        kind="append",
+    ),
+    _option(
         "--env NAME[=VALUE]",
         (),
         ENVIRONMENT,

@@ -276,9 +276,7 @@ class AskedStacks:
         hook, attempt = context.investigation.hook, context.attempt
         request = HostRequest(
             wanted,
-            tuple(
-                CaptureTarget(rank.place.rank, rank.child.pid, hook.prefix(attempt, rank.place.rank)) for rank in ranks
-            ),
+            tuple(CaptureTarget(rank.place.rank, rank.pid, hook.prefix(attempt, rank.place.rank)) for rank in ranks),
             context.investigation.log.host,
             context.current.plan.placement.world_size if context.current.plan is not None else 0,
             context.config.command.name,

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from saferun.errors import printable
 from saferun.launch.incident_log import IncidentLog
 from saferun.launch.launch_context import LaunchContext
-from saferun.launch.rank_group import Rank, RankGroup
+from saferun.launch.rank import Rank
+from saferun.launch.rank_group import RankGroup
 from saferun.launch.rank_hook import RankHook
 from saferun.linux.scratch import current_directory
 from saferun.model import Value

@@ -7,6 +7,7 @@ MASTER_ADDR: ``supervisor/topology``), saferun's own variables, the --logs-specs
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,7 @@ from saferun.errors import SaferunError
 from saferun.files.log_files import LogDirectory
 from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS
 from saferun.launch.launch_context import HostAttempt, LaunchContext
-from saferun.launch.rank_group import AttemptPlan
+from saferun.launch.rank import AttemptPlan
 from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts, RunChecks
 from saferun.supervisor.events import ChecksPassed, HostsJoined
@@ -27,6 +28,7 @@ from saferun.supervisor.topology import rank_environs
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.job_values import Assignment
+    from saferun.launch.wrapping import Wrapper
 
 
 class AttemptSetup:
@@ -198,8 +200,40 @@ class AttemptSetup:
             self._context.report(cost)
         numactl = answer.get("numactl")
         prefixes = tuple(map(tuple, numactl)) if numactl else ((),) * len(placement.ranks)
-        current.plan = AttemptPlan(current.number, placement, destinations, environs, prefixes)
+        wrappers: tuple[tuple[Wrapper, ...], ...] = ()
+        if self._config.wraps:
+            try:
+                wrappers = self._wrappers(current.number, placement, environs)
+            except SaferunError as error:
+                self._context.start_failed(current.number, error)
+                return
+        current.plan = AttemptPlan(current.number, placement, destinations, environs, prefixes, wrappers)
         self._post_joined(assignment)
+
+    def _wrappers(
+        self, attempt: int, placement: Placement, environs: Sequence[Mapping[str, str]]
+    ) -> tuple[tuple[Wrapper, ...], ...]:
+        """The tools that ranks run under.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        from saferun.launch.wrapping import cost_lines, missing_tool, wrappers_of
+
+        context, run_dir = self._context, self._context.run_dir
+        has_files = run_dir.path is not None
+        rank_dirs = [run_dir.rank_path(attempt, place.rank) if has_files else None for place in placement.ranks]
+        program = sys.executable if self._config.command.run_path else self._config.command.argv[0]
+        if attempt > 0:
+            # Elastic jobs may have fewer ranks now; what was right at first is no mistake.
+            wraps = [wrap._replace(ranks=wrap.ranks._replace(may_miss=True)) for wrap in self._config.wraps]
+            return wrappers_of(wraps, placement, context.host, rank_dirs, program)
+        wrappers = wrappers_of(self._config.wraps, placement, context.host, rank_dirs, program)
+        if (error := missing_tool(wrappers, environs)) is not None:
+            raise error
+        for line in cost_lines(self._config.wraps, placement, context.host):
+            context.report(line)
+        return wrappers
 
     def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:
         """Env profiles and --env have the last word about the environment of a rank."""

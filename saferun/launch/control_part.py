@@ -318,7 +318,7 @@ class ControlPart(PartBase):
         if context.supervisor.state is not State.RUNNING or self._stop_at is not None:
             self._refuse(client, "a checkpoint")
             return
-        handling = sum(request.signum in caught_signals(rank.child.pid) for rank in ranks)
+        handling = sum(request.signum in caught_signals(rank.pid) for rank in ranks)
         if not handling:
             hint = "use --signal with the one that the script handles; saferunctl stop RUN sends SIGTERM"
             self._send(client, {"error": f"no rank of {context.host} handles {name}", "hint": hint})

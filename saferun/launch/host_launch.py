@@ -122,7 +122,7 @@ class HostLaunch:
             on_loaded=context.imports.begin,
             on_ready=lambda: context.log.note("ExaminerReady"),
             outbox=outbox,
-            kinds={"stacks": _read_ranks},
+            kinds={"stacks": _read_ranks, "wrapped": _find_scripts},
         )
 
     def _make_reporters(self) -> list[Part]:
@@ -144,12 +144,20 @@ class HostLaunch:
             from saferun.launch.metrics_part import MetricsPart
 
             context.metrics = MetricsPart(context, config.output.metrics)
+        if config.wraps:
+            from saferun.launch.wrapped_ranks import WrappedRanks
+
+            context.wrapped = WrappedRanks(context)
         port: Part | None = None
         if config.output.metrics_port is not None and config.checks.preflight != "only":
             from saferun.launch.metrics_port import MetricsPort
 
             port = MetricsPort(context, config.output.metrics_port)
-        return [part for part in (context.page, context.on_event, context.metrics, port) if part is not None]
+        return [
+            part
+            for part in (context.page, context.on_event, context.metrics, context.wrapped, port)
+            if part is not None
+        ]
 
     def _parts(self, passed: PassedSignals, reporters: Sequence[Part]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
         """The parts in the order in which they are woken, and those of them that the launch can do without."""
@@ -329,6 +337,12 @@ def _read_ranks(value: Any) -> None:  # noqa: ANN401 - checked when it is decode
     from saferun.launch.host_stacks import read_ranks
 
     read_ranks(value)
+
+
+def _find_scripts(value: Any) -> None:  # noqa: ANN401 - as it was asked for, by this process
+    from saferun.launch.wrapped_ranks import find_scripts
+
+    find_scripts(value)
 
 
 def _trim_heap() -> None:

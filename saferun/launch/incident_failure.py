@@ -17,7 +17,7 @@ from saferun.errors import printable
 from saferun.evidence import AbortReason, Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
-from saferun.launch.rank_group import Rank
+from saferun.launch.rank import Rank
 from saferun.linux.cgroups import oom_kill_between, read_memory_state
 from saferun.linux.scratch import current_directory
 from saferun.linux.start_marks import ranks_with_group
@@ -115,7 +115,7 @@ class FailureIncident:
                 environ = group.plan.environs[group.plan.position(rank.place)]
                 prefix = next((environ[name] for name in _RECORDER_PREFIXES if environ.get(name)), "")
                 if prefix.startswith("/"):
-                    files.append(RecorderFile(rank.place.rank, rank.child.pid, f"{prefix}{rank.place.rank}"))
+                    files.append(RecorderFile(rank.place.rank, rank.pid, f"{prefix}{rank.place.rank}"))
         return tuple(files)
 
     def _dead_calls(self) -> tuple[DeadCalls, ...]:
@@ -140,7 +140,7 @@ class FailureIncident:
             tuple(
                 DeadProcess(
                     r.place.rank,
-                    r.child.pid,
+                    r.pid,
                     r.end.status.signum or 0,
                     cwd,
                     directory=context.launch.run_dir.rank_path(context.launch.attempt, r.place.rank) or "",

@@ -13,7 +13,7 @@ from saferun.errors import printable
 from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, StackDump
 from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.launch.live_capture import LiveCapture
-from saferun.launch.rank_group import Rank
+from saferun.launch.rank import Rank
 from saferun.linux.procfs import main_thread_run_s
 from saferun.model import Value
 from saferun.report.console_text import hang_goes_on_text, hang_text, suspected_hang_text
@@ -43,7 +43,7 @@ class _Judgement(Value):
 
 
 def _progress(rank: Rank) -> _Progress:
-    return _Progress(rank.output_bytes(), main_thread_run_s(rank.child.pid))
+    return _Progress(rank.output_bytes(), main_thread_run_s(rank.pid))
 
 
 class HangIncident(LiveCapture):
@@ -97,7 +97,7 @@ class HangIncident(LiveCapture):
         failure = failure or next(failures, "")
         captured = {dump.rank for dump in capture.stacks if dump.is_rank}
         missing = tuple(
-            StackDump(rank.place.rank, rank.child.pid, is_rank=True, name="", tool="", threads=(), failure=failure)
+            StackDump(rank.place.rank, rank.pid, is_rank=True, name="", tool="", threads=(), failure=failure)
             for rank in self._record.ranks
             if failure and rank.place.local_rank in self._action.local_ranks and rank.place.rank not in captured
         )

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from saferun.launch.on_event_part import OnEventPart
     from saferun.launch.page_part import PagePart
     from saferun.launch.preflight_part import PreflightPart
+    from saferun.launch.rank import AttemptPlan, Rank
     from saferun.launch.rank_actions import RankActions
-    from saferun.launch.rank_group import AttemptPlan, Rank, RankGroup
+    from saferun.launch.rank_group import RankGroup
     from saferun.launch.torchrun_events import TorchrunEvents
+    from saferun.launch.wrapped_ranks import WrappedRanks
 
 
 class HostAttempt:
@@ -110,6 +112,7 @@ class LaunchContext:
     page: PagePart
     on_event: OnEventPart | None = None
     metrics: MetricsPart | None = None
+    wrapped: WrappedRanks | None = None
     control: ControlPart | None = None
 
     def __init__(

@@ -9,7 +9,7 @@ import time
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
-from saferun.launch.rank_group import AttemptPlan
+from saferun.launch.rank import AttemptPlan
 from saferun.linux.helper import PartBase
 
 # It waits until the ranks are on their way; ranks that are done by then had no use for it.

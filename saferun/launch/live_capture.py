@@ -19,7 +19,7 @@ from saferun.captures.wire import (
 )
 from saferun.evidence import Capture
 from saferun.launch.attempt_record import AttemptRecord, Context
-from saferun.launch.rank_group import Rank
+from saferun.launch.rank import Rank
 from saferun.supervisor.actions import CaptureEvidence
 from saferun.supervisor.events import EvidenceCaptured
 
@@ -63,7 +63,7 @@ class LiveCapture:
         has_gpus = any(map(os.path.exists, _GPU_DEVICES))
         request = CaptureRequest(
             tuple(
-                CaptureTarget(rank.place.rank, rank.child.pid, context.hook.prefix(action.attempt, rank.place.rank))
+                CaptureTarget(rank.place.rank, rank.pid, context.hook.prefix(action.attempt, rank.place.rank))
                 for rank in ranks
             ),
             directory=new_directory(context, self._record, "hang" if is_hang else "failure"),

@@ -24,7 +24,7 @@ from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.launch.rank_group import Rank
+    from saferun.launch.rank import Rank
 
 _USAGE_S = 4.0
 _USAGE_BYTES = 1 << 20
@@ -320,7 +320,7 @@ class LiveStatus:
         if self._own is not None:
             return
         self._own_until = time.monotonic() + _USAGE_S
-        pids = [rank.child.pid for rank in self._context.current.living()]
+        pids = [rank.pid for rank in self._context.current.living()]
         try:
             self._own = Answer(
                 self._context.examiner,
@@ -380,12 +380,12 @@ class LiveStatus:
         step = script.step if script is not None else -1
         if rank.end is not None:
             state = "ended" if rank.end.status.ok else rank.end.status.description
-            return RankRow(rank.place.rank, rank.child.pid, state, age_s, step=step)
-        one = used.get(str(rank.child.pid))
+            return RankRow(rank.place.rank, rank.pid, state, age_s, step=step)
+        one = used.get(str(rank.pid))
         one = one if isinstance(one, dict) else {}
         return RankRow(
             rank.place.rank,
-            rank.child.pid,
+            rank.pid,
             str(one.get("state", "")),
             age_s,
             round(quiet[rank.place.local_rank]) if rank.place.local_rank in quiet else -1,

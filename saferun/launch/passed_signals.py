@@ -78,9 +78,9 @@ class PassedSignals(PartBase):
         return signum in pending_signals(self._witness_pid)
 
     def _pass_on(self, signum: int) -> None:
-        ranks = [rank for rank in self._context.current.living() if signum in caught_signals(rank.child.pid)]
+        ranks = [rank for rank in self._context.current.living() if signum in caught_signals(rank.pid)]
         for rank in ranks:
-            signal_child(rank.child, signum)
+            signal_child(rank.wrapped or rank.child, signum)
         name = signal_name(signum)
         if ranks:
             count = "1 rank that handles it" if len(ranks) == 1 else f"{len(ranks)} ranks that handle it"

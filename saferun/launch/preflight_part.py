@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.job_values import Assignment
     from saferun.launch.launch_context import LaunchContext
-    from saferun.launch.rank_group import AttemptPlan
+    from saferun.launch.rank import AttemptPlan
     from saferun.preflight.check_process import CheckProcess
     from saferun.preflight.checks.context import CheckContext
     from saferun.preflight.driver import PreflightFailure, PreflightOutcome, PreflightRun

@@ -93,6 +93,8 @@ class RankActions(PartBase):
                 self.intake.add(stream)
         context.guarded("import what captures take", context.imports.seal)
         self.exec_wait.begin(forked, failure)
+        if context.wrapped is not None:
+            context.guarded("find the scripts of wrapped ranks", context.wrapped.begin, group)
         context.guarded("begin the examiner", context.examiner.begin_at, time.monotonic() + _EXAMINER_DELAY_S)
         context.guarded("write run.json", context.log.describe)
 
@@ -167,9 +169,9 @@ class RankActions(PartBase):
     def request_checkpoint(self, action: actions.RequestCheckpoint) -> None:
         """Send the signal to ranks that handle it: it would end others. Their workers do not get it."""
         ranks = [rank for rank in self._context.current.living() if rank.place.local_rank in action.local_ranks]
-        handling = [rank for rank in ranks if action.signum in caught_signals(rank.child.pid)]
+        handling = [rank for rank in ranks if action.signum in caught_signals(rank.pid)]
         for rank in handling:
-            signal_child(rank.child, action.signum)
+            signal_child(rank.wrapped or rank.child, action.signum)
         name = signal_name(action.signum)
         self._context.report(f"{action.by}: {name} to {len(handling)} of {len(ranks)} ranks, which handle it")
 
@@ -198,6 +200,14 @@ class RankActions(PartBase):
             group.drop(rank)
             self._reaper.note_ended(pid)
             return True
+        wrapped = self._context.wrapped
+        if wrapped is not None:
+            if self._context.guarded("look for the script of a rank", wrapped.adopts, rank, status):
+                group.adopt(rank)
+                if rank.child.pidfd >= 0:
+                    self._context.poller.watch(rank.child.pidfd, self._context.loop.reap)
+                return True
+            status = self._context.guarded("ask how a rank ended", wrapped.status_of, rank, status) or status
         group.note_exit(rank, status, at=now, time=time.time())
         self._reaper.note_ended(pid)
         self._context.guarded("watch the ranks", self._context.investigation.hangs.rank_ended, rank.place.local_rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from signal import SIGCONT
+from signal import SIGCONT, SIGKILL
 from time import localtime, strftime
 
 from saferun.console.console_stream import ConsoleStream
@@ -14,7 +14,8 @@ from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.errors import SaferunError, suppress
 from saferun.files.file_stream import FRESH, LAZY, FileStream, WriterAnswer
 from saferun.files.run_dir import shorter_path
-from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_group
+from saferun.launch.rank import AttemptPlan, Rank
+from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_child, signal_group
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
 from saferun.linux.procfs import read_stat
@@ -22,7 +23,7 @@ from saferun.linux.program_start import ForkedRank, start_error
 from saferun.linux.signals import caught_signals
 from saferun.linux.spares import Spares
 from saferun.linux.streams import open_pipe, open_terminal, resize_terminal, terminal_size
-from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankAssignment, RankEnd, Value
+from saferun.model import ExitStatus, RankAssignment, RankEnd
 from saferun.supervisor.topology import substitute_local_rank
 
 TYPE_CHECKING = False
@@ -38,43 +39,6 @@ _NO_ROOM = "the limit on open files leaves no room for the output of all ranks: 
 _MOST_CHUNKS_AT_EXIT = 256
 # Of each stream, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
 _LAST_LINES = 200
-
-
-class AttemptPlan(Value):
-    """What the ranks of an attempt are started with.
-
-    ``environs``, ``command_prefixes`` and what ``destinations`` holds are in order of local rank.
-    """
-
-    attempt: int
-    placement: Placement
-    destinations: LogDestinations
-    environs: tuple[dict[str, str], ...]
-    command_prefixes: tuple[tuple[str, ...], ...]
-
-    def position(self, place: RankAssignment) -> int:
-        """Where a rank stands among those of this process, which need not begin with local rank 0."""
-        return place.local_rank - self.placement.ranks[0].local_rank
-
-
-class Rank:
-    """A started rank."""
-
-    __slots__ = ("child", "end", "lines_before_stop", "place", "recorded", "signals", "stderr_path", "streams")
-
-    def __init__(self, place: RankAssignment, child: Child, streams: list[RankStream], stderr_path: str) -> None:
-        self.place = place
-        self.child = child
-        self.streams = streams
-        self.stderr_path = stderr_path
-        self.signals: set[int] = set()  # that saferun sent to it
-        self.lines_before_stop: tuple[str, ...] = ()  # the last ones of its stderr when it was sent the first of them
-        self.end: RankEnd | None = None
-        self.recorded: JsonObject | None = None  # its error file: message, time, content
-
-    def output_bytes(self) -> int:
-        """How many bytes it has written to its streams, as far as they come through saferun."""
-        return sum(stream.bytes_read for stream in self.streams)
 
 
 class RankGroup:
@@ -151,6 +115,28 @@ class RankGroup:
             self._spares.release()
         return forked, None
 
+    def wrapped_commands(self) -> dict[int, tuple[str, list[str]]]:
+        """By the pid of each tool that a rank runs under: its name, and the command line of the script."""
+        if not self.plan.wrappers:
+            return {}
+        commands = {}
+        for rank in self.ranks:
+            wrappers = self.plan.wrappers[self.plan.position(rank.place)]
+            if wrappers and not wrappers[-1].is_module:
+                commands[rank.child.pid] = (wrappers[0].name, self._argv(rank.place.local_rank))
+        return commands
+
+    def adopt(self, rank: Rank) -> None:
+        """The tool that a rank ran under has ended; its script is a child of saferun's now, and the rank."""
+        script = rank.wrapped
+        if script is None:
+            return
+        del self.by_pid[rank.child.pid]
+        if rank.child.pidfd >= 0:
+            os.close(rank.child.pidfd)
+        rank.child, rank.wrapped = script, None
+        self.by_pid[script.pid] = rank
+
     def drop(self, rank: Rank) -> None:
         """It never became its program: it is no rank."""
         del self.by_pid[rank.child.pid]
@@ -165,7 +151,7 @@ class RankGroup:
     def _start(self, place: RankAssignment) -> ForkedRank:
         i = self.plan.position(place)
         environ = self.plan.environs[i]
-        argv = [*self.plan.command_prefixes[i], *self._argv(place.local_rank)]
+        argv = self._wrapped_argv(i, place.local_rank)
         opened: list[int] = []
         streams: list[RankStream] = []
         stderr_path = ""
@@ -233,6 +219,12 @@ class RankGroup:
             prepare_rank(self._preparation)
         if self._file_limits is not None:
             restore_files(self._file_limits)
+
+    def _wrapped_argv(self, position: int, local_rank: int) -> list[str]:
+        argv = self._argv(local_rank)
+        for wrapper in reversed(self.plan.wrappers[position]) if self.plan.wrappers else ():
+            argv = wrapper.around(argv)
+        return [*self.plan.command_prefixes[position], *argv]
 
     def _argv(self, local_rank: int) -> list[str]:
         command = self._config.command
@@ -360,12 +352,16 @@ class RankGroup:
         for rank in self.ranks:
             if rank.place.local_rank not in local_ranks or rank.end is not None:
                 continue
-            if only_handled and signum not in caught_signals(rank.child.pid):
+            if only_handled and signum not in caught_signals(rank.pid):
                 continue
             if not rank.signals:
                 rank.lines_before_stop = _last_lines(rank, is_stderr=True)
             rank.signals.add(signum)
-            signal_group(rank.child, signum)
+            if rank.wrapped is None or signum == SIGKILL:
+                signal_group(rank.child, signum)
+            else:
+                # A tool that got it as well might end before the script, or keep it from ending.
+                signal_child(rank.wrapped, signum)
             signalled.append(rank)
         for rank in signalled:
             stat = read_stat(rank.child.pid)
@@ -384,14 +380,15 @@ class RankGroup:
             time: when, in seconds since the epoch.
         """
         del self.by_pid[rank.child.pid]
-        if rank.child.pidfd >= 0:
-            os.close(rank.child.pidfd)
+        for child in (rank.child, rank.wrapped):
+            if child is not None and child.pidfd >= 0:
+                os.close(child.pidfd)
         _take_in(rank, at)
         place = rank.place
         rank.end = RankEnd(
             place.local_rank,
             place.rank,
-            rank.child.pid,
+            rank.pid,
             status,
             at=at,
             time=time,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from saferun.config import LaunchConfig
 from saferun.launch.launch_context import HostAttempt
-from saferun.launch.rank_group import Rank
+from saferun.launch.rank import Rank
 from saferun.model import JsonObject, Placement, RankEnd
 
 TYPE_CHECKING = False

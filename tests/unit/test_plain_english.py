@@ -244,6 +244,11 @@ OTHER_TOOLS = {
     "slurm": "python -m tests.cluster up",
     "sort": "ps",
     "ulimit": "docker run",
+    "args": "gdb",
+    "interleave": "numactl",
+    "log-file": "valgrind",
+    "sys-trace": "rocprofv3",
+    "target-processes": "ncu",
 }
 """Options of other programs that hints and documents name, with whose they are."""
 

@@ -83,6 +83,7 @@ complete -c saferun -l trace-calls -r -d 'record the last Python calls of each r
 complete -c saferun -l trace-lines -x -d 'of this rank record lines as well, which makes it slower; -1: of none'
 complete -c saferun -l env-profile -r -d 'sets of environment variables for the ranks, applied from left to right; see saferunctl env list'
 complete -c saferun -l env-profile-path -r -d 'directory or file with more env profiles; can be given several times'
+complete -c saferun -l wrap -r -d 'run some ranks under a tool: 0:nsys, or \'0,4-7:strace -f -o {rank_dir}/strace.txt\'; *: all ranks; local:0; host:NAME; can be given several times'
 complete -c saferun -l env -r -d 'set this variable for the ranks, overriding profiles and the environment; can contain {rank}, {local_rank}, {host}, {run_dir}, {rank_dir}; NAME alone takes the value from the environment, which keeps a secret out of ps; can be given several times'
 complete -c saferun -l unset -r -d 'remove this variable from the environment of the ranks; can be given several times'
 complete -c saferun -l vendor -x -a 'auto nvidia amd none' -d 'GPU vendor that the env profiles apply to; auto: that of this host'

@@ -94,6 +94,7 @@ SPECIAL = {
     "signals_to_handle": alike(*((name, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"))),
     "metrics_port": alike(*((port, port) for port in ("0", "9400", ":9400", "[::1]:9400"))),
     "keep_output": alike(*((size, size) for size in ("64K", "1M", "2G", "all"))),
+    "wrap": alike(("0:a", ["0:a"]), ("0:b\n1:c", ["0:b", "1:c"]), ("", []), ("0,1:d", ["0,1:d"])),
     "env": alike(("A=1", ["A=1"]), ("A=2\nB=3", ["A=2", "B=3"]), ("", []), ("A=4,5", ["A=4,5"])),
 }
 

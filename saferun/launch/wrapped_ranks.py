@@ -1,0 +1,155 @@
+"""Ranks that run under a tool: which process is the script's, how it ended, and what follows if the tool ends first.
+
+The child that saferun started is the tool. The script's process is found by its command line, which the examiner reads
+(reading it may block). Until it is found, and where it is not, the tool's process stands for the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from saferun.errors import suppress
+from saferun.linux.children import Child
+from saferun.linux.helper import PartBase
+from saferun.linux.pidfd import exit_status, open_pidfd
+from saferun.linux.procfs import children_of, read_stat
+from saferun.linux.small_files import read_bytes
+from saferun.model import ExitStatus
+
+if TYPE_CHECKING:
+    from saferun.launch.launch_context import LaunchContext
+    from saferun.launch.rank import Rank
+    from saferun.launch.rank_group import RankGroup
+
+_FIRST_QUERY_S = 0.2
+_LONGEST_PAUSE_S = 15.0
+_BUDGET_S = 5.0
+_LARGEST_BYTES = 1 << 16
+_MOST_PROCESSES = 1000
+
+
+class WrappedRanks(PartBase):
+    """Finds the processes of the scripts of an attempt's wrapped ranks, and judges how they end."""
+
+    def __init__(self, context: LaunchContext) -> None:
+        self.deadline: float | None = None
+        self._context = context
+        self._group: RankGroup | None = None
+        self._commands: dict[int, tuple[str, list[str]]] = {}  # by tool's pid: its name, the script's command line
+        self._pause_s = _FIRST_QUERY_S
+        self._answer = b""
+        self._number, self._fd = 0, -1
+
+    def begin(self, group: RankGroup) -> None:
+        """The ranks of an attempt have been forked."""
+        self.close()
+        self._group = group
+        self._commands = group.wrapped_commands()
+        self._pause_s = _FIRST_QUERY_S
+        self.deadline = time.monotonic() + self._pause_s if self._commands else None
+
+    def tick(self, now: float) -> None:
+        """Look for scripts that have not been found, where that is due."""
+        if self.deadline is None or self.deadline > now:
+            return
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self.deadline = now + self._pause_s + _BUDGET_S
+        asked = [[rank.child.pid, self._commands[rank.child.pid][1]] for rank in self._missing()]
+        if not asked:
+            self.deadline = None
+            return
+        self._end_query()
+        with suppress(OSError):
+            self._number, self._fd = self._context.examiner.ask("wrapped", asked, _BUDGET_S, is_urgent=False)
+            self._context.guarded_poller.watch(self._fd, self._on_readable)
+
+    def close(self) -> None:
+        """The attempt is over."""
+        self.deadline = None
+        self._end_query()
+
+    def status_of(self, rank: Rank, status: ExitStatus) -> ExitStatus:
+        """How the script ended, if the kernel tells, else how the tool did. ``status``: the tool's."""
+        found = exit_status(rank.wrapped.pidfd) if rank.wrapped is not None else None
+        return found if found is not None else status
+
+    def adopts(self, rank: Rank, status: ExitStatus) -> bool:
+        """Whether the script lives on without its tool, as a child of saferun's, which is the rank from now on."""
+        script = rank.wrapped
+        stat = read_stat(script.pid) if script is not None else None
+        if script is None or stat is None or stat.ppid != os.getpid():
+            return False
+        name = self._commands.get(rank.child.pid, ("its tool", []))[0]
+        self._context.report(
+            f"{name} around rank {rank.place.rank} has ended ({status.description}); the rank goes on without it"
+        )
+        return True
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _missing(self) -> list[Rank]:
+        group = self._group
+        if group is None or group.is_closed:
+            return []
+        ranks = group.by_pid.values()
+        return [rank for rank in ranks if rank.wrapped is None and rank.child.pid in self._commands]
+
+    def _end_query(self) -> None:
+        if self._fd >= 0:
+            self._context.guarded_poller.unwatch(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            self._context.examiner.end(self._number)
+        self._answer = b""
+
+    def _on_readable(self) -> None:
+        try:
+            chunk = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return
+        self._answer += chunk
+        if chunk and len(self._answer) <= _LARGEST_BYTES:
+            return
+        answer = self._answer
+        self._end_query()
+        with suppress(ValueError, TypeError):
+            self._take(json.loads(answer))
+        if self.deadline is not None:
+            self.deadline = time.monotonic() + self._pause_s
+
+    def _take(self, found: Any) -> None:  # noqa: ANN401 - JSON
+        for tool_pid, pid in found:
+            rank = self._group.by_pid.get(tool_pid) if self._group is not None else None
+            if rank is None or rank.wrapped is not None or not isinstance(pid, int) or pid <= 0:
+                continue
+            if pid == tool_pid:
+                del self._commands[tool_pid]  # the tool has become the script, as numactl does
+            else:
+                rank.wrapped = Child(pid, open_pidfd(pid))
+                self._context.log.note("ScriptFound")
+
+
+def find_scripts(asked: Sequence[Any]) -> None:
+    """In a process of the examiner's: write which process below each tool has the script's command line."""
+    found = []
+    for tool_pid, argv in asked:
+        waiting, seen = [int(tool_pid)], 0
+        while waiting and seen < _MOST_PROCESSES:
+            pid = waiting.pop(0)
+            seen += 1
+            if _runs(pid, argv):
+                found.append([tool_pid, pid])
+                break
+            waiting += children_of(pid)
+    os.write(1, json.dumps(found).encode())
+
+
+def _runs(pid: int, argv: Sequence[str]) -> bool:
+    """Whether a process has this command line, with whatever path of the program."""
+    command = read_bytes(f"/proc/{pid}/cmdline").split(b"\0")[:-1]
+    wanted = [os.fsencode(word) for word in argv]
+    return command[1:] == wanted[1:] and bool(command) and os.path.basename(command[0]) == os.path.basename(wanted[0])

@@ -1,0 +1,116 @@
+"""The command lines of ranks that run under a tool (``--wrap``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from saferun.config import RankChoice, WrapConfig
+from saferun.errors import UsageError
+from saferun.model import Placement, RankAssignment, Value
+
+
+class Wrapper(Value):
+    """A tool that a rank runs under. ``is_module``: its Python runs this in place of the script (``-m memray run``)."""
+
+    name: str
+    argv: tuple[str, ...]
+    is_module: bool = False
+
+    def around(self, argv: Sequence[str]) -> list[str]:
+        """The command line of a rank under it."""
+        if not self.is_module:
+            return [*self.argv, *argv]
+        after = 2 if argv[1:2] == ["-u"] else 1
+        return [*argv[:after], *self.argv, *argv[after:]]
+
+
+def is_meant(ranks: RankChoice, place: RankAssignment, host: str) -> bool:
+    """Whether a rank is among those that ``--wrap`` names. ``host``: its name; the option may leave the domain out."""
+    if ranks.host:
+        return ranks.host in {host, host.partition(".")[0]}
+    number = place.local_rank if ranks.is_local else place.rank
+    return any(first <= number <= last for first, last in ranks.ranges)
+
+
+def wrappers_of(
+    wraps: Sequence[WrapConfig],
+    placement: Placement,
+    host: str,
+    rank_dirs: Sequence[str | None],
+    python: str,
+) -> tuple[tuple[Wrapper, ...], ...]:
+    """What each rank of this host runs under, the outermost tool first.
+
+    Args:
+        wraps: as they were asked for.
+        placement: of this host's ranks.
+        host: its name.
+        rank_dirs: the directory of each rank; None where there is no run directory.
+        python: the program that runs the script.
+
+    Raises:
+        UsageError: the job has no such rank, the output has no directory, or the command is no Python's.
+    """
+    for wrap in wraps:
+        largest = max((last for _, last in wrap.ranks.ranges), default=0)
+        count = (placement.local_world_size or len(placement.ranks)) if wrap.ranks.is_local else placement.world_size
+        if not wrap.ranks.may_miss and not wrap.ranks.host and largest >= count:
+            what = "local rank" if wrap.ranks.is_local else "rank"
+            raise UsageError(
+                f"--wrap: there is no {what} {largest} to run under {wrap.name}",
+                f"the largest is {count - 1} here; * names all of them",
+            )
+    return tuple(
+        tuple(_wrapper(wrap, place, host, rank_dir, python) for wrap in wraps if is_meant(wrap.ranks, place, host))
+        for place, rank_dir in zip(placement.ranks, rank_dirs, strict=True)
+    )
+
+
+def missing_tool(wrappers: Sequence[Sequence[Wrapper]], environs: Sequence[Mapping[str, str]]) -> UsageError | None:
+    """The error for a tool that is not here, if there is one."""
+    for of_rank, environ in zip(wrappers, environs, strict=True):
+        for wrapper in of_rank:
+            if not wrapper.is_module and not _is_here(wrapper.argv[0], environ.get("PATH", os.defpath)):
+                return UsageError(
+                    f"--wrap: {wrapper.argv[0]} is not installed here, or not on the PATH of the ranks",
+                    "install it, or write where it is: --wrap 'RANKS:/path/to/tool ...'",
+                )
+    return None
+
+
+def cost_lines(wraps: Sequence[WrapConfig], placement: Placement, host: str) -> list[str]:
+    """What is said of it before the ranks of this host start, one line a tool."""
+    lines = []
+    for wrap in wraps:
+        ranks = [place.rank for place in placement.ranks if is_meant(wrap.ranks, place, host)]
+        if ranks:
+            who = f"rank {ranks[0]} runs" if len(ranks) == 1 else f"{len(ranks)} ranks run"
+            lines.append(f"{who} under {wrap.name}{': ' if wrap.cost else ''}{wrap.cost}")
+    return lines
+
+
+def _wrapper(wrap: WrapConfig, place: RankAssignment, host: str, rank_dir: str | None, python: str) -> Wrapper:
+    if wrap.is_module and not os.path.basename(python).startswith("python"):
+        raise UsageError(
+            f"--wrap: {wrap.name} runs Python scripts only, and the ranks run {python}",
+            "give its whole command, or leave out --no-python",
+        )
+    if rank_dir is None and any("{rank_dir}" in item for item in wrap.argv):
+        raise UsageError(
+            f"--wrap: {wrap.name} is to write into {{rank_dir}}, and there is no run directory",
+            "leave out --run-dir none, or name another file",
+        )
+    values = {"rank": str(place.rank), "local_rank": str(place.local_rank), "rank_dir": rank_dir or "", "host": host}
+    argv = []
+    for item in wrap.argv:
+        text = item
+        for name, value in values.items():
+            text = text.replace(f"{{{name}}}", value)
+        argv.append(text)
+    return Wrapper(wrap.name, tuple(argv), wrap.is_module)
+
+
+def _is_here(program: str, path: str) -> bool:
+    directories = [""] if "/" in program else path.split(os.pathsep)
+    return any(os.access(os.path.join(directory, program), os.X_OK) for directory in directories)

@@ -1,0 +1,83 @@
+"""The command lines of ranks that run under a tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from saferun.cli.wrap_option import read_wraps
+from saferun.errors import UsageError
+from saferun.launch.wrapping import Wrapper, cost_lines, missing_tool, wrappers_of
+from saferun.model import Placement, RankAssignment
+
+HOST = "node3.cluster"
+
+
+def placement(ranks: int = 4) -> Placement:
+    places = tuple(RankAssignment(number, number, number) for number in range(ranks))
+    return Placement(0, 1, ranks, ranks, places, "127.0.0.1", 29500, "none")
+
+
+def wrapped(
+    *texts: str, ranks: int = 4, rank_dir: str | None = "/run/rank", python: str = "/bin/python3"
+) -> list[list[str]]:
+    """The tools of each rank, by name."""
+    found = wrappers_of(read_wraps(texts), placement(ranks), HOST, [rank_dir] * ranks, python)
+    return [[wrapper.name for wrapper in wrappers] for wrappers in found]
+
+
+def test_only_ranks_that_are_named_run_under_it() -> None:
+    assert wrapped("1,3:nice") == [[], ["nice"], [], ["nice"]]
+    assert wrapped("*:nice", ranks=2) == [["nice"], ["nice"]]
+    assert wrapped("host:node3:nice", ranks=1) == [["nice"]] == wrapped(f"host:{HOST}:nice", ranks=1)
+    assert wrapped("host:node4:nice", ranks=1) == [[]]
+
+
+def test_the_first_tool_is_the_outermost() -> None:
+    assert wrapped("*:nice", "0:strace", ranks=1) == [["nice", "strace"]]
+
+
+def test_places_are_filled_in() -> None:
+    (wrap,) = read_wraps(["2:tool {rank} {local_rank} {rank_dir}/out {host} {other}"])
+    found = wrappers_of([wrap], placement(), HOST, ["/run/rank"] * 4, "python")
+    assert found[2][0].argv == ("tool", "2", "2", "/run/rank/out", HOST, "{other}")
+
+
+def test_a_module_runs_in_place_of_the_script() -> None:
+    wrapper = Wrapper("memray", ("-m", "memray", "run"), is_module=True)
+    assert wrapper.around(["python", "-u", "a.py", "-u"]) == ["python", "-u", "-m", "memray", "run", "a.py", "-u"]
+    assert wrapper.around(["python", "a.py"]) == ["python", "-m", "memray", "run", "a.py"]
+    assert Wrapper("nice", ("nice", "-n", "5")).around(["a"]) == ["nice", "-n", "5", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("4:nice", "no rank 4"),
+        ("0-9:nice", "no rank 9"),
+        ("local:4:nice", "no local rank 4"),
+        ("0:memray", "runs Python scripts only"),
+        ("0:strace", "no run directory"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        wrapped(text, rank_dir=None, python="/bin/true")
+
+
+def test_a_tool_that_is_not_here_is_said_before_anything_starts(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text("")
+    tool.chmod(0o700)
+    here, missing = ((Wrapper("a", ("tool",)),),), ((Wrapper("a", ("no-tool",)),),)
+    assert missing_tool(here, [{"PATH": f"/nowhere:{tmp_path}"}]) is None
+    assert missing_tool(((Wrapper("a", (str(tool),)),),), [{}]) is None
+    error = missing_tool(missing, [{"PATH": str(tmp_path)}])
+    assert error is not None
+    assert error.exit_code == 2
+
+
+def test_what_it_costs_is_said_once_a_tool() -> None:
+    lines = cost_lines(read_wraps(["0,2:strace", "1:nice", "host:node9:nice"]), placement(), HOST)
+    assert [line.partition(":")[0] for line in lines] == ["2 ranks run under strace", "rank 1 runs under nice"]
