@@ -72,7 +72,7 @@ class Surroundings:
             share=lambda name, stacks: self.shared.append((name, stacks)),
         )
         place = SimpleNamespace(rank=0)
-        self.ranks = [SimpleNamespace(place=place, child=SimpleNamespace(pid=42))]
+        self.ranks = [SimpleNamespace(place=place, child=SimpleNamespace(pid=42), pid=42)]
         self.investigation = SimpleNamespace(
             is_capturing=False,
             hook=SimpleNamespace(prefix=lambda attempt, rank: f"/hook/a{attempt}r{rank}"),

@@ -30,6 +30,8 @@ BEFORE_THE_RANKS = {
     "saferun.launch.on_event_part": "--on-event, when the loop is made",
     "saferun.report.event_json": "--on-event, likewise",
     "saferun.launch.metrics_part": "--metrics, likewise",
+    "saferun.launch.wrapped_ranks": "--wrap, likewise; and a child of the examiner",
+    "saferun.launch.wrapping": "--wrap, before the ranks of the first attempt are started",
     "saferun.launch.metrics_port": "--metrics-port, likewise",
     "saferun.launch.metrics_samples": "both, likewise",
     "saferun.preflight.default_nics": "--nic, and what the checks chose",
