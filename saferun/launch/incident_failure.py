@@ -128,7 +128,7 @@ class FailureIncident:
         for rank in self._record.ranks:
             prefix = context.hook.memory_prefix(context.launch.attempt, rank.place.rank)
             if rank.end is not None and prefix and rank.place.rank not in captured:
-                found.append(DeadCalls(rank.place.rank, rank.child.pid, prefix, rank.end.at))
+                found.append(DeadCalls(rank.place.rank, rank.pid, prefix, rank.end.at))
         return tuple(found)
 
     def _read_remains(

@@ -62,6 +62,7 @@ OTHER_WRITES = {
     "cli/argument_parser.py": "a script for a shell, made of our own options",
     "cli/help.py": "made of our own options",
     "captures/pystack_core.py": "an answer to the process that started it",
+    "launch/wrapped_ranks.py": "likewise",
     "linux/nvidia_gpus.py": "an answer to the process that started it",
     "linux/reaper.py": "a number, and words of its own",
     "env/lint/__main__.py": "an answer to the process that started it",
