@@ -66,7 +66,12 @@ def test_it_answers_while_the_launch_runs(folder: Path) -> None:
         assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
         assert (value(text, "saferun_up"), value(text, "saferun_ranks")) == (1, 2)
         names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-        assert names == set(METRICS) - {"saferun_retries_total", "saferun_exit_code"}
+        assert names == set(METRICS) - {
+            "saferun_retries_total",
+            "saferun_exit_code",
+            "saferun_step",
+            "saferun_step_metric",
+        }
         status, kind, text = asked(port, **OPENMETRICS)
         assert (status, kind) == (200, "application/openmetrics-text; version=1.0.0; charset=utf-8")
         assert "# TYPE saferun_restarts counter\n" in text
