@@ -27,6 +27,12 @@ WINDOW_S = 60.0
 Rows = list[list[int]]
 
 
+@pytest.fixture(autouse=True)
+def _samples_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often the watch samples depends on what a sample costs, and that on the machine."""
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+
+
 def watch_of(
     monkeypatch: pytest.MonkeyPatch,
     reports: list[Rows],
