@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from saferun.captures.examiner import Answer
 from saferun.errors import suppress
 from saferun.linux.children import Child
 from saferun.linux.helper import PartBase
@@ -41,8 +42,7 @@ class WrappedRanks(PartBase):
         self._group: RankGroup | None = None
         self._commands: dict[int, tuple[str, list[str]]] = {}  # by tool's pid: its name, the script's command line
         self._pause_s = _FIRST_QUERY_S
-        self._answer = b""
-        self._number, self._fd = 0, -1
+        self._query: Answer | None = None
 
     def begin(self, group: RankGroup) -> None:
         """The ranks of an attempt have been forked."""
@@ -64,8 +64,16 @@ class WrappedRanks(PartBase):
             return
         self._end_query()
         with suppress(OSError):
-            self._number, self._fd = self._context.examiner.ask("wrapped", asked, _BUDGET_S, is_urgent=False)
-            self._context.guarded_poller.watch(self._fd, self._on_readable)
+            self._query = Answer(
+                self._context.examiner,
+                self._context.guarded_poller,
+                "wrapped",
+                asked,
+                _BUDGET_S,
+                self._on_answer,
+                limit_bytes=_LARGEST_BYTES,
+                is_urgent=False,
+            )
 
     def close(self) -> None:
         """The attempt is over."""
@@ -99,23 +107,12 @@ class WrappedRanks(PartBase):
         return [rank for rank in ranks if rank.wrapped is None and rank.child.pid in self._commands]
 
     def _end_query(self) -> None:
-        if self._fd >= 0:
-            self._context.guarded_poller.unwatch(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-            self._context.examiner.end(self._number)
-        self._answer = b""
+        if self._query is not None:
+            self._query.close()
+            self._query = None
 
-    def _on_readable(self) -> None:
-        try:
-            chunk = os.read(self._fd, 1 << 16)
-        except BlockingIOError:
-            return
-        self._answer += chunk
-        if chunk and len(self._answer) <= _LARGEST_BYTES:
-            return
-        answer = self._answer
-        self._end_query()
+    def _on_answer(self, answer: bytes) -> None:
+        self._query = None
         with suppress(ValueError, TypeError):
             self._take(json.loads(answer))
         if self.deadline is not None:

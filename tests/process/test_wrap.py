@@ -58,6 +58,7 @@ def test_signals_go_to_the_script(folder: Path) -> None:
         job.send(signal.SIGTERM)
         job.hear("asked")
         job.wait()
+        assert "has ended" not in job.err, "the tool got the signal, too"
 
 
 def test_a_rank_goes_on_where_its_tool_is_killed(folder: Path) -> None:
