@@ -178,12 +178,15 @@ class EventLoop:
         self._alive_at = now
         if deadline is None or not is_over:
             return
-        if self._supervisor.state is State.STOPPING and any(map(is_core_dumping, self._context.current.by_pid)):
+        if self._supervisor.state is State.STOPPING and self._is_core_dumping():
             self._context.post(events.CoreDumpSeen(now, attempt))
         elif now - deadline > _STALL_S and alive_at < deadline:
             self._context.post(events.LoopStalled(now, attempt, deadline - alive_at))
         else:
             self._context.post(events.DeadlineExpired(now, attempt))
+
+    def _is_core_dumping(self) -> bool:
+        return any(is_core_dumping(rank.pid) for rank in self._context.current.by_pid.values())
 
     def reap(self) -> None:
         """Take in which children have ended. One that no part knows was a rank's, and came to this process."""

@@ -80,7 +80,8 @@ class PassedSignals(PartBase):
     def _pass_on(self, signum: int) -> None:
         ranks = [rank for rank in self._context.current.living() if signum in caught_signals(rank.pid)]
         for rank in ranks:
-            signal_child(rank.wrapped or rank.child, signum)
+            if (receiver := rank.receiver) is not None:
+                signal_child(receiver, signum)
         name = signal_name(signum)
         if ranks:
             count = "1 rank that handles it" if len(ranks) == 1 else f"{len(ranks)} ranks that handle it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from saferun.console.rank_stream import RankStream
 from saferun.linux.children import Child
+from saferun.linux.procfs import read_stat
 from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment, RankEnd, Value
 
 TYPE_CHECKING = False
@@ -42,6 +43,7 @@ class Rank:
         "stderr_path",
         "streams",
         "wrapped",
+        "wrapped_ticks",
     )
 
     def __init__(self, place: RankAssignment, child: Child, streams: list[RankStream], stderr_path: str) -> None:
@@ -54,11 +56,23 @@ class Rank:
         self.end: RankEnd | None = None
         self.recorded: JsonObject | None = None  # its error file: message, time, content
         self.wrapped: Child | None = None  # the script, where it is not ``child`` itself but runs under a tool
+        self.wrapped_ticks = 0  # when that started, in clock ticks since boot
 
     @property
     def pid(self) -> int:
         """The process that runs the script, as far as is known."""
         return self.wrapped.pid if self.wrapped is not None else self.child.pid
+
+    @property
+    def receiver(self) -> Child | None:
+        """The process that gets its signals; None where it has ended before its tool."""
+        script = self.wrapped
+        if script is None:
+            return self.child
+        if script.pidfd < 0:  # the number may be another process's by now
+            stat = read_stat(script.pid)
+            return script if stat is not None and stat.start_ticks == self.wrapped_ticks else None
+        return script
 
     def output_bytes(self) -> int:
         """How many bytes it has written to its streams, as far as they come through saferun."""

@@ -171,7 +171,8 @@ class RankActions(PartBase):
         ranks = [rank for rank in self._context.current.living() if rank.place.local_rank in action.local_ranks]
         handling = [rank for rank in ranks if action.signum in caught_signals(rank.pid)]
         for rank in handling:
-            signal_child(rank.wrapped or rank.child, action.signum)
+            if (receiver := rank.receiver) is not None:
+                signal_child(receiver, action.signum)
         name = signal_name(action.signum)
         self._context.report(f"{action.by}: {name} to {len(handling)} of {len(ranks)} ranks, which handle it")
 

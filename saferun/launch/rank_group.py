@@ -15,7 +15,7 @@ from saferun.errors import SaferunError, suppress
 from saferun.files.file_stream import FRESH, LAZY, FileStream, WriterAnswer
 from saferun.files.run_dir import shorter_path
 from saferun.launch.rank import AttemptPlan, Rank
-from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_child, signal_group
+from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_family, signal_group
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
 from saferun.linux.procfs import read_stat
@@ -357,17 +357,13 @@ class RankGroup:
             if not rank.signals:
                 rank.lines_before_stop = _last_lines(rank, is_stderr=True)
             rank.signals.add(signum)
-            if rank.wrapped is None or signum == SIGKILL:
-                signal_group(rank.child, signum)
-            else:
-                # A tool that got it as well might end before the script, or keep it from ending.
-                signal_child(rank.wrapped, signum)
+            _signal(rank, signum)
             signalled.append(rank)
         for rank in signalled:
-            stat = read_stat(rank.child.pid)
+            stat = read_stat(rank.pid)
             if stat is not None and stat.state == "T":
                 # A stopped process takes no signal but SIGKILL before it goes on.
-                signal_group(rank.child, SIGCONT)
+                _signal(rank, SIGCONT)
         return [rank.place.local_rank for rank in signalled]
 
     def note_exit(self, rank: Rank, status: ExitStatus, *, at: float, time: float) -> None:
@@ -451,6 +447,14 @@ class RankGroup:
             )
             outputs.append(output._replace(raised=ends_with_traceback(rank.lines_before_stop)))
         return tuple(outputs)
+
+
+def _signal(rank: Rank, signum: int) -> None:
+    if rank.wrapped is not None and (receiver := rank.receiver) is not None:
+        signal_family(receiver, signum)  # its group may be another one than the tool's
+    # A tool that got it as well might end before the script, or keep it from ending.
+    if rank.wrapped is None or signum == SIGKILL:
+        signal_group(rank.child, signum)
 
 
 def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:

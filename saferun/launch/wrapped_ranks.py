@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from saferun.captures.examiner import Answer
@@ -88,13 +89,17 @@ class WrappedRanks(PartBase):
     def adopts(self, rank: Rank, status: ExitStatus) -> bool:
         """Whether the script lives on without its tool, as a child of saferun's, which is the rank from now on."""
         script = rank.wrapped
-        stat = read_stat(script.pid) if script is not None else None
-        if script is None or stat is None or stat.ppid != os.getpid():
+        # What its descriptor tells is not about another process that has been given the same number.
+        if script is None or exit_status(script.pidfd) is not None:
+            return False
+        stat = read_stat(script.pid)
+        if stat is None or stat.start_ticks != rank.wrapped_ticks or stat.ppid != os.getpid():
             return False
         name = self._commands.get(rank.child.pid, ("its tool", []))[0]
-        self._context.report(
-            f"{name} around rank {rank.place.rank} has ended ({status.description}); the rank goes on without it"
-        )
+        if SIGKILL not in rank.signals:  # else it is only dying more slowly
+            self._context.report(
+                f"{name} around rank {rank.place.rank} has ended ({status.description}); the rank goes on without it"
+            )
         return True
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -119,15 +124,24 @@ class WrappedRanks(PartBase):
             self.deadline = time.monotonic() + self._pause_s
 
     def _take(self, found: Any) -> None:  # noqa: ANN401 - JSON
-        for tool_pid, pid in found:
+        for tool_pid, pid, ticks in found:
             rank = self._group.by_pid.get(tool_pid) if self._group is not None else None
             if rank is None or rank.wrapped is not None or not isinstance(pid, int) or pid <= 0:
                 continue
             if pid == tool_pid:
                 del self._commands[tool_pid]  # the tool has become the script, as numactl does
             else:
-                rank.wrapped = Child(pid, open_pidfd(pid))
-                self._context.log.note("ScriptFound")
+                self._take_script(rank, pid, ticks)
+
+    def _take_script(self, rank: Rank, pid: int, ticks: int) -> None:
+        script = Child(pid, open_pidfd(pid))
+        stat = read_stat(pid)
+        if stat is None or stat.start_ticks != ticks:
+            if script.pidfd >= 0:
+                os.close(script.pidfd)  # the script has ended meanwhile
+            return
+        rank.wrapped, rank.wrapped_ticks = script, ticks
+        self._context.log.note("ScriptFound")
 
 
 def find_scripts(asked: Sequence[Any]) -> None:
@@ -138,8 +152,9 @@ def find_scripts(asked: Sequence[Any]) -> None:
         while waiting and seen < _MOST_PROCESSES:
             pid = waiting.pop(0)
             seen += 1
-            if _runs(pid, argv):
-                found.append([tool_pid, pid])
+            stat = read_stat(pid)
+            if stat is not None and _runs(pid, argv):
+                found.append([tool_pid, pid, stat.start_ticks])
                 break
             waiting += children_of(pid)
     os.write(1, json.dumps(found).encode())

@@ -18,6 +18,7 @@ from saferun.errors import suppress
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.pidfd import open_pidfd, send_signal
 from saferun.linux.prctl import die_with_parent
+from saferun.linux.procfs import descendants_of
 from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import ExitStatus, Value
 
@@ -297,6 +298,29 @@ def signal_group(child: Child, signum: int) -> None:
         signal_child(child, signum)  # forked only just now, without a group of its own yet
     except PermissionError:
         pass
+
+
+def signal_family(child: Child, signum: int) -> None:
+    """Send a signal to a process and to its descendants of the same process group, which it need not lead.
+
+    The group may hold others, which do not get it: a tool that the process runs under.
+    """
+    try:
+        group = os.getpgid(child.pid)
+    except OSError:
+        group = -1
+    # All of them are found before the first may end, after which its children are another's; parents come first.
+    family = [Child(pid, open_pidfd(pid)) for pid in descendants_of(child.pid)]
+    try:
+        signal_child(child, signum)
+        for one in family:
+            with suppress(OSError):  # it has ended
+                if os.getpgid(one.pid) == group:
+                    signal_child(one, signum)
+    finally:
+        for one in family:
+            if one.pidfd >= 0:
+                os.close(one.pidfd)
 
 
 def reap() -> list[tuple[int, ExitStatus]]:

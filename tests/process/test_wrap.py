@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from saferun.launch.wrapped_ranks import WrappedRanks
+from saferun.linux.children import Child
+from saferun.linux.pidfd import exit_status, open_pidfd
+from saferun.linux.procfs import read_stat
+from saferun.model import ExitStatus
 from tests.process.launching import END_AS_TOLD, customized, in_saferun, kill, parent_of, running, two_lines, until
 
 QUIET = ("--preflight", "off")
@@ -61,6 +70,55 @@ def test_signals_go_to_the_script(folder: Path) -> None:
         assert "has ended" not in job.err, "the tool got the signal, too"
 
 
+@pytest.mark.parametrize("tool", [SHELL, "strace"])
+def test_signals_reach_what_a_shell_runs_under_the_tool(folder: Path, tool: str) -> None:
+    """As they do without a tool: the shell's child is in its process group."""
+    # A shell that goes on until its child has ended: else the sweep would end that.
+    script = ("bash", "-c", f"trap true TERM; {sys.executable} train.py; exit 5")
+    with running(folder, HANDLES, *QUIET, "--wrap", f"0:{tool}", "--no-python", script=script, store=False) as job:
+        job.hear("ready")
+        until(lambda: job.has_happened("ScriptFound"), "the script is found")
+        job.send(signal.SIGTERM)
+        job.hear("asked")
+        job.wait()
+        assert "has ended" not in job.err, "the tool got the signal, too"
+
+
+def test_a_process_of_the_script_in_a_group_of_its_own_gets_no_signal_of_the_scripts(folder: Path) -> None:
+    """As without a tool: a script that puts a process aside ends it itself, or leaves it to the sweep."""
+    program = """
+from rank import *
+tell_signals(signal.SIGTERM)
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    tell("apart")
+    stay()
+await_release("end")
+"""
+    with running(folder, program, *QUIET, "--wrap", f"0:{SHELL}", store=False) as job:
+        (apart,) = job.hear("apart")
+        until(lambda: job.has_happened("ScriptFound"), "the script is found")
+        job.send(signal.SIGTERM)
+        (first,) = job.hear("SIGTERM")
+        assert first.pid == parent_of(apart.pid)
+        assert job.said() == []
+        job.release("end")
+        job.wait()
+
+
+def test_sigkill_reaches_a_script_that_its_tool_has_put_into_another_session(folder: Path) -> None:
+    """It would be taken for a rank that goes on without its tool."""
+    source = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:], start_new_session=True))"
+    options = ("--wrap", f"0:{sys.executable} -c '{source}'", "--shutdown-timeout", "1")
+    with running(folder, END_AS_TOLD, *QUIET, *options, arguments=("stubborn",), store=False) as job:
+        job.hear("ready")
+        until(lambda: job.has_happened("ScriptFound"), "the script is found")
+        job.send(signal.SIGTERM)
+        job.wait()
+        assert "goes on without it" not in job.err
+        assert "left behind" not in job.err
+
+
 def test_a_rank_goes_on_where_its_tool_is_killed(folder: Path) -> None:
     """It is told, and the script's end is the rank's."""
     with running(folder, END_AS_TOLD, *QUIET, "--wrap", f"0:{SHELL}", arguments=("3",), store=False) as job:
@@ -71,6 +129,30 @@ def test_a_rank_goes_on_where_its_tool_is_killed(folder: Path) -> None:
         job.release("end")
         assert job.wait() == 1
         assert "exit code 3" in job.err
+
+
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_another_process_with_the_scripts_number_is_no_rank(*, has_pidfds: bool) -> None:
+    """Numbers are given again; the descriptor, or else the time of the start, tells them apart."""
+    with subprocess.Popen(["sleep", "1000"]) as script:
+        pidfd = open_pidfd(script.pid) if has_pidfds else -1
+        script.kill()
+    if has_pidfds and exit_status(pidfd) is None:
+        pytest.skip("the kernel does not tell how a process ended")
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        try:
+            stat = read_stat(other.pid)
+            assert stat is not None
+            context: Any = SimpleNamespace(report=lambda _: None)
+            rank: Any = SimpleNamespace(child=Child(1, -1), place=SimpleNamespace(rank=0), signals=())
+            rank.wrapped, rank.wrapped_ticks = Child(other.pid, -1), stat.start_ticks
+            assert WrappedRanks(context).adopts(rank, ExitStatus(0, None))
+            rank.wrapped, rank.wrapped_ticks = Child(other.pid, pidfd), stat.start_ticks - (not has_pidfds)
+            assert not WrappedRanks(context).adopts(rank, ExitStatus(0, None))
+        finally:
+            other.kill()
+            if pidfd >= 0:
+                os.close(pidfd)
 
 
 def test_a_tool_that_is_not_there_is_said_before_any_rank_starts(folder: Path) -> None:
