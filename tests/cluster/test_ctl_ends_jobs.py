@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster.jobs import Way, assert_nothing_left, start
 from tests.process.launching import until
 
@@ -54,7 +55,7 @@ def ask(host: Host, folder: Path, *arguments: str) -> str:
     return str(done.stdout)
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked", slow_but([0, 1], "1"))
 def test_stop_on_any_host_gives_all_ranks_sigterm(cluster: Cluster, tmp_path: Path, asked: int) -> None:
     """Every saferun says by its exit code, and its report, that a user asked."""
     hosts = cluster.hosts[:2]
@@ -83,7 +84,7 @@ def test_kill_ends_the_ranks_of_all_hosts_that_a_stop_waits_for(cluster: Cluster
     assert_nothing_left(cluster)
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked", slow_but([0, 1], "0"))
 def test_a_restart_starts_the_ranks_of_all_hosts_again(cluster: Cluster, tmp_path: Path, asked: int) -> None:
     hosts = cluster.hosts[:2]
     job = start(cluster, Way("by_hand"), tmp_path, SAVES, hosts=hosts)

@@ -47,6 +47,7 @@ def functions(content: dict[str, Any]) -> dict[int, set[str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_first_host_shows_the_stacks_of_all(cluster: Cluster, tmp_path: Path, count: int) -> None:
     hosts = cluster.hosts[:count]
@@ -90,6 +91,7 @@ def test_another_host_shows_the_stacks_of_all_by_the_first(cluster: Cluster, tmp
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken",
     [
@@ -155,6 +157,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_several_hosts_are_recorded(cluster: Cluster, tmp_path: Path) -> None:
     """Asked on any of them."""
     hosts = cluster.hosts[:2]

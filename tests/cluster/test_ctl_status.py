@@ -6,6 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.cluster.jobs import STAY, Way, assert_nothing_left, start
 from tests.cluster.test_ctl_ends_jobs import ask, has_control_sockets
 from tests.process.launching import until
@@ -43,6 +45,7 @@ def test_every_host_shows_the_ranks_of_all(cluster: Cluster, tmp_path: Path) -> 
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_without_the_first_host_each_shows_its_own_ranks(cluster: Cluster, tmp_path: Path) -> None:
     """Its saferun is stopped; the job goes on."""
     hosts = cluster.hosts[:2]
@@ -61,6 +64,7 @@ def test_without_the_first_host_each_shows_its_own_ranks(cluster: Cluster, tmp_p
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_it_is_shown_again_until_the_job_has_ended(cluster: Cluster, tmp_path: Path) -> None:
     """On both hosts at once; the last time there is the outcome."""
     hosts = cluster.hosts[:2]

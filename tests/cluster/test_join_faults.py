@@ -237,7 +237,8 @@ sys.exit(3 if RANK == 1 and ATTEMPT == 0 else 0)
 """
 
 
-@pytest.mark.parametrize("preflight", slow_but(["on", "off"], "off"))
+@pytest.mark.slow
+@pytest.mark.parametrize("preflight", ["on", "off"])
 def test_the_port_of_the_ranks_store_is_all_that_has_to_be_open(
     make_cluster: MakeCluster, tmp_path: Path, preflight: str
 ) -> None:

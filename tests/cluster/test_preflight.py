@@ -368,6 +368,7 @@ def test_doctor_under_slurm_prints_one_table(cluster: Cluster, tmp_path: Path, f
     assert ("names eth1, which is down on this host" in done.out) == fault, done.story("another finding")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", slow_but(["node1", "node2", "node"], "node"))
 def test_checks_that_are_broken_keep_no_job_from_its_start(
     make_cluster: MakeCluster, tmp_path: Path, place: str

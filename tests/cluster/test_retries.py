@@ -164,6 +164,7 @@ def test_a_rank_that_fails_twice_in_init_process_group_works_the_third_time(
 # --------------------------------------------------------------------------------------------------- what does not pass
 
 
+@pytest.mark.slow
 def test_a_failure_that_will_come_again_is_reported_by_all_hosts_after_one_try(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_job_of_two_hosts_is_listed_read_followed_and_kept_while_it_lives(clus
     assert json.loads(answer(begin(tmp_path, "list", "--here", "--json"))) == {"runs": []}
 
 
+@pytest.mark.slow
 def test_two_runs_of_two_hosts_are_compared(cluster: Cluster, tmp_path: Path) -> None:
     for options in ((), ("--max-restarts", "2")):
         job = start(cluster, Way("by_hand"), tmp_path, "print('x')", *options, hosts=cluster.hosts[:2])

@@ -48,6 +48,7 @@ def test_hosts_of_slurm_sign_their_messages_by_munge(cluster: Cluster, tmp_path:
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_a_host_whose_munged_hangs_has_the_job_run_unsigned(cluster: Cluster, tmp_path: Path) -> None:
     """The first host says so in one line, and the job goes on."""
     node3 = cluster.hosts[2]

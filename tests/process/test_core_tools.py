@@ -24,6 +24,7 @@ from saferun.linux.cgroups import oom_kill_between, read_memory_state
 from saferun.linux.core_limits import RankPreparation, plan_preparation
 from saferun.linux.core_pattern import CorePattern, share_a_name
 from saferun.linux.procfs import children_of
+from tests.breadth import slow_but
 from tests.process.core_steps import (
     PATTERN,
     Crew,
@@ -239,7 +240,7 @@ def test_gdb_says_its_own_when_asked(crew: Crew, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("limits")
-@pytest.mark.parametrize("extension", ["xz", "zst", "lz4", ""])
+@pytest.mark.parametrize("extension", slow_but(["xz", "zst", "lz4", ""], "zst", ""))
 def test_a_core_that_a_handler_keeps_is_unpacked_read_and_left(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, extension: str
 ) -> None:

@@ -95,6 +95,7 @@ BAD = (
 )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_recorded_is_two_lines(folder: Path) -> None:
     """At once, and not after the seconds are over."""
     with running(folder, APART, "--preflight", "off") as job:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import Job, read_stat, running, two_lines, until
 
 if TYPE_CHECKING:
@@ -413,7 +414,7 @@ def with_stand_in(happens: str, *, before: str = "") -> tuple[str, ...]:
     return sys.executable, "-c", before + STAND_IN.replace("HAPPENS", happens)
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", slow_but(BROKEN, *list(BROKEN)[::3]))
 def test_a_lint_that_is_broken_is_worth_no_word(folder: Path, name: str) -> None:
     """The job does not depend on it."""
     more: dict[str, Any] = {"launcher": with_stand_in(BROKEN[name]), "environ": BAD_VALUE, "arguments": ("0",)}

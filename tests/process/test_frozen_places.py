@@ -70,7 +70,7 @@ def freeze_and_speak(job: Job, frozen: Frozen) -> None:
     job.hear("spoke", 2)
 
 
-@places(*(place for place in PLACES if place not in {"current directory", "all"}))
+@places(*(place for place in PLACES if place != "all"))
 def test_a_hang_is_reported_and_sigterm_ends_the_job(tmp_path: Path, place: str) -> None:
     """The console goes on, the report has stacks, and what is in files is whole afterwards."""
     with launched_from(tmp_path, PLACES[place], SPEAK_AND_HANG, *OPTIONS, nproc=2) as (job, frozen):
@@ -89,7 +89,8 @@ def test_a_hang_is_reported_and_sigterm_ends_the_job(tmp_path: Path, place: str)
 
 
 @places(
-    *("run directory", "current directory with run directory", "script and packages", "all but run directory", "all")
+    *("run directory", "current directory with run directory", "current directory", "script and packages"),
+    *("all but run directory", "all"),
 )
 def test_ctrl_c_ends_the_job(tmp_path: Path, place: str) -> None:
     """For the traceback Python reads the script again: where it is gone, the ranks cannot be ended, and are named."""

@@ -6,6 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from saferun.captures.tools import Steps, Tool, ToolEnd, run_steps
 from tests.process.frozen import mirror, needs_mounts
 from tests.process.launching import DEADLINE_S, running, until
@@ -70,6 +72,7 @@ def test_a_program_that_is_none_is_said(tmp_path: Path) -> None:
     assert os.path.exists(broken)
 
 
+@pytest.mark.slow
 @needs_mounts
 def test_a_tool_on_a_dead_file_system_costs_no_stacks(tmp_path: Path) -> None:
     """It is found while all is well, and cannot be executed when the hang is there."""

@@ -284,7 +284,9 @@ def test_saferun_in_saferun_ends_as_one(tmp_path: Path) -> None:
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_saferun_in_saferun_dies_as_one(tmp_path: Path, signum: signal.Signals) -> None:
     """A training script that starts a launcher of its own (for an evaluation, a sweep) is common."""
     with running(tmp_path, NESTING, "--shutdown-timeout", "3", nproc=2) as job:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import DEADLINE_S, customized, in_saferun, kill, read_stat, running, until
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -327,15 +328,19 @@ sys.exit(main())
 
 @pytest.mark.parametrize(
     "step",
-    [
-        "saferun.launch.rank_actions:RankActions.close",
-        "saferun.launch.console_part:ConsolePart.drain",
-        "saferun.launch.investigation:Investigation.close",
-        "saferun.cluster.solo_job:SoloJob.close",
-        "saferun.launch.orphaned_segments:OrphanedSegments.close",
-        "saferun.launch.orphans:Orphans.close",
+    slow_but(
+        [
+            "saferun.launch.rank_actions:RankActions.close",
+            "saferun.launch.console_part:ConsolePart.drain",
+            "saferun.launch.investigation:Investigation.close",
+            "saferun.cluster.solo_job:SoloJob.close",
+            "saferun.launch.orphaned_segments:OrphanedSegments.close",
+            "saferun.launch.orphans:Orphans.close",
+            "saferun.linux.poller:Poller.close",
+        ],
+        *("saferun.launch.console_part:ConsolePart.drain", "saferun.launch.orphans:Orphans.close"),
         "saferun.linux.poller:Poller.close",
-    ],
+    ),
 )
 def test_each_step_of_the_end_may_fail_alone(tmp_path: Path, step: str) -> None:
     """One that fails keeps no other from being taken, and the reaper ends what is left."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import END_AS_TOLD, SAFERUN, STAY, kill, read_stat, running, state_of, until
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ await_release("end")
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", slow_but(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"], "SIGTERM", "SIGQUIT"))
 def test_a_signal_reaches_each_rank_exactly_once(tmp_path: Path, name: str) -> None:
     """A rank that counts its signals (two Ctrl-C are a hard stop in many scripts) may not see one for two."""
     everything = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"

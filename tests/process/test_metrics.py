@@ -60,7 +60,7 @@ def test_output_and_restarts_are_counted_over_all_attempts(folder: Path) -> None
 
 
 @pytest.mark.parametrize("path", ["/nowhere/saferun.prom", "/dev/full/x", "/"])
-@pytest.mark.parametrize("code", ["0", "3"])
+@pytest.mark.parametrize("code", ["0", pytest.param("3", marks=pytest.mark.slow)])
 def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, path: str, code: str) -> None:
     """There is one line."""
     with running(folder, END_AS_TOLD, "--metrics", path, *QUIET, arguments=(code,)) as job:

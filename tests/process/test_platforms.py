@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import DEADLINE_S, END_AS_TOLD, STAY, Job, read_stat, running, until
 from tests.without import lacks_pidfds, without
 
@@ -50,7 +51,7 @@ def test_a_crash_is_told_with_the_survivors_stacks(tmp_path: Path, lacking: str)
         assert "train.py" in report(job), "the stack of the rank that was still there"
 
 
-@pytest.mark.parametrize("lacking", LACKING)
+@pytest.mark.parametrize("lacking", slow_but(LACKING, "kernel"))
 def test_a_hang_is_told_with_stacks(tmp_path: Path, lacking: str) -> None:
     with running(tmp_path, HANG, *HANG_OPTIONS, nproc=2, before=without(lacking), store=False) as job:
         job.hear("ready", 2)

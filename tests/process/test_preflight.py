@@ -131,7 +131,9 @@ BREAKS = {"hangs": "time.sleep(600)", "dies": "os._exit(3)", "raises": "1 / 0", 
 
 
 @pytest.mark.parametrize("how", BREAKS.values(), ids=list(BREAKS))
-@pytest.mark.parametrize("options", [(), ("--nic", "lo")], ids=["beside the ranks", "before the ranks"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--nic", "lo"), marks=pytest.mark.slow)], ids=["beside the ranks", "before the ranks"]
+)
 def test_a_check_process_that_breaks_holds_up_nobody_for_long(
     tmp_path: Path, how: str, options: tuple[str, ...]
 ) -> None:

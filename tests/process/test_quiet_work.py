@@ -152,6 +152,7 @@ def test_a_rank_whose_descriptors_cannot_be_read_is_judged_as_before(
         assert job.until_told().certain
 
 
+@pytest.mark.slow
 def test_a_job_that_downloads_goes_on_until_the_download_stands_still(tmp_path: Path) -> None:
     """From the command to the verdict: only then nothing moves any more."""
     program = f"""

@@ -204,6 +204,7 @@ def test_the_page_prints(browser: Browser, pages: dict[str, Path]) -> None:
     page.close()
 
 
+@pytest.mark.slow
 def test_a_page_of_a_thousand_ranks_is_small(pages: dict[str, Path]) -> None:
     assert pages["large"].stat().st_size <= LIMIT_BYTES
 

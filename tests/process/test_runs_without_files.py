@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.control_clients import saferunctl
 from tests.process.launching import END_AS_TOLD, STAY, Job, customized, in_saferun, kill, running, two_lines, until
 
@@ -123,7 +124,7 @@ def test_what_a_launch_that_was_killed_has_left_is_removed_by_the_next_one(folde
     assert not (runtime / "saferun").exists()
 
 
-@pytest.mark.parametrize("place", ["missing", "a file", "open to all", "a link"])
+@pytest.mark.parametrize("place", slow_but(["missing", "a file", "open to all", "a link"], "missing", "a link"))
 def test_it_is_elsewhere_where_there_is_no_private_directory(folder: Path, runtime: Path, place: str) -> None:
     if place == "missing":
         runtime.rmdir()

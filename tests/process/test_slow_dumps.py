@@ -84,7 +84,7 @@ def test_by_default_no_rank_is_asked(tmp_path: Path) -> None:
     ("fault", "why"),
     [
         ("silent", "rank 1: it does not answer"),
-        ("status", "rank 1: it answers with status 500"),
+        pytest.param("status", "rank 1: it answers with status 500", marks=pytest.mark.slow),
         ("garbage", "rank 1: its answer is not JSON"),
         ("no recorder", "rank 0: its torch has no Flight Recorder that can be asked"),
     ],

@@ -228,7 +228,7 @@ def test_a_rank_that_beats_is_alive(watched_together: dict[str, Job]) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [SPINS, pytest.param(SPINS_IN_A_THREAD, marks=pytest.mark.slow), SPINS_IN_A_WORKER],
+    [SPINS, *(pytest.param(program, marks=pytest.mark.slow) for program in (SPINS_IN_A_THREAD, SPINS_IN_A_WORKER))],
     ids=["main thread", "thread", "worker"],
 )
 def test_a_rank_that_spins_is_a_suspicion(tmp_path: Path, program: str) -> None:

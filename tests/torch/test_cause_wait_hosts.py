@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import Job, until
 from tests.torch.several import hosts
 
@@ -71,7 +72,7 @@ def failure(job: Job) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", slow_but([1, 2], "1"))
 def test_the_host_that_shows_the_cause_ends_the_wait_of_all(tmp_path: Path, count: int) -> None:
     """Whether it has other ranks or not."""
     ranks = ("2", str(count))

@@ -74,6 +74,7 @@ def test_c10d_hosts_meet_again_and_again() -> None:
             assert not [message for message in host.read_all() if message["op"] in {"store_lost", "lost"}]
 
 
+@pytest.mark.slow
 def test_missing_hosts_of_a_c10d_rendezvous_are_named() -> None:
     """Torch's handler knows numbers only; the names are noted beside its state."""
     with c10d_job("node1", "node2") as ((first, second), fields):
@@ -118,6 +119,7 @@ def test_an_elastic_job_takes_in_a_host_and_lets_one_go() -> None:
         assert (again["attempt"], again["hosts"], again["leader"]) == (2, 1, True)
 
 
+@pytest.mark.slow
 def test_a_host_that_comes_after_the_end_is_told_so() -> None:
     """A closed rendezvous is no time-out."""
     with c10d_job("node1", "node2") as ((first, second), fields):
@@ -153,6 +155,7 @@ def test_a_host_that_waits_to_join_is_told_who_has_ended_the_job(
         assert not [message for message in second.read_all() if message["op"] == "join_failed"]
 
 
+@pytest.mark.slow
 def test_a_lost_host_of_an_elastic_job_is_missed_by_its_leader() -> None:
     """As in a static one."""
     with c10d_job("node1", "node2") as (job, fields):

@@ -36,7 +36,6 @@ CRASH = EXAMPLES / "crash.py"
             ("loader", "data_loader_worker_killed", "worker"),
         ],
         "segv",
-        "raise",
     ),
 )
 def test_the_rank_that_died_first_is_the_cause(tmp_path: Path, how: str, class_name: str, words: str) -> None:

@@ -121,6 +121,7 @@ def listening() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="making network namespaces takes root, and iproute2"
 )

@@ -134,6 +134,7 @@ def load():
 """
 
 
+@pytest.mark.slow
 def test_an_installed_backend_gives_its_name_a_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch loads it by its entry point, and torchrun then knows the backend's name and no other."""
     (tmp_path / "openchip.py").write_text(BACKEND)

@@ -34,7 +34,6 @@ AT_ONCE = ("--external-wait-timeout", "0")
             ("missing", "hang_missing_collective", "wait_in_the_store"),
             ("loader", "hang_data_loading", "load_from_a_worker_that_deadlocks"),
         ],
-        "sleep",
         "missing",
     ),
 )

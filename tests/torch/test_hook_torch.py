@@ -300,6 +300,7 @@ if own:
     assert "sitecustomize" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_exec_gives_the_name_free(tmp_path: Path) -> None:
     """The number stays the same, and the next program finds the old program's socket there."""
     code = f"{ALONE}print(os.path.exists(f'{tmp_path}/a0r0.{{os.getpid()}}.sock'), flush=True)\n"

@@ -100,12 +100,13 @@ def noted(job: Job, name: str) -> int:
     return int((job.folder / f"note.{name}").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "is_signed"),
     [
         (300, False),
-        pytest.param(10_000, False, marks=pytest.mark.slow),
-        pytest.param(10_000, True, marks=pytest.mark.slow),
+        (10_000, False),
+        (10_000, True),
     ],
     ids=["few", "many", "many, with a job secret"],
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.breadth import slow_but
 from tests.process.launching import Job, customized, in_saferun
 from tests.torch.outside_jobs import BEGIN, DEADLOCKS, END, OF_BOTH, QUIET_S, TIMEOUT_S, WAITS, outside
 from tests.torch.watching import await_failure, incidents, watched
@@ -32,7 +31,8 @@ def stopped_at_hangs(folder: Path, program: str, *options: str) -> Iterator[Job]
             yield job
 
 
-@pytest.mark.parametrize("what", slow_but(WAITS, "a query whose answer has not begun"))
+@pytest.mark.slow
+@pytest.mark.parametrize("what", WAITS)
 def test_a_rank_that_waits_for_something_outside_the_job_is_never_stopped(tmp_path: Path, what: str) -> None:
     """A timeout that is too short for a job must not cost the job."""
     with stopped_at_hangs(tmp_path, of_rank_0(WAITS[what])) as job:

@@ -63,6 +63,7 @@ def test_a_host_whose_ranks_are_done_waits_for_the_job(tmp_path: Path) -> None:
         assert [job.wait() for job in jobs] == [0, 0]
 
 
+@pytest.mark.slow
 def test_work_that_goes_on_after_the_ranks_is_waited_for_on_all_hosts(tmp_path: Path) -> None:
     """The upload of one host's rank: its host names it, so does the one that leads, and the job ends well after it."""
     program = f"import os, sys\nif os.environ['RANK'] == '0':\n    sys.exit(0)\n{UPLOADING}"
@@ -85,7 +86,7 @@ NO_MODULES = (
 )
 
 
-@pytest.mark.parametrize("how", ["exit", "fail"])
+@pytest.mark.parametrize("how", slow_but(["exit", "fail"], "fail"))
 def test_hosts_on_which_nothing_can_be_imported_once_the_ranks_run_end_as_one(tmp_path: Path, how: str) -> None:
     """Whatever one host tells another, it is taken in, and the exit code is the job's."""
     program = f"from rank import *\ntell('ready')\nawait_release('end')\nsys.exit({how == 'fail'} and RANK == 1)"
@@ -183,6 +184,7 @@ def processes_of(job: Job) -> list[int]:
     return [job.process.pid, coordinator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", slow_but([0, 1], "1"))
 def test_a_frozen_saferun_is_a_warning_while_ranks_work(tmp_path: Path, frozen: int) -> None:
     """With its coordinator. Under torchrun they would train on; and when it goes on, it takes part again."""
@@ -221,6 +223,7 @@ def test_a_host_whose_ranks_have_ended_asks_the_others_whether_the_job_goes_on(t
         assert [job.wait() for job in jobs] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_host_whose_ranks_have_ended_is_not_lost_by_its_silence(tmp_path: Path) -> None:
     """Nobody waits for it; and it ends well itself, though it has not heard how the job ended."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -371,6 +374,7 @@ def test_ranks_end_with_what_started_saferun_where_that_is_wanted(tmp_path: Path
             job.assert_nothing_left(timeout_s=30.0)
 
 
+@pytest.mark.slow
 def test_the_port_for_saferuns_own_messages_can_be_chosen(tmp_path: Path) -> None:
     """For a firewall in which it is open; it is the first host's, and on others any will do."""
     port = own_port()

@@ -81,6 +81,7 @@ def test_an_order_to_all_hosts_is_reported_once(tmp_path: Path) -> None:
     assert sum(line.startswith("saferun: stopped by SIGTERM") for line in lines) == 1, lines
 
 
+@pytest.mark.slow
 def test_a_hang_is_reported_once_a_job(tmp_path: Path) -> None:
     with on_one_console(
         tmp_path, HANGING, "--hang-timeout", "2", "--external-wait-timeout", "0", "--env-profile", "minimal"
@@ -141,6 +142,7 @@ def test_where_the_leader_says_nothing_of_a_hang_the_other_hosts_keep_theirs(tmp
     assert json.loads(own.read_text())["incidents"][0]["kind"] == "hang"
 
 
+@pytest.mark.slow
 def test_hosts_with_files_of_their_own_all_say_it(tmp_path: Path) -> None:
     """``srun --output=%N.log``."""
     with hosts(tmp_path, FAILING, count=COUNT, environs=step) as jobs:

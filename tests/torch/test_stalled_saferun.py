@@ -98,6 +98,7 @@ rank.stay()
         assert "hang" not in job.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host_timeout_s", "stalled_s"), [(3.0, 9.0), pytest.param(30.0, 60.0, marks=pytest.mark.slow)]
 )

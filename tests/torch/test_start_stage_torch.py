@@ -170,6 +170,7 @@ def test_a_real_start_is_before_inside_and_through(coordinator: Coordinator, tmp
     assert coordinator.stage(0) == StoreStage()
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_leaves_the_others_inside(coordinator: Coordinator, tmp_path: Path) -> None:
     """It died before, of something of its own."""
     with two_ranks(port_of(coordinator.listener), tmp_path) as ranks:
@@ -180,6 +181,7 @@ def test_a_rank_that_never_comes_leaves_the_others_inside(coordinator: Coordinat
         assert start_stage(evidence(ranks, *ends), marked=marked(ranks), store=coordinator.stage()) == "inside"
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_in_it_says_so_itself(coordinator: Coordinator, tmp_path: Path) -> None:
     """By its traceback, whatever the store shows: here that both have come."""
     with two_ranks(port_of(coordinator.listener), tmp_path) as ranks:

@@ -318,6 +318,7 @@ def test_a_torch_that_cannot_be_imported_is_told(store_port: int, tmp_path: Path
         assert (outcome.kind, outcome.message) == ("error", one.ready[0])
 
 
+@pytest.mark.slow
 def test_the_server_can_be_forked_and_goes_with_its_supervisor() -> None:
     """A lock that another thread held would be held for ever in a child, and CUDA does not survive a fork."""
     ours, theirs = socket.socketpair()
