@@ -215,7 +215,10 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
         orphans_s=config.leftovers_timeout_s,
     )
-    peers_s = limits.capture_s + limits.cause_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
+    if not config.wraps:
+        limits = limits._replace(tools_s=0.0)
+    peers_s = limits.capture_s + limits.cause_s + limits.grace_s + limits.tools_s + limits.kill_s + limits.sweep_s
+    peers_s += limits.diagnose_s
     if config.checks.collective:
         limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
     if hosts.together:

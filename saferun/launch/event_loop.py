@@ -178,8 +178,11 @@ class EventLoop:
         self._alive_at = now
         if deadline is None or not is_over:
             return
-        if self._supervisor.state is State.STOPPING and self._is_core_dumping():
+        is_stopping = self._supervisor.state is State.STOPPING
+        if is_stopping and self._is_core_dumping():
             self._context.post(events.CoreDumpSeen(now, attempt))
+        elif is_stopping and (tools := self._tools_at_work()):
+            self._context.post(events.ToolAtWork(now, attempt, tools))
         elif now - deadline > _STALL_S and alive_at < deadline:
             self._context.post(events.LoopStalled(now, attempt, deadline - alive_at))
         else:
@@ -187,6 +190,11 @@ class EventLoop:
 
     def _is_core_dumping(self) -> bool:
         return any(is_core_dumping(rank.pid) for rank in self._context.current.by_pid.values())
+
+    def _tools_at_work(self) -> tuple[int, ...]:
+        if self._context.wrapped is None:
+            return ()
+        return self._context.guarded("see whether tools are at work", self._context.wrapped.tools_at_work) or ()
 
     def reap(self) -> None:
         """Take in which children have ended. One that no part knows was a rank's, and came to this process."""

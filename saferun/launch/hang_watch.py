@@ -132,7 +132,7 @@ class HangWatch:
             place = rank.place
             read = partial(self._read_script, place.rank)
             watched.append(
-                WatchedRank(place.local_rank, place.rank, rank.child.pid, rank.output_bytes, prefix, heartbeat, read)
+                WatchedRank(place.local_rank, place.rank, rank.pid, rank.output_bytes, prefix, heartbeat, read)
             )
         return watched
 
@@ -172,6 +172,13 @@ class HangWatch:
         if self._watch is None:
             return {}
         return self._context.launch.guarded("see whether the ranks work", self._watch.quiet_by_rank) or {}
+
+    def rank_found(self, local_rank: int) -> None:
+        """It is known by now which process runs a rank's script."""
+        if self._watch is not None:
+            for rank in self.watched_ranks():
+                if rank.local_rank == local_rank:
+                    self._context.launch.guarded("watch the ranks", self._watch.rank_found, rank, time.monotonic())
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has been reaped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from saferun.console.rank_stream import RankStream
 from saferun.linux.children import Child
 from saferun.linux.procfs import read_stat
-from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment, RankEnd, Value
+from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankAssignment, RankEnd, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,36 @@ class AttemptPlan(Value):
         return place.local_rank - self.placement.ranks[0].local_rank
 
 
+class Script:
+    """The process of a rank's script that runs under a tool.
+
+    Attributes:
+        child: the process, which is no child of saferun's.
+        ticks: when it started, in clock ticks since boot.
+        ended_at, ended: when it ended, in monotonic seconds and in seconds since the epoch; 0: it has not, as far as
+            is known.
+        status: how it ended, where that is known.
+        signals: what saferun had sent to it by then.
+    """
+
+    __slots__ = ("child", "ended", "ended_at", "signals", "status", "ticks")
+
+    def __init__(self, child: Child, ticks: int) -> None:
+        self.child = child
+        self.ticks = ticks
+        self.ended_at = self.ended = 0.0
+        self.status: ExitStatus | None = None
+        self.signals: frozenset[int] = frozenset()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        if self.ended_at or self.child.pidfd >= 0:
+            return not self.ended_at
+        stat = read_stat(self.child.pid)  # the number may be another process's by now
+        return stat is not None and stat.start_ticks == self.ticks
+
+
 class Rank:
     """A started rank."""
 
@@ -43,7 +73,6 @@ class Rank:
         "stderr_path",
         "streams",
         "wrapped",
-        "wrapped_ticks",
     )
 
     def __init__(self, place: RankAssignment, child: Child, streams: list[RankStream], stderr_path: str) -> None:
@@ -55,24 +84,19 @@ class Rank:
         self.lines_before_stop: tuple[str, ...] = ()  # the last ones of its stderr when it was sent the first of them
         self.end: RankEnd | None = None
         self.recorded: JsonObject | None = None  # its error file: message, time, content
-        self.wrapped: Child | None = None  # the script, where it is not ``child`` itself but runs under a tool
-        self.wrapped_ticks = 0  # when that started, in clock ticks since boot
+        self.wrapped: Script | None = None  # where it is not ``child`` itself but runs under a tool
 
     @property
     def pid(self) -> int:
         """The process that runs the script, as far as is known."""
-        return self.wrapped.pid if self.wrapped is not None else self.child.pid
+        return self.wrapped.child.pid if self.wrapped is not None else self.child.pid
 
     @property
     def receiver(self) -> Child | None:
         """The process that gets its signals; None where it has ended before its tool."""
-        script = self.wrapped
-        if script is None:
+        if self.wrapped is None:
             return self.child
-        if script.pidfd < 0:  # the number may be another process's by now
-            stat = read_stat(script.pid)
-            return script if stat is not None and stat.start_ticks == self.wrapped_ticks else None
-        return script
+        return self.wrapped.child if self.wrapped.lives else None
 
     def output_bytes(self) -> int:
         """How many bytes it has written to its streams, as far as they come through saferun."""

@@ -134,8 +134,8 @@ class RankGroup:
         del self.by_pid[rank.child.pid]
         if rank.child.pidfd >= 0:
             os.close(rank.child.pidfd)
-        rank.child, rank.wrapped = script, None
-        self.by_pid[script.pid] = rank
+        rank.child, rank.wrapped = script.child, None
+        self.by_pid[rank.child.pid] = rank
 
     def drop(self, rank: Rank) -> None:
         """It never became its program: it is no rank."""
@@ -376,11 +376,15 @@ class RankGroup:
             time: when, in seconds since the epoch.
         """
         del self.by_pid[rank.child.pid]
-        for child in (rank.child, rank.wrapped):
-            if child is not None and child.pidfd >= 0:
+        script = rank.wrapped
+        for child in (rank.child, script.child) if script is not None else (rank.child,):
+            if child.pidfd >= 0:
                 os.close(child.pidfd)
         _take_in(rank, at)
-        place = rank.place
+        place, signals = rank.place, frozenset(rank.signals)
+        if script is not None and script.ended_at:
+            # Of a rank its script's end counts, however long its tool went on.
+            at, time, signals = script.ended_at, script.ended, script.signals
         rank.end = RankEnd(
             place.local_rank,
             place.rank,
@@ -388,7 +392,7 @@ class RankGroup:
             status,
             at=at,
             time=time,
-            stopped_by_us=bool(rank.signals) and (status.signum is None or status.signum in rank.signals),
+            stopped_by_us=bool(signals) and (status.signum is None or status.signum in signals),
             clock=strftime("%H:%M:%S", localtime(time)),
         )
         path = self.plan.destinations.error_files[self.plan.position(place)]

@@ -10,15 +10,18 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from saferun.captures.examiner import Answer
 from saferun.errors import suppress
+from saferun.launch.rank import Script
 from saferun.linux.children import Child
+from saferun.linux.children import exit_status as status_from
 from saferun.linux.helper import PartBase
 from saferun.linux.pidfd import exit_status, open_pidfd
-from saferun.linux.procfs import children_of, read_stat
+from saferun.linux.procfs import children_of, read_stat, zombie_status
 from saferun.linux.small_files import read_bytes
 from saferun.model import ExitStatus
 
@@ -80,36 +83,57 @@ class WrappedRanks(PartBase):
         """The attempt is over."""
         self.deadline = None
         self._end_query()
+        for rank in self._group.ranks if self._group is not None else ():
+            self._unwatch(rank.wrapped)
+        self._group = None
 
     def status_of(self, rank: Rank, status: ExitStatus) -> ExitStatus:
-        """How the script ended, if the kernel tells, else how the tool did. ``status``: the tool's."""
-        found = exit_status(rank.wrapped.pidfd) if rank.wrapped is not None else None
-        return found if found is not None else status
+        """How the script ended, if that is known, else how the tool did. ``status``: the tool's."""
+        script = rank.wrapped
+        if script is None:
+            return status
+        self._unwatch(script)
+        return exit_status(script.child.pidfd) or script.status or status
 
     def adopts(self, rank: Rank, status: ExitStatus) -> bool:
         """Whether the script lives on without its tool, as a child of saferun's, which is the rank from now on."""
         script = rank.wrapped
         # What its descriptor tells is not about another process that has been given the same number.
-        if script is None or exit_status(script.pidfd) is not None:
+        if script is None or exit_status(script.child.pidfd) is not None:
             return False
-        stat = read_stat(script.pid)
-        if stat is None or stat.start_ticks != rank.wrapped_ticks or stat.ppid != os.getpid():
+        stat = read_stat(script.child.pid)
+        if stat is None or stat.start_ticks != script.ticks or stat.ppid != os.getpid():
             return False
-        name = self._commands.get(rank.child.pid, ("its tool", []))[0]
-        if SIGKILL not in rank.signals:  # else it is only dying more slowly
+        self._unwatch(script)
+        if SIGKILL not in rank.signals and not script.ended_at:  # else it is only dying more slowly
+            name = self._name(rank)
             self._context.report(
                 f"{name} around rank {rank.place.rank} has ended ({status.description}); the rank goes on without it"
             )
         return True
 
+    def tools_at_work(self) -> tuple[int, ...]:
+        """The local ranks whose scripts have ended, while their tools have not."""
+        group = self._group
+        ranks = group.by_pid.values() if group is not None else ()
+        return tuple(rank.place.local_rank for rank in ranks if rank.wrapped is not None and not rank.wrapped.lives)
+
     # ----------------------------------------------------------------------------------------------------------------
 
     def _missing(self) -> list[Rank]:
+        """Ranks without a script; a tool may start one again."""
         group = self._group
         if group is None or group.is_closed:
             return []
-        ranks = group.by_pid.values()
-        return [rank for rank in ranks if rank.wrapped is None and rank.child.pid in self._commands]
+        ranks = [rank for rank in group.by_pid.values() if rank.child.pid in self._commands]
+        return [rank for rank in ranks if rank.wrapped is None or rank.wrapped.ended_at]
+
+    def _name(self, rank: Rank) -> str:
+        return self._commands.get(rank.child.pid, ("its tool", []))[0]
+
+    def _unwatch(self, script: Script | None) -> None:
+        if script is not None and script.child.pidfd >= 0:
+            self._context.guarded_poller.unwatch(script.child.pidfd)
 
     def _end_query(self) -> None:
         if self._query is not None:
@@ -126,7 +150,7 @@ class WrappedRanks(PartBase):
     def _take(self, found: Any) -> None:  # noqa: ANN401 - JSON
         for tool_pid, pid, ticks in found:
             rank = self._group.by_pid.get(tool_pid) if self._group is not None else None
-            if rank is None or rank.wrapped is not None or not isinstance(pid, int) or pid <= 0:
+            if rank is None or rank not in self._missing() or not isinstance(pid, int) or pid <= 0:
                 continue
             if pid == tool_pid:
                 del self._commands[tool_pid]  # the tool has become the script, as numactl does
@@ -134,14 +158,30 @@ class WrappedRanks(PartBase):
                 self._take_script(rank, pid, ticks)
 
     def _take_script(self, rank: Rank, pid: int, ticks: int) -> None:
-        script = Child(pid, open_pidfd(pid))
+        child = Child(pid, open_pidfd(pid))
         stat = read_stat(pid)
         if stat is None or stat.start_ticks != ticks:
-            if script.pidfd >= 0:
-                os.close(script.pidfd)  # the script has ended meanwhile
+            if child.pidfd >= 0:
+                os.close(child.pidfd)  # the script has ended meanwhile
             return
-        rank.wrapped, rank.wrapped_ticks = script, ticks
+        if rank.wrapped is not None and rank.wrapped.child.pidfd >= 0:
+            os.close(rank.wrapped.child.pidfd)
+        script = rank.wrapped = Script(child, ticks)
+        if child.pidfd >= 0:
+            self._context.guarded_poller.watch(child.pidfd, partial(self._on_end, rank, script))
+        self._context.investigation.hangs.rank_found(rank.place.local_rank)
         self._context.log.note("ScriptFound")
+
+    def _on_end(self, rank: Rank, script: Script) -> None:
+        """A script has ended. Its tool may go on for long: only then the rank has ended, and as its script did."""
+        self._unwatch(script)
+        script.ended_at, script.ended, script.signals = time.monotonic(), time.time(), frozenset(rank.signals)
+        wait_status = zombie_status(script.child.pid, script.ticks)
+        script.status = status_from(wait_status) if wait_status is not None else None
+        self._context.investigation.hangs.rank_ended(rank.place.local_rank)
+        self._context.log.note("ScriptEnded")
+        self._pause_s = _FIRST_QUERY_S
+        self.deadline = time.monotonic() + self._pause_s
 
 
 def find_scripts(asked: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ from saferun.model import Value
 
 _RUN_ID = b"SAFERUN_RUN_ID="
 _OUTER_RUNS = b"SAFERUN_OUTER_RUNS="
+_EXIT_CODE = 49  # among the fields that follow the name
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -36,6 +37,27 @@ def parse_stat(content: bytes) -> Stat | None:
         return Stat(fields[0].decode(), int(fields[1]), cpu_s, int(fields[17]), int(fields[19]))
     except (IndexError, ValueError):
         return None
+
+
+def zombie_status(pid: int, start_ticks: int) -> int | None:
+    """The wait status of a process that has ended and has not been reaped by its parent; None where it is not known.
+
+    Args:
+        pid: its number.
+        start_ticks: when it started; a number may be another process's by now.
+
+    Source: proc(5), the state and exit_code in /proc/PID/stat, Linux 3.5; the latter is 0 for who may not trace it.
+    """
+    content = read_bytes(f"/proc/{pid}/stat")
+    fields = content[content.rfind(b")") + 2 :].split()
+    if len(fields) <= _EXIT_CODE or fields[0] != b"Z" or int(fields[19]) != start_ticks:
+        return None
+    status = read_bytes(f"/proc/{pid}/status")
+    for name, own in ((b"Uid", os.geteuid()), (b"Gid", os.getegid())):
+        ids = status.partition(b"\n%s:\t" % name)[2].partition(b"\n")[0].split()
+        if set(ids) != {b"%d" % own}:
+            return None
+    return int(fields[_EXIT_CODE])
 
 
 def read_name(pid: int) -> str:

@@ -306,6 +306,14 @@ class CoreDumpSeen(Value):
     attempt: int
 
 
+class ToolAtWork(Value):
+    """The scripts of these local ranks have ended, and the tools that they ran under have not (``--wrap``)."""
+
+    at: float
+    attempt: int
+    local_ranks: tuple[int, ...]
+
+
 class OrphansGone(Value):
     """No process of the attempt is left but ranks that were given up; ``pids`` had to be ended."""
 
@@ -371,6 +379,7 @@ Event = (
     | HostsReachable
     | JobLost
     | CoreDumpSeen
+    | ToolAtWork
     | OrphansGone
     | Diagnosed
     | DeadlineExpired

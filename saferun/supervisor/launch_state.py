@@ -51,6 +51,7 @@ class Limits(Value):
     sweep_s: float = 10.0
     orphans_s: float = 600.0  # processes that work on after ranks that ended well
     dump_s: float = 60.0  # by how much a core dump in progress may put SIGKILL off
+    tools_s: float = 300.0  # by how much a tool that a rank ran under may put SIGKILL off, to write what it has found
     diagnose_s: float = 30.0
     unreachable_s: float = 300.0  # how long a host whose ranks ended well waits for hosts that cannot be reached
 
@@ -84,6 +85,8 @@ class Stopping:
         self.killed_by: float | None = None  # when a scheduler that asked for the end would kill them itself
         self.capture_at: float | None = None  # when ranks that were sent a signal, and are still there, are captured
         self.dumped_by = 0.0  # when SIGKILL waits for no core dump any more
+        self.tools_by = 0.0  # when SIGKILL waits for no tool any more
+        self.awaits_tools = False  # it waits for one
         self.awaits_orphans = False  # all ranks ended well, and processes of theirs work on
         self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end
 

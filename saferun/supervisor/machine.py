@@ -38,6 +38,7 @@ from saferun.supervisor.events import (
     StopRequested,
     StoreServed,
     StoreUnavailable,
+    ToolAtWork,
 )
 from saferun.supervisor.launch_state import LaunchState, Limits, State
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
@@ -163,6 +164,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         RankExited: running.on_rank_exited_in_stop,
         OrphansGone: stopping.on_orphans_gone,
         CoreDumpSeen: stopping.on_core_dump,
+        ToolAtWork: stopping.on_tool,
         StartFailed: starting.on_start_failed,
         SignalReceived: stopping.on_signal_on_the_way_out,
         StopRequested: _on_request,

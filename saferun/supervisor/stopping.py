@@ -27,7 +27,7 @@ from saferun.supervisor.launch_state import LaunchState, State
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
-    from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived
+    from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived, ToolAtWork
 
 # A job without progress for so long hangs, as far as a signal from outside is concerned: its stacks are what the user
 # will ask for, and nothing is lost by taking them first, if that does not take long.
@@ -39,6 +39,8 @@ _LATE_CAPTURE = 0.5
 _LATE_CAPTURE_SHARE = 0.8
 # How soon a rank whose core is being written is checked again.
 _CHECK_DUMP_S = 0.2
+# The same of a tool whose script has ended.
+_CHECK_TOOL_S = 1.0
 # Where the other hosts know of this attempt, and it is not on its way out yet.
 TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
 
@@ -98,6 +100,7 @@ def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] =
     stopping.kill_at = kill_at
     stopping.stage = "asked"
     stopping.dumped_by = at + launch.limits.grace_s + launch.limits.dump_s
+    stopping.tools_by = kill_at + (launch.limits.tools_s if stopping.killed_by is None else 0.0)
     launch.enter(State.STOPPING, kill_at if stopping.capture_at is None else min(stopping.capture_at, kill_at))
     asked = tuple(sorted(attempt.running.difference(aborted)))
     return [
@@ -126,7 +129,7 @@ def expect_sigkill(launch: LaunchState, at: float) -> None:
         stopping.killed_by = at + launch.limits.grace_s
 
 
-def on_deadline(launch: LaunchState, event: DeadlineExpired | CoreDumpSeen) -> list[Action]:
+def on_deadline(launch: LaunchState, event: DeadlineExpired | CoreDumpSeen | ToolAtWork) -> list[Action]:
     """The next step: the late capture, SIGKILL, giving a rank up, or the end of the sweep."""
     stopping = launch.attempt.stopping
     if stopping.stage == "asked":
@@ -161,6 +164,26 @@ def on_core_dump(launch: LaunchState, event: CoreDumpSeen) -> list[Action]:
         return on_deadline(launch, event)
     launch.enter(State.STOPPING, min(event.at + _CHECK_DUMP_S, stopping.dumped_by))
     return []
+
+
+def on_tool(launch: LaunchState, event: ToolAtWork) -> list[Action]:
+    """SIGKILL would end a tool that writes what it has found: it has more time, and all other ranks have not."""
+    if not launch.is_due(event.at):
+        return []
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    tools = attempt.running.intersection(event.local_ranks)
+    if stopping.stage != "asked" or not tools or event.at < stopping.kill_at or event.at >= stopping.tools_by:
+        return on_deadline(launch, event)
+    launch.enter(State.STOPPING, min(event.at + _CHECK_TOOL_S, stopping.tools_by))
+    actions: list[Action] = []
+    if not stopping.awaits_tools:
+        stopping.awaits_tools = True
+        whose = "the script of 1 rank" if len(tools) == 1 else f"the scripts of {len(tools)} ranks"
+        has = "its tool has" if len(tools) == 1 else "their tools have"
+        kill = f"SIGKILL follows in {stopping.tools_by - event.at:.0f} s, or at Ctrl-C"
+        actions.append(PrintLine(f"{whose} ended, {has} not: {kill}"))
+    others = tuple(sorted(attempt.running - tools))
+    return [*actions, *([SignalRanks(launch.number, others, signal.SIGKILL)] if others else [])]
 
 
 def kill(launch: LaunchState, at: float) -> list[Action]:

@@ -197,6 +197,16 @@ class Watch:
         """The process that does a rank's work, where that is known."""
         return self._principals.get(local_rank)
 
+    def rank_found(self, rank: WatchedRank, now: float) -> None:
+        """A rank's work is done by another process than was thought, or by a new one."""
+        if not self._ranks:
+            self._sample_at = now
+        self._ranks[rank.local_rank] = rank
+        self._families[rank.local_rank] = FamilyReader(rank.pid)
+        self._principals.pop(rank.local_rank, None)
+        self._below = self._below | {rank.local_rank}
+        self._walked_at = float("-inf")
+
     def rank_ended(self, local_rank: int) -> None:
         """A rank is gone."""
         self._ranks.pop(local_rank, None)

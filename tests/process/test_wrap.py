@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from saferun.launch.rank import Script
 from saferun.launch.wrapped_ranks import WrappedRanks
 from saferun.linux.children import Child
 from saferun.linux.pidfd import exit_status, open_pidfd
+from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.model import ExitStatus
 from tests.process.launching import END_AS_TOLD, customized, in_saferun, kill, parent_of, running, two_lines, until
@@ -143,11 +145,11 @@ def test_another_process_with_the_scripts_number_is_no_rank(*, has_pidfds: bool)
         try:
             stat = read_stat(other.pid)
             assert stat is not None
-            context: Any = SimpleNamespace(report=lambda _: None)
+            context: Any = SimpleNamespace(report=lambda _: None, guarded_poller=Poller())
             rank: Any = SimpleNamespace(child=Child(1, -1), place=SimpleNamespace(rank=0), signals=())
-            rank.wrapped, rank.wrapped_ticks = Child(other.pid, -1), stat.start_ticks
+            rank.wrapped = Script(Child(other.pid, -1), stat.start_ticks)
             assert WrappedRanks(context).adopts(rank, ExitStatus(0, None))
-            rank.wrapped, rank.wrapped_ticks = Child(other.pid, pidfd), stat.start_ticks - (not has_pidfds)
+            rank.wrapped = Script(Child(other.pid, pidfd), stat.start_ticks - (not has_pidfds))
             assert not WrappedRanks(context).adopts(rank, ExitStatus(0, None))
         finally:
             other.kill()

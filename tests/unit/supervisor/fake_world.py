@@ -42,6 +42,7 @@ from saferun.supervisor.events import (
     StartFailed,
     StopRequested,
     StoreUnavailable,
+    ToolAtWork,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy
@@ -265,6 +266,9 @@ class World:
             case "dump" if self.state is State.STOPPING and self.supervisor.deadline is not None:
                 self.now = max(self.now, self.supervisor.deadline)
                 self.deliver(CoreDumpSeen(self.now, self.attempt))
+            case "tool" if self.state is State.STOPPING and self.supervisor.deadline is not None:
+                self.now = max(self.now, self.supervisor.deadline)
+                self.deliver(ToolAtWork(self.now, self.attempt, ((0,), (0, 1), ())[number % 3]))
 
     def _old(self, number: int) -> None:
         """Something of an attempt before, or after, comes in now."""
@@ -281,6 +285,7 @@ class World:
             StopRequested(self.now, attempt, "saferunctl"),
             HangSuspected(self.now, attempt, HANG),
             CoreDumpSeen(self.now, attempt),
+            ToolAtWork(self.now, attempt, (0,)),
             StoreUnavailable(self.now, attempt, "old", "old"),
             HostsJoined(self.now, attempt, placement_of(self.ranks)),
             RanksStarted(self.now, attempt, ()),

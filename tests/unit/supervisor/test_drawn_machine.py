@@ -32,7 +32,7 @@ REASONS = (
 ONWARD = (
     *(events.ChecksPassed, events.HostsJoined, events.ProbesPassed, events.RanksStarted, events.RankExited),
     *(events.OrphansGone, events.Diagnosed, events.LaunchRequested),
-    *(events.EvidenceCaptured, events.CauseShown, events.CoreDumpSeen),
+    *(events.EvidenceCaptured, events.CauseShown, events.CoreDumpSeen, events.ToolAtWork),
 )
 Edge = tuple[State, str, State]
 
@@ -82,6 +82,7 @@ def more_fields(kind: type, chance: random.Random, ranks: int) -> dict[str, Any]
         "HostsUnreachable": {"message": "node2"},
         "JobLost": {"what": "gone", "hint": "look"},
         "OrphansGone": {"pids": ()},
+        "ToolAtWork": {"local_ranks": (0,) if is_even else ()},
         "Diagnosed": {"diagnosis": DIAGNOSIS, "stopped": chance.random() < 0.2},
         "LoopStalled": {"left_s": 1.0},
     }

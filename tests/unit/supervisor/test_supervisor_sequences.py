@@ -31,7 +31,7 @@ KINDS = (
         "restart",
         "checkpoint",
     ),
-    *("start fails", "deadline", "hang", "dump", "suspects"),
+    *("start fails", "deadline", "hang", "dump", "tool", "suspects"),
 )
 HANG_POLICIES = st.builds(HangPolicy, st.sampled_from(["report", "stop", "restart"]), st.booleans())
 STEPS = st.lists(st.builds(Step, st.sampled_from(KINDS), st.integers(0, 59)), max_size=40)
