@@ -267,10 +267,10 @@ class HangVerdict(Value):
 
 
 class RankOutput(Value):
-    """What a rank left behind: last lines, and the error file of ``@record``.
+    """What a rank left behind: last lines of stderr and stdout, and the error file of ``@record``.
 
-    ``last_lines`` are those of stderr, ``last_stdout_lines`` those of stdout. ``rank`` is -1 where only the local rank
-    is known. ``raised``: it had printed a traceback last when saferun stopped it. ``last_step``: of ``saferun.step``.
+    ``rank`` is -1 where only the local rank is known. ``raised``: it had printed a traceback last when saferun stopped
+    it. ``last_step``: of ``saferun.step``; ``failure``: of its failure record.
     """
 
     local_rank: int
@@ -282,6 +282,7 @@ class RankOutput(Value):
     rank: int = -1
     raised: bool = False
     last_step: str = ""
+    failure: tuple[str, ...] = ()
 
 
 class HostView(Value):

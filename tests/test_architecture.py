@@ -99,6 +99,7 @@ PURE = (
     "report/flame_graph",
     "report/report_text",
     "report/console_text",
+    "report/failure_lines",
     "watchdog/detector",
     "watchdog/hang_rules",
     "watchdog/job_verdicts",

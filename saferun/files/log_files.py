@@ -94,7 +94,7 @@ class LogDirectory:
             there = paths if self._run_dir.path is not None else []
             self._ready(placement, attempt, there, on_ready, answers=answers and bool(there))
 
-        outdated = [os.path.join(path, _ERROR_FILE) for path in paths]
+        outdated = [os.path.join(path, name) for path in paths for name in (_ERROR_FILE, "failure.json")]
         self._run_dir.files.ask("make_directories", [paths, outdated], on_answer)
 
     def _ready(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from saferun.errors import suppress
 from saferun.files import trees
+from saferun.files.failure_files import take_failure_record
 from saferun.files.live_records import LiveRecord
 from saferun.files.trees import Tree, add_tree, log_tree
 from saferun.linux.error_files import copy_large, copy_root_cause, read_error_file, write_launcher_error
@@ -177,6 +178,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "make_log_directories": make_log_directories,
     "read_error": read_error,
     "write_error": write_error,
+    "take_failure_record": take_failure_record,
     "make_scratch_directories": make_scratch_directories,
     "remove_directories": remove_directories,
     "write_live_record": write_live_record,

@@ -5,6 +5,7 @@ ranks. With ``SAFERUN_HOOK=<prefix>`` in the environment, the process of number 
 
 * writes the stacks of all its threads to ``<prefix>.P.stacks`` when signal 63 arrives, in the middle of C code too;
 * serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on;
+* writes what ends it by an exception, with what the locals are, to ``<prefix>.failure`` (``saferun_failure.py``);
 * records its last Python calls in ``<prefix>.P.calls`` if ``SAFERUN_TRACE`` asks for it (``saferun_calls.py``).
 
 Then the module takes itself away, from ``sys.path`` and the environment too, and lets the ``sitecustomize`` follow that
@@ -17,6 +18,11 @@ Only what has been imported before (``os``, ``sys``) and one builtin module may 
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 _STACKS_SIGNAL = 63
 """SIGRTMAX-1. The high end is unused: C libraries keep the low real-time signals, programs count from SIGRTMIN."""
 _HIGH_DESCRIPTOR = 200
@@ -25,6 +31,7 @@ _LONGEST_SOCKET_PATH = 107
 """In bytes: unix(7)."""
 _SILENT = 4
 """Above torch's most severe log level."""
+_LARGEST_MODULE = 1 << 20
 _SPARE_THREADS = 256
 """So many more must fit into the limits after the worker server's own."""
 
@@ -200,6 +207,81 @@ class _TorchWatcher:
         setattr(module, "_register_process_group", register_first)  # noqa: B010 - as above
 
 
+# ------------------------------------------------------------------------------------------------------------ failures
+
+
+def _held(name: str) -> "Callable[[], dict[str, Any]]":
+    """What becomes the names of a module of this directory, when it is called.
+
+    Its compiled content is held, since the file may be out of reach when it is wanted; to run it takes several times as
+    long. Where it has not been compiled yet, it is imported, which does that for the next rank.
+    """
+    external = sys.modules["_frozen_importlib_external"]
+    try:
+        source = os.stat(os.path.join(os.path.dirname(__file__), f"{name}.py"))
+        folder, _, file = str(__spec__.cached).rpartition("/")
+        descriptor = os.open(f"{folder}/{file.replace(__name__, name, 1)}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = os.read(descriptor, _LARGEST_MODULE)
+        finally:
+            os.close(descriptor)
+        wanted = (0, int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
+        numbers = tuple(int.from_bytes(content[at : at + 4], "little") for at in (4, 8, 12))
+        if content[:4] == external.MAGIC_NUMBER and numbers == wanted and len(content) < _LARGEST_MODULE:
+
+            def run() -> "dict[str, Any]":
+                names: dict[str, Any] = {"__name__": name}
+                exec(sys.modules["marshal"].loads(memoryview(content)[16:]), names)  # noqa: S102 - as import does
+                return names
+
+            return run
+    except (OSError, AttributeError, KeyError):
+        pass
+    try:
+        module = __import__(name)
+    finally:
+        sys.modules.pop(name, None)
+    return lambda: vars(module)
+
+
+def _record_failures(prefix: str) -> None:
+    """Have what ends this process recorded: when its traceback is printed, else, where others do that, at its end."""
+    failure = _held("saferun_failure")
+    known = "atexit" in sys.modules
+    import atexit
+
+    if not known:
+        del sys.modules["atexit"]
+    pid = os.getpid()
+    path = f"{prefix}.failure"
+    printed = sys.excepthook
+    recorded = [0]  # no exception: what its frames have ends when it always has
+
+    def keep(error: object, trace: object) -> None:
+        # A forked child is no rank.
+        if isinstance(error, BaseException) and os.getpid() == pid and id(error) not in recorded:
+            recorded[0] = id(error)
+            try:
+                names = failure()
+                names["write"](path, names["described"](error, outer=trace))
+            except SystemExit:
+                raise  # of a signal handler of the script's
+            except BaseException:  # noqa: S110 - silent
+                pass
+
+    def excepthook(kind: object, error: object, trace: object) -> None:
+        printed(kind, error, trace)  # type: ignore[arg-type]
+        keep(error, trace)
+
+    def at_exit() -> None:
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        keep(error, getattr(sys, "last_traceback", None))
+
+    # Whoever compares the two finds them the same, as ever.
+    sys.excepthook = sys.__excepthook__ = excepthook
+    atexit.register(at_exit)
+
+
 # ------------------------------------------------------------------------------------------------------------ and gone
 
 
@@ -215,6 +297,7 @@ def _act() -> None:
                 __import__("saferun_calls").begin(prefix, wanted)
             finally:
                 sys.modules.pop("saferun_calls", None)
+        _record_failures(prefix)
 
 
 def _leave() -> None:

@@ -66,6 +66,7 @@ class Rank:
     __slots__ = (
         "child",
         "end",
+        "failure",
         "lines_before_stop",
         "place",
         "recorded",
@@ -83,6 +84,7 @@ class Rank:
         self.signals: set[int] = set()  # that saferun sent to it
         self.lines_before_stop: tuple[str, ...] = ()  # the last ones of its stderr when it was sent the first of them
         self.end: RankEnd | None = None
+        self.failure: tuple[str, ...] = ()  # lines of its failure record
         self.recorded: JsonObject | None = None  # its error file: message, time, content
         self.wrapped: Script | None = None  # where it is not ``child`` itself but runs under a tool
 

@@ -28,6 +28,8 @@ from saferun.supervisor.topology import substitute_local_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.evidence import RankOutput
     from saferun.launch.launch_context import LaunchContext
     from saferun.linux.reaper import Reaper
@@ -396,19 +398,31 @@ class RankGroup:
             clock=strftime("%H:%M:%S", localtime(time)),
         )
         path = self.plan.destinations.error_files[self.plan.position(place)]
-        if path and not status.ok:
-            self._read_error(rank, path)
+        if not status.ok:
+            if path:
+                self._ask("read_error", [path], lambda found: setattr(rank, "recorded", found))
+            self._take_failure(rank)
 
-    def _read_error(self, rank: Rank, path: str) -> None:
+    def _take_failure(self, rank: Rank) -> None:
+        """Have the writer take what the rank's hook has recorded of its exception."""
+        heartbeat = self.plan.environs[self.plan.position(rank.place)].get("SAFERUN_HEARTBEAT_FILE", "")
+        if not heartbeat:
+            return
+        folder = self._run_dir.rank_path(self.plan.attempt, rank.place.rank)
+        target = os.path.join(folder, "failure.json") if folder is not None else ""
+        source = f"{heartbeat.removesuffix('.heartbeat')}.failure"
+        self._ask("take_failure_record", [source, target], lambda found: setattr(rank, "failure", tuple(found or ())))
+
+    def _ask(self, name: str, arguments: list[object], take: Callable[[Any], None]) -> None:
         def on_answer(answer: WriterAnswer | None) -> None:
             self._unread -= 1
-            rank.recorded = answer.value if answer is not None else None
+            take(answer.value if answer is not None else None)
             if self._on_read is not None and not self._unread:
                 on_read, self._on_read = self._on_read, None
                 on_read()
 
         self._unread += 1
-        self._run_dir.files.ask("read_error", [path], on_answer)
+        self._run_dir.files.ask(name, arguments, on_answer)
 
     def when_read(self, call: Callable[[], None]) -> None:
         """Call when the error files of all ranks that failed have been read, or have not come in time."""
@@ -449,7 +463,7 @@ class RankGroup:
             output = RankOutput(
                 rank.place.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out
             )
-            outputs.append(output._replace(raised=ends_with_traceback(rank.lines_before_stop)))
+            outputs.append(output._replace(raised=ends_with_traceback(rank.lines_before_stop), failure=rank.failure))
         return tuple(outputs)
 
 

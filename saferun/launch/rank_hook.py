@@ -136,15 +136,15 @@ class RankHook:
             scratch = self._launch.run_dir.scratch
             self._directory = scratch.in_memory_path() if self._is_in_memory else scratch.socket_path()
             self._is_in_memory = is_in_memory(self._directory)
-            self._forget_calls()
+            self._forget_old()
         except OSError as error:
             self._directory = ""
             self._launch.warn(f"no private directory for the start-up hook: {error.filename}: {error.strerror}")
 
-    def _forget_calls(self) -> None:
+    def _forget_old(self) -> None:
         """Delete what ranks of earlier attempts have recorded, which has been reported."""
-        if self._launch.config.watch.trace_calls and self._is_in_memory:
+        if self._attempt > 0 and self._is_in_memory:
             for name in os.listdir(self._directory):
-                if name.endswith(".calls") and not name.startswith(f"a{self._attempt}r"):
+                if name.endswith((".calls", ".failure")) and not name.startswith(f"a{self._attempt}r"):
                     with suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))

@@ -12,6 +12,7 @@ from saferun.call_evidence import RankCalls
 from saferun.evidence import CoreDump, Diagnosis, Frame, HangVerdict, HostView, Traceback, WaitGroup
 from saferun.model import RankEnd
 from saferun.report.calls_text import console_calls
+from saferun.report.failure_lines import console_locals
 from saferun.report.picture import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
 from saferun.text.page import shown
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text, size_text
@@ -69,6 +70,7 @@ def failure_text(
     traceback = _traceback_of(diagnosis)
     if traceback is not None and is_above is not None and is_above(traceback):
         quoted_output = [f"  above: {quoted_output[0].strip().removesuffix(':')}"]
+    quoted_output += console_locals(diagnosis, traceback)
     body = [*quoted_output, *cause, *crash, *console_calls(diagnosis, calls, has_traceback=traceback is not None)]
     # Dead ranks have lines of their own.
     living = [group for group in diagnosis.groups if group.kind != "dead"]

@@ -280,6 +280,9 @@ def _output_lines(evidence: Evidence, places: Mapping[int, str]) -> Iterator[str
                 yield from (f"  | {line}" for line in lines)
         if output.error_message:
             yield f"  {who} recorded: {output.error_message}"
+        if output.failure:
+            yield f"  {who} at its exception:"
+            yield from (f"  | {line}" for line in output.failure)
 
 
 def _process_line(process: ProcessSnapshot, places: Mapping[int, str]) -> str:

@@ -61,6 +61,7 @@ def _output(output: RankOutput, lines: int, stdout_lines: int, longest: int) -> 
         last_lines=_texts(output.last_lines, lines, longest),
         last_stdout_lines=_texts(output.last_stdout_lines, stdout_lines, longest),
         error_message=output.error_message[: 4 * longest],
+        failure=_texts(output.failure, min(lines, 4), longest),
         stderr_path=output.stderr_path[:_LONGEST_TEXT],
     )
 

@@ -215,9 +215,15 @@ def test_only_what_is_there_already_is_imported() -> None:
     """Every other module would show in sys.modules; even ``from __future__`` would."""
     tree = ast.parse((INJECT / "sitecustomize.py").read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert names == {"os", "sys", "faulthandler"}
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert "faulthandler" in sys.builtin_module_names
+    assert names == {"os", "sys", "faulthandler", "atexit"}
+    for_types = [
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    ]
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node not in for_types]
+    assert {"faulthandler", "atexit"} <= set(sys.builtin_module_names)
 
 
 # -------------------------------------------------------------------------------------------------------------- stacks

@@ -1,0 +1,127 @@
+"""The failure record of a rank in a whole launch: in its directory, in the reports, and whatever it has written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.launching import clean_environ
+
+DEADLINE_S = 120.0
+HEAD = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+FAILS = """
+def step(n, shape):
+    password = 7531902
+    text = "hunter2"
+    if rank == 1:
+        raise ValueError("wrong shape")
+    time.sleep(1000)
+step(3, (4, 5))
+"""
+LINE = "locals of step (train.py:{}): n = 3; shape = (4, 5)"
+
+
+def launch(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Saferun with two ranks of a script."""
+    (folder / "train.py").write_text(HEAD + textwrap.dedent(source))
+    directory = () if "--run-dir" in options else ("--run-dir", str(folder / "run"))
+    command = [sys.executable, "-m", "saferun", "--nproc-per-node", "2", *directory, *options]
+    return subprocess.run(
+        [*command, "train.py"],
+        cwd=folder,
+        env=clean_environ(folder, "failure-records"),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def records_of(folder: Path) -> dict[str, Any]:
+    """The failure records in the run directory, by attempt and rank."""
+    found = (folder / "run").rglob("failure.json")
+    return {"/".join(path.parts[-3:-1]): json.loads(path.read_text()) for path in found}
+
+
+def test_the_record_is_in_the_ranks_directory_and_its_locals_in_the_reports(tmp_path: Path) -> None:
+    done = launch(tmp_path, FAILS)
+    assert done.returncode == 1
+    assert f"  {LINE.format(8)}" in done.stderr.splitlines()
+    records = records_of(tmp_path)
+    assert list(records) == ["attempt_0/rank_1"]
+    assert records["attempt_0/rank_1"]["rank"] == "1"
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["incidents"][0]["output"]["failure"][0] == LINE.format(8)
+    assert f"  | {LINE.format(8)}" in (tmp_path / "run" / "report.txt").read_text().splitlines()
+    everything = done.stderr + "".join(
+        path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*") if path.is_file()
+    )
+    assert "7531902" not in everything
+    assert "text = 'hunter2'" not in everything
+
+
+def test_each_attempt_has_its_own(tmp_path: Path) -> None:
+    launch(tmp_path, FAILS, "--max-restarts", "1")
+    assert sorted(records_of(tmp_path)) == ["attempt_0/rank_1", "attempt_1/rank_1"]
+
+
+def test_without_a_run_directory_the_console_has_the_locals(tmp_path: Path) -> None:
+    done = launch(tmp_path, FAILS, "--run-dir", "none")
+    assert f"  {LINE.format(8)}" in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("options", [("--no-inject",)])
+def test_without_the_hook_there_is_no_record(options: tuple[str, ...], tmp_path: Path) -> None:
+    done = launch(tmp_path, FAILS, *options)
+    assert done.returncode == 1
+    assert "ValueError: wrong shape" in done.stderr
+    assert "locals of" not in done.stderr
+    assert not records_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["b'x' * (1 << 26)", "bytes(range(256)) * 100", 'b\'{"version": 1, "exceptions": [[7, null], {"frames": 3}]}\''],
+    ids=["huge", "binary", "types"],
+)
+def test_whatever_a_rank_writes_in_its_place_changes_nothing_else(content: str, tmp_path: Path) -> None:
+    """It is not believed; the failure is reported as ever."""
+    source = f"""
+    heartbeat = os.environ["SAFERUN_HEARTBEAT_FILE"]
+    with open(heartbeat.removesuffix(".heartbeat") + ".failure", "wb") as file:
+        file.write({content})
+    sys.stderr.write("ValueError: as ever\\n")
+    os._exit(3)
+    """
+    done = launch(tmp_path, source)
+    assert done.returncode == 1
+    assert "exit code 3" in done.stderr
+    assert "locals of" not in done.stderr
+
+
+def test_the_error_file_of_torchs_record_is_as_ever(tmp_path: Path) -> None:
+    """Both are written; the message is torch's."""
+    source = """
+    import json
+    def step(n):
+        raise ValueError("wrong shape")
+    try:
+        step(3)
+    except ValueError:
+        message = {"message": "ValueError: wrong shape", "extraInfo": {"timestamp": str(int(time.time()))}}
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            json.dump({"message": message}, file)
+        raise
+    """
+    done = launch(tmp_path, source)
+    assert done.returncode == 1
+    assert sorted(records_of(tmp_path)) == ["attempt_0/rank_0", "attempt_0/rank_1"]
+    errors = list((tmp_path / "run").rglob("error.json"))
+    assert len(errors) == 2
+    assert all(json.loads(path.read_text())["message"]["message"] == "ValueError: wrong shape" for path in errors)

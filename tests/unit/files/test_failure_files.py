@@ -1,0 +1,67 @@
+"""The writer takes a rank's failure record from memory into the run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from saferun.files.failure_files import take_failure_record
+
+RECORD = {
+    "version": 1,
+    "exceptions": [
+        {
+            "type": "ValueError",
+            "message": "token=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH",
+            "frames": [
+                {"function": "f", "file": "t.py", "line": 1, "locals": [{"name": "n", "type": "int", "value": "3"}]}
+            ],
+        }
+    ],
+}
+
+
+def test_a_record_is_copied_without_secrets_and_its_lines_returned(tmp_path: Path) -> None:
+    """Messages of exceptions may quote anything."""
+    (tmp_path / "a").write_text(json.dumps(RECORD))
+    target = tmp_path / "b"
+    assert take_failure_record(str(tmp_path / "a"), str(target)) == ["locals of f (t.py:1): n = 3"]
+    assert "hf_abc" not in target.read_text()
+    assert json.loads(target.read_text())["exceptions"][0]["type"] == "ValueError"
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_run_directory_there_are_the_lines(tmp_path: Path) -> None:
+    """``--run-dir none``."""
+    (tmp_path / "a").write_text(json.dumps(RECORD))
+    assert take_failure_record(str(tmp_path / "a"), "") == ["locals of f (t.py:1): n = 3"]
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "link", "binary", "huge"])
+def test_what_is_no_record_is_left_alone(kind: str, tmp_path: Path) -> None:
+    """Whatever a rank has put in its place; nothing is waited for."""
+    source = tmp_path / "a"
+    if kind == "directory":
+        source.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(source)
+    elif kind == "link":
+        (tmp_path / "other").write_text(json.dumps(RECORD))
+        source.symlink_to("other")
+    elif kind == "binary":
+        source.write_bytes(bytes(range(256)) * 10)
+    elif kind == "huge":
+        with source.open("wb") as file:
+            file.truncate(1 << 40)
+    assert take_failure_record(str(source), str(tmp_path / "b")) == []
+    assert not (tmp_path / "b").exists()
+
+
+def test_where_the_file_cannot_be_written_there_are_the_lines(tmp_path: Path) -> None:
+    """A full or read-only file system costs the file only."""
+    (tmp_path / "a").write_text(json.dumps(RECORD))
+    (tmp_path / "b").mkdir()
+    assert take_failure_record(str(tmp_path / "a"), str(tmp_path / "b")) == ["locals of f (t.py:1): n = 3"]
