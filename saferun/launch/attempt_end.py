@@ -63,7 +63,7 @@ class AttemptEnd:
         if group is None:
             diagnose()
         else:
-            group.when_read(diagnose)
+            group.left_files.when_read(diagnose)
 
     def _draw_up_waits(self) -> None:
         """Something has failed: have the waits before retries drawn up, once a launch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from signal import SIGCONT, SIGKILL
 from time import localtime, strftime
 
@@ -12,8 +12,9 @@ from saferun.console.console_stream import ConsoleStream
 from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.errors import SaferunError, suppress
-from saferun.files.file_stream import FRESH, LAZY, FileStream, WriterAnswer
+from saferun.files.file_stream import FRESH, LAZY, FileStream
 from saferun.files.run_dir import shorter_path
+from saferun.launch.left_files import LeftFiles
 from saferun.launch.rank import AttemptPlan, Rank
 from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_family, signal_group
 from saferun.linux.core_limits import RankPreparation, prepare_rank
@@ -28,8 +29,6 @@ from saferun.supervisor.topology import substitute_local_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from saferun.evidence import RankOutput
     from saferun.launch.launch_context import LaunchContext
     from saferun.linux.reaper import Reaper
@@ -76,8 +75,7 @@ class RankGroup:
         self._file_limits = make_room_for_files(config.nproc_per_node)
         self.is_closed = False
         self._last_lines: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # by rank; once all is closed
-        self._unread = 0  # error files that have been asked for
-        self._on_read: Callable[[], None] | None = None
+        self.left_files = LeftFiles(context.run_dir)
         self.ranks: list[Rank] = []
         self.by_pid: dict[int, Rank] = {}
 
@@ -397,39 +395,10 @@ class RankGroup:
             stopped_by_us=bool(signals) and (status.signum is None or status.signum in signals),
             clock=strftime("%H:%M:%S", localtime(time)),
         )
-        path = self.plan.destinations.error_files[self.plan.position(place)]
         if not status.ok:
-            if path:
-                self._ask("read_error", [path], lambda found: setattr(rank, "recorded", found))
-            self._take_failure(rank)
-
-    def _take_failure(self, rank: Rank) -> None:
-        """Have the writer take what the rank's hook has recorded of its exception."""
-        heartbeat = self.plan.environs[self.plan.position(rank.place)].get("SAFERUN_HEARTBEAT_FILE", "")
-        if not heartbeat:
-            return
-        folder = self._run_dir.rank_path(self.plan.attempt, rank.place.rank)
-        target = os.path.join(folder, "failure.json") if folder is not None else ""
-        source = f"{heartbeat.removesuffix('.heartbeat')}.failure"
-        self._ask("take_failure_record", [source, target], lambda found: setattr(rank, "failure", tuple(found or ())))
-
-    def _ask(self, name: str, arguments: list[object], take: Callable[[Any], None]) -> None:
-        def on_answer(answer: WriterAnswer | None) -> None:
-            self._unread -= 1
-            take(answer.value if answer is not None else None)
-            if self._on_read is not None and not self._unread:
-                on_read, self._on_read = self._on_read, None
-                on_read()
-
-        self._unread += 1
-        self._run_dir.files.ask(name, arguments, on_answer)
-
-    def when_read(self, call: Callable[[], None]) -> None:
-        """Call when the error files of all ranks that failed have been read, or have not come in time."""
-        if self._unread:
-            self._on_read = call
-        else:
-            call()
+            position = self.plan.position(place)
+            heartbeat = self.plan.environs[position].get("SAFERUN_HEARTBEAT_FILE", "")
+            self.left_files.read(rank, self.plan.attempt, self.plan.destinations.error_files[position], heartbeat)
 
     def close(self, at: float) -> None:
         """The attempt is over: take in what is left in the pipes and close everything.

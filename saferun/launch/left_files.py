@@ -1,0 +1,67 @@
+"""What ranks that failed have left in files: torch's error file and the failure record. The writer reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from saferun.files.file_stream import WriterAnswer
+from saferun.files.run_dir import RunDirectory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from saferun.launch.rank import Rank
+
+_HEARTBEAT = ".heartbeat"
+
+
+class LeftFiles:
+    """The files of the ranks of one attempt.
+
+    Args:
+        run_dir: of the launch.
+    """
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self._run_dir = run_dir
+        self._unread = 0
+        self._on_read: Callable[[], None] | None = None
+
+    def read(self, rank: Rank, attempt: int, error_path: str, heartbeat: str) -> None:
+        """Have those of a rank read, which ``recorded`` and ``failure`` of the rank hold then.
+
+        Args:
+            rank: it has failed.
+            attempt: in this attempt.
+            error_path: its error file; empty: it has none.
+            heartbeat: its heartbeat file, beside which its hook writes the failure record; empty: there is none.
+        """
+        if error_path:
+            self._ask("read_error", [error_path], lambda found: setattr(rank, "recorded", found))
+        if heartbeat.endswith(_HEARTBEAT):
+            folder = self._run_dir.rank_path(attempt, rank.place.rank)
+            target = os.path.join(folder, "failure.json") if folder is not None else ""
+            source = f"{heartbeat[: -len(_HEARTBEAT)]}.failure"
+            self._ask(
+                "take_failure_record", [source, target], lambda found: setattr(rank, "failure", tuple(found or ()))
+            )
+
+    def _ask(self, name: str, arguments: list[object], take: Callable[[Any], None]) -> None:
+        def on_answer(answer: WriterAnswer | None) -> None:
+            self._unread -= 1
+            take(answer.value if answer is not None else None)
+            if self._on_read is not None and not self._unread:
+                on_read, self._on_read = self._on_read, None
+                on_read()
+
+        self._unread += 1
+        self._run_dir.files.ask(name, arguments, on_answer)
+
+    def when_read(self, call: Callable[[], None]) -> None:
+        """Call when all of them have been read, or have not come in time."""
+        if self._unread:
+            self._on_read = call
+        else:
+            call()
