@@ -129,6 +129,8 @@ class OutputConfig(Value):
     is a line, where there is no terminal. ``report_html``: when report.html is made. ``keep_runs``: how many runs are
     kept in the default place, 0: all. ``keep_bytes``: how much is kept of what a rank writes to a stream, 0: all.
     ``on_event``: the command that gets the events of the launch; empty: none.
+    ``attach``: which rank has the keyboard: auto, the one that asks, where saferun itself has one; any: the same, and
+    every rank has a terminal as stdin; off: all ranks have saferun's stdin.
     ``metrics``: the file for metrics; empty: none. ``metrics_port``: an address and a port for them; None: none.
     """
 
@@ -144,6 +146,7 @@ class OutputConfig(Value):
     keep_runs: int = 0
     keep_bytes: int = 0
     on_event: tuple[str, ...] = ()
+    attach: Literal["auto", "any", "off"] | int = "auto"
     metrics: str = ""
     metrics_port: tuple[str, int] | None = None
 

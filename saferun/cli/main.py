@@ -31,6 +31,7 @@ from saferun.errors import SaferunError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import SimpleNamespace
+    from typing import Literal
 
     from saferun.preflight.check_process import CheckProcess
 
@@ -399,10 +400,19 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         fold=values.fold == "on",
         bar_interval_s=values.bar_interval,
         report_html=values.report_html,
+        attach=_attach(values.attach),
         on_event=_split_command("--on-event", values.on_event) if values.on_event else (),
         metrics=values.metrics,
         metrics_port=_metrics_address(values.metrics_port) if values.metrics_port else None,
     )
+
+
+def _attach(text: str) -> Literal["auto", "any", "off"] | int:
+    if text in {"auto", "any", "off"}:
+        return text  # type: ignore[return-value]
+    if not (text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS):
+        raise UsageError(f"--attach {text} is no rank", "pass a rank, or auto, any, off")
+    return int(text)
 
 
 def _size_bytes(option: str, text: str) -> int:

@@ -374,6 +374,14 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "give the ranks pseudo-terminals; auto: if saferun itself writes to a terminal",
     ),
     _option(
+        "--attach RANK|auto|any|off",
+        "auto",
+        OUTPUT,
+        "which rank has the keyboard; auto: where saferun is in the foreground of a terminal, the rank that asks "
+        "(breakpoint, input); RANK: this one; any: each rank has a terminal as stdin, also without one of saferun's "
+        "own, for saferunctl attach; off: ranks have saferun's stdin, as with torchrun",
+    ),
+    _option(
         "--color {auto,always,never}",
         "auto",
         OUTPUT,

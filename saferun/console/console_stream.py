@@ -46,6 +46,7 @@ class ConsoleStream:
         self._colors: OpenColors | None = None  # set in lines that have ended
         self._noted = False
         self.is_held: Callable[[], bool] = lambda: self.is_full  # whether reading the rank is paused
+        self._diverted: Callable[[bytes], None] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -117,6 +118,9 @@ class ConsoleStream:
 
     def feed(self, chunk: bytes, now: float) -> None:
         """Process more bytes from the rank."""
+        if self._diverted is not None:
+            self._diverted(chunk)
+            return
         folder = self._folder
         is_wanted = is_within = False
         if folder is not None and (folding := folder.folding) is not None:
@@ -136,6 +140,20 @@ class ConsoleStream:
             if not chunk:
                 return
         self.show(chunk, now)
+
+    def divert(self, show: Callable[[bytes], None] | None) -> bool:
+        """Hand to this what the rank writes from now on; None: lines are shown as usual again.
+
+        Returns:
+            Whether there is an unfinished line, which is not shown here any more.
+        """
+        self._diverted = show
+        was_open = self.is_within_line
+        if show is not None and was_open:
+            self._forget()
+            self._drawing, self._is_drawn = None, False
+            self._lines.take()
+        return was_open
 
     def show_plainly(self, chunk: bytes) -> None:
         """It has failed to process a chunk, which is shown as lines; should that fail as well, files have it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 
 from saferun.console.console_stream import ConsoleStream
 from saferun.console.lines import LineAssembler, prefixed
@@ -67,11 +68,14 @@ class RankStream:
         files: receive the raw bytes.
         console: receives the lines, if not None.
         line_filter: torchrun's filter file, if any.
+
+    Attributes:
+        on_chunk: takes each chunk as well, if not None.
     """
 
     __slots__ = (
         *("_console", "_files", "_kept", "_last", "_line_filter", "_size"),
-        *("bytes_read", "fd", "is_stderr", "local_rank"),
+        *("bytes_read", "fd", "is_stderr", "local_rank", "on_chunk"),
     )
 
     def __init__(
@@ -94,6 +98,7 @@ class RankStream:
         self._last: deque[bytes] = deque()
         self._kept = 0
         self._size = READ_BYTES
+        self.on_chunk: Callable[[bytes], None] | None = None
         if console is not None:
             console.is_held = self._is_held
 
@@ -135,6 +140,8 @@ class RankStream:
                 self._console.show_plainly(chunk)
         if self._line_filter is not None:
             self._line_filter.feed(chunk)
+        if self.on_chunk is not None:
+            self.on_chunk(chunk)
         size = len(chunk)
         self.bytes_read += size
         self._size_next(size)
@@ -159,6 +166,15 @@ class RankStream:
         self._kept += size
         while self._kept - len(self._last[0]) >= _LAST_BYTES:
             self._kept -= len(self._last.popleft())
+
+    @property
+    def console(self) -> ConsoleStream | None:
+        """Where its lines are shown, if anywhere."""
+        return self._console
+
+    def last_bytes(self, count: int) -> bytes:
+        """The last bytes that it has written, as far as they are kept."""
+        return b"".join(self._last)[-count:]
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that are not blank, decoded for display."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from saferun.console.console_stream import ConsoleStream
     from saferun.console.drawing import DrawingBudget
     from saferun.console.folding import Folding
+    from saferun.console.held_output import HeldOutput
     from saferun.console.raw_pane import RawPane
     from saferun.console.status_line import StatusLine
 
@@ -70,12 +71,7 @@ class Screen:
             return RawPane(target)
 
         self.out = pane(stdout)
-        out_stat, err_stat = os.fstat(stdout), os.fstat(stderr)
-        same = (out_stat.st_dev, out_stat.st_ino, out_stat.st_rdev) == (
-            err_stat.st_dev,
-            err_stat.st_ino,
-            err_stat.st_rdev,
-        )
+        same = os.path.samestat(os.fstat(stdout), os.fstat(stderr))
         self.err = self.out if same else pane(stderr)
         self.panes = (self.out,) if same else (self.out, self.err)
         self.folding: Folding | None = None  # of tracebacks; it only ever sees stderr
@@ -291,9 +287,10 @@ class Screen:
 
 
 class Pane:
-    """One target and its unfinished lines. ``raw``: it gets bytes unchanged."""
+    """One target and its unfinished lines. ``raw``: it gets bytes unchanged. ``held``: one rank has it for itself."""
 
     raw: RawPane | None = None
+    held: HeldOutput | None = None
 
     def __init__(self, target: Target, bar_interval_s: float = 30.0) -> None:
         self.target = target
@@ -310,6 +307,8 @@ class Pane:
 
     def put(self, text: bytes) -> bool:
         """Write lines of a rank. Returns whether they are not skipped because the reader is too slow."""
+        if self.held is not None:
+            return self.held.keep(text)
         if self.target.has_room(len(text)):
             self.target.put(self._above_the_rows(text))
             return True
@@ -319,7 +318,7 @@ class Pane:
     def put_pieces(self, pieces: Sequence[bytes | memoryview]) -> bool:
         """The same for lines in several pieces."""
         size = sum(map(len, pieces))
-        if self._rows or size <= _SMALL_BYTES or not self.target.has_room(size):
+        if self._rows or size <= _SMALL_BYTES or self.held is not None or not self.target.has_room(size):
             return self.put(b"".join(pieces))
         for piece in pieces:
             self.target.put(piece)
@@ -327,6 +326,9 @@ class Pane:
 
     def put_message(self, text: bytes) -> None:
         """Write lines that are never skipped."""
+        if self.held is not None:
+            self.target.put(self.held.beside(text))
+            return
         # A terminal may show what was typed, a ^C for example, before the cursor.
         self.target.put(self._above_the_rows(text) if self._rows or not self.target.is_terminal else b"\r" + text)
 
@@ -339,13 +341,19 @@ class Pane:
 
         return terminal_size(self.target.fd)[0]
 
+    def hold(self, held: HeldOutput | None) -> None:
+        """Hand to this what ranks write, and draw no rows; None: that is over."""
+        self.target.put(self._erase())
+        self.held = held
+        self._refresh_at(time.monotonic() + _TERMINAL_REFRESH_S)
+
     def _above_the_rows(self, text: bytes) -> bytes:
         # The rows at the bottom are erased and drawn again below the new lines.
         return self._erase() + text + self._draw() if self._rows else text
 
     def _redraw(self) -> None:
-        # If a slow terminal has no room for them, they are drawn later.
-        if self.target.has_room(0):
+        # If a slow terminal has no room for them, or one rank has it for itself, they are drawn later.
+        if self.held is None and self.target.has_room(0):
             self.target.put(self._erase() + self._draw())
 
     def note_unfinished(self, stream: ConsoleStream, now: float) -> None:

@@ -107,10 +107,25 @@ class HangWatch:
             examiner=self._context.launch.examiner,
             store_port=self._record.store_port,
             addresses=self._context.launch.job.other_addresses,
+            is_held=self._are_ranks_asking,
         )
         ranks = self.watched_ranks()
         self._watch.begin(now, ranks)
         self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
+
+    def _are_ranks_asking(self) -> bool:
+        """Whether a rank waits for what a user types, at a debugger's prompt for example."""
+        terminals = self._context.launch.terminals
+        return terminals is not None and bool(
+            self._context.launch.guarded("see whether a rank waits for input", terminals.are_asking)
+        )
+
+    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the name says what it is
+        """A rank waits for what a user types, or none does any more: who waits for it is not compared with it."""
+        if is_held:
+            self._for_slow_ranks(lambda slow: slow.pause())
+        else:
+            self._for_slow_ranks(lambda slow: slow.resume(time.monotonic()))
 
     def _begin_comparison(self, now: float, ranks: list[WatchedRank], watch: Watch) -> None:
         from saferun.launch.slow_ranks import SlowRankWatch

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from saferun.launch.rank import AttemptPlan, Rank
     from saferun.launch.rank_actions import RankActions
     from saferun.launch.rank_group import RankGroup
+    from saferun.launch.rank_terminals import RankTerminals
     from saferun.launch.torchrun_events import TorchrunEvents
     from saferun.launch.wrapped_ranks import WrappedRanks
 
@@ -113,6 +114,7 @@ class LaunchContext:
     on_event: OnEventPart | None = None
     metrics: MetricsPart | None = None
     wrapped: WrappedRanks | None = None
+    terminals: RankTerminals | None = None
     control: ControlPart | None = None
 
     def __init__(

@@ -10,6 +10,10 @@ from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, Ra
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.launch.wrapping import Wrapper
+    from saferun.linux.keyboard import StdinTerminal
+
+# Of each stream, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
+_LAST_LINES = 200
 
 
 class AttemptPlan(Value):
@@ -73,10 +77,18 @@ class Rank:
         "signals",
         "stderr_path",
         "streams",
+        "terminal",
         "wrapped",
     )
 
-    def __init__(self, place: RankAssignment, child: Child, streams: list[RankStream], stderr_path: str) -> None:
+    def __init__(
+        self,
+        place: RankAssignment,
+        child: Child,
+        streams: list[RankStream],
+        stderr_path: str,
+        terminal: StdinTerminal | None = None,
+    ) -> None:
         self.place = place
         self.child = child
         self.streams = streams
@@ -86,6 +98,7 @@ class Rank:
         self.end: RankEnd | None = None
         self.failure: tuple[str, ...] = ()  # lines of its failure record
         self.recorded: JsonObject | None = None  # its error file: message, time, content
+        self.terminal = terminal  # its stdin, where that is not saferun's own
         self.wrapped: Script | None = None  # where it is not ``child`` itself but runs under a tool
 
     @property
@@ -103,3 +116,8 @@ class Rank:
     def output_bytes(self) -> int:
         """How many bytes it has written to its streams, as far as they come through saferun."""
         return sum(stream.bytes_read for stream in self.streams)
+
+    def last_lines(self, *, is_stderr: bool) -> tuple[str, ...]:
+        """The last lines of its stdout or stderr."""
+        stream = next((stream for stream in self.streams if stream.is_stderr is is_stderr), None)
+        return stream.last_lines(_LAST_LINES) if stream is not None else ()

@@ -91,12 +91,23 @@ class RankActions(PartBase):
                 context.poller.watch(rank.child.pidfd, context.loop.reap)
             for stream in rank.streams:
                 self.intake.add(stream)
+        if any(rank.terminal is not None for rank in group.ranks):
+            context.guarded("give ranks the keyboard", self._begin_terminals, group)
         context.guarded("import what captures take", context.imports.seal)
         self.exec_wait.begin(forked, failure)
         if context.wrapped is not None:
             context.guarded("find the scripts of wrapped ranks", context.wrapped.begin, group)
         context.guarded("begin the examiner", context.examiner.begin_at, time.monotonic() + _EXAMINER_DELAY_S)
         context.guarded("write run.json", context.log.describe)
+
+    def _begin_terminals(self, group: RankGroup) -> None:
+        context = self._context
+        if context.terminals is None:
+            from saferun.launch.rank_terminals import RankTerminals
+
+            context.terminals = RankTerminals(context)
+            context.loop.add_watching(context.terminals)
+        context.terminals.begin(group)
 
     def _on_started(self) -> None:
         """Every rank has become its program."""
@@ -210,6 +221,8 @@ class RankActions(PartBase):
                 return True
             status = self._context.guarded("ask how a rank ended", wrapped.status_of, rank, status) or status
         group.note_exit(rank, status, at=now, time=time.time())
+        if self._context.terminals is not None:
+            self._context.guarded("take the keyboard back", self._context.terminals.rank_ended, rank)
         self._reaper.note_ended(pid)
         self._context.guarded("watch the ranks", self._context.investigation.hangs.rank_ended, rank.place.local_rank)
         if not status.ok:
@@ -265,6 +278,8 @@ class RankActions(PartBase):
             for stream in rank.streams:
                 self.intake.remove(stream)
         context.ended = current
+        if context.terminals is not None:
+            context.guarded("take the keyboard back", context.terminals.end)
         group.close(time.monotonic())
 
     def forget(self) -> None:

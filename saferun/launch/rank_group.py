@@ -16,6 +16,7 @@ from saferun.files.file_stream import FRESH, LAZY, FileStream
 from saferun.files.run_dir import shorter_path
 from saferun.launch.left_files import LeftFiles
 from saferun.launch.rank import AttemptPlan, Rank
+from saferun.launch.stdin_terminals import is_asked_for, open_stdin
 from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_family, signal_group
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
@@ -31,6 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import RankOutput
     from saferun.launch.launch_context import LaunchContext
+    from saferun.linux.keyboard import StdinTerminal
     from saferun.linux.reaper import Reaper
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -38,8 +40,6 @@ _RUN_PATH_PROGRAM = os.path.join(_PACKAGE, "coordinator", "run_path.py")
 _NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
 # A rank that ends while something of its family goes on writing is not waited for beyond this.
 _MOST_CHUNKS_AT_EXIT = 256
-# Of each stream, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
-_LAST_LINES = 200
 
 
 class RankGroup:
@@ -145,6 +145,8 @@ class RankGroup:
             os.close(rank.child.pidfd)
         for stream in rank.streams:
             stream.close()
+        if rank.terminal is not None:
+            rank.terminal.close()
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -156,6 +158,7 @@ class RankGroup:
         streams: list[RankStream] = []
         stderr_path = ""
         child: Child | None = None
+        terminal: StdinTerminal | None = None
         try:
             targets = []
             for is_stderr in (False, True):
@@ -168,7 +171,9 @@ class RankGroup:
                     stderr_path = path
                 targets.append(target)
             environ = _with_columns(environ, streams)
-            child, report = self._begun(*self._begin_spawn(argv, environ, *targets))
+            terminal, stdin = open_stdin(self._config, place.rank, streams, self._warn)
+            opened += [stdin] if stdin else []
+            child, report = self._begun(*self._begin_spawn(argv, environ, stdin, *targets))
         except SpawnError as error:
             raise start_error(error, place.rank, argv, environ) from None
         except OSError as error:
@@ -179,25 +184,31 @@ class RankGroup:
             for fd in opened:
                 os.close(fd)
             if child is None:
-                for stream in streams:
+                for stream in (*streams, *((terminal,) if terminal is not None else ())):
                     stream.close()
-        rank = Rank(place, child, streams, stderr_path)
+        rank = Rank(place, child, streams, stderr_path, terminal)
         self.ranks.append(rank)
         self.by_pid[child.pid] = rank
         return ForkedRank(place.local_rank, place.rank, child.pid, report, argv, environ)
 
     def _begin_spawn(
-        self, argv: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int
+        self, argv: Sequence[str], environ: Mapping[str, str], stdin: int, stdout: int, stderr: int
     ) -> tuple[Child, int]:
         if self._spares is not None and (pids := self._spares.pids):
             self._note_session(pids[0])
             begun = self._spares.begin_spawn(
-                argv, environ, stdout=stdout, stderr=stderr, preparation=self._preparation, files=self._file_limits
+                argv,
+                environ,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                preparation=self._preparation,
+                files=self._file_limits,
             )
             if begun is not None:
                 return begun
             self._reaper.note_ended(pids[0])
-        begun = begin_spawn(argv, environ, stdout=stdout, stderr=stderr, prepare=self._prepare)
+        begun = begin_spawn(argv, environ, stdin=stdin, stdout=stdout, stderr=stderr, prepare=self._prepare)
         self._note_session(begun[0].pid)
         return begun
 
@@ -249,7 +260,8 @@ class RankGroup:
         if not paths:
             if not on_console:
                 return None, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), ""
-            if self._config.output.prefix is None and self._config.output.legacy_template is None and not teed:
+            is_bare = self._config.output.prefix is None and self._config.output.legacy_template is None
+            if is_bare and not teed and not is_asked_for(self._config, place.rank):
                 return None, 2 if is_stderr else 1, ""
         if path == "" and not teed and not has_room_for_files():
             self._warn(_NO_ROOM)
@@ -270,7 +282,9 @@ class RankGroup:
 
     def _open_ends(self, place: RankAssignment, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
         pane = self._screen.err if is_stderr else self._screen.out
-        wanted = self._config.output.pty == "on" or (self._config.output.pty == "auto" and pane.target.is_terminal)
+        output = self._config.output
+        is_seen = pane.target.is_terminal or is_asked_for(self._config, place.rank)
+        wanted = output.pty == "on" or (output.pty == "auto" and is_seen)
         if wanted and on_console:
             try:
                 columns, rows = terminal_size(pane.target.fd)
@@ -355,7 +369,7 @@ class RankGroup:
             if only_handled and signum not in caught_signals(rank.pid):
                 continue
             if not rank.signals:
-                rank.lines_before_stop = _last_lines(rank, is_stderr=True)
+                rank.lines_before_stop = rank.last_lines(is_stderr=True)
             rank.signals.add(signum)
             _signal(rank, signum)
             signalled.append(rank)
@@ -445,7 +459,7 @@ def _signal(rank: Rank, signum: int) -> None:
 
 
 def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return _last_lines(rank, is_stderr=False), _last_lines(rank, is_stderr=True)
+    return rank.last_lines(is_stderr=False), rank.last_lines(is_stderr=True)
 
 
 def _with_columns(environ: dict[str, str], streams: Sequence[RankStream]) -> dict[str, str]:
@@ -462,11 +476,6 @@ def _modest(child: Child, report: int) -> tuple[Child, int]:
         os.close(child.pidfd)
         child = child._replace(pidfd=-1)
     return child, await_report(child, report)
-
-
-def _last_lines(rank: Rank, *, is_stderr: bool) -> tuple[str, ...]:
-    stream = next((stream for stream in rank.streams if stream.is_stderr is is_stderr), None)
-    return stream.last_lines(_LAST_LINES) if stream is not None else ()
 
 
 def _take_in(rank: Rank, at: float) -> None:

@@ -64,6 +64,8 @@ class Wakeup:
             elif signum == signal.SIGWINCH:
                 if self._context.current.group is not None:
                     self._context.current.group.resize()
+                if self._context.terminals is not None:
+                    self._context.guarded("resize the ranks' terminals", self._context.terminals.resize)
             elif signum in self._stopping:
                 is_first = self._stop(signum) or is_first
             else:

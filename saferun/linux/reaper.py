@@ -105,11 +105,18 @@ def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
     close_all_but(kept, moved)
     with suppress(OSError):
         os.chdir("/")
+    mode = None
+    if os.isatty(0):
+        from saferun.linux.terminal_mode import TerminalMode
+
+        mode = TerminalMode(0)
     sessions = Sessions()
     made: dict[str, Identity] = {}
     if _is_dismissed(kept, sessions, made):
         return
     killed = kill_run(run_id, sessions)
+    if mode is not None:
+        mode.restore()
     # Only what was reported: other users may know the run's id and make directories with it in their names.
     remove_scratch((path, *which) for path, which in made.items())
     if not killed:

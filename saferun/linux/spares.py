@@ -25,7 +25,7 @@ from saferun.linux.prctl import die_with_parent
 
 # A message of this size fits into the socket at once: the supervisor never waits for a spare.
 _LONGEST_BYTES = 64 << 10
-_DESCRIPTORS = 3
+_DESCRIPTORS = 4
 
 
 class Spares:
@@ -51,6 +51,7 @@ class Spares:
         argv: Sequence[str],
         environ: Mapping[str, str],
         *,
+        stdin: int = 0,
         stdout: int,
         stderr: int,
         preparation: RankPreparation | None,
@@ -61,6 +62,7 @@ class Spares:
         Args:
             argv: see there.
             environ: see there.
+            stdin: see there.
             stdout: see there.
             stderr: see there.
             preparation: prepares the process before the program starts.
@@ -77,7 +79,7 @@ class Spares:
         pid, connection = self._waiting.popleft()
         error_read, error_write = os.pipe()
         try:
-            send_fds(connection, message, [stdout, stderr, error_write])
+            send_fds(connection, message, [stdout, stderr, error_write, *([stdin] if stdin else [])])
         except OSError:  # it was killed
             os.close(error_read)
             _end(pid)
@@ -138,9 +140,11 @@ def _wait(connection: Socket, mask: set[int | signal.Signals], parent_pid: int) 
         message, fds = receive_fds(connection, _LONGEST_BYTES, _DESCRIPTORS)
         if not message:
             os._exit(0)  # it is not needed
-        stdout, stderr, error_write = fds
+        stdout, stderr, error_write, *own_stdin = fds
         where = "dup2"
         os.set_inheritable(0, True)
+        if own_stdin:
+            os.dup2(own_stdin[0], 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         argv, environ, preparation, files = marshal.loads(message)  # noqa: S302 - from the parent process

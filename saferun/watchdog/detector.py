@@ -135,7 +135,9 @@ class Watchdog:
 
     def _credit(self, sample: JobSample, interval_s: float) -> float:
         """How far the clock moves."""
-        if any(rank.process.traced or rank.process.core_dumping or rank.process.state == "t" for rank in sample.ranks):
+        if sample.is_held or any(
+            rank.process.traced or rank.process.core_dumping or rank.process.state == "t" for rank in sample.ranks
+        ):
             return 0.0
         if sample.ranks and all(rank.process.state == "T" for rank in sample.ranks):
             # Who has stopped the whole job may continue it: a scheduler that lends its GPUs to another one does.

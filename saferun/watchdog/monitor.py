@@ -71,6 +71,7 @@ class Watch:
         examiner: dumps the stacks of suspects and inspects quiet ranks; None: neither is done.
         store_port: of the job's store; 0: unknown.
         addresses: of other hosts of the job, as far as they are known.
+        is_held: whether a rank waits for what a user types.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Watch:
         examiner: Examiner | None = None,
         store_port: int = 0,
         addresses: Sequence[str] = (),
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         self._timeout_s = hang_timeout_s
         self._poller = poller
@@ -91,6 +93,7 @@ class Watch:
         self._examiner = examiner
         self._store_port = store_port
         self._addresses = tuple(addresses)
+        self._is_held = is_held
         can_dump = examiner is not None and "py-spy" in (examiner.tools or ())
         self._watchdog = Watchdog(hang_timeout_s, can_dump=can_dump)
         self._interval_s = sampling_interval_s(hang_timeout_s)
@@ -232,7 +235,7 @@ class Watch:
         self._sampled_at = now
         # Whatever happens below, the next one is not due at once.
         self._sample_at = now + self._asked_s
-        sample = JobSample(now, self._asked_s, tuple(self._read_ranks(now)))
+        sample = JobSample(now, self._asked_s, tuple(self._read_ranks(now)), self._is_held())
         outcome = self._watchdog.feed(sample)
         self._below = outcome.read_descendants
         spent_s = time.thread_time() - began_s

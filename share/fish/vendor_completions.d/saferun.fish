@@ -58,6 +58,7 @@ complete -c saferun -l keep-output -r -d 'how large each file with the output of
 complete -c saferun -l keep-runs -x -d 'remove old runs from saferun_runs, beyond the newest N; none that may live, and none with a failure of the last 7 days; 0: remove nothing'
 complete -c saferun -l prefix -r -d 'prefix of every output line, from {host} {host_digits} {rank} {local_rank} {role}; none: no prefix (default: \'[{host}:{rank}] \')'
 complete -c saferun -l pty -x -a 'auto on off' -d 'give the ranks pseudo-terminals; auto: if saferun itself writes to a terminal'
+complete -c saferun -l attach -r -d 'which rank has the keyboard; auto: where saferun is in the foreground of a terminal, the rank that asks (breakpoint, input); RANK: this one; any: each rank has a terminal as stdin, also without one of saferun\'s own, for saferunctl attach; off: ranks have saferun\'s stdin, as with torchrun'
 complete -c saferun -l color -x -a 'auto always never' -d 'colour the prefixes by rank; auto: on a terminal, unless NO_COLOR is set'
 complete -c saferun -l fold -x -a 'on off' -d 'show a traceback that several ranks print once, and name the others; only where the run directory keeps all of it, and not with --tee, --redirects, --log-line-prefix-template, --prefix none'
 complete -c saferun -l console -x -a 'auto shared own' -d 'whether all hosts write to one console, where the leader alone reports; auto: shared if srun, mpirun or the like started saferun, unless its stderr is a file or a terminal of its own'

@@ -1,0 +1,53 @@
+"""Which ranks have a terminal of their own as stdin; all others have saferun's stdin, as with torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from saferun.config import LaunchConfig
+from saferun.linux.streams import terminal_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.console.rank_stream import RankStream
+    from saferun.linux.keyboard import StdinTerminal
+
+
+def is_asked_for(config: LaunchConfig, rank: int) -> bool:
+    """Whether a rank shall have one also where saferun itself has no keyboard."""
+    return config.output.attach in {"any", rank}
+
+
+def open_stdin(
+    config: LaunchConfig, rank: int, streams: Sequence[RankStream], warn: Callable[[str], None]
+) -> tuple[StdinTerminal | None, int]:
+    """A terminal for the stdin of a rank, if it is to have one, and the descriptor that is to be its stdin.
+
+    Args:
+        config: the launch.
+        rank: the rank.
+        streams: its stdout and stderr, as far as they come through saferun.
+        warn: takes a line.
+
+    Returns:
+        The terminal, and its other end, which the caller closes; None and 0: the rank has saferun's own stdin.
+    """
+    output = config.output
+    if output.attach == "off":
+        return None, 0
+    is_asked = is_asked_for(config, rank)
+    # A prompt is of use where it is seen: line editors work if stdin and stdout both are terminals.
+    is_seen = any(not stream.is_stderr and os.isatty(stream.fd) for stream in streams)
+    if not is_asked and not (is_seen and os.isatty(0)):
+        return None, 0
+    from saferun.linux.keyboard import StdinTerminal, has_keyboard
+
+    if not is_asked and not has_keyboard():
+        return None, 0
+    try:
+        terminal = StdinTerminal(*terminal_size(1))
+    except OSError as error:
+        warn(f"no pseudo-terminal for the input of rank {rank}: {error.strerror}; it has saferun's own stdin")
+        return None, 0
+    return terminal, terminal.take_slave()

@@ -1,0 +1,350 @@
+r"""On a terminal the keyboard goes to the rank that asks for input: debuggers and prompts in jobs of several ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.process.launching import running, until
+from tests.process.test_terminal import Terminal, on_terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROMPT = "(Pdb) "
+ONE_ASKS = """
+from rank import *
+if RANK == 1:
+    secret = 41
+    breakpoint()
+    tell("went on")
+else:
+    await_release("print")
+    print("printed by", RANK, flush=True)
+    tell("printed")
+await_release("end")
+"""
+
+
+def prompts(terminal: Terminal, count: int = 1) -> None:
+    """Wait until the debugger has asked so many times."""
+    until(lambda: terminal.text.count(PROMPT) >= count, f"{count} prompts")
+
+
+def is_raw(terminal: Terminal) -> bool:
+    """Whether a rank has the keyboard."""
+    return not termios.tcgetattr(terminal.slave)[3] & termios.ISIG
+
+
+def asks(terminal: Terminal, count: int = 1) -> None:
+    """Wait until the debugger has asked, and its rank has the keyboard."""
+    prompts(terminal, count)
+    until(lambda: is_raw(terminal), "the rank has the keyboard")
+
+
+def test_the_rank_that_asks_has_the_keyboard_and_line_editing(tmp_path: Path) -> None:
+    """The prompt begins its row, and the arrow keys bring back what was typed before, as in plain Python."""
+    with on_terminal(tmp_path, ONE_ASKS, nproc=3) as (job, terminal):
+        asks(terminal)
+        terminal.type(b"p secret + 1000\r")
+        until(lambda: "\n1041\r\n" in terminal.text, "the debugger answers")
+        prompts(terminal, 2)
+        terminal.type(b"\x1b[A\x1b[D2\r")
+        until(lambda: "\n10061\r\n" in terminal.text, "the line was edited")
+        assert f"\n{PROMPT}p secret" in terminal.text
+        terminal.type(b"c\r")
+        job.hear("went on")
+        job.release("print")
+        job.release("end")
+        assert job.wait() == 0
+        assert terminal.text.count("rank 1 has the keyboard") == 1
+
+
+def test_what_other_ranks_print_waits_for_the_one_that_asks(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, ONE_ASKS, nproc=3) as (job, terminal):
+        asks(terminal)
+        job.release("print")
+        job.hear("printed", 2)
+        terminal.type(b"p secret + 1000\r")
+        until(lambda: "\n1041\r\n" in terminal.text, "the debugger answers")
+        path = "*/attempt_0/rank_0/stdout.log"
+        until(lambda: [b for b in job.run_dir.glob(path) if b"printed" in b.read_bytes()], "the files do not wait")
+        assert "printed by" not in terminal.text
+        terminal.type(b"c\r")
+        until(lambda: terminal.text.count("printed by") == 2, "it is shown when the rank goes on")
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_a_plain_prompt_of_one_of_several_ranks_is_answered_with_an_echo(tmp_path: Path) -> None:
+    program = """
+from rank import *
+if RANK == 2:
+    sys.stdout.write("your name? ")
+    sys.stdout.flush()
+    tell("heard " + sys.stdin.readline().strip())
+await_release("end")
+"""
+    with on_terminal(tmp_path, program, nproc=3) as (job, terminal):
+        until(lambda: "your name? " in terminal.text and is_raw(terminal), "it asks")
+        terminal.type(b"Adx\x7fa\r")
+        job.hear("heard Ada")
+        until(lambda: "your name? Ad" in terminal.text, "the terminal has echoed it")
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_a_rank_that_reads_without_a_prompt_gets_what_is_typed(tmp_path: Path) -> None:
+    program = """
+from rank import *
+tell("ready")
+if RANK == 1:
+    tell("heard " + sys.stdin.readline().strip())
+    tell("heard " + sys.stdin.readline().strip())
+await_release("end")
+"""
+    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
+        job.hear("ready", 2)
+        terminal.type(b"one\n")
+        job.hear("heard one")
+        terminal.type(b"two\r")
+        job.hear("heard two")
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_two_ranks_that_ask_have_the_keyboard_one_after_the_other(tmp_path: Path) -> None:
+    program = """
+from rank import *
+breakpoint()
+tell("went on")
+await_release("end")
+"""
+    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
+        asks(terminal)
+        until(lambda: "waits for input, too" in terminal.text, "the other one is announced")
+        terminal.type(b"p RANK + 700\r")
+        until(lambda: "\n700\r\n" in terminal.text or "\n701\r\n" in terminal.text, "one answers")
+        first = 0 if "\n700\r\n" in terminal.text else 1
+        terminal.type(b"c\r")
+        job.hear("went on")
+        until(lambda: f"rank {1 - first} has the keyboard" in terminal.text, "it is the other one's turn")
+        asks(terminal, 3)
+        terminal.type(b"p RANK + 700\r")
+        until(lambda: f"\n{701 - first}\r\n" in terminal.text, "the other one answers")
+        terminal.type(b"c\r")
+        job.hear("went on")
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_a_key_gives_the_keyboard_to_the_next_rank_that_asks(tmp_path: Path) -> None:
+    program = "from rank import *\nbreakpoint()\ntell('went on')\nawait_release('end')"
+    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
+        asks(terminal)
+        until(lambda: "waits for input, too" in terminal.text, "the other one is announced")
+        for turn in range(2):
+            terminal.type(b"\x1d")
+            until(lambda turn=turn: terminal.text.count("has the keyboard") == turn + 2, "the next one has it")  # type: ignore[misc]
+        terminal.type(b"c\r")
+        job.hear("went on")
+        until(lambda: terminal.text.count("has the keyboard") == 4, "it is the turn of the other one")
+        terminal.type(b"c\r")
+        job.hear("went on")
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_ctrl_c_at_a_prompt_is_for_the_debugger(tmp_path: Path) -> None:
+    """Who interrupts a command of the debugger does not want to lose the job."""
+    with on_terminal(tmp_path, ONE_ASKS, nproc=2) as (job, terminal):
+        asks(terminal)
+        terminal.type(b"p 6 *\x03")
+        until(lambda: "--KeyboardInterrupt--" in terminal.text, "the debugger has it")
+        prompts(terminal, 2)
+        terminal.type(b"c\r")
+        job.hear("went on")
+        job.release("print")
+        job.release("end")
+        assert job.wait() == 0
+        assert not job.has_happened("SignalReceived")
+
+
+@pytest.mark.parametrize("keys", [b"\x03\x03", b"\x1c"])
+def test_ctrl_c_twice_or_ctrl_backslash_stops_the_launch_from_a_prompt(tmp_path: Path, keys: bytes) -> None:
+    with on_terminal(tmp_path, ONE_ASKS, "--shutdown-timeout", "1", nproc=2) as (job, terminal):
+        before = termios.tcgetattr(terminal.slave)
+        asks(terminal)
+        terminal.type(keys)
+        assert job.wait() == 1
+        assert job.has_happened("SignalReceived", signum=signal.SIGINT if keys[0] == 3 else signal.SIGQUIT)
+        assert termios.tcgetattr(terminal.slave) == before
+
+
+def test_ctrl_c_stops_the_launch_where_no_rank_asks(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, ONE_ASKS, "--shutdown-timeout", "1", nproc=2) as (job, terminal):
+        asks(terminal)
+        terminal.type(b"c\r")
+        job.hear("went on")
+        until(lambda: not is_raw(terminal), "the keyboard is saferun's own again")
+        terminal.type(b"\x03")
+        assert job.wait() == 1
+        assert job.has_happened("SignalReceived", signum=signal.SIGINT)
+
+
+@pytest.mark.parametrize("victim", ["rank", "saferun"])
+def test_the_terminal_is_left_as_it_was_when_a_process_dies_at_a_prompt(tmp_path: Path, victim: str) -> None:
+    with on_terminal(tmp_path, ONE_ASKS, nproc=2, sweeps=False) as (job, terminal):
+        before = termios.tcgetattr(terminal.slave)
+        asks(terminal)
+        if victim == "rank":
+            (pid,) = [pid for pid in job.processes() if os.path.exists(f"/proc/{pid}/fd/0") and is_rank(pid, 1)]
+            os.kill(pid, signal.SIGKILL)
+            assert job.wait() == 1
+        else:
+            job.send(signal.SIGKILL)
+            job.wait()
+        until(lambda: not job.processes(), "all are gone")
+        until(lambda: termios.tcgetattr(terminal.slave) == before, "the terminal is as before")
+
+
+def is_rank(pid: int, rank: int) -> bool:
+    """Whether a process is this rank."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return f"\0RANK={rank}\0".encode() in b"\0" + file.read()
+
+
+def test_the_end_of_the_terminal_ends_a_job_in_a_debugger(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, ONE_ASKS, "--shutdown-timeout", "1", nproc=2) as (job, terminal):
+        asks(terminal)
+        terminal.close()
+        assert job.wait() == 1
+        assert job.has_happened("SignalReceived", signum=signal.SIGHUP)
+
+
+@pytest.mark.parametrize("megabytes", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_flood_of_another_rank_does_not_wait_for_the_debugger_and_is_bounded(tmp_path: Path, megabytes: int) -> None:
+    program = """
+from rank import *
+if RANK == 1:
+    breakpoint()
+else:
+    for number in range(int(sys.argv[1])):
+        os.write(1, (b"x" * 99 + b"\\n") * 10_000)
+    print("the last line", flush=True)
+    tell("flooded")
+await_release("end")
+"""
+    with on_terminal(tmp_path, program, nproc=2, arguments=[str(megabytes)]) as (job, terminal):
+        asks(terminal)
+        job.hear("flooded")
+        size = megabytes * 1_000_000 + len("the last line\n")
+        until(lambda: len(job.rank_file(0, "stdout.log")) == size, "the file has all of it")
+        assert "the last line" not in terminal.text
+        terminal.type(b"c\r")
+        until(lambda: "the last line" in terminal.text, "the newest lines are shown")
+        assert "lines of other ranks are not shown; they are in" in " ".join(terminal.text.split())
+        assert len(terminal.text) < 4 << 20
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_a_rank_in_a_debugger_is_no_hang(tmp_path: Path) -> None:
+    """The others wait for it, for as long as the user thinks."""
+    program = """
+from rank import *
+if RANK == 1:
+    breakpoint()
+    tell("went on")
+else:
+    time.sleep(6)
+    tell("slept")
+stay()
+"""
+    options = ("--hang-timeout", "1", "--on-hang", "stop", "--external-wait-timeout", "0")
+    with on_terminal(tmp_path, program, *options, nproc=2) as (job, terminal):
+        asks(terminal)
+        job.hear("slept")
+        assert not job.has_happened("HangSuspected")
+        terminal.type(b"c\r")
+        job.hear("went on")
+        assert job.wait() == 1
+        assert job.has_happened("HangSuspected")
+
+
+def test_with_attach_off_all_ranks_have_the_terminal_itself(tmp_path: Path) -> None:
+    program = "import os; print('stdin', os.ttyname(0))"
+    with on_terminal(tmp_path, program, "--attach", "off", nproc=2) as (job, terminal):
+        assert job.wait() == 0
+        until(lambda: terminal.text.count(f"stdin {os.ttyname(terminal.slave)}") == 2, "both have it")
+
+
+def test_without_a_terminal_the_ranks_have_saferuns_stdin(tmp_path: Path) -> None:
+    """A script that reads a pipe reads it as under torchrun."""
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"piped\n")
+    os.close(write_end)
+    with running(tmp_path, "import sys; print(sys.stdin.isatty(), sys.stdin.read())", stdin=read_end) as job:
+        os.close(read_end)
+        assert job.wait() == 0
+        assert "False piped" in job.out
+
+
+def test_attach_gives_the_keyboard_to_one_rank_from_the_beginning(tmp_path: Path) -> None:
+    program = """
+from rank import *
+tell("ready")
+if RANK == 1:
+    await_release("read")
+tell("heard " + sys.stdin.readline().strip())
+"""
+    with on_terminal(tmp_path, program, "--attach", "1", nproc=2) as (job, terminal):
+        job.hear("ready", 2)
+        until(lambda: is_raw(terminal), "the rank has the keyboard")
+        terminal.type(b"ahead\r")
+        job.release("read")
+        (said,) = job.hear("heard ahead")
+        assert said.rank == 1
+        terminal.type(b"\x1c")
+        assert job.wait() == 1
+
+
+def test_a_terminal_of_another_rank_has_the_size_of_the_window(tmp_path: Path) -> None:
+    program = """
+from rank import *
+tell("size %d" % os.get_terminal_size(0).columns)
+while os.get_terminal_size(0).columns != 61:
+    time.sleep(0.005)
+tell("resized")
+"""
+    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
+        job.hear("size 90", 2)
+        terminal.resize(20, 61)
+        job.hear("resized", 2)
+        assert job.wait() == 0
+
+
+def test_a_rank_that_asks_again_and_again_has_the_keyboard_all_the_time(tmp_path: Path) -> None:
+    """Each step of a debugger goes on for a moment; keys that are typed ahead are for the rank as well."""
+    program = """
+from rank import *
+if RANK == 0:
+    breakpoint()
+    time.sleep(0.6)
+    value = 17
+    tell("stepped")
+await_release("end")
+"""
+    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
+        asks(terminal)
+        terminal.type(b"n\rn\rn\rp value + 3000\r")
+        job.hear("stepped")
+        until(lambda: "3017\r\n" in terminal.text, "all of it has been typed")
+        assert is_raw(terminal)
+        terminal.type(b"c\r")
+        job.release("end")
+        assert job.wait() == 0

@@ -1,0 +1,33 @@
+"""torch's own breakpoint for one rank of a job: the others wait in a barrier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.process.launching import until
+from tests.process.test_terminal import on_terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+from rank import *
+import torch.distributed as dist
+dist.init_process_group("gloo")
+value = 900 + RANK
+dist.breakpoint(1)
+print("met", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_torchs_breakpoint_has_the_keyboard_of_its_rank(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, PROGRAM, nproc=2, store=True) as (job, terminal):
+        until(lambda: "(Pdb) " in terminal.text, "the debugger asks")
+        terminal.type(b"up\r")
+        until(lambda: terminal.text.count("(Pdb) ") >= 2, "it asks again")
+        terminal.type(b"p value\r")
+        until(lambda: "\n901\r\n" in terminal.text, "the debugger answers")
+        terminal.type(b"c\r")
+        assert job.wait() == 0
+        until(lambda: terminal.text.count("met\r\n") == 2, "both have gone on")
