@@ -91,6 +91,9 @@ MODULES = (
     "saferun.preflight.findings_text",
     "textwrap",
     "saferun.env.lint.findings",
+    # To give a rank the keyboard, in another attempt
+    "saferun.linux.terminal_mode",
+    "saferun.launch.rank_terminals",
     # To answer saferunctl
     "saferun.supervisor.requests",
     "saferun.linux.control_socket",

@@ -41,13 +41,13 @@ def open_stdin(
     is_seen = any(not stream.is_stderr and os.isatty(stream.fd) for stream in streams)
     if not is_asked and not (is_seen and os.isatty(0)):
         return None, 0
-    from saferun.linux.keyboard import StdinTerminal, has_keyboard
-
-    if not is_asked and not has_keyboard():
-        return None, 0
     try:
+        from saferun.linux.keyboard import StdinTerminal, has_keyboard
+
+        if not is_asked and not has_keyboard():
+            return None, 0
         terminal = StdinTerminal(*terminal_size(1))
-    except OSError as error:
-        warn(f"no pseudo-terminal for the input of rank {rank}: {error.strerror}; it has saferun's own stdin")
+    except (OSError, ImportError) as error:
+        warn(f"no pseudo-terminal for the input of rank {rank}: {error}; it has saferun's own stdin")
         return None, 0
     return terminal, terminal.take_slave()

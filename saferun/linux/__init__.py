@@ -42,7 +42,8 @@ Files
     current directory; OSError if none can be made. For sockets one with a short path, in memory if possible.
     ``shm_segments``: segments that ranks have left in /dev/shm; none are removed if not all processes can be scanned.
     ``error_files``, ``file_systems``, ``streams``: ranks' error files (None: malformed), types of file systems (empty:
-    unknown), pipes, and pseudo-terminals (OSError if there are none).
+    unknown), pipes, and pseudo-terminals (OSError if there are none). ``keyboard``, ``terminal_mode``: the terminal
+    while a rank has it; without the permission to read system calls its reader is found by the kernel function.
 Network
     ``bare_socket``: sockets without the modules that Python's own import; OSError as theirs.
     ``listen_port``: the port of the ranks' store; SaferunError if it is in use. ``task_sockets``: a Unix socket in a

@@ -92,6 +92,7 @@ SPECIAL = {
     "tee": alike(("1", "1"), ("2", "2"), ("3", "3"), ("0:1", "0:1")),
     "local_ranks_filter": alike(("0", "0"), ("1", "1"), ("2", "2"), ("0,1", "0,1")),
     "signals_to_handle": alike(*((name, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"))),
+    "attach": alike(("auto", "auto"), ("any", "any"), ("off", "off"), ("3", "3")),
     "metrics_port": alike(*((port, port) for port in ("0", "9400", ":9400", "[::1]:9400"))),
     "keep_output": alike(*((size, size) for size in ("64K", "1M", "2G", "all"))),
     "wrap": alike(("0:a", ["0:a"]), ("0:b\n1:c", ["0:b", "1:c"]), ("", []), ("0,1:d", ["0,1:d"])),
