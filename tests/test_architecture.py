@@ -99,11 +99,8 @@ PURE = (
     "report/flame_graph",
     "report/report_text",
     "report/console_text",
-<<<<<<< HEAD
     "report/failure_lines",
-=======
     "console/harmless",
->>>>>>> e8b1d5a (On a terminal the keyboard goes to the rank that asks: breakpoint() and input() in jobs of several ranks)
     "watchdog/detector",
     "watchdog/hang_rules",
     "watchdog/job_verdicts",
