@@ -309,6 +309,7 @@ tell("heard " + sys.stdin.readline().strip())
         job.release("read")
         (said,) = job.hear("heard ahead")
         assert said.rank == 1
+        until(lambda: not is_raw(terminal), "its end gives the keyboard back")
         terminal.type(b"\x1c")
         assert job.wait() == 1
 
