@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from saferun.api.launching import run
     from saferun.api.report import read_report
     from saferun.script import debug as debug
+    from saferun.script.failures import record
     from saferun.script.reported_progress import expect, step
 
-__all__ = ["debug", "expect", "heartbeat", "read_report", "run", "step"]
+__all__ = ["debug", "expect", "heartbeat", "read_report", "record", "run", "step"]
 __version__ = "0.1.0"
 
 
@@ -37,6 +38,7 @@ def heartbeat() -> None:
 _LAZY = {
     "expect": "saferun.script.reported_progress",
     "read_report": "saferun.api.report",
+    "record": "saferun.script.failures",
     "run": "saferun.api.launching",
     "step": "saferun.script.reported_progress",
 }

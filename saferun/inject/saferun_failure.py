@@ -27,8 +27,7 @@ _LONGEST_RECORD = 128 << 10
 _LONGEST_MESSAGE = 2000
 _LONGEST_NAME = 200
 _MOST_EXCEPTIONS = 12
-_MOST_MEMBERS = 4
-"""Of an exception group."""
+_MOST_MEMBERS = 4  # of an exception group
 _FIRST_FRAMES, _LAST_FRAMES = 4, 20
 _MOST_WALKED = 100_000
 _MOST_LOCALS, _MOST_LOCALS_OF_ALL, _MOST_EXAMINED = 32, 240, 400
@@ -216,8 +215,9 @@ class _Torch:
             return self._distributed(value)
         with self._without_functions():
             found = self._shape(value)
-            if found["device"] == "cpu" and (finite := self._is_finite(value, found)) is not None:
-                found["finite"] = finite
+            finite = _tried(None, self._is_finite, value, found) if found["device"] == "cpu" else None
+        if finite is not None:
+            found["finite"] = finite
         return found
 
     def _shape(self, value: object) -> "dict[str, Any]":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
     from typing import Any, Self
 
     import torch
@@ -45,8 +47,8 @@ def set_checks(
             small model down by several times: it notes a stack for each operation, and looks at each gradient.
         sync: ``torch.cuda.set_sync_debug_mode``: ``warn`` or ``error`` at each operation that waits for the GPU, or
             ``default``. Costs next to nothing; without CUDA nothing is done.
-        nan: True, or a module whose parts are to be named: FloatingPointError in the forward call whose result is not
-            finite. Reads each result, so that the CPU waits for the GPU after each module.
+        nan: True, or a module whose parts alone are checked: FloatingPointError in the forward call whose result is not
+            finite, with the module's name. Reads each result, so that the CPU waits for the GPU after each module.
 
     Returns:
         what restores the state before, by ``remove`` or as a context manager.
@@ -68,7 +70,7 @@ def set_checks(
         def check(module: torch.nn.Module, _inputs: object, outputs: object) -> None:
             for tensor in _tensors_in(outputs):
                 if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                    name = names.get(id(module))
+                    name = names.get(id(module)) or _dotted_name(module)
                     who = f"{name!r} ({type(module).__name__})" if name else type(module).__name__
                     bad = int((~torch.isfinite(tensor)).sum())
                     raise FloatingPointError(
@@ -81,6 +83,19 @@ def set_checks(
         else:
             checks.add(torch.nn.modules.module.register_module_forward_hook(check).remove)
     return checks
+
+
+def _dotted_name(module: torch.nn.Module) -> str:
+    """Its name in the outermost module that is being called; empty where it is that one itself."""
+    import torch
+
+    root, call = module, torch.nn.Module._call_impl.__code__  # noqa: SLF001 - what runs the hooks
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented
+    while frame is not None:
+        if frame.f_code is call and isinstance(found := frame.f_locals.get("self"), torch.nn.Module):
+            root = found
+        frame = frame.f_back
+    return next((name for name, part in root.named_modules() if part is module), "")
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - what a module returns

@@ -1,0 +1,127 @@
+"""``saferun.record``: what ends a function, or this process, by an exception is recorded, and goes on as ever."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import ExceptHookArgs
+    from types import TracebackType
+    from typing import Any, ParamSpec, TypeVar, overload
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+__all__ = ["record"]
+
+_HEARTBEAT = ".heartbeat"
+_process = os.getpid()
+_installed: list[str] = []
+"""Files of excepthooks that are installed, at most one: the last one's counts."""
+
+if TYPE_CHECKING:
+
+    @overload
+    def record(function: Callable[P, R], *, file: str = "") -> Callable[P, R]: ...
+
+    @overload
+    def record(function: None = None, *, file: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def record(function: Callable[..., Any] | None = None, *, file: str = "") -> Any:
+    """Record exceptions, as a decorator or for the whole process.
+
+    ``@saferun.record`` records what leaves the function, also where the caller handles it. ``saferun.record()`` records
+    what nothing handles, in all threads. Under saferun the hook in the ranks does that for the main thread anyway. The
+    exception goes on unchanged, with its traceback and exit code; SystemExit is none. No call of this raises, and
+    nothing is written outside saferun unless a file is named.
+
+    Args:
+        function: what is decorated; None: the whole process, and the result is a decorator.
+        file: where the record is written, too: a path, with ``{rank}`` for the variable RANK. It is written by this
+            process, and waits for the file system.
+
+    Returns:
+        The function; a coroutine function stays one.
+    """
+    if function is None:
+        _install(file)
+        return lambda decorated: record(decorated, file=file)
+    from functools import wraps
+    from inspect import iscoroutinefunction
+
+    if iscoroutinefunction(function):
+
+        @wraps(function)
+        async def awaited(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as the function
+            try:
+                return await function(*arguments, **named)
+            except BaseException as error:
+                _keep(error, file)
+                raise
+
+        return awaited
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as the function
+        try:
+            return function(*arguments, **named)
+        except BaseException as error:
+            _keep(error, file)
+            raise
+
+    return called
+
+
+def _install(file: str) -> None:
+    """Record what nothing handles; a second time changes the file only."""
+    is_first = not _installed
+    _installed[:] = [file]
+    if not is_first:
+        return
+    try:
+        import threading
+
+        printed, of_thread = sys.excepthook, threading.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            printed(kind, error, trace)
+            _keep(error, _installed[0])
+
+        def thread_excepthook(arguments: ExceptHookArgs, /) -> None:
+            of_thread(arguments)
+            if arguments.exc_value is not None:
+                name = arguments.thread.name if arguments.thread is not None else ""
+                _keep(arguments.exc_value, _installed[0], thread=name or "?")
+
+        sys.excepthook, threading.excepthook = excepthook, thread_excepthook
+    except Exception:  # noqa: S110 - it may not disturb the script
+        pass
+
+
+def _keep(error: BaseException, file: str, thread: str = "") -> None:
+    """Write the record; silent. A forked child is no rank."""
+    if issubclass(type(error), (SystemExit, GeneratorExit)) or os.getpid() != _process:
+        return
+    heartbeat = os.environ.get("SAFERUN_HEARTBEAT_FILE", "")
+    paths = [f"{heartbeat[: -len(_HEARTBEAT)]}.failure"] if heartbeat.endswith(_HEARTBEAT) else []
+    if file:
+        paths.append(file.replace("{rank}", os.environ.get("RANK", "0")))
+    if not paths:
+        return
+    try:
+        from saferun.inject import saferun_failure
+
+        content = saferun_failure.described(error, thread)
+    except Exception:
+        return
+    for path in paths:
+        try:
+            # The record takes the place of a file, and of nothing else: not of a device.
+            if os.path.isfile(path) or not os.path.lexists(path):
+                saferun_failure.write(path, content)
+        except Exception:  # noqa: S110 - as above
+            pass
