@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from saferun.errors import UsageError, suppress
@@ -57,6 +58,23 @@ class LiveRun:
             raise _silent(self.shown, error.strerror or str(error)) from None
         return self.next_answer(patience_s)
 
+    def fileno(self) -> int:
+        """A descriptor that is readable when something has come."""
+        return self._connection.fileno()
+
+    def send(self, message: JsonObject) -> None:
+        """Send a message that has no answer; that the saferun has gone is found by ``receive``."""
+        with suppress(OSError):
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[JsonObject] | None:
+        """The messages that have come; None: the connection is closed."""
+        try:
+            chunk = self._connection.recv(_READ_BYTES)
+        except OSError:
+            return None
+        return self._buffer.feed(chunk) if chunk else None
+
     def next_answer(self, timeout_s: float = _TIMEOUT_S) -> JsonObject:
         """The next answer. A request that is refused is an error.
 
@@ -99,6 +117,17 @@ def find_live(directory: Path) -> LiveRun:
     Raises:
         UsageError: there is none.
     """
+    return next(connections(directory))
+
+
+def connections(directory: Path) -> Iterator[LiveRun]:
+    """Connections to the saferuns of a run that live on this host, the one that leads the job first, if it is here.
+
+    Each belongs to the caller, and is opened when it is wanted.
+
+    Raises:
+        UsageError: there is none.
+    """
     shown = shorter_path(str(directory))
     try:
         fd = open_run(str(directory))
@@ -111,14 +140,18 @@ def find_live(directory: Path) -> LiveRun:
         os.close(fd)
     if not records:
         raise _ended(shown, state)
-    failure = ""
+    failure, has_any = "", False
     for record in records:
         if record.control_socket:
             try:
-                return LiveRun(directory, connect(record.control_socket, _TIMEOUT_S), record)
+                connection = connect(record.control_socket, _TIMEOUT_S)
             except OSError as error:
                 failure = failure or str(error.strerror or error)
-    raise _unreachable(shown, records, failure)
+                continue
+            has_any = True
+            yield LiveRun(directory, connection, record)
+    if not has_any:
+        raise _unreachable(shown, records, failure)
 
 
 def _ended(shown: str, state: RunState) -> UsageError:

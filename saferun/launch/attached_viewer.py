@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from saferun.launch.launch_context import LaunchContext
     from saferun.launch.rank_terminals import RankTerminal
     from saferun.linux.json_lines import JsonLines
     from saferun.model import JsonObject
@@ -36,8 +37,9 @@ class AttachedViewer:
         self._lines = lines
         self._harmless = HarmlessText()
         self._skipped_bytes = 0
+        self._has_begun = False
 
-    def show_last(self) -> None:
+    def _show_last(self) -> None:
         """Show what the rank has printed last."""
         for stream in sorted(self._one.rank.streams, key=lambda stream: not stream.is_stderr):
             last = stream.last_bytes(_SHOWN_BYTES)
@@ -49,6 +51,8 @@ class AttachedViewer:
 
     def show(self, chunk: bytes) -> None:
         """Show what the rank writes, or its terminal echoes."""
+        if not self._has_begun:
+            return  # it is among the last lines, which are shown first
         if self._lines.queued_bytes > _MOST_QUEUED_BYTES:
             self._skipped_bytes += len(chunk)
             return
@@ -62,8 +66,49 @@ class AttachedViewer:
     def take(self, message: JsonObject) -> None:
         """A message of the other shell's; what is malformed is ignored."""
         with suppress(ValueError, TypeError):
-            if isinstance(typed := message.get("keys"), str):
-                self.keys.take(typed.encode("latin-1"))
             if isinstance(size := message.get("size"), list):
                 columns, rows = (min(max(int(number), 1), _MOST_COLUMNS) for number in size)
                 self._one.terminal.resize(columns, rows)
+            if isinstance(typed := message.get("keys"), str):
+                self.keys.take(typed.encode("latin-1"))
+        if not self._has_begun:
+            self._has_begun = True
+            self._show_last()
+
+
+def find_terminal(context: LaunchContext, wanted: str) -> RankTerminal | JsonObject:
+    """The terminal of a rank, or why there is none.
+
+    Args:
+        context: the launch.
+        wanted: the rank's number; empty: the one that asks.
+    """
+    terminals, plan = context.terminals, context.current.plan
+    if plan is None:
+        return {"error": "no rank runs now", "hint": "try again when saferunctl status shows that the ranks run"}
+    here = [place.rank for place in plan.placement.ranks]
+    number = int(wanted) if wanted.isascii() and wanted.isdecimal() else None
+    if number is not None and number not in here:
+        if number >= plan.placement.world_size:
+            return {
+                "error": f"the job has no rank {number}",
+                "hint": f"its ranks are 0-{plan.placement.world_size - 1}",
+            }
+        return {"elsewhere": _host_of(context, number)}
+    one = terminals.find(number) if terminals is not None else None
+    if one is None and terminals is not None and terminals.has_any and number is None:
+        return {"error": "no rank asks for input now", "hint": "name one of the ranks: --rank N"}
+    if one is None:
+        what = "the ranks of this launch have" if number is None else f"rank {number} has"
+        return {"error": f"{what} no terminal of its own, or has ended", "hint": "start the job with --attach any"}
+    if one.viewer is not None:
+        return {"error": f"another shell is attached to rank {one.number}", "hint": "it detaches with Ctrl-]"}
+    return one
+
+
+def _host_of(context: LaunchContext, number: int) -> str:
+    """The host of a rank, as far as this one knows: the leader knows all."""
+    for peer in context.job.peers.values():
+        if peer.base_rank <= number < peer.base_rank + peer.ranks:
+            return peer.label
+    return ""

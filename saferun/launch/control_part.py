@@ -31,6 +31,7 @@ from saferun.text.typed_json import fit, line_of, number_of, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.launch.attached_viewer import AttachedViewer
     from saferun.linux.bare_socket import Socket
 
 _MOST_CLIENTS = 32
@@ -62,6 +63,7 @@ class ControlRequest(Value):
         signum: of ``checkpoint``: the signal that the ranks handle.
         timeout_s: of ``checkpoint``: how long the ranks may take to end; they are stopped then.
         wanted: of ``stacks``: what of the ranks.
+        rank: of ``attach``: which one; empty: the one that asks for input.
     """
 
     op: Annotated[str, line_of(_LONGEST_NAME)]
@@ -69,6 +71,7 @@ class ControlRequest(Value):
     signum: Annotated[int, number_of(64)] = 0
     timeout_s: Annotated[float, seconds_of(_LONGEST_WAIT_S)] = 0.0
     wanted: Wanted = Wanted("stacks")
+    rank: Annotated[str, line_of(_LONGEST_NAME)] = ""
 
 
 class _Client:
@@ -81,6 +84,7 @@ class _Client:
         self.has_asked = False
         self.restarted_attempt: int | None = None  # waits for another one than this
         self.is_answered = False
+        self.viewer: AttachedViewer | None = None
         self.on_gone: Callable[[], None] = lambda: None
 
 
@@ -248,7 +252,10 @@ class ControlPart(PartBase):
     def _on_readable(self, fd: int) -> None:
         client = self._clients[fd]
         messages = client.lines.receive()
-        if messages is None or len(messages) > 1 or (messages and client.has_asked):
+        if client.viewer is not None and messages is not None:
+            for message in messages:
+                client.viewer.take(message)
+        elif messages is None or len(messages) > 1 or (messages and client.has_asked):
             self._drop(fd)
         elif messages:
             client.has_asked = True
@@ -388,6 +395,26 @@ class ControlPart(PartBase):
         client.on_gone = lambda: self._stacks.forget(on_done)
         self._stacks.request(request.wanted, on_done)
 
+    def _attach(self, client: _Client, request: ControlRequest) -> None:
+        """A rank gets the terminal that the client is in."""
+        from saferun.launch.attached_viewer import AttachedViewer, find_terminal
+
+        terminals, found = self._context.terminals, find_terminal(self._context, request.rank)
+        if isinstance(found, dict) or terminals is None:
+            self._send(client, found if isinstance(found, dict) else {})
+            return
+        one = found
+
+        def end() -> None:
+            client.until = time.monotonic() + _PATIENCE_S
+            self._send(client, {"ended": True})
+
+        client.viewer = AttachedViewer(one, client.lines, end)
+        client.until = None
+        client.on_gone = lambda: terminals.detach(one)
+        self._send(client, {"ok": True, "rank": one.number}, is_last=False)
+        terminals.attach(one, client.viewer)
+
     _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, ControlRequest], None]]] = {
         "stop": _stop,
         "kill": _stop,
@@ -395,4 +422,5 @@ class ControlPart(PartBase):
         "restart": _restart,
         "status": _show,
         "stacks": _read_ranks,
+        "attach": _attach,
     }

@@ -279,7 +279,7 @@ class RankActions(PartBase):
                 self.intake.remove(stream)
         context.ended = current
         if context.terminals is not None:
-            context.guarded("take the keyboard back", context.terminals.end)
+            context.guarded("take the keyboard back", context.terminals.close)
         group.close(time.monotonic())
 
     def forget(self) -> None:

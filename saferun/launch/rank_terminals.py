@@ -98,7 +98,7 @@ class RankTerminals(PartBase):
 
     def begin(self, group: RankGroup) -> None:
         """The ranks of an attempt have been forked."""
-        self.end()
+        self.close()
         for rank in group.ranks:
             if rank.terminal is None:
                 continue
@@ -112,16 +112,12 @@ class RankTerminals(PartBase):
                 self._watch_keyboard()
         self._give_keyboard(time.monotonic())
 
-    def end(self) -> None:
-        """No rank of this attempt is left."""
+    def close(self) -> None:
+        """No rank of this attempt is left, or the launch is over."""
         for one in list(self._ones.values()):
             self._remove(one)
         self._announce_at = None
         self._drop_keyboard()
-
-    def close(self) -> None:
-        """The launch is over."""
-        self.end()
 
     def rank_ended(self, rank: Rank) -> None:
         """A rank has been reaped, and its last output has been taken in."""
@@ -151,7 +147,7 @@ class RankTerminals(PartBase):
         def guarded() -> None:
             if not self._context.succeeds("give a rank the keyboard", call):
                 with suppress(Exception):
-                    self.end()
+                    self.close()
 
         return guarded
 
@@ -377,6 +373,11 @@ class RankTerminals(PartBase):
             return self._asking[0]
         return next(iter(self._ones.values())) if len(self._ones) == 1 else None
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a rank has a terminal."""
+        return bool(self._ones)
+
     def attach(self, one: RankTerminal, viewer: AttachedViewer) -> None:
         """The terminal of another shell is the rank's from now on."""
         one.viewer = viewer
@@ -391,7 +392,7 @@ class RankTerminals(PartBase):
         """The other shell has gone."""
         one.viewer = None
         one.is_announced = False
-        if one.number in self._ones:
+        if self._ones.get(one.number) is one:
             now = time.monotonic()
             self._announce_at = now + _ANNOUNCE_S
             self._give_keyboard(now)
