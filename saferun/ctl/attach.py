@@ -6,13 +6,14 @@ import argparse
 import os
 import select
 import signal
-import sys
 import termios
 from typing import TYPE_CHECKING
 
+from saferun.console.harmless import HarmlessText
+from saferun.console.stderr import print_error
 from saferun.ctl.live_run import connections
 from saferun.ctl.run_directory import add_run_argument, find_run
-from saferun.errors import UsageError, suppress
+from saferun.errors import UsageError, printable, suppress
 from saferun.linux.streams import terminal_size
 from saferun.linux.terminal_mode import raw_mode
 from saferun.text.decoding import MALFORMED, display_text
@@ -57,8 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(text: str) -> None:
-    sys.stderr.write(f"saferun: {text}\n")
-    sys.stderr.flush()
+    print_error(f"saferun: {printable(text)}")
 
 
 def _find(directory: Path, rank: str) -> tuple[LiveRun, int]:
@@ -87,6 +87,7 @@ class _Terminal:
 
     def __init__(self, live: LiveRun) -> None:
         self._live = live
+        self._harmless = HarmlessText()
         self._signals, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
 
@@ -150,7 +151,7 @@ class _Terminal:
 
     def _take(self, message: JsonObject) -> str | None:
         if isinstance(text := message.get("text"), str):
-            content = text.encode("latin-1", "replace")
+            content = self._harmless.feed(text.encode("latin-1", "replace"))
             while content:
                 content = content[os.write(1, content) :]
         return None if "text" in message else "rank {rank} has ended"

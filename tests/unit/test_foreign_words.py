@@ -61,6 +61,7 @@ WRITES = {"sys.stdout.write", "sys.stderr.write", "os.write"}
 OTHER_WRITES = {
     "cli/argument_parser.py": "a script for a shell, made of our own options",
     "cli/help.py": "made of our own options",
+    "ctl/attach.py": "what a rank writes to the user's own terminal, cleaned by console/harmless.py",
     "captures/pystack_core.py": "an answer to the process that started it",
     "launch/wrapped_ranks.py": "likewise",
     "linux/nvidia_gpus.py": "an answer to the process that started it",
