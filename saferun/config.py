@@ -170,7 +170,8 @@ class WatchConfig(Value):
     ``slow_dumps_s``: how often they are by their Flight Recorders, 0: never; ``external_wait_s``: for how long nothing
     may move where a rank waits for something outside the job, 0: no longer than elsewhere. ``trace_calls``: the
     directories and packages whose calls the ranks record, empty: they record none; ``trace_lines``: the rank that
-    records lines as well, -1: none.
+    records lines as well, -1: none. ``pdb``: the first rank that fails with an exception opens a debugger, which ends
+    when nothing is typed for ``pdb_timeout_s``, 0: never.
     """
 
     hang_timeout_s: float
@@ -189,6 +190,8 @@ class WatchConfig(Value):
     external_wait_s: float = 0.0
     trace_calls: tuple[str, ...] = ()
     trace_lines: int = -1
+    pdb: bool = False
+    pdb_timeout_s: float = 0.0
 
 
 class ChecksConfig(Value):

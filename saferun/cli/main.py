@@ -214,6 +214,9 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting], command: Co
     _check_seconds(values, "slow_window", "0 turns it off")
     _check_seconds(values, "bar_interval", "0 shows it once a second")
     _check_seconds(values, "slow_dumps", "0 turns it off")
+    _check_seconds(values, "pdb_timeout", "0 waits for ever")
+    if values.pdb and values.no_inject:
+        raise UsageError("--pdb needs the start-up hook, which --no-inject leaves out", "leave one of them out")
     _check_count(values, "keep_runs", "use 0 to remove nothing")
     _check_count(values, "keep_cores", "to keep none, leave --cores at backtrace")
     if values.on_hang == "restart" and values.max_restarts <= 0:
@@ -240,6 +243,8 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting], command: Co
         cores_asked=settings["cores"].origin != "default" and values.cores != "off",
         trace_calls=_traced_code(values, command),
         trace_lines=values.trace_lines,
+        pdb=values.pdb,
+        pdb_timeout_s=values.pdb_timeout,
     )
 
 
@@ -400,7 +405,7 @@ def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mappi
         fold=values.fold == "on",
         bar_interval_s=values.bar_interval,
         report_html=values.report_html,
-        attach=_attach(values.attach),
+        attach=_attach("any" if values.pdb and values.attach == "auto" else values.attach),
         on_event=_split_command("--on-event", values.on_event) if values.on_event else (),
         metrics=values.metrics,
         metrics_port=_metrics_address(values.metrics_port) if values.metrics_port else None,

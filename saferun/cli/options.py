@@ -489,6 +489,19 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
     _option("--keep-cores N", 4, HANGS, "with --cores keep: how many cores to keep at most, one of each kind of crash"),
     _option("--gdb", False, HANGS, "also read cores with gdb (slow); otherwise gdb is used only if pystack is missing"),
     _option(
+        "--pdb",
+        False,
+        HANGS,
+        "open a debugger in the first rank of each host that an exception ends, on the terminal or for saferunctl "
+        "attach; ranks that fail meanwhile wait. The exit code is that of the exception",
+    ),
+    _option(
+        "--pdb-timeout SECONDS",
+        1800.0,
+        HANGS,
+        "with --pdb: seconds without a key after which a prompt gets the end of its input; 0: never",
+    ),
+    _option(
         "--no-inject",
         False,
         HANGS,

@@ -6,7 +6,8 @@ ranks. With ``SAFERUN_HOOK=<prefix>`` in the environment, the process of number 
 * writes the stacks of all its threads to ``<prefix>.P.stacks`` when signal 63 arrives, in the middle of C code too;
 * serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on;
 * writes what ends it by an exception, with what the locals are, to ``<prefix>.failure`` (``saferun_failure.py``);
-* records its last Python calls in ``<prefix>.P.calls`` if ``SAFERUN_TRACE`` asks for it (``saferun_calls.py``).
+* records its last Python calls in ``<prefix>.P.calls`` if ``SAFERUN_TRACE`` asks for it (``saferun_calls.py``);
+* opens a debugger at an exception that ends it if ``SAFERUN_PDB`` asks for it (``saferun_pdb.py``).
 
 Then the module takes itself away, from ``sys.path`` and the environment too, and lets the ``sitecustomize`` follow that
 Python would have found without it. Whatever goes wrong here stays silent: it may not disturb the program.
@@ -298,6 +299,11 @@ def _act() -> None:
             finally:
                 sys.modules.pop("saferun_calls", None)
         _record_failures(prefix)
+        if os.environ.get("SAFERUN_PDB"):
+            try:
+                __import__("saferun_pdb").begin(prefix)
+            finally:
+                sys.modules.pop("saferun_pdb", None)
 
 
 def _leave() -> None:
@@ -308,6 +314,7 @@ def _leave() -> None:
     # Interpreters within this process run this file once more, and shall find nothing to do.
     os.environ.pop("SAFERUN_HOOK", None)
     os.environ.pop("SAFERUN_TRACE", None)
+    os.environ.pop("SAFERUN_PDB", None)
     if "PYTHONPATH" in os.environ:
         kept = [path for path in os.environ["PYTHONPATH"].split(":") if path != entry]
         if kept:

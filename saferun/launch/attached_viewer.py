@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from saferun.console.harmless import HarmlessText
 from saferun.errors import suppress
 from saferun.launch.keyboard_session import TypedKeys
@@ -70,6 +72,7 @@ class AttachedViewer:
                 columns, rows = (min(max(int(number), 1), _MOST_COLUMNS) for number in size)
                 self._one.terminal.resize(columns, rows)
             if isinstance(typed := message.get("keys"), str):
+                self._one.typed_at = time.monotonic()
                 self.keys.take(typed.encode("latin-1"))
         if not self._has_begun:
             self._has_begun = True

@@ -53,6 +53,8 @@ class RankHook:
             hook = (copied_hook(self._directory) if self._is_in_memory else "") or INJECT
             variables |= {"SAFERUN_HOOK": prefix, "PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else hook}
             watching = self._launch.config.watch
+            if watching.pdb:
+                variables["SAFERUN_PDB"] = "1"
             # A page of a file on a disk may not be there when the rank writes to it.
             if watching.trace_calls and self._is_in_memory:
                 what = "lines" if rank == watching.trace_lines else "calls"

@@ -39,6 +39,8 @@ _KEYS_S = 5.0
 _TYPED_S = 0.05
 _IDLE_KEYS_S, _LONGEST_IDLE_KEYS_S = 0.2, 2.0
 _ANNOUNCE_S = 0.5
+# Erases what has been typed, then Ctrl-D.
+_END_OF_INPUT = b"\x15\x04"
 _NEXT = b"\x1d"  # Ctrl-]
 # States in which the ranks do their work; in all others Ctrl-C is for saferun.
 _AT_WORK = frozenset({State.STARTING, State.RUNNING, State.CAPTURING})
@@ -63,12 +65,21 @@ class RankTerminal:
         self.checked_at = float("-inf")
         self.checks = 0
         self.viewer: AttachedViewer | None = None
+        self.began_at = self.typed_at = 0.0  # to ask; when a key was typed last
         self.is_announced = False  # that it waits, since it began to ask
 
     @property
     def number(self) -> int:
         """The rank's number."""
         return self.rank.place.rank
+
+    def end_idle_prompt(self, now: float, limit_s: float) -> bool:
+        """Type the end of the input where nothing has been typed for so long. Returns whether that was so."""
+        if now - max(self.began_at, self.typed_at) < limit_s:
+            return False
+        self.typed_at = now
+        self.terminal.write(_END_OF_INPUT)
+        return True
 
     def has_reader(self) -> bool:
         """Whether the rank, or the tool that it runs under, waits for input in its main thread."""
@@ -85,6 +96,8 @@ class RankTerminals(PartBase):
     def __init__(self, context: LaunchContext) -> None:
         self._context = context
         self._attach = context.config.output.attach
+        watch = context.config.watch
+        self._idle_limit_s = watch.pdb_timeout_s if watch.pdb else 0.0
         self._ones: dict[int, RankTerminal] = {}
         self._asking: list[RankTerminal] = []  # the one that has asked first comes first
         self._keyboard: Keyboard | None = None
@@ -186,12 +199,15 @@ class RankTerminals(PartBase):
             has_screen = one.viewer is not None or (self._session is not None and self._session.rank is one.rank)
             one.check_at = now + (_ASKING_S if has_screen else _WAITING_S)
             if not one.asks:
-                one.asks = True
+                one.asks, one.began_at = True, now
                 self._asking.append(one)
                 self._give_keyboard(now)
                 one.check_at = now + _ASKING_S
                 self._announce_at = self._announce_at or now + _ANNOUNCE_S
             self._hold_clock()
+            if self._idle_limit_s and one.end_idle_prompt(now, self._idle_limit_s):
+                text = f"nothing was typed for {self._idle_limit_s:g} s: the debugger of rank {one.number} ends"
+                self._context.report(text)
         elif one.asks:
             one.check_at = now + _ASKING_S
             if now - one.asked_at >= _SCREEN_S:
@@ -326,6 +342,7 @@ class RankTerminals(PartBase):
         if typed is None:
             self._drop_keyboard()
         elif self._session is not None:
+            self._ones[self._session.rank.place.rank].typed_at = now
             before, next_one, after = typed.partition(_NEXT)
             self._session.keys.take(before)
             if next_one:

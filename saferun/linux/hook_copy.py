@@ -9,7 +9,7 @@ from saferun.linux.ownership import remove_tree
 
 _NAME = "hook"
 _FILE = "sitecustomize.py"
-_OTHERS = ("saferun_failure.py", "saferun_calls.py")
+_OTHERS = ("saferun_failure.py", "saferun_calls.py", "saferun_pdb.py")
 """What the hook loads, the last one where that is asked for."""
 
 
@@ -34,7 +34,7 @@ def copy_hook(source: str, directory: str) -> None:
             compiled = os.path.join(source, "__pycache__")
             os.mkdir(os.path.join(making, "__pycache__"), 0o700)
             for name in os.listdir(compiled):
-                if name.startswith(("sitecustomize.", "saferun_failure.", "saferun_calls.")) and name.endswith(".pyc"):
+                if name.startswith(("sitecustomize.", "saferun_")) and name.endswith(".pyc"):
                     _copy(os.path.join(compiled, name), os.path.join(making, "__pycache__", name))
         with suppress(OSError):  # a copy exists
             os.rename(making, os.path.join(directory, _NAME))

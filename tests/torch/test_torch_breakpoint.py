@@ -31,3 +31,27 @@ def test_torchs_breakpoint_has_the_keyboard_of_its_rank(tmp_path: Path) -> None:
         terminal.type(b"c\r")
         assert job.wait() == 0
         until(lambda: terminal.text.count("met\r\n") == 2, "both have gone on")
+
+
+RAISES = """
+from rank import *
+import torch.distributed as dist
+dist.init_process_group("gloo")
+def train(value):
+    if RANK == 1:
+        raise KeyError("labels")
+    dist.barrier()
+train(900)
+"""
+
+
+def test_a_debugger_after_an_exception_comes_behind_its_traceback(tmp_path: Path) -> None:
+    """In a process group tracebacks come by way of a buffer of torch; the other rank waits in its barrier."""
+    with on_terminal(tmp_path, RAISES, "--pdb", nproc=2, store=True) as (job, terminal):
+        until(lambda: "(Pdb) " in terminal.text, "the debugger asks")
+        assert "KeyError: 'labels'" in terminal.text[: terminal.text.index("(Pdb) ")]
+        terminal.type(b"p value + 1\r")
+        until(lambda: "\n901\r\n" in terminal.text, "the debugger answers")
+        terminal.type(b"q\r")
+        assert job.wait() == 1
+        until(lambda: "failed first" in terminal.text, "the report is as ever")
