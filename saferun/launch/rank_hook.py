@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping
 
 from saferun.errors import suppress
@@ -35,6 +36,7 @@ class RankHook:
         self._is_in_memory = False
         self._attempt = -1
         self._states: dict[int, ScriptState] = {}  # of this attempt's ranks, as last read
+        self._in_phase_at: dict[int, float] = {}  # when each of them was last seen in a phase
 
     def environ(self, attempt: int, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables that load the hook into a rank; empty where there is no directory for it.
@@ -82,6 +84,7 @@ class RankHook:
         if self._attempt != attempt:
             self._attempt = attempt
             self._states.clear()
+            self._in_phase_at.clear()
             if not self._directory or self._is_in_memory:
                 self._make_directory()
         prefix = os.path.join(self._directory, f"a{attempt}r{rank}") if self._directory else ""
@@ -123,7 +126,14 @@ class RankHook:
         state = state_from(content) if content else None
         if state is not None:
             self._states[rank] = state
+            if state.phase is not None:
+                self._in_phase_at[rank] = time.monotonic()
         return self._states.get(rank)
+
+    def was_in_phase(self, attempt: int, rank: int, since: float) -> bool:
+        """Whether it has been seen in a phase of ``saferun.expect`` since then, in monotonic seconds, or is in one."""
+        self.script_state(attempt, rank)
+        return self._in_phase_at.get(rank, 0.0) > since
 
     def copy_to_memory(self) -> None:
         """Have the hook copied for restarts. Until the copy is complete, ranks load the hook from saferun's files."""

@@ -59,6 +59,7 @@ class SlowRankWatch:
         self._hosts: dict[int, str] = {}
         self._judge_at = 0.0
         self._reports = 0
+        self._reported_at = 0.0
         self._pids: dict[int, int] = {}
         self._beside: Answer | None = None
         self._found: Straggler | None = None  # with what is to be seen beside it still to come
@@ -176,9 +177,19 @@ class SlowRankWatch:
     # ---------------------------------------------------------------------------------------------------- on each host
 
     def _share(self, rows: list[list[int]]) -> None:
+        rows = self._context.launch.guarded("see who is in a long phase", self._without_phases, rows) or rows
         self._reports += 1
         if len(repr(rows)) <= _LONGEST_REPORT or not self._context.launch.config.hosts.together:
             self._context.launch.job.reports.share_waits({"n": self._reports, "rows": rows})
+
+    def _without_phases(self, rows: list[list[int]]) -> list[list[int]]:
+        """A rank that has announced a long phase (``saferun.expect``) cannot be compared with the others."""
+        from saferun.watchdog.stragglers import nothing_of
+
+        hook, attempt, since = self._context.hook, self._context.launch.attempt, self._reported_at
+        self._reported_at = time.monotonic()
+        excused = {rank for rank in self._pids if hook.was_in_phase(attempt, rank, since)}
+        return [*(row for row in rows if row[0] not in excused), *nothing_of(sorted(excused))] if excused else rows
 
     def _take_slow(self, ranks: Sequence[int]) -> None:
         """These ranks are slow: see what is beside those of this host."""

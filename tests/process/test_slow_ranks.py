@@ -236,3 +236,18 @@ def test_the_clock_of_the_ranks_own_gpu_is_shown() -> None:
         {"index": 2, "processes": [{"pid": 5}]},
     ]
     assert list(clock_lines({"gpus": gpus}, frozenset({5}))) == ["GPU 0: clock 990 of 1980 MHz, 91 °C"]
+
+
+def test_a_rank_in_an_announced_phase_is_not_named(tmp_path: Path) -> None:
+    """Its script has said that it takes long (``saferun.expect``); after the phase it is compared again."""
+    phase = (
+        "import saferun\nfrom rank import *\nphase = saferun.expect(600, 'evaluating')\n"
+        "if RANK == 2:\n    phase.__enter__()\n"
+    )
+    with running(tmp_path, phase + IN_STEP, *WINDOW, nproc=4, arguments=["2", "1.3"], store=False) as job:
+        job.hear("ready", 4)
+        reports(job, 12)
+        assert table_of(job)["slow"] == []
+        job.release("end")
+        assert job.wait() == 0
+    assert SLOW not in job.err
