@@ -108,6 +108,14 @@ class HostsConfig(Value):
         return self.most > 1 or self.task is not None
 
 
+class Place(Value):
+    """This host's place in the job, as it is known while the rest of a launch may yet prove to be impossible."""
+
+    hosts: HostsConfig
+    rendezvous: RendezvousConfig
+    secret_file: str = ""
+
+
 class LogConfig(Value):
     """torchrun's options about streams. ``redirects`` and ``tee``: one mask (1 stdout, 2 stderr) a local rank."""
 

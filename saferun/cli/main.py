@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from saferun.cli.command_line import fill_in, parse
 from saferun.cli.options import OPTIONS
@@ -20,6 +20,7 @@ from saferun.config import (
     LaunchConfig,
     LogConfig,
     OutputConfig,
+    Place,
     RetryConfig,
     Setting,
     WatchConfig,
@@ -54,8 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     checks: CheckProcess | None = None
+    places: list[Place] = []
     try:
-        config = read_config(arguments, os.environ)
+        config = read_config(arguments, os.environ, places.append)
         checks = _fork_checks(config)
         from saferun.launch.entry import launch
 
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SaferunError as error:
         if checks is not None:
             checks.discard()
-        print_error(error)
+        _give_up(error, places)
         exit_code = error.exit_code
     except OSError as error:
         if error.errno not in {errno.EMFILE, errno.ENFILE}:
@@ -79,6 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         leave(exit_code)
     return exit_code
+
+
+def _give_up(error: SaferunError, places: Sequence[Place]) -> None:
+    """Say why nothing is started, here and on the other hosts, which would wait for this one."""
+    together = [place for place in places if place.hosts.most > 1]
+    if not together:
+        print_error(error)
+        return
+    from saferun.launch.withdrawal import tell_other_hosts, with_host
+
+    print_error(with_host(error))
+    tell_other_hosts(together[-1], error, os.environ)
 
 
 def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
@@ -99,8 +113,15 @@ def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
         return None  # it is tried again when it is needed, and reported then
 
 
-def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
+def read_config(
+    arguments: Sequence[str], environ: Mapping[str, str], on_place: Callable[[Place], None] = lambda _: None
+) -> LaunchConfig:
     """What one command line asks for.
+
+    Args:
+        arguments: the command line.
+        environ: the environment of this process.
+        on_place: called as soon as this host's place in the job is known, whatever is wrong with the rest.
 
     Raises:
         SaferunError: it cannot be done; the exit code says whose fault it is.
@@ -114,7 +135,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         values = parse(arguments, environ)
     settings, settings_file = fill_in(values, environ)
     try:
-        config = _resolve(values, arguments, environ, settings)
+        config = _resolve(values, arguments, environ, settings, on_place)
     except UsageError as error:
         raise _placed(error, settings) from None
     return config._replace(settings_file=settings_file)
@@ -131,10 +152,15 @@ def _placed(error: UsageError, settings: Mapping[str, Setting]) -> UsageError:
 
 
 def _resolve(
-    values: SimpleNamespace, arguments: Sequence[str], environ: Mapping[str, str], settings: dict[str, Setting]
+    values: SimpleNamespace,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    settings: dict[str, Setting],
+    on_place: Callable[[Place], None],
 ) -> LaunchConfig:
-    command = _command(values, environ)
     hosts, rendezvous, nproc_per_node = find_place(values, settings, environ)
+    on_place(Place(hosts, rendezvous, values.job_secret_file))
+    command = _command(values, environ)
     task = hosts.task
     _check_monitor_interval(values.monitor_interval)
     _check_count(values, "max_restarts", "use 0 for no restarts")

@@ -225,7 +225,9 @@ class Job(JobSender):
             probe_endpoint=probe_endpoint,
             full=config.checks.full,
         )
-        request = join_request(config, action, task=self._task, port=channel.port, record=record)._replace(
+        request = join_request(
+            config.hosts, config.rendezvous, action, task=self._task, port=channel.port, record=record
+        )._replace(
             timeout_s=timeout_s,
             host_timeout_s=config.hosts.host_timeout_s * SILENT_SHARE,
             sharing=SecretSharing(base, required=config.sign_messages == "required"),

@@ -12,7 +12,7 @@ from saferun.cluster.job_values import JobCallbacks
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.linux.bare_socket import Socket
-from saferun.linux.listen_port import hold_port
+from saferun.linux.listen_port import hold_first, hold_port
 from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
 from saferun.linux.poller import Poller
 from saferun.linux.task_sockets import TaskSockets, connect_to_task
@@ -100,7 +100,7 @@ class JobChannel:
         if not self.is_head:
             return
         if rendezvous.backend == "static" and self._config.hosts.node_rank == 0:
-            self._listeners["store"] = _first_free(rendezvous.ports or (rendezvous.master_port or 0,))
+            self._listeners["store"] = hold_first(rendezvous.ports or (rendezvous.master_port or 0,))
         elif rendezvous.backend != "static":
             self._listeners["store"] = hold_port(None)
             self._bind_endpoint()
@@ -263,19 +263,3 @@ class JobChannel:
             with suppress(OSError, ValueError):  # an abstract name is no file
                 os.unlink(self._task_path)
         self._listeners.clear()
-
-
-def _first_free(ports: tuple[int, ...]) -> Socket:
-    """A listening socket on the first of these ports that can be had.
-
-    Raises:
-        SaferunError: none can; it tells of the first.
-    """
-    first: SaferunError | None = None
-    for port in ports:
-        try:
-            return hold_port(port)
-        except SaferunError as error:
-            first = first or error
-    assert first is not None  # noqa: S101 - there is a port
-    raise first

@@ -21,6 +21,7 @@ __all__ = [
     "ProbeTarget",
     "SecretSharing",
     "TaskInfo",
+    "Withdrawal",
 ]
 
 _LONGEST_NAME = 255
@@ -88,6 +89,22 @@ class SecretSharing(Value):
     required: bool = False
 
 
+class Withdrawal(Value):
+    """Why a host cannot start, which the others are told instead of being met.
+
+    Attributes:
+        what: the reason.
+        hint: what to do about it.
+        is_usage: whether the next try will fail in the same way.
+        leads: whether the others look for this process to meet there.
+    """
+
+    what: Text
+    hint: Text
+    is_usage: bool = False
+    leads: bool = False
+
+
 class JoinRequest(Value):
     """The settings with which a task joins. For most of them see ``config.HostsConfig`` and ``RendezvousConfig``.
 
@@ -103,6 +120,7 @@ class JoinRequest(Value):
         expected: the names of all hosts, as far as they are known.
         name: this host's.
         sharing: None: no secret is shared.
+        withdrawal: None: the host takes part.
     """
 
     backend: Text
@@ -129,6 +147,7 @@ class JoinRequest(Value):
     expected: Annotated[tuple[str, ...], list_of(Text, MOST_HOSTS)] = ()
     record: TaskInfo = TaskInfo(0, "", 0)
     sharing: SecretSharing | None = None
+    withdrawal: Withdrawal | None = None
 
 
 class EndNote(Value):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from saferun.cluster.job_values import Assignment
 from saferun.cluster.join_messages import Address, Joined, JoinRequest, Master, Peer, TaskInfo
-from saferun.config import LaunchConfig
+from saferun.config import HostsConfig, LaunchConfig, RendezvousConfig
 from saferun.linux.bare_socket import short_host_name
 from saferun.model import Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts
@@ -17,17 +17,19 @@ _WRAPPING_BYTES = 256
 _LEAST_CHUNK_BYTES = 1 << 10
 
 
-def join_request(config: LaunchConfig, action: JoinHosts, *, task: int, port: int, record: TaskInfo) -> JoinRequest:
+def join_request(
+    hosts: HostsConfig, rendezvous: RendezvousConfig, action: JoinHosts, *, task: int, port: int, record: TaskInfo
+) -> JoinRequest:
     """The settings with which this process joins.
 
     Args:
-        config: the launch.
+        hosts: the hosts of the job.
+        rendezvous: how they meet.
         action: which attempt it is.
         task: this process's number on its host.
         port: of the ranks' store, where it is bound here; else 0.
         record: what the other hosts are to know of this process.
     """
-    hosts, rendezvous = config.hosts, config.rendezvous
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "127.0.0.1")
     is_bound = rendezvous.backend == "static" and port
     return JoinRequest(

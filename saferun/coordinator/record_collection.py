@@ -2,8 +2,8 @@
 
 Keys, below the prefix of the rendezvous: ``host/<n>`` a record; ``assignment/<n>`` what that host gets; ``missing`` who
 has not come, for the others to print; ``fail`` why no host gets an assignment, written by whoever finds out; ``read``
-how many hosts have read of it. Each host reads its own assignment only, so that what the leader sends grows with the
-number of hosts, not with its square.
+how many hosts have read of it; ``withdrawn/<n>`` that this host cannot start, and has written why. Each host reads its
+own assignment only, so that what the leader sends grows with the number of hosts, not with its square.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ _LONGEST_MESSAGE = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
+# How long the first host stays to tell those who have yet to come why no host gets an assignment.
+_LATE_S = 3.0
+_LATE_PAUSE_S = 0.05
 # How often a host checks whether its record is still there.
 _HAND_IN_AGAIN_S = 5.0
 # What a host reads instead of its assignment where the store of the job's messages is another one from now on.
@@ -128,6 +131,8 @@ class RecordCollection:
                 self._client.signer.conclude(self._prefix, [record.name for record in records])
         except JoinFailedError as error:
             self.fail(error)
+            if error.is_published:
+                self.fail_for_late(rdzv)
             raise
         return records
 
@@ -261,14 +266,38 @@ class RecordCollection:
             text = client.find(f"{self._prefix}fail") or b""
             arrived = [host for host in range(1, self._hosts) if client.check(self._key(host))]
             for host in arrived:
-                key, message = f"{self._prefix}assignment/{host}", text.decode(errors="replace")
-                if client.compare_set(key, "", message) == FORGED:
-                    client.set(key, message)
+                self._hand_out(client, host, text.decode(errors="replace"))
             give_up_at = time.monotonic() + _READ_TIMEOUT_S
             while client.add(f"{self._prefix}read", 0) < len(arrived) and time.monotonic() < give_up_at:
                 time.sleep(0.02)
         except StoreBrokenError:
             pass
+
+    def fail_for_late(self, rdzv: RendezvousRound, timeout_s: float = _LATE_S) -> None:
+        """The same for those who are on their way: they would wait for hosts that have gone."""
+        give_up_at = time.monotonic() + timeout_s
+        waited_for, told = set(range(1, self._hosts)), 0
+        with suppress(StoreBrokenError):
+            text = (self._client.find(f"{self._prefix}fail") or b"").decode(errors="replace")
+            while time.monotonic() < give_up_at:
+                rdzv.check()
+                here = {host for host in waited_for if self._client.check(self._key(host))}
+                for host in here:
+                    self._hand_out(self._client, host, text)
+                told += len(here)
+                waited_for -= here
+                waited_for -= {host for host in waited_for if self._client.check(self._withdrawn(host))}
+                if not waited_for and self._client.add(f"{self._prefix}read", 0) >= told:
+                    return
+                time.sleep(_LATE_PAUSE_S)
+
+    def _hand_out(self, client: StoreClient, host: int, failure: str) -> None:
+        key = f"{self._prefix}assignment/{host}"
+        if client.compare_set(key, "", failure) == FORGED:
+            client.set(key, failure)
+
+    def _withdrawn(self, host: int) -> str:
+        return f"{self._prefix}withdrawn/{host}"
 
     def _key(self, host: int) -> str:
         return f"{self._prefix}host/{host}"
@@ -292,6 +321,15 @@ def missing_error(message: str, timeout_s: float) -> JoinFailedError:
         f"{count} did not come within {timeout_s:.0f} s{f': {names}' if names else ''}",
         "see whether saferun was started there, and what it says; --start-timeout is how long they are waited for",
     )
+
+
+def withdraw(client: StoreClient, prefix: str, host: int | None, error: JoinFailedError) -> None:
+    """Publish that a host cannot start. Where it takes part, as somebody else started it, it is left alone."""
+    if host is None or not client.check(f"{prefix}host/{host}"):
+        publish_failure(client, prefix, error)
+        if host is not None:
+            client.set(f"{prefix}withdrawn/{host}", "")
+        client.check(f"{prefix}fail")
 
 
 def _leave(client: StoreClient, prefix: str, name: str) -> None:

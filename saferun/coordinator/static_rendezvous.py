@@ -34,6 +34,8 @@ from saferun.coordinator.record_collection import (
     RecordCollection,
     attempt_prefix,
     await_assignment,
+    publish_failure,
+    withdraw,
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secret_agreement import SecretAgreement
@@ -42,7 +44,7 @@ from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClie
 from saferun.coordinator.store_search import StoreSearch
 
 if TYPE_CHECKING:
-    from saferun.cluster.join_messages import EndNote
+    from saferun.cluster.join_messages import EndNote, Withdrawal
     from saferun.cluster.signed import Signer
 
 _CONTROL_KEY = "saferun/control"
@@ -86,6 +88,9 @@ class StaticRendezvous:
                 f"{rdzv.name} has node rank {rdzv.request.node_rank}, but was started for {rdzv.most} hosts",
                 "node ranks begin at 0: pass another --node-rank or --nnodes",
             )
+        withdrawal = rdzv.request.withdrawal
+        if withdrawal is not None:
+            raise self._withdraw(rdzv, withdrawal)
         if rdzv.request.node_rank == 0:
             try:
                 return self._lead(rdzv)
@@ -121,14 +126,8 @@ class StaticRendezvous:
 
     def _lead(self, rdzv: RendezvousRound) -> RendezvousResult:
         again = self._client is not None
-        if self._client is None:
-            self._one_port = rdzv.request.one_port
-            # Before anybody is waited for: whoever comes finds both stores.
-            if not self._one_port:
-                self._client = self._stores.serve_control()
-                self._client.signer = self._signer(rdzv, self._job)
-                self._client.set(JOB_KEY, self._job)
-            self._serve_ranks(rdzv)
+        if not again:
+            self._serve(rdzv)
         own = rdzv.wait_for_tasks()
         self._round += 1
         collection = self._open_round(rdzv)
@@ -158,10 +157,38 @@ class StaticRendezvous:
             assignment, client, self._job, prefix, records, rdzv.master_addr, self._stores.ranks_port
         )
 
+    def _serve(self, rdzv: RendezvousRound) -> None:
+        """Serve both stores, before anybody is waited for: whoever comes finds them."""
+        self._one_port = rdzv.request.one_port
+        if not self._one_port:
+            self._client = self._stores.serve_control()
+            self._client.signer = self._signer(rdzv, self._job)
+            self._client.set(JOB_KEY, self._job)
+        self._serve_ranks(rdzv)
+
     @property
     def _control(self) -> StoreClient:
         assert self._client is not None  # noqa: S101 - it is made first of all
         return self._client
+
+    def _withdraw(self, rdzv: RendezvousRound, withdrawal: Withdrawal) -> JoinFailedError:
+        """Tell the other hosts why this one cannot start. A job that has begun is left alone."""
+        what = f"{rdzv.name} cannot start: {withdrawal.what}"
+        error = JoinFailedError(what, withdrawal.hint, is_published=True, is_usage=withdrawal.is_usage)
+        try:
+            if withdrawal.leads:
+                self._serve(rdzv)
+                self._round = 0
+                collection = self._open_round(rdzv)
+                publish_failure(self._control, "r0/", error)
+                collection.fail_for_late(rdzv, rdzv.remaining_s)
+                return error
+            client = self._find_control(rdzv)
+            if client.get("round", max(1.0, rdzv.remaining_s)) == b"0" and not client.exists("r0/done"):
+                withdraw(client, "r0/", rdzv.request.node_rank, error)
+        except StoreBrokenError:
+            pass  # the first host is gone
+        return error
 
     def _signer(self, rdzv: RendezvousRound, job: str) -> Signer | None:
         """What signs the messages of the job with this number."""
@@ -375,8 +402,6 @@ class StaticRendezvous:
         signer: Signer | None,
     ) -> None:
         """Let the rendezvous that is under way fail for all."""
-        from saferun.coordinator.record_collection import publish_failure
-
         try:
             client = self._connect_control(rdzv, ranks, found, signer)
             number = client.get("round", 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 from saferun.errors import SaferunError
 from saferun.linux.bare_socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET, Socket, dual_stack_socket, short_host_name
@@ -42,6 +43,22 @@ def hold_port(port: int | None, *, listening: bool = True) -> Socket:
         sock.close()
         raise _explain(error, port or 0) from None
     return sock
+
+
+def hold_first(ports: Sequence[int]) -> Socket:
+    """A listening socket on the first of these ports that can be had.
+
+    Raises:
+        SaferunError: none can; it tells of the first.
+    """
+    first: SaferunError | None = None
+    for port in ports:
+        try:
+            return hold_port(port)
+        except SaferunError as error:
+            first = first or error
+    assert first is not None  # noqa: S101 - there is a port
+    raise first
 
 
 def _explain(error: OSError, port: int) -> SaferunError:
