@@ -108,7 +108,7 @@ class HostsConfig(Value):
         return self.most > 1 or self.task is not None
 
 
-class Place(Value):
+class JobPlace(Value):
     """This host's place in the job, as it is known while the rest of a launch may yet prove to be impossible."""
 
     hosts: HostsConfig

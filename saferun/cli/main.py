@@ -17,10 +17,10 @@ from saferun.config import (
     ChecksConfig,
     Command,
     EnvironConfig,
+    JobPlace,
     LaunchConfig,
     LogConfig,
     OutputConfig,
-    Place,
     RetryConfig,
     Setting,
     WatchConfig,
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     checks: CheckProcess | None = None
-    places: list[Place] = []
+    places: list[JobPlace] = []
     try:
         config = read_config(arguments, os.environ, places.append)
         checks = _fork_checks(config)
@@ -83,16 +83,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _give_up(error: SaferunError, places: Sequence[Place]) -> None:
+def _give_up(error: SaferunError, places: Sequence[JobPlace]) -> None:
     """Say why nothing is started, here and on the other hosts, which would wait for this one."""
     together = [place for place in places if place.hosts.most > 1]
     if not together:
         print_error(error)
         return
-    from saferun.launch.withdrawal import tell_other_hosts, with_host
+    from saferun.launch.withdrawal import with_host, withdraw
 
-    print_error(with_host(error))
-    tell_other_hosts(together[-1], error, os.environ)
+    reason, error = error, with_host(error)
+    print_error(error)
+    withdraw(together[-1], reason, os.environ)
 
 
 def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
@@ -114,14 +115,14 @@ def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
 
 
 def read_config(
-    arguments: Sequence[str], environ: Mapping[str, str], on_place: Callable[[Place], None] = lambda _: None
+    arguments: Sequence[str], environ: Mapping[str, str], on_place: Callable[[JobPlace], None] = lambda _: None
 ) -> LaunchConfig:
     """What one command line asks for.
 
     Args:
         arguments: the command line.
         environ: the environment of this process.
-        on_place: called as soon as this host's place in the job is known, whatever is wrong with the rest.
+        on_place: called as soon as this host's place in the job is known, if it is to be started.
 
     Raises:
         SaferunError: it cannot be done; the exit code says whose fault it is.
@@ -156,10 +157,11 @@ def _resolve(
     arguments: Sequence[str],
     environ: Mapping[str, str],
     settings: dict[str, Setting],
-    on_place: Callable[[Place], None],
+    on_place: Callable[[JobPlace], None],
 ) -> LaunchConfig:
     hosts, rendezvous, nproc_per_node = find_place(values, settings, environ)
-    on_place(Place(hosts, rendezvous, values.job_secret_file))
+    if not values.show_config and not values.dry_run:
+        on_place(JobPlace(hosts, rendezvous, values.job_secret_file))
     command = _command(values, environ)
     task = hosts.task
     _check_monitor_interval(values.monitor_interval)
@@ -312,11 +314,15 @@ def _command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command:
     if values.no_python:
         if values.module:
             raise UsageError("--no-python and --module contradict each other", "leave one of them out")
-        _check_program(script, environ)
+        from saferun.cli.program_check import check_program
+
+        check_program(script, environ)
         return Command((script, *rest), run_path=False, name=script)
     python = environ.get("PYTHON_EXEC", sys.executable)
     if "PYTHON_EXEC" in environ:
-        _check_program(python, environ)
+        from saferun.cli.program_check import check_program
+
+        check_program(python, environ)
     if values.module:
         return Command((python, "-u", "-m", script, *rest), run_path=False, name=script)
     _check_script(script)
@@ -345,20 +351,6 @@ def _check_script(script: str) -> None:
         raise UsageError(f"{script} is a directory without a __main__.py", "name the script in it")
     if not os.access(script, os.R_OK):
         raise UsageError(f"the script {script} cannot be read: permission denied", "check its permissions")
-
-
-def _check_program(program: str, environ: Mapping[str, str]) -> None:
-    if "/" in program:
-        found = _is_program(program)
-    else:
-        paths = environ.get("PATH", os.defpath).split(os.pathsep)
-        found = any(_is_program(os.path.join(path or ".", program)) for path in paths)
-    if not found:
-        raise UsageError(f"{program} is not a program that can be executed", "check the path, PATH and chmod +x")
-
-
-def _is_program(path: str) -> bool:
-    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def _logs(values: SimpleNamespace, local_world_size: int) -> LogConfig:

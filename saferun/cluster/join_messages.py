@@ -90,7 +90,7 @@ class SecretSharing(Value):
 
 
 class Withdrawal(Value):
-    """Why a host cannot start, which the others are told instead of being met.
+    """Why a host cannot start, which the others read instead of its record.
 
     Attributes:
         what: the reason.

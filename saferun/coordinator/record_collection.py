@@ -276,7 +276,7 @@ class RecordCollection:
     def fail_for_late(self, rdzv: RendezvousRound, timeout_s: float = _LATE_S) -> None:
         """The same for those who are on their way: they would wait for hosts that have gone."""
         give_up_at = time.monotonic() + timeout_s
-        waited_for, told = set(range(1, self._hosts)), 0
+        waited_for, handed_out = set(range(1, self._hosts)), 0
         with suppress(StoreBrokenError):
             text = (self._client.find(f"{self._prefix}fail") or b"").decode(errors="replace")
             while time.monotonic() < give_up_at:
@@ -284,10 +284,10 @@ class RecordCollection:
                 here = {host for host in waited_for if self._client.check(self._key(host))}
                 for host in here:
                     self._hand_out(self._client, host, text)
-                told += len(here)
+                handed_out += len(here)
                 waited_for -= here
                 waited_for -= {host for host in waited_for if self._client.check(self._withdrawn(host))}
-                if not waited_for and self._client.add(f"{self._prefix}read", 0) >= told:
+                if not waited_for and self._client.add(f"{self._prefix}read", 0) >= handed_out:
                     return
                 time.sleep(_LATE_PAUSE_S)
 
@@ -324,7 +324,7 @@ def missing_error(message: str, timeout_s: float) -> JoinFailedError:
 
 
 def withdraw(client: StoreClient, prefix: str, host: int | None, error: JoinFailedError) -> None:
-    """Publish that a host cannot start. Where it takes part, as somebody else started it, it is left alone."""
+    """Publish that a host cannot start. Nothing is published where the host takes part, started by another command."""
     if host is None or not client.check(f"{prefix}host/{host}"):
         publish_failure(client, prefix, error)
         if host is not None:

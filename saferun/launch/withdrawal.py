@@ -1,7 +1,7 @@
-"""A host that cannot start tells the others so, which would wait for it until ``--start-timeout``.
+"""A host that cannot start withdraws from the job: the others would wait for it until ``--start-timeout``.
 
-Its coordinator does it: at the meeting place of the job it publishes the reason, and every host that is there, or comes
-within seconds, ends with it. Nothing is told where the job has begun, or where this host's place in it is taken.
+Its coordinator publishes the reason in the store at which the hosts meet, and every host that is there, or comes within
+seconds, ends with it. Nothing is published where the job has begun, or where this host's place in it is taken.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from saferun.cluster.coordinator_process import CoordinatorLink
 from saferun.cluster.join_messages import TaskInfo, Withdrawal
 from saferun.cluster.rendezvous_messages import join_request
-from saferun.config import Place
+from saferun.config import JobPlace
 from saferun.errors import EXIT_USAGE, SaferunError, suppress
 from saferun.linux.bare_socket import short_host_name
 from saferun.linux.listen_port import hold_first, hold_port
 from saferun.linux.netlink import own_addresses
 from saferun.supervisor.actions import JoinHosts
 
-__all__ = ["tell_other_hosts", "with_host"]
+__all__ = ["with_host", "withdraw"]
 
 # How long the others are looked for, once the coordinator runs; and with its start, which reads torch from a disk.
 _MEETING_S = 5.0
@@ -35,18 +35,18 @@ def with_host(error: SaferunError) -> SaferunError:
     return SaferunError(f"{error.what} (on {short_host_name()})", error.hint, error.exit_code)
 
 
-def tell_other_hosts(place: Place, error: SaferunError, environ: Mapping[str, str]) -> None:
+def withdraw(place: JobPlace, error: SaferunError, environ: Mapping[str, str]) -> None:
     """Tell the other hosts of the job why this one cannot start. Never raises, and takes some seconds at most."""
     if place.rendezvous.backend != "static" or place.hosts.node_rank is None:
         return  # a rendezvous of torch's goes on without this host, where the job may have fewer
     try:
         with suppress(Exception):
-            _tell(place, error, environ)
+            _meet_and_withdraw(place, error, environ)
     except KeyboardInterrupt:
         pass  # the user does not want to wait for it
 
 
-def _tell(place: Place, error: SaferunError, environ: Mapping[str, str]) -> None:
+def _meet_and_withdraw(place: JobPlace, error: SaferunError, environ: Mapping[str, str]) -> None:
     task, rendezvous = place.hosts.task, place.rendezvous
     leads = place.hosts.node_rank == 0 and (task is None or task.local_rank == 0)
     # They are closed at the end of the process, which is near.
@@ -77,7 +77,7 @@ def _tell(place: Place, error: SaferunError, environ: Mapping[str, str]) -> None
 
 
 def _await_end(link: CoordinatorLink) -> None:
-    """Until the coordinator has told them, or gives up."""
+    """Until the coordinator has published it, or gives up."""
     give_up_at = time.monotonic() + _ALL_S
     while (remaining_s := give_up_at - time.monotonic()) > 0:
         ready, _, _ = select.select([link.fd, link.stderr_fd], [], [], remaining_s)

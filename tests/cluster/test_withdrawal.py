@@ -39,6 +39,7 @@ def test_all_hosts_end_with_the_words_of_the_one_that_cannot_start(
     for number, process in enumerate(job.processes):
         if number != faulty:
             assert f"saferun: {name} cannot start: " in process.err, job.story(f"not told on host {number}")
+            assert "(on node" not in process.err, job.story("the host twice")
         else:
             assert f"(on {name})" in process.err, job.story("its own words do not name it")
     assert_nothing_left(cluster)
@@ -94,6 +95,21 @@ def test_without_a_meeting_place_it_ends_by_itself(cluster: Cluster, tmp_path: P
     )
     assert job.finish(DEADLINE_S) == [2], job.story("not 2")
     assert job.err.count("saferun: ") == 1, job.story("more than its own words")
+
+
+def test_what_starts_nothing_ends_nobody(cluster: Cluster, tmp_path: Path) -> None:
+    """One looks at the settings while the others wait."""
+    first, second = cluster.hosts[:2]
+    waiting = by_hand(cluster, tmp_path, STAY, hosts=[first], nnodes="2")
+    place = ("--node-rank", "1", "--master-addr", first.name, "--dry-run", *MISTAKES["an option"])
+    looking = by_hand(cluster, tmp_path, STAY, hosts=[second], nnodes="2", each=lambda _: place)
+    assert looking.finish(DEADLINE_S) == [2], looking.story("not 2")
+    rest = by_hand(cluster, tmp_path, STAY, hosts=[second], nnodes="2", each=lambda _: place[:4])
+    waiting.hear("ready", 1)
+    for process in (*waiting.processes, *rest.processes):
+        process.terminate()
+    waiting.finish()
+    rest.finish()
 
 
 def test_a_job_that_has_begun_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from saferun.cluster.signed import is_signed, unverified
+from saferun.linux.bare_socket import short_host_name
 from tests.ports import own_port
 from tests.process.launching import Job, customized, running, until
 from tests.torch.coordinating import DECISION
@@ -124,7 +125,7 @@ def test_a_host_that_cannot_read_its_secret_says_so_and_may_come_again(tmp_path:
     with hosts(tmp_path, WAIT, each=lambda i: ("--secret-file", path if i == 0 else str(tmp_path / "open"))) as jobs:
         assert jobs[1].wait() == 2
         assert jobs[1].err.splitlines() == [
-            f"saferun: --secret-file {tmp_path}/open: everyone may read or write it",
+            f"saferun: --secret-file {tmp_path}/open: everyone may read or write it (on {short_host_name()})",
             f"hint: it must belong to this user or root, and be readable by no other user: chmod 600 {tmp_path}/open",
         ]
         # With the right one it takes its place.
