@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.cli.command_line import fill_in, parse
 from saferun.cli.options import OPTIONS
+from saferun.cli.rank_command import NO_SCRIPT, rank_command
 from saferun.cluster.placement import find_place
 from saferun.config import (
     DEFAULT_PREFIX,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     from saferun.preflight.check_process import CheckProcess
 
-NO_SCRIPT = "\0"
-"""Stands for the script where nothing is to be started; no command line can hold it."""
 # A year; what is beyond is a slip, or not a number at all.
 _LONGEST_S = 366 * 86400.0
 # A size in bytes that fits into any file system.
@@ -162,7 +161,7 @@ def _resolve(
     hosts, rendezvous, nproc_per_node = find_place(values, settings, environ)
     if not values.show_config and not values.dry_run:
         on_place(JobPlace(hosts, rendezvous, values.job_secret_file))
-    command = _command(values, environ)
+    command = rank_command(values, environ)
     task = hosts.task
     _check_monitor_interval(values.monitor_interval)
     _check_count(values, "max_restarts", "use 0 for no restarts")
@@ -304,53 +303,9 @@ def _retry(values: SimpleNamespace) -> RetryConfig:
     )
 
 
-def _command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command:
-    script, rest = values.training_script, values.training_script_args
-    if script == NO_SCRIPT:
-        return Command((), run_path=False, name="")
-    if values.run_path:
-        _check_script(script)
-        return Command((script, *rest), run_path=True, name=script)
-    if values.no_python:
-        if values.module:
-            raise UsageError("--no-python and --module contradict each other", "leave one of them out")
-        from saferun.cli.program_check import check_program
-
-        check_program(script, environ)
-        return Command((script, *rest), run_path=False, name=script)
-    python = environ.get("PYTHON_EXEC", sys.executable)
-    if "PYTHON_EXEC" in environ:
-        from saferun.cli.program_check import check_program
-
-        check_program(python, environ)
-    if values.module:
-        return Command((python, "-u", "-m", script, *rest), run_path=False, name=script)
-    _check_script(script)
-    return Command((python, "-u", script, *rest), run_path=False, name=script)
-
-
 def _check_monitor_interval(value: float) -> None:
     if not 0 <= value < float("inf"):
         raise UsageError(f"--monitor-interval {value} is not a time", "leave it out: nothing is polled here")
-
-
-def _check_script(script: str) -> None:
-    if "$" in script or script == "-":
-        return  # a name that differs by rank; the program comes from standard input
-    # Not by opening it: what is in a named pipe is meant for the rank.
-    try:
-        os.stat(script)
-    except FileNotFoundError:
-        raise UsageError(
-            f"there is no script {script}", "check the path; use -m for a module, --no-python for a program"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"the script {script} cannot be read: {reason}", "check the path") from None
-    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
-        raise UsageError(f"{script} is a directory without a __main__.py", "name the script in it")
-    if not os.access(script, os.R_OK):
-        raise UsageError(f"the script {script} cannot be read: permission denied", "check its permissions")
 
 
 def _logs(values: SimpleNamespace, local_world_size: int) -> LogConfig:

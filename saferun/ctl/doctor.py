@@ -68,7 +68,8 @@ def config_of(arguments: argparse.Namespace, more: Sequence[str]) -> LaunchConfi
     Raises:
         SaferunError: they ask for what cannot be done.
     """
-    from saferun.cli.main import NO_SCRIPT, read_config
+    from saferun.cli.main import read_config
+    from saferun.cli.rank_command import NO_SCRIPT
 
     if arguments.backend != "auto" and not arguments.collective:
         raise UsageError(f"--backend {arguments.backend} is for --collective", "pass --collective as well")

@@ -1,0 +1,81 @@
+"""What each rank runs: a script, a module or a program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from saferun.config import Command
+from saferun.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+NO_SCRIPT = "\0"
+"""Stands for the script where nothing is to be started; no command line can hold it."""
+
+
+def rank_command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command:
+    """The command of a rank.
+
+    Raises:
+        UsageError: there is no such script, or no such program.
+    """
+    script, rest = values.training_script, values.training_script_args
+    if script == NO_SCRIPT:
+        return Command((), run_path=False, name="")
+    if values.run_path:
+        _check_script(script)
+        return Command((script, *rest), run_path=True, name=script)
+    if values.no_python:
+        if values.module:
+            raise UsageError("--no-python and --module contradict each other", "leave one of them out")
+        _check_program(script, environ)
+        return Command((script, *rest), run_path=False, name=script)
+    python = environ.get("PYTHON_EXEC", sys.executable)
+    if "PYTHON_EXEC" in environ:
+        _check_program(python, environ)
+    if values.module:
+        return Command((python, "-u", "-m", script, *rest), run_path=False, name=script)
+    _check_script(script)
+    return Command((python, "-u", script, *rest), run_path=False, name=script)
+
+
+def _check_script(script: str) -> None:
+    if "$" in script or script == "-":
+        return  # a name that differs by rank; the program comes from standard input
+    # Not by opening it: what is in a named pipe is meant for the rank.
+    try:
+        os.stat(script)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no script {script}", "check the path; use -m for a module, --no-python for a program"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"the script {script} cannot be read: {reason}", "check the path") from None
+    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise UsageError(f"{script} is a directory without a __main__.py", "name the script in it")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the script {script} cannot be read: permission denied", "check its permissions")
+
+
+def _check_program(program: str, environ: Mapping[str, str]) -> None:
+    """Look for it as the kernel would.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if "/" in program:
+        found = _is_program(program)
+    else:
+        paths = environ.get("PATH", os.defpath).split(os.pathsep)
+        found = any(_is_program(os.path.join(path or ".", program)) for path in paths)
+    if not found:
+        raise UsageError(f"{program} is not a program that can be executed", "check the path, PATH and chmod +x")
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
