@@ -96,14 +96,14 @@ def read_status(directory: Path) -> Status:
         return status
     try:
         live = find_live(directory)
+        try:
+            return status._replace(live=live.ask("status", patience_s=_COLLECTED_S))
+        finally:
+            live.close()
     except SaferunError as error:
-        return status._replace(unanswered=error.what)
-    try:
-        return status._replace(live=live.ask("status", patience_s=_COLLECTED_S))
-    except SaferunError as error:
-        return status._replace(unanswered=error.what, state=state_of(directory))
-    finally:
-        live.close()
+        # A run that ends while it is asked gives no answer, and needs none.
+        state = state_of(directory)
+        return status._replace(state=state, unanswered=error.what if state.is_living else "")
 
 
 def as_json(status: Status) -> JsonObject:

@@ -150,8 +150,9 @@ def test_a_flood_of_strangers_is_looked_at_in_small_doses(monkeypatch: pytest.Mo
     with closing(Listener([("lo", "127.0.0.2")])) as listening:
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(said_to, [listening.endpoint] * 60, [b"x" * 64] * 60)) == {b""}
-        assert rests == [1001.0, 1002.0, 1003.0]
+        # The last stranger sees the end of its connection before the listener rests.
         assert one(listening.endpoint).kind == "ok"
+        assert rests == [1001.0, 1002.0, 1003.0]
 
 
 def test_many_hosts_probe_one_at_the_same_time() -> None:
