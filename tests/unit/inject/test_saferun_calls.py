@@ -192,8 +192,11 @@ time.sleep(1000)
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
+            tasks = f"/proc/{process.pid}/task"
+            # A thread that was joined may live for a moment longer in the kernel.
+            until(lambda: len(os.listdir(tasks)) == 2, "the main thread and the last one are left")
             (calls,) = read_calls(0, process.pid, str(memory / "a0r0"))
-            living = {int(name) for name in os.listdir(f"/proc/{process.pid}/task")}
+            living = {int(name) for name in os.listdir(tasks)}
         finally:
             process.kill()
     threads = {thread.tid: steps(calls, thread) for thread in calls.threads}
