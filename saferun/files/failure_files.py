@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 
 from saferun.errors import suppress
 from saferun.files.trees import open_parent
 from saferun.linux.ownership import open_ours
+from saferun.model import JsonObject
 from saferun.text.failure_record import LONGEST_BYTES, failure_lines, record_from
 from saferun.text.redaction import redacted_json
+from saferun.text.secret_names import is_secret
 
 
 def take_failure_record(source: str, target: str) -> list[str]:
@@ -33,10 +36,21 @@ def take_failure_record(source: str, target: str) -> list[str]:
             os.close(fd)
     if record is None:
         return []
+    for row in _rows(record.get("exceptions")):
+        if isinstance(name := row.get("name"), str) and is_secret(name):
+            row.pop("value", None)
     if target:
         with suppress(OSError):  # the report has its lines all the same
             _write(target, json.dumps(redacted_json(record), indent=1).encode() + b"\n")
     return list(failure_lines(record))
+
+
+def _rows(value: object) -> Iterator[JsonObject]:
+    """All objects in lists and objects; the record is of bounded depth."""
+    if isinstance(value, dict):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _rows(item)
 
 
 def _write(path: str, content: bytes) -> None:

@@ -10,6 +10,8 @@ The hook loads it; a script's ``saferun.record`` uses it, too. It runs where a p
   device, not in a file. It is read through the kernel, which refuses what is no longer there.
 * Size, depth and time are bounded; whatever fails is left out. Nothing is imported but modules in C.
 
+``saferun_written.py`` has the names of secrets, makes the record JSON and writes it.
+
 As ``sitecustomize.py`` this uses ``os`` and ``sys`` only. ``saferun/text/failure_record.py`` reads the record, as JSON.
 """  # noqa: INP001 - the directory stands on PYTHONPATH; a package it is not
 
@@ -37,7 +39,6 @@ _LONGEST_S = 0.5
 """How long describing may take; what is not described by then is left out."""
 _MOST_ELEMENTS, _MOST_ELEMENTS_OF_ALL = 1 << 16, 1 << 18
 _MOST_MAPS, _MOST_STATUS = 2 << 20, 1 << 14
-_SECRET = ("key", "token", "secret", "passw", "pwd", "pin", "auth", "cred", "salt", "nonce", "otp")
 _NOT_SHOWN = frozenset(
     {"module", "function", "type", "builtin_function_or_method", "method", "classmethod", "staticmethod", "property"}
     | {"_GenericAlias", "_SpecialForm", "TypeVar", "_Feature"}
@@ -62,30 +63,6 @@ _is_known = "time" in sys.modules  # where it is not, it shall not be now
 _clock = __import__("time")
 if not _is_known:
     del sys.modules["time"]
-
-# -------------------------------------------------------------------------------------------------------------- as JSON
-
-
-def _json(value: object) -> str:
-    """Numbers, texts, lists and dictionaries of these as JSON: the module ``json`` would have to be imported."""
-    if value is None or type(value) is bool:
-        return "null" if value is None else "true" if value else "false"
-    if type(value) is dict:
-        return "{" + ", ".join(f"{_text(name)}: {_json(item)}" for name, item in value.items()) + "}"
-    if type(value) is list or type(value) is tuple:
-        return "[" + ", ".join(map(_json, value)) + "]"
-    return _text(value) if type(value) is str else repr(value)
-
-
-def _text(text: str) -> str:
-    return '"' + "".join(one if " " <= one <= "~" and one not in '"\\' else _escaped(ord(one)) for one in text) + '"'
-
-
-def _escaped(number: int) -> str:
-    if number < 0x10000:  # noqa: PLR2004 - as JSON has it
-        return f"\\u{number:04x}"
-    return _escaped(0xD7C0 + (number >> 10)) + _escaped(0xDC00 + (number & 0x3FF))
-
 
 # -------------------------------------------------------------------------------------------- without the script's code
 
@@ -260,23 +237,25 @@ class _Torch:
         """Whether its text runs code in C only, and holds no secret: a dtype, a device."""
         return _is_one(type(value), self._plain[:2])
 
-    def memory(self) -> "list[dict[str, int]]":
-        """What torch's allocator says about the current GPU.
+    def memory(self) -> "dict[str, Any]":
+        """What torch's allocator says about the current GPU; nothing where torch has not begun to use one.
 
         It has a lock, which a thread may hold that waits for a GPU that hangs: it is asked only where the main thread
         is Python's only one.
         """
         names = vars(sys.modules["torch.cuda"])
         core = vars(sys.modules["torch"])["_C"]
-        if names.get("_initialized") is not True or len(sys._current_frames()) > 1:  # noqa: SLF001 - documented so
-            return []
+        if names.get("_initialized") is not True:
+            return {}
+        if len(sys._current_frames()) > 1:  # noqa: SLF001 - documented so
+            return {"gpus_note": "not read, since Python has other threads; the report has what the driver says"}
         device = core._cuda_getDevice()  # noqa: SLF001 - torch's own way to it
         stats = core._cuda_memoryStats(device)  # noqa: SLF001 - as above
         found = {"device": device}
         for name, kind in (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved")):
             of_all = stats[name]["all"]
             found |= {f"{kind}_bytes": of_all["current"], f"peak_{kind}_bytes": of_all["peak"]}
-        return [found]
+        return {"gpus": [found]}
 
 
 def _content(path: str, most: int) -> bytes:
@@ -297,7 +276,8 @@ def _content(path: str, most: int) -> bytes:
 class _Description:
     """One exception with what belongs to it, within the bounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_secret: "Callable[[str], bool]") -> None:
+        self._is_secret = is_secret
         self._until = _clock.monotonic() + _LONGEST_S
         self._memory = _Memory()
         self._left = _MOST_LOCALS_OF_ALL
@@ -321,8 +301,7 @@ class _Description:
             self._memory.close()
 
     def _gpus(self) -> "dict[str, Any]":
-        found = self._torch.memory() if self._torch is not None else []
-        return {"gpus": found} if found else {}
+        return self._torch.memory() if self._torch is not None else {}
 
     def _exceptions(self, error: BaseException, outer: "TracebackType | None") -> "list[dict[str, Any]]":
         """The exception, then what it comes from: causes, contexts, and members of groups."""
@@ -406,7 +385,7 @@ class _Description:
             return found
         found = {"type": _type_name(kind)}
         if _is_one(kind, (int, float, bool, type(None))) or (self._torch is not None and self._torch.is_plain(value)):
-            if not any(part in name.lower() for part in _SECRET) and not _is_huge(value):
+            if not self._is_secret(name) and not _is_huge(value):
                 found["value"] = repr(value)
         elif _is_one(kind, (list, tuple, dict, set, frozenset, str, bytes, bytearray)):
             found["length"] = len(value)  # type: ignore[arg-type]
@@ -421,7 +400,7 @@ class _Description:
         if (kind is list or kind is tuple) and 0 < len(value) <= _MOST_ITEMS:  # type: ignore[arg-type]
             items: list[Any] = list(value)  # type: ignore[call-overload]
             if all(type(item) is int and not _is_huge(item) for item in items):
-                return {} if any(part in name.lower() for part in _SECRET) else {"value": repr(value)}
+                return {} if self._is_secret(name) else {"value": repr(value)}
             tensors = [self._tensor(item) for item in items]
             return {"items": tensors} if all(tensor is not None for tensor in tensors) else {}
         if kind is dict and value:
@@ -459,42 +438,36 @@ def _host_memory() -> "dict[str, Any]":
     return {"memory": {"rss_bytes": sizes[b"VmRSS"], "peak_rss_bytes": sizes[b"VmHWM"]}}
 
 
-def described(error: BaseException, thread: str = "", outer: "TracebackType | None" = None) -> bytes:
-    """The record as JSON. What is too long loses frames of all but the first exception, then locals.
+def described(
+    error: BaseException,
+    thread: str = "",
+    outer: "TracebackType | None" = None,
+    *,
+    is_secret: "Callable[[str], bool]",
+    as_json: "Callable[[object], str]",
+    calls: "Callable[[], list[dict[str, Any]]] | None" = None,
+) -> bytes:
+    """The record as JSON. What is too long loses frames of all but the first exception, calls, then locals.
 
     Args:
         error: the exception.
         thread: the name of the thread that it has ended; empty: the main thread.
         outer: its traceback where it has none itself.
+        is_secret: whether the number of a name is left out (``saferun_written.py``).
+        as_json: likewise.
+        calls: the last calls of this thread (``saferun_rings.py``); None: none are recorded.
     """
-    record = _Description().of(error, thread, outer)
-    content = _json(record)
+    last: list[dict[str, Any]] = _tried([], calls) if calls is not None else []
+    record = _Description(is_secret).of(error, thread, outer)
+    if last:
+        record["last_calls"] = last
+    content = as_json(record)
     rows = record["exceptions"]
     frames = [frame for row in rows for frame in row.get("frames", ())]
-    for parts, name in ((rows[1:], "frames"), (frames[:-_MOST_ITEMS], "locals"), (rows, "frames")):
+    leaves = ((rows[1:], "frames"), ([record], "last_calls"), (frames[:-_MOST_ITEMS], "locals"), (rows, "frames"))
+    for parts, name in leaves:
         if len(content) > _LONGEST_RECORD:
             for part in parts:
                 part.pop(name, None)
-            content = _json(record)
+            content = as_json(record)
     return content.encode("ascii") + b"\n"
-
-
-def write(path: str, content: bytes) -> None:
-    """Write the record in one piece: whoever reads it finds all of it, or another one.
-
-    Raises:
-        OSError: it cannot be written; nothing is left.
-    """
-    making = f"{path}.{os.getpid()}.new"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(making, flags, 0o600)
-    try:
-        try:
-            while content:
-                content = content[os.write(fd, content) :]
-        finally:
-            os.close(fd)
-        os.rename(making, path)
-    except BaseException:
-        os.unlink(making)
-        raise

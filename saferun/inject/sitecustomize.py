@@ -5,7 +5,8 @@ ranks. With ``SAFERUN_HOOK=<prefix>`` in the environment, the process of number 
 
 * writes the stacks of all its threads to ``<prefix>.P.stacks`` when signal 63 arrives, in the middle of C code too;
 * serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on;
-* writes what ends it by an exception, with what the locals are, to ``<prefix>.failure`` (``saferun_failure.py``);
+* writes what ends it by an exception, with what the locals are, to ``<prefix>.failure`` (``saferun_failure.py``,
+  ``saferun_written.py``);
 * records its last Python calls in ``<prefix>.P.calls`` if ``SAFERUN_TRACE`` asks for it (``saferun_calls.py``);
 * opens a debugger at an exception that ends it if ``SAFERUN_PDB`` asks for it (``saferun_pdb.py``).
 
@@ -176,6 +177,7 @@ class _TorchWatcher:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._is_waiting = True
+        self.process = os.getpid()  # whose children saferun.record leaves alone
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if self._is_waiting and name.startswith("torch.distributed."):
@@ -247,7 +249,8 @@ def _held(name: str) -> "Callable[[], dict[str, Any]]":
 
 def _record_failures(prefix: str) -> None:
     """Have what ends this process recorded: when its traceback is printed, else, where others do that, at its end."""
-    failure = _held("saferun_failure")
+    failure, written = _held("saferun_failure"), _held("saferun_written")
+    rings = _held("saferun_rings") if os.environ.get("SAFERUN_TRACE") else None
     known = "atexit" in sys.modules
     import atexit
 
@@ -263,8 +266,10 @@ def _record_failures(prefix: str) -> None:
         if isinstance(error, BaseException) and os.getpid() == pid and id(error) not in recorded:
             recorded[0] = id(error)
             try:
-                names = failure()
-                names["write"](path, names["described"](error, outer=trace))
+                calls = (lambda: rings()["last_calls"](prefix)) if rings is not None else None
+                names = written()
+                write, using = names["write"], {name: names[name] for name in ("is_secret", "as_json")}
+                write(path, failure()["described"](error, outer=trace, calls=calls, **using))
             except SystemExit:
                 raise  # of a signal handler of the script's
             except BaseException:  # noqa: S110 - silent

@@ -9,8 +9,8 @@ from saferun.linux.ownership import remove_tree
 
 _NAME = "hook"
 _FILE = "sitecustomize.py"
-_OTHERS = ("saferun_failure.py", "saferun_calls.py", "saferun_pdb.py")
-"""What the hook loads, the last one where that is asked for."""
+_OTHERS = ("saferun_failure.py", "saferun_written.py", "saferun_calls.py", "saferun_rings.py", "saferun_pdb.py")
+"""What the hook loads, the last three where they are asked for."""
 
 
 def copy_hook(source: str, directory: str) -> None:

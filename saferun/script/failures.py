@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["record"]
 
 _HEARTBEAT = ".heartbeat"
-_process = os.getpid()
+_HOOK = "_TorchWatcher"
+_process = next((vars(one)["process"] for one in sys.meta_path if type(one).__name__ == _HOOK), os.getpid())
+"""The rank's, also where this is imported in a child that it has forked."""
 _installed: list[str] = []
 """Files of excepthooks that are installed, at most one: the last one's counts."""
 
@@ -42,7 +44,7 @@ def record(function: Callable[..., Any] | None = None, *, file: str = "") -> Any
     Args:
         function: what is decorated; None: the whole process, and the result is a decorator.
         file: where the record is written, too: a path, with ``{rank}`` for the variable RANK. It is written by this
-            process, and waits for the file system.
+            process, which waits two seconds for the file system at most.
 
     Returns:
         The function; a coroutine function stays one.
@@ -103,25 +105,33 @@ def _install(file: str) -> None:
 
 
 def _keep(error: BaseException, file: str, thread: str = "") -> None:
-    """Write the record; silent. A forked child is no rank."""
+    """Write the record; silent. A forked child is no rank, nor is one that multiprocessing has started."""
     if issubclass(type(error), (SystemExit, GeneratorExit)) or os.getpid() != _process:
         return
+    if getattr(sys.modules.get("multiprocessing.process"), "_parent_process", None) is not None:
+        return
     heartbeat = os.environ.get("SAFERUN_HEARTBEAT_FILE", "")
-    paths = [f"{heartbeat[: -len(_HEARTBEAT)]}.failure"] if heartbeat.endswith(_HEARTBEAT) else []
+    prefix = heartbeat[: -len(_HEARTBEAT)] if heartbeat.endswith(_HEARTBEAT) else ""
+    paths = [f"{prefix}.failure"] if prefix else []
     if file:
         paths.append(file.replace("{rank}", os.environ.get("RANK", "0")))
     if not paths:
         return
     try:
-        from saferun.inject import saferun_failure
+        from saferun.inject import saferun_failure, saferun_rings, saferun_written
 
-        content = saferun_failure.described(error, thread)
+        is_secret, as_json = saferun_written.is_secret, saferun_written.as_json
+        content = saferun_failure.described(
+            error,
+            thread,
+            is_secret=is_secret,
+            as_json=as_json,
+            calls=(lambda: saferun_rings.last_calls(prefix)) if prefix else None,
+        )
     except Exception:
         return
     for path in paths:
         try:
-            # The record takes the place of a file, and of nothing else: not of a device.
-            if os.path.isfile(path) or not os.path.lexists(path):
-                saferun_failure.write(path, content)
+            saferun_written.write(path, content)
         except Exception:  # noqa: S110 - as above
             pass

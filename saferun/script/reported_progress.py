@@ -112,11 +112,13 @@ class Phase:
         self._seconds, self._what = seconds, what
         self.since = self.until = 0.0
         self.line = ""
+        self._process = 0
 
     def __enter__(self) -> Self:
         try:
             seconds = min(float(self._seconds), _LONGEST_PHASE_S)
             if seconds > 0:  # which is not true of nan
+                self._process = os.getpid()
                 self.since = time.monotonic()
                 self.until = self.since + seconds
                 what = _line(str(self._what), _LONGEST_WHAT) or "a long phase"
@@ -131,7 +133,8 @@ class Phase:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self in _reported.phases:
+            # A child that is forked within the phase leaves it, too: the rank is still in it.
+            if self in _reported.phases and os.getpid() == self._process:
                 _reported.phases.remove(self)
                 _write()
         except Exception:  # noqa: S110 - as above

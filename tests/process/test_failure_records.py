@@ -71,6 +71,17 @@ def test_each_attempt_has_its_own(tmp_path: Path) -> None:
     assert sorted(records_of(tmp_path)) == ["attempt_0/rank_1", "attempt_1/rank_1"]
 
 
+def test_with_trace_calls_the_last_calls_are_in_it(tmp_path: Path) -> None:
+    """As they were at the exception: what the interpreter calls on its way out is not the script's."""
+    done = launch(tmp_path, FAILS, "--trace-calls", "train")
+    assert done.returncode == 1
+    calls = records_of(tmp_path)["attempt_0/rank_1"]["last_calls"]
+    assert [(row["function"], Path(row["file"]).name) for row in calls if row["kind"] == "call"] == [
+        ("<module>", "train.py"),
+        ("step", "train.py"),
+    ]
+
+
 def test_without_a_run_directory_the_console_has_the_locals(tmp_path: Path) -> None:
     done = launch(tmp_path, FAILS, "--run-dir", "none")
     assert f"  {LINE.format(8)}" in done.stderr.splitlines()

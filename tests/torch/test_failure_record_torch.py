@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saferun.inject.saferun_failure import described
+from saferun.inject.saferun_written import as_json, is_secret
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TypedStorage.*", "ignore:Sparse.*")
 
@@ -34,7 +35,7 @@ def record_of(value: object = None) -> dict[str, Any]:
 
     with pytest.raises(ValueError, match="class") as caught:
         step(value)
-    record: dict[str, Any] = json.loads(described(caught.value))
+    record: dict[str, Any] = json.loads(described(caught.value, is_secret=is_secret, as_json=as_json))
     return record
 
 
@@ -155,8 +156,13 @@ def test_a_fake_tensor_is_only_named() -> None:
     assert "shape" not in described_as(value)
 
 
-def test_no_gpu_is_asked_where_there_is_none() -> None:
-    assert "gpus" not in record_of()
+def test_no_gpu_is_asked_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one where torch has not begun to use it: that would take memory of it."""
+    assert not {"gpus", "gpus_note"} & record_of().keys()
+    monkeypatch.setattr(torch, "_C", _Cuda)
+    monkeypatch.setattr(_Cuda, "_cuda_getDevice", None)
+    assert not {"gpus", "gpus_note"} & record_of().keys()
+    assert not torch.cuda.is_initialized()
 
 
 class _Cuda:
@@ -187,7 +193,7 @@ def test_the_allocators_counters_are_read_only_where_no_other_thread_can_hold_it
     for threads, expected in ((1, True), (2, False)):
         monkeypatch.setattr("sys._current_frames", lambda threads=threads: dict.fromkeys(range(threads)))
         record = record_of()
-        assert ("gpus" in record) is expected
+        assert ("gpus" in record, "gpus_note" in record) == (expected, not expected)
         if expected:
             assert record["gpus"] == [
                 {

@@ -65,3 +65,19 @@ def test_where_the_file_cannot_be_written_there_are_the_lines(tmp_path: Path) ->
     (tmp_path / "a").write_text(json.dumps(RECORD))
     (tmp_path / "b").mkdir()
     assert take_failure_record(str(tmp_path / "a"), str(tmp_path / "b")) == ["locals of f (t.py:1): n = 3"]
+
+
+def test_a_number_of_a_secrets_name_is_dropped_here_too(tmp_path: Path) -> None:
+    """The rank knows fewer names; and it may have written anything."""
+    named = {"type": "int", "value": "7531902"}
+    rows: list[dict[str, object]] = [
+        {"name": "github_pat", **named},
+        {"name": "num_tokens", "type": "int", "value": "12"},
+    ]
+    rows.append({"name": "batch", "items": [{"name": "api_key", **named}]})
+    frame = {"function": "f", "file": "t.py", "line": 1, "locals": rows}
+    record = {"version": 1, "exceptions": [{"type": "E", "message": "", "frames": [frame]}]}
+    (tmp_path / "a").write_text(json.dumps(record))
+    (line,) = take_failure_record(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "num_tokens = 12" in line
+    assert "7531902" not in line + (tmp_path / "b").read_text()

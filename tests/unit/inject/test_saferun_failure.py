@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.inject.saferun_failure import _json
+from saferun.inject.saferun_written import as_json
 from tests.unit.inject.test_hook import environ_of, run
 
 DEADLINE_S = 30.0
@@ -113,6 +113,19 @@ def test_no_text_of_a_local_is_in_it(tmp_path: Path) -> None:
     content = (tmp_path / "a0r0.failure").read_text()
     assert "hunter2" not in content
     assert "7531902" not in content
+
+
+def test_numbers_of_ordinary_names_are_in_it(tmp_path: Path) -> None:
+    """``pin`` in ``mapping`` is no word of it."""
+    script = "def step(mapping, tokenizer, num_tokens, token, apiKey):\n    raise ValueError\nstep(1, 2, 3, 4, 5)\n"
+    found = locals_of(failed(tmp_path, script), "step")
+    assert {name: row.get("value") for name, row in found.items()} == {
+        "mapping": "1",
+        "tokenizer": "2",
+        "num_tokens": "3",
+        "token": None,
+        "apiKey": None,
+    }
 
 
 HOSTILE = """
@@ -239,9 +252,9 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_it_is_json(value: object) -> None:
     """Whatever names and messages have, half a pair of surrogates too."""
-    assert json.loads(_json(value)) == value
-    assert _json(value).isascii()
-    assert json.loads(_json("\ud800x")) == "\ud800x"
+    assert json.loads(as_json(value)) == value
+    assert as_json(value).isascii()
+    assert json.loads(as_json("\ud800x")) == "\ud800x"
 
 
 # ------------------------------------------------------------------------------------------------ when, and when not

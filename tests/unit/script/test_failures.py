@@ -114,6 +114,32 @@ def test_what_is_no_failure_of_this_process_is_not_recorded(source: str, code: i
     assert not (tmp_path / "f.json").exists()
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_child_of_multiprocessing_leaves_no_record_for_the_rank(method: str, tmp_path: Path) -> None:
+    """A spawned one imports the script once more, with the rank's environment: it would take the record's place."""
+    source = (
+        "import multiprocessing\nsaferun.record(file='f.json')\n@saferun.record(file='f.json')\n"
+        "def load():\n    raise ValueError('of the child')\n"
+        f"if __name__ == '__main__':\n    child = multiprocessing.get_context({method!r}).Process(target=load)\n"
+        "    child.start()\n    child.join()\n    assert child.exitcode == 1\n"
+    )
+    done = run(tmp_path, source, SAFERUN_HEARTBEAT_FILE=str(tmp_path / "a0r0.heartbeat"))
+    assert done.returncode == 0, done.stderr
+    assert "of the child" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["script.py"]
+
+
+def test_a_file_system_that_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
+    """Of the file that is named, too."""
+    source = (
+        "import os\nos.mkfifo(f'f.json.{os.getpid()}.new')\n@saferun.record(file='f.json')\n"
+        "def main():\n    raise ValueError('wrong')\nmain()\n"
+    )
+    done = run(tmp_path, source)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: wrong\n")
+
+
 def test_a_keyboard_interrupt_ends_the_script_as_ever(tmp_path: Path) -> None:
     source = "@saferun.record(file='f.json')\ndef main():\n    raise KeyboardInterrupt\nmain()\n"
     assert run(tmp_path, source).returncode == -2

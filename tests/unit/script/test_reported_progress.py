@@ -162,3 +162,21 @@ def test_a_script_that_reports_loads_nothing_slow() -> None:
     assert {"saferun", "saferun.script", "saferun.script.reported_progress"} <= loaded
     # importlib itself takes ``warnings`` and the like.
     assert not loaded & {"torch", "json", "typing", "dataclasses", "contextlib", "threading", "inspect", "re"}
+
+
+def test_a_child_that_is_forked_in_a_phase_does_not_end_it(path: Path) -> None:
+    """It leaves the ``with`` as the rank does: by an exception, or at the end of what it was forked for."""
+    with saferun.expect(60, "saving"):
+        child = os.fork()
+        if not child:
+            try:
+                raise SystemExit  # noqa: TRY301 - as in a script
+            except SystemExit:
+                reported_progress._reported.phases[0].__exit__(None, None, None)
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        phase = read(path).phase
+        assert phase is not None
+        assert phase.what == "saving"
+    assert read(path).phase is None
