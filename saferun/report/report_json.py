@@ -243,6 +243,11 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
         "cores": page.objects("cores", cores_of(incident), lambda core: _core(page, core)),
         "oom": _oom(page, evidence.oom),
         "kernel_log": page.lines("kernel_log", evidence.kernel_lines),
+        "last_steps": page.objects(
+            "last_steps",
+            steps_of(evidence),
+            lambda step: {"ranks": page.ranks("last_steps", step[1]), "text": page.text(step[0])},
+        ),
         **_captured(page, evidence.capture),
         "outcome": outcome,
         "recovered_after_s": number(incident.recovered_after_s) if outcome == "recovered" else None,
@@ -303,6 +308,15 @@ def outcome_of(incident: Incident) -> str:
     """The outcome, as one of the schema's values."""
     outcome = incident.outcome.partition(" ")[0]
     return outcome if outcome in _INCIDENT_OUTCOMES else "continued"
+
+
+def steps_of(evidence: Evidence) -> list[tuple[str, list[int]]]:
+    """What the ranks have last reported by saferun.step; those that reported the same stand together."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, output in sorted(evidence.outputs_by_rank.items()):
+        if output.last_step:
+            ranks_of.setdefault(output.last_step, []).append(rank)
+    return list(ranks_of.items())
 
 
 def cores_of(incident: Incident) -> list[CoreDump]:

@@ -24,7 +24,7 @@ from saferun.preflight.results import HostInfo, Preflight
 from saferun.report.calls_text import report_calls
 from saferun.report.console_text import core_text
 from saferun.report.picture import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
-from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_and_last, outcome_of
+from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_and_last, outcome_of, steps_of
 from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.text.page import redacted_command, redacted_command_line, redacted_line
 from saferun.text.wording import duration_text, ranks_text, size_text
@@ -259,12 +259,7 @@ def _traceback_lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _step_lines(evidence: Evidence) -> Iterator[str]:
-    """Ranks that reported the same stand together."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, output in sorted(evidence.outputs_by_rank.items()):
-        if output.last_step:
-            ranks_of.setdefault(output.last_step, []).append(rank)
-    for step, ranks in ranks_of.items():
+    for step, ranks in steps_of(evidence):
         yield f"  {ranks_text(tuple(ranks), _WIDEST)}: {step}"
 
 

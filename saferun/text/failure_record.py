@@ -14,7 +14,7 @@ from saferun.text.decoding import MALFORMED, loads, number_or, text_or_empty
 from saferun.text.redaction import redacted_text
 from saferun.text.wording import size_text
 
-__all__ = ["LONGEST_BYTES", "failure_lines", "record_from"]
+__all__ = ["LONGEST_BYTES", "failure_lines", "local_text", "memory_parts", "record_from"]
 
 LONGEST_BYTES = 256 << 10
 """Twice as long as a rank writes it."""
@@ -29,10 +29,10 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/pytho
 _VERSION = 1
 
 
-def record_from(content: bytes) -> JsonObject | None:
+def record_from(content: bytes, *, longest: int = LONGEST_BYTES) -> JsonObject | None:
     """The record; None where it is none, or exceeds a bound."""
     try:
-        found = loads(content, longest=LONGEST_BYTES, deepest=_DEEPEST, most=_MOST_ITEMS)
+        found = loads(content, longest=longest, deepest=_DEEPEST, most=_MOST_ITEMS)
     except MALFORMED:
         return None
     if not isinstance(found, dict) or found.get("version") != _VERSION or not isinstance(found.get("exceptions"), list):
@@ -85,14 +85,31 @@ def _frame_line(frame: JsonObject) -> str:
 def _named(row: JsonObject) -> str:
     """``x float32 [8, 512] cpu``, ``n = 3``; empty where nothing is known but the type."""
     name = text_or_empty(row.get("name"), _LONGEST_LINE)[:_LONGEST_NAME]
-    if "shape" in row:
-        return f"{name} {_tensor(row)}"
-    items = [item for item in _list(row, "items") if isinstance(item, dict)][:_MOST_SIZES]
-    if items:
-        parts = ", ".join(_named(item) if "name" in item else _tensor(item) for item in items)
-        return f"{name} {{{parts}}}" if "name" in items[0] else f"{name} [{parts}]"
+    if content := _content(row):
+        return f"{name} {content}"
     value = text_or_empty(row.get("value"), _LONGEST_NAME)
     return f"{name} = {value}" if value else ""
+
+
+def _content(row: JsonObject) -> str:
+    """Of a tensor, and of what holds some."""
+    if "shape" in row:
+        return _tensor(row)
+    items = [item for item in _list(row, "items") if isinstance(item, dict)][:_MOST_SIZES]
+    if not items:
+        return ""
+    parts = ", ".join(_named(item) if "name" in item else _tensor(item) for item in items)
+    return f"{{{parts}}}" if "name" in items[0] else f"[{parts}]"
+
+
+def local_text(row: JsonObject) -> str:
+    """What is known of a local: a tensor, a number, else its type and its length."""
+    found = _content(row) or text_or_empty(row.get("value"), _LONGEST_NAME)
+    if found:
+        return found
+    length = number_or(-1, row.get("length"))
+    kind = text_or_empty(row.get("type"), _LONGEST_NAME) or "?"
+    return f"{kind} of length {length}" if length >= 0 else kind
 
 
 def _tensor(row: JsonObject) -> str:
@@ -110,11 +127,12 @@ def _sizes(row: JsonObject, name: str) -> str:
 
 
 def _memory_line(record: JsonObject) -> str:
-    parts = list(_memory_parts(record))
+    parts = list(memory_parts(record))
     return f"memory then: {'; '.join(parts)}" if parts else ""
 
 
-def _memory_parts(record: JsonObject) -> Iterator[str]:
+def memory_parts(record: JsonObject) -> Iterator[str]:
+    """How much memory the process had, and torch on the GPU; nothing where that is not known."""
     memory = record.get("memory")
     if isinstance(memory, dict) and (size := _size(memory, "rss_bytes")):
         yield f"process {size} (peak {_size(memory, 'peak_rss_bytes') or '?'})"

@@ -80,6 +80,10 @@ def test_with_trace_calls_the_last_calls_are_in_it(tmp_path: Path) -> None:
         ("<module>", "train.py"),
         ("step", "train.py"),
     ]
+    page = (tmp_path / "run" / "report.html").read_text()
+    for text in ("Failure records", "ValueError: wrong shape", "Locals of step (train.py:8)", "(4, 5)", "Last calls"):
+        assert text in page
+    assert "7531902" not in page
 
 
 def test_without_a_run_directory_the_console_has_the_locals(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from saferun.report.page.page_model import (
     Table,
     Verdict,
 )
-from saferun.report.page.run_contents import RunFiles, RunJson
+from saferun.report.page.rank_records import build_calls, build_failures, build_steps
+from saferun.report.page.run_contents import RankRecord, RunFiles, RunJson
 from saferun.report.page.stack_tree import build_stacks, call_of
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.wait_graph import build_group_tables, build_wait_graph
@@ -99,8 +100,8 @@ def build_page(files: RunFiles, clock: Callable[[float], str], scale: float = 1.
         run=tuple(_run_facts(run, files, clock)),
         command=shown(" ".join(redacted_arguments(run.command[:1000])), 2000),
         verdict=verdict,
-        main=_incident(main, clock, scale) if main is not None else None,
-        earlier=tuple(_incident(incident, clock, scale / 4) for incident in earlier),
+        main=_incident(main, clock, scale, files.records) if main is not None else None,
+        earlier=tuple(_incident(incident, clock, scale / 4, ()) for incident in earlier),
         timeline=whole,
         closing=closing,
         slow=tuple(tuple(_slow_lines(row, clock)) for row in report.slow_ranks),
@@ -117,6 +118,7 @@ def build_page(files: RunFiles, clock: Callable[[float], str], scale: float = 1.
         notes=tuple(shown(note, 300) for note in files.notes),
         version=shown(report.saferun_version or __version__, 40),
         world_size=_world_size(files),
+        failures=build_failures(files.records, culprits, clock, scale),
     )
 
 
@@ -243,7 +245,9 @@ def _capital(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ incidents
 
 
-def _incident(incident: IncidentPart, clock: Callable[[float], str], scale: float) -> IncidentRow:
+def _incident(
+    incident: IncidentPart, clock: Callable[[float], str], scale: float, records: Sequence[RankRecord]
+) -> IncidentRow:
     culprits = incident.culprits
     most = max(int(_MOST_LINES * 4 * scale), 20)
     return IncidentRow(
@@ -263,6 +267,8 @@ def _incident(incident: IncidentPart, clock: Callable[[float], str], scale: floa
         cores=tuple((_core_text(core), tuple(_core_calls(core))) for core in incident.cores[: most // 4]),
         captures=tuple(_captures(incident)),
         truncated=tuple(shown(name, 60) for name in incident.truncated),
+        steps=build_steps(incident, scale),
+        calls=build_calls(incident, records, scale),
     )
 
 

@@ -19,7 +19,7 @@ def root(context, missing=missing):
     l_0_now = resolve('now')
     l_0_data = resolve('data')
     l_0_script = resolve('script')
-    l_0_chip = l_0_table = l_0_calls = l_0_branch = l_0_stack_views = l_0_pieces = l_0_graph_view = l_0_track = l_0_timeline_view = l_0_output_block = l_0_verdict_body = l_0_facts = l_0_machine_view = l_0_collectives_view = l_0_main = l_0_has_machine = l_0_start = missing
+    l_0_chip = l_0_table = l_0_calls = l_0_branch = l_0_stack_views = l_0_pieces = l_0_graph_view = l_0_track = l_0_timeline_view = l_0_output_block = l_0_verdict_body = l_0_facts = l_0_machine_view = l_0_failure_view = l_0_calls_view = l_0_collectives_view = l_0_main = l_0_has_machine = l_0_start = missing
     try:
         t_1 = environment.filters['groupby']
     except KeyError:
@@ -919,8 +919,117 @@ def root(context, missing=missing):
         return concat(t_28)
     context.exported_vars.add('machine_view')
     context.vars['machine_view'] = l_0_machine_view = Macro(environment, macro, 'machine_view', ('incident',), False, False, False, context.eval_ctx.autoescape)
-    def macro(l_1_groups):
+    def macro(l_1_one, l_1_open):
         t_29 = []
+        if l_1_one is missing:
+            l_1_one = undefined("parameter 'one' was not provided", name='one')
+        if l_1_open is missing:
+            l_1_open = undefined("parameter 'open' was not provided", name='open')
+        pass
+        t_29.extend((
+            '<details class="record"',
+            escape((' open' if l_1_open else cond_expr_undefined("the inline if-expression on line 180 in 'page.html' evaluated to false and no else section was defined."))),
+            '>\n<summary>',
+            escape(context.call((undefined(name='chip') if l_0_chip is missing else l_0_chip), environment.getattr(l_1_one, 'label'), environment.getattr(l_1_one, 'ranks'), environment.getattr(l_1_one, 'is_culprit'))),
+            ' <span class="place">',
+            escape(environment.getattr(l_1_one, 'where')),
+            '</span> <code>',
+            escape(environment.getattr(l_1_one, 'title')),
+            '</code></summary>\n',
+        ))
+        if environment.getattr(l_1_one, 'facts'):
+            pass
+            t_29.append(
+                escape(context.call((undefined(name='facts') if l_0_facts is missing else l_0_facts), environment.getattr(l_1_one, 'facts'))),
+            )
+        for l_2_error in environment.getattr(l_1_one, 'exceptions'):
+            _loop_vars = {}
+            pass
+            if environment.getattr(l_2_error, 'link'):
+                pass
+                t_29.extend((
+                    '<h3><span class="place">',
+                    escape(environment.getattr(l_2_error, 'link')),
+                    '</span> <code>',
+                    escape(environment.getattr(l_2_error, 'title')),
+                    '</code></h3>',
+                ))
+            for l_3_frame in environment.getattr(l_2_error, 'frames'):
+                _loop_vars = {}
+                pass
+                if environment.getattr(l_3_frame, 'locals'):
+                    pass
+                    t_29.extend((
+                        '<details class="frame"',
+                        escape((' open' if environment.getattr(l_3_frame, 'is_first') else cond_expr_undefined("the inline if-expression on line 187 in 'page.html' evaluated to false and no else section was defined."))),
+                        '><summary><code>',
+                        escape(environment.getattr(l_3_frame, 'function')),
+                        '</code> <span class="place">',
+                        escape(environment.getattr(l_3_frame, 'place')),
+                        '</span></summary>',
+                        escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_3_frame, 'locals'), _loop_vars=_loop_vars)),
+                        '</details>\n',
+                    ))
+                else:
+                    pass
+                    t_29.extend((
+                        '<p class="frame"><code>',
+                        escape(environment.getattr(l_3_frame, 'function')),
+                        '</code> <span class="place">',
+                        escape(environment.getattr(l_3_frame, 'place')),
+                        '</span></p>\n',
+                    ))
+            l_3_frame = missing
+        l_2_error = missing
+        if environment.getattr(l_1_one, 'omitted'):
+            pass
+            t_29.extend((
+                '<p class="note">',
+                escape(environment.getattr(l_1_one, 'omitted')),
+                ' more exceptions not shown.</p>',
+            ))
+        t_29.append(
+            '</details>',
+        )
+        return concat(t_29)
+    context.exported_vars.add('failure_view')
+    context.vars['failure_view'] = l_0_failure_view = Macro(environment, macro, 'failure_view', ('one', 'open'), False, False, False, context.eval_ctx.autoescape)
+    def macro(l_1_list):
+        t_30 = []
+        if l_1_list is missing:
+            l_1_list = undefined("parameter 'list' was not provided", name='list')
+        pass
+        l_2_loop = missing
+        for l_2_one, l_2_loop in LoopContext(l_1_list, undefined):
+            _loop_vars = {}
+            pass
+            t_30.extend((
+                '<details class="last-calls"',
+                escape((' open' if (environment.getattr(l_2_one, 'is_culprit') and environment.getattr(l_2_loop, 'first')) else cond_expr_undefined("the inline if-expression on line 199 in 'page.html' evaluated to false and no else section was defined."))),
+                '><summary>',
+                escape(context.call((undefined(name='chip') if l_0_chip is missing else l_0_chip), environment.getattr(l_2_one, 'label'), environment.getattr(l_2_one, 'ranks'), environment.getattr(l_2_one, 'is_culprit'), _loop_vars=_loop_vars)),
+                ' ',
+                escape(environment.getattr(l_2_one, 'note')),
+                ' <span class="count">',
+                escape(environment.getattr(l_2_one, 'until')),
+                '</span></summary>',
+            ))
+            if environment.getattr(l_2_one, 'lines'):
+                pass
+                t_30.extend((
+                    '<pre class="lines">',
+                    escape(t_3(context.eval_ctx, environment.getattr(l_2_one, 'lines'), '\n')),
+                    '</pre>',
+                ))
+            t_30.append(
+                '</details>\n',
+            )
+        l_2_loop = l_2_one = missing
+        return concat(t_30)
+    context.exported_vars.add('calls_view')
+    context.vars['calls_view'] = l_0_calls_view = Macro(environment, macro, 'calls_view', ('list',), False, False, False, context.eval_ctx.autoescape)
+    def macro(l_1_groups):
+        t_31 = []
         l_1_odd = l_1_even = missing
         if l_1_groups is missing:
             l_1_groups = undefined("parameter 'groups' was not provided", name='groups')
@@ -929,52 +1038,52 @@ def root(context, missing=missing):
         for l_2_one in (undefined(name='odd') if l_1_odd is missing else l_1_odd)[:4]:
             _loop_vars = {}
             pass
-            t_29.append(
+            t_31.append(
                 escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_2_one, 'table'), _loop_vars=_loop_vars)),
             )
         l_2_one = missing
         if (undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]:
             pass
-            t_29.extend((
+            t_31.extend((
                 '<details><summary>',
                 escape(t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:])),
                 ' more process group',
-                escape(('s' if (t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]) > 1) else cond_expr_undefined("the inline if-expression on line 183 in 'page.html' evaluated to false and no else section was defined."))),
+                escape(('s' if (t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]) > 1) else cond_expr_undefined("the inline if-expression on line 207 in 'page.html' evaluated to false and no else section was defined."))),
                 ' whose ranks differ</summary>\n',
             ))
             for l_2_one in (undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]:
                 _loop_vars = {}
                 pass
-                t_29.append(
+                t_31.append(
                     escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_2_one, 'table'), _loop_vars=_loop_vars)),
                 )
             l_2_one = missing
-            t_29.append(
+            t_31.append(
                 '</details>\n',
             )
         l_1_even = t_5(context.eval_ctx, t_7(context, l_1_groups, 'is_odd'))
         if (undefined(name='even') if l_1_even is missing else l_1_even):
             pass
-            t_29.extend((
+            t_31.extend((
                 '<details',
-                escape((' open' if ((t_4((undefined(name='even') if l_1_even is missing else l_1_even)) == t_4(l_1_groups)) and (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) < 4)) else cond_expr_undefined("the inline if-expression on line 189 in 'page.html' evaluated to false and no else section was defined."))),
+                escape((' open' if ((t_4((undefined(name='even') if l_1_even is missing else l_1_even)) == t_4(l_1_groups)) and (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) < 4)) else cond_expr_undefined("the inline if-expression on line 213 in 'page.html' evaluated to false and no else section was defined."))),
                 '><summary>',
                 escape(t_4((undefined(name='even') if l_1_even is missing else l_1_even))),
                 ' process group',
-                escape(('s' if (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) > 1) else cond_expr_undefined("the inline if-expression on line 189 in 'page.html' evaluated to false and no else section was defined."))),
+                escape(('s' if (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) > 1) else cond_expr_undefined("the inline if-expression on line 213 in 'page.html' evaluated to false and no else section was defined."))),
                 ' whose ranks are all at the same collective</summary>\n',
             ))
             for l_2_one in (undefined(name='even') if l_1_even is missing else l_1_even):
                 _loop_vars = {}
                 pass
-                t_29.append(
+                t_31.append(
                     escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_2_one, 'table'), _loop_vars=_loop_vars)),
                 )
             l_2_one = missing
-            t_29.append(
+            t_31.append(
                 '</details>\n',
             )
-        return concat(t_29)
+        return concat(t_31)
     context.exported_vars.add('collectives_view')
     context.vars['collectives_view'] = l_0_collectives_view = Macro(environment, macro, 'collectives_view', ('groups',), False, False, False, context.eval_ctx.autoescape)
     l_0_main = environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'main')
@@ -1013,6 +1122,9 @@ def root(context, missing=missing):
     if ((undefined(name='main') if l_0_main is missing else l_0_main) and (environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'ends') or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'tracebacks'))):
         pass
         yield '<li><a href="#ends">Failures</a></li>'
+    if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'failures'):
+        pass
+        yield '<li><a href="#records">Failure records</a></li>'
     if ((undefined(name='main') if l_0_main is missing else l_0_main) and (environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'graph') or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'waits'))):
         pass
         yield '<li><a href="#waits">Who waits for whom</a></li>'
@@ -1022,6 +1134,12 @@ def root(context, missing=missing):
     if ((undefined(name='main') if l_0_main is missing else l_0_main) and environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'groups')):
         pass
         yield '<li><a href="#collectives">Collectives</a></li>'
+    if ((undefined(name='main') if l_0_main is missing else l_0_main) and environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'calls')):
+        pass
+        yield '<li><a href="#calls">Last calls</a></li>'
+    if ((undefined(name='main') if l_0_main is missing else l_0_main) and environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'steps')):
+        pass
+        yield '<li><a href="#steps">Last steps</a></li>'
     if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'slow'):
         pass
         yield '<li><a href="#slow">Slow ranks</a></li>'
@@ -1065,11 +1183,11 @@ def root(context, missing=missing):
     if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'):
         pass
         yield '<section id="timeline" class="wide" aria-labelledby="h-timeline"><h2 id="h-timeline">Timeline</h2>\n<ul class="legend" aria-hidden="true">'
-        def t_30(fiter):
+        def t_32(fiter):
             for (l_1_kind, l_1_text) in fiter:
                 if (l_1_kind in t_5(context.eval_ctx, t_6(context, t_12(environment, t_6(context, environment.getattr(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'), 'rows'), attribute='segments'), start=()), attribute='kind'))):
                     yield (l_1_kind, l_1_text)
-        for (l_1_kind, l_1_text) in t_30(context.call(environment.getattr((undefined(name='phases') if l_0_phases is missing else l_0_phases), 'items'))):
+        for (l_1_kind, l_1_text) in t_32(context.call(environment.getattr((undefined(name='phases') if l_0_phases is missing else l_0_phases), 'items'))):
             _loop_vars = {}
             pass
             yield '<li><span class="phase '
@@ -1094,6 +1212,16 @@ def root(context, missing=missing):
         if environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'ends'):
             pass
             yield escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'ends')))
+        yield '</section>\n'
+    if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'failures'):
+        pass
+        yield '<section id="records" aria-labelledby="h-records"><h2 id="h-records">Failure records</h2>\n<p class="note">What the locals were at the exceptions that ended ranks; texts are not recorded.</p>\n'
+        l_1_loop = missing
+        for l_1_one, l_1_loop in LoopContext(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'failures'), undefined):
+            _loop_vars = {}
+            pass
+            yield escape(context.call((undefined(name='failure_view') if l_0_failure_view is missing else l_0_failure_view), l_1_one, environment.getattr(l_1_loop, 'first'), _loop_vars=_loop_vars))
+        l_1_loop = l_1_one = missing
         yield '</section>\n'
     if ((undefined(name='main') if l_0_main is missing else l_0_main) and (environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'graph') or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'waits'))):
         pass
@@ -1121,6 +1249,16 @@ def root(context, missing=missing):
         pass
         yield '<section id="stacks" class="wide" aria-labelledby="h-stacks"><h2 id="h-stacks">Stacks</h2>\n'
         yield escape(context.call((undefined(name='stack_views') if l_0_stack_views is missing else l_0_stack_views), environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'stacks'), 'main'))
+        yield '\n</section>\n'
+    if ((undefined(name='main') if l_0_main is missing else l_0_main) and environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'calls')):
+        pass
+        yield '<section id="calls" aria-labelledby="h-calls"><h2 id="h-calls">Last calls</h2>\n<p class="note">Recorded by --trace-calls, the newest last.</p>\n'
+        yield escape(context.call((undefined(name='calls_view') if l_0_calls_view is missing else l_0_calls_view), environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'calls')))
+        yield '\n</section>\n'
+    if ((undefined(name='main') if l_0_main is missing else l_0_main) and environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'steps')):
+        pass
+        yield '<section id="steps" aria-labelledby="h-steps"><h2 id="h-steps">Last steps</h2>\n'
+        yield escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'steps')))
         yield '\n</section>\n'
     if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'slow'):
         pass
@@ -1204,6 +1342,12 @@ def root(context, missing=missing):
                 yield escape(context.call((undefined(name='stack_views') if l_0_stack_views is missing else l_0_stack_views), environment.getattr(l_1_one, 'stacks'), t_11(environment.getattr(l_1_loop, 'index')), _loop_vars=_loop_vars))
             yield escape(context.call((undefined(name='pieces') if l_0_pieces is missing else l_0_pieces), environment.getattr(l_1_one, 'tracebacks'), _loop_vars=_loop_vars))
             yield '\n'
+            if environment.getattr(l_1_one, 'calls'):
+                pass
+                yield escape(context.call((undefined(name='calls_view') if l_0_calls_view is missing else l_0_calls_view), environment.getattr(l_1_one, 'calls'), _loop_vars=_loop_vars))
+            if environment.getattr(l_1_one, 'steps'):
+                pass
+                yield escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_1_one, 'steps'), _loop_vars=_loop_vars))
             if environment.getattr(l_1_one, 'ends'):
                 pass
                 yield escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_1_one, 'ends'), _loop_vars=_loop_vars))
@@ -1298,7 +1442,7 @@ def root(context, missing=missing):
     yield '\n</script>\n</body>\n</html>'
 
 blocks = {}
-debug_info = '1=97&2=109&5=119&6=130&7=132&8=144&9=147&11=160&12=166&17=215&20=225&22=233&23=238&28=255&29=263&30=264&32=267&33=271&34=298&35=305&36=310&38=315&39=319&47=332&53=342&54=346&57=353&59=363&63=367&64=370&65=376&73=399&74=407&75=410&76=414&78=425&83=432&86=441&87=451&88=453&89=456&90=461&92=467&93=476&95=484&96=489&97=491&98=499&99=506&100=512&107=523&108=528&111=535&116=548&117=559&118=561&120=566&121=582&122=603&124=623&128=653&129=665&130=668&131=683&132=686&134=696&135=700&139=708&141=713&142=719&146=730&150=743&151=752&152=754&153=765&157=771&158=776&159=783&160=800&163=820&164=828&167=845&168=850&169=857&170=864&171=870&172=875&175=890&176=897&179=917&180=923&181=924&182=931&183=935&184=940&187=950&188=951&189=955&190=962&195=975&196=978&197=981&202=985&206=987&207=989&210=991&215=993&217=995&218=997&219=999&220=1001&228=1005&229=1008&230=1011&231=1014&232=1017&233=1020&234=1023&235=1026&236=1029&237=1032&238=1035&239=1038&240=1041&245=1045&246=1047&247=1052&249=1060&251=1063&252=1077&254=1080&257=1082&260=1084&262=1087&263=1089&266=1093&268=1096&269=1102&272=1106&274=1109&275=1113&278=1115&280=1118&283=1120&285=1123&288=1131&292=1134&293=1137&295=1140&296=1143&297=1145&298=1148&303=1153&306=1159&308=1162&311=1164&313=1167&316=1169&318=1173&319=1177&320=1187&321=1189&322=1191&323=1194&324=1197&325=1200&326=1202&327=1205&332=1209&334=1212&335=1215&338=1218&339=1226&341=1246&343=1251&346=1259&348=1262&349=1265&352=1269&354=1272&355=1275&360=1286&361=1290&363=1292'
+debug_info = '1=97&2=109&5=119&6=130&7=132&8=144&9=147&11=160&12=166&17=215&20=225&22=233&23=238&28=255&29=263&30=264&32=267&33=271&34=298&35=305&36=310&38=315&39=319&47=332&53=342&54=346&57=353&59=363&63=367&64=370&65=376&73=399&74=407&75=410&76=414&78=425&83=432&86=441&87=451&88=453&89=456&90=461&92=467&93=476&95=484&96=489&97=491&98=499&99=506&100=512&107=523&108=528&111=535&116=548&117=559&118=561&120=566&121=582&122=603&124=623&128=653&129=665&130=668&131=683&132=686&134=696&135=700&139=708&141=713&142=719&146=730&150=743&151=752&152=754&153=765&157=771&158=776&159=783&160=800&163=820&164=828&167=845&168=850&169=857&170=864&171=870&172=875&175=890&176=897&179=917&180=926&181=928&182=935&183=940&184=943&185=952&186=955&187=959&189=972&193=979&197=992&198=998&199=1003&203=1026&204=1032&205=1033&206=1040&207=1044&208=1049&211=1059&212=1060&213=1064&214=1071&219=1084&220=1087&221=1090&226=1094&230=1096&231=1098&234=1100&239=1102&241=1104&242=1106&243=1108&244=1110&252=1114&253=1117&254=1120&255=1123&256=1126&257=1129&258=1132&259=1135&260=1138&261=1141&262=1144&263=1147&264=1150&265=1153&266=1156&267=1159&272=1163&273=1165&274=1170&276=1178&278=1181&279=1195&281=1198&284=1200&287=1202&289=1205&290=1207&293=1211&296=1215&299=1221&301=1224&302=1230&305=1234&307=1237&308=1241&311=1243&313=1246&316=1248&319=1251&322=1253&324=1256&327=1258&329=1261&332=1269&336=1272&337=1275&339=1278&340=1281&341=1283&342=1286&347=1291&350=1297&352=1300&355=1302&357=1305&360=1307&362=1311&363=1315&364=1325&365=1327&366=1329&367=1332&368=1335&369=1338&370=1340&371=1343&372=1346&373=1349&378=1353&380=1356&381=1359&384=1362&385=1370&387=1390&389=1395&392=1403&394=1406&395=1409&398=1413&400=1416&401=1419&406=1430&407=1434&409=1436'
 
-DIGEST = "7d7c64404d83aa794db901952c89d3924b1b4d7acf8ec19428bc5dc6989c6c25"
+DIGEST = "b9fc405e4b91d102f930ed363b2b5617c2892c6176f742e1db90e47bdee3f837"
 BYTECODE_VERSION = 5

@@ -175,6 +175,43 @@ class HostSection(Value):
     lost_message: str = ""
 
 
+class StepPart(Value):
+    """What ranks last reported by ``saferun.step``."""
+
+    ranks: Ranks = ()
+    text: str = ""
+
+
+class EventPart(Value):
+    """A call, its end, or a line."""
+
+    kind: str = ""
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    before_s: float = 0.0
+
+
+class ThreadPart(Value):
+    """The newest calls of a thread."""
+
+    tid: int = 0
+    is_main: bool = False
+    total: int = 0
+    events: Annotated[tuple[EventPart, ...], list_of(EventPart, 1000, skips=True)] = ()
+
+
+class CallsPart(Value):
+    """The last calls of a rank."""
+
+    rank: int
+    pid: int = 0
+    has_ended: bool = False
+    note: str = ""
+    failure: str = ""
+    threads: Annotated[tuple[ThreadPart, ...], list_of(ThreadPart, 100, skips=True)] = ()
+
+
 class IncidentPart(Value):
     """A hang or a failure."""
 
@@ -205,6 +242,8 @@ class IncidentPart(Value):
     stuck_connections: Annotated[tuple[ConnectionPart, ...], list_of(ConnectionPart, MOST_ROWS, skips=True)] = ()
     processes: Annotated[tuple[ProcessPart, ...], list_of(ProcessPart, MOST_ROWS, skips=True)] = ()
     collectives: Annotated[tuple[RecorderPart, ...], list_of(RecorderPart, MOST_ROWS, skips=True)] = ()
+    last_steps: Annotated[tuple[StepPart, ...], list_of(StepPart, MOST_ROWS, skips=True)] = ()
+    last_calls: Annotated[tuple[CallsPart, ...], list_of(CallsPart, MOST_ROWS, skips=True)] = ()
     captures: Annotated[tuple[CapturePart, ...], list_of(CapturePart, MOST_ROWS, skips=True)] = ()
     timed_out: tuple[str, ...] = ()
     outcome: str = ""

@@ -244,6 +244,57 @@ class Matrix(Value):
     folded: str = ""
 
 
+class FrameView(Value):
+    """A frame of an exception. ``locals``: what they were; ``is_first``: they are what is read first."""
+
+    function: str
+    place: str
+    is_user: bool
+    locals: Table | None
+    is_first: bool = False
+
+
+class ExceptionView(Value):
+    """An exception of a failure record. ``link``: how another one comes from it, empty for the first."""
+
+    link: str
+    title: str
+    frames: tuple[FrameView, ...]
+
+
+class FailureView(Value):
+    """The failure record of a rank. ``omitted``: exceptions that are not shown."""
+
+    label: str
+    where: str
+    ranks: tuple[int, ...]
+    is_culprit: bool
+    title: str
+    facts: tuple[Fact, ...]
+    exceptions: tuple[ExceptionView, ...]
+    omitted: int = 0
+
+
+class RankCallsView(Value):
+    """The last calls of a thread of a rank, as lines, the newest last.
+
+    Attributes:
+        label: of the rank.
+        ranks: its number.
+        is_culprit: whether it is the cause.
+        note: which thread it is, or why nothing is known; empty for the main thread.
+        until: when the newest was; empty where there is none.
+        lines: the calls.
+    """
+
+    label: str
+    ranks: tuple[int, ...]
+    is_culprit: bool
+    note: str
+    until: str
+    lines: tuple[str, ...]
+
+
 class IncidentRow(Value):
     """One incident, as a row of the story."""
 
@@ -263,6 +314,8 @@ class IncidentRow(Value):
     cores: tuple[tuple[str, tuple[Call, ...]], ...] = ()
     captures: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
+    steps: Table | None = None
+    calls: tuple[RankCallsView, ...] = ()
 
 
 class PageModel(Value):
@@ -290,3 +343,4 @@ class PageModel(Value):
     notes: tuple[str, ...]
     version: str
     world_size: int = 0
+    failures: tuple[FailureView, ...] = ()

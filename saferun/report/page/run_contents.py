@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from saferun.model import Value
+from saferun.model import JsonObject, Value
 from saferun.report.page.contents import (
     MOST_ROWS,
     PairPart,
@@ -122,6 +122,15 @@ class RankTail(Value):
     omitted_bytes: int
 
 
+class RankRecord(Value):
+    """The failure record of a rank: decoded JSON, of which nothing is believed."""
+
+    host: str
+    attempt: int
+    rank: int
+    record: JsonObject
+
+
 class RunFiles(Value):
     """What there is of a run. ``notes``: what could not be read, one line each."""
 
@@ -131,6 +140,7 @@ class RunFiles(Value):
     run: RunJson | None = None
     hosts: tuple[HostEvents, ...] = ()
     tails: tuple[RankTail, ...] = ()
+    records: tuple[RankRecord, ...] = ()
     notes: tuple[str, ...] = ()
 
 

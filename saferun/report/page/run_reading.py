@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 from saferun.errors import suppress
 from saferun.linux.ownership import CAREFULLY, followed
 from saferun.report.page.contents import LONGEST_FILE, ReportPart, decode_preflight, decode_report
-from saferun.report.page.run_contents import EventLine, HostEvents, RankTail, RunFiles, decode_events, decode_run_json
+from saferun.report.page.run_contents import (
+    EventLine,
+    HostEvents,
+    RankRecord,
+    RankTail,
+    RunFiles,
+    decode_events,
+    decode_run_json,
+)
+from saferun.text.failure_record import record_from
 
 _MOST_HOSTS = 16_384
 _EVENTS_BYTES = 48 << 20
@@ -20,6 +29,8 @@ _LONGEST_EVENTS = 8 << 20
 _OUTPUT_BYTES = 6 << 20
 _MOST_OUTPUT, _LEAST_OUTPUT = 96 << 10, 1 << 10
 _MOST_RANKS = 4096
+_MOST_RECORDS, _MOST_TRIED = 8, 256
+_LONGEST_RECORD = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _RANK = re.compile(r"rank_([0-9]{1,8})\Z")
 _STREAMS = ("stderr", "stdout")
@@ -45,11 +56,11 @@ def read_run(path: str, *, patience_s: float = 20.0) -> RunFiles:
         names = directory.hosts()
         hosts = directory.events(names)
         tails = directory.tails(names, *_wanted(report, hosts))
-        notes = directory.notes
+        records, notes = directory.records, directory.notes
     finally:
         os.close(fd)
     name = os.path.basename(os.path.realpath(path))
-    return RunFiles(name, report, preflight, run, tuple(hosts), tuple(tails), tuple(notes))
+    return RunFiles(name, report, preflight, run, tuple(hosts), tuple(tails), tuple(records), tuple(notes))
 
 
 def _wanted(report: ReportPart | None, hosts: Iterable[HostEvents]) -> tuple[int, frozenset[int]]:
@@ -65,6 +76,7 @@ class _Directory:
 
     def __init__(self, fd: int, give_up_at: float) -> None:
         self.notes: list[str] = []
+        self.records: list[RankRecord] = []
         self._fd = fd
         self._uid = os.fstat(fd).st_uid
         self._give_up_at = give_up_at
@@ -115,7 +127,10 @@ class _Directory:
         return decode_events(head.rpartition(b"\n")[0] + b"\n" + tail.partition(b"\n")[2])
 
     def tails(self, names: Sequence[str], attempt: int, culprits: frozenset[int]) -> list[RankTail]:
-        """The end of the output of each rank in an attempt; that of ``culprits`` first."""
+        """The end of the output of each rank in an attempt; that of ``culprits`` first.
+
+        The first failure records that are there become ``records``.
+        """
         places: list[tuple[str, int]] = []
         for name in names:
             with suppress(OSError):
@@ -128,12 +143,17 @@ class _Directory:
         places.sort(key=lambda place: (place[1] not in culprits, place[1]))
         share = min(max(_OUTPUT_BYTES // max(2 * len(places), 1), _LEAST_OUTPUT), _MOST_OUTPUT)
         found = []
-        for host, rank in places[:_MOST_RANKS]:
+        for number, (host, rank) in enumerate(places[:_MOST_RANKS]):
             if self._is_late("output"):
                 break
             with suppress(OSError):
                 fd = os.open(f"{host}/attempt_{attempt}/rank_{rank}", _DIRECTORY, dir_fd=self._fd)
                 try:
+                    if number < _MOST_TRIED and len(self.records) < _MOST_RECORDS:
+                        record, omitted_bytes = self._read(fd, "failure.json", _LONGEST_RECORD)
+                        known = record_from(record, longest=_LONGEST_RECORD) if record and not omitted_bytes else None
+                        if known is not None:
+                            self.records.append(RankRecord(host, attempt, rank, known))
                     for stream in _STREAMS:
                         size = _MOST_OUTPUT if rank in culprits else share
                         content, omitted_bytes = self._read(fd, f"{stream}.log", size)

@@ -127,7 +127,61 @@ def hang_run(folder: Path) -> Path:
     outputs = {("node1", rank): f"[rank{rank}]: step 99  loss 2.31\n".encode() for rank in range(8)}
     outputs["node1", 3] = b"step 99  loss 2.31\nrank 3 loads a batch\n"
     incident = HANG._replace(outcome="ended", recovered_after_s=None)
-    return write_run(folder, [incident], {"node1": hang_events(range(8), 8)}, outputs, hosts=4)
+    return write_records(write_run(folder, [incident], {"node1": hang_events(range(8), 8)}, outputs, hosts=4))
+
+
+TENSOR: JsonObject = {"shape": [8, 512], "dtype": "float32", "device": "cuda:0", "finite": False}
+RECORD: JsonObject = {
+    "version": 1,
+    "pid": 4003,
+    "rank": "3",
+    "time": START + 300,
+    "thread": "loader",
+    "step": 99,
+    "metrics": {"loss": "2.31"},
+    "memory": {"rss_bytes": 3 << 30, "peak_rss_bytes": 4 << 30},
+    "gpus": [{"device": 0, "allocated_bytes": 5 << 30, "reserved_bytes": 6 << 30, "peak_allocated_bytes": 7 << 30}],
+    "last_calls": [
+        {"kind": "call", "function": "load_batch", "file": "/x/train.py", "line": 47, "before_s": 0.25},
+        {"kind": "raise", "function": "load_batch", "file": "/x/train.py", "line": 47, "before_s": 0.125},
+    ],
+    "exceptions": [
+        {
+            "type": "RuntimeError",
+            "message": "the batch is wrong",
+            "frames": [
+                {
+                    "function": "step",
+                    "file": "/home/me/train.py",
+                    "line": 52,
+                    "locals": [
+                        {"name": "x", "type": "torch.Tensor", **TENSOR},
+                        {"name": "batch", "type": "dict", "length": 1, "items": [{"name": "ids", **TENSOR}]},
+                        {"name": "n", "type": "int", "value": "3"},
+                        {"name": "path", "type": "str", "length": 12},
+                    ],
+                },
+                {"function": "linear", "file": "/v/lib/python3.11/site-packages/torch/nn.py", "line": 9, "locals": []},
+            ],
+        },
+        {"type": "KeyError", "message": "'ids'", "link": "cause", "of": 0, "frames": []},
+    ],
+}
+"""A failure record as a rank writes it."""
+
+
+def write_records(folder: Path, **more: Any) -> Path:
+    """Add the failure record of rank 3, the last calls of rank 1, and the last steps of the ranks."""
+    place = folder / "node1" / "attempt_0" / "rank_3"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "failure.json").write_text(json.dumps({**RECORD, **more}, indent=1))
+    report = json.loads((folder / "report.json").read_text())
+    thread = {"tid": 71, "is_main": True, "total": 2, "events": RECORD["last_calls"]}
+    calls = {"rank": 1, "pid": 4001, "has_ended": False, "note": "", "failure": "", "threads": [thread]}
+    report["incidents"][-1]["last_calls"] = [calls]
+    report["incidents"][-1]["last_steps"] = [{"ranks": [0, 1, 2], "text": "step 99 (loss 2.31), 4 s before"}]
+    (folder / "report.json").write_text(json.dumps(report))
+    return folder
 
 
 def hang_files() -> tuple[bytes, bytes]:
@@ -231,6 +285,8 @@ def hostile_run(folder: Path) -> Path:
         )
         + 'not JSON\n{"event": 1}\n\xff\n'
     )
+    record = path / "node1" / "attempt_0" / "rank_3" / "failure.json"
+    record.write_text(json.dumps(spoilt(json.loads(record.read_text()))))
     stderr = path / "node1" / "attempt_0" / "rank_3" / "stderr.log"
     binary = bytes(range(256)) * 8
     huge = b"A" * 300_000 + b"<script>window.hostile=1</script>"
