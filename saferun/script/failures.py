@@ -19,8 +19,18 @@ __all__ = ["record"]
 
 _HEARTBEAT = ".heartbeat"
 _HOOK = "_TorchWatcher"
-_process = next((vars(one)["process"] for one in sys.meta_path if type(one).__name__ == _HOOK), os.getpid())
-"""The rank's, also where this is imported in a child that it has forked."""
+
+
+def _rank_process() -> int:
+    """The rank's process, also where this is imported in a child that it has forked: as its hook has it."""
+    for one in sys.meta_path:
+        found = getattr(one, "process", None) if type(one).__name__ == _HOOK else None
+        if type(found) is int:
+            return found
+    return os.getpid()
+
+
+_process = _rank_process()
 _installed: list[str] = []
 """Files of excepthooks that are installed, at most one: the last one's counts."""
 

@@ -114,6 +114,17 @@ def test_what_is_no_failure_of_this_process_is_not_recorded(source: str, code: i
     assert not (tmp_path / "f.json").exists()
 
 
+@pytest.mark.parametrize("process", ["", "process = None", "process = 7", "__slots__ = ()"])
+def test_the_hook_of_another_release_is_no_obstacle(process: str, tmp_path: Path) -> None:
+    """The script may have another saferun than the launcher; and others may have such a class."""
+    source = "import sys\nclass _TorchWatcher:\n    find_spec = lambda *_: None\n"
+    before = f"{source}    {process}\nsys.meta_path.insert(0, _TorchWatcher())\n"
+    path = tmp_path / "script.py"
+    path.write_text(f"{before}sys.path.insert(0, {str(ROOT)!r})\nimport saferun\nsaferun.record(print)(3)\n")
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_of_multiprocessing_leaves_no_record_for_the_rank(method: str, tmp_path: Path) -> None:
     """A spawned one imports the script once more, with the rank's environment: it would take the record's place."""
