@@ -141,10 +141,10 @@ while not os.path.exists(FOLDER + "/release.end"):
 """
     slow = "import saferun.captures.wire as wire; wire.CaptureReader.feed = lambda self, content: content['no such']"
     environ = customized(tmp_path, in_saferun(slow))
-    options = (*STOPPED, "--capture-budget", "4")
+    options = (*STOPPED, "--capture-budget", "6")
     with running(tmp_path / "run", program, *options, nproc=2, environ=environ, store=False) as job:
         job.hear("ready", 2)
-        until(lambda: capture_process(job), "the hang is being looked at")
+        until(lambda: job.has_happened("HangSuspected", state="capturing"), "the hang is being looked at")
         job.release("wake")
         until(lambda: "job left running: it made progress during the capture" in job.err, "it is told")
         job.release("end")

@@ -148,7 +148,10 @@ def test_links_that_are_planted_in_a_run_directory_lead_nowhere(tmp_path: Path, 
             os.symlink(home, folder.parents[0] / "rank_1")
 
         as_user(plant_links)
-        with running(tmp_path, HELLO + "raise ValueError('no')", "--run-dir", str(run), nproc=2) as job:
+        program = "from rank import *\nprint('hello')\ntell('said')\nawait_release('end')\nraise ValueError('no')"
+        with running(tmp_path, program, "--run-dir", str(run), nproc=2) as job:
+            job.hear("said", 2)
+            job.release("end")
             assert job.wait() == 1
             assert job.out.count("hello") == 2
         assert content_of(home) == before_all
