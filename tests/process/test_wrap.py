@@ -183,7 +183,7 @@ def test_a_mistake_of_saferuns_own_costs_only_the_scripts_exit_code(folder: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", ["gdb", "valgrind", "py-spy", "nice -n 1", "timeout 100", "env -u X"])
+@pytest.mark.parametrize("tool", ["gdb", "valgrind", "perf", "py-spy", "nice -n 1", "timeout 100", "env -u X"])
 @pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 1)])
 def test_known_tools_end_as_the_script_does(folder: Path, tool: str, how: str, code: int) -> None:
     environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
