@@ -13,6 +13,8 @@ else:
     Origin = str
 
 
+DEFAULT_PORT = 29500  # torchrun's, for several hosts that were given none
+DEFAULT_RDZV_ID = "none"
 DEFAULT_PREFIX = "[{host}:{rank}] "
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30
 KEEP_NO_FILES = "none"
@@ -54,6 +56,11 @@ class RendezvousConfig(Value):
     address: tuple[str, int] | None = None
     conf: tuple[tuple[str, str], ...] = ()
     control: str = "auto"
+
+    @property
+    def has_default_address(self) -> bool:
+        """Whether the hosts meet where every job meets that names neither port nor id, so that two jobs may mix."""
+        return self.backend == "static" and self.ports == (DEFAULT_PORT,) and self.run_id == DEFAULT_RDZV_ID
 
 
 class TaskConfig(Value):

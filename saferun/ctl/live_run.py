@@ -13,6 +13,7 @@ from saferun.files.run_dir import shorter_path
 from saferun.files.run_files import RunEnd, RunRecord, RunState, living_records, open_run, read_state
 from saferun.linux.bare_socket import Socket
 from saferun.linux.control_socket import connect
+from saferun.linux.user_name import user_name
 from saferun.model import JsonObject
 from saferun.text.decoding import MALFORMED, display_text, number
 from saferun.text.framing import MessageBuffer
@@ -181,13 +182,3 @@ def _text(value: object) -> str:
         return display_text(value, _LONGEST_TEXT)
     except MALFORMED:
         return "the answer cannot be read"
-
-
-def user_name() -> str:
-    """The name of this user, for people on the other hosts."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name[:_LONGEST_NAME]
-    except KeyError:
-        return str(os.geteuid())

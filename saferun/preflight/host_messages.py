@@ -70,7 +70,9 @@ def encode_host_info(info: HostInfo) -> str:
         lambda c: c._replace(results=tuple(result._replace(facts=()) for result in c.results)),
         lambda c: c._replace(environ=c.environ[:32], nics=c.nics[:16]),
         lambda c: c._replace(environ=(), results=c.results[:16], names=()),
-        lambda c: HostInfo(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script, backend=c.backend),
+        lambda c: HostInfo(
+            *(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script), backend=c.backend, launch=c.launch
+        ),
     ):
         if len(text) <= INFO_LIMIT_BYTES:
             break
@@ -90,6 +92,7 @@ def _bounded_info(info: HostInfo) -> HostInfo:
     return short._replace(
         nics=short.nics[:_MOST_NICS],
         versions=_pairs(short.versions),
+        launch=_pairs(short.launch),
         environ=_pairs(short.environ),
         results=tuple(
             result._replace(facts=_pairs(result.facts[:_MOST_FACTS]))

@@ -54,6 +54,7 @@ class HostInfo(Value):
         names: what names resolve to here, each with its addresses behind it; none: unknown.
         results: what this host's own checks found, the good results left out.
         backend: ``gloo`` or ``nccl`` where the ranks are certain to use it; empty: unknown.
+        launch: user and script, where other jobs may look for their master at the same address; else empty.
     """
 
     label: str = ""
@@ -68,6 +69,7 @@ class HostInfo(Value):
     names: tuple[tuple[str, ...], ...] = ()
     results: tuple[CheckResult, ...] = ()
     backend: str = ""
+    launch: Pairs = ()
 
 
 class ProbeEndpoint(Value):

@@ -42,7 +42,7 @@ def skew_results(infos: Mapping[int, HostInfo], probes: Iterable[Probe]) -> list
         return []
     return [
         *_version_results(infos),
-        *_script_results(infos),
+        *(_other_jobs(infos) or _script_results(infos)),
         *_environ_results(infos),
         *_clock_results(infos, probes),
         *_name_results(infos),
@@ -90,6 +90,30 @@ def _script_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
         for script, hosts in odd.items()
         for host in hosts
     ]
+
+
+def _other_jobs(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
+    """Hosts of another job than the first one's that have come to the address that both have without being asked to.
+
+    What is certain only: another script by name and content, or another user and content. A job may well have different
+    scripts, but then it says by an id of its own that it is one.
+    """
+    first = infos.get(0)
+    if first is None or not (first.launch and first.script):
+        return []
+    own = dict(pair[:2] for pair in first.launch if len(pair) >= _SEVERAL)
+    results = []
+    for host, info in sorted(infos.items()):
+        other = dict(pair[:2] for pair in info.launch if len(pair) >= _SEVERAL)
+        if not (other and info.script) or info.script == first.script or other == own:
+            continue
+        script, user = other.get("script", ""), other.get("user", "")
+        place = label_of(infos, 0)
+        message = f"another job (script {script} of user {user}) has come to the port of this one on {place}"
+        message += f" (script {own.get('script', '')} of user {own.get('user', '')})"
+        hint = "give each job a --master-port or --rdzv-id of its own, also one whose hosts run different scripts"
+        results.append(CheckResult("script", "fail", message, hint, host=label_of(infos, host)))
+    return results
 
 
 def _differences(

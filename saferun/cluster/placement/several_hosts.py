@@ -16,7 +16,7 @@ from saferun.cluster.placement.rendezvous_options import (
     store_type,
     without_brackets,
 )
-from saferun.config import RendezvousConfig, Setting
+from saferun.config import DEFAULT_PORT, RendezvousConfig, Setting
 from saferun.errors import UsageError, suppress
 from saferun.model import Value
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from saferun.cluster.schedulers import Allocation
 
 # As under torchrun, where several hosts are given no port.
-_DEFAULT_PORT = 29500
 _DEFAULT_C10D_PORT = 29400
 # Below 32768, where Linux begins to hand out ports to outgoing connections.
 _LOWEST_PORT, _PORTS = 20000, 12768
@@ -146,7 +145,7 @@ def _ports(values: Any, known: Known) -> tuple[int, ...]:  # noqa: ANN401 - argp
         return (checked_port(values.master_port),)
     allocation = known.allocation
     if allocation is None:
-        return (_DEFAULT_PORT,)
+        return (DEFAULT_PORT,)
     if allocation.master_port is not None:
         return (allocation.master_port,)
     return candidate_ports(allocation.key)

@@ -33,6 +33,7 @@ class CheckContext(Value):
         attempt: from 0.
         old_pids: ranks of the previous attempt, whose GPU memory may not have been given back yet.
         only: whether nothing but the checks is to be done.
+        has_default_address: whether the hosts meet at the port that every job has which names neither port nor id.
         root: where /proc and /sys are looked for, with a trailing slash; tests have others.
     """
 
@@ -54,6 +55,7 @@ class CheckContext(Value):
     attempt: int = 0
     old_pids: tuple[int, ...] = ()
     only: bool = False
+    has_default_address: bool = False
     root: str = "/"
 
     def path(self, *parts: str) -> str:
@@ -112,6 +114,7 @@ def context_of(
         attempt=attempt,
         old_pids=tuple(old_pids),
         only=is_only,
+        has_default_address=hosts.together and rendezvous.has_default_address,
     )
 
 

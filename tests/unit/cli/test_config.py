@@ -116,6 +116,24 @@ def test_the_name_of_the_job() -> None:
     assert config_of("--standalone").rendezvous.run_id != config_of("--standalone").rendezvous.run_id
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_default"),
+    [
+        ([], True),
+        (["--rdzv-id", "none"], True),
+        (["--rdzv-id", "job7"], False),
+        (["--master-port", "29501"], False),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0"], False),
+    ],
+)
+def test_several_hosts_without_a_port_or_an_id_have_the_address_of_any_job(
+    arguments: list[str], *, is_default: bool
+) -> None:
+    """torchrun's defaults, as those of the options are."""
+    several = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", *arguments]
+    assert config_of(*several).rendezvous.has_default_address == is_default
+
+
 def test_the_store_may_be_left_to_rank_0() -> None:
     """TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, with c10d only."""
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -52,6 +52,46 @@ def test_a_script_that_is_another_one_is_named_by_its_host() -> None:
     assert found(infos) == ["warn the training script differs between the hosts: 5c1f5c1f on node0; 00000000 on node1"]
 
 
+ALICE = (("user", "alice"), ("script", "train.py"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "content", "is_other"),
+    [
+        ((("user", "alice"), ("script", "other.py")), "0" * 64, True),
+        ((("user", "bob"), ("script", "train.py")), "0" * 64, True),
+        # What may be one job: a script that lags, a copy by another name, users by their numbers.
+        (ALICE, "0" * 64, False),
+        ((("user", "1000"), ("script", "train.py")), "", False),
+        ((("user", "1000"), ("script", "copy.py")), "5c1f" * 16, False),
+        ((), "0" * 64, False),
+        ((("user",), ("script", "a", "b")), "0" * 64, True),
+    ],
+)
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_two_jobs_that_meet_at_the_default_port_do_not_mix(
+    hosts: int, theirs: Pairs, content: str, *, is_other: bool
+) -> None:
+    """They are told from each other by user and script, where it is certain."""
+    infos = {host: info._replace(launch=ALICE) for host, info in infos_of(hosts).items()}
+    infos[1] = infos[1]._replace(launch=theirs, script=content)
+    failures = [result for result in judged(infos, probes_of(hosts)).results if result.verdict == "fail"]
+    assert [result.host for result in failures] == ["node1"] * is_other
+    for result in failures:
+        assert result.message.startswith("another job (script ")
+        assert result.message.endswith(" has come to the port of this one on node0 (script train.py of user alice)")
+        assert "--rdzv-id" in result.hint
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_where_the_hosts_were_given_a_port_or_an_id_they_are_one_job(host: int) -> None:
+    """Such hosts say nothing about their launch."""
+    infos = {host: info._replace(launch=ALICE) for host, info in infos_of(2).items()}
+    infos[1] = infos[1]._replace(launch=(("user", "bob"), ("script", "other.py")), script="0" * 64)
+    infos[host] = infos[host]._replace(launch=())
+    assert found(infos) == ["warn the training script differs between the hosts: 5c1f5c1f on node0; 00000000 on node1"]
+
+
 def test_a_variable_that_is_set_on_one_host_only_is_named() -> None:
     infos = infos_of(4)
     infos[1] = infos[1]._replace(environ=(("NCCL_ALGO", "Ring"),))
