@@ -154,8 +154,47 @@ def test_a_background_job_in_the_foreground_is_ended_by_ctrl_c_and_has_no_keyboa
     until(lambda: "echo two $((2 + 2))" in tmux.lines, "the terminal has echoed it")
     tmux.type("C-c")
     until(lambda: any("[0] got SIGINT" in line for line in tmux.lines), "the rank has the signal")
-    until(lambda: tmux.lines[-1] == "$", "the shell is back")
+    until(lambda: tmux.lines[-1:] == ["$"], "the shell is back")
     tmux.type("echo three $((3 + 3))", "Enter")
     until(lambda: "three 6" in tmux.lines, "it runs commands")
     assert not [line for line in tmux.lines if "] read b" in line or line == "two 4"]
+    tmux.close()
+
+
+ASKS = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    secret = 41
+    breakpoint()
+    print("rank 1 goes on", flush=True)
+else:
+    while not os.path.exists("printed"):
+        time.sleep(0.01)
+    print("a line of rank 0", flush=True)
+while not os.path.exists("end"):
+    time.sleep(0.01)
+"""
+
+
+def test_a_debugger_in_one_of_two_ranks_is_used_as_in_plain_python(folder: Path) -> None:
+    """Its prompt begins the row, arrow keys edit, lines of the other rank wait, and the shell has its terminal back."""
+    (folder / "asks.py").write_text(ASKS)
+    tmux = Tmux(folder, SHELL)
+    tmux.type("sh saferun.sh --nproc-per-node 2 asks.py", "Enter")
+    until(lambda: tmux.lines[-1:] == ["(Pdb)"], "the debugger asks")
+    tmux.type("p secret + 1000", "Enter")
+    until(lambda: tmux.lines[-2:] == ["1041", "(Pdb)"], "it answers")
+    (folder / "printed").touch()
+    tmux.type("Up", "BSpace", "1", "Enter")
+    until(lambda: tmux.lines[-3:] == ["(Pdb) p secret + 1001", "1042", "(Pdb)"], "the line was edited")
+    tmux.type("C-c")
+    until(lambda: tmux.lines[-2:] == ["(Pdb) --KeyboardInterrupt--", "(Pdb)"], "Ctrl-C is for the debugger")
+    assert not any("a line of rank 0" in line for line in tmux.lines)
+    tmux.type("c", "Enter")
+    until(lambda: any("[0] a line of rank 0" in line for line in tmux.lines), "the other rank's line is shown")
+    (folder / "end").touch()
+    until(lambda: tmux.lines[-1:] == ["$"], "the shell is back")
+    tmux.type("echo two $((1 + 1))", "Enter")
+    until(lambda: "two 2" in tmux.lines, "it echoes what is typed, and runs it")
+    assert "$ echo two $((1 + 1))" in tmux.lines
     tmux.close()
