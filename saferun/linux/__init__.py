@@ -32,8 +32,8 @@ Cores
     ``core_files``, ``core_notes``: CoreError for a file that is not a readable core.
     ``core_saving``, ``core_watch``: inotify; without it cores of one name overwrite each other, as without saferun.
 Files
-    ``ownership``, ``trusted_files``: files relative to descriptors whose owner was checked; NotOursError. ``user_name``:
-    the user's name; the number where it has none.
+    ``ownership``, ``trusted_files``: files relative to descriptors whose owner was checked; NotOursError.
+    ``user_name``: the user's name; the number where there is none.
     ``memory_file``: ``memfd_create``; else an unlinked file in /dev/shm, XDG_RUNTIME_DIR, TMPDIR, /tmp or /var/tmp.
     ``quick_imports``: saferun's own modules; else as Python imports any.
     ``held_code``: modules in memory files; else on the heap. ``hook_copy``: the ranks' hook in memory; OSError.

@@ -129,7 +129,7 @@ def test_the_name_of_the_job() -> None:
 def test_several_hosts_without_a_port_or_an_id_have_the_address_of_any_job(
     arguments: list[str], *, is_default: bool
 ) -> None:
-    """torchrun's defaults, as those of the options are."""
+    """What torchrun has as defaults, as those of the options are."""
     several = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", *arguments]
     assert config_of(*several).rendezvous.has_default_address == is_default
 
