@@ -39,11 +39,12 @@ def _read(text: str) -> WrapConfig:
         argv = tuple(shlex.split(command))
     except ValueError as error:
         raise _error(text, f"the command cannot be read ({error})") from None
-    tool = TOOLS.get(argv[0]) if len(argv) == 1 else None
     ranks = _ranks(text, kind, who.strip())
-    if tool is not None:
+    tool = TOOLS.get(argv[0].rpartition("/")[2])
+    if tool is not None and argv[0] in TOOLS and len(argv) == 1:
         return WrapConfig(argv[0], ranks, tool.argv, tool.cost, is_module=tool.is_module)
-    return WrapConfig(argv[0], ranks, argv)
+    cost = tool.cost if tool is not None and tool.always_costs else ""
+    return WrapConfig(argv[0], ranks, argv, cost)
 
 
 def _ranks(text: str, kind: str, who: str) -> RankChoice:

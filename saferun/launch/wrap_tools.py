@@ -19,17 +19,20 @@ class WrapTool(Value):
         argv: how it is called, before the script's own command line.
         cost: what the rank and its job pay for it, for people.
         is_module: it is a module of Python that runs scripts: the rank's Python runs it in place of the script.
+        always_costs: the cost is that of any of its command lines.
     """
 
     argv: tuple[str, ...]
     cost: str
     is_module: bool = False
+    always_costs: bool = False
 
 
 TOOLS = {
     "strace": WrapTool(
         ("strace", "-f", "-tt", "-o", "{rank_dir}/strace.txt"),
         "each of its system calls takes many times as long; its hangs are not detected while it is traced",
+        always_costs=True,
     ),
     "gdb": WrapTool(
         (
@@ -41,6 +44,7 @@ TOOLS = {
     "valgrind": WrapTool(
         ("valgrind", "--log-file={rank_dir}/valgrind.txt"),
         "it runs 20 to 50 times slower, and the other ranks wait for it",
+        always_costs=True,
     ),
     "perf": WrapTool(("perf", "record", "-g", "-o", "{rank_dir}/perf.data", "--"), "a few percent of its time"),
     "py-spy": WrapTool(
@@ -67,5 +71,6 @@ TOOLS = {
     "compute-sanitizer": WrapTool(
         ("compute-sanitizer", "--log-file", "{rank_dir}/compute-sanitizer.txt"),
         "each kernel runs many times slower, and the other ranks wait for it",
+        always_costs=True,
     ),
 }

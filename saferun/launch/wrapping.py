@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from saferun.config import RankChoice, WrapConfig
 from saferun.errors import UsageError
+from saferun.linux.small_files import read_pairs, read_text
 from saferun.model import Placement, RankAssignment, Value
+
+_MAY_MEASURE = 1 << 21 | 1 << 38  # CAP_SYS_ADMIN, CAP_PERFMON
+_MOST_OPEN_LEVEL = 2
 
 
 class Wrapper(Value):
@@ -87,7 +91,23 @@ def cost_lines(wraps: Sequence[WrapConfig], placement: Placement, host: str) -> 
         if ranks:
             who = f"rank {ranks[0]} runs" if len(ranks) == 1 else f"{len(ranks)} ranks run"
             lines.append(f"{who} under {wrap.name}{': ' if wrap.cost else ''}{wrap.cost}")
+            if os.path.basename(wrap.argv[0]) == "perf" and (why := _perf_refusal()):
+                lines.append(f"{wrap.name} may be refused here: {why}")
     return lines
+
+
+def _perf_refusal(root: str = "/") -> str:
+    """Why the kernel may not let perf measure; empty: nothing is known.
+
+    Source: perf_event_open(2); values above 2 are Debian's and Ubuntu's own.
+    """
+    level = read_text(f"{root}proc/sys/kernel/perf_event_paranoid").strip()
+    try:
+        is_privileged = bool(int(read_pairs(f"{root}proc/self/status").get("CapEff", "0"), 16) & _MAY_MEASURE)
+        is_refused = int(level) > _MOST_OPEN_LEVEL and not is_privileged
+    except ValueError:
+        return ""
+    return f"sysctl kernel.perf_event_paranoid is {level}, and users may measure up to 2" if is_refused else ""
 
 
 def _wrapper(wrap: WrapConfig, place: RankAssignment, host: str, rank_dir: str | None, python: str) -> Wrapper:

@@ -8,7 +8,8 @@ import pytest
 
 from saferun.cli.wrap_option import read_wraps
 from saferun.errors import UsageError
-from saferun.launch.wrapping import Wrapper, cost_lines, missing_tool, wrappers_of
+from saferun.launch import wrapping
+from saferun.launch.wrapping import Wrapper, _perf_refusal, cost_lines, missing_tool, wrappers_of
 from saferun.model import Placement, RankAssignment
 
 HOST = "node3.cluster"
@@ -81,3 +82,50 @@ def test_a_tool_that_is_not_here_is_said_before_anything_starts(tmp_path: Path) 
 def test_what_it_costs_is_said_once_a_tool() -> None:
     lines = cost_lines(read_wraps(["0,2:strace", "1:nice", "host:node9:nice"]), placement(), HOST)
     assert [line.partition(":")[0] for line in lines] == ["2 ranks run under strace", "rank 1 runs under nice"]
+
+
+@pytest.mark.parametrize(
+    ("level", "capabilities", "is_refused"),
+    [
+        ("2", "0", False),
+        ("-1", "0", False),
+        ("3", "0", True),
+        ("4", "0000000000000000", True),
+        ("4", "4000000000", False),
+        ("4", "200000", False),
+        ("", "0", False),
+        ("many", "0", False),
+        ("4", "no number", False),
+    ],
+)
+def test_a_kernel_that_may_refuse_perf_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, capabilities: str, *, is_refused: bool
+) -> None:
+    """Before the ranks start; they start all the same, as perf says best itself what it lacks."""
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/sys/kernel/perf_event_paranoid").write_text(f"{level}\n")
+    (tmp_path / "proc/self/status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
+    why = _perf_refusal(f"{tmp_path}/")
+    assert bool(why) == is_refused
+    monkeypatch.setattr(wrapping, "_perf_refusal", lambda: why)
+    for text in ("1:perf", "1:/usr/bin/perf stat --"):
+        lines = cost_lines(read_wraps([text]), placement(), HOST)
+        assert len(lines) == 1 + is_refused
+    assert not any("refused" in line for line in cost_lines(read_wraps(["1:nice"]), placement(), HOST))
+
+
+def test_nothing_is_said_of_perf_where_there_is_no_such_limit(tmp_path: Path) -> None:
+    """The kernel has no perf events, or /proc is hidden."""
+    assert _perf_refusal(f"{tmp_path}/") == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "costs"),
+    [("valgrind --tool=memcheck", True), ("/opt/bin/strace -f", True), ("gdb -batch", False), ("perf stat --", False)],
+)
+def test_what_a_tool_always_costs_is_said_of_a_whole_command_too(command: str, *, costs: bool) -> None:
+    """What depends on the options is not."""
+    (wrap,) = read_wraps([f"0:{command}"])
+    assert bool(wrap.cost) == costs
+    assert " ".join(wrap.argv) == command
