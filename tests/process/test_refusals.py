@@ -278,6 +278,16 @@ def a_bridge_that_all_hosts_have(world: World) -> tuple[str, list[str]]:
     return judged(infos_of(4, gloo="docker0"), probes_of(4)).verdict, world.together("docker0")
 
 
+def another_job_at_the_default_port(_: World) -> tuple[str, str]:
+    """Its own first host cannot listen there, so that its others meet the job that does."""
+    infos = {host: info._replace(launch=(("user", "alice"), ("script", "a.py"))) for host, info in infos_of(2).items()}
+    infos[1] = infos[1]._replace(launch=(("user", "alice"), ("script", "b.py")), script="0" * 64)
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("", 0))
+        first.listen()
+        return judged(infos, probes_of(2)).verdict, _error(lambda: second.bind(("", first.getsockname()[1])))
+
+
 def _links(hosts: int, *, source: int | None = None, target: int | None = None, touching: int | None = None) -> str:
     change = where(source=source, target=target, touching=touching, nic="eth1", kind="timeout")
     return judged(infos_of(hosts, gloo="eth1"), probes_of(hosts, ("eth0", "eth1"), change)).verdict
@@ -311,6 +321,7 @@ REFUSALS = (
     Refusal("preflight/faults.py _partition", (two_halves_of_a_network,)),
     Refusal("preflight/judge.py _down_results", (an_interface_that_is_down_on_one_of_several_hosts,)),
     Refusal("preflight/judge.py _decoy_results", (a_bridge_that_all_hosts_have,)),
+    Refusal("preflight/skew.py _other_jobs", (another_job_at_the_default_port,), hosts=False),
 )
 
 
