@@ -221,7 +221,8 @@ def _held(name: str) -> "Callable[[], dict[str, Any]]":
     """
     external = sys.modules["_frozen_importlib_external"]
     try:
-        source = os.stat(os.path.join(os.path.dirname(__file__), f"{name}.py"))
+        path = os.path.join(os.path.dirname(__file__), f"{name}.py")
+        source = os.stat(path)
         folder, _, file = str(__spec__.cached).rpartition("/")
         descriptor = os.open(f"{folder}/{file.replace(__name__, name, 1)}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -234,7 +235,10 @@ def _held(name: str) -> "Callable[[], dict[str, Any]]":
 
             def run() -> "dict[str, Any]":
                 names: dict[str, Any] = {"__name__": name}
-                exec(sys.modules["marshal"].loads(memoryview(content)[16:]), names)  # noqa: S102 - as import does
+                code = sys.modules["marshal"].loads(memoryview(content)[16:])
+                # Compiled elsewhere, it would pass for a file of the script's directory.
+                sys.modules["_imp"]._fix_co_filename(code, path)  # noqa: SLF001 - as import does
+                exec(code, names)  # noqa: S102 - as import does
                 return names
 
             return run

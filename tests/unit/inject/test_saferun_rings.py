@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from saferun.captures.call_rings import MAGIC, SIZE_BYTES
 from saferun.inject import saferun_rings
+from tests.unit.inject.test_hook import INJECT
 from tests.unit.inject.test_saferun_calls import DEADLINE_S, environ_of, memory
 
 if TYPE_CHECKING:
@@ -22,11 +25,14 @@ __all__ = ["memory"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def record_of(tmp_path: Path, memory: Path, source: str, what: str = "calls") -> dict[str, Any]:
-    """The failure record of a script whose calls are recorded."""
+def record_of(
+    tmp_path: Path, memory: Path, source: str, what: str = "calls", *, inject: Path = INJECT
+) -> dict[str, Any]:
+    """The failure record of a script whose calls are recorded. ``inject``: where the hook is."""
     script = tmp_path / "train.py"
     script.write_text(source)
     environ = environ_of(memory, [str(tmp_path)], what=what)
+    environ["PYTHONPATH"] = environ["PYTHONPATH"].replace(str(INJECT), str(inject))
     heartbeat = str(memory / "a0r0.heartbeat")
     done = subprocess.run(
         [sys.executable, str(script)],
@@ -61,6 +67,17 @@ def test_the_last_calls_of_the_rank_are_in_its_record(tmp_path: Path, memory: Pa
     assert times == sorted(times, reverse=True)
     assert 0 <= times[-1] < 3600
     assert {Path(row["file"]).name for row in record["last_calls"]} == {"train.py"}
+
+
+def test_a_hook_that_was_compiled_by_a_relative_path_records_no_calls_of_its_own(tmp_path: Path, memory: Path) -> None:
+    """As ``python -m compileall saferun`` does: relative paths are those of the script elsewhere."""
+    inject, job = tmp_path / "inject", tmp_path / "job"
+    job.mkdir()
+    shutil.copytree(INJECT, inject, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in inject.glob("*.py"):
+        py_compile.compile(str(source), dfile=f"inject/{source.name}", doraise=True)
+    events = events_of(record_of(job, memory, f"{FAILS}step(3)\n", inject=inject))
+    assert events[-5:-2] == ["call step:2", "call load:1", "return load:1"]
 
 
 def test_with_lines_there_are_lines(tmp_path: Path, memory: Path) -> None:
