@@ -155,6 +155,8 @@ os.write(1, b"\x1b[cmore\x1b]0;title\x07 ")
 input("end? ")
 """
     with running(folder, program, *ANY) as job:
+        # What it has printed by then is shown to whoever comes later.
+        until(lambda: "rank 0 waits for input: saferunctl attach" in job.err, "the rank asks")
         control_socket(job)
         with attached(job, "latest", "--rank", "0") as shell:
             until(lambda: "go? " in shell.text, "attached")

@@ -408,6 +408,7 @@ def ask_of(job: Job, *arguments: str) -> str:
 def test_a_launch_is_shown_by_its_directory_its_id_and_its_pid(tmp_path: Path) -> None:
     with running(tmp_path, APART, nproc=3, store=False) as job:
         words = job.hear("ready", 3)
+        until((job.run_dir / "run.json").exists, "the run is described")
         run_id = json.loads((job.run_dir / "run.json").read_text())["run_id"]
         texts = [ask_of(job, *target) for target in ([], [run_id], [str(job.process.pid)])]
         for text in texts:
