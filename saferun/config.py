@@ -42,7 +42,8 @@ class RendezvousConfig(Value):
     being taken: the given one, or several that follow from the scheduler's job where none was given. With the other
     backends ``endpoint`` and ``conf`` (``--rdzv-conf``) are handed to torch's rendezvous handlers; ``address`` is the
     host and port that ``endpoint`` names, if it names any. ``control``: the port for the job's own messages, a number,
-    ``same`` as that of the ranks' store, or ``auto``.
+    ``same`` as that of the ranks' store, or ``auto``. ``port_source``: where the port's number comes from, one of the
+    constants of ``text.master_port``.
     """
 
     backend: str
@@ -56,6 +57,7 @@ class RendezvousConfig(Value):
     address: tuple[str, int] | None = None
     conf: tuple[tuple[str, str], ...] = ()
     control: str = "auto"
+    port_source: str = "needless"
 
     @property
     def has_default_address(self) -> bool:

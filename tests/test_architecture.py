@@ -390,7 +390,7 @@ def test_the_coordinator_knows_only_the_ground_floor() -> None:
     What ``secret_process`` imports it imports in a process of its own, forked before the coordinator imports torch.
     """
     forked = {"saferun.linux.prctl", "saferun.cluster.secret_sharing"}
-    texts = {f"saferun.text.{name}" for name in ("decoding", "framing", "typed_json", "wording")}
+    texts = {f"saferun.text.{name}" for name in ("decoding", "framing", "master_port", "typed_json", "wording")}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
         for path in _sources(PACKAGE / "coordinator")

@@ -100,7 +100,9 @@ class JobChannel:
         if not self.is_head:
             return
         if rendezvous.backend == "static" and self._config.hosts.node_rank == 0:
-            self._listeners["store"] = hold_first(rendezvous.ports or (rendezvous.master_port or 0,))
+            self._listeners["store"] = hold_first(
+                rendezvous.ports or (rendezvous.master_port or 0,), rendezvous.port_source
+            )
         elif rendezvous.backend != "static":
             self._listeners["store"] = hold_port(None)
             self._bind_endpoint()
@@ -176,7 +178,8 @@ class JobChannel:
         if rendezvous.backend != "c10d" or not self.is_endpoint_here:
             return
         try:
-            self._listeners["endpoint"] = hold_port(rendezvous.address[1] if rendezvous.address is not None else None)
+            port = rendezvous.address[1] if rendezvous.address is not None else None
+            self._listeners["endpoint"] = hold_port(port, source=rendezvous.port_source)
         except SaferunError:
             if dict(rendezvous.conf).get("is_host"):
                 raise

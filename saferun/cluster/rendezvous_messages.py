@@ -46,7 +46,11 @@ def join_request(
         task=task,
         node_rank=hosts.node_rank,
         elastic=hosts.least != hosts.most,
-        master=Master(master, (port,) if is_bound else rendezvous.ports or (rendezvous.master_port or 0,)),
+        master=Master(
+            master,
+            (port,) if is_bound else rendezvous.ports or (rendezvous.master_port or 0,),
+            rendezvous.port_source,
+        ),
         endpoint=rendezvous.endpoint,
         address=Address(*rendezvous.address) if rendezvous.address is not None else None,
         conf=dict(rendezvous.conf),

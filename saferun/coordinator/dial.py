@@ -50,13 +50,18 @@ def kind_of(error: OSError) -> str:
     return _KINDS.get(error.errno or 0, error.strerror or type(error).__name__)
 
 
-def unanswered_text(host: str, seconds: float) -> str:
-    """The message about a name server that does not answer."""
-    return f"the name server does not answer for {host} ({seconds:.0f} s)"
+def unanswered_text(host: str, seconds: float, here: str = "") -> str:
+    """The message about a name server that does not answer; ``here``: the name of this host, if it is to be said."""
+    return f"the name server does not answer for {host} ({seconds:.0f} s){f', asked by {here}' if here else ''}"
 
 
 def dial(
-    host: str, port: int, timeout_s: float = _CONNECT_TIMEOUT_S, *, on_resolved: Callable[[], None] = lambda: None
+    host: str,
+    port: int,
+    timeout_s: float = _CONNECT_TIMEOUT_S,
+    *,
+    here: str = "",
+    on_resolved: Callable[[], None] = lambda: None,
 ) -> tuple[socket.socket | None, str, str]:
     """A plain connection to a port.
 
@@ -64,6 +69,7 @@ def dial(
         host: name or address.
         port: the port.
         timeout_s: for each address. The name service has its own time.
+        here: the name of this host, where the message is read beside those of others; else it is "this host".
         on_resolved: called when the name service has answered, whatever the answer is.
 
     Returns:
@@ -79,8 +85,8 @@ def dial(
         on_resolved()
         seconds = time.monotonic() - began_at
         if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN and seconds > _SILENCE_S:
-            return None, UNKNOWN_NAME, unanswered_text(host, seconds)
-        return None, UNKNOWN_NAME, f"the name {host} cannot be resolved on this host"
+            return None, UNKNOWN_NAME, unanswered_text(host, seconds, here)
+        return None, UNKNOWN_NAME, f"the name {host} cannot be resolved on {here or 'this host'}"
     on_resolved()
     kind, message = UNREACHABLE, f"{where} has no address"
     for family, type_, proto, _, address in infos:
@@ -93,19 +99,20 @@ def dial(
         except OSError as error:
             connection.close()
             kind = kind_of(error)
-            message = _message_of(kind, error, subject)
+            message = _message_of(kind, error, subject, here)
             continue
         return connection, CONNECTED, f"{subject} accepts connections"
     return None, kind, message
 
 
-def _message_of(kind: str, error: OSError, subject: str) -> str:
+def _message_of(kind: str, error: OSError, subject: str, here: str) -> str:
+    from_here = f" from {here}" if here else ""
     if kind == REFUSED:
-        return f"{subject} refuses connections"
+        return f"{subject} refuses connections{from_here}"
     if kind == SILENT:
-        return f"{subject} does not answer"
+        return f"{subject} does not answer{f' {here}' if here else ''}"
     if error.errno in {errno.ENETUNREACH, errno.ENETDOWN}:
-        return f"no network of this host leads to {subject}"
+        return f"no network of {here or 'this host'} leads to {subject}"
     if kind == UNREACHABLE:
-        return f"{subject} cannot be reached (no route to host)"
-    return f"{subject} cannot be reached ({kind})"
+        return f"{subject} cannot be reached{from_here} (no route to host)"
+    return f"{subject} cannot be reached{from_here} ({kind})"

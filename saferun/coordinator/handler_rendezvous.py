@@ -43,10 +43,10 @@ from saferun.coordinator.rendezvous_round import JobEndedError, JoinFailedError,
 from saferun.coordinator.secrecy import SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
-from saferun.coordinator.static_rendezvous import name_hint, way_hint
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
 from saferun.coordinator.torch_store import loopback_address, open_store
+from saferun.text.master_port import ENDPOINT
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
@@ -205,16 +205,15 @@ class HandlerRendezvous:
         return create_handler(client.store, backend, parameters)
 
     def _find(self, rdzv: RendezvousRound, host: str, port: int) -> StoreClient:
-        search = StoreSearch(self._stores.store_class, host, [port], lambda _: None)
+        search = StoreSearch(self._stores.store_class, host, [port], lambda _: None, here=rdzv.name)
         try:
             while (client := search.wait(_RECHECK_S)) is None:
                 rdzv.check()
                 message = search.message()
-                rdzv.set_status(message, is_fault=search.leads_nowhere)
+                rdzv.set_status(message, is_fault=search.is_in_vain)
                 if rdzv.connect_remaining_s <= 0:
-                    option = "--rdzv-endpoint"
-                    hint = name_hint(option) if search.knows_no_name else way_hint(host, option)
-                    raise JoinFailedError(f"{message}, for {rdzv.request.connect_s or rdzv.timeout_s:.0f} s", hint)
+                    waited_s = rdzv.request.connect_s or rdzv.timeout_s
+                    raise JoinFailedError(f"{message}, for {waited_s:.0f} s", search.hint(ENDPOINT))
         finally:
             search.end()
         # From here on the hosts are waited for, as long as if the store had been there at once.

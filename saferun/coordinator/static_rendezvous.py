@@ -42,6 +42,7 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
+from saferun.text.master_port import is_started_hint
 
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import EndNote, Withdrawal
@@ -106,7 +107,9 @@ class StaticRendezvous:
                 rdzv.check()
                 if rdzv.remaining_s <= 0:
                     where = shown(rdzv.master_addr, self._port)
-                    raise JoinFailedError(*_unreachable(f"{where} closed the connection", rdzv)) from None
+                    what = f"{where} closed the connection, for {rdzv.timeout_s:.0f} s"
+                    hint = is_started_hint(rdzv.request.master.source, rdzv.master_addr, self._port)
+                    raise JoinFailedError(what, hint) from None
 
     def move(self, client: StoreClient) -> None:
         """The control store is reached by this connection from now on."""
@@ -304,15 +307,15 @@ class StaticRendezvous:
             control[client.address[1]] = found
             return None
 
-        search = StoreSearch(self._stores.store_class, rdzv.master_addr, rdzv.request.master.ports, accept)
+        master = rdzv.request.master
+        search = StoreSearch(self._stores.store_class, rdzv.master_addr, master.ports, accept, here=rdzv.name)
         try:
             while (client := search.wait(_RECHECK_S)) is None:
                 rdzv.check()
                 message = search.message()
-                rdzv.set_status(message, is_fault=search.leads_nowhere)
+                rdzv.set_status(message, is_fault=search.is_in_vain)
                 if rdzv.remaining_s <= 0:
-                    hint = name_hint("--master-addr") if search.knows_no_name else ""
-                    raise JoinFailedError(*_unreachable(message, rdzv, hint))
+                    raise JoinFailedError(f"{message}, for {rdzv.timeout_s:.0f} s", search.hint(master.source))
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:
                     hint = "give all hosts of a job the same --rdzv-id and --master-port, and other jobs other ports"
                     raise self._mismatched(rdzv, *mismatches[-1]) if mismatches else JoinFailedError(message, hint)
@@ -409,18 +412,3 @@ class StaticRendezvous:
                 publish_failure(client, f"r{int(number)}/", error)
         except StoreBrokenError:
             pass
-
-
-def _unreachable(message: str, rdzv: RendezvousRound, hint: str = "") -> tuple[str, str]:
-    hint = hint or way_hint(rdzv.master_addr, "--master-port")
-    return f"{message}, for {rdzv.timeout_s:.0f} s", hint
-
-
-def way_hint(host: str, option: str) -> str:
-    """What to look at where a host that the user named does not answer."""
-    return f"see whether saferun runs on {host} with this {option}, and whether a firewall is between"
-
-
-def name_hint(option: str) -> str:
-    """What to look at where a host that the user named is not known."""
-    return f"look at this host's name service and /etc/hosts, or pass an address as {option}"

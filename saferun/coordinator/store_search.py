@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saferun.coordinator.dial import NAME_S, UNKNOWN_NAME, UNREACHABLE, dial, shown, unanswered_text
+from saferun.coordinator.dial import NAME_S, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, shown, unanswered_text
+from saferun.coordinator.host_probe import HostProbe, ProbedHost
+from saferun.coordinator.search_text import FOREIGN, NO_STORE, PortResult, addresses_in, search_hint, search_text
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 if TYPE_CHECKING:
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
+# When a host is probed whose ports are silent: one packet that was lost costs a second.
+_PROBE_AFTER_S = 1.5
+# When silence and refusals are reported: by then three packets would have to be lost, or a host to come that late.
+_LATE_S = 4.5
+_LONGEST_HOSTS_FILE = 1 << 20
 
 
 class StoreSearch:
@@ -30,6 +37,8 @@ class StoreSearch:
         accept: checks a store that answers, and returns None for the right one, else why it is not (a subject
             is put before them). Called in several threads.
         signer: goes with the connection.
+        here: the name of this host, where what is said is read beside what others say; such a search finds out whether
+            the host is up.
     """
 
     def __init__(
@@ -39,14 +48,19 @@ class StoreSearch:
         ports: Sequence[int],
         accept: Callable[[StoreClient], str | None],
         signer: Signer | None = None,
+        *,
+        here: str = "",
     ) -> None:
         self._store_class = store_class
         self._host = host
         self._accept = accept
         self._signer = signer
         self._changed = threading.Condition()
-        self._messages: dict[int, str] = {}
-        self._kind = ""  # of what happened last
+        self._results: dict[int, PortResult] = {}
+        self._here = here
+        self._host_probe = HostProbe(host, ports) if here else None
+        self._probed: ProbedHost | None = None
+        self._began_at = time.monotonic()
         self._foreign_since: dict[int, float] = {}
         self._asked_at: dict[int, float] = {}  # since when a name server has been asked
         self._found: StoreClient | None = None
@@ -65,7 +79,16 @@ class StoreSearch:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._found is not None or (or_failure and self._has_failed), timeout_s)
-            return self._found
+            found = self._found
+            kinds = self._kinds()
+        if found is None and self._host_probe is not None and kinds <= {SILENT, UNREACHABLE}:
+            now = time.monotonic()
+            if now - self._began_at > _PROBE_AFTER_S:
+                self._probed = self._host_probe.result(now)
+        return found
+
+    def _kinds(self) -> set[str]:
+        return {result.kind for result in self._results.values()}
 
     @property
     def has_failed(self) -> bool:
@@ -78,22 +101,47 @@ class StoreSearch:
         with self._changed:
             asked_s = self._asked_for_s()
             if asked_s > NAME_S:
-                return unanswered_text(self._host, asked_s)
-            return "; ".join(self._messages[port] for port in self._ports if port in self._messages) or (
+                return unanswered_text(self._host, asked_s, self._here)
+            return search_text(self._host, self._ports, self._known(), self._here, self._probed) or (
                 f"{shown(self._host, self._ports[0])} has not been reached yet"
             )
 
-    @property
-    def knows_no_name(self) -> bool:
-        """Whether the host's name cannot be resolved."""
+    def hint(self, source: str) -> str:
+        """What to do about it; ``source``: where the numbers of the ports come from, as in ``text.master_port``."""
+        try:
+            with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
+                in_file = addresses_in(file.read(_LONGEST_HOSTS_FILE), self._host)
+        except OSError:
+            in_file = {}
         with self._changed:
-            return self._kind == UNKNOWN_NAME or self._asked_for_s() > NAME_S
+            known = {} if self._asked_for_s() > NAME_S else self._known()
+            return search_hint(
+                self._host, self._ports, known, self._here, self._probed, source=source, hosts_file=in_file
+            )
+
+    def _known(self) -> dict[int, PortResult]:
+        """The results so far, with those of ports that have been silent for long, and are waited for still."""
+        known = dict(self._results)
+        if not self._asked_at and self._probed is not None and self._is_late():
+            address = next(iter(self._probed.addresses), self._host)
+            subject = self._host if address == self._host else f"{self._host} ({address})"
+            for port in self._ports:
+                where = subject.replace(self._host, shown(self._host, port), 1)
+                known.setdefault(port, PortResult(SILENT, f"{where} does not answer {self._here}"))
+        return known
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._began_at > _LATE_S
 
     @property
-    def leads_nowhere(self) -> bool:
-        """Whether it is known that nothing leads there, as opposed to a host where saferun has not been started yet."""
+    def is_in_vain(self) -> bool:
+        """Whether nothing leads there, or has for so long that whoever waits is to know of it."""
         with self._changed:
-            return self._kind in {UNKNOWN_NAME, UNREACHABLE} or self._asked_for_s() > NAME_S
+            if self._asked_for_s() > NAME_S:
+                return True
+            kinds = {result.kind for result in self._known().values()}
+            nowhere = kinds and kinds <= {UNKNOWN_NAME, UNREACHABLE}
+            return bool(nowhere or (kinds and self._is_late() and kinds <= {UNREACHABLE, SILENT, REFUSED}))
 
     def _asked_for_s(self) -> float:
         return time.monotonic() - min(self._asked_at.values(), default=time.monotonic())
@@ -114,14 +162,14 @@ class StoreSearch:
     def _try_port(self, port: int) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
-            message, client, foreign = self._try_store(port)
+            result, client = self._try_store(port)
             with self._changed:
                 if client is not None and self._found is None:
                     self._found = client
-                if message is not None:
-                    self._messages[port] = message
+                if result is not None:
+                    self._results[port] = result
                     self._has_failed = True
-                if foreign:
+                if result is not None and result.kind == FOREIGN:
                     self._foreign_since.setdefault(port, time.monotonic())
                 else:
                     self._foreign_since.pop(port, None)
@@ -131,8 +179,8 @@ class StoreSearch:
                     return
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
 
-    def _try_store(self, port: int) -> tuple[str | None, StoreClient | None, bool]:
-        """Words why not, or the store; and whether the port is known to be someone else's."""
+    def _try_store(self, port: int) -> tuple[PortResult | None, StoreClient | None]:
+        """Why not, or the store."""
         with self._changed:
             self._asked_at[port] = time.monotonic()
 
@@ -140,21 +188,19 @@ class StoreSearch:
             with self._changed:
                 self._asked_at.pop(port, None)
 
-        connection, kind, message = dial(self._host, port, on_resolved=on_resolved)
-        with self._changed:
-            self._kind = kind
+        connection, kind, message = dial(self._host, port, here=self._here, on_resolved=on_resolved)
         if connection is None:
-            return message, None, False
+            return PortResult(kind, message), None
         connection.close()
         where = shown(self._host, port)
         with self._changed:
             # True while the next call blocks, and reported if that takes long.
-            self._messages[port] = f"something listens on {where} and does not answer as a store"
+            self._results[port] = PortResult(NO_STORE, f"something listens on {where} and does not answer as a store")
         try:
             client = StoreClient.connect(self._store_class, (self._host, port), dialled=True, signer=self._signer)
             objection = self._accept(client)
         except StoreBrokenError as error:
-            return f"something listens on {where} and does not answer as a store ({error})", None, False
+            return PortResult(NO_STORE, f"something listens on {where} and does not answer as a store ({error})"), None
         if objection is not None:
-            return f"{where} {objection}", None, True
-        return None, client, False
+            return PortResult(FOREIGN, f"{where} {objection}"), None
+        return None, client

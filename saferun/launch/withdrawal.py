@@ -50,7 +50,7 @@ def _meet_and_withdraw(place: JobPlace, error: SaferunError, environ: Mapping[st
     task, rendezvous = place.hosts.task, place.rendezvous
     leads = place.hosts.node_rank == 0 and (task is None or task.local_rank == 0)
     # They are closed at the end of the process, which is near.
-    store = hold_first(rendezvous.ports or (rendezvous.master_port or 0,)) if leads else None
+    store = hold_first(rendezvous.ports or (rendezvous.master_port or 0,), rendezvous.port_source) if leads else None
     control = hold_port(int(rendezvous.control) if leads and rendezvous.control.isdigit() else None)
     port = store.getsockname()[1] if store is not None else 0
     record = TaskInfo(0, "", os.getpid(), addresses=tuple(own_addresses()), port=control.getsockname()[1])

@@ -15,13 +15,14 @@ _LISTENING = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 _INODE_FIELD = 9
 
 
-def hold_port(port: int | None, *, listening: bool = True) -> Socket:
+def hold_port(port: int | None, *, listening: bool = True, source: str = "needless") -> Socket:
     """Bind a TCP port of all addresses, IPv6 and IPv4, as torch's TCPStore does.
 
     Args:
         port: the port; None or 0: the kernel chooses a free one.
         listening: whether to listen on it as well. A port that is only bound can be listened on by a program that binds
             it with SO_REUSEADDR, as torch does, and by no other.
+        source: where the number comes from, one of the constants of ``text.master_port``, for the hint.
 
     Raises:
         SaferunError: the port is in use (the message names the process that holds it, if visible), or not permitted.
@@ -41,11 +42,11 @@ def hold_port(port: int | None, *, listening: bool = True) -> Socket:
         raise SaferunError(f"--master-port {port} is not a port", "use a number from 0 to 65535", 2) from None
     except OSError as error:
         sock.close()
-        raise _explain(error, port or 0) from None
+        raise _explain(error, port or 0, source) from None
     return sock
 
 
-def hold_first(ports: Sequence[int]) -> Socket:
+def hold_first(ports: Sequence[int], source: str = "needless") -> Socket:
     """A listening socket on the first of these ports that can be had.
 
     Raises:
@@ -54,24 +55,26 @@ def hold_first(ports: Sequence[int]) -> Socket:
     first: SaferunError | None = None
     for port in ports:
         try:
-            return hold_port(port)
+            return hold_port(port, source=source)
         except SaferunError as error:
             first = first or error
     assert first is not None  # noqa: S101 - there is a port
     raise first
 
 
-def _explain(error: OSError, port: int) -> SaferunError:
+def _explain(error: OSError, port: int, source: str) -> SaferunError:
+    from saferun.text.master_port import another_port_hint, port_in_use_hint
+
     host = short_host_name()
     if error.errno == errno.EADDRINUSE:
         return SaferunError(
             f"port {port} on {host} is in use by {port_holder(port)}",
-            "stop that process, or pass another --master-port (without one, a free port is chosen)",
+            port_in_use_hint(source, port),
             class_name="port_in_use",
         )
     if error.errno == errno.EACCES:
         return SaferunError(f"port {port} on {host} may not be used by this user", "pass a --master-port above 1023")
-    return SaferunError(f"cannot listen on port {port} of {host}: {error.strerror}", "pass another --master-port")
+    return SaferunError(f"cannot listen on port {port} of {host}: {error.strerror}", another_port_hint(source, port))
 
 
 def port_holder(port: int) -> str:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from saferun.linux.bare_socket import Socket
+from saferun.linux.bare_socket import Socket, short_host_name
 from saferun.linux.child_output import run_forked
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.helper import Helper, PartBase
@@ -100,7 +100,7 @@ class OwnName(PartBase):
     def reason(self) -> str:
         """Why there is no answer yet."""
         if self.is_unknown:
-            return f"the name {self.name} cannot be resolved on this host"
+            return f"the name {self.name} cannot be resolved on {short_host_name()}"
         return unanswered_text(self.name, time.monotonic() - self.began_at)
 
     def tick(self, now: float) -> None:

@@ -80,6 +80,10 @@ class Jobs:
         )
         assert "\nhint: " in said, job.story(f"{name}: no advice on node{node}")
 
+    def said(self, name: str, node: int) -> str:
+        """What a host has said."""
+        return self.of[name].said(self.cluster.hosts[node - 1])
+
     def end(self) -> None:
         """All jobs fail on all hosts, and nothing is left of them."""
         for name, codes in end_all(self.of).items():
@@ -111,17 +115,27 @@ def test_what_keeps_hosts_from_their_master_is_named(make_cluster: MakeCluster, 
     at = "within 8 s: node rank 1$"
     for name in ("drop", "reject", "prohibit", "wrong name", "unknown name"):
         jobs.check(name, 1, f"1 of 2 hosts did not come {at}")
-    jobs.check("drop", 2, r"node1:29501 \(10\.77\.0\.1\) does not answer, for 8 s$")
-    jobs.check("reject", 2, r"node1:29502 \(10\.77\.0\.1\) refuses connections, for 8 s$")
-    jobs.check("prohibit", 2, r"node1:29503 \(10\.77\.0\.1\) cannot be reached \(no route to host\), for 8 s$")
+    jobs.check(
+        "drop", 2, r"node1 \(10\.77\.0\.1\) answers node2, but its port 29501 does not: a firewall drops .*, for 8 s$"
+    )
+    jobs.check("drop", 2, r"node1 \(10\.77\.0\.1\) answers node2, but its port 29501 does not: .* \([56] s\)$")
+    jobs.check("reject", 2, r"node1:29502 \(10\.77\.0\.1\) refuses connections from node2, for 8 s$")
+    jobs.check(
+        "prohibit", 2, r"node1:29503 \(10\.77\.0\.1\) cannot be reached from node2 \(no route to host\), for 8 s$"
+    )
     jobs.check("in use", 1, r"port 29504 on node1 is in use by pid \d+ \(python")
     jobs.check("in use", 2, "something listens on node1:29504 and does not answer as a store, for 8 s$")
-    jobs.check("wrong name", 3, rf"first:29505 \({NOBODYS_ADDRESS}\) cannot be reached \(no route to host\), for 8 s$")
-    jobs.check("unknown name", 3, "the name leader cannot be resolved on this host, for 8 s$")
+    jobs.check("wrong name", 3, rf"first:29505 \({NOBODYS_ADDRESS}\) cannot be reached from node3 \(.*\), for 8 s$")
+    assert f"hint: node3 takes first for {NOBODYS_ADDRESS} by its /etc/hosts" in jobs.said("wrong name", 3)
+    jobs.check("unknown name", 3, "the name leader cannot be resolved on node3, for 8 s$")
     for node in (1, 2):
         jobs.check("a host is missing", node, "1 of 3 hosts did not come within 8 s: node3$")
     for node in (2, 3):
-        jobs.check("the master is missing", node, r"node1:29508 \(10\.77\.0\.1\) refuses connections, for 8 s$")
+        jobs.check(
+            "the master is missing",
+            node,
+            rf"node1:29508 \(10\.77\.0\.1\) refuses connections from node{node}, for 8 s$",
+        )
 
 
 @pytest.mark.slow
@@ -138,10 +152,12 @@ def test_what_keeps_hosts_from_the_endpoint_of_c10d_is_named(make_cluster: MakeC
     jobs.start("unknown name", 1, 3, count=2, master="leader")
     jobs.start("a host is missing", 1, 2, count=3)
     jobs.end()
-    jobs.check("drop", 2, r"node1:29501 \(10\.77\.0\.1\) does not answer, for 8 s$")
+    jobs.check(
+        "drop", 2, r"node1 \(10\.77\.0\.1\) answers node2, but its port 29501 does not: a firewall drops .*, for 8 s$"
+    )
     for node in (1, 2):
         jobs.check("in use", node, "something listens on node1:29502 and does not answer as a store, for 8 s$")
-    jobs.check("unknown name", 3, "the name leader cannot be resolved on this host, for 8 s$")
+    jobs.check("unknown name", 3, "the name leader cannot be resolved on node3, for 8 s$")
     for name, number, here in (("drop", 1, "node1"), ("unknown name", 3, "node1")):
         where = f"the rendezvous '{name}' at {'leader' if number == 3 else 'node1'}:{FIRST_PORT + number - 1}"
         jobs.check(

@@ -81,7 +81,7 @@ def test_a_first_host_that_cannot_be_reached_is_named_with_the_reason() -> None:
         host.join(node_rank=1, most=2, master=["127.0.0.1", [port]], report_every_s=0.5, timeout_s=2.0)
         until_words(host, f"127.0.0.1:{port} refuses connections")
         failed = host.expect("join_failed")
-        assert failed["what"] == f"127.0.0.1:{port} refuses connections, for 2 s"
+        assert failed["what"] == f"127.0.0.1:{port} refuses connections from node2, for 2 s"
         assert "--master-port" in failed["hint"]
 
 

@@ -19,6 +19,7 @@ from saferun.cluster.placement.rendezvous_options import (
 from saferun.config import DEFAULT_PORT, RendezvousConfig, Setting
 from saferun.errors import UsageError, suppress
 from saferun.model import Value
+from saferun.text.master_port import CHOSEN, DEFAULT, ENDPOINT, GIVEN, NEEDLESS, SCHEDULER
 
 if TYPE_CHECKING:
     from saferun.cluster.schedulers import Allocation
@@ -73,7 +74,8 @@ def several(
     if known.on_one_host:
         ports = _ports(values, known)
         port = ports[0] if len(ports) == 1 else None
-        return RendezvousConfig("static", run_id, None, port, values.local_addr, ports=ports)
+        source = _port_source(values, known)
+        return RendezvousConfig("static", run_id, None, port, values.local_addr, ports=ports, port_source=source)
     if backend == "static":
         return _static(values, settings, environ, known, run_id)
     endpoint = values.rdzv_endpoint.strip()
@@ -88,7 +90,9 @@ def several(
         endpoint = join_endpoint(*address)
     elif not endpoint:
         raise UsageError("--rdzv-conf store_type=file has no file", "name one as --rdzv-endpoint, for all hosts")
-    config = RendezvousConfig(backend, run_id, None, None, values.local_addr, agent_store(environ))
+    config = RendezvousConfig(
+        backend, run_id, None, None, values.local_addr, agent_store(environ), port_source=ENDPOINT
+    )
     return config._replace(endpoint=endpoint, address=address, conf=tuple(conf.items()))
 
 
@@ -102,16 +106,17 @@ def _static(
     if values.rdzv_endpoint:
         host, port = static_address(values)
         ports: tuple[int, ...] = (port,)
+        source = ENDPOINT
     else:
         host, ports = _master(values, settings, environ, known), _ports(values, known)
+        source = _port_source(values, known)
     if 0 in ports:
         raise UsageError(
             "--master-port 0 lets the kernel choose, and the other hosts could not know its choice",
             "pass a number above 1023, or leave --master-port out",
         )
-    return RendezvousConfig(
-        "static", run_id, host, ports[0] if len(ports) == 1 else None, values.local_addr, ports=ports
-    )
+    only = ports[0] if len(ports) == 1 else None
+    return RendezvousConfig("static", run_id, host, only, values.local_addr, ports=ports, port_source=source)
 
 
 def _master(
@@ -149,6 +154,16 @@ def _ports(values: Any, known: Known) -> tuple[int, ...]:  # noqa: ANN401 - argp
     if allocation.master_port is not None:
         return (allocation.master_port,)
     return candidate_ports(allocation.key)
+
+
+def _port_source(values: Any, known: Known) -> str:  # noqa: ANN401 - argparse's namespace
+    """Where the ports of ``_ports`` come from."""
+    allocation = known.allocation
+    if values.master_port is not None:
+        return GIVEN if allocation is None or allocation.master_port is not None else NEEDLESS
+    if allocation is None:
+        return DEFAULT
+    return CHOSEN if allocation.master_port is None else SCHEDULER
 
 
 def candidate_ports(key: str) -> tuple[int, ...]:

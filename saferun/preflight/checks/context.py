@@ -22,6 +22,7 @@ class CheckContext(Value):
         node_rank: this host's; -1: unknown.
         master: the name or address that the others look for; empty: none (one host).
         ports: where the master may be found; the first free one is taken. Empty: the kernel chooses.
+        port_source: where their numbers come from, one of the constants of ``text.master_port``.
         bound: ports that this saferun has bound itself by now.
         serves: whether the master is this host.
         nics: what --nic named; ("auto",) where saferun is to choose.
@@ -44,6 +45,7 @@ class CheckContext(Value):
     node_rank: int = 0
     master: str = ""
     ports: tuple[int, ...] = ()
+    port_source: str = "needless"
     bound: tuple[int, ...] = ()
     serves: bool = True
     nics: tuple[str, ...] = ()
@@ -103,6 +105,7 @@ def context_of(
         node_rank=-1 if hosts.node_rank is None else hosts.node_rank,
         master=master if hosts.most > 1 else "",
         ports=rendezvous.ports or ((rendezvous.master_port,) if rendezvous.master_port else ()),
+        port_source=rendezvous.port_source,
         bound=tuple(bound),
         serves=serves,
         nics=config.checks.nics,

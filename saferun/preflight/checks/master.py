@@ -13,6 +13,7 @@ from saferun.preflight.checks.answers import ok, skipped, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.name_resolution import resolve
 from saferun.preflight.results import CheckResult
+from saferun.text.master_port import another_port_hint
 
 ANSWER_TIMEOUT_S = 1.0
 """How long the master's port has to answer."""
@@ -72,7 +73,7 @@ def check_master(context: CheckContext) -> CheckResult:
     if kind == _NO_ROUTE:
         return _no_way(context, address, route)
     message = f"a firewall rejects connections to {where}, over {route.nic}"
-    hint = f"let TCP port {port} through here, on the way and there, or choose another with --master-port"
+    hint = f"let TCP port {port} through here, on the way and there, or {another_port_hint(context.port_source, port)}"
     return warning(message, hint, facts, class_name="master_unreachable", transient=True)
 
 

@@ -11,6 +11,7 @@ from saferun.preflight.checks.common import list_of_numbers
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.name_resolution import is_loopback_name
 from saferun.preflight.results import CheckResult
+from saferun.text.master_port import another_port_hint, port_in_use_hint
 
 _DEFAULTS = frozenset({29400, 29500})  # torchrun's, not the user's choice
 _FREE = "free"
@@ -32,7 +33,7 @@ def check_ports(context: CheckContext) -> CheckResult:
     states = {} if held else {port: _state(port) for port in ports}
     port = next(iter(held or [port for port, state in states.items() if state == _FREE]), 0)
     if not port:
-        return _none_free(ports, states)
+        return _none_free(ports, states, context.port_source)
     return _in_range(context, port) or ok(
         f"port {port} is {'held for the store' if held else _FREE}", (("port", str(port)),)
     )
@@ -57,7 +58,7 @@ def _state(port: int) -> str:
     return _FREE
 
 
-def _none_free(ports: list[int], states: dict[int, str]) -> CheckResult:
+def _none_free(ports: list[int], states: dict[int, str], source: str) -> CheckResult:
     port = ports[0]
     facts = tuple((f"port {port}", state) for port, state in states.items())
     if states[port] == "forbidden":
@@ -65,14 +66,13 @@ def _none_free(ports: list[int], states: dict[int, str]) -> CheckResult:
         return failure(message, "pass a --master-port above 1023", facts, class_name="port_forbidden")
     if states[port] != "in use":
         message = f"port {port} cannot be listened on: {states[port]}"
-        return failure(message, "pass another --master-port", facts)
+        return failure(message, another_port_hint(source, port), facts)
     from saferun.linux.listen_port import port_holder
 
     message = f"port {port} is in use by {port_holder(port)}"
     if len(ports) > 1:
         message = f"none of the {len(ports)} ports that the job may use is free: {message}"
-    hint = "stop that process, or pass another --master-port (without one, a free port is chosen)"
-    return failure(message, hint, facts, class_name="port_in_use", transient=True)
+    return failure(message, port_in_use_hint(source, port), facts, class_name="port_in_use", transient=True)
 
 
 def _in_range(context: CheckContext, port: int) -> CheckResult | None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from saferun.cluster.placement.several_hosts import candidate_ports
 from saferun.config import HostsConfig, TaskConfig
 from saferun.errors import UsageError
+from saferun.text.master_port import CHOSEN, DEFAULT, ENDPOINT, GIVEN, NEEDLESS
 from tests.unit.cluster.placing import (
     HERE,
     config_of,
@@ -465,3 +466,22 @@ def test_values_that_make_no_sense_are_one_warning() -> None:
     assert config.hosts.note == "ignored, as the value is not a valid number: SLURM_STEP_NUM_NODES, SLURM_NODEID"
     assert config_of("--nnodes", "1", environ=environ).hosts.note == ""
     assert config_of("--scheduler", "none", environ=environ).hosts.note == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "source"),
+    [
+        (("--nnodes", "2"), {}, DEFAULT),
+        (("--nnodes", "2", "--master-port", "29500"), {}, GIVEN),
+        (("--nnodes", "2", "--rdzv-endpoint", "node1:1234"), {}, ENDPOINT),
+        (("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:1234"), {}, ENDPOINT),
+        ((), SLURM_TASK_A_HOST, CHOSEN),
+        (("--master-port", "29500"), SLURM_TASK_A_HOST, NEEDLESS),
+        (("--master-port", "29500"), {}, NEEDLESS),
+    ],
+)
+def test_it_is_known_where_the_port_comes_from(
+    arguments: tuple[str, ...], environ: Mapping[str, str], source: str
+) -> None:
+    """Only who has passed an option can pass another value."""
+    assert config_of(*arguments, environ=environ).rendezvous.port_source == source

@@ -56,7 +56,7 @@ class Network:
 
         return begin
 
-    def _dial(self, host: str, _port: int, *, on_resolved: Callable[[], None]) -> tuple[Any, str, str]:
+    def _dial(self, host: str, _port: int, *, on_resolved: Callable[[], None], **_: str) -> tuple[Any, str, str]:
         on_resolved()
         if host in self.refuses:
             return None, dial.REFUSED, f"{host} refuses connections"

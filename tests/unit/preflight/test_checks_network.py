@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from saferun.errors import SaferunError
+from saferun.linux.listen_port import hold_first
 from saferun.linux.netlink import Route
 from saferun.linux.nic import Nic
 from saferun.preflight.checks import fabric, master, name_resolution
@@ -22,6 +24,7 @@ from saferun.preflight.checks.master import check_master, try_ports
 from saferun.preflight.checks.name_resolution import Lookup
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult
+from saferun.text.master_port import DEFAULT, GIVEN
 from tests.ports import own_port
 
 LO = Nic("lo", ("127.0.0.1", "::1"), kind="loopback", mtu=65536)
@@ -49,6 +52,18 @@ def test_a_port_in_use_is_told_with_its_holder(taken: int) -> None:
     assert (result.verdict, result.class_name, result.transient) == ("fail", "port_in_use", True)
     assert result.message.startswith(f"port {taken} is in use by pid {os.getpid()} (")
     assert "--master-port" in result.hint
+
+
+def test_what_to_do_about_a_port_depends_on_where_its_number_is_from(taken: int) -> None:
+    """By hand on several hosts, nobody has chosen the default port, and no free one would be chosen either."""
+    result = check_ports(CheckContext(ports=(taken,), port_source=DEFAULT))
+    default = f"this is the default port {taken}, because no --master-port was given"
+    assert result.hint == f"stop that process, or pass a free --master-port to all hosts: {default}"
+    with pytest.raises(SaferunError) as caught:
+        hold_first([taken], DEFAULT)
+    assert caught.value.hint == result.hint
+    result = check_ports(CheckContext(ports=(taken,), port_source=GIVEN))
+    assert result.hint == "stop that process, or pass another --master-port to all hosts"
 
 
 def test_one_free_port_of_several_is_enough(taken: int) -> None:
