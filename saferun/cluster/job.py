@@ -229,6 +229,7 @@ class Job(JobSender):
             config.hosts, config.rendezvous, action, task=self._task, port=channel.port, record=record
         )._replace(
             timeout_s=timeout_s,
+            script=os.path.basename(config.command.name),
             host_timeout_s=config.hosts.host_timeout_s * SILENT_SHARE,
             sharing=SecretSharing(base, required=config.sign_messages == "required"),
         )

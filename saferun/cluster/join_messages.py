@@ -123,6 +123,7 @@ class JoinRequest(Value):
         one_port: whether the job's own messages go through the ranks' store.
         expected: the names of all hosts, as far as they are known.
         name: this host's.
+        script: the name of what the ranks run, for people.
         sharing: None: no secret is shared.
         withdrawal: None: the host takes part.
     """
@@ -149,6 +150,7 @@ class JoinRequest(Value):
     report_every_s: float = 30.0
     one_port: bool = False
     expected: Annotated[tuple[str, ...], list_of(Text, MOST_HOSTS)] = ()
+    script: Text = ""
     record: TaskInfo = TaskInfo(0, "", 0)
     sharing: SecretSharing | None = None
     withdrawal: Withdrawal | None = None

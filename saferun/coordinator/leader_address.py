@@ -26,12 +26,13 @@ from saferun.coordinator.secrecy import (
 )
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.model import Value
-from saferun.text.typed_json import text_of
+from saferun.text.typed_json import line_of, text_of
 
 # Set by a host that reaches the other store and not the control store, and how long it tries before.
 ASK_KEY = "saferun/one_port"
 ASK_AFTER_S = 5.0
 _LONGEST_RUN_ID = 4096
+_LONGEST_NAME = 255
 _MOST_ADDRESSES = 64
 
 
@@ -55,6 +56,7 @@ class LeaderAddress(Value):
         hosts: for how many hosts it was started.
         one_port: whether the control store is a part of the ranks' store.
         moves: how often the control store has become another one.
+        script: the name of what the ranks run, for people.
     """
 
     job: Name
@@ -66,6 +68,7 @@ class LeaderAddress(Value):
     hosts: Number
     one_port: bool
     moves: Number
+    script: Annotated[str, line_of(_LONGEST_NAME)] = ""
 
 
 def publish_address(store: StoreClient, key: str, rdzv: RendezvousRound, address: LeaderAddress) -> None:

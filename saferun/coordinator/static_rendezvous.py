@@ -42,7 +42,7 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
-from saferun.text.master_port import is_started_hint
+from saferun.text.master_port import another_port_hint, is_started_hint
 
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import EndNote, Withdrawal
@@ -73,6 +73,7 @@ class StaticRendezvous:
         self._round = -1  # of the last rendezvous that this host took part in
         self._one_port = False  # on the first host: whether the ranks' store holds the control store as well
         self._moves = 0  # how often the control store has become another one
+        self._leader_script = ""  # what the ranks of the first host run, for people
         self._agreement: SecretAgreement | None = None  # signs the messages where no secret was named
 
     def meet(self, rdzv: RendezvousRound) -> RendezvousResult:
@@ -247,6 +248,7 @@ class StaticRendezvous:
             rdzv.most,
             one_port=self._one_port,
             moves=self._moves,
+            script=rdzv.request.script,
         )
         publish_address(ranks, _CONTROL_KEY, rdzv, address)
 
@@ -272,14 +274,18 @@ class StaticRendezvous:
     def _wait_for_round(self, client: StoreClient, rdzv: RendezvousRound) -> int:
         """The number of the rendezvous that this host can take part in."""
         wanted = self._round + 1
+        has_begun = False
         if wanted == 0:
             found = client.get("round", max(1.0, rdzv.remaining_s))
             wanted = int(found) if found is not None and found.isdigit() and len(found) <= 9 else 0  # noqa: PLR2004
             if client.exists(f"r{wanted}/done"):
-                wanted += 1
+                wanted, has_begun = wanted + 1, True
         while not client.await_key(f"r{wanted}/open", max(0.1, min(rdzv.request.report_every_s / 2, rdzv.remaining_s))):
             rdzv.check()
             first = rdzv.request.expected[0] if rdzv.request.expected else "the first host"
+            if has_begun:
+                self._wait_for_place(rdzv)
+                continue
             rdzv.set_status(f"waiting for {first} to begin the next attempt")
             if rdzv.remaining_s <= 0:
                 raise JoinFailedError(
@@ -287,6 +293,19 @@ class StaticRendezvous:
                     f"see what saferun says on {first}",
                 )
         return wanted
+
+    def _wait_for_place(self, rdzv: RendezvousRound) -> None:
+        """This host is late: where it is not a part of that job that was started again, it has come to another one."""
+        scripts = [f" (script {script})" if script else "" for script in (self._leader_script, rdzv.request.script)]
+        where = shown(rdzv.master_addr, self._port)
+        what = f"the job at {where}{scripts[0]} has begun without {rdzv.name}{scripts[1]}"
+        rdzv.set_status(f"{what}; waiting for its next attempt", is_fault=True)
+        if rdzv.remaining_s <= 0:
+            raise JoinFailedError(
+                f"{what}, and did not begin another attempt within {rdzv.timeout_s:.0f} s",
+                f"if that is another job, {another_port_hint(rdzv.request.master.source, self._port)},"
+                " or give each job an --rdzv-id of its own",
+            )
 
     def _find_control(self, rdzv: RendezvousRound, *, moved: bool = False) -> StoreClient:
         """A connection to the control store; ``moved``: not to where it was before."""
@@ -330,7 +349,7 @@ class StaticRendezvous:
         """A connection to the control store of a job that is the right one."""
         if moved and found.job != self._job:
             raise StoreBrokenError("the first host has gone, and come again")
-        self._job, self._moves = found.job, found.moves
+        self._job, self._moves, self._leader_script = found.job, found.moves, found.script
         signer = self._signer(rdzv, found.job)
         if found.hosts != rdzv.most:
             first = rdzv.request.expected[0] if rdzv.request.expected else "the first host"

@@ -102,6 +102,24 @@ def test_a_store_of_another_job_is_recognised() -> None:
         assert "'job8'" in what
 
 
+def test_a_host_of_another_job_is_told_that_this_one_has_begun() -> None:
+    """Both have the default port: the scripts show whose mistake it is, and the job that runs is left alone."""
+    with hosts("node1", "node2", "node2") as (first, second, other):
+        join_all([first, second], script="train.py")
+        port = port_of(first.ranks)
+        master = {"address": "127.0.0.1", "ports": [port], "source": "default"}
+        other.join(node_rank=1, most=2, master=master, report_every_s=0.5, timeout_s=3.0, script="eval.py")
+        begun = f"the job at 127.0.0.1:{port} (script train.py) has begun without node2 (script eval.py)"
+        until_words(other, f"{begun}; waiting for its next attempt (")
+        failed = other.expect("join_failed")
+        assert failed["what"] == f"{begun}, and did not begin another attempt within 3 s"
+        default = f"this is the default port {port}, because no --master-port was given"
+        hint = f"if that is another job, pass a free --master-port to all hosts: {default}, or give each job an"
+        assert failed["hint"] == f"{hint} --rdzv-id of its own"
+        first.send("append", attempt=0, message=TROUBLE)
+        assert second.expect("entry")["attempt"] == 0
+
+
 def test_the_right_one_of_several_ports_is_found() -> None:
     """The first host took the first that was free: others may refuse, be silent, or belong to another job."""
     with hosts("other", "node1", "node2") as (other, first, second):
@@ -222,7 +240,7 @@ def test_a_host_that_was_started_again_joins_the_next_attempt() -> None:
         gone.vanish()
         master = ["127.0.0.1", [port_of(first.ranks)]]
         again.join(node_rank=1, most=2, master=master, report_every_s=0.5)
-        until_words(again, "waiting for the first host to begin the next attempt")
+        until_words(again, "has begun without node2; waiting for its next attempt")
         first.join(node_rank=0, most=2, master=master, attempt=5, restarts=2)
         assert [(m["attempt"], m["restarts"]) for m in (host.expect("joined") for host in (first, again))] == [
             (5, 2)
