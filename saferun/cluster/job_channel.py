@@ -11,7 +11,7 @@ from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.job_values import JobCallbacks
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
-from saferun.linux.bare_socket import Socket
+from saferun.linux.bare_socket import Socket, short_host_name
 from saferun.linux.listen_port import hold_first, hold_port
 from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
 from saferun.linux.poller import Poller
@@ -67,6 +67,7 @@ class JobChannel:
             on_message=on_message,
             on_lost=on_lost,
             whole_torch=config.rendezvous.backend != "static",
+            name=f"the coordinator of {short_host_name()}",
         )
         self._poller = poller
         self._on_message = on_message

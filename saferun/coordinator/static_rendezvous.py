@@ -280,6 +280,7 @@ class StaticRendezvous:
             wanted = int(found) if found is not None and found.isdigit() and len(found) <= 9 else 0  # noqa: PLR2004
             if client.exists(f"r{wanted}/done"):
                 wanted, has_begun = wanted + 1, True
+                self._wait_for_place(rdzv)
         while not client.await_key(f"r{wanted}/open", max(0.1, min(rdzv.request.report_every_s / 2, rdzv.remaining_s))):
             rdzv.check()
             first = rdzv.request.expected[0] if rdzv.request.expected else "the first host"

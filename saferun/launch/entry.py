@@ -86,7 +86,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     become_subreaper()
     keep_freed_memory(_KEPT_BYTES)
-    reaper = Reaper(run_id)
+    reaper = Reaper(run_id, short_host_name() if config.hosts.together else "")
     try:
         finish = _run(config, environ, resolution, run_id, older, reaper, checks, secret)
     finally:
@@ -128,11 +128,12 @@ def _run(
 ) -> Finish:
     host = short_host_name()
 
+    where = f"{host}: " if config.hosts.together else ""  # the console may be that of all hosts
     early: list[str] = []  # messages from before there is a console
     print_message: Callable[[str], None] = early.append
 
     def warn(text: str, hint: str = "") -> None:
-        print_message(f"saferun: {printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
+        print_message(f"saferun: {printable(where)}{printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
 
     writer = WriterClient(warn)
     output = config.output
@@ -164,7 +165,7 @@ def _run(
     if announces and config.settings_file is not None and config.settings["config"].origin == "default":
         screen.print_message(f"saferun: settings from {printable(config.settings_file)}")
     if announces and config.hosts.note:
-        warn(config.hosts.note)
+        screen.print_message(f"saferun: {printable(config.hosts.note)}")
     supervisor, peers_s = _open_supervisor(config)
     gc.freeze()  # all this stays to the end
     gc.enable()

@@ -45,16 +45,21 @@ _FIRST_CHECK_S, _NEXT_CHECK_S = 1.0, 60.0
 
 
 class Reaper:
-    """The supervisor's handle on its reaper."""
+    """The supervisor's handle on its reaper.
 
-    def __init__(self, run_id: str) -> None:
+    Args:
+        run_id: the run's.
+        host: this host's name, where the console is that of several hosts.
+    """
+
+    def __init__(self, run_id: str, host: str = "") -> None:
         read_end, self._write_end = os.pipe()
         # A signal that it gets was sent to the ranks too: the sender means all processes.
         self.witness_fd, witness_end = os.pipe()
         # The supervisor does not block: a reaper that is stopped reads later, or never.
         os.set_blocking(self._write_end, False)
         self.is_needed = False  # the run did not end cleanly
-        self.pid = fork(lambda: _wait_for_the_end(run_id, read_end, witness_end))
+        self.pid = fork(lambda: _wait_for_the_end(run_id, host, read_end, witness_end))
         os.close(read_end)
         os.close(witness_end)
 
@@ -95,7 +100,7 @@ class Reaper:
                 os.write(self._write_end, record)
 
 
-def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
+def _wait_for_the_end(run_id: str, host: str, read_end: int, witness_end: int) -> None:
     # A scheduler's SIGTERM to every process of the job does not end a helper process.
     set_name(_NAME)
     supervisor_pid = os.getppid()
@@ -124,9 +129,12 @@ def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
     poll = select.poll()
     poll.register(2, select.POLLOUT)
     if poll.poll(0):  # not if it would block: the reaper must exit
-        why = "the end of the run failed" if os.getppid() == supervisor_pid else "the supervisor was killed"
+        on_host = f" on {host}" if host else ""
+        is_killed = os.getppid() != supervisor_pid
+        why = f"the supervisor{on_host} was killed" if is_killed else f"the end of the run{on_host} failed"
+        ended = "1 process of the run was ended" if killed == 1 else f"{killed} processes of the run were ended"
         with suppress(OSError):
-            os.write(2, f"saferun: {why}; {killed} processes of the run were ended\n".encode())
+            os.write(2, f"saferun: {why}; {ended}\n".encode(errors="backslashreplace"))
 
 
 def _is_dismissed(fd: int, sessions: Sessions, made: dict[str, Identity]) -> bool:

@@ -226,7 +226,9 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
-    line = f"{_name(event)}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
+    placement = launch.attempt.placement
+    on_host = f" on {placement.host}" if placement is not None and placement.host else ""
+    line = f"{_name(event)}{on_host}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
     if event.signum == signal.SIGINT:
         line += " or at the next Ctrl-C"
         # The user is at the keyboard and wants an end: the one signal that waits for no evidence.

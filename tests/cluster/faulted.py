@@ -23,7 +23,7 @@ HANG_TIMEOUT_S, HOST_TIMEOUT_S = 4.0, 4.0
 # How long a host may take to find out by connecting that another one is not there: the kernel needs 3.1 s for that.
 KNOCK_S = 6.0
 # That a supervisor was killed is said by what watches over it.
-_SENTENCE = re.compile(r"^saferun: (?!the supervisor was killed)", re.MULTILINE)
+_SENTENCE = re.compile(r"^saferun: (?!the supervisor on \S+ was killed)", re.MULTILINE)
 _LOOK_AGAIN_S = 0.02
 
 # Ranks without torch that go on step by step, none without the others.

@@ -120,7 +120,7 @@ def test_a_restart_after_a_killed_rank_works(make_cluster: MakeCluster, tmp_path
     job.now()
     node3.kill(job.rank(node3))
     job.await_steps(attempt=1)
-    check_named(job, cluster.hosts, r"rank 2 \(node3, .*SIGKILL[^$]*starting again at once \(restart 1 of 1\)")
+    check_named(job, cluster.hosts, r"rank 2 \(node3, .*SIGKILL[^$]*starting again \(restart 1 of 1\)")
     job.now()
     node2.kill(job.rank(node2))
     assert set(job.end().values()) == {1}

@@ -320,12 +320,19 @@ class AttemptPolicy:
         if not has_next:
             return self._exhausted(facts, restarts, limit, is_start=is_start)
         reason = note if exclude is not None else f"{facts.message or facts.class_name}{note}"
-        return self._again(facts, reason, exclude, restarts, limit if is_retry else 0)
+        return self._again(facts, reason, exclude, restarts, limit if is_retry else 0, alone=hosts == 1)
 
     def _again(
-        self, facts: FailureFacts, reason: str, exclude: int | None, restarts: int, retry_limit: int
+        self,
+        facts: FailureFacts,
+        reason: str,
+        exclude: int | None,
+        restarts: int,
+        retry_limit: int,
+        *,
+        alone: bool,
     ) -> Decision:
-        """Another attempt: a retry where ``retry_limit`` is not 0, else a restart."""
+        """Another attempt: a retry where ``retry_limit`` is not 0, else a restart. ``alone``: on one host."""
         wait_s = 0.0
         if retry_limit or (facts.started is False and facts.is_transient):
             # A restart that follows the last retry goes on waiting.
@@ -336,11 +343,13 @@ class AttemptPolicy:
             if retry_limit
             else f"restart {restarts + 1} of {self._max_restarts}"
         )
-        when = f"in {wait_s:.1f} s" if wait_s > 0 else "at once"
+        when = f" in {wait_s:.1f} s" if wait_s > 0 else ""
+        if not when and alone:
+            when = " at once"  # several hosts have to meet first
         return Decision(
             "retry" if retry_limit else "restart",
             wait_s,
-            f"starting again {when} ({of}): {reason}",
+            f"starting again{when} ({of}): {reason}",
             new_port=facts.class_name == "port_in_use" and facts.port_is_free,
             exclude=exclude,
             reason=reason,

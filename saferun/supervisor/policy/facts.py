@@ -53,6 +53,9 @@ _VARYING = frozenset(
 )
 """Timeouts, GPUs, memory, input and output, networks: however alike two of them are, a third need not follow."""
 _HANG = "hang_"
+# The message of a cause that is read behind the name of a host.
+_OF_A_HOST = ("its ", "it is ")
+_MOST_NAMED = 4
 _UNREAD = re.compile(r'  File "([^"]{1,600})", line \d{1,9}$')
 _IO_ERRORS = frozenset(
     {
@@ -98,6 +101,8 @@ def facts_from(
     if cause is not None:
         # What follows is for the report: the last line of a rank, say.
         class_name, message = cause.class_name, cause.message.partition("; ")[0]
+        if message.startswith(_OF_A_HOST):
+            message = f"{_hosts_of(diagnosis, cause.ranks)}{message}"
     is_inside = diagnosis.start == "inside"
     if is_inside and class_name in _FROM_THE_SCRIPT:
         is_inside = _was_raised_in_init(diagnosis)
@@ -185,6 +190,15 @@ def _fingerprint(diagnosis: Diagnosis, class_name: str) -> Fingerprint:
 def _plain(text: str) -> str:
     """A message without its numbers: of ports, processes, times."""
     return "".join("#" if char.isdigit() else char for char in text[:400])
+
+
+def _hosts_of(diagnosis: Diagnosis, ranks: Sequence[int]) -> str:
+    """``node2, node3: `` where these hosts have the ranks, for a message about them that does not name them."""
+    theirs = [host.label for host in diagnosis.hosts if {*host.ranks} & {*ranks}]
+    if not theirs:
+        return ""
+    more = f" and {len(theirs) - _MOST_NAMED} more" if len(theirs) > _MOST_NAMED else ""
+    return f"{', '.join(theirs[:_MOST_NAMED])}{more}: "
 
 
 def _host_of(diagnosis: Diagnosis, ranks: Sequence[int]) -> tuple[int | None, str]:

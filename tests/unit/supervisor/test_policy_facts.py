@@ -84,3 +84,21 @@ def test_how_far_an_attempt_came_is_read_from_its_evidence() -> None:
     assert life_of(evidence_of(Capture()), lived_s=300.0, window_s=120.0, has_beaten=False) == Life(
         300.0, in_window=False
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ((3,), "node2: its saferun is gone while the host is up: it was killed"),
+        ((1, 3), "node1, node2: its saferun is gone while the host is up: it was killed"),
+        ((), "its saferun is gone while the host is up: it was killed"),
+    ],
+)
+def test_a_message_about_a_host_names_it(ranks: tuple[int, ...], message: str) -> None:
+    """It is read behind "starting again (restart 1 of 2)", where no host is named."""
+    views = (HostView(0, "node1", (0, 1)), HostView(1, "node2", (2, 3)))
+    found = diagnosis("host_lost", ranks=ranks or (3,))
+    assert found.cause is not None
+    cause = found.cause._replace(message="its saferun is gone while the host is up: it was killed; more", ranks=ranks)
+    facts = facts_from(found._replace(cause=cause, hosts=views))
+    assert facts.message == message
