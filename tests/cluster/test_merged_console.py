@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from tests.cluster.machines.cluster import Cluster
 
+# The rank itself may end before the reaper ends it; what it has started does not.
+WITH_A_CHILD = f"import subprocess\nsubprocess.Popen(['sleep', '1000'])\n{STAY}"
+
 
 def test_what_concerns_one_host_names_it(cluster: Cluster, tmp_path: Path) -> None:
     """No files can be kept, a signal comes, a saferun is killed: each of them is about a host."""
@@ -28,7 +31,7 @@ def test_what_concerns_one_host_names_it(cluster: Cluster, tmp_path: Path) -> No
     job.finish()
     assert "saferun: SIGTERM on node2: stopping 1 rank, SIGKILL follows" in job.processes[1].err, job.story("which")
 
-    job = by_hand(cluster, tmp_path, STAY, *nowhere, hosts=hosts)
+    job = by_hand(cluster, tmp_path, WITH_A_CHILD, *nowhere, hosts=hosts)
     job.hear("ready", 2)
     job.processes[0].kill()
     job.finish()
