@@ -414,7 +414,9 @@ class JobAttempt:
     def _on_task_lost(self, message: JsonObject) -> None:
         task = number(message["task"], 0, MOST_TASKS)
         self._lost_tasks.add((self._roster.host, task))
-        self._sender.abort_attempt("task_lost", f"saferun of local rank {task} is gone", lost_task=task)
+        rank = next((own - local + task for own, local in self._local_ranks.items()), None)  # each of them has one
+        whose = f"local rank {task}" if rank is None else f"rank {rank} (local rank {task})"
+        self._sender.abort_attempt("task_lost", f"that of {whose}", lost_task=task)
         self.chunks.review()
 
     def _on_membership(self, message: JsonObject) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.job_values import JobCallbacks
@@ -263,7 +261,6 @@ class JobChannel:
         self.client.close(_GOODBYE_S)
         for listener in self._listeners.values():
             listener.close()
-        if "tasks" in self._listeners:
-            with suppress(OSError, ValueError):  # an abstract name is no file
-                os.unlink(self._task_path)
+        if "tasks" in self._listeners and self._task_sockets is not None:
+            self._task_sockets.remove(self._task_path)
         self._listeners.clear()

@@ -56,12 +56,22 @@ class TaskSockets:
             if not directory or len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
                 continue
             with suppress(OSError):
-                return _listen(path), path
+                try:
+                    return _listen(path), path
+                except FileNotFoundError:
+                    self._made(base)  # another job of this user has ended meanwhile, and removed it
+                    return _listen(path), path
         path = f"\0{self._own}-{self._name}"
         try:
             return _listen(path), path
         except OSError as error:
             raise SaferunError(f"no place where the tasks of this job meet: {error.strerror}", _HINT) from None
+
+    def remove(self, path: str) -> None:
+        """Remove the socket that ``listen`` has made, and its directory, unless that has other sockets."""
+        with suppress(OSError, ValueError):  # an abstract name is no file
+            os.unlink(path)
+            os.rmdir(os.path.dirname(path))
 
     def paths(self) -> Iterator[str]:
         """The paths where it may listen, the best one first."""

@@ -6,6 +6,8 @@ import fcntl
 import os
 import signal
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,46 @@ def test_the_places_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nowhere a private directory can be made."""
     monkeypatch.setattr(task_sockets, "_bases", lambda: ["/proc/nowhere"])
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The one place for directories of sockets, whose names are limited to 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as place:
+        monkeypatch.setattr(task_sockets, "_bases", lambda: [place])
+        yield Path(place)
+
+
+def test_the_directory_of_sockets_goes_with_the_last_of_them(base: Path) -> None:
+    """Nothing is left; and two jobs of one user share it, of which either may end first."""
+    jobs = [task_sockets.TaskSockets(os.urandom(8).hex()) for _ in range(2)]
+    (first, first_path), (second, second_path) = [job.listen() for job in jobs]
+    first.close()
+    jobs[0].remove(first_path)
+    assert [str(path) for path in base.glob("saferun-*/*")] == [second_path]
+    second.close()
+    jobs[1].remove(second_path)
+    assert list(base.iterdir()) == []
+    jobs[1].remove("\0abstract")
+
+
+def test_a_directory_that_goes_meanwhile_is_made_again(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job has ended between the look at the directory and the socket in it."""
+    sockets = task_sockets.TaskSockets(os.urandom(8).hex())
+    made = sockets._made
+    times: list[str] = []
+
+    def made_and_gone(place: str) -> str:
+        directory = made(place)
+        if not times:
+            os.rmdir(directory)
+        times.append(place)
+        return directory
+
+    monkeypatch.setattr(sockets, "_made", made_and_gone)
+    listener, path = sockets.listen()
+    assert path.startswith(str(base))
+    listener.close()
 
 
 @pytest.mark.usefixtures("no_directories")
