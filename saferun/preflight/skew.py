@@ -232,9 +232,9 @@ def _name_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
                 owners.setdefault(address, set()).add(host)
     results: list[CheckResult] = []
     for name, known in sorted(_answers(infos).items()):
-        # What most hosts get; and all that belongs to the same hosts.
+        # What most hosts get, of two hosts what one of them has; and all that belongs to the same hosts.
         counts = Counter(address for addresses in known.values() for address in addresses)
-        common = max(sorted(counts), key=counts.__getitem__)
+        common = max(sorted(counts), key=lambda address: (counts[address], address in owners))
         right = owners.get(common, set())
         if 2 * counts[common] <= len(known) and not right:
             continue

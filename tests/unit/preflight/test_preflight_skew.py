@@ -131,6 +131,14 @@ def test_a_name_that_leads_elsewhere_on_one_host_is_told() -> None:
     assert found(infos) == ["warn node2: node0 is 10.0.9.9 there, for the others it is 10.0.0.1"]
 
 
+@pytest.mark.parametrize("wrong", ["10.0.0.0", "10.0.9.9"])
+def test_of_two_hosts_the_one_is_right_that_names_an_address_of_the_other(wrong: str) -> None:
+    """Each has an address of its own for the first host, which knows which of them it has."""
+    infos = infos_of(2)
+    infos[1] = infos[1]._replace(names=(("node0", wrong),))
+    assert found(infos) == [f"warn node1: node0 is {wrong} there, for the others it is 10.0.0.1"]
+
+
 def test_two_addresses_of_one_host_are_one_host() -> None:
     """A name server that knows a host by one interface, and a hosts file that knows it by another."""
     infos = infos_of(4)
