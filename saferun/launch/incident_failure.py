@@ -347,7 +347,7 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
         headline = f"ended because of the hang: {diagnosis.headline.removeprefix('the job hangs: ')}"
         diagnosis = diagnosis._replace(headline=headline, cause=None, groups=(), tree=(), findings=())
     folding = context.launch.screen.folding
-    return failure_text(
+    lines = failure_text(
         diagnosis,
         files=context.log.files,
         attempt=record.restarts,
@@ -357,6 +357,11 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
         is_above=partial(is_above, folding.whole_on_console) if folding is not None else None,
         calls=record.evidence.capture.calls if record.evidence is not None else (),
     )
+    decided = _decided(action.decision)
+    before, context.log.reported = context.log.reported, tuple(lines[:-1])
+    # A start that fails as in the previous attempt: the decision has the reason, and the advice has been read.
+    is_repeated = diagnosis.first_failure is None and before == context.log.reported and diagnosis.headline in decided
+    return lines[-1:] if is_repeated else lines
 
 
 def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -> None:

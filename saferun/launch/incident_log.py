@@ -82,6 +82,7 @@ class IncidentLog:
         self.is_due = False
         self.captures = 0  # of this host's ranks
         self.exit_code: int | None = None  # of the launch, once it is over
+        self.reported: tuple[str, ...] = ()  # of the failure that was reported last, but for what followed
 
     @property
     def files(self) -> str | None:
