@@ -193,14 +193,16 @@ class StoreSearch:
             return PortResult(kind, message), None
         connection.close()
         where = shown(self._host, port)
+        # With the address: the name may lead to another host than the master.
+        silent = f"something listens on {message.partition(' accepts')[0] or where} and does not answer as a store"
         with self._changed:
             # True while the next call blocks, and reported if that takes long.
-            self._results[port] = PortResult(NO_STORE, f"something listens on {where} and does not answer as a store")
+            self._results[port] = PortResult(NO_STORE, silent)
         try:
             client = StoreClient.connect(self._store_class, (self._host, port), dialled=True, signer=self._signer)
             objection = self._accept(client)
         except StoreBrokenError as error:
-            return PortResult(NO_STORE, f"something listens on {where} and does not answer as a store ({error})"), None
+            return PortResult(NO_STORE, f"{silent} ({error})"), None
         if objection is not None:
             return PortResult(FOREIGN, f"{where} {objection}"), None
         return None, client

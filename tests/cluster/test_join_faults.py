@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 8.0
 FIRST_PORT = 29501
 NOBODYS_ADDRESS = "10.77.0.99"
+LISTENS = "something listens on node1"
 NOTHING = "raise SystemExit('the hosts have met')"
 
 
@@ -124,7 +125,7 @@ def test_what_keeps_hosts_from_their_master_is_named(make_cluster: MakeCluster, 
         "prohibit", 2, r"node1:29503 \(10\.77\.0\.1\) cannot be reached from node2 \(no route to host\), for 8 s$"
     )
     jobs.check("in use", 1, r"port 29504 on node1 is in use by pid \d+ \(python")
-    jobs.check("in use", 2, "something listens on node1:29504 and does not answer as a store, for 8 s$")
+    jobs.check("in use", 2, rf"{LISTENS}:29504 \(10\.77\.0\.1\) and does not answer as a store, for 8 s$")
     jobs.check("wrong name", 3, rf"first:29505 \({NOBODYS_ADDRESS}\) cannot be reached from node3 \(.*\), for 8 s$")
     assert f"hint: node3 takes first for {NOBODYS_ADDRESS} by its /etc/hosts" in jobs.said("wrong name", 3)
     jobs.check("unknown name", 3, "the name leader cannot be resolved on node3, for 8 s$")
@@ -156,7 +157,7 @@ def test_what_keeps_hosts_from_the_endpoint_of_c10d_is_named(make_cluster: MakeC
         "drop", 2, r"node1 \(10\.77\.0\.1\) answers node2, but its port 29501 does not: a firewall drops .*, for 8 s$"
     )
     for node in (1, 2):
-        jobs.check("in use", node, "something listens on node1:29502 and does not answer as a store, for 8 s$")
+        jobs.check("in use", node, rf"{LISTENS}:29502 \(10\.77\.0\.1\) and does not answer as a store, for 8 s$")
     jobs.check("unknown name", 3, "the name leader cannot be resolved on node3, for 8 s$")
     for name, number, here in (("drop", 1, "node1"), ("unknown name", 3, "node1")):
         where = f"the rendezvous '{name}' at {'leader' if number == 3 else 'node1'}:{FIRST_PORT + number - 1}"
