@@ -322,12 +322,11 @@ class AbortReason(Value):
     """Why one host stopped the job on all hosts.
 
     Attributes:
-        reason: ``failure victim hang signal parent request lost store_lost task_lost start membership
-            leave``; ``request``: a user asked for the end by saferunctl.
+        reason: ``failure victim hang signal parent request lost store_lost task_lost start membership leave``.
         label: the host that it is about where known (the lost one for ``store_lost``), else the one that reported it.
         message: as that host reported it; of a signal its name, of a parent what it was, of a request who asked.
         rank: the rank that it is about; None where it is about none.
-        lost_reason: of ``store_lost``, as in :class:`HostView`.
+        lost_reason: of ``store_lost``, as in :class:`HostView`. ``hint``: of ``start``: what to do, as that host says.
     """
 
     reason: str
@@ -335,6 +334,7 @@ class AbortReason(Value):
     message: str = ""
     rank: int | None = None
     lost_reason: str = ""
+    hint: str = ""
 
 
 class Evidence(Value):

@@ -228,7 +228,7 @@ class JobAttempt:
             self._is_ending = True
             self.silent_hosts.end()
             rank = heard.ranks[0] if heard.ranks else None
-            self.abort_reason = AbortReason(heard.reason, heard.about, heard.text, rank, "")
+            self.abort_reason = AbortReason(heard.reason, heard.about, heard.text, rank, "", heard.hint)
             if self.leads and self.start_stage is None:
                 self.start_stage = {}
                 self._sender.request_start_stage()

@@ -115,9 +115,16 @@ class JobPort(Part, Protocol):
     # What is broadcast to all hosts, this one included.
 
     def abort_attempt(
-        self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+        self,
+        reason: str,
+        text: str,
+        *,
+        hint: str = "",
+        ranks: Sequence[int] = (),
+        signum: int = 0,
+        lost_task: int | None = None,
     ) -> None:
-        """This attempt is to end on all hosts."""
+        """This attempt is to end on all hosts. ``hint``: what to do about it."""
 
     def announce_cause(self) -> None:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""

@@ -29,13 +29,21 @@ class JobSender:
         self.joined_attempt = -1  # the last attempt for which the hosts have met
 
     def abort_attempt(
-        self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+        self,
+        reason: str,
+        text: str,
+        *,
+        hint: str = "",
+        ranks: Sequence[int] = (),
+        signum: int = 0,
+        lost_task: int | None = None,
     ) -> None:
         """This attempt is to end on all hosts."""
         self.broadcast(
             "abort",
             reason=reason,
             text=_for_others(text),
+            hint=_for_others(hint),
             ranks=list(ranks)[:MOST_LINES],
             signum=signum,
             lost_task=lost_task,

@@ -67,6 +67,7 @@ class AbortReason(Value):
     message: str
     rank: int | None
     why: str
+    hint: str = ""
 
 
 class JobCallbacks(Value):

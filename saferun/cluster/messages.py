@@ -79,6 +79,7 @@ class Heard(Value):
     signum: Annotated[int, number_of(_MOST_SIGNALS)] = 0
     ranks: Annotated[tuple[int, ...], list_of(Annotated[int, number_of(_MOST_RANKS)], MOST_LINES)] = ()
     lost_task: Annotated[int, number_of(MOST_TASKS)] | None = None
+    hint: Line = ""
 
 
 class DecisionMessage(Value):

@@ -237,7 +237,14 @@ class SoloJob:
         self._callbacks.on_assigned(Assignment(placement, action.attempt, leads=True, may_leave=False, files=""))
 
     def abort_attempt(
-        self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+        self,
+        reason: str,
+        text: str,
+        *,
+        hint: str = "",
+        ranks: Sequence[int] = (),
+        signum: int = 0,
+        lost_task: int | None = None,
     ) -> None:
         """There are no ranks on other hosts."""
 

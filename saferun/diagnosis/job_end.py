@@ -158,7 +158,8 @@ def _aborted(evidence: Evidence, hosts: Hosts) -> Judgement | None:
             if evidence.error and label == evidence.host:
                 # What the checks found may be about any host, and names it.
                 what = evidence.error if evidence.is_checked else f"{label}: {evidence.error}"
-            advice = evidence.error_hint or f"look at what {label} says"
+            theirs = f"on {label}: {shortened(reason.hint)}" if reason.hint else f"look at what {label} says"
+            advice = evidence.error_hint or theirs
             return Judgement(Cause("start_failed", what, _ranks(reason), "", advice), what)
         case "membership" | "leave":
             what = message or ("a host left the job" if reason.reason == "leave" else "hosts came to the job")

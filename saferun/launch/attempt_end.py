@@ -130,7 +130,9 @@ class AttemptEnd:
                 action = action._replace(reason="victim")
             if first is not None and first.end is not None:
                 message = message or f"rank {first.place.rank}: {first.end.status.description}"
-        self._context.job.abort_attempt(action.reason, message or action.reason, ranks=ranks, signum=action.signum)
+        self._context.job.abort_attempt(
+            action.reason, message or action.reason, hint=action.hint, ranks=ranks, signum=action.signum
+        )
 
     def broadcast_request(self, action: actions.BroadcastRequest) -> None:
         """Have all other hosts end the job too: the user has asked this one."""

@@ -141,7 +141,7 @@ class AttemptSetup:
         try:
             environs = rank_environs(self._config, placement, self._context.environ)
         except SaferunError as error:
-            self._context.start_failed(current.number, error)
+            self._post_failed(assignment, error)
             return
         if "logs" in answer:
             found, changed = _destinations_from(answer)
@@ -155,7 +155,7 @@ class AttemptSetup:
             if isinstance(found, OSError):
                 what = f"log files cannot be made: {found.filename or ''}: {found.strerror}"
                 hint = "pass another --log-dir, or make room there"
-                self._context.start_failed(current.number, SaferunError(what, hint))
+                self._post_failed(assignment, SaferunError(what, hint))
             else:
                 self._plan(current, assignment, environs, found, answer, ())
 
@@ -179,7 +179,7 @@ class AttemptSetup:
         """The directories of the attempt are there, as far as they are going to be."""
         run_dir, placement = self._context.run_dir, assignment.placement
         if run_dir.refusal is not None:
-            self._context.start_failed(current.number, run_dir.refusal)
+            self._post_failed(assignment, run_dir.refusal)
             return
         # Nothing that is asked for is impossible: from here on the launch leaves files.
         self._context.guarded("write run.json", self._context.log.plan_description)
@@ -205,7 +205,7 @@ class AttemptSetup:
             try:
                 wrappers = self._wrappers(current.number, placement, environs)
             except SaferunError as error:
-                self._context.start_failed(current.number, error)
+                self._post_failed(assignment, error)
                 return
         current.plan = AttemptPlan(current.number, placement, destinations, environs, prefixes, wrappers)
         self._post_joined(assignment)
@@ -266,16 +266,26 @@ class AttemptSetup:
     def _post_joined(self, assignment: Assignment) -> None:
         attempt, placement = self._context.attempt, assignment.placement
         self._context.torchrun_events.hosts_joined(placement if self._context.ended is not None else None, attempt)
-        joined = HostsJoined(
+        self._context.post(self._joined(assignment))
+        self._post_held()
+
+    def _post_failed(self, assignment: Assignment, error: SaferunError) -> None:
+        """This host cannot start its ranks, which the others count on."""
+        self._context.start_failed(self._context.attempt, error, joined=self._joined(assignment))
+        self._post_held()
+
+    def _joined(self, assignment: Assignment) -> HostsJoined:
+        return HostsJoined(
             time.monotonic(),
-            attempt,
-            placement,
+            self._context.attempt,
+            assignment.placement,
             number=assignment.number,
             leads=assignment.leads,
             may_leave=assignment.may_leave,
             probes=assignment.checked,
         )
-        self._context.post(joined)
+
+    def _post_held(self) -> None:
         current = self._context.current
         current.has_joined = True
         for event in current.held:

@@ -12,7 +12,7 @@ from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
 from saferun.launch.guarded_poller import GuardedPoller
 from saferun.linux.poller import Poller
-from saferun.supervisor.events import Event, StartFailed
+from saferun.supervisor.events import Event, HostsJoined, StartFailed
 from saferun.supervisor.machine import State, Supervisor
 
 TYPE_CHECKING = False
@@ -174,11 +174,20 @@ class LaunchContext:
         """Hand an event to the supervisor, after those that wait."""
         self.events.append(event)
 
-    def start_failed(self, attempt: int, error: SaferunError, started: tuple[int, ...] = ()) -> None:
-        """Post that the ranks cannot be started. ``started``: local ranks that run, or may come to."""
+    def start_failed(
+        self, attempt: int, error: SaferunError, started: tuple[int, ...] = (), joined: HostsJoined | None = None
+    ) -> None:
+        """Post that the ranks cannot be started.
+
+        Args:
+            attempt: this one.
+            error: why.
+            started: local ranks that run, or may come to.
+            joined: what the hosts had agreed on, where the supervisor does not know that yet.
+        """
         now = time.monotonic()
         failed = StartFailed(now, attempt, error.what, error.hint, error.exit_code, started)
-        self.post(failed._replace(class_name=error.class_name))
+        self.post(failed._replace(class_name=error.class_name, joined=joined))
 
     @property
     def is_spoken_for(self) -> bool:

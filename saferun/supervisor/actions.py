@@ -202,6 +202,8 @@ class ReportFailure(Value):
 class BroadcastAbort(Value):
     """Have this attempt end on all hosts. The fields are those of JobAborted, which every host gets for it.
 
+    ``hint``: what to do about it, which the leader reports.
+
     ``AttemptEnd.broadcast_abort`` carries it out: ``cluster/job_sender`` hands an entry for the job's log to the
     coordinator, which appends it to the log in the control store; each host's ``cluster/job_attempt`` reads it there.
     """
@@ -210,6 +212,7 @@ class BroadcastAbort(Value):
     reason: str
     message: str
     signum: int = 0
+    hint: str = ""
 
 
 class BroadcastRequest(Value):

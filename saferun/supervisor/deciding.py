@@ -150,7 +150,9 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
         launch.enter(State.BACKOFF, at + decision.wait_s)
         return actions
     # DIAGNOSING | WAITING -> DONE
-    return [*actions, *launch.finish(decision.exit_code)]
+    ending = launch.attempt.ending
+    is_own = isinstance(ending, StartFailed) and decision.exit_code != 0
+    return [*actions, *launch.finish(_exit_code(launch) if is_own else decision.exit_code)]
 
 
 def begin_next(launch: LaunchState, event: DeadlineExpired) -> list[Action]:

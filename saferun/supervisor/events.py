@@ -89,6 +89,7 @@ class StartFailed(Value):
         exit_code: what saferun ends with for it.
         started: the local ranks that run all the same.
         class_name: the class of the cause, where another try may help; empty: it would not.
+        joined: what the hosts had agreed on, where the supervisor does not know that yet; None: otherwise.
     """
 
     at: float
@@ -98,6 +99,7 @@ class StartFailed(Value):
     exit_code: int
     started: tuple[int, ...] = ()
     class_name: str = ""
+    joined: HostsJoined | None = None
 
 
 class RankExited(Value):

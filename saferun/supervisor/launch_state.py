@@ -180,13 +180,13 @@ class LaunchState:
         attempt = self.attempt
         return self.job.together and attempt.peers.cut_off is None and not isinstance(attempt.ending, Leave)
 
-    def broadcast_abort(self, reason: str, message: str = "", signum: int = 0) -> list[Action]:
+    def broadcast_abort(self, reason: str, message: str = "", signum: int = 0, hint: str = "") -> list[Action]:
         """Have the attempt end on all hosts, unless they know of it, or this host is on its own."""
         peers = self.attempt.peers
         if not self.job.together or peers.is_announced or peers.cut_off is not None:
             return []
         peers.is_announced = True
-        return [BroadcastAbort(self.number, reason, message, signum)]
+        return [BroadcastAbort(self.number, reason, message, signum, hint)]
 
     def broadcast_cause(self) -> list[Action]:
         """A rank has failed here. If all hosts wait for the cause, which this may be, have them know of it."""

@@ -115,7 +115,8 @@ def _ending(event: JobAborted) -> Ending:
         case "restart":
             return Regroup(event.message, event.message)
         case "leave":
-            return Regroup(f"{event.host} leaves the job")
+            why = f": {event.message}" if event.message and not event.signum else ""
+            return Regroup(f"{event.host} leaves the job{why}")
         case "signal" | "parent":
             return Stopped(event.signum, event.host or "another host")
         case "request":

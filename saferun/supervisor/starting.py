@@ -51,15 +51,19 @@ def join_hosts(launch: LaunchState, event: ChecksPassed) -> list[Action]:
 
 def on_joined(launch: LaunchState, event: HostsJoined) -> list[Action]:
     """JOINING -> PROBING | STARTING."""
+    _take_part(launch, event)
+    if not event.probes:
+        return start_ranks(launch, event)
+    launch.enter(State.PROBING, event.at + launch.limits.probe_s)
+    return [ProbeHosts(launch.number)]
+
+
+def _take_part(launch: LaunchState, event: HostsJoined) -> None:
     if event.number >= 0:
         launch.number, launch.restarts = event.number, event.placement.restarts
     launch.leads = event.leads
     launch.attempt.peers.may_leave = event.may_leave
     launch.attempt.placement = event.placement
-    if not event.probes:
-        return start_ranks(launch, event)
-    launch.enter(State.PROBING, event.at + launch.limits.probe_s)
-    return [ProbeHosts(launch.number)]
 
 
 def start_ranks(launch: LaunchState, event: HostsJoined | ProbesPassed) -> list[Action]:
@@ -91,12 +95,14 @@ def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
     launch.add_ending(reason)
     attempt = launch.attempt
     attempt.running.intersection_update(event.started)
+    if launch.state is State.JOINING and event.joined is not None:
+        return _give_up_place(launch, event, event.joined)
     if launch.state in {State.CHECKING, State.JOINING}:
         # -> DIAGNOSING: nothing had been started, and no other host knows of this attempt.
         if launch.job.together:
             attempt.peers.cut_off = attempt.peers.cut_off or CutOff()
         return diagnose(launch, event.at)
-    announced = launch.broadcast_abort("start", event.what)
+    announced = launch.broadcast_abort("start", event.what, hint=event.hint)
     if launch.state is State.PROBING:
         # -> DIAGNOSING: nothing had been started.
         return [*announced, *diagnose(launch, event.at)]
@@ -108,6 +114,16 @@ def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
         # A signal came before the news that there is no rank to stop.
         return [*announced, *sweep(launch, event.at)]
     return announced
+
+
+def _give_up_place(launch: LaunchState, event: StartFailed, joined: HostsJoined) -> list[Action]:
+    """JOINING -> DIAGNOSING: nothing has been started here, but the others count on the ranks of this host."""
+    _take_part(launch, joined)
+    peers = launch.attempt.peers
+    announced = launch.broadcast_abort("leave" if peers.may_leave else "start", event.what, hint=event.hint)
+    if peers.may_leave:
+        peers.cut_off = CutOff()  # they go on without it
+    return [*announced, *diagnose(launch, event.at)]
 
 
 def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:

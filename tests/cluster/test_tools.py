@@ -65,8 +65,14 @@ def test_scancel_reaches_the_scripts_under_their_tools(cluster: Cluster, tmp_pat
     assert_nothing_left(cluster)
 
 
-def test_a_tool_that_one_host_lacks_ends_the_job_on_all_hosts(cluster: Cluster, tmp_path: Path) -> None:
-    """The one that lacks it says so, and starts no rank; the others name it."""
+@pytest.mark.parametrize(
+    ("lacks", "codes", "what", "hint"),
+    [(1, [2, 2], "node1", ""), (2, [1, 2], "node2 could not start its ranks", "on node2: ")],
+)
+def test_a_tool_that_one_host_lacks_ends_the_job_on_all_hosts(
+    cluster: Cluster, tmp_path: Path, lacks: int, codes: list[int], what: str, hint: str
+) -> None:
+    """All hosts say which one lacks it and what to do there, and none of its ranks is started."""
     place = tmp_path / "bin"
     place.mkdir()
     (place / "tool").write_text('#!/bin/sh\nexec "$@"\n')
@@ -78,14 +84,14 @@ def test_a_tool_that_one_host_lacks_ends_the_job_on_all_hosts(cluster: Cluster, 
         END_WHEN_RELEASED,
         *("--wrap", "*:tool"),
         hosts=cluster.hosts[:2],
-        each=lambda number: ("--env", f"PATH={place if number == 0 else '/nowhere'}:/usr/bin:/bin"),
+        each=lambda number: ("--env", f"PATH={place if number != lacks - 1 else '/nowhere'}:/usr/bin:/bin"),
     )
-    assert job.finish() == [1, 2], job.story("another exit code")
-    first, second = job.processes
-    assert "saferun: --wrap: tool is not installed here, or not on the PATH of the ranks" in second.err, job.story(
-        "why"
-    )
-    assert "saferun: node2 is lost: " in first.err, job.story("the other host does not name it")
+    assert job.finish() == codes, job.story("another exit code")
+    why = f"saferun: {what}: --wrap: tool is not installed here, or not on the PATH of the ranks"
+    advice = f"hint: {hint}install it, or write where it is: --wrap 'RANKS:/path/to/tool ...'"
+    for process in job.processes:
+        assert f"{why}\n{advice}\n" in process.err, job.story("the host, why and what to do")
+    assert "is lost" not in job.err, job.story("nobody has killed it")
     assert_nothing_left(cluster)
 
 

@@ -62,12 +62,12 @@ def pair() -> Pair:
 @pytest.mark.parametrize("reason", REASONS)
 def test_an_abort_is_read_with_each_reason(pair: Pair, reason: str) -> None:
     """One that was not read would leave the other hosts' ranks waiting."""
-    pair.other.job.abort_attempt(reason, "rank 2: killed by SIGSEGV", ranks=(2, 3), signum=15, lost_task=1)
+    pair.other.job.abort_attempt(reason, "rank 2: killed by SIGSEGV", ranks=(2, 3), signum=15, lost_task=1, hint="look")
     message = pair.relay()["message"]
     assert is_sound(message)
     heard = abort_from(message)
     assert heard[:5] == (reason, "rank 2: killed by SIGSEGV", "node1", 1, 0)
-    assert heard[6:] == (15, (2, 3), 1)
+    assert heard[6:] == (15, (2, 3), 1, "look")
     (aborted,) = (event for event in pair.leader.events if isinstance(event, JobAborted))
     # No host comes or goes in a job of a fixed number of hosts.
     assert aborted.reason == ("failure" if reason in {"membership", "leave"} else reason)
@@ -77,7 +77,7 @@ def test_an_abort_is_read_with_each_reason(pair: Pair, reason: str) -> None:
 def test_an_abort_says_as_little_as_it_may(pair: Pair) -> None:
     """No rank, no signal, no task."""
     pair.other.job.abort_attempt("start", "")
-    assert abort_from(pair.relay()["message"])[6:] == (0, (), None)
+    assert abort_from(pair.relay()["message"])[6:] == (0, (), None, "")
 
 
 @pytest.mark.parametrize("step", ["restart", "finish"])

@@ -28,6 +28,15 @@ from tests.unit.host_samples import (
 # --------------------------------------------------------------------------------------------------------------- ranks
 
 
+def test_what_to_do_about_a_host_that_could_not_start_is_that_hosts_word() -> None:
+    """The one that judges does not know better, and would send the reader to another console."""
+    trouble = AbortReason("start", "node3", "there is no such tool", hint="install it")
+    found = diagnose(job({host: stopped(host) for host in range(4)}, trouble=trouble))
+    assert found.headline == "node3 could not start its ranks: there is no such tool"
+    assert found.cause is not None
+    assert found.cause.advice == "on node3: install it"
+
+
 def test_a_killed_rank_is_the_cause_and_its_peers_are_not() -> None:
     """Four hosts each see one of their ranks fail first; three of them are wrong."""
     killed = host_evidence(2, ends=[ended(4, 2, after_s=31.5, signum=9), ended(5, 2, signum=15, stopped=True)])

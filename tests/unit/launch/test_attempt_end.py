@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from saferun.cluster.job_values import Assignment
+from saferun.errors import SaferunError
 from saferun.launch.attempt_end import AttemptEnd
 from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.launch_context import HostAttempt, LaunchContext
@@ -36,10 +37,17 @@ class Context:
     def post(self, event: Event) -> None:
         self.posted.append(event)
 
-    def join(self) -> None:
+    def start_failed(self, attempt: int, error: SaferunError, *, joined: HostsJoined) -> None:
+        self.post(StartFailed(1.0, attempt, error.what, error.hint, 1, joined=joined))
+
+    @property
+    def setup(self) -> Any:
         setup = AttemptSetup.__new__(AttemptSetup)
         setup.__dict__["_context"] = self
-        cast("Any", setup)._post_joined(ASSIGNMENT)
+        return setup
+
+    def join(self) -> None:
+        self.setup._post_joined(ASSIGNMENT)
 
 
 def test_an_abort_that_comes_before_the_attempt_is_prepared_is_not_lost() -> None:
@@ -53,6 +61,18 @@ def test_an_abort_that_comes_before_the_attempt_is_prepared_is_not_lost() -> Non
     # The supervisor has not handled the first of them yet.
     context.ending.post_from_job(DECIDED)
     assert context.posted[-1] == DECIDED
+
+
+def test_a_start_that_fails_with_the_hosts_met_comes_before_what_other_hosts_report() -> None:
+    """The supervisor has taken part in the attempt then, which the others end."""
+    context = Context(State.JOINING)
+    context.ending.post_from_job(DECIDED)
+    context.setup._post_failed(ASSIGNMENT, SaferunError("there is no such tool", "install it"))
+    failed, decided = context.posted
+    assert isinstance(failed, StartFailed)
+    assert failed.joined is not None
+    assert failed.joined.placement == ASSIGNMENT.placement
+    assert decided == DECIDED
 
 
 @pytest.mark.parametrize("event", [JobLost(1.0, 3, "gone", "hint"), StartFailed(1.0, 3, "no rendezvous", "hint", 1)])

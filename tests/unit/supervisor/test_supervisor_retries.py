@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from saferun.supervisor.actions import (
     Action,
+    BroadcastAbort,
     BroadcastDecision,
+    Diagnose,
     Finish,
     JoinHosts,
     ReportFailure,
@@ -102,6 +106,36 @@ def test_of_several_hosts_the_one_that_leads_decides_on_a_retry() -> None:
     follower.handle(JobDecided(1.0, 0, told.next_step, told.exit_code, told.wait_s, told.restarts))
     assert (leader.state, follower.state) == (State.BACKOFF, State.BACKOFF)
     assert (leader.deadline, follower.deadline) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_host_that_cannot_start_once_the_hosts_have_met_says_so_to_all(leads: bool) -> None:
+    """They have begun to start their ranks, and would take it for one that was killed."""
+    supervisor = launched(retrying(), JobPolicy(together=True))
+    supervisor.handle(ChecksPassed(0.0, 0))
+    joined = HostsJoined(0.0, 0, placement_of(1), 0, leads=leads)
+    actions = supervisor.handle(StartFailed(1.0, 0, "no such tool", "install it", 2, joined=joined))
+    assert only(BroadcastAbort, actions) == BroadcastAbort(0, "start", "no such tool", 0, "install it")
+    assert (supervisor.state, only(Diagnose, actions).alone) == (State.DIAGNOSING, False)
+    actions = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
+    if leads:
+        assert only(BroadcastDecision, actions).exit_code == 2
+    else:
+        assert actions == []  # the leader decides
+        actions = supervisor.handle(JobDecided(2.0, 0, "finish", 1, 0.0, 0))
+    assert only(Finish, actions).exit_code == 2
+
+
+def test_a_host_that_cannot_start_leaves_a_job_that_goes_on_without_it() -> None:
+    """As one does that gets a signal: the others do not fail."""
+    supervisor = launched(retrying(), JobPolicy(together=True, least_hosts=1))
+    supervisor.handle(ChecksPassed(0.0, 0))
+    joined = HostsJoined(0.0, 0, placement_of(1), 0, leads=False, may_leave=True)
+    actions = supervisor.handle(StartFailed(1.0, 0, "no such tool", "install it", 2, joined=joined))
+    assert only(BroadcastAbort, actions).reason == "leave"
+    assert only(Diagnose, actions).alone
+    actions = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
+    assert only(Finish, actions).exit_code == 2
 
 
 def test_a_master_whose_port_is_taken_tries_again_while_the_others_wait_for_it() -> None:
