@@ -289,8 +289,7 @@ class HostView(Value):
     """One host of several, as the host that judges sees it.
 
     Attributes:
-        host: its number in the job.
-        label: the name under which the job knows it.
+        host, label: its number in the job, and the name under which the job knows it.
         ranks: its ranks; the place in it is not the local rank where some are missing.
         addresses: its own addresses, as far as they are known.
         cwd, script: the working directory of its ranks, and what they run.
@@ -298,7 +297,7 @@ class HostView(Value):
         lost_reason: ``gone`` (it is up, its saferun is not), ``unreachable``, ``cut`` (it is up, its connection to the
             store is not), ``frozen`` (its saferun makes no progress), ``unknown``; empty: it is not lost.
         lost_message: the same as a sentence.
-        supervisor_pids: of its saferun processes.
+        supervisor_pids: of its saferun processes. ``stop_signum``: the signal to stop that one of them got.
         oom, kernel_lines: what the OOM killer did there, and lines of its kernel log.
         abandoned_ranks: its ranks that could not be killed.
     """
@@ -316,6 +315,7 @@ class HostView(Value):
     oom: OomKill | None = None
     kernel_lines: tuple[str, ...] = ()
     abandoned_ranks: tuple[int, ...] = ()
+    stop_signum: int | None = None
 
 
 class AbortReason(Value):

@@ -16,7 +16,7 @@ from saferun.diagnosis.causes.gpu import broken_gpu
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode, location_text
 from saferun.diagnosis.gpu_errors import error_in, gpu_lines
-from saferun.diagnosis.job_end import end_of_job, silent_lines
+from saferun.diagnosis.job_end import end_of_job, ended_by_signal, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
 from saferun.diagnosis.judgement import Judgement
 from saferun.diagnosis.lost_peers import lost_peers, stopped_failures
@@ -87,28 +87,28 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     first = verdict.first if verdict is not None else None
     cause = ended.cause if ended is not None else verdict.cause if verdict is not None else None
     if evidence.stop_signum is not None:
-        cause = _scheduler(evidence) or (ended.cause if ended is not None else None)
+        cause = _scheduler(evidence) or (ended and ended.cause)
     elif evidence.error and ended is None:
         cause = None
-    blamed = (first.rank,) if first is not None else ()
     own = _stopped(evidence, hosts)
     victims = _victims(cases, verdict) if ended is None else _collateral(cases)
+    by_signal = ended_by_signal(evidence, ended)
     if first is not None or ended is not None:
-        victims = tuple(sorted({*victims, *(case.end.rank for case in own if case.role is not Role.CULPRIT)}))
+        victims = tuple(sorted({*victims, *_collateral(own)} - by_signal))
+    failed = [case.end for case in sorted(cases, key=lambda case: case.at) if case.end.rank not in by_signal]
+    stopped = [end.rank for end in evidence.ends if end.stopped_by_us or end.rank in by_signal]
     # How it failed says more of a rank than that it was about to end when it was captured.
     waits = tuple(wait for wait in waits if wait.rank not in victims or wait.found.kind not in _AT_ITS_END)
-    core = next(
-        (core for core in evidence.cores if first is not None and (core.rank, core.pid) == (first.rank, first.pid)),
-        None,
-    )
+    its_process = (first.rank, first.pid) if first is not None else None
+    core = next((core for core in evidence.cores if (core.rank, core.pid) == its_process), None)
     headline = _headline(evidence, ended, verdict)
     is_late = bool(cases) and cases[0].role is Role.TIMEOUT
     return Diagnosis(
         headline=headline,
         first_failure=first,
         output=outputs.get(first.rank) if first is not None else None,
-        also_failed=tuple(case.end for case in sorted(cases, key=lambda case: case.at) if case.end is not first),
-        stopped=tuple(end.rank for end in evidence.ends if end.stopped_by_us and end.rank not in {*victims, *blamed}),
+        also_failed=tuple(end for end in failed if end is not first),
+        stopped=tuple(rank for rank in stopped if rank not in victims and (first is None or rank != first.rank)),
         abandoned=evidence.abandoned,
         # What ended the job has advice of its own.
         hint=evidence.error_hint if ended is None else "",

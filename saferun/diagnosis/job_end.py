@@ -185,6 +185,14 @@ def _signal(evidence: Evidence, hosts: Hosts) -> Judgement:
     label = evidence.host if hosts.are_several else ""
     if reason is not None:
         name, label = reason.message or name, reason.label or label
+    signals = {host.stop_signum for host in hosts.all}
+    if hosts.are_several and len(signals) == 1 and None not in signals:
+        message = f"stopped by the scheduler ({shortened(name, 60)} to all {len(hosts.all)} hosts)"
+        advice = (
+            "look in the scheduler's log: a cancelled job (scancel), its time limit, preemption; or whoever ended the "
+            "launcher (srun, mpirun, pdsh)"
+        )
+        return Judgement(Cause("stopped_by_signal", message, (), "", advice), message)
     message = f"stopped by {shortened(name, 60) or 'a signal'}" + (f" on {label}" if label else "")
     advice = f"look on {label or 'this host'} who sent it: the scheduler, or a person"
     return Judgement(Cause("stopped_by_signal", message, (), "", advice), message)
@@ -201,6 +209,19 @@ def _store_lost(reason: AbortReason, label: str, host: str) -> Judgement:
     class_name = "network_cut" if loss.class_name == "network_cut" else "store_host_lost"
     proof = _proof(reason.message, loss)
     return Judgement(Cause(class_name, message, _ranks(reason), proof, advice), message)
+
+
+def ended_by_signal(evidence: Evidence, ended: Judgement | None) -> frozenset[int]:
+    """Ranks that the signal has ended which stopped the job: a scheduler sends it to them as well.
+
+    Args:
+        evidence: what is known.
+        ended: what ended the job, if it was no rank.
+    """
+    if ended is None or ended.cause.class_name != "stopped_by_signal":
+        return frozenset()
+    signals = {evidence.stop_signum, *(host.stop_signum for host in evidence.hosts)} - {None}
+    return frozenset(end.rank for end in evidence.ends if end.status.signum in signals)
 
 
 def _failed_elsewhere(evidence: Evidence, hosts: Hosts) -> Judgement | None:

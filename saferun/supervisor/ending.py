@@ -78,17 +78,18 @@ _WEIGHT: dict[type, int] = {Failed: 0, Stopped: 0, Hung: 1, StoreLost: 2, StartF
 def prevailing(earlier: Ending | None, later: Ending) -> Ending:
     """Which of two reasons an attempt ends for.
 
-    A signal to this host stands, whatever the ranks do on their way out, and only a regrouping gives way to it: what
-    had failed before was not its doing. Of all else the reason that explains more prevails, and of two that explain as
-    much the later one; but of failures the first. What this host sees fail while the hosts regroup are ranks that
-    others have left.
+    A signal to this host stands, whatever the ranks do on their way out, and only a regrouping gives way to it, and the
+    same signal to another host, since a scheduler sends it to all of them: what had failed before was not its doing.
+    Of all else the reason that explains more prevails, and of two that explain as much the later one; but of failures
+    the first. What this host sees fail while the hosts regroup are ranks that others have left.
     """
     if earlier is None:
         return later
     if _is_order(earlier):
         return earlier
     if _is_order(later):
-        return later if isinstance(earlier, Regroup) else earlier
+        is_same = isinstance(earlier, Stopped) and earlier == Stopped(signum_of(later) or 0, earlier.host)
+        return later if is_same or isinstance(earlier, Regroup) else earlier
     weight = _WEIGHT[type(later)]
     return later if weight and weight >= _WEIGHT[type(earlier)] else earlier
 

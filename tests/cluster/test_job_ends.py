@@ -38,6 +38,8 @@ def test_scancel_leaves_time_for_evidence_and_report(make_cluster: MakeCluster, 
     assert_nothing_left(cluster)
     (report,) = job.reports
     (incident,) = report["incidents"]
+    assert "saferun: stopped by the scheduler (SIGTERM to all 3 hosts)\n" in job.err, job.story("who stopped it")
+    assert "failed after it" not in job.err, job.story("the ranks were stopped")
     assert (report["run"]["outcome"], report["run"]["exit_code"]) == ("stopped", 1)
     assert sorted(rank for group in incident["wait_groups"] for rank in group["ranks"]) == list(range(6))
     # Those of each host, too, and Slurm has killed nobody before they were written.

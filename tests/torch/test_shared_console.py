@@ -78,7 +78,7 @@ def test_an_order_to_all_hosts_is_reported_once(tmp_path: Path) -> None:
         assert [job.wait() for job in jobs] == [1] * COUNT
         lines = own_lines(reader.all())
     assert sum(line.startswith("saferun: SIGTERM") for line in lines) == 1, lines
-    assert sum(line.startswith("saferun: stopped by SIGTERM") for line in lines) == 1, lines
+    assert lines.count(f"saferun: stopped by the scheduler (SIGTERM to all {COUNT} hosts)") == 1, lines
 
 
 @pytest.mark.slow

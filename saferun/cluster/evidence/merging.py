@@ -241,6 +241,7 @@ class _Merging:
                     # The tasks of a host read the same log.
                     kernel_lines=tuple(dict.fromkeys(line for one in own for line in one.kernel_lines)),
                     abandoned_ranks=tuple(sorted({rank for one in own for rank in one.abandoned})),
+                    stop_signum=next((one.stop_signum for one in own if one.stop_signum is not None), None),
                 )
             )
         return tuple(sights)

@@ -319,4 +319,17 @@ def test_a_signal_that_a_host_got_is_named_without_being_told() -> None:
     parts = {host: stopped(host, stop_signum=15 if host == 2 else None) for host in range(4)}
     assert diagnose(job(parts)).headline == "stopped by SIGTERM on node3"
     everywhere = {host: stopped(host, stop_signum=15) for host in range(4)}
-    assert diagnose(job(everywhere)).headline == "stopped by SIGTERM on node1, node2, node3, node4"
+    assert diagnose(job(everywhere)).headline == "stopped by the scheduler (SIGTERM to all 4 hosts)"
+    but_one = {host: stopped(host, stop_signum=15 if host else None) for host in range(4)}
+    assert diagnose(job(but_one)).headline == "stopped by SIGTERM on node2, node3, node4"
+
+
+def test_ranks_that_the_schedulers_signal_ended_were_stopped() -> None:
+    """It sends the signal to them as well as to saferun, and they do not all wait."""
+    parts = {
+        host: host_evidence(host, ends=[ended(2 * host + rank, 2, signum=15) for rank in range(2)], stop_signum=15)
+        for host in range(3)
+    }
+    found = diagnose(job(parts, hosts=3))
+    assert found.headline == "stopped by the scheduler (SIGTERM to all 3 hosts)"
+    assert (found.also_failed, found.victims, found.stopped) == ((), (), (0, 1, 2, 3, 4, 5))

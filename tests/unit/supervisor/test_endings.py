@@ -69,6 +69,13 @@ def test_of_two_reasons_the_table_says_which_prevails(earlier: Ending, later: En
     assert prevailing(earlier, other) is (earlier if sign == "<" else other)
 
 
+def test_the_same_signal_to_this_host_as_to_another_is_one_to_this_host() -> None:
+    """A scheduler sends it to all of them; what a user asked for stays what it was."""
+    assert prevailing(STOPPED_ELSEWHERE, STOPPED) is STOPPED
+    asked = Stopped(signal.SIGTERM, "node2", "saferunctl stop")
+    assert prevailing(asked, STOPPED) is asked
+
+
 def test_the_table_has_every_kind_of_ending() -> None:
     """A new one has to find its place in it."""
     assert {type(one) for one in ALL} == set(typing.get_args(Ending))
