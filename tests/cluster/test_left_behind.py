@@ -22,11 +22,11 @@ def left(cluster: Cluster) -> list[str]:
 
 def test_one_saferun_a_rank_leaves_no_directory(cluster: Cluster, tmp_path: Path) -> None:
     """The directory of the sockets at which the tasks of a host meet goes with the last of them."""
-    assert left(cluster) == []
+    before = left(cluster)  # by others, which were killed
     job = start(cluster, Way("srun", 2), tmp_path, "tell('done')\n")
     assert job.finish() == [0], job.story("failed")
     assert_nothing_left(cluster)
-    assert left(cluster) == []
+    assert [place for place in left(cluster) if place not in before] == []
 
 
 def test_a_saferun_that_is_gone_is_named_by_its_rank(cluster: Cluster, tmp_path: Path) -> None:
