@@ -190,7 +190,8 @@ def _line(link: socket.socket, until: float) -> bytes:
 def _content(link: socket.socket, until: float) -> bytes:
     """All until the other end hangs up, without the answers to settings."""
     content = bytearray()
-    while len(content) <= LONGEST_BYTES:
+    # So much that what is left without the answers to settings is still too long to be taken for a whole answer.
+    while len(content) <= LONGEST_BYTES + _MOST_SETTINGS * _LONGEST_LINE:
         link.settimeout(_left_s(until))
         chunk = link.recv(1 << 18)
         if not chunk:

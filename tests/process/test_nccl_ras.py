@@ -5,6 +5,7 @@ The answers are hand-written after NCCL's documented format; the server plays NC
 
 from __future__ import annotations
 
+import io
 import itertools
 import socket
 import threading
@@ -289,6 +290,22 @@ def test_one_that_answers_letter_by_letter_costs_a_bounded_time(monkeypatch: pyt
 
     with pytest.raises(TimeoutError):
         nccl_ras._line(Link(), 3.0)  # type: ignore[arg-type]
+
+
+def test_one_that_is_too_long_is_no_whole_answer_however_its_parts_arrive() -> None:
+    """The answers to settings do not count, though they arrive in the same stream."""
+    stream = io.BytesIO(b"OK\nOK\n" + b" " * (2 * LONGEST_BYTES))
+
+    class Link:
+        def settimeout(self, _timeout_s: float) -> None:
+            pass
+
+        def recv(self, size: int) -> bytes:
+            left = LONGEST_BYTES + 1 - stream.tell()
+            return stream.read(min(size, left) if left > 0 else size)
+
+    content = nccl_ras._content(Link(), time.monotonic() + 60.0)  # type: ignore[arg-type]
+    assert len(content) > LONGEST_BYTES
 
 
 def test_a_name_is_not_looked_up() -> None:

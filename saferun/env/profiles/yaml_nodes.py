@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 256 * 1024
 MAX_DEPTH = 12
 MAX_NODES = 20_000
+_TOO_DEEP = (f"nested more than {MAX_DEPTH} deep", "no setting is nested that deep")
 
 Kind = Literal["scalar", "mapping", "sequence"]
 
@@ -90,6 +91,8 @@ def parse_yaml(text: str, path: str) -> Node | None:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else path
         problem = error.problem or error.context or "malformed"
+        if "nesting depth" in problem:  # libyaml has a bound of its own, and reads ahead of _Tree
+            raise UsageError(f"{where}: {_TOO_DEEP[0]}", _TOO_DEEP[1]) from None
         raise UsageError(f"{where}: not YAML: {problem}", "correct the file at that position") from None
     except Exception as error:  # the parser's own bugs on malformed input: ValueError, OverflowError, …
         raise UsageError(f"{path}: not YAML: {quoted(str(error), 200)}", "correct the file") from None
@@ -157,7 +160,7 @@ class _Tree:
         elif kind in _STARTS:
             start = _at(event, self._path, _STARTS[kind])
             if len(self._open) >= MAX_DEPTH:
-                raise bad(start, f"nested more than {MAX_DEPTH} deep", "no setting is nested that deep")
+                raise bad(start, *_TOO_DEEP)
             self._open.append(_Open(start, []))
         elif kind == "ScalarEvent":
             self._add(_scalar(event, self._path))
