@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from saferun.linux.json_lines import JsonLines
 
 HINT = "check that this works: python -c 'import torch.distributed'"
+KILLED_HINT = "see on that host who killed it: dmesg says so where it was the OOM killer"
 _OPTIONS_HINT = "look at --logs-specs, --event-log-handler and --numa-binding in saferun --help"
 _PAUSE_S = 0.001
 
@@ -39,6 +40,7 @@ class CoordinatorClient:
         whole_torch: whether all of torch is needed from the start for another reason than the options.
         name: what an error message calls it.
         open_link: starts the process.
+        successor: says with which message another coordinator goes on where one has died, given why; None: with none.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class CoordinatorClient:
         whole_torch: bool = False,
         name: str = "the coordinator of this host",
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
+        successor: Callable[[str], JsonObject | None] = lambda _: None,
     ) -> None:
         self._handler = config.event_log_handler
         self.forwards_events = self._handler != "null"  # whether the user named one of torch's event handlers
@@ -74,6 +77,7 @@ class CoordinatorClient:
         self._whole_torch = whole_torch or self.asks_torch
         self._name = name
         self._open_link = open_link
+        self._successor = successor
         self._listeners: dict[str, int] = {}
         self._link: CoordinatorLink | None = None
         self._links_opened = 0
@@ -162,13 +166,18 @@ class CoordinatorClient:
         self._link = None
         reason = link.last_line()
         link.close()
-        if self.unanswered is not None and not link.whole_torch and self._links_opened == 1:
+        what = f"{self._name} ended ({status.description}){f': {reason}' if reason else ''}"
+        message = self._successor(what) if not self._is_closed else None
+        if message is not None:
+            self._unsent.insert(0, message)
+            self.start(self._listeners)
+        elif self.unanswered is not None and not link.whole_torch and self._links_opened == 1:
             # Perhaps only the import of the store alone is to blame, or a transient lack of memory.
             self._whole_torch = True
             self._unsent.append(self.unanswered)
             self.start(self._listeners)
         else:
-            self._lose(f"{self._name} ended ({status.description}){f': {reason}' if reason else ''}", HINT)
+            self._lose(what, KILLED_HINT if status.signum else HINT)
         return True
 
     def close(self, goodbye_s: float) -> None:

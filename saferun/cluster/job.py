@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from saferun.cluster.coordinator_client import KILLED_HINT
 from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
@@ -16,6 +17,7 @@ from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
+from saferun.cluster.succession import Succession
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
@@ -76,6 +78,7 @@ class Job(JobSender):
             callbacks,
             on_message=self._on_message,
             on_lost=self._on_channel_lost,
+            successor=self._successor,
         )
         task = config.hosts.task
         self._task = task.local_rank if task is not None else 0
@@ -97,6 +100,12 @@ class Job(JobSender):
             warn=self._warn,
         )
         self.current = JobAttempt(self._context)
+        self._succession = Succession(
+            self,
+            config.hosts.host_timeout_s,
+            on_resumed=self._on_resumed,
+            on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT),
+        )
         self._joining = False
         self._after_loss = False  # the store of the leader was lost
         self.leads = False
@@ -133,7 +142,7 @@ class Job(JobSender):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = (self._channel.deadline, self.current.deadline)
+        moments = (self._channel.deadline, self.current.deadline, self._succession.deadline)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -141,6 +150,7 @@ class Job(JobSender):
         if self._channel.deadline is not None and self._channel.deadline <= now:
             self._channel.tick(now)
         self.current.tick(now)
+        self._succession.tick(now)
 
     @property
     def pids(self) -> set[int]:
@@ -236,6 +246,7 @@ class Job(JobSender):
         message = {"op": "join", **request._asdict()}
         if self._secret is not None and self.is_head:
             message["secret"] = self._secret.raw.hex()  # to this host's coordinator alone, over a pair of sockets
+        self._succession.joins(message)
         channel.send(message)
         self._channel.open()
 
@@ -357,7 +368,8 @@ class Job(JobSender):
             case "unsigned":
                 self.unsigned.add_unsigned(display_text(message["key"], _LONGEST_NAME), number(message["count"], 1))
             case _:
-                self.current.take(message)
+                if not self._succession.take(message):
+                    self.current.take(message)
 
     def _warn(self, what: object) -> None:
         if self.is_head:
@@ -369,6 +381,21 @@ class Job(JobSender):
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
+
+    def _successor(self, reason: str) -> JsonObject | None:
+        """With which message another coordinator goes on where this one has died; None: with none."""
+        attempt = self._attempt()
+        # Other tasks of this host have lost their connection to it, and torch's timers their server.
+        is_alone = self._config.hosts.task is None and not self.client.serves_timers
+        if not is_alone or self._joining or self.client.is_preparing or attempt != self.joined_attempt:
+            return None
+        return self._succession.successor(attempt, reason)
+
+    def _on_resumed(self, reason: str) -> None:
+        self.current.report.repeat()
+        at = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": self.current.number}
+        self._run_dir.write_event({"event": "CoordinatorReplaced", **at, "what": reason})
+        self._warn(f"{reason}; another one has taken its place, and the job goes on")
 
     def _on_channel_lost(self, what: str, hint: str, class_name: str = "") -> None:
         self._callbacks.set_status(None)

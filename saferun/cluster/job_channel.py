@@ -39,6 +39,7 @@ class JobChannel:
         callbacks: of the job.
         on_message: takes each message.
         on_lost: takes, once, why the channel is gone.
+        successor: as of ``CoordinatorClient``.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class JobChannel:
         *,
         on_message: Callable[[JsonObject], None],
         on_lost: Callable[[str, str], None],
+        successor: Callable[[str], JsonObject | None] = lambda _: None,
     ) -> None:
         self._retry_at: float | None = None  # when the head of this host is looked for again
         self.is_endpoint_here = False  # whether the endpoint of torch's rendezvous is this host, as far as is known
@@ -66,6 +68,7 @@ class JobChannel:
             on_lost=on_lost,
             whole_torch=config.rendezvous.backend != "static",
             name=f"the coordinator of {short_host_name()}",
+            successor=successor,
         )
         self._poller = poller
         self._on_message = on_message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.job_channel import JobChannel
@@ -11,6 +12,8 @@ from saferun.cluster.messages import LONGEST_MESSAGE, MOST_LINES
 from saferun.cluster.roster import Roster
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision
+
+_MOST_UNREAD = 16
 
 
 class JobSender:
@@ -27,6 +30,8 @@ class JobSender:
         self._attempt = attempt
         self.roster = roster
         self.joined_attempt = -1  # the last attempt for which the hosts have met
+        # What this process has broadcast and not read in the log yet; of what never gets there, the newest.
+        self._unread: deque[JsonObject] = deque(maxlen=_MOST_UNREAD)
 
     def abort_attempt(
         self,
@@ -125,7 +130,20 @@ class JobSender:
         """
         who = {"host": self.roster.host, "task": self.roster.task, "label": self.roster.label}
         number = self._attempt() if attempt is None else attempt
-        self._send("append", attempt=number, message={"kind": kind, **fields, "attempt": number, **who})
+        message = {"kind": kind, **fields, "attempt": number, **who}
+        self._unread.append(message)
+        self._send("append", attempt=number, message=message)
+
+    def note_read(self, entry: JsonObject) -> None:
+        """An entry of this host's is in the log."""
+        as_text = _sorted(entry)
+        self._unread = deque((one for one in self._unread if _sorted(one) != as_text), maxlen=_MOST_UNREAD)
+
+    def repeat_unread(self, attempt: int) -> None:
+        """Append what a coordinator that has ended may have had, and not written."""
+        for message in self._unread:
+            if message["attempt"] == attempt:
+                self._send("append", attempt=attempt, message=message, repeated=True)
 
     def _send(self, op: str, **fields: object) -> None:
         self._channel.send({"op": op, "attempt": self._attempt(), **fields})
@@ -168,6 +186,10 @@ class StateReport:
         """Something that the leader wants to know now. No later state has it: what is too long for one is dropped."""
         self._sender.send_state({**self._state, **self._more, name: value})
 
+    def repeat(self) -> None:
+        """Send the state once more."""
+        self._send()
+
     def set_progress(self, moved: int, active: int) -> None:
         """How often the ranks were seen to move, and to be active: the leader has asked."""
         self._more["progress"] = [moved, active]
@@ -175,6 +197,10 @@ class StateReport:
 
     def _send(self) -> None:
         self._sender.send_state({**self._state, **self._more})
+
+
+def _sorted(message: JsonObject) -> str:
+    return json.dumps(message, sort_keys=True)
 
 
 def _for_others(text: str) -> str:

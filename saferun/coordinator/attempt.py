@@ -38,6 +38,7 @@ class CoordinatorAttempt:
         tasks: the connections to its tasks.
         on_moved: takes a connection to the control store at another address, where it cannot be reached any more at
             the one where the hosts met.
+        is_resumed: whether another process of this host has taken part in it before.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class CoordinatorAttempt:
         own: HostRecord,
         tasks: Tasks,
         on_moved: Callable[[StoreClient], None] = lambda _: None,
+        *,
+        is_resumed: bool = False,
     ) -> None:
         self.assignment = result.assignment
         self.number = result.assignment.attempt
@@ -77,10 +80,12 @@ class CoordinatorAttempt:
             on_moved=self._on_channel_moved,
         )
         self._on_moved = on_moved
-        self.log = JobLog(self._channel, self.prefix, assignment.host, self._on_entry)
+        self.log = JobLog(self._channel, self.prefix, assignment.host, self._on_entry, is_resumed=is_resumed)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
         interval_s = rdzv.request.host_timeout_s / _BEATS_PER_TIMEOUT
-        self._heartbeats = Heartbeats(self._channel, self.prefix, assignment.host, interval_s, pids)
+        self._heartbeats = Heartbeats(
+            self._channel, self.prefix, assignment.host, interval_s, pids, is_resumed=is_resumed
+        )
         self._monitor: HeartbeatMonitor | None = None
         self._reader: ChunkReader | None = None
         self._own_supervisor = OwnSupervisor(assignment.leader_name, pids, interval_s, self._host_timeout_s)
@@ -145,9 +150,9 @@ class CoordinatorAttempt:
 
     # ------------------------------------------------------------------------------------------------------- from tasks
 
-    def append(self, message: object) -> None:
-        """A task appends something to the job's log."""
-        self.log.append(message)
+    def append(self, message: object, *, is_repeated: bool = False) -> None:
+        """A task appends something to the job's log. ``is_repeated``: as of ``JobLog.append``."""
+        self.log.append(message, is_repeated=is_repeated)
 
     def set_state(self, task: int, state: object) -> None:
         """A task's state has changed."""

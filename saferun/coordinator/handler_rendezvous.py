@@ -115,6 +115,9 @@ class HandlerRendezvous:
                 f"a store broke while the hosts of the job met: {error}", "see what saferun says on the other hosts"
             ) from error
 
+    def resumption(self, result: RendezvousResult, own: HostRecord) -> None:
+        """Torch's handler cannot be taken over by another process."""
+
     def move(self, client: StoreClient) -> None:
         """Each rendezvous has a control store of its own."""
 

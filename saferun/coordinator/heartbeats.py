@@ -22,16 +22,13 @@ from saferun.coordinator.assignments import typed
 from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.evidence_chunks import ASKED
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
-from saferun.coordinator.wait_location import wait_location
+from saferun.coordinator.stuck_processes import LONGEST_LOCATION, stuck_processes, wait_locations
 from saferun.model import Value
 from saferun.text.typed_json import line_of, number_of, text_of
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
 _LONGEST_TASK_STATE_BYTES = 4 << 10
-_LONGEST_LOCATION = 200
-# Stands for the location where a supervisor waits that was stopped.
-STOPPED = "SIGSTOP"
 _MOST_CHUNKS = 1000
 _MOST_TASKS = 4096
 _READ_EVERY_S = 1.0
@@ -40,6 +37,7 @@ _LONGEST_TICK_S = 2.0
 _PAUSE_PER_READ = 4.0
 _LEAST_PAUSE_S = 0.005
 _REWRITE_EVERY_S = 60.0
+_LONGEST_SUM = 20
 
 
 class Heartbeats:
@@ -51,10 +49,18 @@ class Heartbeats:
         host: this host's number.
         interval_s: between heartbeats at rest.
         supervisors: the pids of this host's tasks, by task.
+        is_resumed: whether another process of this host has sent some before.
     """
 
     def __init__(
-        self, channel: ControlChannel, prefix: str, host: int, interval_s: float, supervisors: dict[int, int]
+        self,
+        channel: ControlChannel,
+        prefix: str,
+        host: int,
+        interval_s: float,
+        supervisors: dict[int, int],
+        *,
+        is_resumed: bool = False,
     ) -> None:
         self._channel = channel
         self._prefix = prefix
@@ -72,6 +78,7 @@ class Heartbeats:
         self._seen_in_d: dict[int, int] = {}
         self._acked = False
         self._sum = 0  # what the heartbeats have come to
+        self._is_resumed = is_resumed
         self._stored = b""  # the last one, with a job secret
         self._rewrite_at = 0.0
 
@@ -131,6 +138,9 @@ class Heartbeats:
                     # In case it was overwritten; what is no number would break the connection again.
                     client.set(f"{self._prefix}heartbeat/{self._host}", str(self._sum))
                 is_first = False
+                if self._is_resumed and client.signer is not None:
+                    self._sum = max(self._sum, self._sum_before(client))
+                self._is_resumed = False
                 if text is None:
                     self._add(client, 1)
                 else:
@@ -156,6 +166,11 @@ class Heartbeats:
         self._sum += amount
         self._stored = client.put(key, self._stored, str(self._sum), self._sum)
 
+    def _sum_before(self, client: StoreClient) -> int:
+        """What the heartbeats of the process before this one came to: with a job secret, a lower sum counts for old."""
+        found = client.find(f"{self._prefix}heartbeat/{self._host}") or b""
+        return int(found) if found.isdigit() and len(found) < _LONGEST_SUM else 0
+
     def _text(self) -> str:
         chunks = tuple(self._chunks[-_MOST_CHUNKS:])
         return json.dumps(HostState(self._tasks, chunks, self._stuck, self._acked, self._locations)._asdict())
@@ -167,61 +182,6 @@ class Heartbeats:
             with self._changed:
                 self._stuck, self._locations = stuck, locations
                 self._is_dirty = True
-
-
-def stuck_processes(pids: dict[int, int], seen_in_d: dict[int, int]) -> dict[str, str]:
-    """Which processes are stopped (T), or in the same uninterruptible sleep (D) as in the previous sample, by task.
-
-    Args:
-        pids: of the processes, by task.
-        seen_in_d: how often those that were in state D had been put on a processor then; updated. One that has run
-            since is not stuck: a slow disk and a busy machine show many short sleeps.
-    """
-    stuck = {}
-    for task, pid in pids.items():
-        state, runs = _state_of(pid), _runs_of(pid)
-        if state in {"T", "t"} or (state == "D" and seen_in_d.get(task) == runs):
-            stuck[str(task)] = state.upper()
-        if state == "D":
-            seen_in_d[task] = runs
-        else:
-            seen_in_d.pop(task, None)
-    return stuck
-
-
-def wait_locations(stuck: dict[str, str], pids: dict[int, int]) -> dict[str, str]:
-    """The file systems that processes in state D wait for, by task, where they can be found; or that one is stopped."""
-    found = {task: STOPPED if letter == "T" else wait_location(pids[int(task)]) for task, letter in stuck.items()}
-    return {task: location[:_LONGEST_LOCATION] for task, location in found.items() if location}
-
-
-def stall_message(label: str, pid: int, location: str) -> str:
-    """The message about a supervisor in state D, or in state T, which ``location`` is then."""
-    if location == STOPPED:
-        return (
-            f"saferun on {label} (pid {pid}) is stopped (SIGSTOP); the job goes on; kill -CONT {pid} lets saferun go on"
-        )
-    where = f" on {location}" if location else ""
-    return f"saferun on {label} (pid {pid}) waits for I/O{where} (state D); the job goes on"
-
-
-def _state_of(pid: int) -> str:
-    # The name stands in parentheses and may itself hold spaces and parentheses. Source: proc(5), /proc/PID/stat.
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            content = file.read()
-    except OSError:
-        return ""
-    return content[content.rfind(b")") + 2 :][:1].decode(errors="replace")
-
-
-def _runs_of(pid: int) -> int:
-    """How often the main thread was put on a processor; 0 where unknown. Source: proc(5), /proc/PID/schedstat."""
-    try:
-        with open(f"/proc/{pid}/schedstat", "rb") as file:
-            return int(file.read().split()[2])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 # ----------------------------------------------------------------------------------------------------------- the leader
@@ -250,7 +210,7 @@ class ChunkName(Value):
     """A chunk of evidence that a task has written to the store."""
 
     task: Annotated[int, number_of(_MOST_TASKS)]
-    name: Annotated[str, text_of(_LONGEST_LOCATION)]
+    name: Annotated[str, text_of(LONGEST_LOCATION)]
 
 
 class HostState(Value):
@@ -263,7 +223,7 @@ class HostState(Value):
     chunks: tuple[ChunkName, ...]
     stuck: Annotated[dict[str, str], _by_task(line_of(1))]
     acked: bool
-    locations: Annotated[dict[str, str], _by_task(line_of(_LONGEST_LOCATION))]
+    locations: Annotated[dict[str, str], _by_task(line_of(LONGEST_LOCATION))]
 
 
 def read_state(content: bytes, tasks: int = _MOST_TASKS) -> HostState | None:
@@ -434,7 +394,9 @@ class HeartbeatMonitor:
                 if seen.is_unheard:
                     seen.is_unheard = False
                     self._on_heard(host)
-                changes = int(heartbeat) // CHANGE if heartbeat.isdigit() and len(heartbeat) < 20 else seen.changes  # noqa: PLR2004
+                changes = (
+                    int(heartbeat) // CHANGE if heartbeat.isdigit() and len(heartbeat) < _LONGEST_SUM else seen.changes
+                )
                 if changes != seen.changes:
                     changed[host] = changes
             else:

@@ -1,10 +1,10 @@
 """This host's part in a job of several hosts: what its tasks ask for, and what comes of it.
 
 The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``append``, ``state``, ``chunk``,
-``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``,
-``join_failed``, ``job_ended``, ``entry``, ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``,
-``start_stage``, and to the leader ``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the
-head ``malformed`` and ``unsigned``.
+``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``resume``, ``goodbye``. To a task:
+``waiting``, ``joined``, ``join_failed``, ``job_ended``, ``resumable``, ``resumed``, ``resume_failed``, ``entry``,
+``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``start_stage``, and to the leader ``states``,
+``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and ``unsigned``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Protocol
 
 from saferun.cluster.join_messages import EndNote, Joined, JoinRequest, SecretSharing
 from saferun.cluster.signed import CannotSealError, Signer
+from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.rendezvous_round import (
     CancelledError,
@@ -25,6 +26,7 @@ from saferun.coordinator.rendezvous_round import (
     RendezvousResult,
     RendezvousRound,
 )
+from saferun.coordinator.resumption import Resumption, decode_resumption, encode_resumption
 from saferun.coordinator.secrecy import NO_SECRET, Secrecy
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.secret_process import SecretProcess
@@ -45,6 +47,9 @@ class Rendezvous(Protocol):
 
     def move(self, client: StoreClient) -> None:
         """The control store is reached by this connection from now on."""
+
+    def resumption(self, result: RendezvousResult, own: HostRecord) -> Resumption | None:
+        """What a successor of this process goes on from; None: there can be none."""
 
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
         """Report, once, the hosts that wait to join; None: stop watching."""
@@ -96,6 +101,8 @@ class HostCoordinator:
         match message["op"]:
             case "join":
                 self._join(connection, message)
+            case "resume":
+                self._resume(connection, message)
             case "leave":
                 self._closing = self._in_background(self._leave)
             case "close":
@@ -117,7 +124,7 @@ class HostCoordinator:
     def _in_attempt(self, attempt: CoordinatorAttempt, task: int, message: Message) -> None:
         match message["op"]:
             case "append":
-                attempt.append(message["message"])
+                attempt.append(message["message"], is_repeated=message.get("repeated") is True)
             case "state":
                 attempt.set_state(task, message["state"])
             case "chunk":
@@ -176,6 +183,45 @@ class HostCoordinator:
                 except RuntimeError as error:
                     what = f"the coordinator of this host cannot work: {error}"
                     self._fail(rdzv, JoinFailedError(what, "look at the limits of processes and threads: ulimit -u"))
+
+    def _resume(self, connection: TaskConnection, message: Message) -> None:
+        """Take the place of a process that has been killed, while an attempt is under way."""
+        request: JoinRequest = fit(JoinRequest, message["request"])
+        found = decode_resumption(str(message["text"]))
+        if found is None or not connection.is_head or self._rdzv is not None:
+            raise ValueError("there is nothing to resume")
+        secret = message.get("secret")
+        rdzv = RendezvousRound(request)
+        rdzv.is_over = True
+        rdzv.on_all_here = self._close_attempt
+
+        def resume() -> None:
+            try:
+                self._take_over(rdzv, found, None if secret is None else str(secret))
+            except Exception as error:
+                text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+                connection.send({"op": "resume_failed", "attempt": found.assignment.attempt, "text": text})
+
+        self._in_background(resume)
+
+    def _take_over(self, rdzv: RendezvousRound, found: Resumption, secret: str | None) -> None:
+        with self._lock:
+            if secret is not None:
+                self._secrecy = _secrecy(secret)
+            elif self._sharing is not None:
+                self._secrecy = Secrecy()
+            rdzv.secrecy = self._secrecy or NO_SECRET
+        rdzv.make_agreement = self._agreement_maker(rdzv, rdzv.request.sharing)
+        from saferun.coordinator.static_rendezvous import StaticRendezvous
+
+        rendezvous = StaticRendezvous(self._stores)
+        result = rendezvous.resume(rdzv, found)
+        attempt = CoordinatorAttempt(result, rdzv, found.record, self._tasks, rendezvous.move, is_resumed=True)
+        with self._lock:
+            self._rendezvous, self._attempt = rendezvous, attempt
+        number = result.assignment.attempt
+        self._tasks.head.send({"op": "resumed", "attempt": number})
+        attempt.open()
 
     def _agreement_maker(
         self, rdzv: RendezvousRound, settings: SecretSharing | None
@@ -271,6 +317,10 @@ class HostCoordinator:
                 )
                 connection.send({"op": "joined", **joined._asdict()})
             attempt.announce()
+            resumption = rendezvous.resumption(result, own)
+            if resumption is not None:
+                text = encode_resumption(resumption)
+                self._tasks.head.send({"op": "resumable", "attempt": assignment.attempt, "text": text})
         attempt.open()
         if attempt.is_leader:
             if rdzv.request.elastic:

@@ -47,10 +47,17 @@ class JobLog:
         prefix: the attempt's.
         host: this host's number.
         on_entry: gets each message with its number, in order, never two at once.
+        is_resumed: whether another process of this host has read and written it before.
     """
 
     def __init__(
-        self, channel: ControlChannel, prefix: str, host: int, on_entry: Callable[[int, dict[str, Any]], None]
+        self,
+        channel: ControlChannel,
+        prefix: str,
+        host: int,
+        on_entry: Callable[[int, dict[str, Any]], None],
+        *,
+        is_resumed: bool = False,
     ) -> None:
         self._channel = channel
         self._prefix = prefix
@@ -65,6 +72,9 @@ class JobLog:
         self._unwritten: deque[tuple[str, str]] = deque()  # the kind and the entry
         self._own: set[bytes] = set()  # of the leader's entries, those that have not been seen in the log yet
         self._number = 0
+        self._is_resumed = is_resumed
+        self._in_log: set[str] = set()  # this host's messages, where a process before this one has appended some
+        self._repeated: set[str] = set()  # the entries that may be among them
         self._answers: deque[tuple[int, str]] = deque()  # this host's: where each is, and what is left of it
 
     def start(self) -> None:
@@ -82,8 +92,13 @@ class JobLog:
         with self._lock:
             return kind in self._kinds
 
-    def append(self, message: object) -> None:
-        """Append a message; it comes back like those of other hosts, unless it is moot."""
+    def append(self, message: object, *, is_repeated: bool = False) -> None:
+        """Append a message; it comes back like those of other hosts, unless it is moot.
+
+        Args:
+            message: what the log is to say.
+            is_repeated: whether it may be in the log already.
+        """
         if not isinstance(message, dict):
             return
         self._number += 1
@@ -98,6 +113,8 @@ class JobLog:
                 if is_leaders(message.get("kind")):
                     self._own.add(entry.encode())
                 self._unwritten.append((str(message.get("kind")), entry))
+                if is_repeated:
+                    self._repeated.add(entry)
                 self._written.notify_all()
 
     @property
@@ -156,6 +173,8 @@ class JobLog:
 
     def _place(self, client: Any, kind: str, entry: str) -> None:  # noqa: ANN401
         while not (self._is_over or (kind in _ONCE and self.has(kind))):
+            if entry in self._repeated and json.dumps(json.loads(entry)["m"], sort_keys=True) in self._in_log:
+                return
             if is_leaders(kind) and entry.encode() not in self._own:
                 return  # it was seen there, though its answer was lost with a connection
             k = self._count
@@ -205,6 +224,8 @@ class JobLog:
                 self._ended = True
                 return None
             host = number(entry["h"], 0, MOST_HOSTS)
+            if self._is_resumed and host == self._host:
+                self._in_log.add(json.dumps(entry["m"], sort_keys=True))
             message: dict[str, Any] = {**entry["m"], "host": host}
             kind = message["kind"]
             if is_leaders(kind) and host == self._host and value not in self._own:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.coordinator.assignments import HostRecord
-from saferun.coordinator.heartbeats import HeartbeatMonitor, stall_message, stuck_processes, wait_locations
+from saferun.coordinator.heartbeats import HeartbeatMonitor
 from saferun.coordinator.liveness_probe import (
     CUT,
     GONE,
@@ -18,6 +18,7 @@ from saferun.coordinator.liveness_probe import (
     SilenceReason,
     probe_host,
 )
+from saferun.coordinator.stuck_processes import stall_message, stuck_processes, wait_locations
 
 # For how long a host that answers is given to send another heartbeat.
 _HEARTBEAT_AGAIN_S = 3.0

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from saferun.cluster.signed import LONGEST_BYTES, CannotSealError, Opened, Signer, is_signed
 from saferun.coordinator.assignments import LONGEST_RECORD_BYTES, decode_assignment
 from saferun.coordinator.rendezvous_round import JoinFailedError
+from saferun.coordinator.resumption import SharedSecret
 from saferun.coordinator.store_client import StoreClient
 from saferun.text.decoding import MALFORMED, display_text, loads
 
@@ -87,6 +88,22 @@ class SecretAgreement(Signer):
     def signs(self) -> bool:
         """Whether this host has a secret."""
         return self._strict is not None
+
+    @property
+    def shared(self) -> SharedSecret:
+        """What a successor of this process adopts; nothing where the messages of the attempt are not signed."""
+        return SharedSecret(self._secret.hex(), self.way) if self.is_agreed else SharedSecret()
+
+    def resume(self, shared: SharedSecret) -> None:
+        """Go on with what the hosts have agreed on.
+
+        Raises:
+            CannotSealError: evidence cannot be encrypted.
+            ValueError: it is no secret.
+        """
+        if shared.secret:
+            self._adopt(bytes.fromhex(shared.secret))
+            self.way, self.is_agreed = shared.way, True
 
     def _adopt(self, secret: bytes) -> None:
         from saferun.cluster.secret import JobSecret

@@ -27,7 +27,7 @@ from saferun.coordinator.leader_address import (
     publish_address,
     read_address,
 )
-from saferun.coordinator.prefix_store import prefix_class
+from saferun.coordinator.prefix_store import PrefixStore, prefix_class
 from saferun.coordinator.record_collection import (
     MovedError,
     OnePortError,
@@ -38,6 +38,7 @@ from saferun.coordinator.record_collection import (
     withdraw,
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
+from saferun.coordinator.resumption import Resumption, SharedSecret
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
@@ -47,6 +48,7 @@ from saferun.text.master_port import another_port_hint, is_started_hint
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import EndNote, Withdrawal
     from saferun.cluster.signed import Signer
+    from saferun.coordinator.assignments import HostRecord
 
 _CONTROL_KEY = "saferun/control"
 _NO_CONTROL_S = 10.0
@@ -111,6 +113,45 @@ class StaticRendezvous:
                     what = f"{where} closed the connection, for {rdzv.timeout_s:.0f} s"
                     hint = is_started_hint(rdzv.request.master.source, rdzv.master_addr, self._port)
                     raise JoinFailedError(what, hint) from None
+
+    def resumption(self, result: RendezvousResult, own: HostRecord) -> Resumption | None:
+        """What a successor of this process goes on from; None: the stores end with this one."""
+        if result.assignment.host == 0:
+            return None
+        agreement = self._agreement
+        return Resumption(
+            result.assignment,
+            self._job,
+            result.client.address,
+            is_shared=issubclass(result.client.store_class, PrefixStore),
+            master_port=self._port,
+            moves=self._moves,
+            round=max(self._round, 0),
+            script=self._leader_script,
+            shared=agreement.shared if agreement is not None else SharedSecret(),
+            record=own,
+        )
+
+    def resume(self, rdzv: RendezvousRound, found: Resumption) -> RendezvousResult:
+        """Take the place of a process of this host that has been killed while the attempt was under way.
+
+        Raises:
+            StoreBrokenError: the control store cannot be reached, or is not this job's any more.
+            CannotSealError: evidence cannot be encrypted.
+        """
+        self._job, self._port, self._moves, self._round = found.job, found.master_port, found.moves, found.round
+        self._leader_script = found.script
+        signer = self._signer(rdzv, found.job)
+        if isinstance(signer, SecretAgreement):
+            signer.resume(found.shared)
+        store_class = self._stores.store_class
+        shared_class = prefix_class(store_class) if found.is_shared else store_class
+        client = StoreClient.connect(shared_class, found.control, signer=signer)
+        if client.get(JOB_KEY, _NO_CONTROL_S, forged=FORGED) != found.job.encode():
+            raise StoreBrokenError("the store is not this job's any more")
+        self._client = client
+        prefix = attempt_prefix(found.assignment.attempt)
+        return RendezvousResult(found.assignment, client, found.job, prefix, [], rdzv.master_addr, self._port)
 
     def move(self, client: StoreClient) -> None:
         """The control store is reached by this connection from now on."""

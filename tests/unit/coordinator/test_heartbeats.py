@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from saferun.coordinator import heartbeats as heartbeats_module
+from saferun.coordinator import stuck_processes
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key
 from saferun.coordinator.heartbeats import CHANGE, HeartbeatMonitor, Heartbeats
 from tests.unit.coordinator.fake_store import DEADLINE_S, Client, Line, Store
@@ -252,13 +253,13 @@ def test_a_supervisor_that_sleeps_shortly_again_and_again_does_not_wait_for_io(m
     found = []
     seen_in_d: dict[int, int] = {}
     for state, runs in samples:
-        monkeypatch.setattr(heartbeats_module, "_state_of", lambda _pid, state=state: state)
-        monkeypatch.setattr(heartbeats_module, "_runs_of", lambda _pid, runs=runs: runs)
-        found.append(heartbeats_module.stuck_processes({0: 1}, seen_in_d).get("0", ""))
+        monkeypatch.setattr(stuck_processes, "_state_of", lambda _pid, state=state: state)
+        monkeypatch.setattr(stuck_processes, "_runs_of", lambda _pid, runs=runs: runs)
+        found.append(stuck_processes.stuck_processes({0: 1}, seen_in_d).get("0", ""))
     assert found == ["", "D", "", "", "D", "", "", "D", "T"]
 
 
 def test_how_often_a_process_ran_is_read() -> None:
     """Else every sleep would be one long one."""
-    assert heartbeats_module._runs_of(os.getpid()) > 0
-    assert heartbeats_module._runs_of(-1) == 0
+    assert stuck_processes._runs_of(os.getpid()) > 0
+    assert stuck_processes._runs_of(-1) == 0

@@ -119,11 +119,11 @@ def test_a_host_announces_so_many_parts_and_each_of_them_once() -> None:
 class Hearing:
     """A log at work, and what it has told."""
 
-    def __init__(self, store: Store, host: int) -> None:
+    def __init__(self, store: Store, host: int, *, is_resumed: bool = False) -> None:
         self.told: list[dict[str, Any]] = []
         self.changed = threading.Condition()
         self.line = Line(store)
-        self.log = JobLog(self.line, "a0/", host, self._on_entry)  # type: ignore[arg-type]
+        self.log = JobLog(self.line, "a0/", host, self._on_entry, is_resumed=is_resumed)  # type: ignore[arg-type]
         self.line.start = self.log.start
         self.log.start()
 
@@ -247,3 +247,20 @@ def test_a_decision_of_too_many_words_is_told_without_them() -> None:
     assert hearing.told[0]["text"] == []
     assert hearing.told[0]["exit_code"] == 1
     hearing.line.close()
+
+
+def test_a_successor_does_not_repeat_what_the_process_before_it_has_written() -> None:
+    """Its supervisor does not know what of the last messages has reached the store."""
+    store = Store()
+    before = Hearing(store, 1)
+    told, untold = ({"kind": "request", "text": f"stop {n}", "at_once": False} for n in range(2))
+    before.log.append(told)
+    before.until("request")
+    before.line.close()
+    successor = Hearing(store, 1, is_resumed=True)
+    successor.log.append(told, is_repeated=True)
+    successor.log.append(untold, is_repeated=True)
+    successor.log.append(told)
+    successor.until("request", "request", "request")
+    assert [message["text"] for message in successor.told] == ["stop 0", "stop 1", "stop 0"]
+    successor.line.close()
