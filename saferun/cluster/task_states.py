@@ -13,7 +13,7 @@ from saferun.text.decoding import MALFORMED, number
 # What a state says of other things than the ranks.
 _APART = ("route", "progress", "waits", "beside", "status")
 # What it says of them where some run.
-_RUNS = ("run", "quiet")
+_RUNS = ("run", "quiet", "held")
 
 
 class TaskStates:

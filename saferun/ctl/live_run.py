@@ -107,6 +107,18 @@ class LiveRun:
             return RunState("unknown", record=self.record)
         return RunState(end.outcome, record=self.record._replace(end=end))
 
+    def again(self) -> LiveRun:
+        """Another connection to the same saferun, for another request.
+
+        Raises:
+            UsageError: it cannot be reached any more.
+        """
+        try:
+            connection = connect(self.record.control_socket, _TIMEOUT_S)
+        except OSError as error:
+            raise _silent(self.shown, error.strerror or str(error)) from None
+        return LiveRun(self.directory, connection, self.record)
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()

@@ -97,7 +97,7 @@ def find_terminal(context: LaunchContext, wanted: str) -> RankTerminal | JsonObj
                 "error": f"the job has no rank {number}",
                 "hint": f"its ranks are 0-{plan.placement.world_size - 1}",
             }
-        return {"elsewhere": _host_of(context, number)}
+        return {"elsewhere": host_of(context, number)}
     one = terminals.find(number) if terminals is not None else None
     if one is None and terminals is not None and terminals.has_any and number is None:
         return {"error": "no rank asks for input now", "hint": "name one of the ranks: --rank N"}
@@ -109,7 +109,7 @@ def find_terminal(context: LaunchContext, wanted: str) -> RankTerminal | JsonObj
     return one
 
 
-def _host_of(context: LaunchContext, number: int) -> str:
+def host_of(context: LaunchContext, number: int) -> str:
     """The host of a rank, as far as this one knows: the leader knows all."""
     for peer in context.job.peers.values():
         if peer.base_rank <= number < peer.base_rank + peer.ranks:

@@ -32,6 +32,7 @@ from saferun.text.typed_json import fit, line_of, number_of, seconds_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.launch.attached_viewer import AttachedViewer
+    from saferun.launch.debugged_ranks import DebuggedRank
     from saferun.linux.bare_socket import Socket
 
 _MOST_CLIENTS = 32
@@ -63,7 +64,7 @@ class ControlRequest(Value):
         signum: of ``checkpoint``: the signal that the ranks handle.
         timeout_s: of ``checkpoint``: how long the ranks may take to end; they are stopped then.
         wanted: of ``stacks``: what of the ranks.
-        rank: of ``attach``: which one; empty: the one that asks for input.
+        rank: of ``attach``, ``locate`` and ``debug``: which one; of ``attach`` empty: the one that asks for input.
     """
 
     op: Annotated[str, line_of(_LONGEST_NAME)]
@@ -85,6 +86,7 @@ class _Client:
         self.restarted_attempt: int | None = None  # waits for another one than this
         self.is_answered = False
         self.viewer: AttachedViewer | None = None
+        self.debugged: DebuggedRank | None = None
         self.on_gone: Callable[[], None] = lambda: None
 
 
@@ -144,6 +146,7 @@ class ControlPart(PartBase):
             self._stop_at = None
             self._post_stop(self._stop_by, now=now)
         self._report_restart()
+        self._end_debuggers()
         is_late = self._held_until is not None and self._held_until <= now
         if self._held and (is_late or self._context.supervisor.state not in _BETWEEN_ATTEMPTS):
             held, self._held, self._held_until = self._held, [], None
@@ -415,6 +418,31 @@ class ControlPart(PartBase):
         self._send(client, {"ok": True, "rank": one.number}, is_last=False)
         terminals.attach(one, client.viewer)
 
+    def _locate(self, client: _Client, request: ControlRequest) -> None:
+        """Where a rank is that a debugger is wanted for."""
+        from saferun.launch.debugged_ranks import locate
+
+        self._send(client, locate(self._context, request.rank))
+
+    def _debug(self, client: _Client, request: ControlRequest) -> None:
+        """A debugger stops a rank, for as long as the connection lasts."""
+        from saferun.launch.debugged_ranks import debug
+
+        held = {one.debugged.number for one in self._clients.values() if one.debugged is not None}
+        found = debug(self._context, request.rank, held, self._by("debug", client, request))
+        if isinstance(found, dict):
+            self._send(client, found)
+            return
+        client.debugged, client.until, client.on_gone = found, None, found.release
+        self._send(client, {"ok": True, "rank": found.number}, is_last=False)
+
+    def _end_debuggers(self) -> None:
+        """Have debuggers let go of ranks that have ended, or are to end; they hold nothing much longer."""
+        for client in self._clients.values():
+            if client.debugged is not None and client.until is None and (why := client.debugged.end_reason()):
+                client.until = time.monotonic() + _PATIENCE_S
+                self._send(client, {"ended": why}, is_last=False)
+
     _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, ControlRequest], None]]] = {
         "stop": _stop,
         "kill": _stop,
@@ -423,4 +451,6 @@ class ControlPart(PartBase):
         "status": _show,
         "stacks": _read_ranks,
         "attach": _attach,
+        "locate": _locate,
+        "debug": _debug,
     }

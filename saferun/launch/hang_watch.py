@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _IMPORTS_S = 30.0
 # Ranks that have ended by then were not worth watching.
 _WATCH_DELAY_S = 0.5
+KEYBOARD = "keyboard"
+"""Holds a rank that waits at a prompt."""
+_AT_WORK: dict[str, object] = {"s": "run"}
+_HELD: dict[str, object] = {"s": "held"}
 
 
 class HangWatch:
@@ -52,6 +56,7 @@ class HangWatch:
         self._slow: SlowRankWatch | None = None
         self._bad: dict[int, tuple[int, str, str]] = {}  # what ranks reported that is no finite number
         self._has_warned = False
+        self._holders = set[str]()
         self.number = 0
         """Of the job's hang that was reported last."""
         context.launch.job.reports.subscribe(self._take_states, self._take_hang)
@@ -107,31 +112,50 @@ class HangWatch:
             examiner=self._context.launch.examiner,
             store_port=self._record.store_port,
             addresses=self._context.launch.job.other_addresses,
-            is_held=self._are_ranks_asking,
+            is_held=self._is_held,
         )
         ranks = self.watched_ranks()
         self._watch.begin(now, ranks)
         self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
 
-    def _are_ranks_asking(self) -> bool:
-        """Whether a rank waits for what a user types, at a debugger's prompt for example."""
+    def _is_held(self) -> bool:
+        """Whether a user holds a rank up: in a debugger of another shell, or at a prompt."""
         terminals = self._context.launch.terminals
-        return terminals is not None and bool(
+        # First: it finds out that a rank asks no more.
+        is_asking = terminals is not None and bool(
             self._context.launch.guarded("see whether a rank waits for input", terminals.are_asking)
         )
+        return is_asking or bool(self._holders - {KEYBOARD})
 
-    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the name says what it is
-        """A rank waits for what a user types, or none does any more: who waits for it is not compared with it."""
+    def hold(self, holder: str, is_held: bool) -> None:  # noqa: FBT001 - the name says what it is
+        """A user holds a rank up, or does so no more: who waits for it is not compared with it.
+
+        Args:
+            holder: by what. The ranks are compared again when nothing holds one any more.
+            is_held: whether it does.
+        """
+        before = bool(self._holders)
         if is_held:
+            self._holders.add(holder)
+        else:
+            self._holders.discard(holder)
+        if before != bool(self._holders):
+            self._hold_changed(time.monotonic())
+
+    def _hold_changed(self, now: float) -> None:
+        """The first one holds a rank, or the last one holds it no more."""
+        if self._holders:
             self._for_slow_ranks(lambda slow: slow.pause())
         else:
-            self._for_slow_ranks(lambda slow: slow.resume(time.monotonic()))
+            self._for_slow_ranks(lambda slow: slow.resume(now))
 
     def _begin_comparison(self, now: float, ranks: list[WatchedRank], watch: Watch) -> None:
         from saferun.launch.slow_ranks import SlowRankWatch
 
         self._slow = SlowRankWatch(self._context, self._record)
         self._for_slow_ranks(lambda slow: slow.begin(now, ranks, watch.process_of))
+        if self._holders:
+            self._for_slow_ranks(lambda slow: slow.pause())
 
     def watched_ranks(self) -> list[WatchedRank]:
         """The ranks that run; none where the modules are missing."""
@@ -222,7 +246,8 @@ class HangWatch:
         """It has been reported, and the job goes on."""
         if self._watch is not None:
             self._context.launch.guarded("watch the ranks", self._watch.captured, now)
-        self._for_slow_ranks(lambda slow: slow.resume(now))
+        if not self._holders:
+            self._for_slow_ranks(lambda slow: slow.resume(now))
 
     def end(self) -> None:
         """No rank is left, or none that could be captured."""
@@ -271,6 +296,8 @@ class JobHangWatch(HangWatch):
     def __init__(self, context: Context, record: AttemptRecord, on_recovery: Callable[[float], None]) -> None:
         super().__init__(context, record, on_recovery)
         self._detector: JobDetector | None = None
+        self._state: JsonObject = _AT_WORK
+        self._free_at: float | None = None  # when ranks that were held have had time to move
 
     # ---------------------------------------------------------------------------------------------------- on each host
 
@@ -279,14 +306,40 @@ class JobHangWatch(HangWatch):
         self._for_slow_ranks(lambda slow: slow.pause())
         from saferun.watchdog.job_verdicts import packed
 
-        self._context.launch.job.reports.set_state({"s": "quiet", **packed(verdict)})
+        self._set_state({"s": "quiet", **packed(verdict)})
         if self._watch is not None:
             self._watch.captured(time.monotonic())
 
     def _take_recovery(self, _lasted_s: float) -> None:
         """Something moves on this host again."""
-        self._for_slow_ranks(lambda slow: slow.resume(time.monotonic()))
-        self._context.launch.job.reports.set_state({"s": "run"})
+        if not self._holders:
+            self._for_slow_ranks(lambda slow: slow.resume(time.monotonic()))
+        self._set_state(_AT_WORK)
+
+    def _set_state(self, state: JsonObject) -> None:
+        """Report how the ranks of this host do; while a user holds one up, not that they are quiet."""
+        self._state = state
+        if state is _AT_WORK:
+            self._free_at = None
+        if self._free_at is None:
+            is_held = self._holders and state is not _AT_WORK
+            self._context.launch.job.reports.set_state(_HELD if is_held else state)
+
+    def _hold_changed(self, now: float) -> None:
+        """What was quiet before has the whole timeout after the hold, as if nothing had been reported."""
+        super()._hold_changed(now)
+        if self._state is _AT_WORK:
+            return
+        if self._holders:
+            self._free_at = None
+            self._context.launch.job.reports.set_state(_HELD)
+        else:
+            self._free_at = now + self._timeout_s
+
+    def end(self) -> None:
+        """No rank is left, or none that could be captured."""
+        self._free_at = None
+        super().end()
 
     # --------------------------------------------------------------------------------------------------- on the leader
 
@@ -308,11 +361,14 @@ class JobHangWatch(HangWatch):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = (super().deadline, self._detector.deadline if self._detector is not None else None)
+        moments = (super().deadline, self._free_at, self._detector.deadline if self._detector is not None else None)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        if self._free_at is not None and self._free_at <= now:
+            self._free_at = None
+            self._set_state(self._state)
         if self._detector is not None and self._detector.deadline is not None and self._detector.deadline <= now:
             self._context.launch.guarded("watch the job", self._detector.tick, now)
         super().tick(now)

@@ -103,6 +103,7 @@ MODULES = (
     "saferun.launch.host_stacks",
     "saferun.launch.asked_stacks",
     "saferun.launch.attached_viewer",
+    "saferun.launch.debugged_ranks",
     "saferun.launch.control_part",
     # For a writer that takes the place of one that was lost
     "saferun.files.writer_process",

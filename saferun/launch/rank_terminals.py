@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 from saferun.errors import suppress
+from saferun.launch.hang_watch import KEYBOARD
 from saferun.launch.keyboard_session import KeyboardSession
 from saferun.linux.helper import PartBase
 from saferun.linux.keyboard import Keyboard, StdinTerminal, has_keyboard
@@ -225,7 +226,7 @@ class RankTerminals(PartBase):
         """Who waits for a rank in a debugger is not compared with it."""
         if self._is_held != bool(self._asking):
             self._is_held = bool(self._asking)
-            self._context.investigation.hangs.hold(self._is_held)
+            self._context.investigation.hangs.hold(KEYBOARD, self._is_held)
 
     # ------------------------------------------------------------------------------------- whose the keyboard is
 

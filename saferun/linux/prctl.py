@@ -20,14 +20,14 @@ _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong,
 _prctl.restype = ctypes.c_int
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel send this process SIGKILL when its parent *thread* exits.
+def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal, SIGKILL if none is given, when its parent *thread* exits.
 
     Call it in the child between fork and exec. If the parent has exited already, so does this process.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(127)
 

@@ -77,7 +77,9 @@ class Watchdog:
         ask = [] if is_first else self._numbers_wanted()
         recovered_s = None if is_first else self._recovery(moved=any(moved.values()))
         inspection = not is_first and self._inspection_is_due()
-        verdict, confirm = (None, []) if is_first else self._verdict()
+        if sample.is_held:
+            self._confirming = False
+        verdict, confirm = (None, []) if is_first or sample.is_held else self._verdict()
         inspection = inspection or self._inspection_is_needed()
         self._is_inspecting = self._is_inspecting or inspection
         if verdict is not None:

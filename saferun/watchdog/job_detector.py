@@ -61,8 +61,8 @@ class JobDetector:
         """Report a hang, or that one is over."""
         if self.deadline is not None and self.deadline <= now:
             self.deadline = None
-        if now < self._paused_until:
-            return
+        if now < self._paused_until or any(state.get("s") == "held" for _, state in self._states.values()):
+            return  # who holds a rank in a debugger lets go of it before anything is judged
         verdict = self._verdict(now)
         if verdict is None:
             for reported in self._verdicts.open:

@@ -28,13 +28,13 @@ ANY = (*QUIET, "--attach", "any")
 
 
 class Shell(Terminal):
-    """A terminal with a saferunctl attach in it."""
+    """A terminal with a saferunctl in it, attach unless another verb is given."""
 
-    def __init__(self, job: Job, *arguments: str) -> None:
+    def __init__(self, job: Job, *arguments: str, verb: str = "attach") -> None:
         super().__init__()
         self.before = termios.tcgetattr(self.slave)
         self.process = subprocess.Popen(
-            [*TAKE_TERMINAL, *control_command("attach", *arguments)],
+            [*TAKE_TERMINAL, *control_command(verb, *arguments)],
             cwd=job.folder / "job",
             env=job.environ,
             stdin=self.slave,
@@ -45,9 +45,9 @@ class Shell(Terminal):
 
 
 @contextlib.contextmanager
-def attached(job: Job, *arguments: str) -> Iterator[Shell]:
+def attached(job: Job, *arguments: str, verb: str = "attach") -> Iterator[Shell]:
     """Attach from another shell."""
-    shell = Shell(job, *arguments)
+    shell = Shell(job, *arguments, verb=verb)
     try:
         yield shell
     finally:

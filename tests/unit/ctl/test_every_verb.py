@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Those that are not about one run of the list have tests of their own.
-OTHERS = {"stacks", "core", "shim", "completion", "env", "doctor", "record", "attach"}
+OTHERS = {"stacks", "core", "shim", "completion", "env", "doctor", "record", "attach", "debug"}
 ABOUT_ONE = {
     "status": ("status", "{run}"),
     "logs": ("logs", "{run}"),

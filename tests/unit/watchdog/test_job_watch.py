@@ -162,3 +162,20 @@ def test_a_hang_of_the_job_that_is_doubted_is_captured_again_when_it_is_to_be_ce
     times = [verdict.quiet_s / TIMEOUT_S for verdict, _ in watched.hangs]
     assert times == pytest.approx([1, 2, 4, 8, 16, 25], abs=1.5), "at the usual intervals, and at the bound"
     assert times[-1] >= 25
+
+
+def test_while_a_user_holds_a_rank_nothing_is_judged() -> None:
+    """A rank in a debugger: neither do its job's hosts hang, nor does a hang that was reported end with that."""
+    held = {"s": "held"}
+    watched = Watched()
+    watched.feed(held, quiet([1]))
+    watched.later(50 * TIMEOUT_S)
+    assert watched.hangs == []
+    watched.feed(quiet([0]), quiet([1]))
+    assert len(watched.hangs) == 1
+    watched.watch.captured(watched.now)
+    watched.feed(held, quiet([1]))
+    watched.later(50 * TIMEOUT_S)
+    assert (len(watched.hangs), watched.recovered) == (1, [])
+    watched.feed(RUN, quiet([1]))
+    assert len(watched.recovered) == 1

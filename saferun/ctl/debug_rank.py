@@ -1,0 +1,282 @@
+"""``saferunctl debug``: gdb on one rank of a running job, whose hang clock stands until gdb has let go of the rank."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shlex
+import signal
+import termios
+import time
+from typing import TYPE_CHECKING
+
+from saferun.captures.gdb import find_gdb
+from saferun.captures.ptrace import ptrace_denial, resumed_if_killed, tracer_of
+from saferun.captures.tools import find_tool
+from saferun.console.stderr import print_error
+from saferun.ctl.live_run import connections
+from saferun.ctl.run_directory import add_run_argument, find_run
+from saferun.errors import UsageError, printable, suppress
+from saferun.linux.prctl import die_with_parent
+from saferun.linux.procfs import read_stat
+from saferun.model import JsonObject, Value, signal_name
+from saferun.text.decoding import MALFORMED, display_text, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from saferun.ctl.live_run import LiveRun
+
+_LONGEST_NAME = 255
+_LONGEST_TEXT = 400
+_READ_BYTES = 1 << 10
+_CHECK_S = 0.5
+# gdb says itself that the rank has ended, where it has noticed. One that is busy with symbols obeys no SIGTERM.
+_NOTICES_S = 1.0
+_OBEYS_S = 10.0
+_QUIETLY = ("set pagination off", "set debuginfod enabled off")
+_NO_OPERATION = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+_ENDING = frozenset({signal.SIGTERM, signal.SIGHUP})
+_DEAD = frozenset({"Z", "X"})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    add_run_argument(parser)
+    parser.add_argument("--rank", type=_rank, required=True, help="which rank")
+
+
+def _rank(text: str) -> str:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text} is no rank")
+    return text
+
+
+class RankProcess(Value):
+    """The process of a rank. ``ticks``: when it started, in clock ticks since boot."""
+
+    rank: int
+    pid: int
+    ticks: int
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        stat = read_stat(self.pid)
+        return stat is not None and stat.start_ticks == self.ticks and stat.state not in _DEAD
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Debug until the debugger, the rank or the attempt ends."""
+    if not (os.isatty(0) and os.isatty(1)):
+        what = "debug takes a terminal, and stdin or stdout is none"
+        raise UsageError(what, "run it in a terminal; over ssh with: ssh -t")
+    gdb = find_gdb()
+    live, process = _find(find_run(arguments.run_dir), arguments.rank)
+    live.close()
+    _check(process, gdb, live.shown)
+    live = live.again()
+    try:
+        why = _debug(live, process, gdb)
+    finally:
+        live.close()
+    _report(why or f"rank {process.rank} {'goes on' if process.lives else 'has ended'}")
+    return 0
+
+
+def _report(text: str) -> None:
+    print_error(f"saferun: {printable(text)}")
+
+
+# ------------------------------------------------------------------------------------------------------ the rank
+
+
+def _find(directory: Path, rank: str) -> tuple[LiveRun, RankProcess]:
+    """The saferun of the rank, and the process of the rank."""
+    elsewhere = ""
+    for live in connections(directory):
+        try:
+            reply = _accepted(live.ask("locate", rank=rank))
+            if "pid" in reply:
+                return live, _process(live, reply)
+            with suppress(*MALFORMED):
+                elsewhere = elsewhere or display_text(reply["elsewhere"], _LONGEST_NAME)
+        except BaseException:
+            live.close()
+            raise
+        live.close()
+    where = f"on {elsewhere}" if elsewhere else "on another host of the job"
+    command = f"saferunctl debug {shlex.quote(str(directory))} --rank {rank}"
+    raise UsageError(
+        f"rank {rank} runs {where}",
+        f"debug it there: ssh -t {shlex.quote(elsewhere)} {command}" if elsewhere else "saferunctl status names it",
+    )
+
+
+def _accepted(reply: JsonObject) -> JsonObject:
+    """The answer, unless it is a refusal."""
+    if "refused" not in reply:
+        return reply
+    try:
+        what, hint = display_text(reply["refused"], _LONGEST_TEXT), display_text(reply.get("hint", ""), _LONGEST_TEXT)
+    except MALFORMED:
+        what, hint = "the rank cannot be debugged", ""
+    raise UsageError(what, hint)
+
+
+def _process(live: LiveRun, reply: JsonObject) -> RankProcess:
+    try:
+        return RankProcess(number(reply["rank"]), number(reply["pid"]), number(reply["ticks"]))
+    except MALFORMED:
+        raise UsageError(f"the answer of the saferun of {live.shown} cannot be read", "", exit_code=1) from None
+
+
+def _check(process: RankProcess, gdb: str, shown: str) -> None:
+    """Whether a debugger can be attached, before anything is held for one.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    who = f"rank {process.rank} (pid {process.pid})"
+    if not gdb:
+        raise UsageError("gdb is not installed here", f"install it; saferunctl stacks {shown} needs none")
+    if not process.lives:
+        what = f"{who} cannot be seen from here: it has ended, or this shell is in another PID namespace"
+        raise UsageError(what, "run saferunctl debug in the container of the job")
+    if tracer := tracer_of(process.pid):
+        raise UsageError(f"process {tracer} traces {who} already", "one debugger at a time: end that one first")
+    try:
+        # Takes the same permission as ptrace, and does nothing to the process. Source: proc(5), /proc/PID/mem.
+        os.close(os.open(f"/proc/{process.pid}/mem", os.O_RDONLY))
+    except OSError:
+        hint = f"saferunctl stacks {shown} shows what can be seen without it"
+        raise UsageError(f"{who} cannot be debugged: {ptrace_denial(process.pid)}", hint) from None
+
+
+# -------------------------------------------------------------------------------------------------- the debugger
+
+
+def _command(gdb: str, pid: int) -> list[str]:
+    """The debugger's command line. The settings of the user's own .gdbinit hold."""
+    before = [word for setting in _QUIETLY for word in ("-iex", setting)]
+    py_spy = find_tool("py-spy")
+    if py_spy:
+        # It reads the memory of the stopped process, and needs no debugging symbols.
+        dump = shlex.join((py_spy, "dump", "--nonblocking", "--pid", str(pid)))
+        before += ["-iex", f"alias -- py-spy = shell {dump}"]
+    return [gdb, "-q", *before, "-p", str(pid), "-ex", "set pagination on"]
+
+
+def _debug(live: LiveRun, process: RankProcess, gdb: str) -> str:
+    """Run the debugger on this terminal. Returns why it was ended; empty: the user has ended it."""
+    terminal = termios.tcgetattr(0)
+    wake_end, signal_end = os.pipe()
+    os.set_blocking(signal_end, False)
+    os.set_blocking(wake_end, False)
+    # A handler, unlike what is ignored, is not inherited: the debugger has its own Ctrl-C.
+    before = {signum: signal.signal(signum, lambda *_: None) for signum in _NO_OPERATION}
+    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    signal.set_wakeup_fd(signal_end, warn_on_full_buffer=False)
+    try:
+        with resumed_if_killed((process.pid,)):
+            _accepted(live.ask("debug", rank=str(process.rank)))
+            calls = "py-spy shows its Python calls, bt the native ones" if find_tool("py-spy") else "bt shows its calls"
+            _report(
+                f"rank {process.rank} of {live.shown} (pid {process.pid}) stops in gdb: {calls}; quit lets it go on"
+            )
+            return _Debugger(live, process, gdb, wake_end).wait()
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        with suppress(OSError, termios.error):
+            termios.tcsetattr(0, termios.TCSADRAIN, terminal)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        os.close(wake_end)
+        os.close(signal_end)
+
+
+class _Debugger:
+    """A running gdb."""
+
+    def __init__(self, live: LiveRun, process: RankProcess, gdb: str, wake_end: int) -> None:
+        self._live = live
+        self._process = process
+        self._wake_end = wake_end
+        self._why = ""
+        self._kill_at: float | None = None
+        self._died_at: float | None = None
+        self._is_connected = True
+        import subprocess  # slow, and not needed for --help
+
+        own = os.getpid()
+        self._child = subprocess.Popen(
+            _command(gdb, process.pid),
+            preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),  # noqa: PLW1509 - there are no threads
+        )
+
+    def wait(self) -> str:
+        """Wait for its end. Returns why it was ended; empty: the user has ended it.
+
+        Raises:
+            UsageError: it was killed, or has failed.
+        """
+        try:
+            while (status := self._status()) is None:
+                for why in self._reasons():
+                    self._end(why)
+                if self._kill_at is not None and self._kill_at <= time.monotonic():
+                    self._child.kill()
+        except BaseException:
+            self._child.kill()
+            raise
+        if status < 0:  # what it has left stopped is continued
+            name = signal_name(-status)
+            raise UsageError(f"gdb was ended by {name}", f"rank {self._process.rank} goes on without it", exit_code=1)
+        return self._why
+
+    def _status(self) -> int | None:
+        """Its exit code, negative where a signal has ended it. It is continued where it has stopped."""
+        pid, status = os.waitpid(self._child.pid, os.WNOHANG | os.WUNTRACED)
+        if not pid:
+            return None
+        if os.WIFSTOPPED(status):
+            self._child.send_signal(signal.SIGCONT)  # no shell could bring it back: it is this process's
+            return None
+        self._child.returncode = os.waitstatus_to_exitcode(status)
+        return self._child.returncode
+
+    def _reasons(self) -> Iterator[str]:
+        """Wait for one thing to happen, and return what ends the debugger."""
+        poll = select.poll()
+        poll.register(self._wake_end, select.POLLIN)
+        if self._is_connected:
+            poll.register(self._live.fileno(), select.POLLIN)
+        for fd, _ in poll.poll(_CHECK_S * 1000):
+            if fd == self._wake_end:
+                if _ENDING.intersection(os.read(fd, _READ_BYTES)):
+                    yield f"rank {self._process.rank} goes on"
+            else:
+                yield from self._heard()
+        if self._died_at is None and not self._process.lives:
+            self._died_at = time.monotonic()
+        if self._died_at is not None and time.monotonic() - self._died_at >= _NOTICES_S:
+            yield f"rank {self._process.rank} has ended"
+
+    def _heard(self) -> Iterator[str]:
+        messages = self._live.receive()
+        if messages is None:
+            self._is_connected = False
+            yield f"the saferun of rank {self._process.rank} has closed the connection"
+        for message in messages or ():
+            with suppress(*MALFORMED):
+                yield display_text(message.get("ended", "the launch has ended"), _LONGEST_TEXT)
+
+    def _end(self, why: str) -> None:
+        """Have it let go of the rank. One that is killed may leave its breakpoints in it."""
+        if self._kill_at is None:
+            self._why, self._kill_at = why, time.monotonic() + _OBEYS_S
+            self._child.terminate()
+            self._child.send_signal(signal.SIGCONT)
