@@ -41,6 +41,7 @@ class CoordinatorClient:
         name: what an error message calls it.
         open_link: starts the process.
         successor: says with which message another coordinator goes on where one has died, given why; None: with none.
+        connect_again: connects to another coordinator of another process; False: there is none.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class CoordinatorClient:
         name: str = "the coordinator of this host",
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
         successor: Callable[[str], JsonObject | None] = lambda _: None,
+        connect_again: Callable[[], bool] = lambda: False,
     ) -> None:
         self._handler = config.event_log_handler
         self.forwards_events = self._handler != "null"  # whether the user named one of torch's event handlers
@@ -78,6 +80,7 @@ class CoordinatorClient:
         self._name = name
         self._open_link = open_link
         self._successor = successor
+        self._connect_again = connect_again
         self._listeners: dict[str, int] = {}
         self._link: CoordinatorLink | None = None
         self._links_opened = 0
@@ -239,7 +242,7 @@ class CoordinatorClient:
             if self._lines is not None:
                 self._lines.close()
                 self._lines = None
-                self._lose("saferun of local rank 0 on this host is gone", "look at its last messages")
+                self._lose_connection()
             # The exit of a coordinator of ours follows, and says more.
 
     def _take(self, messages: Collection[JsonObject]) -> None:
@@ -270,6 +273,17 @@ class CoordinatorClient:
         if chunk and self.forwards_events:
             self._callbacks.on_stderr(self._stderr.feed(chunk))
         return chunk
+
+    def _lose_connection(self) -> None:
+        """Its coordinator may have been killed and replaced; where it is gone as well, nobody listens."""
+        what = "saferun of local rank 0 on this host is gone"
+        message = self._successor(what) if not self._is_closed else None
+        if message is not None:
+            self._unsent.insert(0, message)
+            if self._connect_again():
+                return
+            self._unsent.clear()
+        self._lose(what, "look at its last messages")
 
     def _lose(self, what: str, hint: str) -> None:
         if not self._is_closed:

@@ -385,9 +385,8 @@ class Job(JobSender):
     def _successor(self, reason: str) -> JsonObject | None:
         """With which message another coordinator goes on where this one has died; None: with none."""
         attempt = self._attempt()
-        # Other tasks of this host have lost their connection to it, and torch's timers their server.
-        is_alone = self._config.hosts.task is None and not self.client.serves_timers
-        if not is_alone or self._joining or self.client.is_preparing or attempt != self.joined_attempt:
+        # Torch's timers have lost their server with it.
+        if self.client.serves_timers or self._joining or self.client.is_preparing or attempt != self.joined_attempt:
             return None
         return self._succession.successor(attempt, reason)
 

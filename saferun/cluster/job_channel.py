@@ -69,6 +69,7 @@ class JobChannel:
             whole_torch=config.rendezvous.backend != "static",
             name=f"the coordinator of {short_host_name()}",
             successor=successor,
+            connect_again=self._connect_again,
         )
         self._poller = poller
         self._on_message = on_message
@@ -230,6 +231,12 @@ class JobChannel:
             return
         self._retry_at = None
         self.client.attach(lines)
+
+    def _connect_again(self) -> bool:
+        """Connect to the coordinator of the host's head, if that is still there."""
+        self.tick(time.monotonic())
+        self._retry_at = None
+        return self.client.is_open
 
     def _wait_for_name(self, now: float) -> None:
         """Say what is waited for, as the coordinator would; give up after the time that it would wait."""

@@ -46,7 +46,7 @@ class Succession:
         self._on_resumed = on_resumed
         self._on_failed = on_failed
         self._join: JsonObject = {}
-        self._offer = ""
+        self._offer: str | None = None
         self._attempt = -1
         self._reason = ""
         self._left = _MOST
@@ -55,7 +55,7 @@ class Succession:
 
     def joins(self, message: JsonObject) -> None:
         """This host asks to join the others."""
-        self._join, self._offer = message, ""
+        self._join, self._offer = message, None
 
     def successor(self, attempt: int, reason: str) -> JsonObject | None:
         """With which message another coordinator goes on; None: it could not.
@@ -64,11 +64,13 @@ class Succession:
             attempt: the one that is under way.
             reason: why the coordinator is gone.
         """
-        if not self._offer or attempt != self._attempt or self.deadline is not None or self._left == 0:
+        if self._offer is None or attempt != self._attempt or self.deadline is not None or self._left == 0:
             return None
         self._left -= 1
         self._reason = reason
         self.deadline = time.monotonic() + self._timeout_s
+        if self._join["task"]:
+            return {"op": "rejoin", "task": self._join["task"]}
         request = {name: value for name, value in self._join.items() if name not in {"op", "secret"}}
         secret = {"secret": self._join["secret"]} if "secret" in self._join else {}
         return {"op": "resume", "request": request, "text": self._offer, **secret}

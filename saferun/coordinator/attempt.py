@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +19,7 @@ from saferun.coordinator.liveness_probe import CUT, REACHED, SilenceReason
 from saferun.coordinator.prefix_store import PrefixStore
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
-from saferun.coordinator.tasks import Tasks
+from saferun.coordinator.tasks import TaskConnection, Tasks
 
 _BEATS_PER_TIMEOUT = 6
 _ACKS_S = 10.0
@@ -80,6 +81,8 @@ class CoordinatorAttempt:
             on_moved=self._on_channel_moved,
         )
         self._on_moved = on_moved
+        self._entry_lock = threading.Lock()
+        self._entries: list[dict[str, Any]] | None = [] if is_resumed else None  # for tasks that rejoin
         self.log = JobLog(self._channel, self.prefix, assignment.host, self._on_entry, is_resumed=is_resumed)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
         interval_s = rdzv.request.host_timeout_s / _BEATS_PER_TIMEOUT
@@ -207,7 +210,23 @@ class CoordinatorAttempt:
         # A request while ranks run is followed by a decision, which every host acknowledges.
         self._is_called_off = (self._is_called_off or message["kind"] == "request") and message["kind"] != "decision"
         fields = {"op": "entry", "attempt": self.number, "k": k, "received": time.time(), "message": message}
-        self._tasks.send_all(fields)
+        with self._entry_lock:
+            if self._entries is not None:
+                self._entries.append(fields)
+            self._tasks.send_all(fields)
+
+    def welcome(self, connection: TaskConnection, task: int | None) -> None:
+        """A task of the process before this one is here again: it gets the log from the beginning."""
+        with self._entry_lock:
+            connection.task = task
+            for message in [{"op": "resumed", "attempt": self.number}, *(self._entries or ())]:
+                connection.send(message)
+
+    def missing(self) -> list[int]:
+        """The tasks that are expected and not connected."""
+        if self._closed or self.log.has("decision"):
+            return []
+        return [task for task in range(len(self._own.tasks)) if self._tasks.of_task(task) is None]
 
     def _deliver_chunk(self, host: int, task: int, name: str, text: str) -> None:
         self._send_head("chunk", name=name, host=host, task=task, text=text)

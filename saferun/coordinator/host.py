@@ -1,7 +1,7 @@
 """This host's part in a job of several hosts: what its tasks ask for, and what comes of it.
 
 The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``append``, ``state``, ``chunk``,
-``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``resume``, ``goodbye``. To a task:
+``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``resume``, ``rejoin``, ``goodbye``. To a task:
 ``waiting``, ``joined``, ``join_failed``, ``job_ended``, ``resumable``, ``resumed``, ``resume_failed``, ``entry``,
 ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``start_stage``, and to the leader ``states``,
 ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and ``unsigned``.
@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from saferun.cluster.join_messages import EndNote, Joined, JoinRequest, SecretSharing
+from saferun.cluster.messages import MOST_TASKS
 from saferun.cluster.signed import CannotSealError, Signer
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.attempt import CoordinatorAttempt
@@ -33,10 +34,12 @@ from saferun.coordinator.secret_process import SecretProcess
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
 from saferun.coordinator.tasks import Message, TaskConnection, Tasks
+from saferun.text.decoding import number
 from saferun.text.typed_json import fit
 
 _LEAVE_S = 3.0
 _CLOSE_S = 5.0
+_REJOIN_S = 30.0
 
 
 class Rendezvous(Protocol):
@@ -89,6 +92,8 @@ class HostCoordinator:
         self._rendezvous: Rendezvous | None = None
         self._closing: threading.Thread | None = None
         self._secrecy: Secrecy | None = None
+        self._rejoin_s: float | None = None  # for how long tasks are still waited for that are to rejoin
+        self._rejoined: list[tuple[TaskConnection, int]] = []  # before the attempt goes on
 
     def handle(self, connection: TaskConnection, message: Message) -> bool:
         """Do what a task asks for. False where the message is none of those that are known here."""
@@ -103,6 +108,8 @@ class HostCoordinator:
                 self._join(connection, message)
             case "resume":
                 self._resume(connection, message)
+            case "rejoin":
+                self._rejoin(connection, number(message["task"], 0, MOST_TASKS))
             case "leave":
                 self._closing = self._in_background(self._leave)
             case "close":
@@ -219,9 +226,26 @@ class HostCoordinator:
         attempt = CoordinatorAttempt(result, rdzv, found.record, self._tasks, rendezvous.move, is_resumed=True)
         with self._lock:
             self._rendezvous, self._attempt = rendezvous, attempt
-        number = result.assignment.attempt
-        self._tasks.head.send({"op": "resumed", "attempt": number})
+            self._rejoin_s = _REJOIN_S
+            for connection, task in [(self._tasks.head, 0), *self._rejoined]:
+                attempt.welcome(connection, task)
         attempt.open()
+
+    def _rejoin(self, connection: TaskConnection, task: int) -> None:
+        """A task of this host has lost the process before this one."""
+        with self._lock:
+            if self._rejoin_s is not None and self._attempt is not None:
+                self._attempt.welcome(connection, task)
+            else:
+                self._rejoined.append((connection, task))
+
+    def _note_missing(self, attempt: CoordinatorAttempt, seconds: float) -> None:
+        """Tasks that do not rejoin have ended without anybody to notice."""
+        if self._rejoin_s is not None and self._rejoin_s > 0:
+            self._rejoin_s -= seconds
+            for task in attempt.missing() if self._rejoin_s <= 0 else ():
+                attempt.lose_task(task)
+                self._tasks.send_all({"op": "task_lost", "task": task})
 
     def _agreement_maker(
         self, rdzv: RendezvousRound, settings: SecretSharing | None
@@ -320,7 +344,8 @@ class HostCoordinator:
             resumption = rendezvous.resumption(result, own)
             if resumption is not None:
                 text = encode_resumption(resumption)
-                self._tasks.head.send({"op": "resumable", "attempt": assignment.attempt, "text": text})
+                for one in self._tasks.connected():
+                    one.send({"op": "resumable", "attempt": assignment.attempt, "text": text if one.is_head else ""})
         attempt.open()
         if attempt.is_leader:
             if rdzv.request.elastic:
@@ -369,6 +394,7 @@ class HostCoordinator:
                 self._fail(rdzv, overdue)
         if attempt is not None:
             attempt.tick(seconds)
+            self._note_missing(attempt, seconds)
         if self._secrecy is not None:
             count, key = self._secrecy.take_ignored()
             if count:

@@ -332,7 +332,7 @@ def wait_until_ready(ready: int, ranks: int, launcher: Process, deadline: float)
 
 
 def wait_until_shown(terminal: Path, ranks: int, launcher: Process, deadline: float) -> None:
-    """Return once the last words of the probes are there: the kernel drops what a terminal has yet to show at its Ctrl-C.
+    """Return once the last words of the probes are there: at Ctrl-C the kernel drops what has not been read.
 
     Source: isig() in drivers/tty/n_tty.c.
     """

@@ -104,3 +104,11 @@ def test_there_is_none_between_attempts_and_where_the_coordinator_offered_nothin
     first.join()
     first.job.client.serves_timers = False
     assert die(first) is None
+
+
+def test_another_task_of_the_host_asks_the_successor_to_have_it_again(other: Listening) -> None:
+    """It has lost its connection, and has nothing that the coordinator could go on from."""
+    request = other.channel.sent[0]
+    other.job._succession.joins({**request, "task": 1})
+    other.hear(op="resumable", attempt=0, text="")
+    assert die(other) == {"op": "rejoin", "task": 1}
