@@ -275,7 +275,7 @@ class CoordinatorClient:
         return chunk
 
     def _lose_connection(self) -> None:
-        """Its coordinator may have been killed and replaced; where it is gone as well, nobody listens."""
+        """Its coordinator may have been killed and replaced; where it is gone as well, no process listens."""
         what = "saferun of local rank 0 on this host is gone"
         message = self._successor(what) if not self._is_closed else None
         if message is not None:
