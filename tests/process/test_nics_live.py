@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ in_namespace = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="making network namespaces takes root, and iproute2"
 )
 
+DEADLINE_S = 30.0
 # A host with a network interface of each sort, and a router behind the first. What a route says of an address is what
 # its name says; the router forbids 10.60/16 and swallows 10.70/16.
 HOST = """
@@ -149,8 +151,14 @@ def test_names_and_addresses_are_those_that_ip_shows(host: Namespace) -> None:
 
 @in_namespace
 def test_each_interface_is_read_with_all_that_counts(host: Namespace) -> None:
-    nics = by_name(host.run(read_nics))
-    eth0 = nics["eth0"]
+    give_up_at = time.monotonic() + DEADLINE_S
+    while True:
+        nics = by_name(host.run(read_nics))
+        eth0 = nics["eth0"]
+        # The kernel adds the link-local address some time after both ends of the link are up.
+        if eth0.addresses[-1].startswith("fe80:") or time.monotonic() > give_up_at:
+            break
+        time.sleep(0.02)
     assert eth0.addresses[:3] == ("10.1.0.1", "10.1.0.9", "fd01::1")
     assert eth0.networks[0] == "10.1.0.1/24"
     assert eth0.addresses[-1].startswith("fe80:")
