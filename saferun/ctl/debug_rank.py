@@ -33,12 +33,14 @@ _LONGEST_NAME = 255
 _LONGEST_TEXT = 400
 _READ_BYTES = 1 << 10
 _CHECK_S = 0.5
-# gdb says itself that the rank has ended, where it has noticed. One that is busy with symbols obeys no SIGTERM.
+# gdb says itself that the rank has ended, where it has noticed. One that is busy with symbols obeys no signal.
 _NOTICES_S = 1.0
 _OBEYS_S = 10.0
 _QUIETLY = ("set pagination off", "set debuginfod enabled off")
 _NO_OPERATION = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _ENDING = frozenset({signal.SIGTERM, signal.SIGHUP})
+# At SIGTERM gdb interrupts a rank that runs in it by a SIGINT, which may reach the rank when gdb has let go of it.
+_LET_GO = signal.SIGHUP
 _DEAD = frozenset({"Z", "X"})
 
 
@@ -214,7 +216,7 @@ class _Debugger:
         own = os.getpid()
         self._child = subprocess.Popen(
             _command(gdb, process.pid),
-            preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),  # noqa: PLW1509 - there are no threads
+            preexec_fn=lambda: die_with_parent(own, _LET_GO),  # noqa: PLW1509 - there are no threads
         )
 
     def wait(self) -> str:
@@ -278,5 +280,5 @@ class _Debugger:
         """Have it let go of the rank. One that is killed may leave its breakpoints in it."""
         if self._kill_at is None:
             self._why, self._kill_at = why, time.monotonic() + _OBEYS_S
-            self._child.terminate()
+            self._child.send_signal(_LET_GO)
             self._child.send_signal(signal.SIGCONT)

@@ -129,14 +129,15 @@ stay()
         assert job.has_happened("HangSuspected")
 
 
-@pytest.mark.parametrize("is_running", [False, True], ids=["at the prompt", "while the rank runs in gdb"])
+@pytest.mark.parametrize("when", ["at the prompt", "as the rank is continued", "while the rank runs in gdb"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_client_that_is_ended_lets_go_of_the_rank(folder: Path, signum: int, *, is_running: bool) -> None:
+def test_a_client_that_is_ended_lets_go_of_the_rank(folder: Path, signum: int, when: str) -> None:
     with running(folder, WAITS, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, pid):
-        if is_running:
-            shell.type(b"break nanosleep\rcontinue\r")
-            shell.type(b"delete\r")
-            until(lambda: "Continuing." in shell.text, "it continues")
+        if when != "at the prompt":
+            shell.type(b"continue\r")
+        if when == "while the rank runs in gdb":
+            until(lambda: state_of(pid) == "S", "the rank runs in gdb")
+            assert tracer_of(pid)
         os.kill(shell.process.pid, signum)
         shell.process.wait()
         goes_on(job, pid)
