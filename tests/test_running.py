@@ -60,11 +60,13 @@ def test_a_test_that_never_ends_fails_alone_and_with_its_stacks(tmp_path: Path) 
     assert "in elsewhere" in said
 
 
+# pytest-xdist gives up where a worker ends while it is sent its next tests.
 DEADLY = """
-import os
+import os, time
 def test_before():
     pass
 def test_deadly():
+    time.sleep(1)
     os._exit(3)
 def test_after():
     pass

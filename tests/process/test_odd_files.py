@@ -22,6 +22,7 @@ from saferun.linux import scratch, task_sockets
 from saferun.linux.ownership import make_directory, remove_tree
 from saferun.linux.scratch import Scratch
 from saferun.linux.task_sockets import TaskSockets
+from tests.descriptors import open_descriptors
 from tests.direct_files import DirectFiles
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 
@@ -286,15 +287,15 @@ def test_a_handed_in_file_that_is_replaced_before_it_could_be_written_takes_noth
     place = tmp_path / "place"
     place.write_text("no directory")
     server = FileServer(lambda _: None)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     for content in (b"one", b"two", b"three"):
         assert hand_in(inbox.outbox, str(place / "a"), content, 0.0)
         assert server.take(inbox)
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(open_descriptors()) == before + 1
     place.unlink()
     server.retry(at_once=True)
     assert (place / "a").read_bytes() == b"three"
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before
     assert inbox.waiting_bytes() == 0
     inbox.close()
 

@@ -22,6 +22,7 @@ from saferun.linux.ownership import (
     open_temporary,
     remove_tree,
 )
+from tests.descriptors import open_descriptors
 from tests.process.ownership_steps import (
     planted,
 )
@@ -237,9 +238,9 @@ def test_a_tree_deeper_than_any_number_of_descriptors_is_removed(tmp_path: Path)
         os.close(here)
         here = below
     os.close(here)
-    descriptors = set(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     assert remove_tree("run", dir_fd=top)
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() == descriptors
     os.close(top)
 
 

@@ -18,6 +18,7 @@ from saferun.watchdog import wait_watch
 from saferun.watchdog.stragglers import Stragglers, counts_from
 from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
 from saferun.watchdog.wait_watch import SampledRank, WaitWatch
+from tests.descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -425,13 +426,13 @@ def test_of_very_many_descriptors_not_all_are_read(monkeypatch: pytest.MonkeyPat
 
 def test_a_comparison_that_is_given_up_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank has two: where its main thread sleeps, and how long it has run."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     watch = WaitWatch(WINDOW_S, 1, is_alone=True, on_report=lambda _: None)
     watch.begin(0.0, {0: SampledRank(0, os.getpid)})
     watch.tick(0.0)
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert len(open_descriptors()) == before + 2
     monkeypatch.setattr(SlowRankWatch, "__init__", lambda _: None)
     slow = SlowRankWatch()  # type: ignore[call-arg]
     slow._watch, slow._beside, slow._rounds = watch, None, None
     slow.disable()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before

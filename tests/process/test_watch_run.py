@@ -17,6 +17,7 @@ import pytest
 from saferun.captures import held_tools
 from saferun.captures.tools import find_tool
 from saferun.watchdog import monitor
+from tests.descriptors import open_descriptors
 from tests.process.launching import DEADLINE_S, state_of
 from tests.process.watch_jobs import SLEEPS, TIMEOUT_S, Job, watched
 
@@ -370,14 +371,14 @@ def test_a_paused_watch_does_nothing_until_what_it_told_is_captured(tmp_path: Pa
 
 def test_a_watch_that_has_ended_leaves_nothing(tmp_path: Path) -> None:
     """Also where it had been looking at somebody."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     with watched(tmp_path, SPINS, SLEEPS) as job:
         job.until(lambda: job.looks, "a look")
         job.watch.end()
         assert job.watch.deadline is None
         for rank in (0, 1):
             job.watch.rank_ended(rank)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before
 
 
 def test_ranks_that_have_ended_are_left_out(tmp_path: Path) -> None:

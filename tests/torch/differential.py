@@ -151,6 +151,8 @@ def launch(case: Case, launcher: str, folder: Path, port: int) -> Observation:
                 wait_until_listening(port, started[0], deadline)
             elif case.sends or case.terminal:
                 wait_until_ready(ready, case.ranks, started[0], deadline)
+            if case.terminal:
+                wait_until_shown(job / "console_0.terminal", case.ranks, started[0], deadline)
             for process in started:
                 process.type(case.stdin)
             for signum in case.sends:
@@ -327,6 +329,17 @@ def wait_until_ready(ready: int, ranks: int, launcher: Process, deadline: float)
             raise TimeoutError(f"only {said.count(bytes([10]))} of {ranks} ranks became ready")
         if select.select([ready], [], [], 0.1)[0]:
             said += os.read(ready, 4096)
+
+
+def wait_until_shown(terminal: Path, ranks: int, launcher: Process, deadline: float) -> None:
+    """Return once the last words of the probes are there: at Ctrl-C the kernel drops what has not been read.
+
+    Source: isig() in drivers/tty/n_tty.c.
+    """
+    while terminal.read_bytes().count(b" stderr pear;") < ranks and launcher.popen.poll() is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the ranks' words do not appear on the terminal")
+        time.sleep(0.01)
 
 
 def wait_until_listening(port: int, launcher: Process, deadline: float) -> None:

@@ -12,6 +12,7 @@ from saferun.captures.missing_files import missing_text
 from saferun.files.file_server import FileServer
 from saferun.files.hand_in import hand_in
 from saferun.files.inbox import TOKEN_BYTES, TOKENS, Inbox, Outbox
+from tests.descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +30,6 @@ def take_all(inbox: Inbox, server: FileServer) -> int:
     while server.take(inbox):
         count += 1
     return count
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_a_file_is_written_as_it_was_handed_in(tmp_path: Path, inbox: Inbox) -> None:

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from saferun.launch.orphaned_segments import OrphanedSegments
+from tests.descriptors import open_descriptors
 
 
 @pytest.mark.parametrize("call", ["pipe", "fork"])
@@ -18,11 +19,11 @@ def test_segments_that_cannot_be_looked_at_are_left(monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     segments = OrphanedSegments()
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(os, call, refuse)
         segments.note([os.getpid()], since=0.0)
     assert not segments.is_noted
     segments.sweep()
     segments.close()
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before
