@@ -269,6 +269,7 @@ class CoordinatorAttempt:
         """Time has passed."""
         if not self.is_leader:
             self._channel.tick(seconds)
+            self.log.tick(seconds, self._host_timeout_s)
             return
         stalled = self._own_supervisor.tick(seconds)
         if stalled:

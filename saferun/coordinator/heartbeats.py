@@ -151,10 +151,14 @@ class Heartbeats:
                 if is_news:
                     client.set(f"{self._prefix}wake", "1")
             except StoreBrokenError:
+                with self._changed:
+                    # Where the channel is there again already, its thread may have seen nothing to be written.
+                    self._is_dirty = True
+                    self._changed.notify_all()
                 self._channel.repair(client)
                 return
             with self._changed:
-                self._written = wanted
+                self._written = max(self._written, wanted)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._is_dirty, self._interval_s)
 

@@ -11,10 +11,12 @@ true}``, after which nothing more comes. What only the leader may send counts on
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from saferun.cluster.messages import MOST_HOSTS, is_leaders, is_sound
@@ -28,6 +30,8 @@ _LONGEST_ENTRY_BYTES = LONGEST_MESSAGE_BYTES + 256
 _ONCE = frozenset({"abort", "cause", "decision"})
 # Firewalls between the hosts may drop connections that are idle for minutes.
 _WAIT_S = 120.0
+# A process that was stopped itself may not blame a connection for the time.
+_LONGEST_TICK_S = 2.0
 # The end of the log is the end of waiting where the attempt is over for this host as well, which shows in a moment.
 _WAIT_AFTER_END_S = 5.0
 _RECHECK_S = 0.1
@@ -70,8 +74,10 @@ class JobLog:
         self._ended = False
         self._written = threading.Condition()
         self._unwritten: deque[tuple[str, str]] = deque()  # the kind and the entry
-        self._own: set[bytes] = set()  # of the leader's entries, those that have not been seen in the log yet
-        self._number = 0
+        self._own: set[bytes] = set()  # of this host's entries, those that have not been seen in the log yet
+        # Of a successor other numbers than of the process before it: an entry is known again by its bytes.
+        self._number = int.from_bytes(os.urandom(4), "big") << 16 if is_resumed else 0
+        self._waiting_s = 0.0  # since the wait for the next entry began
         self._is_resumed = is_resumed
         self._in_log: set[str] = set()  # this host's messages, where a process before this one has appended some
         self._repeated: set[str] = set()  # the entries that may be among them
@@ -110,8 +116,7 @@ class JobLog:
                 return
         with self._written:
             if len(self._unwritten) < _MOST_UNWRITTEN:
-                if is_leaders(message.get("kind")):
-                    self._own.add(entry.encode())
+                self._own.add(entry.encode())
                 self._unwritten.append((str(message.get("kind")), entry))
                 if is_repeated:
                     self._repeated.add(entry)
@@ -136,12 +141,32 @@ class JobLog:
             while self._unwritten and not self._ended and not self._channel.is_closed and time.monotonic() < give_up_at:
                 self._written.wait(_RECHECK_S)
 
+    def tick(self, seconds: float, patience_s: float) -> None:
+        """Time has passed. A wait that lasts longer than it was to last has a connection that is gone without a word.
+
+        Args:
+            seconds: since the last call.
+            patience_s: for how long the store may answer nothing.
+        """
+        with self._lock:
+            self._waiting_s += min(seconds, _LONGEST_TICK_S)
+            if self._waiting_s < _WAIT_S + patience_s:
+                return
+            self._waiting_s = 0.0
+        client = self._channel.watching
+        with suppress(RuntimeError):  # no thread can be started now: another tick follows
+            threading.Thread(
+                target=self._channel.repair, args=(client,), kwargs={"is_silent": True}, daemon=True
+            ).start()
+
     # ------------------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         client = self._channel.watching
         while self._channel.is_current(client) and not self._is_over:
             k = self._count
+            with self._lock:
+                self._waiting_s = 0.0
             try:
                 wait_s = _WAIT_AFTER_END_S if self._ended else _WAIT_S
                 value = client.get(f"{self._prefix}log/{k}", wait_s, forged=FORGED)
@@ -158,24 +183,26 @@ class JobLog:
                 # The timeout is for a channel that has been made again meanwhile.
                 if not self._written.wait_for(lambda: self._unwritten, 60.0):
                     continue
-                kind, entry = self._unwritten[0]
+                first = self._unwritten[0]
             if not self._channel.is_current(client):
                 return
             try:
-                self._place(client, kind, entry)
+                self._place(client, *first)
             except StoreBrokenError:
                 # It stays the first to be written, in case there will be another connection.
                 self._channel.repair(client)
                 return
             with self._written:
-                self._unwritten.popleft()
+                # The writer of a connection that was given up may have been answered after all, and both wrote this.
+                if self._unwritten and self._unwritten[0] is first:
+                    self._unwritten.popleft()
                 self._written.notify_all()
 
     def _place(self, client: Any, kind: str, entry: str) -> None:  # noqa: ANN401
         while not (self._is_over or (kind in _ONCE and self.has(kind))):
             if entry in self._repeated and json.dumps(json.loads(entry)["m"], sort_keys=True) in self._in_log:
                 return
-            if is_leaders(kind) and entry.encode() not in self._own:
+            if entry != _END and entry.encode() not in self._own:
                 return  # it was seen there, though its answer was lost with a connection
             k = self._count
             found = client.compare_set(f"{self._prefix}log/{k}", "", entry)

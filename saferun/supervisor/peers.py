@@ -129,15 +129,18 @@ def _ending(event: JobAborted) -> Ending:
 
 
 def on_decided(launch: LaunchState, event: JobDecided) -> list[Action]:
-    """STARTING, CAPTURING, STOPPING: it is carried out after the sweep."""
+    """CAPTURING, STOPPING: it is carried out after the sweep."""
     if not _heed(launch, event):
         return []
+    if launch.state is State.CAPTURING and launch.attempt.verdict is not None:
+        # A hang was suspected here: otherwise the ranks would run on after the capture, and nothing would end them.
+        launch.add_ending(Failed())
     end_cause_wait(launch, event.at)
     return stop_waiting_for_orphans(launch, event.at)
 
 
-def on_decided_while_running(launch: LaunchState, event: JobDecided) -> list[Action]:
-    """RUNNING -> CAPTURING: it was decided without this host, which had not been heard of for long."""
+def on_decided_with_ranks(launch: LaunchState, event: JobDecided) -> list[Action]:
+    """STARTING | RUNNING -> CAPTURING: it was decided without this host, which had not been heard of for long."""
     if not _heed(launch, event):
         return []
     launch.add_ending(Failed())

@@ -129,7 +129,8 @@ class Line:
     def is_current(self, client: object) -> bool:
         return not self.is_closed and client in {self.client, self.watching}
 
-    def repair(self, _broken: object) -> None:
+    def repair(self, broken: object, **_: bool) -> None:
+        del broken
         self.repairs += 1
         self.client, self.watching = self.client.another(), self.client.another()
         self.start()

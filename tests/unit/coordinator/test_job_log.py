@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.store_client import StoreBrokenError
 from tests.unit.coordinator.fake_store import DEADLINE_S, Line, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TROUBLE = {"kind": "abort", "host": 1, "task": 0, "label": "node1", "reason": "failure", "text": "rank 2 died"}
 DECISION = {"kind": "decision", "host": 0, "next": "finish", "exit_code": 1, "wait_s": 0.0, "restarts": 0}
@@ -119,10 +123,10 @@ def test_a_host_announces_so_many_parts_and_each_of_them_once() -> None:
 class Hearing:
     """A log at work, and what it has told."""
 
-    def __init__(self, store: Store, host: int, *, is_resumed: bool = False) -> None:
+    def __init__(self, store: Store, host: int, *, is_resumed: bool = False, line: Line | None = None) -> None:
         self.told: list[dict[str, Any]] = []
         self.changed = threading.Condition()
-        self.line = Line(store)
+        self.line = line or Line(store)
         self.log = JobLog(self.line, "a0/", host, self._on_entry, is_resumed=is_resumed)  # type: ignore[arg-type]
         self.line.start = self.log.start
         self.log.start()
@@ -264,3 +268,132 @@ def test_a_successor_does_not_repeat_what_the_process_before_it_has_written() ->
     successor.until("request", "request", "request")
     assert [message["text"] for message in successor.told] == ["stop 0", "stop 1", "stop 0"]
     successor.line.close()
+
+
+def test_an_append_that_is_answered_after_its_connection_was_given_up_loses_no_other_entry() -> None:
+    """The next connection has written it again by then; what follows it in the queue has not been written."""
+    store = Store()
+    before = set(threading.enumerate())
+    hearing = Hearing(store, 1)
+    (first_writer,) = (one for one in set(threading.enumerate()) - before if one.name.endswith("(_write)"))
+    asked, has_asked, may_answer = hearing.line.client.compare_set, threading.Event(), threading.Event()
+
+    def answer_late(key: str, expected: str, value: str) -> bytes:
+        found: bytes = asked(key, expected, value)
+        has_asked.set()
+        assert may_answer.wait(DEADLINE_S)
+        return found
+
+    hearing.line.client.compare_set = answer_late
+    hearing.log.append({"kind": "request", "text": "first", "at_once": False})
+    assert has_asked.wait(DEADLINE_S)
+    hearing.until("request")
+    writes = threading.Semaphore(0)
+    hearing.line.client = hearing.line.client.another()
+    asked_again = hearing.line.client.compare_set
+
+    def answer_counted(key: str, expected: str, value: str) -> bytes:
+        assert writes.acquire(timeout=DEADLINE_S)
+        return asked_again(key, expected, value)  # type: ignore[no-any-return]
+
+    hearing.line.client.compare_set = answer_counted
+    hearing.log.start()  # as a channel does that is made again
+    hearing.log.wait_written(DEADLINE_S)
+    for text in ("second", "third"):
+        hearing.log.append({"kind": "request", "text": text, "at_once": False})
+    may_answer.set()
+    first_writer.join(DEADLINE_S)
+    writes.release(2)
+    hearing.until("request", "request", "request")
+    assert [message["text"] for message in hearing.told] == ["first", "second", "third"]
+    hearing.line.close()
+
+
+def test_a_wait_whose_connection_is_gone_without_a_word_is_given_up() -> None:
+    """Heartbeats have a connection of their own, and it works: this host would read nothing of the log any more."""
+    store = Store()
+    line = Line(store)
+    is_waiting, never = threading.Event(), threading.Event()
+
+    def get_nothing(*_: object, **__: object) -> None:
+        is_waiting.set()
+        never.wait(DEADLINE_S)
+
+    line.watching.get = get_nothing
+    hearing = Hearing(store, 1, line=line)
+    assert is_waiting.wait(DEADLINE_S)
+    store.put("a0/log/0", json.dumps({"h": 2, "n": 1, "m": TROUBLE}))
+    for _ in range(64):
+        hearing.log.tick(100.0, 10.0)  # this process was stopped itself: that is no time in which it could be answered
+    assert line.repairs == 0
+    hearing.log.tick(100.0, 10.0)
+    hearing.until("abort")
+    never.set()
+    hearing.line.close()
+
+
+class _UnsteadyLine(Line):
+    """Its connections break before or after a store has done what it was asked for, as chance will have it."""
+
+    def __init__(self, store: Store, chance: random.Random) -> None:
+        super().__init__(store)
+        self._chance = chance
+        self._lock = threading.Lock()
+        self._unsettle()
+
+    def _unsettle(self) -> None:
+        self.client.compare_set = self._unsteady(self.client.compare_set)
+        self.watching.get = self._unsteady(self.watching.get)
+
+    def _unsteady(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*arguments: Any, **more: Any) -> Any:
+            kind = self._chance.random()
+            if kind < 0.1:
+                raise StoreBrokenError("broken before")
+            found = call(*arguments, **more)
+            if kind < 0.2:
+                raise StoreBrokenError("broken after")
+            if kind < 0.3:
+                # Another part of the coordinator finds that the channel is broken, while this one is still answered.
+                self.repair(self.client)
+            return found
+
+        return ask
+
+    def repair(self, broken: object, **_: bool) -> None:
+        with self._lock:
+            if self.is_current(broken):
+                self.client, self.watching = self.client.another(), self.watching.another()
+                self._unsettle()
+                self.start()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_breaks_every_host_reads_every_entry_once_and_in_the_same_order(seed: int) -> None:
+    """An entry that is lost is a job that waits for ever: the abort, or the decision."""
+    store, chance = Store(), random.Random(seed)  # noqa: S311 - no secret
+    logs, told = [], [list[str]() for _ in range(4)]
+    changed = threading.Condition()
+
+    def hear(host: int, message: dict[str, Any]) -> None:
+        with changed:
+            told[host].append(message["text"])
+            changed.notify_all()
+
+    for host in range(4):
+        line = _UnsteadyLine(store, chance)
+        log = JobLog(line, "a0/", host, lambda _, message, host=host: hear(host, message))  # type: ignore[arg-type, misc]
+        line.start = log.start
+        log.start()
+        logs.append((line, log))
+    written = [f"{host} {n}" for n in range(25) for host in range(4)]
+    for text in written:
+        logs[int(text[0])][1].append({"kind": "request", "text": text, "at_once": False})
+    with changed:
+        assert changed.wait_for(lambda: all(len(heard) == len(written) for heard in told), DEADLINE_S), told
+    for line, _ in logs:
+        line.close()
+    assert sorted(told[0]) == sorted(written)
+    assert all(heard == told[0] for heard in told)
+    for host in range(4):
+        assert [text for text in told[0] if text.startswith(f"{host} ")] == [f"{host} {n}" for n in range(25)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from saferun.supervisor.events import (
     ChecksOver,
     ChecksPassed,
     DeadlineExpired,
+    HangSuspected,
     HostsJoined,
     HostsReachable,
     HostsUnreachable,
@@ -39,6 +41,7 @@ from saferun.supervisor.events import (
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 from tests.unit.supervisor.fake_job import FAILED, KILLED, LIMITS, OK, Host, Job
+from tests.unit.supervisor.fake_world import HANG
 
 
 def codes(job: Job) -> list[int | None]:
@@ -362,6 +365,34 @@ def test_no_other_host_can_say_that_all_went_well_here() -> None:
         host.deliver(JobDecided(job.now, 0, "finish", 0, 0.0, 0, ("all fine",)))
         job.settle()
         assert host.finish == Finish(1)
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.RUNNING, State.CAPTURING])
+@pytest.mark.parametrize("next_step", ["finish", "restart"])
+def test_a_decision_that_no_abort_came_before_ends_the_ranks_whatever_this_host_does_just_then(
+    state: State, next_step: Literal["finish", "restart"]
+) -> None:
+    """No other message follows it: where it is only noted, the ranks of this host run for ever.
+
+    The leader decides so when a host cannot be reached for long; that host reads it while it starts its ranks, or while
+    it captures them because they wait for the others.
+    """
+    job = Job(2)
+    host = job.hosts[1]
+    while host.state is not State.STARTING:
+        for each in job.hosts:
+            each.take()
+    if state is not State.STARTING:
+        host.take()
+    if state is State.CAPTURING:
+        host.deliver(HangSuspected(job.now, 0, HANG))
+    assert host.state is state, host.state
+    host.deliver(JobDecided(job.now, 0, next_step, 1, 1.0, 1))
+    for _ in range(20):
+        host.take()
+    assert not host.alive
+    assert host.finish == (Finish(1) if next_step == "finish" else None)
+    assert host.supervisor.state is (State.DONE if next_step == "finish" else State.BACKOFF)
 
 
 STEPS = st.lists(
