@@ -237,6 +237,7 @@ class RetryConfig(Value):
         start_window_s: after so long a start counts as over where the ranks cannot be asked.
         always: also where the same failure came twice in a row.
         exclude_bad_hosts: whether a host that fails again and again is left out of an elastic job.
+        exclude_file: a list to which hosts are added whose own hardware or system is at fault; empty: none.
     """
 
     start_retries: int = 3
@@ -244,6 +245,7 @@ class RetryConfig(Value):
     start_window_s: float = 120.0
     always: bool = False
     exclude_bad_hosts: bool = False
+    exclude_file: str = ""
 
 
 class RankChoice(Value):

@@ -7,11 +7,11 @@ import os
 from saferun.errors import SaferunError
 from saferun.linux.ownership import CAREFULLY, check_regular
 from saferun.model import JsonObject, Value
-from saferun.report.report_values import Cause, CauseOrNone, Decision, Launch, RankFailure, class_named
+from saferun.report.report_values import BadHostRow, Cause, CauseOrNone, Decision, Launch, RankFailure, class_named
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit
 
-__all__ = ["Cause", "Decision", "Incident", "Launch", "RankFailure", "Report", "SlowRanks", "read_report"]
+__all__ = ["BadHostRow", "Cause", "Decision", "Incident", "Launch", "RankFailure", "Report", "SlowRanks", "read_report"]
 NAME = "report.json"
 _LONGEST_BYTES = 8 << 20
 _FAMILY = "saferun.report/"
@@ -73,6 +73,7 @@ class Report(Value):
     slow_ranks: tuple[SlowRanks, ...]
     path: str
     raw: JsonObject
+    bad_hosts: tuple[BadHostRow, ...] = ()
 
     @property
     def failure(self) -> Incident | None:
@@ -126,4 +127,5 @@ def _report(path: str, content: JsonObject) -> Report:
         slow_ranks=fit(tuple[SlowRanks, ...], rows["slow_ranks"]),
         path=path,
         raw=content,
+        bad_hosts=fit(tuple[BadHostRow, ...], content.get("bad_hosts") or []),
     )

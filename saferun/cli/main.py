@@ -300,6 +300,7 @@ def _retry(values: SimpleNamespace) -> RetryConfig:
         start_window_s=values.start_window,
         always=values.retry_always,
         exclude_bad_hosts=values.exclude_bad_hosts,
+        exclude_file=values.exclude_file,
     )
 
 

@@ -333,6 +333,12 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         FAILURES,
         "in an elastic job, leave out a host that caused the same failure twice, if the others suffice",
     ),
+    _option(
+        "--exclude-file FILE",
+        "",
+        FAILURES,
+        "add each host there whose own hardware or system is at fault, by its name, one a line: for srun --exclude",
+    ),
     _option("--host-timeout SECONDS", 30.0, FAILURES, "seconds without a heartbeat after which a host counts as lost"),
     _option(
         "--stop-with-parent {auto,on,off}",

@@ -52,7 +52,7 @@ class HostFault(Value):
 
     @property
     def may_pass(self) -> bool:
-        """Whether it often goes away by itself, as a link does that flaps: only the second one shows a bad host."""
+        """Whether it is often transient, as with a link that flaps: only the second one shows a bad host."""
         return self.kind in _MAY_PASS
 
 
@@ -72,6 +72,30 @@ class HostFinding(Value):
     class_name: str
     message: str
     host: int = -1
+
+
+class BadHost(Value):
+    """A host that was found bad, as the report has it.
+
+    Attributes:
+        time: seconds since the epoch.
+        attempt: before or in which it was found, 0 for the first.
+        host: its name in the job.
+        kind: one of :data:`KINDS`.
+        reason: as in :class:`HostFault`.
+        found_by: ``checks`` (before that attempt) or ``failure`` (what ended it).
+        proof: as in :class:`HostFault`.
+        clock: the time as it is to be shown; empty where that is not wanted.
+    """
+
+    time: float
+    attempt: int
+    host: str
+    kind: str
+    reason: str
+    found_by: str
+    proof: str = ""
+    clock: str = ""
 
 
 def host_faults(
@@ -241,7 +265,7 @@ _LOSSES = {
     "frozen": ("lost", "its saferun makes no progress"),
     "cut": ("link", "its network is cut"),
 }
-"""Not ``gone``: somebody has ended its saferun, which says nothing of the host."""
+"""Not ``gone``: its saferun was killed, which does not mean that the host is bad."""
 
 
 def _lost(evidence: Evidence) -> list[HostFault]:

@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.captures.capture_query import CaptureQuery
     from saferun.cluster.evidence_exchange import EvidenceExchange
+    from saferun.diagnosis.host_fault import HostFault
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, RankOutput
 
 CORE_BUDGET_S = 60.0
@@ -85,6 +86,7 @@ class AttemptRecord:
         running: the capture that runs, if any.
         directory: of the newest capture's files; empty where there are none.
         concluded_attempt: the attempt whose end the evidence is of.
+        host_faults: on the leader, the hosts whose own hardware or system is at fault, the worst first.
     """
 
     def __init__(self, context: Context, group: RankGroup | None = None, started_at: float = 0.0) -> None:
@@ -101,6 +103,7 @@ class AttemptRecord:
         self.running: CaptureQuery | None = None
         self.directory = ""
         self.concluded_attempt = -1
+        self.host_faults: tuple[HostFault, ...] = ()
 
     @property
     def ranks(self) -> list[Rank]:

@@ -61,6 +61,8 @@ MODULES = (
     "saferun.diagnosis.diverging_calls",
     "saferun.diagnosis.start_stage",
     "saferun.preflight.results",
+    "saferun.diagnosis.host_fault",
+    "saferun.launch.bad_hosts",
     "saferun.supervisor.policy.facts",
     "saferun.launch.retry_waits",
     # To check this host beside the ranks

@@ -12,10 +12,12 @@ from saferun.cluster.evidence_exchange import abort_reason_of
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.diverging_calls import with_last_calls
+from saferun.diagnosis.host_fault import host_faults
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
 from saferun.errors import printable
 from saferun.evidence import AbortReason, Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
+from saferun.launch.bad_hosts import note_bad_hosts
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.rank import Rank
 from saferun.linux.cgroups import oom_kill_between, read_memory_state
@@ -241,6 +243,8 @@ class FailureIncident:
     def _post(self, *, stopped: bool) -> None:
         record, action, guarded = self._record, self._action, self._context.launch.guarded
         record.diagnosis = guarded("find the cause", self._diagnose) or record.undiagnosed(action)
+        if not stopped and self._context.launch.job.leads:
+            guarded("judge the hosts", self._judge_hosts, record.diagnosis)
         facts = guarded("judge whether to try again", self._facts, record.diagnosis)
         self._context.post(Diagnosed(time.monotonic(), action.attempt, record.diagnosis, stopped, facts))
 
@@ -268,6 +272,13 @@ class FailureIncident:
             has_progressed=self._has_heartbeat(),
         )
         return evidence._replace(start=stage)
+
+    def _judge_hosts(self, diagnosis: Diagnosis) -> None:
+        """Find the hosts whose own hardware or system is at fault, and note them."""
+        record = self._record
+        if record.evidence is not None:
+            record.host_faults = host_faults(record.evidence, diagnosis)
+            note_bad_hosts(self._context.launch, record.host_faults, attempt=self._action.attempt, found_by="failure")
 
     def _facts(self, diagnosis: Diagnosis) -> FailureFacts:
         config, evidence, life = self._context.launch.config, self._record.evidence, None

@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from saferun.diagnosis.host_fault import BadHost
     from saferun.evidence import Diagnosis, Evidence
     from saferun.preflight.results import HostInfo, Preflight
     from saferun.report.event_json import LaunchEvent
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Of ranks that were slow: the newest; there is one every ten minutes at most.
 _MOST_SLOW = 19
 _CLOCK = "%Y-%m-%d %H:%M:%S"
+_MOST_BAD_HOSTS = 1000
 # Of a hang that goes on for days the first reports and the last ones are kept.
 _FIRST_HANGS, _LAST_HANGS = 8, 8
 
@@ -76,6 +78,8 @@ class IncidentLog:
         self._counts: dict[str, int] = {}  # by kind, also of those that are not kept
         self._decisions: list[DecisionRow] = []
         self._slow: list[SlowRow] = []
+        self._bad_hosts: list[BadHost] = []
+        self._seen_bad: dict[tuple[str, str], float] = {}  # hosts and kinds of faults: when it was last seen
         self._preflight: Preflight | None = None
         self._host_infos: Mapping[int, HostInfo] = {}
         self._has_new_preflight = False
@@ -168,6 +172,31 @@ class IncidentLog:
         self._run_dir.write_event({**event, **found._asdict()})
         return {"time": now, "attempt": attempt, "host": host, **found._asdict()}
 
+    def add_bad_host(self, row: BadHost) -> bool:
+        """A host that is bad: an event, and one more row of the report. Returns whether that was not known yet."""
+        if len(self._bad_hosts) >= _MOST_BAD_HOSTS:
+            return False
+        if any((one.host, one.kind) == (row.host, row.kind) for one in self._bad_hosts):
+            return False
+        row = row._replace(clock=row.clock or time.strftime(_CLOCK, time.localtime(row.time)))
+        self._bad_hosts.append(row)
+        self.is_due = self.is_due or self._has_report
+        event = {"event": "BadHost", "monotonic_s": time.monotonic(), **row._asdict()}
+        self._run_dir.write_event({name: item for name, item in event.items() if name != "clock"})
+        return True
+
+    def last_seen_bad(self, row: BadHost) -> float | None:
+        """When the same was noted of this host the last time, in seconds since the epoch; now is the last time."""
+        before = self._seen_bad.get((row.host, row.kind))
+        if before is not None or len(self._seen_bad) < _MOST_BAD_HOSTS:
+            self._seen_bad[row.host, row.kind] = row.time
+        return before
+
+    @property
+    def bad_hosts(self) -> Sequence[BadHost]:
+        """The hosts that were found bad so far, each once for each kind of fault, in the order of time."""
+        return self._bad_hosts
+
     def set_preflight(self, preflight: Preflight, host_infos: Mapping[int, HostInfo]) -> None:
         """Keep the results of the preflight checks; those of an earlier start are dropped.
 
@@ -250,7 +279,8 @@ class IncidentLog:
     def _has_report(self) -> bool:
         # The end alone may be what the user wanted.
         has_tried_again = any(row.next_step != "finish" for row in self._decisions)
-        return bool(self._incidents) or bool(self._slow) or has_tried_again or self._has_failed_checks
+        has_found = bool(self._incidents) or bool(self._slow) or bool(self._bad_hosts)
+        return has_found or has_tried_again or self._has_failed_checks
 
     def _write(self, exit_code: int | None = None, outcome: str = "running") -> None:
         if not self._incidents:
@@ -273,11 +303,15 @@ class IncidentLog:
             clock=time.strftime(_CLOCK, time.localtime(self.launched_time)),
         )
         decisions, preflight = self._decisions, self._preflight
-        report = build_report(run, self._incidents, decisions=decisions, preflight=preflight, slow=self._slow)
+        known: dict[str, Any] = {
+            "decisions": decisions,
+            "preflight": preflight,
+            "slow": self._slow,
+            "bad_hosts": self._bad_hosts,
+        }
+        report = build_report(run, self._incidents, **known)
         self._run_dir.write_json("report.json", report)
-        text = build_report_text(
-            run, self._incidents, decisions=decisions, preflight=preflight, infos=self._host_infos, slow=self._slow
-        )
+        text = build_report_text(run, self._incidents, infos=self._host_infos, **known)
         self._run_dir.write_text("report.txt", text)
         has_failed = bool(self._incidents) or self._has_failed_checks
         # Of ranks that are only slow there is a page at the end, if one is always wanted.

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 from saferun import __version__
 from saferun.call_evidence import CALL_KINDS, RankCalls, ThreadCalls
+from saferun.diagnosis.host_fault import BadHost
 from saferun.evidence import (
     AbortReason,
     Capture,
@@ -43,6 +44,7 @@ _RUN_BYTES = 1 << 17
 _DECISIONS_BYTES = 1 << 17
 _PREFLIGHT_BYTES = 1 << 19
 _SLOW_BYTES = 1 << 17
+_BAD_HOSTS_BYTES = 1 << 17
 
 Kind = Literal["hang", "failure"]
 Outcome = Literal["running", "succeeded", "failed", "stopped"]
@@ -142,6 +144,7 @@ def build_report(
     decisions: Sequence[DecisionRow] = (),
     preflight: Preflight | None = None,
     slow: Sequence[SlowRow] = (),
+    bad_hosts: Sequence[BadHost] = (),
 ) -> JsonObject:
     """The content of report.json, at most ``LIMIT_BYTES`` large, in time that depends on that and not on the ranks.
 
@@ -154,6 +157,7 @@ def build_report(
         decisions: what followed each failed attempt, likewise.
         preflight: what the newest checks before a start found; None: there were none.
         slow: ranks that the others waited for, likewise.
+        bad_hosts: hosts whose own hardware or system is at fault, likewise.
     """
     kept = first_and_last(incidents)
     kept_decisions = first_and_last(decisions)
@@ -168,10 +172,11 @@ def build_report(
         "outcome": run.outcome,
         "run_dir": page.text(run.files),
     }
-    room_bytes = LIMIT_BYTES - _RUN_BYTES - _DECISIONS_BYTES - _PREFLIGHT_BYTES - _SLOW_BYTES
+    room_bytes = LIMIT_BYTES - _RUN_BYTES - _DECISIONS_BYTES - _PREFLIGHT_BYTES - _SLOW_BYTES - _BAD_HOSTS_BYTES
     # A quarter is for what cannot be cut.
     decided = Page(_DECISIONS_BYTES * 3 // 4)
     rows = decided.objects("decisions", kept_decisions, lambda row: decision(row, decided))
+    bad = Page(_BAD_HOSTS_BYTES * 3 // 4).records("bad_hosts", bad_hosts, {"clock": ""})
     checks = preflight_part(preflight, Page(_PREFLIGHT_BYTES * 3 // 4)) if preflight is not None else None
     entries = []
     for incident in kept:
@@ -190,6 +195,8 @@ def build_report(
         "incidents": [content for content, _ in entries],
         "incidents_omitted": len(incidents) - len(entries),
         "slow_ranks": [_slow(row, Page(_SLOW_BYTES // len(slow))) for row in slow],
+        "bad_hosts": bad,
+        "bad_hosts_omitted": len(bad_hosts) - len(bad),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun import __version__
+from saferun.diagnosis.host_fault import BadHost
 from saferun.evidence import (
     CaptureNote,
     CoreDump,
@@ -57,6 +58,7 @@ def build_report_text(
     preflight: Preflight | None = None,
     infos: Mapping[int, HostInfo] | None = None,
     slow: Sequence[SlowRow] = (),
+    bad_hosts: Sequence[BadHost] = (),
 ) -> str:
     """The content of report.txt, at most ``LIMIT_BYTES`` large in UTF-8; each incident has the same share of it.
 
@@ -67,6 +69,7 @@ def build_report_text(
         preflight: what the newest checks before a start found; None: there were none.
         infos: what the hosts reported of themselves, by their numbers.
         slow: ranks that the others waited for, in the order of time.
+        bad_hosts: those whose own hardware or system is at fault, likewise.
     """
     kept = first_and_last(incidents)
     # What is over when an incident is cut must hold the line that reports it.
@@ -74,6 +77,7 @@ def build_report_text(
     lines = _within(_run_lines(run, len(incidents), len(kept)), LIMIT_BYTES >> 4)
     lines += _within(_section("decisions", _decision_lines(decisions)), LIMIT_BYTES >> 4)
     lines += _within(_section("slow ranks", _slow_lines(slow)), LIMIT_BYTES >> 4)
+    lines += _within(_section("bad hosts", map(_bad_host_line, bad_hosts)), LIMIT_BYTES >> 4)
     if preflight is not None:
         table = table_lines(preflight, infos or {}, width=WIDTH - 2)
         lines += _within(
@@ -116,6 +120,10 @@ def _decision_lines(decisions: Sequence[DecisionRow]) -> Iterator[str]:
         yield f"  {decision_text(row)}"
     if len(kept) < len(decisions):
         yield f"  of {len(decisions)} decisions, the first and the last are shown, {len(kept)} in all"
+
+
+def _bad_host_line(row: BadHost) -> str:
+    return f"  {f'{row.clock}  ' if row.clock else ''}{row.host}: {row.reason}"
 
 
 def _slow_lines(slow: Sequence[SlowRow]) -> Iterator[str]:

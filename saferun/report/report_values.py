@@ -56,6 +56,18 @@ class Decision(Value):
     host: str = ""
 
 
+class BadHostRow(Value):
+    """A host whose own hardware or system is at fault; ``found_by`` is ``checks`` or ``failure``."""
+
+    host: str
+    time: float | None = None
+    attempt: int = 0
+    kind: str = ""
+    reason: str = ""
+    found_by: str = ""
+    proof: str = ""
+
+
 class Cause(Value):
     """Why: ``class_name`` is the class of the cause, ``ranks`` those that caused it."""
 

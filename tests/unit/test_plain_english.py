@@ -222,6 +222,7 @@ OTHER_TOOLS = {
     "gpus-per-node": "srun",
     "gpus-per-task": "srun",
     "how": "examples/crash.py, examples/hang.py",
+    "exclude": "srun",
     "include": "deepspeed",
     "ipc": "docker run",
     "kill-on-bad-exit": "srun",

@@ -369,7 +369,7 @@ def _slow_lines(row: SlowPart, clock: Callable[[float], str]) -> Iterator[str]:
 
 
 def _story(report: ReportPart, clock: Callable[[float], str]) -> Table | None:
-    """Every incident and every decision, in the order of time."""
+    """Every incident, every decision and every host that was found bad, in the order of time."""
     rows: list[tuple[float, tuple[str, ...]]] = []
     for incident in report.incidents:
         at = incident.time or 0.0
@@ -382,10 +382,15 @@ def _story(report: ReportPart, clock: Callable[[float], str]) -> Table | None:
         text = f"{shown(decision.message, 600)}{wait}"
         what = {"finish": "end"}.get(decision.next_step, shown(decision.next_step, 20))
         rows.append((at, (clock(at) if at else "-", str(decision.attempt), what, text)))
-    if len(rows) < 2:  # noqa: PLR2004 - the verdict says it all
+    for bad in report.bad_hosts:
+        at = bad.time or 0.0
+        text = f"{shown(bad.host, 100)}: {shown(bad.reason, 600)}"
+        rows.append((at, (clock(at) if at else "-", str(bad.attempt), "bad host", text)))
+    if len(rows) < 2 and not report.bad_hosts:  # noqa: PLR2004 - the verdict says it all
         return None
     rows.sort(key=lambda row: row[0])
-    left = report.incidents_omitted + report.decisions_omitted + max(len(rows) - _MOST_STORY, 0)
+    left = report.incidents_omitted + report.decisions_omitted + report.bad_hosts_omitted
+    left += max(len(rows) - _MOST_STORY, 0)
     note = f"{left} more not shown." if left else ""
     head = ("When", "Attempt", "What", "Why, and what followed")
     return Table("Incidents, retries and decisions", head, tuple(row for _, row in rows[-_MOST_STORY:]), note=note)

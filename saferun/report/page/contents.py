@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from saferun.model import Value
-from saferun.report.report_values import CauseOrNone, Decision, Launch, RankFailure, Ranks
+from saferun.report.report_values import BadHostRow, CauseOrNone, Decision, Launch, RankFailure, Ranks
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit_or, list_of
 
@@ -341,6 +341,8 @@ class ReportPart(Value):
     incidents: Annotated[tuple[IncidentPart, ...], list_of(IncidentPart, 200, skips=True)] = ()
     incidents_omitted: int = 0
     slow_ranks: Annotated[tuple[SlowPart, ...], list_of(SlowPart, 200, skips=True)] = ()
+    bad_hosts: Annotated[tuple[BadHostRow, ...], list_of(BadHostRow, MOST_ROWS, skips=True)] = ()
+    bad_hosts_omitted: int = 0
 
 
 # ----------------------------------------------------------------------------------------------------------- decoding

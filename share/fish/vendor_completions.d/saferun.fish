@@ -51,6 +51,7 @@ complete -c saferun -l retry-wait -x -d 'seconds before the first retry; each fu
 complete -c saferun -l start-window -x -d 'seconds after which a start counts as over if the ranks do not report it'
 complete -c saferun -l retry-always -d 'use up all restarts and retries, even if the same failure is bound to repeat'
 complete -c saferun -l exclude-bad-hosts -d 'in an elastic job, leave out a host that caused the same failure twice, if the others suffice'
+complete -c saferun -l exclude-file -r -d 'add each host there whose own hardware or system is at fault, by its name, one a line: for srun --exclude'
 complete -c saferun -l host-timeout -x -d 'seconds without a heartbeat after which a host counts as lost'
 complete -c saferun -l stop-with-parent -x -a 'auto on off' -d 'stop the ranks when the parent process exits; auto: if a scheduler or MPI started saferun, not in a shell'
 complete -c saferun -l run-dir -r -d 'directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files'

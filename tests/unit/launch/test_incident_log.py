@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from saferun.api.report import read_report
 from saferun.cli.main import read_config
+from saferun.diagnosis.host_fault import BadHost
 from saferun.files.run_dir import RunDirectory
 from saferun.launch.incident_log import IncidentLog
 from saferun.preflight.results import Preflight
@@ -230,3 +232,45 @@ def test_a_page_at_every_end_is_made_once_and_comes_with_a_report(tmp_path: Path
     launch.log.finish(0, stopped=False)
     assert launch.pages == 1
     assert {"report.json", "report.txt"} <= launch.files
+
+
+BAD = BadHost(5.0, 1, "node3", "gpu", "GPU 0000:3b:00: it has fallen off the PCIe bus (Xid 79)", "failure")
+
+
+def test_a_host_that_was_found_bad_stands_in_the_report_once_for_each_kind_of_fault(launch: Launch) -> None:
+    """Also where the launch goes well in the end: whoever runs the next one wants to know."""
+    launch.directory.open()
+    assert launch.log.add_bad_host(BAD)
+    assert not launch.log.add_bad_host(BAD._replace(time=6.0, attempt=2))
+    assert launch.log.add_bad_host(BAD._replace(kind="link", reason="hsn0 has no carrier", found_by="checks"))
+    launch.log.finish(0, stopped=False)
+    report = checked(launch.read("report.json"))
+    assert [(row["host"], row["kind"], row["found_by"]) for row in report["bad_hosts"]] == [
+        ("node3", "gpu", "failure"),
+        ("node3", "link", "checks"),
+    ]
+    text = (launch.path / "report.txt").read_text(encoding="utf-8")
+    assert "--- bad hosts\n" in text
+    assert "  node3: GPU 0000:3b:00: it has fallen off the PCIe bus (Xid 79)\n" in text
+    lines = (launch.path / "node1" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["BadHost", "BadHost"]
+    assert read_report(launch.path).bad_hosts[0].kind == "gpu"
+
+
+def test_bad_hosts_are_bounded_whatever_they_are_called(launch: Launch) -> None:
+    launch.directory.open()
+    for number in range(2000):
+        launch.log.add_bad_host(BAD._replace(host=f"{number}" * 500, reason="x" * 10_000))
+    launch.log.finish(1, stopped=False)
+    report = checked(launch.read("report.json"))
+    assert 0 < len(report["bad_hosts"]) < 1000
+    assert report["bad_hosts_omitted"] == 1000 - len(report["bad_hosts"])
+
+
+def test_when_the_same_was_seen_before_is_remembered(launch: Launch) -> None:
+    """A link that flaps is bad the second time."""
+    link = BAD._replace(kind="link")
+    assert launch.log.last_seen_bad(link) is None
+    assert launch.log.last_seen_bad(link._replace(time=200.0)) == 5.0
+    assert launch.log.last_seen_bad(link._replace(time=900.0)) == 200.0
+    assert launch.log.last_seen_bad(link._replace(host="node4")) is None
