@@ -176,7 +176,7 @@ def test_an_endpoint_that_cannot_be_reached_is_named() -> None:
     closed.close()
     host = Host("node2", whole_torch=True)
     try:
-        host.join(backend="c10d", address=address, node_rank=None, most=2, least=2, timeout_s=2.0, report_every_s=0.5)
+        host.join(backend="c10d", address=address, node_rank=None, most=2, least=2, timeout_s=4.0, report_every_s=0.2)
         assert f"{endpoint} refuses connections" in host.expect("waiting")["text"]
         assert f"{endpoint} refuses connections" in host.expect("join_failed")["what"]
     finally:

@@ -407,7 +407,7 @@ class AttemptPolicy:
         return facts.host, f"without {label}, which caused the same failure twice ({facts.fingerprint.description})"
 
     def take_waits(self, waits_s: Sequence[float]) -> None:
-        """Wait so long before the first retry, the second one, and so on: as ``policy.waits`` has it."""
+        """Wait so long before the first retry, the second one, and so on: as ``policy.backoff`` has it."""
         self._waits_s = tuple(waits_s)
 
     def _backoff_s(self, retry: int) -> float:

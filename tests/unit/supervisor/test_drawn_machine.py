@@ -72,7 +72,13 @@ def more_fields(kind: type, chance: random.Random, ranks: int) -> dict[str, Any]
         "CheckpointRequested": {"by": "saferunctl stop", "signum": signal.SIGUSR1, "ours": is_even},
         "HangSuspected": {"verdict": chance.choice((HANG, SUSPICION))},
         "EvidenceCaptured": {"moved": chance.random() < 0.2, "suspects": (0,) if is_even else ()},
-        "JobAborted": {"reason": chance.choice(REASONS), "message": "words", "host": "node2", "ours": is_even},
+        "JobAborted": {
+            "reason": chance.choice(REASONS),
+            "message": "words",
+            "host": "node2",
+            "ours": is_even,
+            "signum": chance.choice((0, 0, signal.SIGTERM, signal.SIGINT)),
+        },
         "JobDecided": {
             "next_step": chance.choice(("restart", "finish")),
             "exit_code": chance.choice((0, 1)),
