@@ -18,7 +18,7 @@ _MOST_CHUNKS = 4
 # A host that has handed in nothing by then is probed; again at longer intervals.
 _PROBE_AFTER_S = 1.5
 _PROBE_AGAIN_S = 5.0
-# Hosts' clocks are compared by when a message was sent and came, which may take a second.
+# Clocks that were not measured are compared by when a message was sent and came, which may take a second.
 _SKEW_S = 1.5
 
 
@@ -105,6 +105,9 @@ class EvidenceCollection:
             return  # it comes too late
         chunk = chunk_from(message["text"])
         skew_s = time.time() - chunk.time
+        offset_s = chunk.behind_s
+        if offset_s is None:
+            offset_s = skew_s if abs(skew_s) > _SKEW_S else 0.0
         older = [key for key in self._chunks if key[1:] == (host, task) and key[0] != name]
         for key in older[: max(0, len(older) + 1 - _MOST_CHUNKS)]:
             del self._chunks[key]
@@ -112,10 +115,11 @@ class EvidenceCollection:
             host,
             task,
             peer.label,
-            skew_s if abs(skew_s) > _SKEW_S else 0.0,
+            offset_s,
             moved=chunk.moved,
             stopped=chunk.stopped,
             evidence=chunk.evidence,
+            measured=chunk.behind_s is not None,
         )
         self.review()
 

@@ -78,7 +78,7 @@ class EvidenceExchange:
         for chunk in chunks:
             evidence = self._guarded(f"read the evidence of {chunk.label}", decode_part, chunk.evidence)
             if evidence is not None:
-                parts.append(HostPart(chunk.host, chunk.task, chunk.label, chunk.offset_s, evidence))
+                parts.append(HostPart(chunk.host, chunk.task, chunk.label, chunk.offset_s, evidence, chunk.measured))
         peers = [
             HostPeer(peer.host, peer.label, tuple(range(peer.base_rank, peer.base_rank + peer.ranks)), peer.addresses)
             for peer in job.peers.values()

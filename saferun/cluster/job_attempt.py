@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from saferun.cluster.evidence_collection import EvidenceCollections
 from saferun.cluster.job_sender import JobSender, StateReport
 from saferun.cluster.job_values import AbortReason, JobCallbacks, LostHost
+from saferun.cluster.leader_clock import LeaderClock, leader_clock_from
 from saferun.cluster.messages import (
     LONGEST_MESSAGE,
     MOST_HOSTS,
@@ -66,6 +67,7 @@ class JobContext:
         reports: RankReports,
         on_channel_lost: Callable[[str, str, str], None],
         warn: Callable[[object], None],
+        note_clock: Callable[[LeaderClock], None],
     ) -> None:
         self.config = config
         self.poller = poller
@@ -74,6 +76,7 @@ class JobContext:
         self.reports = reports
         self.on_channel_lost = on_channel_lost
         self.warn = warn
+        self.note_clock = note_clock
 
 
 class _LinesOfOthers:
@@ -427,6 +430,11 @@ class JobAttempt:
     def _on_chunk(self, message: JsonObject) -> None:
         self.chunks.add(message)
 
+    def _on_clock(self, message: JsonObject) -> None:
+        self._sender.leader_clock = clock = leader_clock_from(message)
+        if clock is not None:
+            self._context.note_clock(clock)
+
     def _on_warning(self, message: JsonObject) -> None:
         self._context.warn(message["text"])
 
@@ -446,6 +454,7 @@ class JobAttempt:
         "start_stage": (_note_start_stage, False, True),
         "task_lost": (_on_task_lost, False, False),
         "membership": (_on_membership, True, False),
+        "clock": (_on_clock, False, True),
         "warn": (_on_warning, False, True),
     }
     _BY_KIND: ClassVar[dict[str, Callable[[JobAttempt, int, JsonObject], None]]] = {

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.job_channel import JobChannel
+from saferun.cluster.leader_clock import LeaderClock
 from saferun.cluster.messages import LONGEST_MESSAGE, MOST_LINES
 from saferun.cluster.roster import Roster
 from saferun.model import JsonObject
@@ -30,6 +31,7 @@ class JobSender:
         self._attempt = attempt
         self.roster = roster
         self.joined_attempt = -1  # the last attempt for which the hosts have met
+        self.leader_clock: LeaderClock | None = None  # this host's clock and the leader's, once it is known
         # What this process has broadcast and not read in the log yet; of what never gets there, the newest.
         self._unread: deque[JsonObject] = deque(maxlen=_MOST_UNREAD)
 
@@ -101,7 +103,9 @@ class JobSender:
 
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
         """Hand a chunk of evidence to the leader."""
-        chunk = {"time": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
+        chunk: JsonObject = {"time": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
+        if self.leader_clock is not None:
+            chunk["behind_s"] = self.leader_clock.behind_s()
         self._send("chunk", name=name, text=json.dumps(chunk))
 
     def send_state(self, state: JsonObject) -> None:

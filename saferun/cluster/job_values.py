@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class EvidenceChunk(Value):
-    """Evidence that a task handed in. ``offset_s``: to be added to its times."""
+    """Evidence that a task handed in.
+
+    ``offset_s``: to be added to its times. ``measured``: whether that is exact, or as good as the moment at which the
+    chunk came.
+    """
 
     host: int
     task: int
@@ -23,6 +27,7 @@ class EvidenceChunk(Value):
     moved: bool
     stopped: bool
     evidence: str
+    measured: bool = False
 
 
 class LostHost(Value):

@@ -116,12 +116,16 @@ class HangJudgement(Value):
 
 
 class ChunkText(Value):
-    """A chunk of evidence as it was sent. ``time``: when, by that host's clock."""
+    """A chunk of evidence as it was sent.
+
+    ``time``: when, by that host's clock. ``behind_s``: how far that clock is behind the leader's; None: unknown there.
+    """
 
     time: Annotated[float, seconds_of(_LATEST_TIME)]
     evidence: Annotated[str, text_of(_LONGEST_CHUNK)]
     moved: bool = False
     stopped: bool = False
+    behind_s: Annotated[float, seconds_of(_LATEST_TIME, -_LATEST_TIME)] | None = None
 
 
 def is_leaders(kind: object) -> bool:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from saferun.coordinator.assignments import HostRecord
+from saferun.coordinator.clock_exchange import ClockExchange, ClockSample, ClockServer
 from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk_name, write_chunk
@@ -89,6 +90,10 @@ class CoordinatorAttempt:
         self._heartbeats = Heartbeats(
             self._channel, self.prefix, assignment.host, interval_s, pids, is_resumed=is_resumed
         )
+        self._clocks = ClockExchange(
+            self._channel, self.prefix, assignment.host, assignment.hosts, self._on_clock_sample
+        )
+        self._clock_server: ClockServer | None = None
         self._monitor: HeartbeatMonitor | None = None
         self._reader: ChunkReader | None = None
         self._own_supervisor = OwnSupervisor(assignment.leader_name, pids, interval_s, self._host_timeout_s)
@@ -138,18 +143,22 @@ class CoordinatorAttempt:
                 on_waiting=self._liveness.on_waiting,
             )
             self._liveness.monitor = self._monitor
+            self._clock_server = ClockServer(self.client.another(), self.prefix)
         except StoreBrokenError:
             return
         self._reader.start()
         self._monitor.start()
+        self._clock_server.start()
         if self._closed:
             self._monitor.close()
             self._reader.close()
+            self._clock_server.close()
 
     def _start_channel(self) -> None:
         self.log.start()
         if not self.is_leader:
             self._heartbeats.start()
+            self._clocks.start()
 
     # ------------------------------------------------------------------------------------------------------- from tasks
 
@@ -243,6 +252,10 @@ class CoordinatorAttempt:
     def _is_head_busy(self) -> bool:
         return self._tasks.head.unsent_bytes > _MOST_UNREAD_BYTES and not self._closed
 
+    def _on_clock_sample(self, sample: ClockSample) -> None:
+        fields = {"leader_s": sample.leader_s, "error_s": sample.error_s}
+        self._tasks.send_all({"op": "clock", "attempt": self.number, **fields})
+
     def _on_doubt(self) -> None:
         """A host has been silent for a while: how the ranks do from now on may decide what is made of that."""
         self._tasks.send_all({"op": "doubt", "attempt": self.number})
@@ -317,7 +330,7 @@ class CoordinatorAttempt:
             self.log.end()
         else:
             self._channel.close()
-        for part in (self._monitor, self._reader):
+        for part in (self._monitor, self._reader, self._clock_server):
             if part is not None:
                 part.close()
 
@@ -330,6 +343,7 @@ class CoordinatorAttempt:
             for host in range(self.assignment.hosts):
                 client.delete(f"{self.prefix}heartbeat/{host}")
                 client.delete(f"{self.prefix}state/{host}")
+            client.delete(f"{self.prefix}clock")
         except StoreBrokenError:
             pass
         self._channel.close()

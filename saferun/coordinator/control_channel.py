@@ -103,6 +103,12 @@ class ControlChannel:
         with self._lock:
             return not self._closed and (client is self.client or client is self.watching)
 
+    def wait_while_current(self, client: StoreClient, timeout_s: float) -> bool:
+        """Wait so long, or until the channel is closed; whether the connection is one of this channel then."""
+        with self._woken:
+            self._woken.wait_for(lambda: self.is_closed, timeout_s)
+        return self.is_current(client)
+
     @property
     def is_closed(self) -> bool:
         """Whether the channel is lost, or was closed."""

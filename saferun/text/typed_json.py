@@ -31,9 +31,9 @@ def number_of(high: int = _INT_LIMIT, low: int = 0) -> Callable[[object], int]:
     return lambda value: number(value, low, high)
 
 
-def seconds_of(high: float) -> Callable[[object], float]:
-    """What decodes a number of seconds from 0 to the highest."""
-    return lambda value: measure(value, 0.0, high)
+def seconds_of(high: float, low: float = 0.0) -> Callable[[object], float]:
+    """What decodes a number of seconds within inclusive bounds."""
+    return lambda value: measure(value, low, high)
 
 
 def text_of(longest: int) -> Callable[[object], str]:

@@ -19,6 +19,7 @@ class HostPart(Value):
         label: the name under which the job knows the host.
         offset_s: what is to be added to its time of day to have the leader's.
         evidence: what it knows.
+        measured: whether the offset is exact.
     """
 
     host: int
@@ -26,6 +27,7 @@ class HostPart(Value):
     label: str
     offset_s: float
     evidence: Evidence
+    measured: bool = False
 
 
 class LostHost(Value):

@@ -5,6 +5,7 @@ A host may speak of its own ranks only: what it says of others is left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ __all__ = ["merge_parts"]
 
 _MOST_LINES = 2000
 _MOST_NAMED_HOSTS = 4
-# Clocks that are kept by NTP are further apart than a network takes; a smaller offset is noise.
+# Of clocks that were not measured, a smaller offset is noise.
 _LEAST_OFFSET_S = 0.25
 _DAY_S = 86400
 
@@ -209,7 +210,7 @@ class _Merging:
     def _end(self, end: RankEnd, offset_s: float) -> RankEnd:
         moment = end.time + offset_s
         at = self._started_at + (moment - self._started_time)
-        return end._replace(at=at, time=moment, clock=_shifted(end.clock, offset_s))
+        return end._replace(at=at, time=moment, clock=_shifted(end.clock, end.time % 1 + offset_s))
 
     # ------------------------------------------------------------------------------------------------------ all of them
 
@@ -337,7 +338,7 @@ def _abandoned(evidence: Evidence) -> Iterable[int]:
 
 
 def _correction_s(part: HostPart) -> float:
-    return part.offset_s if abs(part.offset_s) >= _LEAST_OFFSET_S else 0.0
+    return part.offset_s if part.measured or abs(part.offset_s) >= _LEAST_OFFSET_S else 0.0
 
 
 def _at_host(prefix: str, path: str) -> str:
@@ -354,10 +355,10 @@ def _core(core: CoreDump, prefix: str) -> CoreDump:
 
 
 def _shifted(clock: str, offset_s: float) -> str:
-    """A time of day in another clock: ``03:15:33`` and 2 s are ``03:15:35``."""
+    """A time of day in another clock: ``03:15:33`` and 2.5 s are ``03:15:35``."""
     parts = clock.split(":")
     if not offset_s or len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):  # noqa: PLR2004
         return clock
     hours, minutes, seconds = (int(part[:4]) for part in parts)
-    moment = round(hours * 3600 + minutes * 60 + seconds + offset_s) % _DAY_S
+    moment = math.floor(hours * 3600 + minutes * 60 + seconds + offset_s) % _DAY_S
     return f"{moment // 3600:02}:{moment // 60 % 60:02}:{moment % 60:02}"

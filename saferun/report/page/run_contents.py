@@ -102,6 +102,7 @@ class EventLine(Value):
     host: str = ""
     next_step: str = ""
     state: str = ""
+    ahead_s: float = 0.0
 
 
 class HostEvents(Value):

@@ -106,7 +106,7 @@ def build_timelines(
         preflight: may know how far the clocks of hosts are apart.
         folds: whether ranks to which the same happened have one row; else each has its own, however many there are.
     """
-    ahead = clock_offsets(preflight)
+    ahead, note = _clocks(hosts, preflight)
     incidents = report.incidents if report is not None else ()
     recorded = _Recorded({}, [], [], [])
     for host in hosts:
@@ -118,14 +118,6 @@ def build_timelines(
     last = max(recorded.moments)
     for track in recorded.tracks.values():
         track.finish(last)
-    corrected = [host.host for host in hosts if abs(ahead.get(host.host, 0.0)) >= _LEAST_AHEAD_S]
-    note = ""
-    if corrected:
-        names = ", ".join(shown(name, 60) for name in corrected[:_MOST_HOSTS])
-        more = f" and {len(corrected) - _MOST_HOSTS} more" if len(corrected) > _MOST_HOSTS else ""
-        note = f"The clocks of {names}{more} are corrected by what the preflight probes measured."
-    elif len(hosts) > 1:
-        note = "Times are those of each host's own clock."
     if not folds:
         return _each(recorded, incidents), None
     whole = _drawn(recorded, incidents, note)
@@ -137,6 +129,28 @@ def build_timelines(
     if whole.end - start > _CLOSING_PART * (whole.end - whole.start):
         return whole, None
     return whole, _drawn(recorded, incidents, "", start=start)
+
+
+def _clocks(hosts: Sequence[HostEvents], preflight: PreflightSection | None) -> tuple[dict[str, float], str]:
+    """How many seconds the clocks of hosts are ahead of the leader's, and a note about that.
+
+    Messages of the hosts measured it. The clock of a host that has none of them is as the preflight probes found it.
+    """
+    probed = clock_offsets(preflight)
+    measured = {host.host: event.ahead_s for host in hosts for event in host.events if event.event == "ClockMeasured"}
+    ahead = {host.host: measured.get(host.host, probed.get(host.host, 0.0)) for host in hosts}
+    unmeasured = [host.host for host in hosts if host.host not in measured]
+    if measured and len(unmeasured) == 1:
+        ahead[unmeasured[0]] = 0.0  # the leader, whose clock is the measure
+    corrected = [host for host, seconds in ahead.items() if abs(seconds) >= _LEAST_AHEAD_S]
+    if corrected:
+        names = ", ".join(shown(name, 60) for name in corrected[:_MOST_HOSTS])
+        more = f" and {len(corrected) - _MOST_HOSTS} more" if len(corrected) > _MOST_HOSTS else ""
+        by = "messages between the hosts" if measured else "the preflight probes"
+        return ahead, f"The clocks of {names}{more} are corrected by what {by} measured."
+    if measured and len(unmeasured) == 1:
+        return ahead, "The clocks of the hosts are less than a millisecond apart."
+    return ahead, "Times are those of each host's own clock." if len(hosts) > 1 else ""
 
 
 def clock_offsets(preflight: PreflightSection | None) -> dict[str, float]:

@@ -277,6 +277,19 @@ def test_times_are_the_leaders_own(offset_s: float, after_s: float, clock: str) 
     assert raised_s == pytest.approx(31.0 - (offset_s if offset_s < 0.25 else 0), abs=1e-5)
 
 
+def test_a_measured_clock_decides_who_was_first() -> None:
+    """By less than a network takes: rank 2 failed 10 ms before rank 0, and its host's clock is 30 ms ahead."""
+    first, second = ended(2, 2, code=1, offset_s=-0.03), ended(0, 2, code=1)
+    parts = [
+        HostPart(0, 0, "node1", 0.0, host_evidence(0, ends=[second._replace(time=first.time - 0.03 + 0.01)])),
+        HostPart(1, 0, "node2", -0.03, host_evidence(1, ends=[first]), measured=True),
+    ]
+    second, first = merge_parts(parts, world_size=4, peers=peers_of(2)).ends
+    assert (first.rank, second.rank) == (2, 0)
+    assert second.time - first.time == pytest.approx(0.01, abs=1e-5)
+    assert second.at - first.at == pytest.approx(0.01, abs=1e-5)
+
+
 def test_a_leader_without_a_start_time_learns_it_from_an_end() -> None:
     """Older evidence does not say when it began; when a rank ended, and how long after, does."""
     evidence = host_evidence(1, ends=[ended(2, 2, code=1)])._replace(started_time=0.0)

@@ -146,6 +146,30 @@ def test_clocks_that_differ_are_set_right(listening: Listening) -> None:
     listening.job.collect("end", 60.0, got.append)
     listening.hear(op="chunk", attempt=0, name="end", host=1, task=0, text=piece(at=time.time() - 3600))
     assert got[0][0].offset_s == pytest.approx(3600, abs=5)
+    assert not got[0][0].measured
+
+
+def test_a_clock_that_was_measured_counts_as_measured(listening: Listening) -> None:
+    """However small the difference is, and whenever the chunk comes."""
+    listening.join()
+    got: list[list[EvidenceChunk]] = []
+    listening.job.collect("end", 60.0, got.append)
+    text = json.dumps({**json.loads(piece(at=time.time() - 3600)), "behind_s": -0.012})
+    listening.hear(op="chunk", attempt=0, name="end", host=1, task=0, text=text)
+    assert (got[0][0].offset_s, got[0][0].measured) == (-0.012, True)
+
+
+def test_a_host_sends_how_far_its_clock_is_behind(listening: Listening) -> None:
+    """By its monotonic clock, at the moment at which it hands in its evidence; what is too inexact is not sent."""
+    listening.join()
+    listening.job.share("end", "evidence")
+    leader_s = time.time() - time.monotonic() + 7.0
+    for error_s in (0.5, 0.001):
+        listening.hear(op="clock", attempt=0, leader_s=leader_s, error_s=error_s)
+        listening.job.share("end", "evidence")
+    sent = [json.loads(one["text"]) for one in listening.channel.sent if one["op"] == "chunk"]
+    assert ["behind_s" in one for one in sent] == [False, False, True]
+    assert sent[2]["behind_s"] == pytest.approx(7.0, abs=0.5)
 
 
 SECRET = "ghp_" + "a1B2" * 9

@@ -54,6 +54,7 @@ class Client:
         if self.at.breaks > 0:
             self.at.breaks -= 1
             self.is_broken = True
+            self.at.changed.notify_all()
         if self.is_broken:
             raise StoreBrokenError("broken")
         self.answers += 1
@@ -120,6 +121,7 @@ class Line:
     """Stands in for a ``Line`` that is made again as soon as it breaks."""
 
     def __init__(self, store: Store) -> None:
+        self.at = store
         self.client: Any = Client(store)
         self.watching: Any = Client(store)
         self.is_closed = False
@@ -129,6 +131,11 @@ class Line:
     def is_current(self, client: object) -> bool:
         return not self.is_closed and client in {self.client, self.watching}
 
+    def wait_while_current(self, client: object, timeout_s: float) -> bool:
+        with self.at.changed:
+            self.at.changed.wait_for(lambda: self.is_closed, timeout_s)
+        return self.is_current(client)
+
     def repair(self, broken: object, **_: bool) -> None:
         del broken
         self.repairs += 1
@@ -136,4 +143,6 @@ class Line:
         self.start()
 
     def close(self) -> None:
-        self.is_closed = True
+        with self.at.changed:
+            self.is_closed = True
+            self.at.changed.notify_all()

@@ -107,6 +107,23 @@ def test_clocks_are_corrected_by_what_the_checks_measured() -> None:
     assert len(phases(uncorrected)) == 2
 
 
+def test_clocks_are_corrected_by_what_the_hosts_measured() -> None:
+    """Each relative to the leader, whose events have no measurement; what the checks found is not as exact."""
+    late = [line | {"time": line["time"] + 3600} for line in hang_events(range(8, 16), 16)]
+    late[3]["times"] = [time + 3600 for time in late[3]["times"]]
+    late.append(event("ClockMeasured", 3601.0) | {"ahead_s": 3600.0, "error_s": 0.001})
+    hosts = [events_of("node1", hang_events(range(8), 16)), events_of("node2", late)]
+    clock = ResultPart("clock", "warn", "node1", facts=(PairPart("ahead_s", "-3599.0"),))
+    whole, _ = build_timelines(hosts, NOBODY, PreflightSection(results=(clock,)))
+    assert [label for label, _, _ in phases(whole)] == ["ranks 0-15 (16)"]
+    assert whole is not None
+    assert whole.note == "The clocks of node2 are corrected by what messages between the hosts measured."
+    late[-1]["ahead_s"] = 0.0002
+    alike, _ = build_timelines([hosts[0], events_of("node2", late)], NOBODY, None)
+    assert alike is not None
+    assert alike.note == "The clocks of the hosts are less than a millisecond apart."
+
+
 def test_of_a_hang_that_resolved_itself_the_wait_ends() -> None:
     lines = hang_events(range(2), 2)[:5]
     lines += [event("EvidenceCaptured", 311.0, state="running"), exited(600.0, 0, code=0), exited(601.0, 1, code=0)]
