@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
 
 _LONGEST_NAME = 255
-_LEAST_NEWS_S = 0.0005
 _LONGEST_PATH = 4096
 # How to do without what a scheduler provides.
 _OFF = "--scheduler none: as under torchrun"
@@ -84,7 +83,8 @@ class Job(JobSender):
         )
         task = config.hosts.task
         self._task = task.local_rank if task is not None else 0
-        super().__init__(channel, callbacks.attempt, Roster(0, self._task, has_tasks=task is not None))
+        clock = LeaderClock(run_dir.write_event if channel.is_head else None)
+        super().__init__(channel, callbacks.attempt, Roster(0, self._task, has_tasks=task is not None), clock)
         self.client = channel.client
         self.is_head = channel.is_head
         self.host = 0
@@ -100,7 +100,7 @@ class Job(JobSender):
             reports=self.reports,
             on_channel_lost=self._on_channel_lost,
             warn=self._warn,
-            note_clock=self._note_clock,
+            clock=self.leader_clock,
         )
         self.current = JobAttempt(self._context)
         self._succession = Succession(
@@ -109,7 +109,6 @@ class Job(JobSender):
             on_resumed=self._on_resumed,
             on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT),
         )
-        self._noted_clock: LeaderClock | None = None  # what the run's files say of it
         self._joining = False
         self._after_loss = False  # the store of the leader was lost
         self.leads = False
@@ -271,7 +270,7 @@ class Job(JobSender):
             addresses = list(joined.leader_addresses)
         has_neighbours = placement.local_world_size > len(placement.ranks)
         self.other_addresses = (*addresses, *((*self._own_addresses, "127.0.0.1", "::1") if has_neighbours else ()))
-        self.leader_clock = self._noted_clock = None  # another host may lead
+        self.leader_clock.forget()  # another host may lead
         attempt = JobAttempt(
             self._context,
             assignment.number,
@@ -290,16 +289,6 @@ class Job(JobSender):
             met = f"{hosts_text(self.peers.values(), placement.world_size)}, from {detected}"
             self._print_line(f"saferun: {printable(met)} ({_OFF})")
         self._callbacks.on_assigned(assignment)
-
-    def _note_clock(self, clock: LeaderClock) -> None:
-        """Note how far this host's clock is ahead of the leader's, each time that more is known."""
-        noted, self._noted_clock = self._noted_clock, self._noted_clock or clock
-        if not self.is_head or (noted is not None and abs(clock.leader_s - noted.leader_s) < _LEAST_NEWS_S):
-            return
-        self._noted_clock = clock
-        at = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": self.current.number}
-        ahead_s, error_s = round(-clock.behind_s(), 6), round(clock.error_s, 6)
-        self._run_dir.write_event({"event": "ClockMeasured", **at, "ahead_s": ahead_s, "error_s": error_s})
 
     def _note_signed(self, joined: Joined) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from saferun.cluster.evidence_collection import EvidenceCollections
 from saferun.cluster.job_sender import JobSender, StateReport
 from saferun.cluster.job_values import AbortReason, JobCallbacks, LostHost
-from saferun.cluster.leader_clock import LeaderClock, leader_clock_from
+from saferun.cluster.leader_clock import LeaderClock
 from saferun.cluster.messages import (
     LONGEST_MESSAGE,
     MOST_HOSTS,
@@ -67,7 +67,7 @@ class JobContext:
         reports: RankReports,
         on_channel_lost: Callable[[str, str, str], None],
         warn: Callable[[object], None],
-        note_clock: Callable[[LeaderClock], None],
+        clock: LeaderClock,
     ) -> None:
         self.config = config
         self.poller = poller
@@ -76,7 +76,7 @@ class JobContext:
         self.reports = reports
         self.on_channel_lost = on_channel_lost
         self.warn = warn
-        self.note_clock = note_clock
+        self.clock = clock
 
 
 class _LinesOfOthers:
@@ -103,6 +103,10 @@ def _refuse_entry(_attempt: JobAttempt, message: JsonObject) -> None:
 
 def _note_start_stage(attempt: JobAttempt, message: JsonObject) -> None:
     attempt.start_stage = message
+
+
+def _note_clock(attempt: JobAttempt, message: JsonObject) -> None:
+    attempt._context.clock.take(attempt.number, message)  # noqa: SLF001 - its own method, like the one above
 
 
 class JobAttempt:
@@ -430,11 +434,6 @@ class JobAttempt:
     def _on_chunk(self, message: JsonObject) -> None:
         self.chunks.add(message)
 
-    def _on_clock(self, message: JsonObject) -> None:
-        self._sender.leader_clock = clock = leader_clock_from(message)
-        if clock is not None:
-            self._context.note_clock(clock)
-
     def _on_warning(self, message: JsonObject) -> None:
         self._context.warn(message["text"])
 
@@ -454,7 +453,7 @@ class JobAttempt:
         "start_stage": (_note_start_stage, False, True),
         "task_lost": (_on_task_lost, False, False),
         "membership": (_on_membership, True, False),
-        "clock": (_on_clock, False, True),
+        "clock": (_note_clock, False, True),
         "warn": (_on_warning, False, True),
     }
     _BY_KIND: ClassVar[dict[str, Callable[[JobAttempt, int, JsonObject], None]]] = {

@@ -24,14 +24,15 @@ class JobSender:
         channel: to the coordinator.
         attempt: returns the attempt that is current.
         roster: this host's place among the others.
+        clock: this host's and the leader's.
     """
 
-    def __init__(self, channel: JobChannel, attempt: Callable[[], int], roster: Roster) -> None:
+    def __init__(self, channel: JobChannel, attempt: Callable[[], int], roster: Roster, clock: LeaderClock) -> None:
         self._channel = channel
         self._attempt = attempt
         self.roster = roster
         self.joined_attempt = -1  # the last attempt for which the hosts have met
-        self.leader_clock: LeaderClock | None = None  # this host's clock and the leader's, once it is known
+        self.leader_clock = clock
         # What this process has broadcast and not read in the log yet; of what never gets there, the newest.
         self._unread: deque[JsonObject] = deque(maxlen=_MOST_UNREAD)
 
@@ -104,8 +105,9 @@ class JobSender:
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
         """Hand a chunk of evidence to the leader."""
         chunk: JsonObject = {"time": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
-        if self.leader_clock is not None:
-            chunk["behind_s"] = self.leader_clock.behind_s()
+        behind_s = self.leader_clock.behind_s
+        if behind_s is not None:
+            chunk["behind_s"] = behind_s
         self._send("chunk", name=name, text=json.dumps(chunk))
 
     def send_state(self, state: JsonObject) -> None:

@@ -19,6 +19,7 @@ class CheckContext(Value):
         environ: the environment that the ranks will have.
         together: whether there are, or may be, other hosts.
         hosts: the names of all hosts where they are known, in order of node rank; else empty.
+        host_count: how many hosts there may be.
         node_rank: this host's; -1: unknown.
         master: the name or address that the others look for; empty: none (one host).
         ports: where the master may be found; the first free one is taken. Empty: the kernel chooses.
@@ -42,6 +43,7 @@ class CheckContext(Value):
     environ: Mapping[str, str] = {}
     together: bool = False
     hosts: tuple[str, ...] = ()
+    host_count: int = 1
     node_rank: int = 0
     master: str = ""
     ports: tuple[int, ...] = ()
@@ -102,6 +104,7 @@ def context_of(
         environ=environ,
         together=hosts.most > 1,
         hosts=hosts.names,
+        host_count=max(hosts.most, len(hosts.names), 1),
         node_rank=-1 if hosts.node_rank is None else hosts.node_rank,
         master=master if hosts.most > 1 else "",
         ports=rendezvous.ports or ((rendezvous.master_port,) if rendezvous.master_port else ()),

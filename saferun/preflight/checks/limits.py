@@ -22,6 +22,8 @@ _UNLIMITED = -1
 _FEW_FILES = 256
 # What the supervisor opens for itself, and for each rank: two streams, two files, a pidfd.
 _OWN_FILES, _OWN_FILES_PER_RANK = 48, 5
+# What every other host opens at the first one, for saferun's messages: three connections, and another one for evidence.
+_CONNECTIONS_PER_HOST = 4
 # torch starts some ten threads where OMP_NUM_THREADS is 1, NCCL and CUDA about as many.
 _THREADS_PER_RANK = 32
 # Above this no job runs into the limit, and counting the user's threads would cost more than it tells.
@@ -45,7 +47,12 @@ def check_open_files(context: CheckContext) -> CheckResult:
     if hard is not None and hard != _UNLIMITED and hard < own:
         message += f", at most, and saferun takes up to {own} for {count_text(context.nproc, 'rank')}"
         return warning(message, hint, facts, class_name="too_many_open_files")
-    world_size = context.nproc * max(len(context.hosts), 1)
+    world_size = context.nproc * max(context.host_count, len(context.hosts))
+    served = _OWN_FILES + _CONNECTIONS_PER_HOST * context.host_count + world_size
+    if context.together and context.serves and hard is not None and hard != _UNLIMITED and hard < served:
+        # The coordinator raises its own limit as far as it may; what finds no room there cannot join, and waits.
+        message = f"a process may open {hard} files, at most, and the first of {context.host_count} hosts may need"
+        return warning(f"{message} {served} for its stores", hint, facts, class_name="too_many_open_files")
     # A full mesh, as gloo builds it, is a connection to every other rank.
     needed = max(_FEW_FILES, _OWN_FILES + world_size)
     if soft < needed:

@@ -52,6 +52,20 @@ def test_a_limit_that_saferun_s_own_files_do_not_fit_into_is_told(root: Root) ->
     assert (result.verdict, result.class_name) == ("warn", "too_many_open_files")
 
 
+def test_the_first_of_many_hosts_needs_room_for_the_connections_of_all(root: Root) -> None:
+    """By the hard limit, to which its coordinator raises its own. Hosts that find no room there would wait in vain."""
+    job = root.context(nproc=1, together=True, host_count=2000)
+    root.limits(open_files="1024 4096")
+    result = check_open_files(job)
+    assert (result.verdict, result.class_name) == ("warn", "too_many_open_files")
+    assert result.message == (
+        "a process may open 4096 files, at most, and the first of 2000 hosts may need 10048 for its stores"
+    )
+    assert "first of" not in check_open_files(job._replace(serves=False)).message
+    root.limits(open_files="4096 16384")
+    assert check_open_files(job).verdict == "ok"
+
+
 def test_a_thousand_ranks_need_more_than_the_usual_limit(root: Root) -> None:
     """Gloo connects each pair of ranks."""
     root.limits(open_files="1024 1048576")

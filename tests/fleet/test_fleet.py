@@ -1,0 +1,213 @@
+"""The coordinators, jobs and supervisors of many hosts, in virtual time: whatever happens to hosts and network.
+
+The laws are checked at every step (``Fleet.note_entry`` and the like): one decision, the same entries in the same order
+everywhere, ranks in the same attempt everywhere. At the end everybody has ended, as was decided, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from tests.fleet.fleet import Fleet, LawError
+
+# Of the host timeout and what probes take.
+_LOST_S = 60.0
+_AT_ONCE_S = 5.0
+_CLOCK_S = 0.005
+
+
+class Scenario(NamedTuple):
+    """What happens while all ranks run, and how it has to end.
+
+    ``within_s``: all have ended so long after it. ``code``: their exit code. ``silent``: of whom no evidence can come;
+    None: the leader itself is lost, and gets none.
+    """
+
+    happens: Callable[[Fleet], object]
+    within_s: float
+    code: int
+    silent: Callable[[Fleet], set[int]] | None = lambda _: set()
+    network: dict[str, float] = {}  # noqa: RUF012 - never changed
+
+
+def _some(fleet: Fleet, part: float = 0.01) -> list[int]:
+    """A part of the hosts, two at least, and not the leader."""
+    return fleet.simulation.random.sample(range(1, fleet.count), max(2, round(part * fleet.count)))
+
+
+def _divided(fleet: Fleet) -> set[int]:
+    return set(range(fleet.count // 2, fleet.count))
+
+
+def _divide_and_heal(fleet: Fleet) -> None:
+    fleet.network.divide(_divided(fleet))
+    fleet.run(60.0)
+    fleet.network.heal()
+    fleet.run(60.0)
+    fleet.finish_ranks()
+
+
+def _divide_all(fleet: Fleet) -> None:
+    """The ranks' own network is cut as well, so that they stop."""
+    fleet.stopped_at = fleet.simulation.now
+    fleet.network.divide(_divided(fleet))
+
+
+def _freeze_leader(fleet: Fleet) -> None:
+    fleet.freeze(0, 20.0)
+    fleet.run(60.0)
+    fleet.finish_ranks()
+
+
+SCENARIOS = {
+    "all end well": Scenario(Fleet.finish_ranks, _AT_ONCE_S, 0, None),
+    "a rank fails": Scenario(lambda fleet: fleet.fail(fleet.count // 2), _AT_ONCE_S, 1),
+    "ranks of many hosts fail": Scenario(lambda fleet: fleet.fail(*_some(fleet)), _AT_ONCE_S, 1),
+    "all ranks fail": Scenario(lambda fleet: fleet.fail(*range(fleet.count)), _AT_ONCE_S, 1),
+    "a host is off": Scenario(lambda fleet: fleet.power_off(2), _LOST_S, 1, lambda _: {2}),
+    "a saferun is killed": Scenario(lambda fleet: fleet.kill(2), _LOST_S, 1, lambda _: {2}),
+    "the leader is off": Scenario(lambda fleet: fleet.power_off(0), _LOST_S, 1, None),
+    "the leader is killed": Scenario(lambda fleet: fleet.kill(0), _AT_ONCE_S, 1, None),
+    "the leader stands still": Scenario(_freeze_leader, _AT_ONCE_S, 0, None),
+    "the network is divided for a while": Scenario(_divide_and_heal, _AT_ONCE_S, 0, None),
+    "the network is divided": Scenario(_divide_all, 2 * _LOST_S, 1, _divided),
+    "a rank fails where the leader is slow": Scenario(
+        lambda fleet: fleet.fail(1), 30.0, 1, network={"store_s": 2e-3, "latency_s": 0.02, "loss": 0.01}
+    ),
+}
+
+
+def _check(scenario: Scenario, count: int, seed: int) -> None:
+    fleet = Fleet(count, seed, network=scenario.network)
+    with fleet.running():
+        fleet.await_running()
+        fleet.run(2.0)
+        scenario.happens(fleet)
+        fleet.await_end(scenario.within_s)
+    gone = {host.number for host in fleet.hosts if host.is_off or host.is_killed}
+    ends = {host.finish.exit_code for host in fleet.hosts if host.finish is not None}
+    assert ends == {scenario.code}, fleet.story()
+    assert sum(host.finish is None for host in fleet.hosts) == len(gone)
+    if scenario.silent is not None:
+        silent = {0, *scenario.silent(fleet)}
+        assert fleet.leader.evidence_of == {0: set(range(count)) - silent}, fleet.story()
+        for number, (offset_s, measured) in fleet.leader.clock.items():
+            assert measured
+            assert offset_s == pytest.approx(-fleet.hosts[number].clock_ahead_s, abs=_CLOCK_S + fleet.network.latency_s)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_laws_hold_on_a_few_hosts(name: str) -> None:
+    """Whatever happens."""
+    _check(SCENARIOS[name], 8, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_laws_hold_on_many_hosts(name: str, seed: int) -> None:
+    """In whatever order messages come."""
+    _check(SCENARIOS[name], 64, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.limit_s(1800)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_laws_hold_on_two_thousand_hosts(name: str) -> None:
+    """What is linear for a leader shows."""
+    _check(SCENARIOS[name], 2048, seed=0)
+
+
+@pytest.mark.parametrize("count", [8, *(pytest.param(count, marks=pytest.mark.slow) for count in (64, 512))])
+def test_a_restarted_job_meets_again(count: int) -> None:
+    """All in the next attempt, of which nothing of the previous one is left."""
+    fleet = Fleet(count, restarts=1)
+    with fleet.running():
+        fleet.await_running()
+        fleet.fail(3, 5)
+        fleet.await_running(attempt=1)
+        fleet.stopped_at = None
+        fleet.run(5.0)
+        fleet.finish_ranks()
+        fleet.await_end(_AT_ONCE_S)
+    assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {0}
+    assert all(set(host.running_since) == {0, 1} for host in fleet.hosts)
+
+
+def test_a_host_that_does_not_come_ends_the_start_of_all() -> None:
+    """Each says who is missing."""
+    fleet = Fleet(8, start_timeout_s=20.0)
+    fleet.power_off(5)
+    with fleet.running():
+        fleet.await_end(40.0)
+    assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {1}
+    assert all(not host.running_since for host in fleet.hosts)
+
+
+def test_a_run_is_decided_by_its_seed() -> None:
+    """So that what has gone wrong once goes wrong again."""
+
+    def steps(seed: int) -> tuple[int, float]:
+        fleet = Fleet(8, seed)
+        with fleet.running():
+            fleet.await_running()
+            fleet.fail(3)
+            fleet.await_end(_AT_ONCE_S)
+        return fleet.simulation.events, fleet.simulation.now
+
+    assert steps(1) == steps(1) != steps(2)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 60))])
+def test_everybody_ends_whatever_happens(seed: int) -> None:
+    """Several faults, one after the other or at once, while the job starts, runs and ends."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    count = chance.choice([3, 8, 16, 32])
+    fleet = Fleet(
+        count, seed, restarts=chance.choice([0, 1]), start_timeout_s=60.0, network={"loss": chance.choice([0.0, 0.01])}
+    )
+    with fleet.running():
+        fleet.run(chance.uniform(0.0, 3.0))
+        for _ in range(chance.randint(1, 4)):
+            host = chance.randrange(count)
+            match chance.choice(["fail", "off", "kill", "freeze", "divide", "heal"]):
+                case "fail":
+                    fleet.fail(host)
+                case "off":
+                    fleet.power_off(host)
+                case "kill":
+                    fleet.kill(host)
+                case "freeze":
+                    fleet.freeze(host, chance.uniform(1.0, 40.0))
+                case "divide":
+                    fleet.stopped_at = fleet.simulation.now
+                    fleet.network.divide(set(chance.sample(range(count), count // 2)))
+                case "heal":
+                    fleet.network.heal()
+            fleet.run(chance.choice([0.0, 0.1, 5.0, 40.0]))
+        fleet.network.heal()
+        fleet.finish_ranks()
+        fleet.await_end(1200.0)
+
+
+def test_what_breaks_a_law_is_seen() -> None:
+    """A host that reads something else, misses an entry, or runs another attempt than the others."""
+    fleet = Fleet(3)
+    with fleet.running():
+        fleet.await_running()
+        one, other = fleet.hosts[1:]
+        k, entry = one.log[-1]
+        with pytest.raises(LawError, match="where others have read"):
+            fleet.note_entry(one, {"attempt": 0, "k": k, "message": {**entry, "kind": "abort"}})
+        with pytest.raises(LawError, match="after"):
+            fleet.note_entry(other, {"attempt": 0, "k": k, "message": entry})
+        fleet.note_entry(one, {"attempt": 0, "k": k + 1, "message": {"kind": "decision"}})
+        with pytest.raises(LawError, match="ended twice"):
+            fleet.note_entry(one, {"attempt": 0, "k": k + 2, "message": {"kind": "decision"}})
+        other.job.joined_attempt = 1
+        with pytest.raises(LawError, match="runs attempt"):
+            fleet.note_running(other)
