@@ -64,6 +64,7 @@ class Fleet:
         self.host_info = HOST_INFO if checked else ""
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation, **(network or {}))
+        self.ends_well = False
         self.stopped_at: float | None = None  # when the ranks stopped to move
         self.entries: dict[int, list[JsonObject]] = {}  # of the job's log, by attempt
         self.clock_events: dict[int, float] = {}
@@ -177,7 +178,8 @@ class Fleet:
             self.simulation.at(self.simulation.now, partial(host.end_rank, 0, FAILED), host)
 
     def finish_ranks(self) -> None:
-        """All ranks end well."""
+        """All ranks end well, also those that are still to be started."""
+        self.ends_well = True
         for host in self.hosts:
             for rank in list(host.alive):
                 seconds = self.simulation.random.random()

@@ -96,8 +96,9 @@ def _check(scenario: Scenario, count: int, seed: int) -> None:
         silent = {0, *scenario.silent(fleet)}
         assert fleet.leader.evidence_of == {0: set(range(count)) - silent}, fleet.story()
         for number, (offset_s, measured) in fleet.leader.clock.items():
-            assert measured
-            assert offset_s == pytest.approx(-fleet.hosts[number].clock_ahead_s, abs=_CLOCK_S + fleet.network.latency_s)
+            assert measured or scenario.network  # a leader that has too much to do has no time for clocks
+            error_s = _CLOCK_S + fleet.network.latency_s
+            assert not measured or offset_s == pytest.approx(-fleet.hosts[number].clock_ahead_s, abs=error_s)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

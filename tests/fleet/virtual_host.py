@@ -318,6 +318,8 @@ class FleetHost(Host):
                 self.alive = set(range(self.config.nproc_per_node))
                 self.statuses = {}
                 self.later(_START_S, RanksStarted(now, attempt, tuple(1000 + rank for rank in self.alive)))
+                for rank in tuple(self.alive) if self.fleet.ends_well else ():
+                    self.end_rank(rank, ExitStatus(0, None), 1.0)
             case actions.CaptureEvidence():
                 self.later(_CAPTURE_S, EvidenceCaptured(now, attempt))
             case actions.AwaitCause():

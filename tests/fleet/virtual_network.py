@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Self
+from weakref import WeakSet
 
 from saferun.coordinator.liveness_probe import ANSWER
 from tests.fleet.virtual_time import Place, Simulation
@@ -188,7 +189,7 @@ class StoreServer(Listener):
         self.is_closed = False
         self._waiting: dict[str, list[_Wait]] = {}
         self._free_at = 0.0
-        self.clients: set[VirtualStore] = set()
+        self.clients: WeakSet[VirtualStore] = WeakSet()
         network.listening[host.number, port] = self
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class Thread:
         kwargs: dict[str, Any] | None = None,
     ) -> None:
         self._simulation = simulation
-        self._call = partial(target, *args, **(kwargs or {}))
+        self._call: Callable[[], object] = partial(target, *args, **(kwargs or {}))
         self.place = simulation.place
         self.turn = 0  # rises with each wait: what woke an earlier one comes too late
         self.is_over = False
@@ -67,8 +67,9 @@ class Thread:
         return not self.is_over
 
     def run(self) -> None:
+        call, self._call = self._call, lambda: None  # nothing of it is kept, as by a real thread
         try:
-            self._call()
+            call()
         except GreenletExit:
             pass
         except BaseException as error:
