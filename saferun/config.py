@@ -88,6 +88,7 @@ class HostsConfig(Value):
         names: the hosts in order of node rank; empty: unknown.
         task: where this host has one saferun a rank; None: this is the only one.
         detected: where the place comes from, for people: ``Slurm step 4711.0``; empty: from options.
+        found: where each value of it stands: ``node rank 2: SLURM_NODEID=2``.
         start_timeout_s: how long late hosts are waited for.
         connect_timeout_s: how long the store is waited for at which they meet; 0: as long as late hosts.
         host_timeout_s: for how long a host may be silent before it counts as lost.
@@ -103,6 +104,7 @@ class HostsConfig(Value):
     names: tuple[str, ...] = ()
     task: TaskConfig | None = None
     detected: str = ""
+    found: tuple[str, ...] = ()
     start_timeout_s: float = 600.0
     connect_timeout_s: float = 0.0
     host_timeout_s: float = 30.0

@@ -233,7 +233,7 @@ TORCHRUN_OPTIONS: tuple[Option, ...] = tuple(option._replace(pet=option.dest not
 
 SAFERUN_OPTIONS: tuple[Option, ...] = (
     _option(
-        "--scheduler {auto,none,slurm,openmpi,pmi,kubernetes,lsf,pbs}",
+        "--scheduler {auto,none,slurm,openmpi,pmi,mvapich,kubernetes,lsf,pbs,flux,htcondor,sagemaker,batch,ray}",
         "auto",
         HOSTS,
         "scheduler to take node rank and host list from; auto: detect it; none: command-line options only",

@@ -131,6 +131,7 @@ def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
         lines.append(f"which host this is, the rendezvous decides{source}; ranks are shown as they are on host 0")
     else:
         lines.append(f"this is host {hosts.node_rank}{source}")
+    lines.extend(f"  {line}" for line in hosts.found)
     if config.secret_file:
         lines.append(f"messages between hosts are signed with the secret in {config.secret_file}")
     elif config.shares_secret:

@@ -162,7 +162,7 @@ def test_one_host_alone_does_not_look_at_the_file(tmp_path: Path) -> None:
 def mpi_task(i: int, count: int) -> dict[str, str]:
     """The environment of a task of MPICH's mpiexec on one host."""
     task = {"PMI_RANK": i, "PMI_SIZE": count, "MPI_LOCALRANKID": i, "MPI_LOCALNRANKS": count, "PMI_FD": 7}
-    return {name: str(value) for name, value in task.items()}
+    return {**{name: str(value) for name, value in task.items()}, "SAFERUN_SCHEDULER": "pmi"}
 
 
 @pytest.mark.slow

@@ -310,7 +310,7 @@ def test_nobody_overwrites_anothers_files_in_a_shared_run_directory(tmp_path: Pa
 def mpi_task(i: int, count: int, parent: int) -> dict[str, str]:
     """The environment of a task of MPICH's mpiexec."""
     task = {"PMI_RANK": i, "PMI_SIZE": count, "MPI_LOCALRANKID": i, "MPI_LOCALNRANKS": count, "PMI_FD": parent}
-    return {name: str(value) for name, value in task.items()}
+    return {**{name: str(value) for name, value in task.items()}, "SAFERUN_SCHEDULER": "pmi"}
 
 
 def test_one_task_a_rank_looks_like_one_saferun_to_the_ranks(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ await_release("go")
 
 
 def step(node: int) -> Mapping[str, str]:
-    return slurm_step(node, node, 0, nodes="node[1-3]", hosts=COUNT, tasks=COUNT, tasks_by_host="1(x3)")
+    told = slurm_step(node, node, 0, nodes="node[1-3]", hosts=COUNT, tasks=COUNT, tasks_by_host="1(x3)")
+    return {**told, "SAFERUN_SCHEDULER": "slurm"}  # also where the tests are started over ssh, or in tmux
 
 
 @contextmanager

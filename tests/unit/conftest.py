@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from saferun.cluster.placement import launcher
+from tests.unit.above import Above
+
 # A busy machine makes single examples slow, which is no fault of the code. Counterexamples are printed, not stored.
 settings.register_profile(
     "all",
@@ -19,3 +22,11 @@ settings.register_profile("quick", settings.get_profile("all"), max_examples=25)
 def pytest_configure(config: pytest.Config) -> None:
     """`make test` takes fewer examples of everything, `make test-all` more."""
     settings.load_profile("quick" if config.getoption("markexpr") == "not slow" else "all")
+
+
+@pytest.fixture(autouse=True)
+def above(monkeypatch: pytest.MonkeyPatch) -> Above:
+    """Nothing is above this process, unless a test says otherwise; what started the tests themselves is no matter."""
+    seen = Above()
+    monkeypatch.setattr(launcher, "command_lines_above", lambda: seen.lines)
+    return seen

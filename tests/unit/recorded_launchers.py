@@ -5,8 +5,6 @@ Four hosts, node1 to node4, if nothing else is said.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 PLAIN = {
     "HOME": "/root",
     "LANG": "C.UTF-8",
@@ -179,24 +177,43 @@ def open_mpi_4(
 
 
 def open_mpi_5(daemon: int, rank: int, local: int, *, size: int, local_size: int) -> dict[str, str]:
-    """A process of Open MPI 5's mpirun, which tells neither the number of hosts nor their names."""
+    """A process of Open MPI 5.0.11's mpirun on node1, which tells neither the number of hosts nor their names."""
+    uri = f"prterun-node1-71423@0.{daemon};tcp4://127.0.0.1:34023"
     return {
         **PLAIN,
-        "OMPI_APP_CTX_NUM_PROCS": str(size),
+        "OMPI_ARGV": "-m saferun train.py",
+        "OMPI_COMMAND": "python",
         "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
         "OMPI_COMM_WORLD_NODE_RANK": str(local),
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(size),
         "OMPI_MCA_num_procs": str(size),
+        "OMPI_TOOL_NAME": "mpirun",
         "OMPI_UNIVERSE_SIZE": "8",
+        "OMPI_VERSION": "5.0.11",
+        "OMPI_WORLD_LOCAL_SIZE": str(local_size),
+        "OMPI_WORLD_SIZE": str(size),
         "PMIX_HOSTNAME": f"node{daemon + 1}",
         "PMIX_NAMESPACE": "prterun-node1-71423@1",
         "PMIX_RANK": str(rank),
-        "PMIX_SERVER_URI41": f"prterun-node1-71423@0.{daemon};tcp4://10.0.0.{daemon + 1}:57983",
-        "PMIX_VERSION": "5.0.3",
+        "PMIX_SERVER_URI2": uri,
+        "PMIX_SERVER_URI41": uri,
+        "PMIX_VERSION": "5.0.11rc1",
         "PRTE_LAUNCHED": "1",
     }
+
+
+def prted(daemon: int, daemons: int) -> list[list[str]]:
+    """The command lines above such a process, on another host than mpirun's."""
+    uri = "prterun-node1-71423@0.0;tcp://10.77.0.1,172.17.0.1:39701:64,16,16"
+    options = f"ess env --prtemca ess_base_nspace prterun-node1-71423@0 --prtemca ess_base_vpid {daemon}"
+    more = f"--prtemca ess_base_num_procs {daemons} --prtemca prte_hnp_uri {uri} --prtemca plm ssh --tree-spawn"
+    return [
+        [*f"/opt/openmpi/bin/prted --prtemca {options} {more}".split()],
+        ["sshd: root@notty"],
+        ["sshd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups"],
+    ]
 
 
 # What mpirun leaves in the processes of a Slurm job: Slurm's variables tell of its own daemons, which are three.
@@ -231,14 +248,24 @@ def hydra_proxy(node: int, host: str = "node1") -> list[list[str]]:
     ]
 
 
-def intel_mpi(rank: int, local: int, *, size: int, local_size: int) -> dict[str, str]:
-    """A process of Intel MPI 2021's mpiexec."""
+def intel_mpi(rank: int, local: int, *, size: int, local_size: int, launcher: str = "ssh") -> dict[str, str]:
+    """A process of Intel MPI 2021.19's mpiexec, started from node1."""
+    node = rank // local_size
+    ssh = {"SSH_CONNECTION": f"10.77.0.1 52140 10.77.0.{node + 1} 22"} if node and launcher == "ssh" else {}
     return {
         **PLAIN,
-        "I_MPI_HYDRA_UUID": "5ee40000-6f2a-4c1e-9f0a-0605fe800000",
-        "I_MPI_INFO_NUMA_NODE_NUM": "2",
+        **ssh,
+        "HYDRA_BSTRAP_LAUNCHER": launcher,
+        "HYDRA_BSTRAP_LOCALHOST": f"node{node + 1}",
+        "HYDRA_BSTRAP_NODE_ID": str(node),
+        "HYDRA_BSTRAP_PROXY_ID": str(node),
+        "HYDRA_BSTRAP_TREE_WIDTH": "16",
+        "HYDRA_BSTRAP_UPSTREAM_FD": "3",
+        "I_MPI_HYDRA_UUID": "81000000-a051-abe6-1d61-0600c787c41b",
+        "I_MPI_INFO_NUMA_NODE_NUM": "1",
         "MPI_LOCALNRANKS": str(local_size),
         "MPI_LOCALRANKID": str(local),
+        "PMI_FD": "6",
         "PMI_RANK": str(rank),
         "PMI_SIZE": str(size),
     }
@@ -246,90 +273,51 @@ def intel_mpi(rank: int, local: int, *, size: int, local_size: int) -> dict[str,
 
 def intel_proxy(node: int) -> list[list[str]]:
     """The command lines above such a process."""
-    bin_dir = "/opt/intel/oneapi/mpi/2021.6.0/bin"
-    options = "--upstream-host node1 --upstream-port 42983 --pgid 0 --launcher ssh --launcher-number 0 --tree-width 16"
-    return [
-        [f"{bin_dir}/hydra_pmi_proxy", "--usize", "-1", "--auto-cleanup", "1", "--abort-signal", "9"],
-        [*f"{bin_dir}/hydra_bstrap_proxy {options} --tree-level 1 --proxy-id {node} --node-id {node}".split()],
-    ]
+    proxy = [*"/opt/intel/oneapi/mpi/2021.19/bin//hydra_pmi_proxy --usize -1 --auto-cleanup 1 --abort-signal 9".split()]
+    if node:
+        return [proxy, ["sshd: root@notty"], ["sshd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups"]]
+    return [proxy, [*"/opt/intel/oneapi/mpi/2021.19/bin/mpiexec.hydra -ppn 2 -n 8 python -m saferun train.py".split()]]
 
 
-_KUBERNETES: Mapping[str, str] = {
-    **PLAIN,
-    "KUBERNETES_PORT": "tcp://10.96.0.1:443",
-    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    "KUBERNETES_SERVICE_PORT": "443",
+# Intel MPI within a Slurm job starts its proxies with srun.
+INTEL_MPI_IN_SLURM = {
+    **slurm_step(2, 2, 0, nodes="node[1-4]", hosts=4, tasks=4, tasks_by_host="1(x4)", gtids="2"),
+    **intel_mpi(5, 1, size=8, local_size=2, launcher="slurm"),
 }
-PYTORCH_JOB = {
-    **_KUBERNETES,
-    "HOSTNAME": "train-worker-1",
-    "MASTER_ADDR": "train-master-0",
-    "MASTER_PORT": "23456",
-    "PYTHONUNBUFFERED": "0",
-    "RANK": "2",
-    "WORLD_SIZE": "4",
-}
-# Releases that multiply WORLD_SIZE by the ranks of a pod.
-PYTORCH_JOB_WITH_PET = {
-    **PYTORCH_JOB,
-    "PET_NNODES": "4",
-    "PET_NODE_RANK": "2",
-    "PET_NPROC_PER_NODE": "8",
-    "WORLD_SIZE": "32",
-}
-PYTORCH_JOB_ELASTIC = {
-    **_KUBERNETES,
-    "HOSTNAME": "train-worker-1",
-    "PET_MAX_RESTARTS": "10",
-    "PET_NNODES": "1:4",
-    "PET_NPROC_PER_NODE": "2",
-    "PET_RDZV_BACKEND": "c10d",
-    "PET_RDZV_ENDPOINT": "train-worker-0:23456",
-    "PET_RDZV_ID": "train",
-    "PYTHONUNBUFFERED": "0",
-}
-TRAIN_JOB = {
-    **_KUBERNETES,
-    "HOSTNAME": "train-node-0-3",
-    "JOB_COMPLETION_INDEX": "3",
-    "PET_MASTER_ADDR": "train-node-0-0.train",
-    "PET_MASTER_PORT": "29400",
-    "PET_NNODES": "4",
-    "PET_NODE_RANK": "3",
-    "PET_NPROC_PER_NODE": "2",
-}
-INDEXED_JOB = {**_KUBERNETES, "HOSTNAME": "sweep-3", "JOB_COMPLETION_INDEX": "3"}
+INTEL_PROXY_IN_SLURM = [intel_proxy(2)[0], ["slurmstepd: [4711.0]"]]
 
-LSF_BLAUNCH = {
-    **PLAIN,
-    "LSB_DJOB_NUMPROC": "16",
-    "LSB_HOSTS": " ".join(["node1"] * 8 + ["node2"] * 8),
-    "LSB_JOBID": "90210",
-    "LSB_MCPU_HOSTS": "node1 8 node2 8 ",
-    "LSF_PM_TASKID": "2",
-}
-LSF_JSRUN = {
-    **PLAIN,
-    "JSM_NAMESPACE_ID": "1",
-    "JSM_NAMESPACE_LOCAL_RANK": "3",
-    "JSM_NAMESPACE_LOCAL_SIZE": "6",
-    "JSM_NAMESPACE_RANK": "9",
-    "JSM_NAMESPACE_SIZE": "12",
-    "LSB_JOBID": "90210",
-    "LSB_MCPU_HOSTS": "batch2 1 a01n01 42 a01n02 42 ",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "6",
-    "OMPI_COMM_WORLD_RANK": "9",
-    "OMPI_COMM_WORLD_SIZE": "12",
-    "PMIX_NAMESPACE": "1",
-    "PMIX_RANK": "9",
-}
-PBS = {
-    **PLAIN,
-    "PBS_ENVIRONMENT": "PBS_BATCH",
-    "PBS_JOBID": "8817.pbs01",
-    "PBS_NODEFILE": "/var/spool/pbs/aux/8817.pbs01",
-    "PBS_NODENUM": "1",
-    "PBS_TASKNUM": "20000001",
-}
-PBS_NODE_FILE = "node1.cluster\nnode1.cluster\nnode2.cluster\nnode2.cluster\n"
+
+def mvapich2(node: int, rank: int, local: int, *, size: int, local_size: int, hosts: int) -> dict[str, str]:
+    """A process of MVAPICH2's mpirun_rsh on node1.
+
+    Source: src/pm/mpirun/mpispawn.c (setup_global_environment, setup_local_environment) and mpirun_rsh.c of MVAPICH2.
+    """
+    return {
+        **PLAIN,
+        "MPIRUN_ID": "3187",
+        "MPIRUN_NPROCS": str(size),
+        "MPIRUN_RSH_LAUNCH": "1",
+        "MPISPAWN_CHECKIN_PORT": "41207",
+        "MPISPAWN_GLOBAL_NPROCS": str(size),
+        "MPISPAWN_ID": str(node),
+        "MPISPAWN_LOCAL_NPROCS": str(local_size),
+        "MPISPAWN_MPIRUN_HOST": "node1",
+        "MPISPAWN_MPIRUN_ID": "3187",
+        "MPISPAWN_NNODES": str(hosts),
+        "MV2_COMM_WORLD_LOCAL_RANK": str(local),
+        "MV2_COMM_WORLD_LOCAL_SIZE": str(local_size),
+        "MV2_COMM_WORLD_RANK": str(rank),
+        "MV2_COMM_WORLD_SIZE": str(size),
+        "MV2_NODE_ID": str(node),
+        "MV2_NUM_NODES_IN_JOB": str(hosts),
+        "PMI_ID": str(rank),
+        "PMI_PORT": f"node{node + 1}:35211",
+        "USE_LINEAR_SSH": "1",
+    }
+
+
+def mvapich2_tree(node: int, rank: int, local: int) -> dict[str, str]:
+    """The same of a job whose mpispawns start each other: four hosts with two processes each."""
+    ranks = ":".join(f"node{i + 1}:2:{2 * i}:{2 * i + 1}" for i in range(4))
+    parent = {"MPISPAWN_MPIRUN_HOST": "node2", "MPISPAWN_HOSTLIST": ranks, "USE_LINEAR_SSH": "0"}
+    return {**mvapich2(node, rank, local, size=8, local_size=2, hosts=4), **parent}

@@ -33,9 +33,10 @@ from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget, 
 from saferun.cluster.evidence import decode_part, encode_part
 from saferun.cluster.messages import abort_from, chunk_from, decision_from, task_of
 from saferun.cluster.placement.rendezvous_options import read_conf
-from saferun.cluster.schedulers import Surroundings, detect
+from saferun.cluster.schedulers import BY_NAME, Surroundings, detect, unused_hosts
+from saferun.cluster.schedulers.allocation import expand_process_mapping
 from saferun.cluster.schedulers.host_list import expand_hosts, parse_host_file
-from saferun.cluster.schedulers.mpi import expand_node_regex, expand_process_mapping
+from saferun.cluster.schedulers.mpi import expand_node_regex
 from saferun.cluster.secret import JobSecret
 from saferun.cluster.secret_sharing import NoSecretError, pack, read_offer, unpack
 from saferun.cluster.signed import Signer, unverified
@@ -77,7 +78,7 @@ from saferun.text.decoding import MALFORMED, loads
 from saferun.watchdog.job_verdicts import verdict_from
 from tests.process.one_capture import decode_request, encode_request
 from tests.torch.coordinating import TROUBLE
-from tests.unit import recorded_launchers
+from tests.unit import recorded_launchers, recorded_schedulers
 from tests.unit.captures.test_flight_recorder import entry, trace
 from tests.unit.cluster.listening_job import DECISION, piece
 from tests.unit.host_samples import captured, host_evidence
@@ -151,7 +152,11 @@ def scheduler(content: bytes) -> object:
     except (ValueError, RecursionError):
         environ = {"SLURM_JOB_NODELIST": text_of(content), "PMI_RANK": "0", "LSB_MCPU_HOSTS": text_of(content)}
     texts = {str(key): str(value) for key, value in environ.items()} if isinstance(environ, dict) else {}
-    return detect(Surroundings(texts, "node3", lambda _: text_of(content), ask_pmi=lambda _: text_of(content)))
+    anything = text_of(content)
+    around = Surroundings(
+        texts, "node3", lambda _: anything, ask_pmi=lambda _: anything, ask_command=lambda _: anything
+    )
+    return [detect(around), *(detector(around) for detector in BY_NAME.values()), unused_hosts(around)]
 
 
 def profile(content: bytes) -> object:
@@ -170,7 +175,7 @@ def dumped(*values: object) -> tuple[bytes, ...]:
 
 
 def environments() -> Iterator[object]:
-    for name, value in vars(recorded_launchers).items():
+    for name, value in (vars(recorded_launchers) | vars(recorded_schedulers)).items():
         if name.isupper() and isinstance(value, dict):
             yield value
 

@@ -19,9 +19,12 @@ __all__ = ["find_place"]
 
 # Without one of these nothing needs to be detected, nor anything be imported that could.
 _MARKS = (
-    *("SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LSF_PM_TASKID", "JSM_NAMESPACE_RANK"),
-    "KUBERNETES_SERVICE_HOST",
+    *("SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
+    *("LSF_PM_TASKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "_CONDOR_PROCNO", "KUBERNETES_SERVICE_HOST"),
+    *("SM_CURRENT_HOST", "AWS_BATCH_JOB_NODE_INDEX", "RAY_JOB_ID"),
 )
+# Of a job in whose batch script this process may run, on the first of its hosts only.
+_MARKS_OF_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 # What torchrun's options say of the place of this process, or of where it meets others. Whoever writes one of them
 # has described the job: what a scheduler provides does not count then, and the options mean what they mean to torchrun.
 _COMPLETE = (
@@ -33,7 +36,6 @@ _REQUESTING = ("scheduler", "hosts", "hostfile")
 # A rank of torchrun's or saferun's: what a scheduler provides was for the launcher above it.
 _WITHIN_A_RANK = ("TORCHELASTIC_RUN_ID", "SAFERUN_RUN_ID")
 _MOST_HOSTS = 1 << 17
-_MOST_BYTES = 16 << 20
 # A year; what is beyond is a slip, or not a number at all.
 _LONGEST_S = 366 * 86400.0
 
@@ -60,7 +62,7 @@ def find_place(
     if values.node_rank < 0:
         raise UsageError(f"--node-rank {values.node_rank} is negative", "host 0 is the first one")
     explicit = _is_explicit(settings)
-    around = _allocation(values, environ, surroundings, explicit=explicit)
+    around, note = _around(values, settings, environ, surroundings, explicit=explicit)
     stop = values.stop_with_parent == "on"
     if values.stop_with_parent == "auto":
         stop = around is not None and around.above
@@ -70,22 +72,71 @@ def find_place(
         base = base._replace(shares_console=True, announces=is_first and not values.node_rank)
     if values.standalone:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
-    allocation = around if around is not None and _counts(around, values, settings, explicit=explicit) else None
-    if allocation is not None and _is_a_job_of_its_own(allocation, values, settings, environ):
-        source = (
-            f"each of the {allocation.tasks} processes that {allocation.source} has on this host is a job of its own"
-        )
-        base = base._replace(note=f"{source}, as --nproc-per-node is {values.nproc_per_node}")
-        allocation = None
-    if explicit and around is not None and allocation is None:
-        base = base._replace(note=_unused(around, values, settings))
-    if not explicit and not base.note:
-        base = base._replace(note=_note(values, environ, around))
+    allocation = None
+    if around is not None:
+        allocation, note = _counting(around, values, settings, environ, surroundings, explicit=explicit)
+    if not explicit and not note:
+        note = _note(values, environ, around, surroundings)
+    base = base._replace(note=note)
     if most == 1 and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     from saferun.cluster.placement.host_sources import agree
 
     return agree(values, settings, environ, allocation, base._replace(least=least, most=most))
+
+
+def _around(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    surroundings: Surroundings | None,
+    *,
+    explicit: bool,
+) -> tuple[Allocation | None, str]:
+    """What a launcher provides to this process, and what to say where it has only left its variables to it."""
+    wanted = values.scheduler
+    if wanted == "none":
+        return None, ""
+    if wanted == "auto" and (
+        not any(mark in environ for mark in _MARKS) or any(name in environ for name in _WITHIN_A_RANK)
+    ):
+        return None, ""
+    from saferun.cluster.placement.launcher import find_launcher, starter_of
+
+    around = find_launcher(wanted, environ, surroundings, explicit=explicit)
+    if around is None or not around.above or settings["scheduler"].origin != "default":
+        return around, ""
+    is_started, starter = starter_of(surroundings)
+    if is_started is not False:
+        return around, ""
+    if not _counts(around, values, settings, explicit=explicit):
+        return None, ""  # and would have counted for nothing
+    note = f"{around.source} did not start this process, but {starter}: its variables are ignored"
+    return None, f"{note}; --scheduler {around.scheduler} makes them count"
+
+
+def _counting(
+    around: Allocation,
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    surroundings: Surroundings | None,
+    *,
+    explicit: bool,
+) -> tuple[Allocation | None, str]:
+    """The scheduler's hosts if they are the hosts of the job; else what to say of them, if anything."""
+    if not _counts(around, values, settings, explicit=explicit):
+        return None, _unused(around, values, settings) if explicit else ""
+    if not any(settings[dest].origin != "default" for dest in (*_REQUESTING, *_COMPLETE)):
+        from saferun.cluster.placement.launcher import incomplete
+
+        note = incomplete(around, environ, surroundings)
+        if note:
+            return None, note
+    if _is_a_job_of_its_own(around, values, settings, environ):
+        source = f"each of the {around.tasks} processes that {around.source} has on this host is a job of its own"
+        return None, f"{source}, as --nproc-per-node is {values.nproc_per_node}"
+    return around, ""
 
 
 def _shares_console(wanted: str, around: Allocation | None) -> bool:
@@ -139,7 +190,7 @@ def _completes(allocation: Allocation, values: Any, settings: Mapping[str, Setti
     most = _nnodes(values.nnodes)[1]
     if most == 1 or values.rdzv_backend != "static" or values.rdzv_endpoint:
         return False
-    if settings["nnodes"].place != "PET_NNODES" or allocation.hosts != most:
+    if settings["nnodes"].place != "PET_NNODES" or allocation.hosts != most or allocation.master_port is None:
         return False
     given = {dest for dest in ("node_rank", "master_addr", "master_port") if settings[dest].origin != "default"}
     return "node_rank" not in given or (values.node_rank == allocation.node_rank and "master_addr" not in given)
@@ -151,7 +202,8 @@ def _unused(allocation: Allocation, values: Any, settings: Mapping[str, Setting]
         return ""
     if _nnodes(values.nnodes)[1] == 1 or values.rdzv_backend != "static":
         return ""
-    return f"this is node rank 0 by its options; {allocation.node_rank_from} counts with --scheduler kubernetes"
+    found, name = allocation.node_rank_from, allocation.scheduler
+    return f"this is node rank 0 by its options; {found} counts with --scheduler {name}"
 
 
 def _is_a_job_of_its_own(
@@ -169,9 +221,14 @@ def _is_a_job_of_its_own(
     return count_ranks(values.nproc_per_node, environ) not in {1, allocation.tasks}
 
 
-def _note(values: Any, environ: Mapping[str, str], around: Allocation | None) -> str:  # noqa: ANN401
+def _note(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    environ: Mapping[str, str],
+    around: Allocation | None,
+    surroundings: Surroundings | None,
+) -> str:
     """What to say of variables that make no sense, or of hosts that a job was given and that nothing runs on."""
-    is_published = "SLURM_JOB_ID" in environ or any(mark in environ for mark in _MARKS)
+    is_published = any(mark in environ for mark in (*_MARKS, *_MARKS_OF_JOBS))
     if not is_published or values.scheduler != "auto" or any(name in environ for name in _WITHIN_A_RANK):
         return ""
     from saferun.cluster.schedulers.allocation import odd_values
@@ -179,16 +236,17 @@ def _note(values: Any, environ: Mapping[str, str], around: Allocation | None) ->
     odd = odd_values(environ)
     if odd:
         return f"ignored, as the value is not a valid number: {', '.join(odd)}"
-    if around is not None or "SLURM_JOB_ID" not in environ or values.hosts or values.hostfile:
+    if around is not None or values.hosts or values.hostfile or not any(mark in environ for mark in _MARKS_OF_JOBS):
         return ""
-    from saferun.cluster.schedulers.slurm import hosts_of_job
+    from saferun.cluster.placement.launcher import this_host
+    from saferun.cluster.schedulers import unused_hosts
 
-    hosts = hosts_of_job(environ)
+    hosts, starter = unused_hosts(surroundings or this_host(environ))
     if hosts <= 1:
         return ""
     from saferun.linux.bare_socket import short_host_name
 
-    return f"this job has {hosts} nodes; saferun runs on {short_host_name()} only: start it with srun"
+    return f"this job has {hosts} nodes; saferun runs on {short_host_name()} only: start it with {starter}"
 
 
 def _nnodes(text: str) -> tuple[int, int]:
@@ -209,66 +267,3 @@ def _seconds(values: Any, dest: str) -> float:  # noqa: ANN401 - argparse's name
     if not 0 < value < _LONGEST_S:
         raise UsageError(f"--{dest.replace('_', '-')} {value:g} is not a number of seconds above 0", "leave it out")
     return value
-
-
-def _allocation(
-    values: Any,  # noqa: ANN401 - argparse's namespace
-    environ: Mapping[str, str],
-    surroundings: Surroundings | None,
-    *,
-    explicit: bool,
-) -> Allocation | None:
-    wanted = values.scheduler
-    if wanted == "none":
-        return None
-    if wanted == "auto" and (
-        not any(mark in environ for mark in _MARKS) or any(name in environ for name in _WITHIN_A_RANK)
-    ):
-        return None
-    from saferun.cluster.schedulers import BY_NAME, detect
-
-    around = surroundings
-    if around is None:
-        # No name service is asked, and no process inspected, for what hardly counts.
-        around = _environment_only(environ) if explicit else _this_host(environ)
-    if wanted == "auto":
-        return detect(around)
-    allocation = BY_NAME[wanted](around)
-    if allocation is None:
-        raise UsageError(
-            f"--scheduler {wanted}: the environment of this process holds nothing of the kind",
-            "start saferun by it on every host, or leave --scheduler out",
-        )
-    return allocation
-
-
-def _environment_only(environ: Mapping[str, str]) -> Surroundings:
-    import socket
-
-    from saferun.cluster.schedulers import Surroundings
-
-    return Surroundings(environ, socket.gethostname())
-
-
-def _this_host(environ: Mapping[str, str]) -> Surroundings:
-    import socket
-
-    from saferun.cluster.placement.pmi import ask_process_manager, command_lines_above
-    from saferun.cluster.schedulers import Surroundings
-    from saferun.linux.names import own_names
-
-    def read_text(path: str) -> str | None:
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read(_MOST_BYTES)
-        except OSError:
-            return None
-
-    return Surroundings(
-        environ,
-        socket.gethostname(),
-        read_text,
-        command_lines_above,
-        lambda names: own_names(names)[0],
-        lambda key: ask_process_manager(key, environ),
-    )

@@ -72,6 +72,7 @@ def agree(
         names=names,
         task=_task(allocation),
         detected=allocation.source if allocation is not None else "",
+        found=allocation.found if allocation is not None else (),
     )
     return hosts, rendezvous, ranks
 

@@ -1,10 +1,10 @@
-"""What stands above this process, and what MPI's process manager answers it."""
+"""What stands above this process, and what MPI's process manager, or a command of a scheduler, answers it."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from saferun.linux.procfs import read_cmdline, read_stat
@@ -12,6 +12,7 @@ from saferun.linux.procfs import read_cmdline, read_stat
 _MOST_ANCESTORS = 16
 _ANSWER_S = 5.0
 _MOST_BYTES = 1 << 16
+_MOST_ANSWER_BYTES = 1 << 22
 
 
 def command_lines_above() -> list[list[str]]:
@@ -70,3 +71,26 @@ def _ask(channel: socket.socket, question: str) -> dict[str, str]:
         line += chunk
     pairs = (word.partition("=") for word in line.decode(errors="replace").split())
     return {name: value for name, _, value in pairs}
+
+
+def ask_command(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """What a command of a scheduler prints; None: it is not there, fails, or takes longer than some seconds.
+
+    Args:
+        argv: its command line.
+        environ: its environment.
+    """
+    import subprocess
+
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(environ)
+        )
+    except (OSError, ValueError):
+        return None
+    try:
+        out = process.communicate(timeout=_ANSWER_S)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()  # and not waited for: it may never end
+        return None
+    return out.decode(errors="replace") if process.returncode == 0 and len(out) <= _MOST_ANSWER_BYTES else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.model import Value
@@ -19,8 +20,21 @@ _NUMBERS = (
     *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
-    "JOB_COMPLETION_INDEX",
+    *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_NODE_ID", "MV2_NUM_NODES_IN_JOB"),
+    *("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
+    *("JOB_COMPLETION_INDEX", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LSF_PM_TASKID"),
+    *("_CONDOR_PROCNO", "_CONDOR_NPROCS", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
 )
+# What a launcher has running above each process that it starts: its daemon, or the launcher itself.
+_LAUNCHERS = frozenset(
+    (
+        *("slurmstepd", "orted", "prted", "prte", "prterun", "orterun", "mpirun", "mpiexec", "mpirun.openmpi"),
+        *("mpiexec.openmpi", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "mpispawn", "mpirun_rsh"),
+        *("flux-shell", "res", "pbs_mom", "jsrun", "jsmd", "condor_starter"),
+    )
+)
+# Where a person's shell comes from. A launcher's daemon may itself be below an sshd, but is the nearer one then.
+_LOGINS = frozenset(("sshd", "sshd-session", "tmux", "screen", "SCREEN", "login", "mosh-server"))
 
 
 class Allocation(Value):
@@ -39,9 +53,12 @@ class Allocation(Value):
         tasks_from: where that stands.
         tasks_by_host: how many each host has, in order of node rank; empty: not known.
         master_addr: where host 0 is found; None: not known.
+        master_from: where the address stands.
         master_port: the port for it; None: not known.
         guessed_master: whether ``master_addr`` is the host of the launcher itself, which need not be host 0.
         above: whether something of the launcher's watches over this process and exits with the job.
+        uniform: whether what is unknown here is unknown to all processes of the job, so that all decide alike.
+        scheduler: what --scheduler calls who provides it.
     """
 
     source: str
@@ -56,9 +73,12 @@ class Allocation(Value):
     tasks_from: str = ""
     tasks_by_host: tuple[int, ...] = ()
     master_addr: str | None = None
+    master_from: str = ""
     master_port: int | None = None
     guessed_master: bool = False
     above: bool = True
+    uniform: bool = False
+    scheduler: str = ""
 
     @property
     def task_a_rank(self) -> bool:
@@ -69,6 +89,17 @@ class Allocation(Value):
     def alone(self) -> bool:
         """Whether this is the only process that was started."""
         return self.hosts == 1 and self.tasks == 1
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """Where each value was found, one a line: ``node rank 2: SLURM_NODEID=2``."""
+        rows = (
+            (f"{self.hosts} hosts", self.hosts_from if self.hosts is not None else ""),
+            (f"node rank {self.node_rank}", self.node_rank_from if self.node_rank is not None else ""),
+            (f"local rank {self.local_rank} of {self.tasks}", self.tasks_from if self.tasks > 1 else ""),
+            (f"master {self.master_addr}", self.master_from if self.master_addr else ""),
+        )
+        return tuple(f"{what}: {where}" for what, where in rows if where)
 
 
 class Surroundings(Value):
@@ -81,6 +112,7 @@ class Surroundings(Value):
         ancestors: the command lines of the processes above this one, the nearest first.
         own_names: those of several names or addresses that lead to this host.
         ask_pmi: what MPI's process manager answers for a key (``PMI_process_mapping``), or None.
+        ask_command: what a command prints, or None.
     """
 
     environ: Mapping[str, str]
@@ -89,6 +121,7 @@ class Surroundings(Value):
     ancestors: Callable[[], Sequence[Sequence[str]]] = tuple
     own_names: Callable[[Sequence[str]], Collection[str]] = lambda _: ()
     ask_pmi: Callable[[str], str | None] = lambda _: None
+    ask_command: Callable[[Sequence[str]], str | None] = lambda _: None
 
 
 def number(environ: Mapping[str, str], *names: str, most: int = _MOST_RANKS) -> int | None:
@@ -98,6 +131,51 @@ def number(environ: Mapping[str, str], *names: str, most: int = _MOST_RANKS) -> 
         if _is_number(text) and int(text) <= most:
             return int(text)
     return None
+
+
+def tasks_on_each(nodes: Sequence[int]) -> tuple[int, ...]:
+    """How many processes each node has, by the node of each process."""
+    counts = [0] * (max(nodes, default=-1) + 1)
+    for node in nodes:
+        counts[node] += 1
+    return tuple(counts)
+
+
+def started_by(ancestors: Sequence[Sequence[str]]) -> tuple[bool | None, str]:
+    """Whether a launcher started this process, by the command lines above it, and what they show.
+
+    True: its daemon is above. False: the server of a person's shell is nearer, so the variables are left over from
+    somewhere else. None: neither is to be seen, as in a container.
+    """
+    for argv in ancestors:
+        name = argv[0].partition(" ")[0].rpartition("/")[2].rstrip(":") if argv else ""
+        if name in _LAUNCHERS:
+            return True, name
+        if name in _LOGINS:
+            return False, name
+    return None, ""
+
+
+def expand_process_mapping(text: str, size: int) -> tuple[int, ...]:
+    """``(vector,(0,2,4),(2,1,2))`` -> the node of each rank: 4 ranks each on nodes 0 and 1, and 2 on node 2.
+
+    The blocks are gone through again until all ranks have a node. What is no such text gives none.
+    """
+    blocks = [tuple(map(int, block)) for block in re.findall(r"\((\d{1,9}),(\d{1,9}),(\d{1,9})\)", text)]
+    if not text.replace(" ", "").startswith("(vector,") or not 0 < size <= MOST_HOSTS:
+        return ()
+    nodes: list[int] = []
+    while len(nodes) < size:
+        before = len(nodes)
+        for first, count, each in blocks:
+            for node in range(first, first + count):
+                nodes.extend([node] * min(each, size - len(nodes)))
+                if len(nodes) == size:
+                    break
+        if len(nodes) == before:
+            return ()
+    # Nodes are numbered as they come, so that each number up to the last one is there.
+    return tuple(nodes) if set(nodes) == set(range(max(nodes) + 1)) else ()
 
 
 def odd_values(environ: Mapping[str, str]) -> tuple[str, ...]:

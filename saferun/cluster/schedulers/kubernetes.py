@@ -1,8 +1,15 @@
-"""Kubernetes: what the operator of a PyTorchJob, or an indexed Job, tells its pods."""
+"""Kubernetes: what a PyTorchJob, a LeaderWorkerSet, and an indexed Job (of a JobSet, too) tell their pods.
+
+A TrainJob (Kubeflow Trainer 2) tells all of it in PET_*, which are torchrun's own.
+"""
 
 from __future__ import annotations
 
+import re
+
 from saferun.cluster.schedulers.allocation import MOST_HOSTS, Allocation, Surroundings, number
+
+_HOSTS_FILE = "/etc/hosts"
 
 
 def kubernetes(surroundings: Surroundings) -> Allocation | None:
@@ -10,15 +17,18 @@ def kubernetes(surroundings: Surroundings) -> Allocation | None:
 
     A PyTorchJob's pods get the hosts' number and their own as WORLD_SIZE and RANK, newer releases multiplying
     the former by the ranks a pod and setting PET_NNODES as well. Pods with PET_* for a rendezvous get all of it from
-    those, as torchrun would be. An indexed Job tells a pod its number and nothing else.
+    those, as torchrun would be. A LeaderWorkerSet's pods get LWS_*. An indexed Job tells a pod its number and, where
+    the pods have a headless service, by its name in /etc/hosts what the first pod is called.
 
-    See https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/ and
-    https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode.
+    See https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/,
+    https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/,
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode and
+    https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/.
     """
     environ = surroundings.environ
     if "KUBERNETES_SERVICE_HOST" not in environ or "PET_RDZV_ENDPOINT" in environ:
         return None
-    return _pytorch_job(surroundings) or _indexed_job(surroundings)
+    return _pytorch_job(surroundings) or _leader_worker_set(surroundings) or _indexed_job(surroundings)
 
 
 def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
@@ -40,24 +50,66 @@ def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
         node_rank=rank,
         node_rank_from=f"RANK={rank}",
         master_addr=master,
+        master_from="MASTER_ADDR",
         master_port=port,
+        above=False,
+    )
+
+
+def _leader_worker_set(surroundings: Surroundings) -> Allocation | None:
+    """A pod of a LeaderWorkerSet: its group is the job, with the leader as host 0."""
+    environ = surroundings.environ
+    leader = environ.get("LWS_LEADER_ADDRESS", "")
+    hosts = number(environ, "LWS_GROUP_SIZE", most=MOST_HOSTS)
+    index = number(environ, "LWS_WORKER_INDEX", most=MOST_HOSTS)
+    if not leader or not hosts or index is None or index >= hosts:
+        return None
+    return Allocation(
+        source="Kubernetes (LWS_WORKER_INDEX of a LeaderWorkerSet)",
+        key=f"lws-{leader}",
+        hosts=hosts,
+        hosts_from=f"LWS_GROUP_SIZE={hosts}",
+        node_rank=index,
+        node_rank_from=f"LWS_WORKER_INDEX={index}",
+        master_addr=leader,
+        master_from=f"LWS_LEADER_ADDRESS={leader}",
         above=False,
     )
 
 
 def _indexed_job(surroundings: Surroundings) -> Allocation | None:
     environ = surroundings.environ
-    index = number(environ, "JOB_COMPLETION_INDEX")
+    index = number(environ, "JOB_COMPLETION_INDEX", most=MOST_HOSTS)
     if index is None:
         return None
-    # Its host name is the job's name and its number.
-    job = surroundings.host_name.partition(".")[0].removesuffix(f"-{index}") or "job"
+    # Its host name is the job's name and its number, also after a restart; the pod's own name has more behind that.
+    name = surroundings.host_name.partition(".")[0]
+    job = name.removesuffix(f"-{index}")
+    first = _first_pod(surroundings, name, f"{job}-0") if job != name else None
     return Allocation(
         source="Kubernetes (JOB_COMPLETION_INDEX of an indexed Job)",
-        key=f"job-{job}",
+        key=f"job-{job or 'job'}",
         hosts=None,
         node_rank=index,
         node_rank_from=f"JOB_COMPLETION_INDEX={index}",
+        master_addr=first,
+        master_from=f"this pod's name in {_HOSTS_FILE}",
         guessed_master=True,
         above=False,
     )
+
+
+def _first_pod(surroundings: Surroundings, name: str, first: str) -> str | None:
+    """``train-0.train.default.svc.cluster.local``, where this pod is ``train-3.train.default.svc.cluster.local``.
+
+    A pod has such a name, in its first line with it, where its spec has the ``subdomain`` of a headless service.
+    """
+    for line in (surroundings.read_text(_HOSTS_FILE) or "").splitlines():
+        names = line.partition("#")[0].split()[1:]
+        if name not in names:
+            continue
+        for full in names:
+            own, dot, domain = full.partition(".")
+            if own == name and dot and re.fullmatch(r"[A-Za-z0-9.-]{1,250}", domain):
+                return f"{first}.{domain}"
+    return None

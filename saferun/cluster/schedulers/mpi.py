@@ -1,4 +1,4 @@
-"""MPI's launchers: Open MPI (ORTE up to 4, PRRTE since 5) and those with a process manager (MPICH, Intel MPI).
+"""MPI's launchers: Open MPI (ORTE up to 4, PRRTE since 5), those with hydra (MPICH, Intel MPI, MVAPICH 3), MVAPICH2.
 
 None of them tells node ranks. What is derived here must come out the same in every process of the job: where it might
 not, the answer is None, and the user is asked.
@@ -10,7 +10,18 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-from saferun.cluster.schedulers.allocation import MOST_HOSTS, MOST_TASKS, Allocation, Surroundings, number
+from saferun.cluster.schedulers.allocation import (
+    MOST_HOSTS,
+    MOST_TASKS,
+    Allocation,
+    Surroundings,
+    expand_process_mapping,
+    number,
+    tasks_on_each,
+)
+from saferun.cluster.schedulers.host_list import matching_names
+from saferun.cluster.schedulers.queues import lsf_hosts
+from saferun.cluster.schedulers.slurm import slurm_names
 from saferun.model import Value
 
 
@@ -74,7 +85,7 @@ def open_mpi(surroundings: Surroundings) -> Allocation | None:
     hosts = number(environ, "OMPI_MCA_orte_num_nodes", most=MOST_HOSTS)
     hosts_from = f"OMPI_MCA_orte_num_nodes={hosts}"
     if not hosts:
-        hosts = 1 if ranks.local_size == ranks.size else ranks.size // ranks.local_size if ranks.fit_blocks else None
+        hosts = 1 if ranks.local_size == ranks.size else _hosts_of_prted(surroundings, ranks)
         hosts_from = f"OMPI_COMM_WORLD_SIZE={ranks.size}, OMPI_COMM_WORLD_LOCAL_SIZE={ranks.local_size}"
     daemon = _daemon(environ)
     listed = expand_node_regex(environ.get("OMPI_MCA_orte_node_regex", ""))
@@ -84,7 +95,7 @@ def open_mpi(surroundings: Surroundings) -> Allocation | None:
         # Without mpirun's own host, where that has none of the processes.
         names = listed[daemon - node_rank :][:hosts]
     if len(names) != hosts:
-        names = ()
+        names = _names_of_job(surroundings, hosts, node_rank)
     master: str | None = None
     if names:
         master = names[0]
@@ -103,7 +114,23 @@ def open_mpi(surroundings: Surroundings) -> Allocation | None:
         tasks=ranks.local_size,
         tasks_from=f"OMPI_COMM_WORLD_LOCAL_SIZE={ranks.local_size}",
         master_addr=master or None,
+        master_from="the first of the hosts" if names else "mpirun's own host",
     )
+
+
+def _hosts_of_prted(surroundings: Surroundings, ranks: _Ranks) -> int | None:
+    """How many hosts there are if all have as many processes, unless the daemon's command line contradicts that.
+
+    It has the number of all daemons, the one on mpirun's own host included, which may have no process.
+    """
+    if not ranks.fit_blocks:
+        return None
+    hosts = ranks.size // ranks.local_size
+    for argv in surroundings.ancestors():
+        if argv and argv[0].rpartition("/")[2] == "prted":
+            daemons = number(dict(pairwise(argv)), "ess_base_num_procs", most=MOST_HOSTS)
+            return hosts if daemons is None or hosts in {daemons, daemons - 1} else None
+    return hosts
 
 
 def _daemon(environ: Mapping[str, str]) -> int | None:
@@ -166,7 +193,7 @@ def expand_node_regex(text: str) -> tuple[str, ...]:
 
 
 class _Launcher(Value):
-    """What the command line of the proxy above this process tells of mpiexec."""
+    """What is known of the mpiexec that started this process."""
 
     host: str
     port: str
@@ -174,16 +201,18 @@ class _Launcher(Value):
 
 
 def process_manager(surroundings: Surroundings) -> Allocation | None:
-    """The place of a process that ``mpiexec`` of MPICH or Intel MPI started.
+    """The place of a process that ``mpiexec`` of MPICH, Intel MPI or MVAPICH 3 started.
 
     The environment has ranks and local ranks only. Which rank is on which host the process manager knows; mpiexec's own
-    host stands in the command line of its proxy. Slurm's PMI has no MPI_LOCALRANKID: that is left to Slurm.
+    host stands in the command line of its proxy, or is where its ssh comes from. Within a job of Slurm or LSF the hosts
+    are those of the job, if this one is where it should be among them. Slurm's PMI has no MPI_LOCALRANKID: that is left
+    to Slurm.
     """
     environ = surroundings.environ
     ranks = _ranks(environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if ranks is None:
         return None
-    launcher = _launcher(surroundings)
+    launcher = _launcher(surroundings) or _intel_launcher(surroundings)
     hosts: int | None = None
     node_rank: int | None = None
     tasks_by_host: tuple[int, ...] = ()
@@ -195,12 +224,15 @@ def process_manager(surroundings: Surroundings) -> Allocation | None:
         nodes = expand_process_mapping(mapping, ranks.size)
         if nodes and nodes.count(nodes[ranks.rank]) == ranks.local_size:
             hosts, node_rank = max(nodes) + 1, nodes[ranks.rank]
-            tasks_by_host = tuple(nodes.count(node) for node in range(hosts))
+            tasks_by_host = tasks_on_each(nodes)
             hosts_from = node_rank_from = f"PMI_process_mapping={mapping}"
     elif ranks.fit_blocks and (launcher is None or launcher.proxy in {None, ranks.block}):
         hosts, node_rank = ranks.size // ranks.local_size, ranks.block
+    names = _names_of_job(surroundings, hosts, node_rank)
     master = launcher.host if launcher is not None else None
-    if node_rank == 0 and master is not None and master not in surroundings.own_names((master,)):
+    if names:
+        master = names[0]
+    elif node_rank == 0 and master is not None and master not in surroundings.own_names((master,)):
         master = None  # mpiexec was started elsewhere, and the others cannot know this host
     return Allocation(
         source=f"mpiexec on {launcher.host}" if launcher is not None else "mpiexec",
@@ -209,35 +241,15 @@ def process_manager(surroundings: Surroundings) -> Allocation | None:
         hosts_from=hosts_from,
         node_rank=node_rank,
         node_rank_from=node_rank_from,
+        names=names,
         local_rank=ranks.local_rank,
         tasks=ranks.local_size,
         tasks_from=f"MPI_LOCALNRANKS={ranks.local_size}",
         tasks_by_host=tasks_by_host,
         master_addr=master,
-        guessed_master=True,
+        master_from="the first host of the job" if names else "mpiexec's own host",
+        guessed_master=not names,
     )
-
-
-def expand_process_mapping(text: str, size: int) -> tuple[int, ...]:
-    """``(vector,(0,2,4),(2,1,2))`` -> the node of each rank: 4 ranks each on nodes 0 and 1, and 2 on node 2.
-
-    The blocks are gone through again until all ranks have a node. What is no such text gives none.
-    """
-    blocks = [tuple(map(int, block)) for block in re.findall(r"\((\d{1,9}),(\d{1,9}),(\d{1,9})\)", text)]
-    if not text.replace(" ", "").startswith("(vector,") or not 0 < size <= MOST_HOSTS:
-        return ()
-    nodes: list[int] = []
-    while len(nodes) < size:
-        before = len(nodes)
-        for first, count, each in blocks:
-            for node in range(first, first + count):
-                nodes.extend([node] * min(each, size - len(nodes)))
-                if len(nodes) == size:
-                    break
-        if len(nodes) == before:
-            return ()
-    # Nodes are numbered as they come, so that each number up to the last one is there.
-    return tuple(nodes) if set(nodes) == set(range(max(nodes) + 1)) else ()
 
 
 def _launcher(surroundings: Surroundings) -> _Launcher | None:
@@ -254,6 +266,39 @@ def _launcher(surroundings: Surroundings) -> _Launcher | None:
     return None
 
 
+def _intel_launcher(surroundings: Surroundings) -> _Launcher | None:
+    """The same for Intel MPI, whose proxy has it in its environment; but for mpiexec's host.
+
+    That is where the proxy's ssh comes from, as far as mpiexec itself has started the proxies: beyond the width of its
+    tree they start each other.
+    """
+    environ = surroundings.environ
+    proxy = number(environ, "HYDRA_BSTRAP_NODE_ID", most=MOST_HOSTS)
+    if proxy is None:
+        return None
+    name = environ.get("I_MPI_HYDRA_UUID", "")
+    if any(argv and argv[0].rpartition("/")[2] == "mpiexec.hydra" for argv in surroundings.ancestors()):
+        return _Launcher(surroundings.host_name, name, proxy)
+    width = number(environ, "HYDRA_BSTRAP_TREE_WIDTH", most=MOST_HOSTS) or 0
+    caller = environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    size, local_size = number(environ, "PMI_SIZE") or 0, number(environ, "MPI_LOCALNRANKS") or 1
+    if environ.get("HYDRA_BSTRAP_LAUNCHER") != "ssh" or not caller or size // local_size > width + 1:
+        return None
+    return _Launcher(caller, name, proxy)
+
+
+def _names_of_job(surroundings: Surroundings, hosts: int | None, node_rank: int | None) -> tuple[str, ...]:
+    """The names of the hosts that the scheduler around mpiexec gave to the job, if as many and in this order."""
+    if hosts in {None, 1} or node_rank is None:
+        return ()
+    environ = surroundings.environ
+    candidates = [slurm_names(environ.get(name, "")) for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")]
+    for names in (*candidates, lsf_hosts(environ)):
+        if len(names) == hosts and matching_names(names, surroundings.host_name) == [node_rank]:
+            return names
+    return ()
+
+
 def _job_key(environ: Mapping[str, str], launcher: _Launcher | None) -> str:
     name = environ.get("I_MPI_HYDRA_UUID")
     if name:
@@ -262,3 +307,63 @@ def _job_key(environ: Mapping[str, str], launcher: _Launcher | None) -> str:
         return f"mpi-{launcher.host}-{launcher.port}"
     jobs = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
     return "-".join(["mpi", *(environ[job] for job in jobs if environ.get(job))])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# MVAPICH2's mpirun_rsh
+
+
+def mpirun_rsh(surroundings: Surroundings) -> Allocation | None:
+    """The place of a process that ``mpirun_rsh`` of MVAPICH2 started, by way of a ``mpispawn`` on each host.
+
+    Mpispawn leaves its own variables to the processes. The names of the hosts are among them only where mpispawns start
+    each other; where mpirun_rsh starts them all, its own host is.
+
+    Source: src/pm/mpirun/mpispawn.c of MVAPICH2 (setup_global_environment, setup_local_environment).
+    """
+    environ = surroundings.environ
+    ranks = _ranks(
+        environ,
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    )
+    hosts = number(environ, "MV2_NUM_NODES_IN_JOB", "MPISPAWN_NNODES", most=MOST_HOSTS)
+    node_rank = number(environ, "MV2_NODE_ID", "MPISPAWN_ID", most=MOST_HOSTS)
+    if ranks is None or not hosts or node_rank is None or node_rank >= hosts:
+        return None
+    names = _mpispawn_hosts(environ.get("MPISPAWN_HOSTLIST", ""))
+    names = names if len(names) == hosts else ()
+    launcher = environ.get("MPISPAWN_MPIRUN_HOST") if environ.get("USE_LINEAR_SSH", "1") == "1" else None
+    job = environ.get("MPISPAWN_MPIRUN_ID") or environ.get("MPIRUN_ID", "")
+    master = names[0] if names else launcher
+    if node_rank == 0 and not names and master is not None and master not in surroundings.own_names((master,)):
+        master = None  # mpirun_rsh was started elsewhere, and the others cannot know this host
+    return Allocation(
+        source=f"mpirun_rsh on {launcher}" if launcher else "mpirun_rsh",
+        key="-".join(("mvapich", names[0] if names else launcher or "", job)),
+        hosts=hosts,
+        hosts_from=f"MV2_NUM_NODES_IN_JOB={hosts}",
+        node_rank=node_rank,
+        node_rank_from=f"MV2_NODE_ID={node_rank}",
+        names=names,
+        local_rank=ranks.local_rank,
+        tasks=ranks.local_size,
+        tasks_from=f"MV2_COMM_WORLD_LOCAL_SIZE={ranks.local_size}",
+        master_addr=master,
+        master_from="MPISPAWN_HOSTLIST" if names else f"MPISPAWN_MPIRUN_HOST={launcher}",
+        guessed_master=not names,
+    )
+
+
+def _mpispawn_hosts(text: str) -> tuple[str, ...]:
+    """``node1:2:0:1:node2:2:2:3`` (host, number of processes, their ranks) -> the names of the hosts."""
+    fields, names = text.split(":"), []
+    while fields and fields[0]:
+        count = number({"count": fields[1]}, "count", most=MOST_TASKS) if len(fields) > 1 else None
+        if count is None or len(fields) < count + 2:
+            return ()
+        names.append(fields[0])
+        fields = fields[count + 2 :]
+    return tuple(names)

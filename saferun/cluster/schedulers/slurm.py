@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from saferun.cluster.schedulers.allocation import MOST_HOSTS, MOST_STEPS, Allocation, Surroundings, number
 from saferun.cluster.schedulers.host_list import expand_counts, expand_hosts
 
@@ -25,7 +23,7 @@ def slurm(surroundings: Surroundings) -> Allocation | None:
     step = number(environ, "SLURM_STEP_ID", "SLURM_STEPID", most=MOST_STEPS)
     if not job or step is None or step >= _FIRST_SPECIAL_STEP:
         return None
-    names = _names(environ.get("SLURM_STEP_NODELIST", ""))
+    names = slurm_names(environ.get("SLURM_STEP_NODELIST", ""))
     tasks_by_host = _counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     hosts = number(environ, "SLURM_STEP_NUM_NODES", most=MOST_HOSTS) or len(names) or None
     node_rank = number(environ, "SLURM_NODEID")
@@ -52,18 +50,21 @@ def slurm(surroundings: Surroundings) -> Allocation | None:
         tasks_from=f"SLURM_STEP_TASKS_PER_NODE={environ.get('SLURM_STEP_TASKS_PER_NODE', '')}",
         tasks_by_host=tasks_by_host,
         master_addr=names[0] if names else None,
+        master_from="the first of SLURM_STEP_NODELIST",
     )
 
 
-def hosts_of_job(environ: Mapping[str, str]) -> int:
+def slurm_job(surroundings: Surroundings) -> int:
     """How many hosts a job has whose batch script, or shell, this process runs in; 0: in none, or in a step."""
+    environ = surroundings.environ
     step = number(environ, "SLURM_STEP_ID", "SLURM_STEPID", most=MOST_STEPS)
     if step is not None and step < _FIRST_SPECIAL_STEP:
         return 0
     return number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", most=MOST_HOSTS) or 0
 
 
-def _names(text: str) -> tuple[str, ...]:
+def slurm_names(text: str) -> tuple[str, ...]:
+    """The hosts of a list of Slurm's; none where it is no such list."""
     try:
         return expand_hosts(text)
     except ValueError:

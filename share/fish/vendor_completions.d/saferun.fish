@@ -34,7 +34,7 @@ complete -c saferun -l signals-to-handle -r -d 'signals that stop the job; each 
 complete -c saferun -l print-completion -x -a 'bash zsh tcsh' -d 'print a shell completion script and exit; needs the package shtab'
 complete -c saferun -l shutdown-timeout -x -d 'seconds from the signal that stops a rank to SIGKILL (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)'
 complete -c saferun -l virtual-local-rank -d 'give every rank LOCAL_RANK=0 and let it see only its own GPU'
-complete -c saferun -l scheduler -x -a 'auto none slurm openmpi pmi kubernetes lsf pbs' -d 'scheduler to take node rank and host list from; auto: detect it; none: command-line options only'
+complete -c saferun -l scheduler -x -a 'auto none slurm openmpi pmi mvapich kubernetes lsf pbs flux htcondor sagemaker batch ray' -d 'scheduler to take node rank and host list from; auto: detect it; none: command-line options only'
 complete -c saferun -l hosts -r -d 'hosts of the job in order of node rank, as node[1-4,7],gpu1; this host finds itself in the list'
 complete -c saferun -l hostfile -r -d 'file with the hosts of the job, one per line: HOST, HOST slots=N or HOST:N (N ranks)'
 complete -c saferun -l control-port -r -d 'port on the first host for saferun\'s own messages: a number; same: the port of the ranks\' store; auto: a free port, or that of the ranks\' store if the hosts cannot reach another one'

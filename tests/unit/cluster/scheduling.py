@@ -15,8 +15,9 @@ def found(
     mapping: str | None = None,
     own: tuple[str, ...] = (),
     files: Mapping[str, str] | None = None,
+    printed: Mapping[str, str] | None = None,
 ) -> Allocation:
-    allocation = detect(around(environ, host, above=above, mapping=mapping, own=own, files=files))
+    allocation = detect(around(environ, host, above=above, mapping=mapping, own=own, files=files, printed=printed))
     assert allocation is not None
     return allocation
 
@@ -29,6 +30,7 @@ def around(
     mapping: str | None = None,
     own: tuple[str, ...] = (),
     files: Mapping[str, str] | None = None,
+    printed: Mapping[str, str] | None = None,
 ) -> Surroundings:
     return Surroundings(
         environ,
@@ -37,6 +39,7 @@ def around(
         lambda: above,
         lambda names: [name for name in names if name in own],
         lambda key: mapping if key == "PMI_process_mapping" else None,
+        lambda argv: (printed or {}).get(" ".join(argv)),
     )
 
 

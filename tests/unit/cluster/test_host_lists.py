@@ -24,19 +24,17 @@ from tests.unit.cluster.scheduling import (
     found,
     place,
 )
-from tests.unit.recorded_launchers import (
+from tests.unit.recorded_launchers import OPEN_MPI_IN_SLURM, PLAIN, SLURM_TASK_A_RANK, hydra
+from tests.unit.recorded_schedulers import (
     INDEXED_JOB,
     LSF_BLAUNCH,
     LSF_JSRUN,
-    OPEN_MPI_IN_SLURM,
     PBS,
+    PBS_BATCH_SCRIPT,
     PBS_NODE_FILE,
-    PLAIN,
     PYTORCH_JOB,
     PYTORCH_JOB_ELASTIC,
     PYTORCH_JOB_WITH_PET,
-    SLURM_TASK_A_RANK,
-    hydra,
 )
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -97,7 +95,7 @@ def test_pbs_only_where_it_is_asked_for() -> None:
     assert allocation is not None
     assert place(allocation) == (1, 2, 0, 1)
     assert allocation.names == ("node1.cluster", "node2.cluster")
-    assert BY_NAME["pbs"](around(PBS, "node2")) is None
+    assert BY_NAME["pbs"](around(PBS_BATCH_SCRIPT, "node1")) is None
 
 
 def test_nothing_is_detected_where_nothing_is() -> None:

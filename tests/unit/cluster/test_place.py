@@ -20,21 +20,18 @@ from tests.unit.cluster.placing import (
     refusal,
 )
 from tests.unit.recorded_launchers import (
-    INDEXED_JOB,
-    LSF_JSRUN,
     OPEN_MPI_IN_SLURM,
     PLAIN,
-    PYTORCH_JOB,
     SLURM_BATCH_SCRIPT,
     SLURM_INTERACTIVE_STEP,
     SLURM_LOGIN_SHELL,
     SLURM_TASK_A_HOST,
     SLURM_TASK_A_RANK,
     SLURM_UNEQUAL,
-    TRAIN_JOB,
     open_mpi_5,
     slurm_step,
 )
+from tests.unit.recorded_schedulers import INDEXED_JOB, LSF_JSRUN, PYTORCH_JOB, TRAIN_JOB
 
 NODES = ("node1", "node2", "node3", "node4")
 ALONE_IN_A_STEP = slurm_step(0, 0, 0, nodes="node1", hosts=1, tasks=1, tasks_by_host="1")

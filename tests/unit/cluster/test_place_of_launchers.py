@@ -12,22 +12,20 @@ import pytest
 from saferun.cluster.placement.pmi import ask_process_manager, command_lines_above
 from saferun.cluster.placement.several_hosts import candidate_ports
 from saferun.config import TaskConfig
+from tests.unit.above import Above
 from tests.unit.cluster.placing import (
     HERE,
     config_of,
     place,
     refusal,
 )
-from tests.unit.recorded_launchers import (
+from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, hydra, open_mpi_4, open_mpi_5, prted
+from tests.unit.recorded_schedulers import (
     INDEXED_JOB,
     PYTORCH_JOB,
     PYTORCH_JOB_ELASTIC,
     PYTORCH_JOB_WITH_PET,
-    SLURM_TASK_A_HOST,
     TRAIN_JOB,
-    hydra,
-    open_mpi_4,
-    open_mpi_5,
 )
 
 
@@ -62,9 +60,10 @@ def test_all_processes_of_a_job_get_the_same_from_open_mpi() -> None:
     assert [config.hosts.node_rank for config in configs] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_what_mpi_does_not_tell_is_asked_for() -> None:
+def test_what_mpi_does_not_tell_is_asked_for(above: Above) -> None:
     """In two lines; and an answer to it is enough."""
     unequal = open_mpi_5(1, 3, 0, size=5, local_size=2)
+    above.lines = prted(1, 3)
     assert "how many hosts there are" in refusal(environ=unequal).what
     assert "--hosts" in refusal(environ=unequal).hint
     error = refusal("--scheduler", "auto", "--nnodes", "3", environ=unequal)
@@ -77,8 +76,9 @@ def test_what_mpi_does_not_tell_is_asked_for() -> None:
     assert named.rendezvous.master_addr == "node1"
 
 
-def test_the_master_that_mpiexec_does_not_tell() -> None:
+def test_the_master_that_mpiexec_does_not_tell(above: Above) -> None:
     """MASTER_ADDR is how people say it."""
+    above.lines = [["/usr/bin/hydra_pmi_proxy", "--pmi-port", "0"]]
     environ = {name: value for name, value in hydra(2, 5, 1, size=8, local_size=2).items() if name != "PMI_FD"}
     error = refusal(environ=environ)
     assert "which host has rank 0" in error.what

@@ -7,13 +7,16 @@ from collections.abc import Mapping
 import pytest
 
 from saferun.cluster.schedulers import detect
-from saferun.cluster.schedulers.mpi import expand_node_regex, expand_process_mapping
+from saferun.cluster.schedulers.allocation import expand_process_mapping
+from saferun.cluster.schedulers.mpi import expand_node_regex
 from tests.unit.cluster.scheduling import (
     around,
     found,
     place,
 )
 from tests.unit.recorded_launchers import (
+    INTEL_MPI_IN_SLURM,
+    INTEL_PROXY_IN_SLURM,
     OPEN_MPI_IN_SLURM,
     OPEN_MPI_IN_SLURM_HEAD,
     SLURM_BATCH_SCRIPT,
@@ -27,8 +30,11 @@ from tests.unit.recorded_launchers import (
     hydra_proxy,
     intel_mpi,
     intel_proxy,
+    mvapich2,
+    mvapich2_tree,
     open_mpi_4,
     open_mpi_5,
+    prted,
     slurm_step,
 )
 
@@ -203,10 +209,16 @@ def test_open_mpi_5_from_a_host_that_takes_no_part() -> None:
         assert allocation.master_addr is None
 
 
-def test_open_mpi_5_with_hosts_of_different_size_does_not_tell() -> None:
-    """The number of hosts is not to be had."""
-    allocation = found(open_mpi_5(1, 3, 0, size=5, local_size=2))
-    assert (allocation.hosts, allocation.node_rank) == (None, None)
+@pytest.mark.parametrize(("node", "rank", "local_size", "hosts"), [(1, 3, 1, 3), (2, 4, 2, 3), (1, 4, 4, 3)])
+def test_open_mpi_5_with_hosts_of_different_size_does_not_tell(
+    node: int, rank: int, local_size: int, hosts: int
+) -> None:
+    """The number of hosts is not to be had; that of the daemons shows that dividing would be wrong."""
+    size = 6 if local_size < 4 else 8
+    allocation = found(open_mpi_5(node, rank, 0, size=size, local_size=local_size), above=prted(node, hosts))
+    told = size // local_size in {hosts, hosts - 1}
+    assert (allocation.hosts is not None) == told
+    assert found(open_mpi_5(1, 3, 0, size=5, local_size=2)).hosts is None
 
 
 @pytest.mark.parametrize(("environ", "node", "local"), [(OPEN_MPI_IN_SLURM, 2, 0), (OPEN_MPI_IN_SLURM_HEAD, 0, 1)])
@@ -284,11 +296,46 @@ def test_mpiexec_on_a_host_that_takes_no_part() -> None:
 
 
 def test_intel_mpi() -> None:
-    """Its proxy has other options, and the job a name that all processes are told."""
-    allocation = found(intel_mpi(5, 1, size=8, local_size=2), above=intel_proxy(2))
+    """Its proxy tells its number in the environment, and where its ssh comes from is mpiexec's host."""
+    allocation = found(intel_mpi(5, 1, size=8, local_size=2), above=intel_proxy(2), mapping="(vector,(0,4,2))")
     assert place(allocation) == (2, 4, 1, 2)
-    assert allocation.master_addr == "node1"
-    assert allocation.key == "mpi-5ee40000-6f2a-4c1e-9f0a-0605fe800000"
+    assert (allocation.master_addr, allocation.guessed_master) == ("10.77.0.1", True)
+    assert allocation.key == "mpi-81000000-a051-abe6-1d61-0600c787c41b"
+    first = found(intel_mpi(0, 0, size=8, local_size=2), "node1", above=intel_proxy(0), own=("node1",))
+    assert place(first) == (0, 4, 0, 2)
+    assert first.master_addr == "node1"
+
+
+def test_intel_mpi_beyond_the_width_of_its_tree() -> None:
+    """Proxies start each other there, and ssh comes from any of them."""
+    environ = intel_mpi(18, 0, size=18 * 2, local_size=1)
+    assert found(environ, above=intel_proxy(18)).master_addr is None
+
+
+def test_intel_mpi_within_a_slurm_job() -> None:
+    """Its hosts are those of the step of its proxies."""
+    allocation = found(INTEL_MPI_IN_SLURM, above=INTEL_PROXY_IN_SLURM)
+    assert place(allocation) == (2, 4, 1, 2)
+    assert (allocation.names, allocation.master_addr) == (NODES, "node1")
+    assert not allocation.guessed_master
+    # Not where this host should be another of them: hosts of a list of mpiexec's own.
+    other = found(INTEL_MPI_IN_SLURM, "node2", above=INTEL_PROXY_IN_SLURM)
+    assert (other.names, other.master_addr) == ((), None)
+
+
+def test_mvapich2() -> None:
+    """Its mpispawns leave their own number and how many they are; and mpirun_rsh's host, if it has started them all."""
+    environ = mvapich2(2, 5, 1, size=8, local_size=2, hosts=4)
+    allocation = found(environ)
+    assert place(allocation) == (2, 4, 1, 2)
+    assert (allocation.master_addr, allocation.key) == ("node1", "mvapich-node1-3187")
+    assert found(mvapich2(0, 0, 0, size=8, local_size=2, hosts=4), "node1", own=("node1",)).master_addr == "node1"
+    assert found(mvapich2(0, 0, 0, size=8, local_size=2, hosts=4), "node9").master_addr is None
+    tree = found(mvapich2_tree(2, 5, 1))
+    assert (place(tree), tree.names, tree.master_addr) == ((2, 4, 1, 2), NODES, "node1")
+    assert tree.key == found(mvapich2_tree(3, 6, 0), "node4").key
+    for text in ("node1", "node1:2:0", "node1:x:0", "node1:2:0:1:node2:9999999", ":::"):
+        assert found({**mvapich2_tree(2, 5, 1), "MPISPAWN_HOSTLIST": text}).names == ()
 
 
 def test_mpi_on_one_host_asks_nobody() -> None:

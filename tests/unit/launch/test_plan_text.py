@@ -234,7 +234,12 @@ def test_a_plan_of_several_hosts_shows_this_ones_ranks() -> None:
     lines = plan_of("--nproc-per-node", "2", "train.py", environ=SLURM_TASK_A_HOST)
     assert lines[0].startswith("4 hosts (node[1-4]); 2 ranks on this host; store at node1:<")
     assert lines[1] == "this is host 2, from Slurm step 4711.0"
-    assert lines[2] == "messages between hosts are signed, where they can share a secret"
+    assert lines[2:5] == [
+        "  4 hosts: SLURM_STEP_NUM_NODES=4",
+        "  node rank 2: SLURM_NODEID=2",
+        "  master node1: the first of SLURM_STEP_NODELIST",
+    ]
+    assert lines[5] == "messages between hosts are signed, where they can share a secret"
     ranks = [line for line in lines if line.startswith("rank ")]
     assert [line.partition(":")[0] for line in ranks] == [
         "rank 4 (node0, local rank 0)",

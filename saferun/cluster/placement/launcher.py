@@ -1,0 +1,99 @@
+"""The launcher of this process: imported only where variables of a launcher are in the environment."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+
+from saferun.cluster.placement.pmi import ask_command, ask_process_manager, command_lines_above
+from saferun.cluster.schedulers import BY_NAME, Allocation, Surroundings, detect, started_by
+from saferun.errors import UsageError
+
+_MOST_BYTES = 16 << 20
+
+
+def find_launcher(
+    wanted: str, environ: Mapping[str, str], surroundings: Surroundings | None, *, explicit: bool
+) -> Allocation | None:
+    """What the launcher of this process provides; None: there is none.
+
+    Args:
+        wanted: ``--scheduler``.
+        environ: the environment of this process.
+        surroundings: what detectors may look at; None: this host.
+        explicit: whether options say it all: no name service or process manager is asked for what hardly counts.
+
+    Raises:
+        UsageError: the one that was asked for is not there.
+    """
+    around = surroundings
+    if around is None:
+        around = Surroundings(environ, socket.gethostname()) if explicit else this_host(environ)
+    if wanted == "auto":
+        return detect(around)
+    allocation = BY_NAME[wanted](around)
+    if allocation is None:
+        raise UsageError(
+            f"--scheduler {wanted}: the environment of this process holds nothing of the kind",
+            "start saferun by it on every host, or leave --scheduler out",
+        )
+    return allocation._replace(scheduler=wanted)
+
+
+def starter_of(surroundings: Surroundings | None) -> tuple[bool | None, str]:
+    """Whether a launcher started this process, as far as can be seen (``started_by``)."""
+    return started_by(command_lines_above() if surroundings is None else surroundings.ancestors())
+
+
+def incomplete(allocation: Allocation, environ: Mapping[str, str], surroundings: Surroundings | None) -> str:
+    """Why this process is on its own, as under torchrun, as its launcher does not say all; empty: it does.
+
+    Where a launcher has certainly started this process, whose other processes may know more, the user is asked instead.
+    """
+    missing = _missing(allocation, environ)
+    if not missing or (not allocation.uniform and starter_of(surroundings)[0]):
+        return ""
+    note = f"{allocation.source} does not tell this process {missing}, so it is a job of its own"
+    return f"{note}; --nnodes, --node-rank and --master-addr make it part of one"
+
+
+def _missing(allocation: Allocation, environ: Mapping[str, str]) -> str:
+    """What a job of several hosts needs, and its launcher does not provide; empty: nothing."""
+    if allocation.hosts is None:
+        return "how many hosts there are"
+    if allocation.hosts == 1:
+        return ""
+    if allocation.node_rank is None:
+        return f"which of {allocation.hosts} hosts it is on"
+    is_known = allocation.names or allocation.master_addr or environ.get("MASTER_ADDR")
+    return "" if is_known else "which host has rank 0"
+
+
+def this_host(environ: Mapping[str, str]) -> Surroundings:
+    """What detectors may look at, on this host; each is read when they ask for it."""
+    from saferun.linux.names import own_names
+
+    seen: list[Sequence[Sequence[str]]] = []
+
+    def ancestors() -> Sequence[Sequence[str]]:
+        if not seen:
+            seen.append(command_lines_above())
+        return seen[0]
+
+    return Surroundings(
+        environ,
+        socket.gethostname(),
+        _read_text,
+        ancestors,
+        lambda names: own_names(names)[0],
+        lambda key: ask_process_manager(key, environ),
+        lambda argv: ask_command(argv, environ),
+    )
+
+
+def _read_text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_BYTES)
+    except (OSError, ValueError):
+        return None

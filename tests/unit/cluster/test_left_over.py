@@ -1,0 +1,206 @@
+"""Variables of a launcher that did not start this process, or does not say all: as under torchrun, with one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from saferun.cluster.schedulers import started_by
+from saferun.config import HostsConfig
+from tests.unit.above import Above
+from tests.unit.cluster.placing import config_of, place, refusal
+from tests.unit.recorded_launchers import (
+    PLAIN,
+    SLURM_TASK_A_HOST,
+    hydra,
+    hydra_proxy,
+    intel_mpi,
+    mvapich2,
+    open_mpi_4,
+    open_mpi_5,
+    prted,
+)
+from tests.unit.recorded_schedulers import (
+    HTCONDOR,
+    LSF_BATCH_SCRIPT,
+    LSF_JSRUN,
+    PBS_BATCH_SCRIPT,
+    PBS_NODE_FILE,
+    PYTORCH_JOB,
+    SAGEMAKER,
+    aws_batch,
+    flux,
+    ray_train,
+)
+
+SSH = (["-bash"], ["sshd: me@pts/3"], ["sshd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups"])
+TMUX = (["bash"], ["/usr/bin/tmux", "new", "-s", "train"])
+STARTED = {
+    "slurm": (SLURM_TASK_A_HOST, (["bash", "-c", "saferun"], ["slurmstepd: [4711.0]"])),
+    "openmpi4": (open_mpi_4(2, 4, 0, size=8, local_size=2, hosts=4), (["/usr/bin/orted", "-mca", "x"], *SSH)),
+    "openmpi5": (open_mpi_5(2, 4, 0, size=8, local_size=2), prted(2, 4)),
+    "hydra": (hydra(2, 4, 0, size=8, local_size=2), hydra_proxy(2)),
+    "mpirun in tmux": (open_mpi_4(0, 1, 1, size=8, local_size=2, hosts=4), (["mpirun", "-np", "8"], *TMUX)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("launcher", STARTED)
+@pytest.mark.parametrize("login", [SSH, TMUX], ids=["ssh", "tmux"])
+def test_a_shell_into_which_variables_have_come_is_on_its_own(
+    above: Above, launcher: str, login: Sequence[Sequence[str]]
+) -> None:
+    """Exported once, sent along by ssh, or of a tmux that was started within a job: nobody else would come."""
+    environ, _ = STARTED[launcher]
+    above.lines = login
+    config = config_of("--nproc-per-node", "2", environ=environ)
+    assert config.hosts._replace(note="") == HostsConfig()  # nor does it end with the shell
+    assert config.nproc_per_node == 2
+    assert "did not start this process" in config.hosts.note
+    assert "\n" not in config.hosts.note
+    name = config.hosts.note.partition("--scheduler ")[2].partition(" ")[0]
+    assert config_of("--scheduler", name, environ={**environ, "MASTER_ADDR": "node1"}).hosts.most == 4
+
+
+@pytest.mark.parametrize("launcher", STARTED)
+def test_a_launcher_that_is_above_has_started_this_process(above: Above, launcher: str) -> None:
+    """Although an sshd, or a tmux, may be above that."""
+    environ, above.lines = STARTED[launcher]
+    assert config_of(environ=environ).hosts.most == 4
+    assert not config_of(environ=environ).hosts.note
+
+
+def test_where_neither_is_to_be_seen_the_variables_count(above: Above) -> None:
+    """In a container with processes of its own."""
+    for lines in ((), [["/sbin/docker-init", "--", "saferun"]], [[], ["bash"]]):
+        above.lines = lines
+        assert place(config_of(environ=SLURM_TASK_A_HOST)) == (4, 4, 2)
+        assert config_of(environ=SLURM_TASK_A_HOST).hosts.stop_with_parent
+
+
+def test_pods_and_clouds_have_nothing_above(above: Above) -> None:
+    """``kubectl exec`` aside, and an sshd for debugging may well be there."""
+    above.lines = SSH
+    for environ in (PYTORCH_JOB, SAGEMAKER, aws_batch(1)):
+        assert config_of(environ=environ).hosts.most > 1
+
+
+def test_a_ranks_own_launch_is_not_looked_into(above: Above) -> None:
+    """What the user wrote says it all, and no line is needed."""
+    above.lines = SSH
+    for arguments in (("--nnodes", "1"), ("--standalone",), ("--scheduler", "none"), ("--master-port", "29511")):
+        config = config_of(*arguments, environ=SLURM_TASK_A_HOST)
+        assert not config.hosts.together
+        assert not config.hosts.note
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([["slurmstepd: [4711.0]"]], (True, "slurmstepd")),
+        ([["/opt/prrte/bin/prted", "--x"], ["sshd: me@notty"]], (True, "prted")),
+        ([["sshd-session: me@pts/0"], ["slurmstepd: [4711.extern]"]], (False, "sshd-session")),
+        ([["/bin/login", "--"]], (False, "login")),
+        ([[""], [" "], ["/"], ["sh", "sshd"]], (None, "")),
+        ([], (None, "")),
+    ],
+)
+def test_the_nearest_of_launchers_and_logins_decides(
+    lines: Sequence[Sequence[str]], expected: tuple[bool | None, str]
+) -> None:
+    """By the name of a program, never by its arguments."""
+    assert started_by(lines) == expected
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Not all that a job needs
+
+PARTIAL = {
+    "HTCondor": (HTCONDOR, "which host has rank 0"),
+    "Open MPI": (open_mpi_5(1, 3, 0, size=5, local_size=2), "how many hosts there are"),
+    "mpiexec": (intel_mpi(30, 0, size=60, local_size=1), "which host has rank 0"),
+    "Flux": (flux(6, 1, size=8, hosts=4), "which of 4 hosts it is on"),
+    "Ray": ({**ray_train(1, size=2, local_size=1), "MASTER_ADDR": ""}, "which host has rank 0"),
+}
+
+
+@pytest.mark.parametrize("launcher", PARTIAL)
+def test_a_launcher_that_does_not_say_all_leaves_a_process_on_its_own(launcher: str) -> None:
+    """As under torchrun. One line says what is missing, and which options would help."""
+    environ, missing = PARTIAL[launcher]
+    config = config_of("--nproc-per-node", "2", environ={**environ, "PMI_FD": "x"})
+    assert not config.hosts.together
+    assert config.nproc_per_node == 2
+    assert config.hosts.note.startswith(launcher)
+    assert f"does not tell this process {missing}" in config.hosts.note
+    assert "--master-addr" in config.hosts.note
+    assert "\n" not in config.hosts.note
+
+
+def test_where_only_some_processes_lack_it_the_user_is_asked(above: Above) -> None:
+    """Those that know more would wait for the others; and mpirun ends all of them when one ends."""
+    for environ, lines in (
+        (open_mpi_5(1, 3, 0, size=5, local_size=2), prted(1, 3)),
+        (mvapich2(0, 0, 0, size=8, local_size=2, hosts=4), [["/opt/mvapich2/bin/mpispawn", "0"]]),
+    ):
+        above.lines = lines
+        assert "does not tell this process" in refusal(environ=environ).what
+
+
+def test_master_addr_completes_it() -> None:
+    """Users have long exported it."""
+    config = config_of(environ={**HTCONDOR, "MASTER_ADDR": "node1"})
+    assert place(config) == (4, 4, 2)
+    assert config.rendezvous.master_addr == "node1"
+
+
+@pytest.mark.parametrize("environ", [LSF_BATCH_SCRIPT, PBS_BATCH_SCRIPT], ids=["lsf", "pbs"])
+def test_a_batch_script_is_alone_and_told_what_it_leaves_out(environ: Mapping[str, str], tmp_path: Path) -> None:
+    """Also a shell in such a job, and what ssh starts from there."""
+    file = tmp_path / "nodes"
+    file.write_text(PBS_NODE_FILE)
+    there = {**environ, **({"PBS_NODEFILE": str(file)} if "PBS_NODEFILE" in environ else {})}
+    config = config_of("--nproc-per-node", "8", environ=there)
+    assert config.hosts._replace(note="") == HostsConfig()
+    assert config.hosts.note.startswith("this job has 2 nodes; saferun runs on ")
+    assert "start it with" in config.hosts.note
+    for arguments in (("--standalone",), ("--nnodes", "1"), ("--scheduler", "none")):
+        assert not config_of(*arguments, environ=there).hosts.note
+    unknown = {"PBS_NODEFILE": "/nonexistent", "LSB_MCPU_HOSTS": "", "LSB_HOSTS": ""}
+    assert not config_of(environ={**there, **unknown}).hosts.note
+
+
+def test_it_is_known_where_each_value_stands() -> None:
+    """For --dry-run."""
+    assert config_of(environ=SLURM_TASK_A_HOST).hosts.found == (
+        "4 hosts: SLURM_STEP_NUM_NODES=4",
+        "node rank 2: SLURM_NODEID=2",
+        "master node1: the first of SLURM_STEP_NODELIST",
+    )
+    assert config_of(environ=PLAIN).hosts.found == ()
+    sagemaker = config_of(environ=SAGEMAKER).hosts
+    assert sagemaker.found[1] == "node rank 1: SM_CURRENT_HOST=algo-2"
+    assert place(config_of(environ=LSF_JSRUN | {"LSB_MCPU_HOSTS": "x"}))[1] == 1
+
+
+def test_jobs_of_one_user_on_the_same_hosts_do_not_meet() -> None:
+    """Their names differ, and so do their ports."""
+    pairs = (
+        (SLURM_TASK_A_HOST, {"SLURM_JOB_ID": "4712"}),
+        (flux(0, 0, size=2, hosts=2) | {"MASTER_ADDR": "a"}, {"FLUX_JOB_ID": "f2"}),
+        (SAGEMAKER, {"TRAINING_JOB_NAME": "other"}),
+        (aws_batch(1), {"AWS_BATCH_JOB_ID": "other#1"}),
+        (ray_train(1, size=2, local_size=1), {"MASTER_PORT": "41508"}),
+        (mvapich2(1, 1, 0, size=2, local_size=1, hosts=2), {"MPISPAWN_MPIRUN_ID": "3188"}),
+    )
+    for environ, other in pairs:
+        first, second = config_of(environ=environ).rendezvous, config_of(environ={**environ, **other}).rendezvous
+        assert first.run_id != second.run_id
+        assert first.ports != second.ports
