@@ -58,7 +58,8 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
         saferun's exit code. Where a signal ended the launch before anything ran, this does not return.
     """
     ensure_standard_descriptors()
-    leave_keyboard()
+    if config.output.attach == "off":
+        leave_keyboard()  # otherwise each rank of a background job has a terminal of its own
     if config.checks.nics and config.checks.nics != ("auto",):
         from saferun.launch.nic_variables import with_nics
 

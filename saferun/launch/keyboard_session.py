@@ -8,8 +8,10 @@ import time
 
 from saferun.console.held_output import HeldOutput
 from saferun.errors import suppress
+from saferun.launch.stdin_terminals import size_beside_prefix
 from saferun.linux.children import signal_child
 from saferun.linux.keyboard import Keyboard, StdinTerminal
+from saferun.linux.streams import terminal_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class KeyboardSession:
         self._context = context
         self._keyboard = keyboard
         self._held: list[HeldOutput] = []
+        self._terminal = terminal
 
     @property
     def holds_others(self) -> bool:
@@ -124,6 +127,16 @@ class KeyboardSession:
                 if was_open or not stream.is_stderr:
                     begun = stream.last_bytes(_LONGEST_LINE_BYTES)
                     show(begun[begun.rfind(b"\n") + 1 :])
+        self.resize()
+
+    def resize(self) -> None:
+        """While the rank asks, its terminal is as wide as saferun's: no prefix stands before what is typed."""
+        if not self._held:
+            return
+        size = terminal_size(self._keyboard.fd)
+        if self._terminal.is_edited and size != terminal_size(self._terminal.fd):
+            self._terminal.resize(*size)
+            signal_child(self.rank.receiver or self.rank.child, signal.SIGWINCH)  # a line editor knows the old one
 
     def echo(self, text: bytes) -> None:
         """Show what the rank's terminal echoes."""
@@ -144,6 +157,7 @@ class KeyboardSession:
     def close(self) -> None:
         """The terminal is saferun's own again."""
         self.release()
+        self._terminal.resize(*size_beside_prefix(self.rank.streams))
         self._keyboard.give_back()
 
     def _stop(self, signum: int) -> None:

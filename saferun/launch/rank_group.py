@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from signal import SIGCONT, SIGKILL
+from signal import SIGCONT, SIGKILL, SIGWINCH
 from time import localtime, strftime
 
 from saferun.console.console_stream import ConsoleStream
@@ -17,7 +17,15 @@ from saferun.files.run_dir import shorter_path
 from saferun.launch.left_files import LeftFiles
 from saferun.launch.rank import AttemptPlan, Rank
 from saferun.launch.stdin_terminals import is_asked_for, open_stdin
-from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_family, signal_group
+from saferun.linux.children import (
+    Child,
+    SpawnError,
+    await_report,
+    begin_spawn,
+    signal_child,
+    signal_family,
+    signal_group,
+)
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
 from saferun.linux.procfs import read_stat
@@ -170,8 +178,8 @@ class RankGroup:
                 if is_stderr:
                     stderr_path = path
                 targets.append(target)
-            environ = _with_columns(environ, streams)
             terminal, stdin = open_stdin(self._config, place.rank, streams, self._warn)
+            environ = _with_columns(environ, streams, has_terminal=terminal is not None)
             opened += [stdin] if stdin else []
             child, report = self._begun(*self._begin_spawn(argv, environ, stdin, *targets))
         except SpawnError as error:
@@ -301,6 +309,13 @@ class RankGroup:
                     pane = self._screen.err if stream.is_stderr else self._screen.out
                     columns, rows = terminal_size(pane.target.fd)
                     resize_terminal(stream.fd, columns - len(self._prefix(rank.place)), rows)
+
+    def note_size(self) -> None:
+        """Have ranks with such terminals hear of it: these are not the terminals of the ranks' own sessions."""
+        for rank in self.ranks:
+            receiver = rank.receiver
+            if rank.end is None and receiver is not None and any(os.isatty(stream.fd) for stream in rank.streams):
+                signal_child(receiver, SIGWINCH)
 
     def _prefix(self, place: RankAssignment) -> str:
         output = self._config.output
@@ -462,8 +477,13 @@ def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return rank.last_lines(is_stderr=False), rank.last_lines(is_stderr=True)
 
 
-def _with_columns(environ: dict[str, str], streams: Sequence[RankStream]) -> dict[str, str]:
-    """The environment with the width that the prefix leaves: some programs ask stdin, after this, and not stdout."""
+def _with_columns(environ: dict[str, str], streams: Sequence[RankStream], *, has_terminal: bool) -> dict[str, str]:
+    """The environment with the width that the prefix leaves, where it names another one, or stdin has another one.
+
+    Only there: what stands in the environment does not follow when the window gets another size.
+    """
+    if "COLUMNS" not in environ and (has_terminal or not os.isatty(0)):
+        return environ
     widths = [str(terminal_size(stream.fd)[0]) for stream in streams if os.isatty(stream.fd)]
     return {**environ, "COLUMNS": widths[0]} if widths else environ
 

@@ -14,9 +14,9 @@ from functools import partial
 from saferun.errors import suppress
 from saferun.launch.hang_watch import KEYBOARD
 from saferun.launch.keyboard_session import KeyboardSession
+from saferun.launch.stdin_terminals import size_beside_prefix
 from saferun.linux.helper import PartBase
-from saferun.linux.keyboard import Keyboard, StdinTerminal, has_keyboard
-from saferun.linux.streams import terminal_size
+from saferun.linux.keyboard import Keyboard, StdinTerminal, may_get_keyboard
 from saferun.supervisor.machine import State
 from saferun.text.wording import ranks_text
 
@@ -120,7 +120,7 @@ class RankTerminals(PartBase):
             for stream in rank.streams:
                 stream.on_chunk = partial(self._on_chunk, one)
             self._context.poller.watch(one.terminal.fd, self._guarded(partial(self._on_echo, one)))
-        if self._ones and has_keyboard() and any(pane.target.is_terminal for pane in self._context.screen.panes):
+        if self._ones and may_get_keyboard() and any(pane.target.is_terminal for pane in self._context.screen.panes):
             with suppress(OSError):
                 self._keyboard = Keyboard()
                 self._watch_keyboard()
@@ -166,11 +166,12 @@ class RankTerminals(PartBase):
         return guarded
 
     def resize(self) -> None:
-        """The terminal has another size."""
-        columns, rows = terminal_size(self._context.screen.out.target.fd)
+        """The terminal, and with it those of the ranks' output, have another size."""
         for one in self._ones.values():
             if one.viewer is None:
-                one.terminal.resize(columns, rows)
+                one.terminal.resize(*size_beside_prefix(one.rank.streams))
+        if self._session is not None:
+            self._session.resize()
 
     # ------------------------------------------------------------------------------------------------- who asks
 
@@ -205,6 +206,8 @@ class RankTerminals(PartBase):
                 self._give_keyboard(now)
                 one.check_at = now + _ASKING_S
                 self._announce_at = self._announce_at or now + _ANNOUNCE_S
+            elif self._session is None:
+                self._give_keyboard(now)  # the shell may have brought the launch to the foreground
             self._hold_clock()
             if self._idle_limit_s and one.end_idle_prompt(now, self._idle_limit_s):
                 text = f"nothing was typed for {self._idle_limit_s:g} s: the debugger of rank {one.number} ends"
@@ -410,6 +413,7 @@ class RankTerminals(PartBase):
         """The other shell has gone."""
         one.viewer = None
         one.is_announced = False
+        one.terminal.resize(*size_beside_prefix(one.rank.streams))
         if self._ones.get(one.number) is one:
             now = time.monotonic()
             self._announce_at = now + _ANNOUNCE_S

@@ -39,15 +39,22 @@ def open_stdin(
     is_asked = is_asked_for(config, rank)
     # A prompt is of use where it is seen: line editors work if stdin and stdout both are terminals.
     is_seen = any(not stream.is_stderr and os.isatty(stream.fd) for stream in streams)
-    if not is_asked and not (is_seen and os.isatty(0)):
+    if not is_asked and not os.isatty(0):
         return None, 0
     try:
-        from saferun.linux.keyboard import StdinTerminal, has_keyboard
+        from saferun.linux.keyboard import StdinTerminal, has_keyboard, may_get_keyboard
 
-        if not is_asked and not has_keyboard():
+        # A rank is in a session of its own, which no shell can stop when it reads in the background: it would take
+        # what is typed at the shell.
+        if not is_asked and not (may_get_keyboard() and (is_seen or not has_keyboard())):
             return None, 0
-        terminal = StdinTerminal(*terminal_size(1))
+        terminal = StdinTerminal(*size_beside_prefix(streams))
     except (OSError, ImportError) as error:
         warn(f"no pseudo-terminal for the input of rank {rank}: {error}; it has saferun's own stdin")
         return None, 0
     return terminal, terminal.take_slave()
+
+
+def size_beside_prefix(streams: Sequence[RankStream]) -> tuple[int, int]:
+    """Columns and rows that the prefix leaves to a rank, as the terminals of its output have them."""
+    return terminal_size(next((stream.fd for stream in streams if os.isatty(stream.fd)), 1))

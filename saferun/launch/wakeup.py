@@ -62,15 +62,21 @@ class Wakeup:
             if signum == signal.SIGCHLD:
                 self._context.loop.reap()
             elif signum == signal.SIGWINCH:
-                if self._context.current.group is not None:
-                    self._context.current.group.resize()
-                if self._context.terminals is not None:
-                    self._context.guarded("resize the ranks' terminals", self._context.terminals.resize)
+                self._context.guarded("resize the ranks' terminals", self._resize)
             elif signum in self._stopping:
                 is_first = self._stop(signum) or is_first
             else:
                 self._passed.take(signum, time.monotonic())
         return is_first
+
+    def _resize(self) -> None:
+        """The window has another size."""
+        group, terminals = self._context.current.group, self._context.terminals
+        if group is not None:
+            group.resize()
+            if terminals is not None:
+                terminals.resize()
+            group.note_size()
 
     def _on_parent_exit(self, why: str) -> None:
         """Ranks whose launcher is gone would train on for ever: nothing could stop them."""

@@ -205,6 +205,14 @@ class StdinTerminal:
         return read_link(f"/proc/{pid}/fd/{fd}") == self.path
 
 
+def may_get_keyboard() -> bool:
+    """Whether stdin is the terminal that this process was started on: in the background a shell's ``fg`` gives it."""
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) > 0
+    except OSError:
+        return False
+
+
 def has_keyboard() -> bool:
     """Whether stdin is the terminal that this process was started on, and it is in its foreground."""
     try:

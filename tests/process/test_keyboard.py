@@ -314,18 +314,22 @@ tell("heard " + sys.stdin.readline().strip())
         assert job.wait() == 1
 
 
-def test_a_terminal_of_another_rank_has_the_size_of_the_window(tmp_path: Path) -> None:
+def test_stdin_is_as_wide_as_the_output_and_a_rank_hears_of_a_new_size(tmp_path: Path) -> None:
+    """Programs ask stdin (rich, ``stty size``), stdout or the environment, and curses waits for SIGWINCH."""
     program = """
 from rank import *
-tell("size %d" % os.get_terminal_size(0).columns)
-while os.get_terminal_size(0).columns != 61:
-    time.sleep(0.005)
-tell("resized")
+import shutil
+def sizes():
+    return os.get_terminal_size(0), os.get_terminal_size(1), shutil.get_terminal_size()
+signal.signal(signal.SIGWINCH, lambda *_: tell("resized %d %d %d" % tuple(size.columns for size in sizes())))
+tell("size %d %d %d" % tuple(size.columns for size in sizes()))
+await_release("end")
 """
-    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
-        job.hear("size 90", 2)
+    with on_terminal(tmp_path, program, "--prefix", "[{rank}] ", nproc=2) as (job, terminal):
+        job.hear("size 86 86 86", 2)
         terminal.resize(20, 61)
-        job.hear("resized", 2)
+        job.hear("resized 57 57 57", 2)
+        job.release("end")
         assert job.wait() == 0
 
 

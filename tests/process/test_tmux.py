@@ -140,8 +140,8 @@ while True:
 """
 
 
-def test_a_background_job_in_the_foreground_is_ended_by_ctrl_c_and_has_no_keyboard(folder: Path) -> None:
-    """Nobody reads what is typed meanwhile, and Ctrl-C discards it."""
+def test_a_background_job_in_the_foreground_has_the_keyboard_and_is_ended_by_ctrl_c(folder: Path) -> None:
+    """In the background the shell has the keys; after ``fg`` the rank that reads has them."""
     (folder / "reads.py").write_text(READS)
     tmux = Tmux(folder, SHELL)
     tmux.type("sh saferun.sh reads.py &", "Enter")
@@ -150,14 +150,14 @@ def test_a_background_job_in_the_foreground_is_ended_by_ctrl_c_and_has_no_keyboa
     until(lambda: "one 2" in tmux.lines, "the shell has its line")
     tmux.type("fg", "Enter")
     until(lambda: "sh saferun.sh reads.py" in tmux.lines, "it is in the foreground")
-    tmux.type("echo two $((2 + 2))", "Enter")
-    until(lambda: "echo two $((2 + 2))" in tmux.lines, "the terminal has echoed it")
+    tmux.type("for the rank", "Enter")
+    until(lambda: any("[0] read b'for the rank" in line for line in tmux.lines), "the rank has read it")
     tmux.type("C-c")
     until(lambda: any("[0] got SIGINT" in line for line in tmux.lines), "the rank has the signal")
     until(lambda: tmux.lines[-1:] == ["$"], "the shell is back")
     tmux.type("echo three $((3 + 3))", "Enter")
     until(lambda: "three 6" in tmux.lines, "it runs commands")
-    assert not [line for line in tmux.lines if "] read b" in line or line == "two 4"]
+    assert not [line for line in tmux.lines if "] read b'echo" in line]
     tmux.close()
 
 
@@ -176,6 +176,28 @@ while not os.path.exists("end"):
 """
 
 
+def test_a_debugger_of_a_background_job_is_used_after_fg(folder: Path) -> None:
+    """It asked while the keys were the shell's."""
+    (folder / "asks.py").write_text(ASKS)
+    tmux = Tmux(folder, SHELL)
+    tmux.type("sh saferun.sh --nproc-per-node 2 asks.py &", "Enter")
+    until(lambda: any("rank 1 waits for input" in line for line in tmux.lines), "it says that a rank asks")
+    tmux.type("echo one $((1 + 1))", "Enter")
+    until(lambda: "one 2" in tmux.lines, "the shell has its line")
+    tmux.type("fg", "Enter")
+    until(lambda: any("rank 1 has the keyboard" in line for line in tmux.lines), "the rank has the keyboard")
+    tmux.type("p secret + 1000", "Enter")
+    until(lambda: "1041" in tmux.lines, "the debugger answers")
+    tmux.type("c", "Enter")
+    until(lambda: any("rank 1 goes on" in line for line in tmux.lines), "the rank goes on")
+    (folder / "printed").touch()
+    (folder / "end").touch()
+    until(lambda: tmux.lines[-1:] == ["$"], "the shell is back")
+    tmux.type("echo two $((1 + 1))", "Enter")
+    until(lambda: "two 2" in tmux.lines and "$ echo two $((1 + 1))" in tmux.lines, "it echoes what is typed")
+    tmux.close()
+
+
 def test_a_debugger_in_one_of_two_ranks_is_used_as_in_plain_python(folder: Path) -> None:
     """Its prompt begins the row, arrow keys edit, lines of the other rank wait, and the shell has its terminal back."""
     (folder / "asks.py").write_text(ASKS)
@@ -187,6 +209,12 @@ def test_a_debugger_in_one_of_two_ranks_is_used_as_in_plain_python(folder: Path)
     (folder / "printed").touch()
     tmux.type("Up", "BSpace", "1", "Enter")
     until(lambda: tmux.lines[-3:] == ["(Pdb) p secret + 1001", "1042", "(Pdb)"], "the line was edited")
+    # No prefix stands before what is typed, so the line has the whole width, to the line editor, too.
+    number = "7" * (COLUMNS - len("(Pdb) p secret + "))
+    tmux.type(f"p secret + {number}8", "Home", "Right", "Right", "1", "+", "Enter")
+    full = f"(Pdb) p 1+secret + {number}8"
+    shown = [full[:COLUMNS], full[COLUMNS:], str(42 + int(f"{number}8")), "(Pdb)"]
+    until(lambda: tmux.lines[-4:] == shown, "a line of two rows was edited")
     tmux.type("C-c")
     until(lambda: tmux.lines[-2:] == ["(Pdb) --KeyboardInterrupt--", "(Pdb)"], "Ctrl-C is for the debugger")
     assert not any("a line of rank 0" in line for line in tmux.lines)
