@@ -14,7 +14,7 @@ from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import broken_gpu
 from saferun.diagnosis.collectives import CollectiveFindings, compare
-from saferun.diagnosis.frames import UserCode, location_text
+from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.gpu_errors import error_in, gpu_lines
 from saferun.diagnosis.job_end import end_of_job, ended_by_signal, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
@@ -29,9 +29,8 @@ from saferun.diagnosis.network_faults import (
     refusals,
     wrong_interface,
 )
-from saferun.diagnosis.rank_view import user_frame
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
-from saferun.diagnosis.timeouts import advice_on, idle, is_timeout, waited, who_is_late
+from saferun.diagnosis.timeouts import advice_on, idle, is_timeout, unfinished_calls, waited, who_is_late
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, Value, signal_name
@@ -45,7 +44,6 @@ _CLOCKS_DIFFER_S = 0.25
 _MOST_KERNEL_LINES = 3
 _AT_ITS_END = frozenset({"interpreter", "unanswering"})
 _MOST_UNFINISHED = 6
-_MOST_PLACES = 4
 _EARLY_EXIT_ADVICE = (
     "no rank may end before all collectives are over: look for batches, epochs or branches that differ by rank"
 )
@@ -83,22 +81,25 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     findings = compare(evidence.capture.collectives, evidence.ranks)
     waits = waits_of(evidence, hosts, findings)
     ended = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].role is Role.CULPRIT)
-    verdict = _judge(evidence, hosts, cases, findings, waits) if cases and ended is None else None
+    own = _stopped(evidence, hosts)
+    # They have the root's error, and saferun stopped them before they ended by themselves.
+    alike = [case for case in own if cases and case.end is not cases[0].end and _is_alike(case, cases[0])]
+    verdict = _judge(evidence, hosts, [*cases, *alike], findings, waits) if cases and ended is None else None
     first = verdict.first if verdict is not None else None
     cause = ended.cause if ended is not None else verdict.cause if verdict is not None else None
     if evidence.stop_signum is not None:
         cause = _scheduler(evidence) or (ended and ended.cause)
     elif evidence.error and ended is None:
         cause = None
-    own = _stopped(evidence, hosts)
     victims = _victims(cases, verdict) if ended is None else _collateral(cases)
     by_signal = ended_by_signal(evidence, ended)
     if first is not None or ended is not None:
         victims = tuple(sorted({*victims, *_collateral(own)} - by_signal))
     failed = [case.end for case in sorted(cases, key=lambda case: case.at) if case.end.rank not in by_signal]
+    # How they failed says more of them than that they were about to end when they were captured.
+    failures = {*victims, *(case.end.rank for case in alike)}
     stopped = [end.rank for end in evidence.ends if end.stopped_by_us or end.rank in by_signal]
-    # How it failed says more of a rank than that it was about to end when it was captured.
-    waits = tuple(wait for wait in waits if wait.rank not in victims or wait.found.kind not in _AT_ITS_END)
+    waits = tuple(wait for wait in waits if wait.rank not in failures or wait.found.kind not in _AT_ITS_END)
     its_process = (first.rank, first.pid) if first is not None else None
     core = next((core for core in evidence.cores if (core.rank, core.pid) == its_process), None)
     headline = _headline(evidence, ended, verdict)
@@ -108,7 +109,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         first_failure=first,
         output=outputs.get(first.rank) if first is not None else None,
         also_failed=tuple(end for end in failed if end is not first),
-        stopped=tuple(rank for rank in stopped if rank not in victims and (first is None or rank != first.rank)),
+        stopped=tuple(rank for rank in stopped if rank not in failures and (first is None or rank != first.rank)),
         abandoned=evidence.abandoned,
         # What ended the job has advice of its own.
         hint=evidence.error_hint if ended is None else "",
@@ -116,7 +117,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         victims=victims,
         groups=group_waits(waits),
         tree=merge(evidence.capture.stacks, evidence.script, evidence.cwd),
-        tracebacks=_tracebacks(cases, first),
+        tracebacks=_tracebacks([*cases, *alike], first),
         core=core,
         findings=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=is_late)),
         abandoned_ranks=tuple(sorted(rank for host in evidence.hosts for rank in host.abandoned_ranks)),
@@ -246,7 +247,7 @@ def _network(
 
 def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Case]) -> Judgement:
     """A rank brought it about alone, or several did alike."""
-    alike = [case.end.rank for case in cases if _is_alike(case, root)]
+    alike = [*dict.fromkeys(case.end.rank for case in cases if _is_alike(case, root))]
     ranks = tuple(sorted({*root.cause.ranks, *alike}))
     others = [rank for rank in alike if rank != root.end.rank]
     where = f" ({hosts_text(hosts.of_ranks(others))})" if others and hosts.are_several else ""
@@ -459,8 +460,8 @@ def _scheduler(evidence: Evidence) -> Cause | None:
 
 def _tracebacks(cases: Sequence[_Case], first: RankEnd | None) -> tuple[Traceback, ...]:
     """What they printed, the root's first."""
-    ordered = sorted(cases, key=lambda case: case.end is not first)
-    return merge_tracebacks((case.end.rank, _printed(case.failure)) for case in ordered)
+    by_rank = {case.end.rank: case for case in sorted(cases, key=lambda case: case.end is not first)}
+    return merge_tracebacks((rank, _printed(case.failure)) for rank, case in by_rank.items())
 
 
 def _printed(failure: Failure) -> Sequence[str]:
@@ -474,7 +475,7 @@ def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None
     # While a job is well, ranks are a few calls apart too. Only where one has waited too long does that mean anything.
     lines = [*findings.shown_lines] if waited else [mismatch.message for mismatch in findings.mismatched]
     if waited:
-        lines += _calls_with_lines(evidence)
+        lines += unfinished_calls(evidence)
     lines += gpu_lines(evidence.kernel_lines)[-_MOST_KERNEL_LINES:]
     unfinished = evidence.capture.timed_out
     if unfinished:
@@ -482,19 +483,3 @@ def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None
         lines.append(f"captures timed out: {', '.join(unfinished[:_MOST_UNFINISHED])}{more}")
     proof = cause.proof if cause is not None else ""
     return tuple(dict.fromkeys(shortened(line) for line in lines if line != proof))
-
-
-def _calls_with_lines(evidence: Evidence) -> list[str]:
-    """Where ranks made the first call that is not over, as those that have ended left it in their Flight Recorders."""
-    user = UserCode(evidence.script, evidence.cwd)
-    places: dict[tuple[str, str], list[int]] = {}
-    for one in evidence.capture.collectives:
-        waiting = [call for group in one.groups for call in group.calls if not call.retired and call.frames]
-        first = min(waiting, key=lambda call: call.order, default=None)
-        place = location_text(user_frame(first.frames, user)) if first is not None else ""
-        if first is not None and place:
-            places.setdefault((first.op, place), []).append(one.rank)
-    return [
-        f"{ranks_text(ranks)} called {op} at {place}, which is not over (Flight Recorder)"
-        for (op, place), ranks in list(places.items())[:_MOST_PLACES]
-    ]

@@ -118,13 +118,18 @@ def rank_waits(
             failure=found_dump.failure if found_dump is not None else "",
             hang=hang,
             store_port=store_port,
-            is_bare=found_dump is not None
-            and not found_dump.failure
-            and not any(thread.frames for thread in found_dump.threads),
+            is_bare=found_dump is not None and _is_bare(found_dump),
         )
         view = view._replace(frames=natives.get(_likeness(view.frames, view.process), view.frames))
         waits.append(_wait(view, _followed(found_dump, user)))
     return tuple(waits)
+
+
+def _is_bare(dump: StackDump) -> bool:
+    """Whether it is a Python without Python code: its interpreter does not exist yet, or no more."""
+    if dump.failure:
+        return dump.failure.endswith(" is no Python process") and dump.name.startswith(("python", "pt_main"))
+    return not any(thread.frames for thread in dump.threads)
 
 
 def _processes(

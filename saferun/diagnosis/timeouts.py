@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.collectives import CollectiveFindings
+from saferun.diagnosis.frames import UserCode, location_text
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.lost_peers import call_of
+from saferun.diagnosis.rank_view import user_frame
 from saferun.diagnosis.rank_waits import Wait
 from saferun.evidence import Cause, Evidence
 from saferun.model import Value
@@ -21,6 +23,7 @@ _OTHERS = re.compile(r": another rank did not come to the collective(?: within (
 # What NCCL's watchdog and its monitor log of the group of all ranks, also on ranks that have not timed out.
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
 _OTHER_GROUP = re.compile(r"\[PG ID [1-9]|PG GUID (?!0\()")
+_MOST_PLACES = 4
 _DONE_FOR = frozenset({"dead", "unanswering"})
 # A rank that is seen there may be on its way out as well.
 _AT_ITS_END = "interpreter"
@@ -139,3 +142,19 @@ def _doing(doing: dict[int, str], ranks: Sequence[int], evidence: Evidence, host
         return ""
     who = "it" if len(ranks) == 1 else _who([rank], evidence, hosts)
     return f": {who} {doing[rank]}"
+
+
+def unfinished_calls(evidence: Evidence) -> list[str]:
+    """Where ranks made the first call that is not over, as those that have ended left it in their Flight Recorders."""
+    user = UserCode(evidence.script, evidence.cwd)
+    places: dict[tuple[str, str], list[int]] = {}
+    for one in evidence.capture.collectives:
+        waiting = [call for group in one.groups for call in group.calls if not call.retired and call.frames]
+        first = min(waiting, key=lambda call: call.order, default=None)
+        place = location_text(user_frame(first.frames, user)) if first is not None else ""
+        if first is not None and place:
+            places.setdefault((first.op, place), []).append(one.rank)
+    return [
+        f"{ranks_text(ranks)} called {op} at {place}, which is not over (Flight Recorder)"
+        for (op, place), ranks in list(places.items())[:_MOST_PLACES]
+    ]

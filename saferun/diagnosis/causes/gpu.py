@@ -81,6 +81,11 @@ _MISSING: tuple[TextRule, ...] = tuple(
             "install a build of torch for this host's GPUs, or run on the CPU with the backend gloo",
         ),
         (
+            r"module 'torch\._C' has no attribute '_cuda_\w{1,60}'",
+            "torch is built without GPU support",
+            "install a build of torch for this host's GPUs, or run on the CPU with the backend gloo",
+        ),
+        (
             r"doesn't have (NCCL|RCCL) built in",
             "torch is built without {0}",
             "use the backend gloo, or install a build of torch for this host's GPUs",

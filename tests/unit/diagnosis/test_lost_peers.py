@@ -71,3 +71,30 @@ def test_a_stopped_rank_that_had_lost_its_connection_failed_because_of_it() -> N
     assert "lost" in peers.message
     assert peers.call == "all_reduce"
     assert peers.location.startswith("train")
+
+
+def test_a_rank_that_was_stopped_with_the_same_error_failed_in_the_same_way() -> None:
+    """Its interpreter takes long to end, and then looks like one that cannot be inspected."""
+    ends = (end_of(0, code=1), end_of(1, signum=15, at=101.0, stopped=True))
+    outputs = (OWN._replace(local_rank=0, raised=True), OWN._replace(local_rank=1, raised=True))
+    gone = StackDump(1, 4000, is_rank=True, name="python3", tool="py-spy", threads=(), failure="is no Python process")
+    found = diagnose(evidence(*ends, outputs=outputs)._replace(capture=Capture(stacks=(gone,))))
+    assert "rank 1 failed in the same way" in found.headline
+    assert found.cause is not None
+    assert found.cause.ranks == (0, 1)
+    assert found.stopped == ()
+    assert found.victims == ()
+    assert [group.ranks for group in found.groups] == [(0,)]
+    assert [traceback.ranks for traceback in found.tracebacks] == [(0, 1)]
+
+
+def test_a_python_that_py_spy_finds_no_interpreter_in_is_starting_or_ending() -> None:
+    """That a python is no Python process says nothing to its user."""
+    ends = (end_of(0, code=1), end_of(1, signum=15, at=101.0, stopped=True))
+    why = "python3 is no Python process"
+    gone = StackDump(1, 4000, is_rank=True, name="python3", tool="py-spy", threads=(), failure=why)
+    found = diagnose(evidence(*ends, outputs=(said(0, "key_error"),))._replace(capture=Capture(stacks=(gone,))))
+    assert [group.kind for group in found.groups if group.ranks == (1,)] == ["interpreter"]
+    other = gone._replace(name="trainer", failure="trainer is no Python process")
+    found = diagnose(evidence(*ends, outputs=(said(0, "key_error"),))._replace(capture=Capture(stacks=(other,))))
+    assert [group.kind for group in found.groups if group.ranks == (1,)] == ["unanswering"]
