@@ -16,7 +16,7 @@ from saferun.files.file_stream import FRESH, LAZY, FileStream
 from saferun.files.run_dir import shorter_path
 from saferun.launch.left_files import LeftFiles
 from saferun.launch.rank import AttemptPlan, Rank
-from saferun.launch.stdin_terminals import is_asked_for, open_stdin
+from saferun.launch.stdin_terminals import is_asked_for, open_stdin, with_columns
 from saferun.linux.children import (
     Child,
     SpawnError,
@@ -179,7 +179,7 @@ class RankGroup:
                     stderr_path = path
                 targets.append(target)
             terminal, stdin = open_stdin(self._config, place.rank, streams, self._warn)
-            environ = _with_columns(environ, streams, has_terminal=terminal is not None)
+            environ = with_columns(environ, streams, has_terminal=terminal is not None)
             opened += [stdin] if stdin else []
             child, report = self._begun(*self._begin_spawn(argv, environ, stdin, *targets))
         except SpawnError as error:
@@ -475,17 +475,6 @@ def _signal(rank: Rank, signum: int) -> None:
 
 def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return rank.last_lines(is_stderr=False), rank.last_lines(is_stderr=True)
-
-
-def _with_columns(environ: dict[str, str], streams: Sequence[RankStream], *, has_terminal: bool) -> dict[str, str]:
-    """The environment with the width that the prefix leaves, where it names another one, or stdin has another one.
-
-    Only there: what stands in the environment does not follow when the window gets another size.
-    """
-    if "COLUMNS" not in environ and (has_terminal or not os.isatty(0)):
-        return environ
-    widths = [str(terminal_size(stream.fd)[0]) for stream in streams if os.isatty(stream.fd)]
-    return {**environ, "COLUMNS": widths[0]} if widths else environ
 
 
 def _modest(child: Child, report: int) -> tuple[Child, int]:

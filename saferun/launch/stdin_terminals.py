@@ -58,3 +58,14 @@ def open_stdin(
 def size_beside_prefix(streams: Sequence[RankStream]) -> tuple[int, int]:
     """Columns and rows that the prefix leaves to a rank, as the terminals of its output have them."""
     return terminal_size(next((stream.fd for stream in streams if os.isatty(stream.fd)), 1))
+
+
+def with_columns(environ: dict[str, str], streams: Sequence[RankStream], *, has_terminal: bool) -> dict[str, str]:
+    """The environment with the width that the prefix leaves, where it names another one, or stdin has another one.
+
+    Only there: what stands in the environment does not follow when the window gets another size.
+    """
+    if "COLUMNS" not in environ and (has_terminal or not os.isatty(0)):
+        return environ
+    widths = [str(terminal_size(stream.fd)[0]) for stream in streams if os.isatty(stream.fd)]
+    return {**environ, "COLUMNS": widths[0]} if widths else environ
