@@ -110,6 +110,8 @@ class Job(JobSender):
             on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT),
         )
         self._joining = False
+        self._waited_for = ""  # what was printed of it last
+        self.is_heard = False
         self._after_loss = False  # the store of the leader was lost
         self.leads = False
         self.leader = ""
@@ -355,6 +357,7 @@ class Job(JobSender):
                 self._on_joined(message)
             case "join_failed" if self._joining:
                 self._joining = False
+                self.is_heard = message.get("published") is True or self._is_repeated(str(message["what"]))
                 self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
             case "job_ended" if self._joining:
                 self._joining = False
@@ -364,6 +367,7 @@ class Job(JobSender):
             case "waiting":
                 waits_for = display_text(message["text"], LONGEST_MESSAGE)
                 if not self._callbacks.set_status(waits_for):
+                    self._waited_for = waits_for.rpartition(" (")[0]
                     self._print_line(f"saferun: {waits_for}")
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.
@@ -381,10 +385,14 @@ class Job(JobSender):
 
     def _fail(self, what: str, hint: str, exit_code: int = 1) -> None:
         hosts = self._config.hosts
-        if hosts.detected:
+        if hosts.detected and (hosts.announces or not hosts.shares_console):
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
+
+    def _is_repeated(self, what: str) -> bool:
+        """Whether this has been said while the others were waited for; the second host says it with its advice."""
+        return bool(self._waited_for) and what.startswith(self._waited_for) and self._config.hosts.node_rank != 1
 
     def _successor(self, reason: str) -> JsonObject | None:
         """With which message another coordinator goes on where this one has died; None: with none."""

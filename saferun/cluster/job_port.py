@@ -29,6 +29,7 @@ class JobPort(Part, Protocol):
         host: this host's number; like what follows known when the hosts have met.
         leads: whether this process decides for the job.
         leader: the name of the host that does; empty where there is only this one.
+        is_heard: whether another host prints why the hosts have not met, or this one has printed it already.
         peers: all hosts, on the leader of several.
         other_addresses: of hosts with other ranks of the job, as far as they are known: on the leader all of them.
         chunk_limit_bytes: how large a chunk of evidence may be.
@@ -41,6 +42,7 @@ class JobPort(Part, Protocol):
     host: int
     leads: bool
     leader: str
+    is_heard: bool
     peers: Mapping[int, Peer]
     other_addresses: tuple[str, ...]
     chunk_limit_bytes: int

@@ -39,7 +39,7 @@ class SoloJob:
         open_link: starts the coordinator.
     """
 
-    is_endpoint_here = False
+    is_endpoint_here = is_heard = False
     abort_reason: AbortReason | None = None
     lost: Mapping[int, LostHost] = {}
 

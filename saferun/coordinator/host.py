@@ -363,8 +363,10 @@ class HostCoordinator:
             attempt.close()
 
     def _fail(self, rdzv: RendezvousRound, error: JoinFailedError) -> None:
-        usage = {"usage": True} if error.is_usage else {}
-        self._answer(rdzv, {"op": "join_failed", "what": error.what, "hint": error.hint, **usage})
+        more = {"usage": True} if error.is_usage else {}
+        if error.is_published:
+            more["published"] = True
+        self._answer(rdzv, {"op": "join_failed", "what": error.what, "hint": error.hint, **more})
 
     def _answer(self, rdzv: RendezvousRound, message: Message) -> None:
         """What tasks that wait for a rendezvous hear instead of its result."""

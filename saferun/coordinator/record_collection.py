@@ -398,6 +398,7 @@ def await_assignment(
             error = missing_error(message or "hosts", rdzv.timeout_s)
             publish_failure(client, prefix, error)
             client.add(f"{prefix}read", 1)
+            error.is_published = bool(message)  # by the first host, whose time is over as well
             raise error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from saferun.config import LaunchConfig
 from saferun.console.screen import Screen
@@ -196,6 +196,24 @@ class LaunchContext:
             return False
         job = getattr(self, "job", None)  # which is made after the first lines
         return not job.leads if job is not None and job.leader else not self.config.hosts.announces
+
+    def spoken_lines(self, lines: Sequence[str], headline: str) -> Sequence[str]:
+        """What is printed here of a report that each host makes for itself, because no leader makes it for all.
+
+        On a console that all hosts share, the second host prints all of it, and each of the others one line with its
+        name: any of them may know the least.
+
+        Args:
+            lines: the report.
+            headline: its sentence.
+        """
+        job, hosts = self.job, self.config.hosts
+        if not self.is_spoken_for:
+            return lines
+        if job.is_heard:
+            return ()
+        number = job.host if job.leader else hosts.node_rank
+        return lines if number == 1 and job.is_head else (f"saferun: {printable(self._named(headline))}",)
 
     def report(self, text: str) -> None:
         """One line for the user; where hosts share a console, with the name of this one."""

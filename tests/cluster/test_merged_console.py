@@ -7,7 +7,11 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from tests.cluster.jobs import STAY, assert_nothing_left, by_hand
+import pytest
+
+from tests.cluster.jobs import SAFERUN, STAY, Job, Way, assert_nothing_left, by_hand, start, write
+from tests.cluster.machines import launchers
+from tests.cluster.machines.host import command_line
 from tests.cluster.machines.process import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -41,3 +45,42 @@ def test_what_concerns_one_host_names_it(cluster: Cluster, tmp_path: Path) -> No
         assert time.monotonic() < give_up_at, job.story("the reaper does not say where")
         time.sleep(0.01)
     assert_nothing_left(cluster)
+
+
+def advice_of(job: Job) -> list[str]:
+    """The hints: a report has one."""
+    return [line for line in job.err.splitlines() if line.startswith("hint: ")]
+
+
+@pytest.mark.slow
+def test_the_loss_of_the_leader_is_reported_once_and_each_other_host_names_itself(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Nobody is left to report for all hosts, and a report of each of 64 hosts is read by no user."""
+    job = start(cluster, Way("srun"), tmp_path, STAY, "--host-timeout", "6", nproc=1)
+    job.hear("ready", 4)
+    node1 = cluster.hosts[0]
+    saferuns = [pid for pid in node1.pids("-m saferun") if "srun" not in command_line(pid).split()[0]]
+    node1.kill(min(saferuns))
+    job.finish()
+    assert len(advice_of(job)) == 1, job.story("one report")
+    lost = "node1, which had the job's store, is lost"
+    assert len(job.saferun_said(f"saferun: {lost}")) == 1, job.story("one report")
+    for name in ("node3", "node4"):
+        assert len(job.saferun_said(f"saferun: {name}: {lost}")) == 1, job.story("a line of each other host")
+    assert not job.saferun_said(f"saferun: node2: {lost}"), job.story("node2 reports")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [0, 2])
+def test_hosts_that_do_not_meet_give_their_advice_once(cluster: Cluster, tmp_path: Path, missing: int) -> None:
+    """Where the first host is there, it speaks for all; where it is missing, the second one does."""
+    script = write(tmp_path, "pass")
+    late = f'[ "$SLURM_NODEID" = {missing} ] && exec sleep 30; exec "$@"'
+    command = ("sh", "-c", late, "sh", *SAFERUN, "--start-timeout", "8", str(script))
+    job = Job(tmp_path, [launchers.srun(cluster, command, cwd=tmp_path)])
+    job.finish()
+    assert len(advice_of(job)) == 1, job.story("one report")
+    if missing:
+        assert len(job.saferun_said("saferun: 1 of 4 hosts did not come within 8 s: node3")) == 1, job.story("once")
+        assert not job.saferun_said("saferun: node"), job.story("the others are silent")

@@ -357,6 +357,26 @@ def test_a_meeting_that_fails_is_a_start_that_failed_and_a_store_that_is_lost_la
     assert isinstance(listening.events[1], JobLost)
 
 
+@pytest.mark.parametrize(
+    ("waited_for", "more", "is_heard"),
+    [
+        ("", {}, False),
+        ("", {"published": True}, True),
+        ("node1 refuses connections from node3 (5 s)", {}, True),
+        ("waiting for node2 (5 s)", {}, False),
+    ],
+)
+def test_what_has_been_said_of_hosts_that_do_not_meet_is_known(
+    listening: Listening, waited_for: str, more: dict[str, Any], *, is_heard: bool
+) -> None:
+    """By whoever found it out, or by this host itself while it waited."""
+    listening.job.join(JoinHosts(0))
+    if waited_for:
+        listening.hear(op="waiting", text=waited_for)
+    listening.hear(op="join_failed", what="node1 refuses connections from node3, for 15 s", hint="start it", **more)
+    assert listening.job.is_heard is is_heard
+
+
 def test_what_the_hosts_share_a_secret_by_goes_to_the_coordinator(listening: Listening) -> None:
     """Without files there is no directory to share it in."""
     listening.join()

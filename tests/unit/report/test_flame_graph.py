@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
+import jsonschema
+
 from saferun.report.flame_graph import flame_svg, speedscope_profiles
+from tests.unit.report.trace_schemas import SPEEDSCOPE
 
 SVG = "{http://www.w3.org/2000/svg}"
 STACKS = [
@@ -58,6 +61,7 @@ def test_it_has_bounds() -> None:
 def test_speedscope_has_a_profile_a_rank_in_seconds() -> None:
     stacks = [(frames[1:], samples) for frames, samples in STACKS[:2]]
     content = speedscope_profiles({"rank 0 (node1)": stacks, "rank 1": []}, 100, "run")
+    jsonschema.validate(content, SPEEDSCOPE)
     assert content["shared"]["frames"] == [
         {"name": "main", "file": "/w/train.py", "line": 9},
         {"name": "step", "file": "/w/train.py", "line": 5},

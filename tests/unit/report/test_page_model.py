@@ -34,6 +34,7 @@ from saferun.report.page.timeline import build_timelines
 from saferun.report.page.wait_graph import build_group_tables, build_wait_graph, kind_of
 from saferun.report.report_values import Cause
 from tests.unit.report.page_samples import START, crash_events, crash_run, event, exited, hang_events, hang_run, joined
+from tests.unit.report.trace_schemas import SPEEDSCOPE, TRACE_EVENTS
 
 NOBODY = ReportPart()
 
@@ -346,50 +347,6 @@ def test_of_collectives_those_that_differ_come_first() -> None:
 
 # -------------------------------------------------------------------------------------------------------------- exports
 
-SPEEDSCOPE = {
-    "type": "object",
-    "required": ["$schema", "shared", "profiles"],
-    "properties": {
-        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
-        "shared": {
-            "type": "object",
-            "required": ["frames"],
-            "properties": {
-                "frames": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["name"],
-                        "properties": {
-                            "name": {"type": "string"},
-                            "file": {"type": "string"},
-                            "line": {"type": "number"},
-                            "col": {"type": "number"},
-                        },
-                    },
-                }
-            },
-        },
-        "profiles": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["type", "name", "unit", "startValue", "endValue", "samples", "weights"],
-                "properties": {
-                    "type": {"const": "sampled"},
-                    "unit": {"enum": ["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]},
-                    "samples": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-                    "weights": {"type": "array", "items": {"type": "number"}},
-                },
-            },
-        },
-        "activeProfileIndex": {"type": "number"},
-        "exporter": {"type": "string"},
-        "name": {"type": "string"},
-    },
-}
-"""The part of speedscope's published schema that concerns sampled profiles."""
-
 
 def test_the_stacks_are_a_profile_for_speedscope(tmp_path: Path) -> None:
     content = speedscope(build_page(read_run(str(crash_run(tmp_path / "run"))), str))
@@ -410,8 +367,11 @@ def test_the_timeline_is_a_trace_for_perfetto(tmp_path: Path) -> None:
     """Each rank is a thread; times are microseconds; spans of a thread do not overlap."""
     page = build_page(read_run(str(hang_run(tmp_path / "run"))), str, folds=False)
     content = json.loads(json.dumps(perfetto(page, PHASES), allow_nan=False))
+    jsonschema.validate(content, TRACE_EVENTS)
     rows = content["traceEvents"]
     assert {row["ph"] for row in rows} == {"M", "X", "i"}
+    named = {(row["pid"], row["tid"]) for row in rows if row["name"] in {"process_name", "thread_name"}}
+    assert {(row["pid"], row["tid"]) for row in rows} <= named
     names = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     assert names[3] == "rank 3 (the cause)"
     assert names[0] == "rank 0"

@@ -1,0 +1,54 @@
+"""Where hosts share a console and no leader is left to report for all of them, one other host does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from saferun.config import HostsConfig
+from saferun.launch.launch_context import LaunchContext
+
+LINES = ("saferun: node1 is lost", "hint: look there")
+NAMED = ("saferun: node3: node1 is lost",)
+
+
+def spoken(hosts: HostsConfig, **job: object) -> tuple[str, ...]:
+    """What node3 prints."""
+    context = LaunchContext.__new__(LaunchContext)
+    context.host = "node3"
+    known = {"leads": False, "leader": "node1", "host": 2, "is_head": True, "is_heard": False, **job}
+    vars(context).update(
+        config=SimpleNamespace(hosts=hosts),
+        job=SimpleNamespace(**known),
+    )
+    return tuple(context.spoken_lines(LINES, "node1 is lost"))
+
+
+SHARED = HostsConfig(8, 8, 2, shares_console=True, announces=False)
+
+
+def test_the_second_host_reports_the_loss_of_the_leader_and_each_other_one_names_itself() -> None:
+    """64 hosts with eight lines each say no more than one of them."""
+    assert spoken(SHARED, host=1) == LINES
+    assert spoken(SHARED, host=2) == NAMED
+    assert spoken(SHARED, host=1, is_head=False) == NAMED
+
+
+@pytest.mark.parametrize(("node_rank", "expected"), [(1, LINES), (2, NAMED), (None, NAMED)])
+def test_before_the_hosts_have_met_their_node_ranks_say_who_speaks(
+    node_rank: int | None, expected: tuple[str, ...]
+) -> None:
+    assert spoken(SHARED._replace(node_rank=node_rank), leader="", host=0) == expected
+
+
+def test_what_another_host_has_found_out_is_left_to_it() -> None:
+    assert spoken(SHARED, leader="", host=0, is_heard=True) == ()
+
+
+def test_on_a_console_of_its_own_each_host_reports_all_of_it() -> None:
+    own = HostsConfig(8, 8, 2, shares_console=False, announces=False)
+    assert spoken(own, is_heard=True) == LINES
+    leads = cast("dict[str, object]", {"leads": True, "host": 0})
+    assert spoken(SHARED, **leads) == LINES
