@@ -62,6 +62,7 @@ EXAMINER_MODULES = (
     "saferun.captures.beside_slow",
     "saferun.captures.asked_recorders",
     "saferun.captures.rank_usage",
+    "saferun.captures.native_stacks",
 )
 """The modules that captures of any kind import."""
 _FDS_AT_ONCE = 16

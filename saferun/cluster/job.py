@@ -357,7 +357,12 @@ class Job(JobSender):
                 self._on_joined(message)
             case "join_failed" if self._joining:
                 self._joining = False
-                self.is_heard = message.get("published") is True or self._is_repeated(str(message["what"]))
+                self.is_heard = message.get("published") is True or (
+                    # It has been said while the others were waited for; the second host says it with its advice.
+                    self._waited_for != ""
+                    and str(message["what"]).startswith(self._waited_for)
+                    and self._config.hosts.node_rank != 1
+                )
                 self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
             case "job_ended" if self._joining:
                 self._joining = False
@@ -389,10 +394,6 @@ class Job(JobSender):
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
-
-    def _is_repeated(self, what: str) -> bool:
-        """Whether this has been said while the others were waited for; the second host says it with its advice."""
-        return bool(self._waited_for) and what.startswith(self._waited_for) and self._config.hosts.node_rank != 1
 
     def _successor(self, reason: str) -> JsonObject | None:
         """With which message another coordinator goes on where this one has died; None: with none."""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.examiner import Examiner
+from saferun.captures.native_stacks import with_native_stacks
 from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget
 from saferun.ctl.answer import answer, answer_json, plain
 from saferun.ctl.job_stacks import JobStacks, read_job_stacks
-from saferun.ctl.native_stacks import with_native_stacks
 from saferun.ctl.run_directory import LATEST, find_run
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Annotated, Any
 
@@ -100,6 +101,7 @@ def _recordings(request: HostRequest) -> str:
 
 def _stacks(request: HostRequest, started_at: float) -> str:
     from saferun.captures.capture_processes import run_request
+    from saferun.captures.native_stacks import with_native_stacks
     from saferun.cluster.evidence import encode_part
     from saferun.evidence import Evidence
 
@@ -114,6 +116,8 @@ def _stacks(request: HostRequest, started_at: float) -> str:
         by_signal=False,
     )
     run_request(capture, reader.feed, started_at)
+    found = reader.capture
+    native = with_native_stacks(found.stacks, os.environ, started_at + wanted.budget_s - _PACKING_S)
     evidence = Evidence(
         host=request.host,
         started_at=started_at,
@@ -122,7 +126,7 @@ def _stacks(request: HostRequest, started_at: float) -> str:
         abandoned=(),
         stop_signum=None,
         ranks=tuple(target.rank for target in request.targets),
-        capture=reader.capture,
+        capture=found._replace(stacks=native),
         script=request.script,
         cwd=request.cwd,
         world_size=request.world_size,

@@ -31,6 +31,7 @@ from saferun.model import JsonObject, RankEnd, Value, signal_name
 from saferun.preflight.json_report import decision, preflight_part
 from saferun.preflight.results import Preflight
 from saferun.report.picture import Branch, branches_of
+from saferun.report.recorder_order import telling_first
 from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.text.page import Page, count, integer, number, redacted_command
 
@@ -255,7 +256,7 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
             steps_of(evidence),
             lambda step: {"ranks": page.ranks("last_steps", step[1]), "text": page.text(step[0])},
         ),
-        **_captured(page, evidence.capture),
+        **_captured(page, evidence.capture, diagnosis.cause.ranks if diagnosis.cause is not None else ()),
         "outcome": outcome,
         "recovered_after_s": number(incident.recovered_after_s) if outcome == "recovered" else None,
     }
@@ -296,14 +297,18 @@ def _which_ranks(page: Page, evidence: Evidence, diagnosis: Diagnosis) -> JsonOb
     }
 
 
-def _captured(page: Page, capture: Capture) -> JsonObject:
+def _captured(page: Page, capture: Capture, culprits: Sequence[int]) -> JsonObject:
     """What was captured of the ranks, and how that went."""
+    # Before the others: they get most of the room.
+    recorders = page.objects(
+        "collectives", telling_first(capture.collectives, culprits), lambda rank: _collectives(page, rank)
+    )
     link_names = {"unsent_bytes": "send_queue_bytes", "retries": "retransmits"}
     return {
         "host_status": page.lines("host_status", capture.host_lines),
         "stuck_connections": page.records("stuck_connections", capture.links, link_names),
         "processes": page.objects("processes", capture.processes, lambda process: _process(page, process)),
-        "collectives": page.objects("collectives", capture.collectives, lambda rank: _collectives(page, rank)),
+        "collectives": sorted(recorders, key=lambda row: row["rank"]),
         "last_calls": page.objects("last_calls", capture.calls, lambda rank: _calls(page, rank)),
         "captures": page.objects("captures", capture.notes, lambda note: _note(page, note)),
         "capture_elapsed_s": number(capture.elapsed_s),

@@ -22,6 +22,8 @@ _MOST_FRAMES = 200
 _OBJECT_BYTES = 400
 _FIELD_BYTES = 40
 _ITEM_BYTES = 10
+# Levels around an object, each with one more space in each of its lines.
+_DEEPEST = 12
 _LARGEST_INTEGER = (1 << 63) - 1
 
 _T = TypeVar("_T")
@@ -72,8 +74,12 @@ class Page:
         """The same for values that become objects."""
 
         def counted(value: _T) -> JsonObject:
+            before = self.used_bytes
             self.used_bytes += _OBJECT_BYTES
-            return convert(value)
+            content = convert(value)
+            # Most take less than what has been counted for their fields.
+            self.used_bytes = min(self.used_bytes, before + _size_bytes(content))
+            return content
 
         return self.first(name, values, counted)
 
@@ -135,6 +141,12 @@ class Page:
             "line": count(frame.line),
             "native": bool(frame.native),
         }
+
+
+def _size_bytes(content: JsonObject) -> int:
+    """How large it is in a list as it is written, at most."""
+    written = json.dumps(content, indent=1)
+    return len(written) + _DEEPEST * (written.count("\n") + 1) + 2
 
 
 def shown(text: str, limit: int = 300) -> str:

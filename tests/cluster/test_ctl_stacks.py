@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +68,23 @@ def test_the_first_host_shows_the_stacks_of_all(cluster: Cluster, tmp_path: Path
     assert f"run latest, {count} hosts: ranks 0-{2 * count - 1}; " in text
     assert "evaluate" in text
     assert "exchange" in text
+    ask(hosts[0], tmp_path, "kill", "latest")
+    assert set(job.finish()) == {137}, job.story("wrong exit code")
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gdb") is None and not os.environ.get("CI"), reason="gdb is not installed")
+def test_ranks_that_are_not_python_have_native_stacks_on_all_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    """Programs of MPI or of C++ are launched as well."""
+    hosts = cluster.hosts[:2]
+    program = 'tell("ready")\nos.execvp("sleep", ["sleep", "1000"])\n'
+    job = start(cluster, Way("by_hand"), tmp_path, program, hosts=hosts, nproc=1)
+    job.hear("ready", 2)
+    until(lambda: has_control_sockets(tmp_path, 2), "control sockets")
+    found = functions(stacks_on(hosts[0], tmp_path))
+    assert sorted(found) == [0, 1]
+    assert all(any("sleep" in name for name in names) for names in found.values()), found
     ask(hosts[0], tmp_path, "kill", "latest")
     assert set(job.finish()) == {137}, job.story("wrong exit code")
     assert_nothing_left(cluster)

@@ -139,6 +139,17 @@ def test_all_hosts_are_asked_for_stacks_by_the_leader_alone(listening: Listening
     assert answers == [({"kind": "stacks"}, {"ok": True})]
 
 
+def test_a_host_that_reads_no_ranks_for_saferunctl_hands_in_nothing_at_once(listening: Listening) -> None:
+    """Its control socket has failed, or is not open yet: a user would wait half a minute for it."""
+    listening.join()
+    listening.hear(
+        op="entry", attempt=0, k=0, message={"kind": "asked", "n": 3, "wanted": {"kind": "stacks"}, "host": 0}
+    )
+    (chunk,) = [sent for sent in listening.channel.sent if sent["op"] == "chunk"]
+    assert chunk["name"] == "asked-3"
+    assert json.loads(chunk["text"])["evidence"] == ""
+
+
 def test_clocks_that_differ_are_set_right(listening: Listening) -> None:
     """A host whose clock is an hour behind did not fail an hour before the others."""
     listening.join()

@@ -1,11 +1,13 @@
-"""Native stacks of living processes that are not Python, by gdb, for ``saferunctl stacks``.
+"""Native stacks of living processes that are not Python, by gdb, where a user asks for stacks.
 
 gdb stops a process while it reads its stacks, usually for less than a second, and lets it go on.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 from saferun.captures.gdb import find_gdb, threads_from_gdb
@@ -18,23 +20,30 @@ from saferun.linux.procfs import read_stat
 NOT_PYTHON = " is no Python process"
 """How the failure of a dump ends whose process has no stacks of Python's."""
 _TIMEOUT_S = 60.0
+_LEAST_S = 1.0
 _MOST_PROCESSES = 8
 _KEPT_BYTES = 4 << 20
 _COMMANDS = ("set pagination off", "set confirm off", "set debuginfod enabled off", "thread apply all bt 64")
 
 
-def with_native_stacks(dumps: Sequence[StackDump], environ: Mapping[str, str]) -> tuple[StackDump, ...]:
+def with_native_stacks(
+    dumps: Sequence[StackDump], environ: Mapping[str, str], until: float = math.inf
+) -> tuple[StackDump, ...]:
     """The dumps, with native stacks for the first processes that are not Python.
 
     Args:
         dumps: of all processes.
         environ: gdb's environment, which has no network to look for symbols in.
+        until: when to stop, in monotonic seconds.
     """
     chosen = [dump for dump in dumps if not dump.threads and dump.failure.endswith(NOT_PYTHON)][:_MOST_PROCESSES]
-    return tuple(_read(dump, environ) if dump in chosen else dump for dump in dumps)
+    return tuple(_read(dump, environ, until) if dump in chosen else dump for dump in dumps)
 
 
-def _read(dump: StackDump, environ: Mapping[str, str]) -> StackDump:
+def _read(dump: StackDump, environ: Mapping[str, str], until: float) -> StackDump:
+    timeout_s = min(_TIMEOUT_S, until - time.monotonic())
+    if timeout_s < _LEAST_S:
+        return dump._replace(failure=f"{dump.failure}, and there was no time for its native stacks")
     gdb = find_gdb()
     if not gdb:
         return dump._replace(failure=f"{dump.failure}, and its native stacks need gdb, which is not installed")
@@ -48,7 +57,7 @@ def _read(dump: StackDump, environ: Mapping[str, str]) -> StackDump:
             output, _ = run_program(
                 [gdb, "-nx", "-batch", *options, "-p", str(dump.pid)],
                 own,
-                _TIMEOUT_S,
+                timeout_s,
                 errors=True,
                 kept_bytes=_KEPT_BYTES,
             )
