@@ -62,6 +62,7 @@ IN_FORKS = {
     "saferun.supervisor.policy.backoff": "a child of the examiner",
     "saferun.captures.capture_processes": "a child of the examiner",
     "saferun.captures.recording": "a child of the examiner",
+    "saferun.captures.native_stacks": "a child of the examiner",
     "saferun.report.page.serving": "the process that makes report.html",
     "saferun.api.report": "no launch: programs that call saferun.read_report",
     "saferun.api.launching": "no launch: programs that call saferun.run",
