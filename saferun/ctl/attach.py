@@ -11,29 +11,26 @@ from typing import TYPE_CHECKING
 
 from saferun.console.harmless import HarmlessText
 from saferun.console.stderr import print_error
-from saferun.ctl.live_run import connections
+from saferun.ctl.other_host import Destination, add_here_argument, find_rank, go
 from saferun.ctl.run_directory import add_run_argument, find_run
 from saferun.errors import UsageError, printable, suppress
 from saferun.linux.streams import terminal_size
 from saferun.linux.terminal_mode import raw_mode
-from saferun.text.decoding import MALFORMED, display_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from saferun.ctl.live_run import LiveRun
     from saferun.model import JsonObject
 
 _DETACH = b"\x1d"
 _READ_BYTES = 1 << 10
 _DETACHED = "detached from rank {rank}, which goes on"
-_LONGEST_NAME = 255
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_run_argument(parser)
     parser.add_argument("--rank", type=_rank, help="which rank; without it the one that asks for input")
+    add_here_argument(parser)
 
 
 def _rank(text: str) -> str:
@@ -47,7 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not (os.isatty(0) and os.isatty(1)):
         what = "attach takes a terminal, and stdin or stdout is none"
         raise UsageError(what, "run it in a terminal; over ssh with: ssh -t")
-    live, rank = _find(find_run(arguments.run_dir), arguments.rank or "")
+    wanted = arguments.rank or ""
+    found = find_rank(find_run(arguments.run_dir), wanted, "attach", "rank")
+    if found is None or isinstance(found, Destination):
+        return go("attach", wanted, found, stays=arguments.here)
+    live, reply = found
+    rank = reply["rank"]
     try:
         _report(f"rank {rank} of {live.shown}: Ctrl-] detaches, Ctrl-C goes to the rank")
         how = _Terminal(live).pass_keys()
@@ -59,27 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(text: str) -> None:
     print_error(f"saferun: {printable(text)}")
-
-
-def _find(directory: Path, rank: str) -> tuple[LiveRun, int]:
-    """The saferun of the rank, which has given it this terminal."""
-    elsewhere = ""
-    for live in connections(directory):
-        try:
-            reply = live.ask("attach", rank=rank) if rank else live.ask("attach")
-            if isinstance(number := reply.get("rank"), int):
-                return live, number
-            with suppress(*MALFORMED):
-                elsewhere = elsewhere or display_text(reply["elsewhere"], _LONGEST_NAME)
-        except BaseException:
-            live.close()
-            raise
-        live.close()
-    where = f"on {elsewhere}" if elsewhere else "on another host of the job"
-    how = (
-        f"ssh -t {elsewhere} saferunctl attach {directory} --rank {rank}" if elsewhere else "saferunctl status names it"
-    )
-    raise UsageError(f"rank {rank} runs {where}", how, exit_code=1)
 
 
 class _Terminal:

@@ -15,7 +15,7 @@ from saferun.captures.gdb import find_gdb
 from saferun.captures.ptrace import ptrace_denial, resumed_if_killed, tracer_of
 from saferun.captures.tools import find_tool
 from saferun.console.stderr import print_error
-from saferun.ctl.live_run import connections
+from saferun.ctl.other_host import Destination, add_here_argument, find_rank, go
 from saferun.ctl.run_directory import add_run_argument, find_run
 from saferun.errors import UsageError, printable, suppress
 from saferun.linux.prctl import die_with_parent
@@ -25,11 +25,9 @@ from saferun.text.decoding import MALFORMED, display_text, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from saferun.ctl.live_run import LiveRun
 
-_LONGEST_NAME = 255
 _LONGEST_TEXT = 400
 _READ_BYTES = 1 << 10
 _CHECK_S = 0.5
@@ -48,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_run_argument(parser)
     parser.add_argument("--rank", type=_rank, required=True, help="which rank")
+    add_here_argument(parser)
 
 
 def _rank(text: str) -> str:
@@ -75,9 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not (os.isatty(0) and os.isatty(1)):
         what = "debug takes a terminal, and stdin or stdout is none"
         raise UsageError(what, "run it in a terminal; over ssh with: ssh -t")
-    gdb = find_gdb()
-    live, process = _find(find_run(arguments.run_dir), arguments.rank)
+    found = find_rank(find_run(arguments.run_dir), arguments.rank, "locate", "pid")
+    if found is None or isinstance(found, Destination):
+        return go("debug", arguments.rank, found, stays=arguments.here)
+    live, reply = found
     live.close()
+    gdb, process = find_gdb(), _process(live, _accepted(reply))
     _check(process, gdb, live.shown)
     live = live.again()
     try:
@@ -93,28 +95,6 @@ def _report(text: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ the rank
-
-
-def _find(directory: Path, rank: str) -> tuple[LiveRun, RankProcess]:
-    """The saferun of the rank, and the process of the rank."""
-    elsewhere = ""
-    for live in connections(directory):
-        try:
-            reply = _accepted(live.ask("locate", rank=rank))
-            if "pid" in reply:
-                return live, _process(live, reply)
-            with suppress(*MALFORMED):
-                elsewhere = elsewhere or display_text(reply["elsewhere"], _LONGEST_NAME)
-        except BaseException:
-            live.close()
-            raise
-        live.close()
-    where = f"on {elsewhere}" if elsewhere else "on another host of the job"
-    command = f"saferunctl debug {shlex.quote(str(directory))} --rank {rank}"
-    raise UsageError(
-        f"rank {rank} runs {where}",
-        f"debug it there: ssh -t {shlex.quote(elsewhere)} {command}" if elsewhere else "saferunctl status names it",
-    )
 
 
 def _accepted(reply: JsonObject) -> JsonObject:

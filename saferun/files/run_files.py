@@ -59,6 +59,7 @@ class RunRecord(Value):
         directory: the name that saferun gave to the directory; empty: the user chose it.
         control_socket: where its saferun answers; empty: nowhere.
         end: None while it runs, or it was killed.
+        slurm_job: the id of the job of Slurm that it belongs to; empty: of none.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class RunRecord(Value):
     directory: str
     end: RunEnd | None
     control_socket: str = ""
+    slurm_job: str = ""
 
 
 class RunState(Value):
@@ -219,6 +221,7 @@ def _record(content: JsonObject) -> RunRecord:
         directory=_file_name(content.get("directory", "")),
         end=_end(end) if end is not None else None,
         control_socket=text(content.get("control_socket", ""), _LONGEST_NAME),
+        slurm_job=_digits(content.get("slurm_job", "")),
     )
 
 
@@ -227,6 +230,11 @@ def _file_name(value: object) -> str:
     if "/" in name or name in {".", ".."}:
         raise ValueError("not a name")
     return name
+
+
+def _digits(value: object) -> str:
+    is_number = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < _LONGEST_NAME
+    return str(value) if is_number else ""
 
 
 def _process(content: JsonObject) -> ProcessIdentity:

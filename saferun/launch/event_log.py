@@ -133,6 +133,7 @@ class EventLog:
                 environment=self._environment,
                 slow=self._slow,
                 control_socket=self._control_socket if end is None else "",
+                slurm_job=os.environ.get("SLURM_JOB_ID", ""),
                 end=end() if end is not None else None,
             )
             text = run_text(content)

@@ -53,6 +53,7 @@ def run_description(
     environment: Mapping[str, str] | None = None,
     slow: Sequence[JsonObject] = (),
     control_socket: str = "",
+    slurm_job: str = "",
     end: LaunchEnd | None = None,
 ) -> JsonObject:
     """The content of run.json.
@@ -71,6 +72,7 @@ def run_description(
         environment: of a rank, as ``shown_environment`` returns it; None: none has been started.
         slow: ranks that the others waited for.
         control_socket: the path of the socket at which this process answers saferunctl; empty: there is none.
+        slurm_job: the id of the job of Slurm that it belongs to; empty: of none.
         end: None while it runs.
     """
     return {
@@ -97,6 +99,7 @@ def run_description(
         "started_at": started_at,
         "directory": directory,
         "control_socket": control_socket,
+        "slurm_job": slurm_job,
         "end": _end(end) if end is not None else None,
     }
 
