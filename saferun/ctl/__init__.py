@@ -59,7 +59,11 @@ VERBS: tuple[Verb, ...] = (
     Verb("stacks", "where the processes of a run, or any process, are in their code"),
     Verb("record", "where ranks spend their time over some seconds, as a flame graph and for speedscope"),
     Verb("attach", "make this terminal that of one rank of a running job: for a debugger or a prompt"),
-    Verb("debug", "debug one rank of a running job in gdb, without its help, while hang detection waits", "debug_rank"),
+    Verb(
+        "debug",
+        "debug one rank of a running job, without its help, while hang detection waits",
+        "debug_rank",
+    ),
     Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
     Verb("story", "the last events of a run in which something went wrong, and what saferun made of them"),
     Verb("core", "the stacks in a core file"),

@@ -1,20 +1,18 @@
-"""``saferunctl debug``: gdb on one rank of a running job, whose hang clock stands until gdb has let go of the rank."""
+"""``saferunctl debug``: a debugger on one rank of a running job, whose hang clock stands until the rank goes on."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import select
-import shlex
 import signal
 import termios
 import time
 from typing import TYPE_CHECKING
 
-from saferun.captures.gdb import find_gdb
 from saferun.captures.ptrace import ptrace_denial, resumed_if_killed, tracer_of
-from saferun.captures.tools import find_tool
 from saferun.console.stderr import print_error
+from saferun.ctl.debuggers import Debugger, find_debugger
 from saferun.ctl.other_host import Destination, add_here_argument, find_rank, go
 from saferun.ctl.run_directory import add_run_argument, find_run
 from saferun.errors import UsageError, printable, suppress
@@ -34,7 +32,6 @@ _CHECK_S = 0.5
 # gdb says itself that the rank has ended, where it has noticed. One that is busy with symbols obeys no signal.
 _NOTICES_S = 1.0
 _OBEYS_S = 10.0
-_QUIETLY = ("set pagination off", "set debuginfod enabled off")
 _NO_OPERATION = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _ENDING = frozenset({signal.SIGTERM, signal.SIGHUP})
 # At SIGTERM gdb interrupts a rank that runs in it by a SIGINT, which may reach the rank when gdb has let go of it.
@@ -46,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     add_run_argument(parser)
     parser.add_argument("--rank", type=_rank, required=True, help="which rank")
+    parser.add_argument(
+        "--with",
+        dest="debugger",
+        choices=("pdb", "gdb"),
+        default="",
+        help="with which debugger; by default pdb where the rank's Python lets one in (3.14), else gdb",
+    )
     add_here_argument(parser)
 
 
@@ -76,14 +80,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(what, "run it in a terminal; over ssh with: ssh -t")
     found = find_rank(find_run(arguments.run_dir), arguments.rank, "locate", "pid")
     if found is None or isinstance(found, Destination):
-        return go("debug", arguments.rank, found, stays=arguments.here)
+        options = ("--with", arguments.debugger) if arguments.debugger else ()
+        return go("debug", arguments.rank, found, options, stays=arguments.here)
     live, reply = found
     live.close()
-    gdb, process = find_gdb(), _process(live, _accepted(reply))
-    _check(process, gdb, live.shown)
+    process = _process(live, _accepted(reply))
+    _check(process, live.shown)
+    debugger = find_debugger(arguments.debugger, process.pid, live.shown)
     live = live.again()
     try:
-        why = _debug(live, process, gdb)
+        why = _debug(live, process, debugger)
     finally:
         live.close()
     _report(why or f"rank {process.rank} {'goes on' if process.lives else 'has ended'}")
@@ -115,15 +121,13 @@ def _process(live: LiveRun, reply: JsonObject) -> RankProcess:
         raise UsageError(f"the answer of the saferun of {live.shown} cannot be read", "", exit_code=1) from None
 
 
-def _check(process: RankProcess, gdb: str, shown: str) -> None:
+def _check(process: RankProcess, shown: str) -> None:
     """Whether a debugger can be attached, before anything is held for one.
 
     Raises:
         UsageError: it cannot.
     """
     who = f"rank {process.rank} (pid {process.pid})"
-    if not gdb:
-        raise UsageError("gdb is not installed here", f"install it; saferunctl stacks {shown} needs none")
     if not process.lives:
         what = f"{who} cannot be seen from here: it has ended, or this shell is in another PID namespace"
         raise UsageError(what, "run saferunctl debug in the container of the job")
@@ -140,18 +144,7 @@ def _check(process: RankProcess, gdb: str, shown: str) -> None:
 # -------------------------------------------------------------------------------------------------- the debugger
 
 
-def _command(gdb: str, pid: int) -> list[str]:
-    """The debugger's command line. The settings of the user's own .gdbinit hold."""
-    before = [word for setting in _QUIETLY for word in ("-iex", setting)]
-    py_spy = find_tool("py-spy")
-    if py_spy:
-        # It reads the memory of the stopped process, and needs no debugging symbols.
-        dump = shlex.join((py_spy, "dump", "--nonblocking", "--pid", str(pid)))
-        before += ["-iex", f"alias -- py-spy = shell {dump}"]
-    return [gdb, "-q", *before, "-p", str(pid), "-ex", "set pagination on"]
-
-
-def _debug(live: LiveRun, process: RankProcess, gdb: str) -> str:
+def _debug(live: LiveRun, process: RankProcess, debugger: Debugger) -> str:
     """Run the debugger on this terminal. Returns why it was ended; empty: the user has ended it."""
     terminal = termios.tcgetattr(0)
     wake_end, signal_end = os.pipe()
@@ -164,11 +157,8 @@ def _debug(live: LiveRun, process: RankProcess, gdb: str) -> str:
     try:
         with resumed_if_killed((process.pid,)):
             _accepted(live.ask("debug", rank=str(process.rank)))
-            calls = "py-spy shows its Python calls, bt the native ones" if find_tool("py-spy") else "bt shows its calls"
-            _report(
-                f"rank {process.rank} of {live.shown} (pid {process.pid}) stops in gdb: {calls}; quit lets it go on"
-            )
-            return _Debugger(live, process, gdb, wake_end).wait()
+            _report(f"rank {process.rank} of {live.shown} (pid {process.pid}) {debugger.remark}")
+            return _RunningDebugger(live, process, debugger, wake_end).wait()
     finally:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -180,10 +170,11 @@ def _debug(live: LiveRun, process: RankProcess, gdb: str) -> str:
         os.close(signal_end)
 
 
-class _Debugger:
-    """A running gdb."""
+class _RunningDebugger:
+    """A debugger at work."""
 
-    def __init__(self, live: LiveRun, process: RankProcess, gdb: str, wake_end: int) -> None:
+    def __init__(self, live: LiveRun, process: RankProcess, debugger: Debugger, wake_end: int) -> None:
+        self._name = debugger.name
         self._live = live
         self._process = process
         self._wake_end = wake_end
@@ -195,7 +186,7 @@ class _Debugger:
 
         own = os.getpid()
         self._child = subprocess.Popen(
-            _command(gdb, process.pid),
+            debugger.command,
             preexec_fn=lambda: die_with_parent(own, _LET_GO),  # noqa: PLW1509 - there are no threads
         )
 
@@ -214,9 +205,9 @@ class _Debugger:
         except BaseException:
             self._child.kill()
             raise
-        if status < 0:  # what it has left stopped is continued
-            name = signal_name(-status)
-            raise UsageError(f"gdb was ended by {name}", f"rank {self._process.rank} goes on without it", exit_code=1)
+        if status < 0 and not (self._why and status == -_LET_GO):  # what it has left stopped is continued
+            what = f"{self._name} was ended by {signal_name(-status)}"
+            raise UsageError(what, f"rank {self._process.rank} goes on without it", exit_code=1)
         return self._why
 
     def _status(self) -> int | None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from saferun.captures.ptrace import tracer_of
+from tests import debian_python
+from tests.matrix import PLACE
 from tests.process.control_clients import connected, control_socket, saferunctl
 from tests.process.launching import kill, parent_of, running, state_of, two_lines, until
 from tests.process.test_ctl_attach import Shell, attached
@@ -31,6 +33,14 @@ WAITS = """
 from rank import *
 tell("ready")
 await_release("end")
+tell("went on")
+"""
+LOOPS = """
+from rank import *
+secret = 41
+tell("ready")
+while not os.path.exists(FOLDER + "/release.end"):
+    time.sleep(0.05)
 tell("went on")
 """
 
@@ -240,3 +250,55 @@ def test_a_client_that_says_more_is_dropped_and_holds_nothing(folder: Path) -> N
             connection.sendall(b'{"op": "debug", "rank": "0"}\n')
             assert connection.recv(1 << 12) == b""
         goes_on(job, pid)
+
+
+@pytest.fixture(scope="module")
+def newest_python() -> str:
+    """A Python that lets a debugger in."""
+    found = shutil.which("python3.14")
+    try:
+        return found or str(debian_python.python("3.14", PLACE / "debian-python3.14"))
+    except debian_python.NotHadError as error:
+        pytest.skip(f"no Python 3.14 here: {error}")
+
+
+@pytest.mark.slow
+def test_python_s_own_debugger_is_used_where_the_rank_lets_it_in(folder: Path, newest_python: str) -> None:
+    """Its locals can be seen and changed. The rank goes on whichever way pdb ends, and needs no gdb."""
+    options = (*QUIET, "--no-python")
+    with running(folder, LOOPS, *options, nproc=2, store=False, script=(newest_python, "-u", "train.py")) as job:
+        (pid,) = (said.pid for said in job.hear("ready", 2) if said.rank == 1)
+        control_socket(job)
+        with attached(job, "latest", "--rank", "1", verb="debug") as shell:
+            until(lambda: shell.text.rstrip().endswith("(Pdb)"), "pdb asks")
+            assert "stops in pdb" in " ".join(shell.text.split())
+            until(lambda: "rank 1 is in a debugger" in job.err, "the console says so")
+            shell.type(b"p secret + 1000\r")
+            until(lambda: "\n1041" in shell.text.replace("\r", ""), "pdb answers")
+            shell.type(b"q\r")
+            assert shell.process.wait() == 0
+        until(lambda: "the debugger of rank 1 has let go of it" in job.err, "it is said")
+        with attached(job, "latest", "--rank", "1", verb="debug") as shell:
+            until(lambda: shell.text.rstrip().endswith("(Pdb)"), "pdb asks again")
+            shell.process.kill()
+        until(lambda: job.err.count("has let go of it") == 2, "it is said again")
+        for path in (folder / "tmp").glob("tmp*"):
+            path.unlink()  # pdb's own: the script by which it gets in, which one that is killed leaves behind
+        with attached(job, "latest", "--rank", "1", "--with", "gdb", verb="debug") as shell:
+            until(lambda: shell.text.rstrip().endswith("(gdb)"), "gdb asks")
+        until(lambda: not tracer_of(pid), "gdb has let go of it")
+        job.release("end")
+        job.hear("went on", 2)
+        assert job.wait() == 0
+
+
+def test_where_python_lets_no_debugger_in_that_is_said(folder: Path) -> None:
+    with running(folder, WAITS, *QUIET, nproc=2) as job:
+        job.hear("ready", 2)
+        control_socket(job)
+        with attached(job, "latest", "--rank", "1", "--with", "pdb", verb="debug") as shell:
+            assert shell.process.wait() == 2
+            until(lambda: "that takes Python 3.14" in " ".join(shell.text.split()), "it is said")
+        assert "is in a debugger" not in job.err
+        job.release("end")
+        assert job.wait() == 0

@@ -56,9 +56,10 @@ complete -c saferunctl -n __fish_use_subcommand -a attach -d 'make this terminal
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l rank
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l here
-complete -c saferunctl -n __fish_use_subcommand -a debug -d 'debug one rank of a running job in gdb, without its help, while hang detection waits'
+complete -c saferunctl -n __fish_use_subcommand -a debug -d 'debug one rank of a running job, without its help, while hang detection waits'
 complete -c saferunctl -n '__fish_seen_subcommand_from debug' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from debug' -l rank
+complete -c saferunctl -n '__fish_seen_subcommand_from debug' -l with
 complete -c saferunctl -n '__fish_seen_subcommand_from debug' -l here
 complete -c saferunctl -n __fish_use_subcommand -a report -d 'the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope'
 complete -c saferunctl -n '__fish_seen_subcommand_from report' -l help
