@@ -498,7 +498,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--pdb",
         False,
         HANGS,
-        "open a debugger in the first rank of each host that an exception ends, on the terminal or for saferunctl "
+        "open a debugger in the first rank of the job that an exception ends, on the terminal or for saferunctl "
         "attach; ranks that fail meanwhile wait. The exit code is that of the exception",
     ),
     _option(

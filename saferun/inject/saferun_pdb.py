@@ -1,7 +1,8 @@
 """A post-mortem debugger in a rank, for ``--pdb``. The hook (``sitecustomize.py``) loads it where that is asked for.
 
-The first rank of a host with an exception that ends it opens pdb where it was raised; others that fail meanwhile wait
+The first rank of the job with an exception that ends it opens pdb where it was raised; others that fail meanwhile wait
 until it has ended, so that their end does not stop the rank in the debugger. The exit code is that of the exception.
+Which rank of a host is the first is decided by a file lock, which host is by the ranks' store: whose key is there.
 
 As little as possible is imported before there is an exception: a script that asks what is in ``sys.modules`` gets the
 same answer as without.
@@ -13,15 +14,20 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Any
 
 _LONGEST_WAIT_S = 12 * 3600.0
 _CHECK_S = 0.2
+# A store that does not answer by then decides nothing: each host has a debugger of its own.
+_STORE_S = 10.0
+_LONGEST_RANK = 10
 
 
 def begin(prefix: str) -> None:
     """Have an exception that ends this process debugged. ``prefix``: ``SAFERUN_HOOK``, as ``…/a0r3``."""
     directory, _, name = prefix.rpartition("/")
-    path = f"{directory}/{name.partition('r')[0]}.pdb"
+    attempt = name.partition("r")[0]
+    path = f"{directory}/{attempt}.pdb"
     pid = os.getpid()
     shown_before = sys.excepthook
 
@@ -37,14 +43,14 @@ def begin(prefix: str) -> None:
         finally:
             sys.stderr = shown
         try:
-            _debug(path, trace)
+            _debug(path, attempt, trace)
         except BaseException:  # noqa: S110 - whatever it is, the failure goes its usual way
             pass
 
     sys.excepthook = sys.__excepthook__ = debug
 
 
-def _debug(path: str, trace: "TracebackType | None") -> None:
+def _debug(path: str, attempt: str, trace: "TracebackType | None") -> None:
     import fcntl
     import time
 
@@ -62,10 +68,48 @@ def _debug(path: str, trace: "TracebackType | None") -> None:
         if os.fstat(descriptor).st_size or trace is None or not os.isatty(0):
             return  # it is not the first one
         os.write(descriptor, b"%d\n" % os.getpid())
+        own = os.environ.get("RANK", "?")
+        first = _first_of_job(f"saferun/pdb/{attempt}", own)
+        if first != own:
+            sys.stdout.write(f"saferun: rank {own} has failed, too, and waits: rank {first} is in the debugger\n")
+            sys.stdout.flush()
+            while time.monotonic() < give_up_at:  # the end of that rank ends this one
+                time.sleep(_CHECK_S)
+            return
         import pdb  # noqa: T100 - what the user has asked for
 
-        sys.stdout.write(f"saferun: rank {os.environ.get('RANK', '?')} is in the debugger; q or Ctrl-D ends it\n")
+        sys.stdout.write(f"saferun: rank {own} is in the debugger; q or Ctrl-D ends it\n")
         sys.stdout.flush()
         pdb.post_mortem(trace)
     finally:
         os.close(descriptor)
+
+
+def _first_of_job(key: str, own: str) -> str:
+    """The rank whose host was the first to ask; this one where there is no other host, or no store to ask."""
+    distributed = sys.modules.get("torch.distributed")
+    store_class: Any = getattr(distributed, "TCPStore", None)
+    environ = os.environ
+    is_alone = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")
+    # A store that one of the ranks serves may be gone with that rank.
+    if store_class is None or is_alone or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return own
+    import threading
+    from datetime import timedelta
+
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+            store = store_class(address, port, None, False, timedelta(seconds=_STORE_S / 2), wait_for_workers=False)
+            found.append(store.compare_set(key, "", own).decode())
+        except Exception:  # noqa: S110 - as if there were none
+            pass
+
+    # A name service that does not answer holds up that thread only.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_STORE_S)
+    first = found[0] if found else own
+    return first if first.isdecimal() and len(first) <= _LONGEST_RANK else own

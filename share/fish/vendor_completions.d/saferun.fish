@@ -80,7 +80,7 @@ complete -c saferun -l strace -d 'count the system calls of hung ranks for a sec
 complete -c saferun -l cores -x -a 'backtrace keep off' -d 'core files of crashed ranks; backtrace: read the stacks and delete the core; keep: keep it as well; off: change nothing about cores'
 complete -c saferun -l keep-cores -x -d 'with --cores keep: how many cores to keep at most, one of each kind of crash'
 complete -c saferun -l gdb -d 'also read cores with gdb (slow); otherwise gdb is used only if pystack is missing'
-complete -c saferun -l pdb -d 'open a debugger in the first rank of each host that an exception ends, on the terminal or for saferunctl attach; ranks that fail meanwhile wait. The exit code is that of the exception'
+complete -c saferun -l pdb -d 'open a debugger in the first rank of the job that an exception ends, on the terminal or for saferunctl attach; ranks that fail meanwhile wait. The exit code is that of the exception'
 complete -c saferun -l pdb-timeout -x -d 'with --pdb: seconds without a key after which a prompt gets the end of its input; 0: never'
 complete -c saferun -l no-inject -d 'do not put saferun\'s start-up hook into the ranks; without the hook there is no Flight Recorder, and no stacks if ptrace is denied'
 complete -c saferun -l trace-calls -r -d 'record the last Python calls of each rank\'s threads, so that reports of hangs and crashes show them; of packages, modules and directories, or script: the modules beside the script. Costs about a microsecond a call'
