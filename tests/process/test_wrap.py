@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,18 @@ from saferun.linux.pidfd import exit_status, open_pidfd
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.model import ExitStatus
-from tests.process.launching import END_AS_TOLD, customized, in_saferun, kill, parent_of, running, two_lines, until
+from tests.matrix import PLACE
+from tests.process.launching import (
+    END_AS_TOLD,
+    REPOSITORY,
+    customized,
+    in_saferun,
+    kill,
+    parent_of,
+    running,
+    two_lines,
+    until,
+)
 
 QUIET = ("--preflight", "off")
 # A tool that forks, waits, and ends with an exit code of its own.
@@ -196,3 +208,38 @@ def test_known_tools_end_as_the_script_does(folder: Path, tool: str, how: str, c
             until(lambda: job.has_happened("ScriptFound"), "the script is found")
         job.release("end")
         assert job.wait() == code, job.err
+        written = {"perf": "perf.data", "valgrind": "valgrind.txt", "py-spy": "py-spy.speedscope.json"}.get(tool)
+        assert written is None or job.rank_file(0, written)
+
+
+@pytest.fixture(scope="module")
+def memray() -> Path:
+    """Where memray can be imported from: a directory of its own, since it is large and nothing else needs it."""
+    place = PLACE / "memray"
+    if not (place / "complete").exists():
+        shutil.rmtree(place, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(place), "memray"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=240.0, check=False)
+        if ended.returncode != 0:
+            pytest.skip(f"memray cannot be had here: {(ended.stderr.strip().splitlines() or ['no output'])[-1]}")
+        (place / "complete").touch()
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 1), ("SIGTERM", 1)])
+def test_memray_writes_its_file_and_the_exit_code_is_the_scripts(
+    folder: Path, memray: Path, how: str, code: int
+) -> None:
+    """The real one, in which the rank's Python runs the script."""
+    environ = {"PYTHONPATH": f"{REPOSITORY}:{memray}"}
+    arguments = (how, "0")
+    with running(
+        folder, END_AS_TOLD, *QUIET, "--wrap", "0:memray", nproc=2, arguments=arguments, environ=environ, store=False
+    ) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait() == code, job.err
+        assert job.rank_file(0, "memray.bin")
+        if how != "0":
+            assert ("exit code 3" if how == "3" else "SIGTERM") in job.err

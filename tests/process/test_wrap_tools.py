@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import END_AS_TOLD, kill, parent_of, read_stat, running, until
 
 if TYPE_CHECKING:
@@ -31,41 +32,78 @@ with open(f"{{folder}}/called.{{name}}", "w") as file:
 def await_release(what):
     while not os.path.exists(f"{{folder}}/release.{{what}}"):
         time.sleep(0.005)
-def after(*options):
-    return max(sys.argv.index(option) for option in options if option in sys.argv)
+def parsed(words, flags=(), values=(), joined=(), separator=False):
+    # Options up to the first word that is none, or up to --, if the tool wants that; and the program's command line.
+    found, words = {{}}, list(words)
+    while words and words[0].startswith("-") and words[0] != "--":
+        word = words.pop(0)
+        option, equals, value = word.partition("=")
+        if option in flags and not equals:
+            found[option] = True
+        elif option in joined and equals:
+            found[option] = value
+        elif option in values and not equals and words and not words[0].startswith("-"):
+            found[option] = words.pop(0)
+        else:
+            sys.exit(f"{{name}}: unrecognised option {{word}}")
+    if separator and (not words or words.pop(0) != "--"):
+        sys.exit(f"{{name}}: -- has to come before the application")
+    if not words:
+        sys.exit(f"{{name}}: no application")
+    return found, words
 """
+# What of their options the manuals have, in the form in which these want them: nsys long ones with = and short ones
+# with a space, ncu and compute-sanitizer with either, rocprofv3 a -- before the application.
 TOOLS = {
     # Runs the program as a child in its own group, and is busy with its report when that has ended.
     "nsys": """
-place = sys.argv.index("-o")
-code = subprocess.call(sys.argv[place + 2:], process_group=0)
+if sys.argv[1] != "profile":
+    sys.exit("nsys: unknown command")
+long = ("--trace", "--force-overwrite", "--output", "--sample", "--kill", "--wait")
+options, program = parsed(sys.argv[2:], values=("-t", "-f", "-o", "-s"), joined=long)
+if not set(options["-t"].split(",")) <= {"cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx", "none"}:
+    sys.exit("nsys: not to be traced")
+if options["-f"] not in ("true", "false"):
+    sys.exit("nsys: -f is true or false")
+code = subprocess.call(program, process_group=0)
 open(f"{folder}/script_ended", "w").close()
 await_release("report")
-open(sys.argv[place + 1] + ".nsys-rep", "w").write("a report")
+open(options["-o"] + ".nsys-rep", "w").write("a report")
 sys.exit(code if code >= 0 else 128 - code)
 """,
     # Lives beside it, with a thread of its own.
     "ncu": """
-place = sys.argv.index("-o")
-child = subprocess.Popen(sys.argv[place + 2:])
+long = ("--target-processes", "--export", "--kernel-name", "--set", "--section")
+flags = ("-f", "--force-overwrite")
+options, program = parsed(sys.argv[1:], flags=flags, values=("-o", "-k", "-c", *long), joined=long)
+if options["--target-processes"] not in ("all", "application-only"):
+    sys.exit("ncu: --target-processes")
+child = subprocess.Popen(program)
 code = child.wait()
-open(sys.argv[place + 1] + ".ncu-rep", "w").write("a report")
+open(options["-o"] + ".ncu-rep", "w").write("a report")
 sys.exit(code if code >= 0 else 128 - code)
 """,
     # Has exit codes of its own.
     "compute-sanitizer": """
-place = sys.argv.index("--log-file")
-subprocess.call(sys.argv[place + 2:])
-open(sys.argv[place + 1], "w").write("========= ERROR SUMMARY: 1 error")
+long = ("--log-file", "--tool", "--target-processes", "--error-exitcode", "--save", "--print-limit")
+options, program = parsed(sys.argv[1:], values=long, joined=long)
+subprocess.call(program)
+open(options["--log-file"], "w").write("========= ERROR SUMMARY: 1 error")
 sys.exit(86)
 """,
     # Prepares the environment, and becomes the program.
     "rocprofv3": """
-os.mkdir(sys.argv[sys.argv.index("-d") + 1])
-os.execvpe(sys.argv[sys.argv.index("--") + 1], sys.argv[sys.argv.index("--") + 1:], {**os.environ, "ROCP": "1"})
+flags = ("-s", "--sys-trace", "-r", "--runtime-trace", "--kernel-trace")
+options, program = parsed(
+    sys.argv[1:], flags=flags, values=("-d", "--output-directory", "-o", "--output-file"), separator=True
+)
+os.mkdir(options["-d"])
+os.execvpe(program[0], program, {**os.environ, "ROCP": "1"})
 """,
     "numactl": """
-os.execvp(sys.argv[2], sys.argv[2:])
+long = ("--interleave", "--cpunodebind", "--membind", "--preferred")
+options, program = parsed(sys.argv[1:], flags=("--localalloc", "-l"), values=("-i", "-N", "-m", *long), joined=long)
+os.execvp(program[0], program)
 """,
 }
 WRITTEN = {
@@ -82,6 +120,18 @@ CALLED = {
     "rocprofv3": ["--sys-trace", "-d", "RANK_DIR/rocprofv3", "--"],
     "numactl --interleave=all": ["--interleave=all"],
 }
+
+
+SAVES = """
+from rank import *
+def save(*_):
+    tell("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+tell("ready")
+while True:
+    time.sleep(0.05)
+"""
 
 
 @pytest.fixture
@@ -128,6 +178,35 @@ def test_a_tool_is_called_as_its_manual_says_and_the_exit_code_is_the_scripts(
         expected = [word.replace("RANK_DIR", "".join(rank_dirs)) for word in CALLED[tool]]
         assert called[: len(expected)] == expected
         assert called[len(expected) :] == [sys.executable, "-u", "train.py", how, "0"]
+
+
+@pytest.mark.parametrize("tool", slow_but([*CALLED], "nsys"))
+def test_sigterm_reaches_the_script_in_a_known_tool(folder: Path, environ: dict[str, str], tool: str) -> None:
+    """The scheduler's notice: the script saves a checkpoint, and the tool has its report."""
+    with running(folder, SAVES, *QUIET, "--wrap", f"0:{tool}", nproc=2, environ=environ, store=False) as job:
+        job.hear("ready", 2)
+        if "exec" not in TOOLS[tool.partition(" ")[0]]:
+            find_script(job)
+        job.send(signal.SIGTERM)
+        job.hear("saved", 2)
+        job.release("report")
+        job.wait()
+        for written in WRITTEN[tool]:
+            assert job.rank_file(0, written)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["strace", "gdb", "valgrind", "perf", "py-spy", "nice -n 1", "timeout 100"])
+def test_sigterm_reaches_the_script_in_a_tool_that_is_installed(folder: Path, tool: str) -> None:
+    """As in the stand-ins."""
+    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    with running(folder, SAVES, *QUIET, "--wrap", f"0:{tool}", nproc=2, environ=environ, store=False) as job:
+        job.hear("ready", 2)
+        if tool in {"py-spy", "perf", "strace", "gdb"}:
+            find_script(job)
+        job.send(signal.SIGTERM)
+        job.hear("saved", 2)
+        job.wait()
 
 
 def test_a_tool_that_writes_its_report_is_not_killed_when_the_job_is_stopped(
