@@ -21,16 +21,22 @@ _HEARTBEAT = ".heartbeat"
 _HOOK = "_TorchWatcher"
 
 
-def _rank_process() -> int:
-    """The rank's process, also where this is imported in a child that it has forked: as its hook has it."""
+def _rank_process() -> tuple[int, bool]:
+    """The rank's process, also where this is imported in a child that it has forked: as its hook has it.
+
+    And whether it is a rank's where it has no hook: that leads a session, and what it starts does not.
+    """
     for one in sys.meta_path:
         found = getattr(one, "process", None) if type(one).__name__ == _HOOK else None
         if type(found) is int:
-            return found
-    return os.getpid()
+            return found, True
+    try:
+        return os.getpid(), os.getsid(0) == os.getpid()
+    except OSError:
+        return os.getpid(), True
 
 
-_process = _rank_process()
+_process, _is_rank = _rank_process()
 _installed: list[str] = []
 """Files of excepthooks that are installed, at most one: the last one's counts."""
 
@@ -121,7 +127,7 @@ def _keep(error: BaseException, file: str, thread: str = "") -> None:
     if getattr(sys.modules.get("multiprocessing.process"), "_parent_process", None) is not None:
         return
     heartbeat = os.environ.get("SAFERUN_HEARTBEAT_FILE", "")
-    prefix = heartbeat[: -len(_HEARTBEAT)] if heartbeat.endswith(_HEARTBEAT) else ""
+    prefix = heartbeat[: -len(_HEARTBEAT)] if _is_rank and heartbeat.endswith(_HEARTBEAT) else ""
     paths = [f"{prefix}.failure"] if prefix else []
     if file:
         paths.append(file.replace("{rank}", os.environ.get("RANK", "0")))

@@ -29,6 +29,7 @@ def run(folder: Path, source: str, **variables: str) -> subprocess.CompletedProc
         text=True,
         timeout=DEADLINE_S,
         check=False,
+        start_new_session=True,  # as a rank
     )
 
 
@@ -57,6 +58,18 @@ def test_what_leaves_a_decorated_function_is_recorded_also_where_the_caller_hand
     assert (done.returncode, done.stdout) == (5, "wrong [<class 'NoneType'>, <class 'NoneType'>]\n")
     error = record_in(tmp_path / "a0r0.failure")["exceptions"][0]
     assert error["frames"][-1]["locals"] == [{"name": "n", "type": "int", "value": "3"}]
+
+
+def test_another_program_that_a_rank_starts_leaves_no_record_in_its_place(tmp_path: Path) -> None:
+    """It has the rank's variables, and may fail without that the rank does. A file that it names is its own."""
+    (tmp_path / "tool.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport saferun\nsaferun.record(file='tool.json')\n1 / 0\n"
+    )
+    source = "import subprocess\nsys.exit(subprocess.call([sys.executable, 'tool.py']))\n"
+    done = run(tmp_path, source, SAFERUN_HEARTBEAT_FILE=str(tmp_path / "a0r0.heartbeat"))
+    assert done.returncode == 1
+    assert record_in(tmp_path / "tool.json")["exceptions"][0]["type"] == "ZeroDivisionError"
+    assert not (tmp_path / "a0r0.failure").exists()
 
 
 def test_outside_saferun_nothing_is_written(tmp_path: Path) -> None:
