@@ -118,7 +118,10 @@ def build_page(files: RunFiles, clock: Callable[[float], str], scale: float = 1.
         notes=tuple(shown(note, 300) for note in files.notes),
         version=shown(report.saferun_version or __version__, 40),
         world_size=_world_size(files),
-        failures=build_failures(files.records, culprits, clock, scale),
+        failures=(
+            *build_failures(files.records, culprits, clock, scale),
+            *build_failures(files.earlier_records, frozenset(), clock, scale / 4, is_earlier=True),
+        ),
     )
 
 

@@ -37,7 +37,12 @@ _LINKS = {"cause": "caused by", "context": "while this was being handled:", "mem
 
 
 def build_failures(
-    records: Sequence[RankRecord], culprits: frozenset[int], clock: Callable[[float], str], scale: float
+    records: Sequence[RankRecord],
+    culprits: frozenset[int],
+    clock: Callable[[float], str],
+    scale: float,
+    *,
+    is_earlier: bool = False,
 ) -> tuple[FailureView, ...]:
     """The failure records of ranks.
 
@@ -46,11 +51,13 @@ def build_failures(
         culprits: the ranks that are the cause.
         clock: shows a moment.
         scale: how much of what there is room for is used.
+        is_earlier: whether they are of other attempts than the one that is shown.
     """
     views = []
     for one in records:
         try:
-            views.append(_failure(one, culprits, clock, scale))
+            view = _failure(one, culprits, clock, scale)
+            views.append(view._replace(where=f"{view.where}, attempt {one.attempt}") if is_earlier else view)
         except MALFORMED:
             continue
     return tuple(views)

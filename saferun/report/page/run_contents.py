@@ -133,7 +133,13 @@ class RankRecord(Value):
 
 
 class RunFiles(Value):
-    """What there is of a run. ``notes``: what could not be read, one line each."""
+    """What there is of a run.
+
+    Attributes:
+        records: of ranks of the attempt whose output is there.
+        earlier_records: of ranks that were the cause of the end of attempts before it, the newest first.
+        notes: what could not be read, one line each.
+    """
 
     name: str
     report: ReportPart | None = None
@@ -142,6 +148,7 @@ class RunFiles(Value):
     hosts: tuple[HostEvents, ...] = ()
     tails: tuple[RankTail, ...] = ()
     records: tuple[RankRecord, ...] = ()
+    earlier_records: tuple[RankRecord, ...] = ()
     notes: tuple[str, ...] = ()
 
 

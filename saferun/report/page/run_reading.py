@@ -6,10 +6,12 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from saferun.errors import suppress
 from saferun.linux.ownership import CAREFULLY, followed
+from saferun.model import JsonObject
 from saferun.report.page.contents import LONGEST_FILE, ReportPart, decode_preflight, decode_report
 from saferun.report.page.run_contents import (
     EventLine,
@@ -57,10 +59,13 @@ def read_run(path: str, *, patience_s: float = 20.0) -> RunFiles:
         hosts = directory.events(names)
         tails = directory.tails(names, *_wanted(report, hosts))
         records, notes = directory.records, directory.notes
+        earlier = directory.earlier_records(names, _earlier(report))
     finally:
         os.close(fd)
     name = os.path.basename(os.path.realpath(path))
-    return RunFiles(name, report, preflight, run, tuple(hosts), tuple(tails), tuple(records), tuple(notes))
+    return RunFiles(
+        name, report, preflight, run, tuple(hosts), tuple(tails), tuple(records), tuple(earlier), tuple(notes)
+    )
 
 
 def _wanted(report: ReportPart | None, hosts: Iterable[HostEvents]) -> tuple[int, frozenset[int]]:
@@ -69,6 +74,16 @@ def _wanted(report: ReportPart | None, hosts: Iterable[HostEvents]) -> tuple[int
         last = report.incidents[-1]
         return last.attempt, last.culprits
     return max((event.attempt for host in hosts for event in host.events), default=0), frozenset()
+
+
+def _earlier(report: ReportPart | None) -> dict[int, frozenset[int]]:
+    """The attempts before the one that is shown, the newest first, with the ranks that were the cause of their ends."""
+    incidents = report.incidents if report is not None else ()
+    found: dict[int, frozenset[int]] = {}
+    for one in reversed(incidents):
+        if one.attempt != incidents[-1].attempt:
+            found[one.attempt] = found.get(one.attempt, frozenset()) | one.culprits
+    return found
 
 
 class _Directory:
@@ -150,8 +165,7 @@ class _Directory:
                 fd = os.open(f"{host}/attempt_{attempt}/rank_{rank}", _DIRECTORY, dir_fd=self._fd)
                 try:
                     if number < _MOST_TRIED and len(self.records) < _MOST_RECORDS:
-                        record, omitted_bytes = self._read(fd, "failure.json", _LONGEST_RECORD)
-                        known = record_from(record, longest=_LONGEST_RECORD) if record and not omitted_bytes else None
+                        known = self._record(fd)
                         if known is not None:
                             self.records.append(RankRecord(host, attempt, rank, known))
                     for stream in _STREAMS:
@@ -162,6 +176,29 @@ class _Directory:
                 finally:
                     os.close(fd)
         return found
+
+    def earlier_records(self, names: Sequence[str], attempts: Mapping[int, frozenset[int]]) -> list[RankRecord]:
+        """The failure records of some ranks of other attempts. A few are looked for: any rank may be on any host."""
+        places = (
+            (host, attempt, rank) for attempt, ranks in attempts.items() for rank in sorted(ranks) for host in names
+        )
+        found: list[RankRecord] = []
+        for host, attempt, rank in islice(places, _MOST_TRIED):
+            if len(found) >= _MOST_RECORDS or self._is_late("failure records"):
+                break
+            with suppress(OSError):
+                fd = os.open(f"{host}/attempt_{attempt}/rank_{rank}", _DIRECTORY, dir_fd=self._fd)
+                try:
+                    record = self._record(fd)
+                finally:
+                    os.close(fd)
+                if record is not None:
+                    found.append(RankRecord(host, attempt, rank, record))
+        return found
+
+    def _record(self, fd: int) -> JsonObject | None:
+        record, omitted_bytes = self._read(fd, "failure.json", _LONGEST_RECORD)
+        return record_from(record, longest=_LONGEST_RECORD) if record and not omitted_bytes else None
 
     def _is_late(self, what: str) -> bool:
         if time.monotonic() < self._give_up_at:

@@ -121,6 +121,29 @@ def test_only_some_records_are_read(tmp_path: Path) -> None:
     assert ranks == [3, 0, 1, 2, 4, 5, 6, 7]
 
 
+def test_the_records_of_ranks_that_ended_earlier_attempts_are_there_with_their_attempt(tmp_path: Path) -> None:
+    """A job that was restarted may have had another cause each time. Of other ranks of those attempts there is none."""
+    folder = hang_run(tmp_path / "run")
+    report = json.loads((folder / "report.json").read_text())
+    last = report["incidents"][-1]
+    report["incidents"] = [{**last, "attempt": 0}, {**last, "attempt": 1}, {**last, "attempt": 2}]
+    (folder / "report.json").write_text(json.dumps(report))
+    for attempt, ranks in ((0, (2, 3)), (1, (3,)), (2, (3,))):
+        for rank in ranks:
+            place = folder / "node1" / f"attempt_{attempt}" / f"rank_{rank}"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "failure.json").write_text(json.dumps(RECORD))
+    files = read_run(str(folder))
+    assert [(one.attempt, one.rank) for one in files.records] == [(2, 3)]
+    assert [(one.attempt, one.rank) for one in files.earlier_records] == [(1, 3), (0, 3)]
+    failures = build_page(files, str).failures
+    assert [(one.where, one.is_culprit) for one in failures] == [
+        ("node1", True),
+        ("node1, attempt 1", False),
+        ("node1, attempt 0", False),
+    ]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(HOSTILE),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*RECORD, "of", "link"]), inner),
