@@ -218,7 +218,8 @@ class ChecksConfig(Value):
 
     ``nics``: network interfaces to use; ``("auto",)``: to be chosen. ``full``: every pair of hosts is tried.
     ``as_json``: how the results are printed where nothing else is wanted. ``collective``: whether real collectives are
-    tried, by torch's ``backend``, each for ``trial_timeout_s`` at most.
+    tried, by torch's ``backend``, each for ``trial_timeout_s`` at most. ``health``: ``quick`` checks of each host, a
+    real computation as well (``full``), or ``off``; ``health_paths``: storage that has to answer.
     """
 
     preflight: Literal["on", "warn", "off", "only"] = "on"
@@ -228,6 +229,8 @@ class ChecksConfig(Value):
     collective: bool = False
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     trial_timeout_s: float = 30.0
+    health: Literal["quick", "full", "off"] = "quick"
+    health_paths: tuple[str, ...] = ()
 
 
 class RetryConfig(Value):

@@ -67,13 +67,16 @@ def read_kernel_lines(since: float) -> list[str]:
     return relevant(read_kernel_log(since, time.monotonic() + _JOURNAL_TIMEOUT_S).lines)
 
 
-def read_kernel_log(since: float, deadline: float, *, kmsg: str = "/dev/kmsg") -> KernelLog:
+def read_kernel_log(
+    since: float, deadline: float, *, kmsg: str = "/dev/kmsg", may_ask_journal: bool = True
+) -> KernelLog:
     """All kernel lines since then.
 
     Args:
         since: seconds since the epoch. Slightly older lines may be included.
         deadline: in monotonic seconds.
         kmsg: the device with the kernel's records.
+        may_ask_journal: whether a program may be run for it, which takes longer.
     """
     failures = []
     oldest_s = _since_boot(since)
@@ -82,7 +85,7 @@ def read_kernel_log(since: float, deadline: float, *, kmsg: str = "/dev/kmsg") -
         ("syslog(2)", lambda: _read_syslog(oldest_s)),
         ("journalctl -k", lambda: _read_journal(since, deadline)),
     )
-    for source, read in sources:
+    for source, read in sources if may_ask_journal else sources[:2]:
         try:
             return KernelLog(tuple(read()), source)
         except OSError as error:

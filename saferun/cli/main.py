@@ -287,7 +287,13 @@ def _checks(values: SimpleNamespace) -> ChecksConfig:
     nics = tuple(name.strip() for name in values.nic.split(",")) if values.nic else ()
     if any(not name for name in nics) or ("auto" in nics and len(nics) > 1):
         raise UsageError(f"--nic {values.nic} is not a list of interfaces", "write it as eth0 or eth0,eth1, or auto")
-    return ChecksConfig(preflight=values.preflight, full=values.preflight_full, nics=nics)
+    return ChecksConfig(
+        preflight=values.preflight,
+        full=values.preflight_full,
+        nics=nics,
+        health=values.health,
+        health_paths=tuple(values.health_path),
+    )
 
 
 def _retry(values: SimpleNamespace) -> RetryConfig:

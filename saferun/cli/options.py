@@ -287,6 +287,20 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "test every pair of hosts, on every network interface; without it each host tests a few others",
     ),
     _option(
+        "--health {quick,full,off}",
+        "quick",
+        PREFLIGHT,
+        "check the health of each host before each attempt: network errors, GPUs, kernel log, storage; full: also "
+        "multiply matrices for a second and run an all_reduce on each host, which takes as long as importing torch",
+    ),
+    _option(
+        "--health-path PATH",
+        (),
+        PREFLIGHT,
+        "storage that has to answer before an attempt (a warning if it does not); may be repeated",
+        kind="append",
+    ),
+    _option(
         "--nic NAME,NAME|auto",
         "",
         PREFLIGHT,

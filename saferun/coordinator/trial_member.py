@@ -59,7 +59,8 @@ class MemberOrder(Value):
         sizes_bytes: of the all_reduces.
         give_up_at: monotonic seconds.
         pretend: what a test wants it to do wrong: ``never_joins``, ``hangs`` (in the barrier), ``stops`` (by SIGSTOP),
-            ``crashes``, ``adds_wrongly``; empty: nothing.
+            ``crashes``, ``adds_wrongly``, ``computes_wrongly``; empty: nothing.
+        compute_s: for how long it multiplies matrices before it joins; 0: not at all.
     """
 
     local_rank: int
@@ -73,6 +74,7 @@ class MemberOrder(Value):
     sizes_bytes: tuple[int, ...]
     give_up_at: float
     pretend: str
+    compute_s: float = 0.0
 
 
 def run(order: MemberOrder, parent_pid: int, report_fd: int, output_fd: int) -> NoReturn:
@@ -148,6 +150,9 @@ def _take_part(order: MemberOrder, report_fd: int) -> None:
         step("setting its GPU")
         torch.cuda.set_device(order.local_rank)
     torch.set_num_threads(1)
+    if order.compute_s:
+        step("multiplying matrices")
+    rate = f"{_multiply(order, on_gpu=on_gpu):.1f}" if order.compute_s else ""
     step("before joining")
     if order.pretend == "never_joins":
         signal.pause()
@@ -158,6 +163,16 @@ def _take_part(order: MemberOrder, report_fd: int) -> None:
     timeout = patience * 4 if on_gpu else patience
     dist.init_process_group(order.backend, store=store, rank=order.rank, world_size=order.world_size, timeout=timeout)
     step("in barrier")
+    _barrier(order, on_gpu=on_gpu)
+    for size_bytes in order.sizes_bytes:
+        step(f"in all_reduce of {size_text(size_bytes)}")
+        _all_reduce(order, size_bytes, on_gpu=on_gpu)
+    step("waiting for the others to be done")
+    _wait_for_all(order, store)
+    _report(report_fd, kind="ok", message=rate)
+
+
+def _barrier(order: MemberOrder, *, on_gpu: bool) -> None:
     match order.pretend:
         case "hangs":
             signal.pause()
@@ -170,12 +185,33 @@ def _take_part(order: MemberOrder, report_fd: int) -> None:
         torch.cuda.synchronize()
     else:
         dist.barrier()
-    for size_bytes in order.sizes_bytes:
-        step(f"in all_reduce of {size_text(size_bytes)}")
-        _all_reduce(order, size_bytes, on_gpu=on_gpu)
-    step("waiting for the others to be done")
-    _wait_for_all(order, store)
-    _report(report_fd, kind="ok")
+
+
+def _multiply(order: MemberOrder, *, on_gpu: bool) -> float:
+    """Multiply matrices for a while, and compare with what is known. Returns GFLOP/s.
+
+    All numbers are small integers, so that every sum is exact in any precision, TF32 and the order of adding included.
+
+    Raises:
+        ValueError: a product is wrong.
+    """
+    device, size = (f"cuda:{order.local_rank}", 4096) if on_gpu else ("cpu", 256)
+    rows = torch.arange(size, dtype=torch.float32, device=device) % 8
+    left = rows.reshape(size, 1).expand(size, size).contiguous()
+    right = ((rows + order.local_rank) % 8).reshape(1, size).expand(size, size).contiguous()
+    # Each row of the one has equal numbers, and so has each column of the other.
+    wanted = rows.reshape(size, 1) * ((rows + order.local_rank) % 8).reshape(1, size) * size
+    count, began_at = 0, time.monotonic()
+    while True:
+        product = left @ right
+        if order.pretend == "computes_wrongly":
+            product[3, 5] += 1
+        if not torch.equal(product, wanted):
+            raise ValueError("a matrix product is wrong")
+        count += 1
+        elapsed_s = time.monotonic() - began_at
+        if elapsed_s >= order.compute_s:
+            return count * 2.0 * size**3 / elapsed_s / 1e9
 
 
 def _connect(order: MemberOrder, patience: timedelta) -> Any:  # noqa: ANN401 - torch's stores have no types

@@ -3,7 +3,7 @@
 Started by the supervisor for ``saferunctl doctor --collective``. It imports torch once and forks one child for each
 member of this host in a trial. The supervisor sends JSON lines, each with ``op``:
 
-* ``trial {number, backend, deadline_s, interface, store: [address, port], sizes_bytes, pretend: {local rank:
+* ``trial {number, backend, deadline_s, interface, compute_s, store: [address, port], sizes_bytes, pretend: {local rank:
   what}, groups: [{prefix, world_size, is_local, members: [[local rank, rank], …]}]}``: run it; the previous one ends.
   A group that is ``is_local`` has all its members here, and its store as well, on loopback.
 * ``goodbye``: end, as when the socket is closed.
@@ -232,6 +232,7 @@ class TrialServer:
             sizes_bytes=tuple(request["sizes_bytes"]),
             give_up_at=running.give_up_at,
             pretend=request["pretend"].get(str(local_rank), ""),
+            compute_s=float(request.get("compute_s", 0.0)),
         )
 
     def _fork(self, running: _Running, group: int, order: MemberOrder) -> None:

@@ -72,6 +72,9 @@ VERBS: tuple[Verb, ...] = (
     Verb("completion", "the script that makes bash, zsh or fish complete the options of saferun and saferunctl"),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint"),
     Verb(
+        "health", "whether this host is fit for a job; for Slurm's HealthCheckProgram, a prolog or a Kubernetes probe"
+    ),
+    Verb(
         "doctor",
         "check this host, or the hosts of a job, as a launch does before it starts anything",
         takes_more=True,

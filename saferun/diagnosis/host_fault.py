@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from saferun.diagnosis.gpu_errors import GpuError, GpuOwners, error_in, failure_text
-from saferun.diagnosis.network_faults import NETWORK_CLASSES
-from saferun.evidence import Cause, Diagnosis, Evidence, HostView, OomKill
 from saferun.model import Value
+
+if TYPE_CHECKING:
+    from saferun.evidence import Cause, Diagnosis, Evidence, HostView, OomKill
 
 KINDS = ("gpu", "machine", "lost", "file_system", "link", "stuck", "memory", "clock")
 """The worst first: ``gpu`` (a GPU, or what connects GPUs), ``machine`` (processors, memory, buses, the kernel),
@@ -119,17 +121,18 @@ def host_faults(
     return _concluded([*found, *_of_findings(findings, len(hosts))], len(hosts))
 
 
-def found_faults(findings: Iterable[HostFinding], hosts: int) -> tuple[HostFault, ...]:
+def found_faults(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool = True) -> tuple[HostFault, ...]:
     """The hosts whose own hardware or system is at fault by what checks have found.
 
     Args:
         findings: warnings and failures of checks.
         hosts: how many hosts were checked.
+        is_launch: whether they were checked for a launch, whose settings may be wrong.
 
     Returns:
         As ``host_faults`` does.
     """
-    return _concluded(_of_findings(findings, hosts), hosts)
+    return _concluded(_of_findings(findings, hosts, is_launch=is_launch), hosts)
 
 
 def _concluded(found: Iterable[HostFault], hosts: int) -> tuple[HostFault, ...]:
@@ -148,6 +151,8 @@ def _is_of_few(count: int, hosts: int) -> bool:
 
 def _alone(evidence: Evidence, diagnosis: Diagnosis | None) -> HostView:
     """The only host, as one of several is described."""
+    from saferun.evidence import HostView
+
     abandoned = diagnosis.abandoned if diagnosis is not None else evidence.abandoned
     return HostView(
         0,
@@ -163,11 +168,14 @@ def _alone(evidence: Evidence, diagnosis: Diagnosis | None) -> HostView:
 # --------------------------------------------------------------------------------------------- by a host's own evidence
 
 # A job that ends because of these may have been ended by a link that flapped.
-_OF_NETWORKS = NETWORK_CLASSES | {
-    *("collective_timeout", "communicator_aborted", "connection_lost", "fabric_error", "hang_all_in_collective"),
-    *("hang_missing_collective", "hang_stuck_collective", "hang_unknown", "nccl_error", "nccl_system_error"),
-    *("nccl_timeout", "peer_lost", "rendezvous_store_failure", "store_lost", "unknown"),
-}
+_OF_NETWORKS = frozenset(
+    {
+        *("collective_timeout", "communicator_aborted", "connection_lost", "fabric_error", "hang_all_in_collective"),
+        *("hang_missing_collective", "hang_stuck_collective", "hang_unknown", "nccl_error", "nccl_system_error"),
+        *("nccl_timeout", "network_between_hosts", "network_cut", "network_interface", "peer_lost"),
+        *("rendezvous_store_failure", "store_lost", "unknown"),
+    }
+)
 _OF_MEMORY = frozenset({"data_loader_worker_killed", "host_oom_kill", "host_out_of_memory"})
 
 
@@ -319,7 +327,6 @@ _BY_CHECK: dict[tuple[str, str], str] = {
     ("kernel_log", "gpu_hardware_error"): "gpu",
     ("kernel_log", "machine_fault"): "machine",
     ("kernel_log", "file_system_error"): "file_system",
-    ("kernel_log", "network_interface"): "link",
     ("links", "network_between_hosts"): "link",
     ("memory", "host_out_of_memory"): "memory",
     ("nic_errors", "network_interface"): "link",
@@ -333,11 +340,12 @@ _RELATIVE = frozenset({("gpus", "missing_gpu"), ("interfaces", "network_interfac
 """What a wrong setting looks like as well: it counts where most other hosts do not have it."""
 
 
-def _of_findings(findings: Iterable[HostFinding], hosts: int) -> list[HostFault]:
+def _of_findings(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool = True) -> list[HostFault]:
     known = [(finding, (finding.check, finding.class_name)) for finding in findings]
     having = {key: len({finding.label for finding, other in known if other == key}) for key in _RELATIVE}
+    doubtful = {key for key, count in having.items() if is_launch and not (hosts > 1 and _is_of_few(count, hosts))}
     return [
         HostFault(finding.label, _BY_CHECK[key], finding.message, finding.host)
         for finding, key in known
-        if key in _BY_CHECK and (key not in _RELATIVE or (hosts > 1 and _is_of_few(having[key], hosts)))
+        if key in _BY_CHECK and key not in doubtful
     ]

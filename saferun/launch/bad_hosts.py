@@ -35,7 +35,7 @@ def note_bad_host(
         attempt: before or in which it was found, from 0.
         found_by: the checks before that attempt, or its failure.
     """
-    row = BadHost(time.time(), attempt, fault.label, fault.kind, fault.reason, found_by, fault.proof)
+    row = BadHost(time.time(), attempt, fault.label or context.host, fault.kind, fault.reason, found_by, fault.proof)
     context.guarded("note a bad host", _note, context, fault, row)
 
 

@@ -221,6 +221,10 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         limits = limits._replace(tools_s=0.0)
     peers_s = limits.capture_s + limits.cause_s + limits.grace_s + limits.tools_s + limits.kill_s + limits.sweep_s
     peers_s += limits.diagnose_s
+    if config.checks.health == "full" and config.checks_here:
+        from saferun.preflight.check_process import FULL_S
+
+        limits = limits._replace(checks_s=limits.checks_s + FULL_S)
     if config.checks.collective:
         limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
     if hosts.together:

@@ -51,6 +51,8 @@ def ranks_wait(config: LaunchConfig, environ: Mapping[str, str], attempt: int = 
     checks = config.checks
     if config.hosts.together or checks.preflight == "only" or checks.collective or checks.nics:
         return True
+    if checks.health == "full":
+        return True  # what is computed would compete with the ranks
     if attempt and any(map(os.path.exists, _GPU_NODES)):
         return True
     names = filter(None, environ.get(_GLOO_IFNAME, "").split(","))
@@ -168,6 +170,7 @@ class PreflightPart:
         if self._config.checks.preflight == "only":
             self._post(ChecksOver(now, attempt, self._show(outcome)))
             return
+        self._note_bad_hosts(attempt, outcome)
         self._opened().print_own()
         if outcome.failure is not None:
             self._start_failed(attempt, outcome.failure)
@@ -206,6 +209,7 @@ class PreflightPart:
         now = time.monotonic()
         if self._context.job.leads:
             self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
+            self._note_bad_hosts(attempt, outcome)
         self._use_nics(outcome.nics)
         if self._config.checks.preflight == "only":
             self._post(ChecksOver(now, attempt, self._show(outcome)))
@@ -213,6 +217,13 @@ class PreflightPart:
             self._start_failed(attempt, outcome.failure)
         else:
             self._post(ProbesPassed(now, attempt))
+
+    def _note_bad_hosts(self, attempt: int, outcome: PreflightOutcome) -> None:
+        """Note the hosts that the checks have found bad; what ends a launch is decided elsewhere."""
+        if outcome.faults and self._config.checks.preflight != "only":
+            from saferun.launch.bad_hosts import note_bad_hosts
+
+            note_bad_hosts(self._context, outcome.faults, attempt=attempt, found_by="checks")
 
     def _start_failed(self, attempt: int, failure: PreflightFailure) -> None:
         error = SaferunError(failure.what, failure.hint, EXIT_USAGE, class_name=failure.class_name)
@@ -273,6 +284,7 @@ class PreflightPart:
 
     def _on_checked_beside(self, outcome: PreflightOutcome) -> None:
         self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
+        self._note_bad_hosts(self._context.attempt, outcome)
         self._context.investigation.log.write_preflight()
         self._opened().print_own()
 

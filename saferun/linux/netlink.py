@@ -81,7 +81,9 @@ class Route(Value):
     error: int = 0
 
 
-class _Link(Value):
+class Link(Value):
+    """An interface as netlink shows it."""
+
     number: int
     name: str
     flags: int
@@ -91,6 +93,7 @@ class _Link(Value):
 
     @property
     def is_up(self) -> bool:
+        """Whether it is up and has a carrier."""
         return self.flags & (_IFF_UP | _IFF_RUNNING) == _IFF_UP | _IFF_RUNNING
 
 
@@ -112,7 +115,7 @@ def read_nics(root: str = "/") -> tuple[Nic, ...]:
     Raises:
         OSError: the kernel cannot be asked.
     """
-    with _open() as connection:
+    with open_connection() as connection:
         links = list(_read_links(connection))
         addresses = list(_read_addresses(connection))
     nics = []
@@ -161,7 +164,7 @@ def route_to(address: str) -> Route:
     body = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + _attribute(_RTA_DST, packed)
     if scope:
         body += _attribute(_RTA_OIF, _NUMBER.pack(_index_of(scope)))
-    with _open() as connection:
+    with open_connection() as connection:
         try:
             answer = next(_ask(connection, _GETROUTE, body, _NEWROUTE), b"")
         except OSError as error:
@@ -169,11 +172,11 @@ def route_to(address: str) -> Route:
                 raise
             return Route(error=error.errno or errno.ENETUNREACH)
         attributes = dict(_attributes(answer[_ROUTE.size :]))
-        index = _number(attributes.get(_RTA_OIF))
+        index = number(attributes.get(_RTA_OIF))
         name, link_mtu = next(
             ((link.name, link.mtu) for link in _read_links(connection) if link.number == index), ("", 0)
         )
-    path_mtu = _number(dict(_attributes(attributes.get(_RTA_METRICS, b""))).get(_RTAX_MTU))
+    path_mtu = number(dict(_attributes(attributes.get(_RTA_METRICS, b""))).get(_RTAX_MTU))
     gateway = attributes.get(_RTA_GATEWAY) or attributes.get(_RTA_VIA, b"")[2:]  # of another family: after its number
     return Route(
         name,
@@ -187,7 +190,8 @@ def route_to(address: str) -> Route:
 # ------------------------------------------------------------------------------------------------------------- netlink
 
 
-def _open() -> socket.socket:
+def open_connection() -> socket.socket:
+    """A connection to the kernel. It waits for an answer for a second at most."""
     connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)  # 0: NETLINK_ROUTE
     connection.settimeout(_ANSWER_TIMEOUT_S)
     return connection
@@ -240,7 +244,8 @@ def _attribute(kind: int, content: bytes) -> bytes:
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(content), kind) + content
 
 
-def _number(content: bytes | None) -> int:
+def number(content: bytes | None) -> int:
+    """The value of an attribute of 32 bits; 0 where it is none."""
     return _NUMBER.unpack(content)[0] if content is not None and len(content) == _NUMBER.size else 0
 
 
@@ -261,20 +266,35 @@ def _index_of(name: str) -> int:
 # ------------------------------------------------------------------------------------------------ links and addresses
 
 
-def _read_links(connection: socket.socket) -> Iterator[_Link]:
-    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _attribute(_IFLA_EXT_MASK, _NUMBER.pack(_SKIP_STATS))
+def _read_links(connection: socket.socket) -> Iterator[Link]:
+    for link, _ in links_with_attributes(connection):
+        yield link
+
+
+def links_with_attributes(
+    connection: socket.socket, *, statistics: bool = False
+) -> Iterator[tuple[Link, dict[int, bytes]]]:
+    """All interfaces, with what else the kernel says of each (IFLA_…).
+
+    Args:
+        connection: to the kernel.
+        statistics: whether the counters are among it, which cost more.
+    """
+    skipped = b"" if statistics else _attribute(_IFLA_EXT_MASK, _NUMBER.pack(_SKIP_STATS))
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + skipped
     for answer in _ask(connection, _GETLINK, body, _NEWLINK, _DUMP):
         _, hardware, index, flags, _ = _LINK.unpack_from(answer)
         attributes = dict(_attributes(answer[_LINK.size :]))
         info = dict(_attributes(attributes.get(_IFLA_LINKINFO, b"")))
-        yield _Link(
+        link = Link(
             index,
             _name(attributes.get(_IFLA_IFNAME, b"")),
             flags,
-            _number(attributes.get(_IFLA_MTU)),
+            number(attributes.get(_IFLA_MTU)),
             kind_of(flags, hardware, _name(info.get(_INFO_KIND, b""))),
             attributes.get(_IFLA_ADDRESS, b"").hex(":"),
         )
+        yield link, attributes
 
 
 def kind_of(flags: int, hardware: int, driver: str) -> str:
@@ -301,7 +321,7 @@ def _read_addresses(connection: socket.socket) -> Iterator[_Address]:
         attributes = dict(_attributes(answer[_ADDRESS.size :]))
         # On a point-to-point link, the other address is the peer's.
         text = _text(attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS, b""))
-        flags = _number(attributes.get(_IFA_FLAGS)) or flags
+        flags = number(attributes.get(_IFA_FLAGS)) or flags
         if text and not flags & (_DAD_FAILED | _TENTATIVE):
             yield _Address(index, family, text, prefix_bits, _name(attributes.get(_IFA_LABEL, b"")))
 
@@ -311,7 +331,7 @@ def _order(address: _Address) -> tuple[bool, bool]:
     return address.family != socket.AF_INET, address.text.startswith(_LINK_LOCAL_V6)
 
 
-def _read_sysfs(root: str, link: _Link) -> tuple[int, tuple[str, ...]]:
+def _read_sysfs(root: str, link: Link) -> tuple[int, tuple[str, ...]]:
     """The speed in bit/s (0: unknown), and RDMA devices with their ports (``mlx5_0:1``)."""
     folder = os.path.join(root, "sys/class/net", link.name)
     if not link.is_up or link.kind not in {"ethernet", "infiniband"}:

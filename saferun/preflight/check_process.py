@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Beyond what any check may take, its patience at a retry included.
 _GIVE_UP_S = 45.0
+FULL_S = 135.0
+"""How much longer they may take with ``--health full``, where torch is imported for them."""
 # Less than the ranks get, and enough to be done soon where other programs take all CPUs.
 _IDLE_NICE = 5
 _ANSWER_S = 1.0
@@ -75,7 +77,15 @@ class HostChecks(PartBase):
         self._round = 0
         self._on_probed: Callable[[str], None] | None = None
 
-    def start(self, context: CheckContext, process: CheckProcess | None, *, is_probed: bool, beside: bool) -> None:
+    def start(
+        self,
+        context: CheckContext,
+        process: CheckProcess | None,
+        *,
+        is_probed: bool,
+        beside: bool,
+        give_up_s: float = 0.0,
+    ) -> None:
         """Have this host checked.
 
         Args:
@@ -83,6 +93,7 @@ class HostChecks(PartBase):
             process: one that has been forked already.
             is_probed: whether other hosts are to probe this one.
             beside: whether ranks are running meanwhile.
+            give_up_s: how long they may take in all; 0: as long as a launch waits for them.
         """
         self._began_at = time.monotonic()
         try:
@@ -92,7 +103,7 @@ class HostChecks(PartBase):
             return
         self._helper.attach(self._poller, self._on_message, lambda: self._lose("the check process ended early"))
         self._helper.send({"is_probed": is_probed, "context": context._asdict()})
-        self.deadline = self._began_at + _GIVE_UP_S
+        self.deadline = self._began_at + (give_up_s or _GIVE_UP_S) + (FULL_S if context.health == "full" else 0.0)
 
     def probe(
         self, host: int, endpoints: Sequence[tuple[int, str, str]], within_s: float, on_probed: Callable[[str], None]

@@ -6,6 +6,7 @@ launch only where ``outcome`` says so; what breaks in here is reported in one li
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,15 @@ from saferun.model import ExitStatus, JsonObject
 from saferun.preflight.check_process import CheckProcess, HostChecks
 from saferun.preflight.checks.context import CheckContext, context_of
 from saferun.preflight.host_probing import HostProbing, LeaderProbing
-from saferun.preflight.outcome import PreflightFailure, PreflightOutcome, message_lines, outcome_of, problems
-from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight
+from saferun.preflight.outcome import (
+    PreflightFailure,
+    PreflightOutcome,
+    bad_hosts,
+    message_lines,
+    outcome_of,
+    problems,
+)
+from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Preflight
 
 if TYPE_CHECKING:
     from saferun.cluster.job_port import JobPort
@@ -76,6 +84,7 @@ class PreflightRun:
         self._print_message = print_message
         self._warn = warn
         self._forked = process
+        self._counted: tuple[Pairs, float] = ((), 0.0)  # what interfaces had counted before, and when that was
         self._ended: list[CheckProcess | HostChecks | TrialShare] = []  # whose processes have not been reaped yet
         self._attempt = _Attempt(HostChecks(poller, on_done=lambda: None, warn=warn), beside=False)
 
@@ -130,6 +139,8 @@ class PreflightRun:
         """
         forked, self._forked = self._forked, None
         self.close()
+        earlier, since = self._counted
+        context = context._replace(earlier=earlier, since=since)
         self._ended = [part for part in (*self._ended, *self._attempt.parts) if part.pids]
         own = HostChecks(self._poller, on_done=lambda: self._checked(attempt, on_checked), warn=self._warn)
         self._attempt = attempt = _Attempt(own, beside=beside)
@@ -137,6 +148,8 @@ class PreflightRun:
 
     def _checked(self, attempt: _Attempt, on_checked: Callable[[PreflightOutcome], None]) -> None:
         own = attempt.own
+        counted = next((result.facts for result in own.results if result.name == "nic_errors"), ())
+        self._counted = (counted or self._counted[0], time.time())
         own.results.sort(key=lambda result: (-SEVERITY[result.verdict], result.name))
 
         def on_over(found: Sequence[CheckResult]) -> None:
@@ -246,7 +259,8 @@ class PreflightRun:
         """The verdict is there; the other hosts are no longer needed."""
         nics = attempt.go_ahead.nic if attempt.go_ahead is not None else ()
         own = Preflight(tuple(attempt.own.results), duration_s=attempt.own.duration_s)
-        self._over(attempt, PreflightOutcome(None, attempt.judged or own, attempt.infos, nics))
+        found = attempt.judged or own
+        self._over(attempt, PreflightOutcome(None, found, attempt.infos, nics, bad_hosts(found, attempt.infos)))
 
     def _over(self, attempt: _Attempt, outcome: PreflightOutcome) -> None:
         on_over, attempt.on_over = attempt.on_over, None

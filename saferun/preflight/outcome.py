@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.model import Value
 from saferun.preflight.results import CheckResult, HostInfo, Preflight
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.diagnosis.host_fault import HostFault, HostFinding
 
 __all__ = ["PreflightFailure", "PreflightOutcome", "message_lines", "outcome_of", "problems"]
 
@@ -19,12 +23,48 @@ class PreflightFailure(Value):
 
 
 class PreflightOutcome(Value):
-    """What the checks came to. ``failure`` None: the ranks may be started."""
+    """What the checks came to.
+
+    Attributes:
+        failure: why the ranks may not be started; None: they may.
+        preflight: what was found.
+        infos: of all hosts, by their numbers.
+        nics: the interfaces to use; empty: there is nothing to choose.
+        faults: hosts whose own hardware or system is at fault, the worst first; known where the results of all hosts
+            are. No launch is ended because of them.
+    """
 
     failure: PreflightFailure | None
     preflight: Preflight
     infos: Mapping[int, HostInfo]
     nics: tuple[str, ...] = ()
+    faults: tuple[HostFault, ...] = ()
+
+
+def findings_of(results: Iterable[CheckResult], infos: Mapping[int, HostInfo] | None = None) -> list[HostFinding]:
+    """What checks found of single hosts, for the judgement of these.
+
+    Args:
+        results: of all hosts.
+        infos: of all hosts, by their numbers.
+    """
+    from saferun.diagnosis.host_fault import HostFinding
+
+    numbers = {info.label: host for host, info in (infos or {}).items() if info.label}
+    return [
+        HostFinding(result.host, result.name, result.class_name, result.message, numbers.get(result.host, -1))
+        for result in results
+        if result.verdict in {"warn", "fail"} and (result.host or not numbers)
+    ]
+
+
+def bad_hosts(preflight: Preflight, infos: Mapping[int, HostInfo]) -> tuple[HostFault, ...]:
+    """The hosts whose own hardware or system is at fault by what all hosts found."""
+    if preflight.verdict not in {"warn", "fail"}:
+        return ()  # as for nearly every launch: nothing is imported for it
+    from saferun.diagnosis.host_fault import found_faults
+
+    return found_faults(findings_of(preflight.results, infos), max(len(infos), 1))
 
 
 def problems(results: Sequence[CheckResult], *, only_warn: bool) -> list[CheckResult]:
@@ -50,8 +90,9 @@ def outcome_of(
         only_warn: whether nothing that was found ends the launch.
     """
     failing = _failures(problems(preflight.results, only_warn=only_warn))
+    faults = bad_hosts(preflight, infos)
     if not failing:
-        return PreflightOutcome(None, preflight, infos, preflight.nic if tuple(nics) == ("auto",) else ())
+        return PreflightOutcome(None, preflight, infos, preflight.nic if tuple(nics) == ("auto",) else (), faults)
     first = failing[0]
     same = _alike(first, failing)
     host = ""
@@ -68,6 +109,7 @@ def outcome_of(
         PreflightFailure(f"{host}{first.message}{more}", hint, first.class_name if is_transient else ""),
         preflight,
         infos,
+        faults=faults,
     )
 
 

@@ -232,6 +232,7 @@ def request_of(trial: Trial, place: TrialPlace, pretend: Mapping[int, str]) -> J
         "backend": place.backend,
         "deadline_s": trial.deadline_s,
         "interface": trial.interface,
+        "compute_s": trial.compute_s,
         "store": [place.store_address, place.store_port],
         "sizes_bytes": list(SIZES_BYTES),
         "pretend": {str(local_rank): what for local_rank, what in pretend.items()},

@@ -27,6 +27,7 @@ class Trial(Value):
         groups: who is with whom.
         interface: that all members use; empty: what they would use by themselves.
         deadline_s: after which whoever is not done has failed.
+        compute_s: for how long each member multiplies matrices before that; 0: not at all.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Trial(Value):
     groups: tuple[Group, ...]
     interface: str
     deadline_s: float
+    compute_s: float = 0.0
 
 
 class TrialResult(Value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.preflight.checks.clock import check_clock
-from saferun.preflight.checks.context import Check
+from saferun.preflight.checks.context import Check, CheckContext
 from saferun.preflight.checks.cpus import check_cpus
 from saferun.preflight.checks.disk import check_disk
 from saferun.preflight.checks.fabric import check_fabric
@@ -13,11 +13,14 @@ from saferun.preflight.checks.limits import check_cores, check_locked_memory, ch
 from saferun.preflight.checks.master import ANSWER_TIMEOUT_S, check_master
 from saferun.preflight.checks.memory import check_memory
 from saferun.preflight.checks.name_resolution import DEADLINE_S, check_names
+from saferun.preflight.checks.nic_errors import check_nic_errors
 from saferun.preflight.checks.platform import check_platform
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.checks.rdma import check_rdma
+from saferun.preflight.checks.recent_kernel import check_kernel_log
 from saferun.preflight.checks.shared_memory import check_shared_memory
 from saferun.preflight.checks.stack_tools import check_ptrace, check_tools
+from saferun.preflight.checks.storage import PATIENCE_S, check_storage
 from saferun.preflight.checks.versions import check_versions
 
 _MARGIN_S = 1.0  # for a host that is busy starting a job
@@ -45,8 +48,18 @@ CHECKS: tuple[Check, ...] = (
     Check("gpus", check_gpus, DRIVER_TIMEOUT_S + 1.0),
     Check("platform", check_platform),
     Check("versions", check_versions, _FILES_DEADLINE_S),
+    Check("nic_errors", check_nic_errors, _MARGIN_S + 1.0),
+    Check("kernel_log", check_kernel_log, _MARGIN_S + 1.0),
+    Check("storage", check_storage, PATIENCE_S + _MARGIN_S),
 )
 """In the order in which they are shown."""
+
+_OF_HEALTH = frozenset(
+    {"clock", "disk", "fabric", "gpus", "kernel_log", "memory", "nic_errors", "shared_memory", "storage"}
+)
+_ONLY_OF_HEALTH = frozenset({"kernel_log", "nic_errors", "storage"})
+OF_HEALTH: tuple[Check, ...] = tuple(check for check in CHECKS if check.name in _OF_HEALTH)
+"""What shows whether a host is fit for a job of any kind."""
 
 WITHOUT_A_LAUNCH: tuple[Check, ...] = (
     *CHECKS,
@@ -54,3 +67,15 @@ WITHOUT_A_LAUNCH: tuple[Check, ...] = (
     Check("tools", check_tools, _FILES_DEADLINE_S),
 )
 """With what matters to who looks at a host, and not to a launch."""
+
+
+def checks_for(context: CheckContext) -> tuple[Check, ...]:
+    """The checks that are wanted."""
+    wanted = OF_HEALTH if context.is_of_host else WITHOUT_A_LAUNCH if context.only else CHECKS
+    if context.health == "off":
+        return tuple(check for check in wanted if check.name not in _ONLY_OF_HEALTH)
+    if context.health != "full":
+        return wanted
+    from saferun.preflight.checks.compute import DEADLINE_S, check_compute
+
+    return (*wanted, Check("compute", check_compute, DEADLINE_S))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.config import LaunchConfig
 from saferun.model import Value
-from saferun.preflight.results import CheckResult
+from saferun.preflight.results import CheckResult, Pairs
 
 
 class CheckContext(Value):
@@ -36,6 +36,12 @@ class CheckContext(Value):
         old_pids: ranks of the previous attempt, whose GPU memory may not have been given back yet.
         only: whether nothing but the checks is to be done.
         has_default_address: whether the hosts meet at the port that every job has which names neither port nor id.
+        storage: paths beside those that are known that have to answer.
+        earlier: the counters of the interfaces at an earlier look; none: there was none.
+        since: when that was, in seconds since the epoch; 0.0: there was none.
+        health: ``quick``, ``full`` with a real computation, or ``off``.
+        gpus: how many GPUs the host has to have; -1: that is not known.
+        is_of_host: whether only the host's health is of interest, and no launch.
         root: where /proc and /sys are looked for, with a trailing slash; tests have others.
     """
 
@@ -60,6 +66,12 @@ class CheckContext(Value):
     old_pids: tuple[int, ...] = ()
     only: bool = False
     has_default_address: bool = False
+    storage: tuple[str, ...] = ()
+    earlier: Pairs = ()
+    since: float = 0.0
+    health: str = "quick"
+    gpus: int = -1
+    is_of_host: bool = False
     root: str = "/"
 
     def path(self, *parts: str) -> str:
@@ -121,6 +133,8 @@ def context_of(
         old_pids=tuple(old_pids),
         only=is_only,
         has_default_address=hosts.together and rendezvous.has_default_address,
+        storage=config.checks.health_paths,
+        health=config.checks.health,
     )
 
 

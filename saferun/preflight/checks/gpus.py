@@ -64,6 +64,9 @@ def check_gpus(context: CheckContext, *, nvml: Any = None) -> CheckResult:  # no
     vendor = gpu_vendor(sysfs, dev_root=dev)
     # The kernel's files tell of AMD's GPUs in containers that have been granted none.
     if vendor is None or (vendor == "amd" and not os.path.exists(f"{dev}/kfd")):
+        missing = next(iter(_missing_faults(context, ())), None)
+        if missing is not None:
+            return warning(missing.message, missing.hint, (("gpus", "0"),), class_name=missing.class_name)
         return ok("there is no GPU that torch could use", (("gpus", "0"),))
     content = _ask_nvidia(nvml) if vendor == "nvidia" else _ask_amd(sysfs, dev)
     if content is None:
@@ -111,6 +114,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
     faults = [
         *_driver_faults(context, content, cuda),
         *_count_faults(context, visible, serves=serves),
+        *_missing_faults(context, gpus),
         *(fault for gpu in used for fault in _hardware_faults(gpu, vendor)),
         *(_Fault(*fault) for fault in fabric_faults(context, content, used)),
         *_busy_faults(context, used, gpus if visible is None else [gpus[place] for place in visible]),
@@ -204,6 +208,12 @@ def _count_faults(context: CheckContext, visible: Sequence[int] | None, *, serve
         also = f", or look at {' and '.join(hidden)}" if hidden else ""
         hint = f"pass --nproc-per-node {len(visible)}{also}; NCCL refuses two ranks on one GPU"
         yield _Fault(message, hint, "missing_gpu")
+
+
+def _missing_faults(context: CheckContext, gpus: Sequence[JsonObject]) -> Iterable[_Fault]:
+    if len(gpus) < context.gpus:
+        message = f"the driver shows {count_text(len(gpus), 'GPU')}, and {context.gpus} are expected"
+        yield _Fault(message, "see `dmesg` (Xid 79), `lspci` and the driver's log; reboot the host")
 
 
 def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:

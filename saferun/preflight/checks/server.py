@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from saferun.preflight.checks.all_checks import CHECKS, WITHOUT_A_LAUNCH
+from saferun.preflight.checks.all_checks import checks_for
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.run import run_checks
 from saferun.preflight.results import CheckResult, HostInfo, ProbeTarget
@@ -51,7 +51,7 @@ def serve(connection: socket.socket, context: CheckContext, *, is_probed: bool) 
     host = _HostSide(context)
     if is_probed:
         host.begin()
-    run_checks(WITHOUT_A_LAUNCH if context.only else CHECKS, context, report)
+    run_checks(checks_for(context), context, report)
     info, endpoint = host.finish(found) if is_probed else ("", "")
     send({"op": "ready", "info": info, "endpoint": endpoint})
     with connection.makefile("rb") as lines:
@@ -81,6 +81,10 @@ def _completed(context: CheckContext) -> CheckContext:
         from saferun.linux.gpus import gpu_vendor
 
         context = context._replace(vendor=gpu_vendor() or "none")
+    if not context.earlier and not context.is_of_host and context.root == "/":
+        from saferun.preflight.health_record import read_record
+
+        context = context._replace(earlier=read_record()[0])
     return context
 
 

@@ -102,6 +102,16 @@ complete -c saferunctl -n '__fish_seen_subcommand_from env' -a show
 complete -c saferunctl -n '__fish_seen_subcommand_from env' -a explain
 complete -c saferunctl -n '__fish_seen_subcommand_from env' -a diff
 complete -c saferunctl -n '__fish_seen_subcommand_from env' -a lint
+complete -c saferunctl -n __fish_use_subcommand -a health -d 'whether this host is fit for a job; for Slurm\'s HealthCheckProgram, a prolog or a Kubernetes probe'
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l help
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l full
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l path
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l gpus
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l strict
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l brief
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l json
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l record
+complete -c saferunctl -n '__fish_seen_subcommand_from health' -l timeout
 complete -c saferunctl -n __fish_use_subcommand -a doctor -d 'check this host, or the hosts of a job, as a launch does before it starts anything'
 complete -c saferunctl -n '__fish_seen_subcommand_from doctor' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from doctor' -l json

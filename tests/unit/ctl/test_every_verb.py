@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Those that are not about one run of the list have tests of their own.
-OTHERS = {"stacks", "core", "shim", "completion", "env", "doctor", "record", "attach", "debug"}
+OTHERS = {"stacks", "core", "shim", "completion", "env", "doctor", "record", "attach", "debug", "health"}
 ABOUT_ONE = {
     "status": ("status", "{run}"),
     "logs": ("logs", "{run}"),

@@ -61,8 +61,8 @@ def interface(root: Path, name: str, **files: str) -> Path:
     return folder
 
 
-def link(name: str, number: int = 4, kind: str = "ethernet", flags: int = UP | RUNNING) -> netlink._Link:
-    return netlink._Link(number, name, flags, 1500, kind, "02:fc:00:00:00:01")
+def link(name: str, number: int = 4, kind: str = "ethernet", flags: int = UP | RUNNING) -> netlink.Link:
+    return netlink.Link(number, name, flags, 1500, kind, "02:fc:00:00:00:01")
 
 
 def test_speed_and_rdma_device_come_from_sysfs(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""Whether the file systems that the job uses answer, and are still writable.
+
+A server that is gone is not found by what the kernel remembers of its files, so each path is asked for three things,
+of which at least one needs the server: its status, how full its file system is, and the first name in it. Each is asked
+by a thread of its own. One that gets no answer stays behind in the check process, which is not waited for.
+
+Sources: stat(2), statfs(2), proc_pid_mountinfo(5); Linux, fs/ext4/super.c (errors=remount-ro, emergency_ro).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterable
+
+from saferun.linux.small_files import read_text
+from saferun.linux.stuck import mount_of, parse_mounts
+from saferun.model import Value
+from saferun.preflight.checks.answers import ok, warning
+from saferun.preflight.checks.common import own_path
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.results import CheckResult
+from saferun.text.wording import duration_text
+
+PATIENCE_S = 5.0
+"""How long a path may take to answer: a metadata server that a thousand hosts ask at the same time is not dead."""
+_CLASS = "file_system_error"
+_MOST_PATHS = 16
+# What a file system answers that is broken; that there is no such path, or no permission, is an answer like others.
+_BROKEN = frozenset(
+    {
+        *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENXIO),
+        *(errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, errno.ENODEV),
+    }
+)
+# File systems that the kernel sets read-only when they are damaged. Who mounts one so sets it for the mount as well.
+_ON_DISKS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "reiserfs"})
+_DAMAGED = frozenset({"emergency_ro", "shutdown"})
+_OPTIONS = 5  # the field of mountinfo with the mount's own options
+
+
+class _Answer(Value):
+    """What a path answered: ``error`` is an errno, 0: all is well."""
+
+    path: str
+    error: int
+    took_s: float
+
+
+def check_storage(context: CheckContext) -> CheckResult:
+    """Whether the paths that the job needs answer, and whether a file system has become read-only by damage."""
+    paths = _paths(context)
+    answers, silent = _ask(context, paths)
+    mountinfo = read_text(context.path("proc/self/mountinfo"))
+    mounts = parse_mounts(mountinfo)
+    problems = [f"{_place(path, mounts)} does not answer within {PATIENCE_S:g} s" for path in silent]
+    problems += [
+        f"{_place(answer.path, mounts)} answers with an error: {os.strerror(answer.error)}"
+        for answer in answers
+        if answer.error in _BROKEN
+    ]
+    problems += [f"the file system at {point} has become read-only" for point in read_only_by_damage(mountinfo)]
+    facts = [(answer.path, f"{answer.took_s:.4f} s") for answer in answers]
+    facts += [(path, "no answer") for path in silent]
+    if problems:
+        hint = "look at `dmesg`, at the server, and at the network to it; processes that use it hang, or fail"
+        return warning("; ".join(dict.fromkeys(problems)), hint, facts, class_name=_CLASS)
+    slowest = max(answers, key=lambda answer: answer.took_s, default=_Answer("", 0, 0.0))
+    return ok(f"{len(answers)} paths answer, the slowest in {duration_text(slowest.took_s)}", facts)
+
+
+def _paths(context: CheckContext) -> list[str]:
+    """What the job is known to use, each once."""
+    environ = context.environ
+    script = os.path.dirname(os.path.abspath(context.script)) if context.script else ""
+    named = (*context.storage, context.run_dir, script, os.curdir, environ.get("HOME", ""), environ.get("TMPDIR", ""))
+    return list(dict.fromkeys(os.path.abspath(path) for path in named if path))[:_MOST_PATHS]
+
+
+def _ask(context: CheckContext, paths: Iterable[str]) -> tuple[list[_Answer], list[str]]:
+    """What the paths answer, and those that do not, in their order."""
+    found: dict[str, _Answer] = {}
+    asked = []
+
+    def ask(path: str) -> None:
+        began_at = time.monotonic()
+        error = _error_of(own_path(context, path))
+        found[path] = _Answer(path, error, time.monotonic() - began_at)
+
+    for path in paths:
+        thread = threading.Thread(target=ask, args=(path,), daemon=True, name="storage")
+        thread.start()
+        asked.append((path, thread))
+    until = time.monotonic() + PATIENCE_S
+    for _, thread in asked:
+        thread.join(max(until - time.monotonic(), 0.0))
+    known = dict(found)
+    return [known[path] for path, _ in asked if path in known], [path for path, _ in asked if path not in known]
+
+
+def _error_of(path: str) -> int:
+    """What is wrong with a path, or with the nearest directory above it that exists; an errno, or 0."""
+    try:
+        status = os.stat(path)
+        os.statvfs(path)
+        if stat.S_ISDIR(status.st_mode):
+            with os.scandir(path) as entries:
+                next(entries, None)
+    except (FileNotFoundError, NotADirectoryError):
+        above = os.path.dirname(path)
+        return _error_of(above) if above != path else 0
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _place(path: str, mounts: list[tuple[str, str]]) -> str:
+    """``/lustre/job (lustre at /lustre)``."""
+    point = mount_of(path, mounts)
+    kind = next((kind for mounted, kind in reversed(mounts) if mounted == point), "")
+    return f"{path} ({kind} at {point})" if point and kind and point != "/" else path
+
+
+def read_only_by_damage(mountinfo: str) -> list[str]:
+    """Mount points of file systems that are read-only although they were mounted to be written to.
+
+    Args:
+        mountinfo: the content of /proc/self/mountinfo.
+    """
+    found = []
+    for line in mountinfo.splitlines():
+        about, _, source = line.partition(" - ")
+        fields, of_system = about.split(" "), source.split(" ")
+        if len(fields) <= _OPTIONS or len(of_system) < 3:  # noqa: PLR2004 - type, device, options
+            continue
+        own, whole = set(fields[_OPTIONS].split(",")), set(of_system[2].split(","))
+        if of_system[0] in _ON_DISKS and (_DAMAGED & whole or ("rw" in own and "ro" in whole)):
+            found.append(fields[_OPTIONS - 1].replace("\\040", " "))
+    return list(dict.fromkeys(found))
