@@ -105,6 +105,8 @@ class AttemptEnd:
                 "write TORCHELASTIC_ERROR_FILE", _write_error_file, context, action.diagnosis, self._stop_signum
             )
         self._context.ranks.forget()
+        if action.restarting and not (action.decision is not None and action.decision.new_port):
+            context.guarded("check this host", context.checks.check_early, context.attempt + 1)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Other hosts
@@ -172,8 +174,11 @@ class AttemptEnd:
 
     def report_decision(self, action: actions.ReportDecision) -> None:
         """Report what the leader has decided."""
-        self._context.guarded("report the failure", self._context.investigation.report_decision, action)
-        self._context.ranks.forget()
+        context = self._context
+        context.guarded("report the failure", context.investigation.report_decision, action)
+        context.ranks.forget()
+        if action.restarting:
+            context.guarded("check this host", context.checks.check_early, context.attempt + 1)
 
     # ----------------------------------------------------------------------------------------------------------------
     # The end of the launch

@@ -61,6 +61,33 @@ def ranks_wait(config: LaunchConfig, environ: Mapping[str, str], attempt: int = 
     return may_be_short_of_processes(config.nproc_per_node)
 
 
+class _EarlyChecks:
+    """Checks that were begun while a retry waits."""
+
+    def __init__(self, attempt: int, environ: Mapping[str, str]) -> None:
+        self.attempt = attempt
+        self.environ = environ
+        self._outcome: PreflightOutcome | None = None
+        self._take: Callable[[PreflightOutcome], None] | None = None
+
+    def counts_for(self, attempt: int, environ: Mapping[str, str]) -> bool:
+        """Whether they need not be made again. What was wrong may have passed while the retry waited."""
+        is_well = self._outcome is None or self._outcome.preflight.verdict in {"ok", "skipped"}
+        return is_well and (self.attempt, self.environ) == (attempt, environ)
+
+    def on_checked(self, outcome: PreflightOutcome) -> None:
+        """They are over."""
+        self._outcome = outcome
+        if self._take is not None:
+            self._take(outcome)
+
+    def take(self, take: Callable[[PreflightOutcome], None]) -> None:
+        """Hand on what they come to, now or when they are over."""
+        self._take = take
+        if self._outcome is not None:
+            take(self._outcome)
+
+
 class PreflightPart:
     """The checks of a launch, opened when they are needed: what they take to import is not needed at most starts.
 
@@ -76,6 +103,8 @@ class PreflightPart:
         self._run: PreflightRun | None = None
         self._plan: AttemptPlan | None = None  # of ranks beside which the checks are to be made
         self._begin_at: float | None = None
+        self._environ: Mapping[str, str] | None = None  # of the ranks, as it was checked last
+        self._early: _EarlyChecks | None = None
         self._is_imported = False
         self._is_awaited = True  # the ranks wait for the checks
         self._is_probed = False  # the leader has found nothing that keeps the ranks from being started
@@ -140,25 +169,33 @@ class PreflightPart:
 
     def _check(self, attempt: int, environ: Mapping[str, str]) -> None:
         self._is_awaited = ranks_wait(self._config, environ, attempt)
+        self._environ = environ
+        early, self._early = self._early, None
         if not self._is_awaited:
             self._post(ChecksPassed(time.monotonic(), attempt))
             return
-        context = self._check_context(environ, attempt)
+        if early is not None and early.counts_for(attempt, environ):
+            self._context.post(ChecksAsked(time.monotonic(), attempt))
+            early.take(lambda outcome: self._on_checked(attempt, outcome))
+            return
+        context = _check_context(self._context, environ, attempt)
         self._context.post(ChecksAsked(time.monotonic(), attempt))
         self._opened().check(context, lambda outcome: self._on_checked(attempt, outcome))
 
-    def _check_context(self, environ: Mapping[str, str], attempt: int) -> CheckContext:
-        from saferun.preflight.driver import context_of
+    def check_early(self, attempt: int) -> None:
+        """Check this host for the next attempt while that waits; ``check`` then has what was found.
 
-        ended = self._context.ended
-        return context_of(
-            self._config,
-            environ,
-            bound=self._context.job.bound_ports(),
-            attempt=attempt,
-            old_pids=[rank.child.pid for rank in ended.ranks] if ended is not None else [],
-            is_endpoint_here=self._context.job.is_endpoint_here,
-        )
+        Nothing is done where its ranks would not wait for the checks.
+        """
+        environ = self._environ
+        if self.is_wanted and not self._is_broken and environ is not None:
+            self._succeeds(self._check_early, attempt, environ)
+
+    def _check_early(self, attempt: int, environ: Mapping[str, str]) -> None:
+        if ranks_wait(self._config, environ, attempt):
+            early = _EarlyChecks(attempt, environ)
+            self._opened().check(_check_context(self._context, environ, attempt), early.on_checked)
+            self._early = early
 
     def _on_checked(self, attempt: int, outcome: PreflightOutcome) -> None:
         """This host by itself is checked. Of several hosts the leader decides, so that all learn of it."""
@@ -168,9 +205,9 @@ class PreflightPart:
             return
         self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
         if self._config.checks.preflight == "only":
-            self._post(ChecksOver(now, attempt, self._show(outcome)))
+            self._post(ChecksOver(now, attempt, _show(self._context, outcome)))
             return
-        self._note_bad_hosts(attempt, outcome)
+        _note_bad_hosts(self._context, attempt, outcome)
         self._opened().print_own()
         if outcome.failure is not None:
             self._start_failed(attempt, outcome.failure)
@@ -209,41 +246,19 @@ class PreflightPart:
         now = time.monotonic()
         if self._context.job.leads:
             self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
-            self._note_bad_hosts(attempt, outcome)
-        self._use_nics(outcome.nics)
+            _note_bad_hosts(self._context, attempt, outcome)
+        _use_nics(self._context, outcome.nics)
         if self._config.checks.preflight == "only":
-            self._post(ChecksOver(now, attempt, self._show(outcome)))
+            self._post(ChecksOver(now, attempt, _show(self._context, outcome)))
         elif outcome.failure is not None:
             self._start_failed(attempt, outcome.failure)
         else:
             self._post(ProbesPassed(now, attempt))
 
-    def _note_bad_hosts(self, attempt: int, outcome: PreflightOutcome) -> None:
-        """Note the hosts that the checks have found bad; what ends a launch is decided elsewhere."""
-        if outcome.faults and self._config.checks.preflight != "only":
-            from saferun.launch.bad_hosts import note_bad_hosts
-
-            note_bad_hosts(self._context, outcome.faults, attempt=attempt, found_by="checks")
-
     def _start_failed(self, attempt: int, failure: PreflightFailure) -> None:
         error = SaferunError(failure.what, failure.hint, EXIT_USAGE, class_name=failure.class_name)
         self._without = None
         self._context.start_failed(attempt, error)
-
-    def _use_nics(self, names: Sequence[str]) -> None:
-        """Set what makes gloo, NCCL and UCX use these interfaces, for the ranks that are started next."""
-        plan = self._context.current.plan
-        if not names or plan is None:
-            return
-        from saferun.launch.nic_variables import chosen_line
-        from saferun.linux.netlink import read_nics
-        from saferun.preflight.default_nics import nic_environ
-
-        chosen = nic_environ(names, read_nics(), self._context.environ)
-        for environ in plan.environs:
-            environ.update(chosen)
-        if self._context.job.leads:
-            self._context.report(chosen_line(names, chosen, auto=True))
 
     def begin_attempt(self) -> None:
         """The hosts have met: they have not probed each other since."""
@@ -257,13 +272,6 @@ class PreflightPart:
             return
         if message.get("ok"):
             self._context.post(ProbesPassed(time.monotonic(), self._context.attempt))
-
-    def _show(self, outcome: PreflightOutcome) -> int:
-        """Print all that was found, and return the exit code."""
-        from saferun.preflight.findings_text import show
-
-        self._context.screen.print_output(show(outcome.preflight, outcome.infos, as_json=self._config.checks.as_json))
-        return EXIT_USAGE if outcome.failure is not None else 0
 
     # ----------------------------------------------------------------------------------------------------------------
     # Beside the ranks
@@ -279,12 +287,12 @@ class PreflightPart:
             self._begin_at = time.monotonic() + _BESIDE_DELAY_S
 
     def _check_beside(self, plan: AttemptPlan) -> None:
-        context = self._check_context(plan.environs[0], plan.attempt)
+        context = _check_context(self._context, plan.environs[0], plan.attempt)
         self._opened().check(context, self._on_checked_beside, beside=True)
 
     def _on_checked_beside(self, outcome: PreflightOutcome) -> None:
         self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
-        self._note_bad_hosts(self._context.attempt, outcome)
+        _note_bad_hosts(self._context, self._context.attempt, outcome)
         self._context.investigation.log.write_preflight()
         self._opened().print_own()
 
@@ -334,3 +342,49 @@ class PreflightPart:
             self._run.close()
         elif self._process is not None:
             self._process.discard()
+
+
+def _check_context(context: LaunchContext, environ: Mapping[str, str], attempt: int) -> CheckContext:
+    from saferun.preflight.driver import context_of
+
+    ended = context.ended
+    return context_of(
+        context.config,
+        environ,
+        bound=context.job.bound_ports(),
+        attempt=attempt,
+        old_pids=[rank.child.pid for rank in ended.ranks] if ended is not None else [],
+        is_endpoint_here=context.job.is_endpoint_here,
+    )
+
+
+def _note_bad_hosts(context: LaunchContext, attempt: int, outcome: PreflightOutcome) -> None:
+    """Note the hosts that the checks have found bad; what ends a launch is decided elsewhere."""
+    if outcome.faults and context.config.checks.preflight != "only":
+        from saferun.launch.bad_hosts import note_bad_hosts
+
+        note_bad_hosts(context, outcome.faults, attempt=attempt, found_by="checks")
+
+
+def _use_nics(context: LaunchContext, names: Sequence[str]) -> None:
+    """Set what makes gloo, NCCL and UCX use these interfaces, for the ranks that are started next."""
+    plan = context.current.plan
+    if not names or plan is None:
+        return
+    from saferun.launch.nic_variables import chosen_line
+    from saferun.linux.netlink import read_nics
+    from saferun.preflight.default_nics import nic_environ
+
+    chosen = nic_environ(names, read_nics(), context.environ)
+    for environ in plan.environs:
+        environ.update(chosen)
+    if context.job.leads:
+        context.report(chosen_line(names, chosen, auto=True))
+
+
+def _show(context: LaunchContext, outcome: PreflightOutcome) -> int:
+    """Print all that was found, and return the exit code."""
+    from saferun.preflight.findings_text import show
+
+    context.screen.print_output(show(outcome.preflight, outcome.infos, as_json=context.config.checks.as_json))
+    return EXIT_USAGE if outcome.failure is not None else 0

@@ -37,7 +37,7 @@ _RDMA = {
 }
 
 
-class Growth(Value):
+class NicErrors(Value):
     """What an interface has counted between two looks.
 
     Attributes:
@@ -99,7 +99,7 @@ def seconds_between(earlier: Mapping[str, str], now: Mapping[str, str]) -> float
     return seconds if is_usable else None
 
 
-def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -> Iterator[Growth]:
+def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -> Iterator[NicErrors]:
     """What each interface has counted in between that is worth a word.
 
     Args:
@@ -121,17 +121,19 @@ def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -
         if losses:
             class_name = "network_interface" if losses >= _FLAPS else ""
             times = "once" if losses == 1 else f"{losses} times"
-            yield Growth(name, f"{name} has lost its carrier {times} in the last {_text(seconds)}", class_name)
+            yield NicErrors(name, f"{name} has lost its carrier {times} in the last {_text(seconds)}", class_name)
         if counter == "losses":
             errors, packets = added(f"{name} errors"), added(f"{name} packets")
             if errors >= _FEW_ERRORS and errors > packets * _ERROR_SHARE:
                 what = f"{count_text(errors, 'error')} in {packets} packets"
-                yield Growth(name, f"{name} has counted {what} in the last {_text(seconds)}", "network_interface")
+                yield NicErrors(name, f"{name} has counted {what} in the last {_text(seconds)}", "network_interface")
             continue
         for kind, least in _RDMA.items():
             count = added(f"{name} {kind}")
             if count >= least:
-                yield Growth(name, f"{name} has counted {count} {kind} in the last {_text(seconds)}", "fabric_degraded")
+                yield NicErrors(
+                    name, f"{name} has counted {count} {kind} in the last {_text(seconds)}", "fabric_degraded"
+                )
 
 
 def _count(text: str) -> int:
