@@ -29,6 +29,7 @@ _KIND_NAMES = {
     "data_loading": "data loading",
     "file_io": "file I/O",
     "user_code": "user code",
+    "unanswering": "no stacks",
 }
 
 

@@ -438,3 +438,17 @@ def test_a_thread_that_an_exception_has_ended_explains_why_nothing_comes(
     assert found.cause is not None
     assert found.cause.ranks == (1,)
     assert (f"rank {of_rank}: {ENDED}" in found.findings) is is_shown
+
+
+@pytest.mark.parametrize(("failure", "word"), [("trainer is no Python process", "gdb"), ("denied", "ptrace")])
+def test_of_ranks_without_stacks_it_is_said_what_shows_them(failure: str, word: str) -> None:
+    """Permission to look into a program that is not Python would show nothing more of it."""
+    dumps = tuple(
+        StackDump(rank, 100 + rank, is_rank=True, name="trainer", tool="py-spy", threads=(), failure=failure)
+        for rank in range(2)
+    )
+    found = diagnose_hang(
+        job((), (), looks={0: {"syscall": "", "wchan": ""}, 1: {"syscall": "", "wchan": ""}}, stacks=dumps)
+    )
+    assert found.cause is not None
+    assert word in found.cause.advice
