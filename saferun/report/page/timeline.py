@@ -115,6 +115,10 @@ def build_timelines(
             replay.take(event)
     if not recorded.tracks:
         return None, None
+    without_files = _add_unheard(recorded, incidents)
+    if without_files:
+        note = f"{note} The files of {_hosts_listed(without_files)} are not here: their ranks are drawn by what the"
+        note = f"{note} report knows of them.".strip()
     last = max(recorded.moments)
     for track in recorded.tracks.values():
         track.finish(last)
@@ -144,10 +148,8 @@ def _clocks(hosts: Sequence[HostEvents], preflight: PreflightSection | None) -> 
         ahead[unmeasured[0]] = 0.0  # the leader, whose clock is the measure
     corrected = [host for host, seconds in ahead.items() if abs(seconds) >= _LEAST_AHEAD_S]
     if corrected:
-        names = ", ".join(shown(name, 60) for name in corrected[:_MOST_HOSTS])
-        more = f" and {len(corrected) - _MOST_HOSTS} more" if len(corrected) > _MOST_HOSTS else ""
         by = "messages between the hosts" if measured else "the preflight probes"
-        return ahead, f"The clocks of {names}{more} are corrected by what {by} measured."
+        return ahead, f"The clocks of {_hosts_listed(corrected)} are corrected by what {by} measured."
     if measured and len(unmeasured) == 1:
         return ahead, "The clocks of the hosts are less than a millisecond apart."
     return ahead, "Times are those of each host's own clock." if len(hosts) > 1 else ""
@@ -166,6 +168,54 @@ def clock_offsets(preflight: PreflightSection | None) -> dict[str, float]:
                 if abs(value) < 1e9:  # noqa: PLR2004 - thirty years, and no NaN
                     offsets[result.host] = value
     return offsets
+
+
+# ----------------------------------------------------------------------------------------------------- without events
+
+
+def _add_unheard(recorded: _Recorded, incidents: Sequence[IncidentPart]) -> list[str]:
+    """Add the ranks of hosts whose files are elsewhere, by what the leader has found out; returns these hosts."""
+    added: dict[tuple[int, int], _Track] = {}
+    for attempt in sorted({attempt for attempt, _ in recorded.tracks}):
+        known = [track for (number, _), track in recorded.tracks.items() if number == attempt and track.segments]
+        own = [incident for incident in incidents if incident.attempt == attempt]
+        if not known:
+            continue
+        begun_at = min(track.segments[0].start for track in known)
+        ran_at = min(track.segments[0].end for track in known)
+        ended_at = max((mark.time for track in known for mark in track.marks), default=max(recorded.moments))
+        for incident in own:
+            for host in incident.hosts:
+                for rank in host.ranks:
+                    if (attempt, rank) in recorded.tracks:
+                        continue
+                    if (attempt, rank) not in added:
+                        track = added[attempt, rank] = _Track(attempt, rank, host.name)
+                        track.begin("start", begun_at)
+                        track.begin("run", ran_at)
+                    _take_incident(added[attempt, rank], incident, ended_at)
+    recorded.tracks.update(added)
+    return list(dict.fromkeys(track.host for track in added.values()))
+
+
+def _take_incident(track: _Track, incident: IncidentPart, ended_at: float) -> None:
+    if track.has_ended:
+        return
+    if incident.kind == "hang" and incident.time is not None and incident.verdict is not None:
+        since = incident.time - max(incident.verdict.stalled_s or 0.0, 0.0)
+        track.begin_earlier("stuck" if track.rank in incident.culprits else "wait", since, incident.time)
+    failures = (*((incident.first_failure,) if incident.first_failure is not None else ()), *incident.also_failed)
+    failure = next((one for one in failures if one.rank == track.rank), None)
+    if failure is not None and failure.time is not None:
+        how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+        track.end(failure.time, Mark("exit-bad", failure.time, shown(how, 80)))
+    elif incident.outcome in {"ended", "stopped", "restarted"}:
+        track.end(ended_at, Mark("exit-stopped", ended_at, "ended with the attempt"))
+
+
+def _hosts_listed(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
+    return f"{', '.join(shown(host, 60) for host in hosts[:_MOST_HOSTS])}{more}"
 
 
 # ------------------------------------------------------------------------------------------------------------ replaying

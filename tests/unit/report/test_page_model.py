@@ -16,6 +16,7 @@ from saferun.report.page.contents import (
     BranchPart,
     CallPart,
     FramePart,
+    HostSection,
     IncidentPart,
     PairPart,
     PreflightSection,
@@ -23,16 +24,17 @@ from saferun.report.page.contents import (
     RecorderPart,
     ReportPart,
     ResultPart,
+    VerdictPart,
     WaitGroupPart,
 )
 from saferun.report.page.exports import perfetto, speedscope
-from saferun.report.page.page_model import Timeline
+from saferun.report.page.page_model import Mark, Timeline
 from saferun.report.page.run_contents import HostEvents, decode_events
 from saferun.report.page.run_reading import read_run
 from saferun.report.page.stack_tree import build_stacks
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.wait_graph import build_group_tables, build_wait_graph, kind_of
-from saferun.report.report_values import Cause
+from saferun.report.report_values import Cause, RankFailure
 from tests.unit.report.page_samples import START, crash_events, crash_run, event, exited, hang_events, hang_run, joined
 from tests.unit.report.trace_schemas import SPEEDSCOPE, TRACE_EVENTS
 
@@ -92,6 +94,36 @@ def test_the_timeline_of_a_crash_shows_what_ended_whom() -> None:
     assert {marks[0] for label, _, marks in phases(closing) if label != "rank 2"} == {"exit-stopped"}
     assert ("ending", 31.0, 32.0) in [segment for _, segments, _ in phases(closing) for segment in segments]
     assert len(phases(whole)) == 2  # hundredths of a second are nothing in half a minute
+
+
+def test_ranks_of_hosts_whose_files_are_elsewhere_are_drawn_by_the_report() -> None:
+    """Without shared files the leader has its own events only, and a timeline without the cause says nothing."""
+    hosts = (HostSection("node1", tuple(range(4))), HostSection("node2", tuple(range(4, 8))))
+    hang = IncidentPart(
+        "hang",
+        time=START + 310,
+        cause=Cause(ranks=(5,)),
+        hosts=hosts,
+        verdict=VerdictPart("quiescent", stalled_s=300.0),
+        outcome="ended",
+    )
+    events = [events_of("node1", hang_events(range(4), 8))]
+    whole, _ = build_timelines(events, ReportPart(incidents=(hang,)), None)
+    assert whole is not None
+    assert [(row.label, row.where, row.is_culprit) for row in whole.rows] == [
+        ("rank 5", "node2", True),
+        ("ranks 0-3 (4)", "node1", False),
+        ("ranks 4,6-7 (3)", "node2", False),
+    ]
+    assert phases(whole)[0][1] == [("start", 1.0, 1.5), ("run", 1.5, 10.0), ("stuck", 10.0, 311.5)]
+    assert "The files of node2 are not here" in whole.note
+    failed = RankFailure(6, time=START + 31.0, exit_code=1)
+    failure = IncidentPart("failure", hosts=hosts, first_failure=failed, outcome="ended")
+    whole, _ = build_timelines([events_of("node1", crash_events(range(4), 2))], ReportPart(incidents=(failure,)), None)
+    assert whole is not None
+    assert next(row.marks for row in whole.rows if row.label == "rank 6") == (
+        Mark("exit-bad", START + 31.0, "exit code 1"),
+    )
 
 
 def test_clocks_are_corrected_by_what_the_checks_measured() -> None:
