@@ -96,6 +96,7 @@ class HostsConfig(Value):
         note: what the user should know of all this at the start; empty: nothing.
         shares_console: whether all of them write to one console: then one of them speaks for all.
         announces: whether this process is the one that prints there what all of them know at the start.
+        spares: how many hosts beside those of the job wait to take the place of one.
     """
 
     least: int = 1
@@ -112,11 +113,17 @@ class HostsConfig(Value):
     note: str = ""
     shares_console: bool = False
     announces: bool = True
+    spares: int = 0
+
+    @property
+    def started(self) -> int:
+        """How many hosts are started at most, spares included."""
+        return self.most + self.spares
 
     @property
     def together(self) -> bool:
         """Whether this process is not alone: there are, or may be, others of the job."""
-        return self.most > 1 or self.task is not None
+        return self.most > 1 or self.task is not None or self.spares > 0
 
 
 class JobPlace(Value):
@@ -243,6 +250,7 @@ class RetryConfig(Value):
         always: also where the same failure came twice in a row.
         exclude_bad_hosts: whether a host that fails again and again is left out of an elastic job.
         exclude_file: a list to which hosts are added whose own hardware or system is at fault; empty: none.
+        by_progress: whether only restarts in a row are limited that got no further.
     """
 
     start_retries: int = 3
@@ -251,6 +259,7 @@ class RetryConfig(Value):
     always: bool = False
     exclude_bad_hosts: bool = False
     exclude_file: str = ""
+    by_progress: bool = False
 
 
 class RankChoice(Value):
@@ -329,7 +338,7 @@ class LaunchConfig(Value):
     @property
     def shares_secret(self) -> bool:
         """Whether the hosts of the job try to share a secret by themselves."""
-        return not self.secret_file and self.sign_messages != "off" and self.hosts.most > 1
+        return not self.secret_file and self.sign_messages != "off" and self.hosts.started > 1
 
     @property
     def checks_here(self) -> bool:

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _give_up(error: SaferunError, places: Sequence[JobPlace]) -> None:
     """Say why nothing is started, here and on the other hosts, which would wait for this one."""
-    together = [place for place in places if place.hosts.most > 1]
+    together = [place for place in places if place.hosts.started > 1]
     if not together:
         print_error(error)
         return
@@ -246,7 +246,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting], command: Co
         raise UsageError("--pdb needs the start-up hook, which --no-inject leaves out", "leave one of them out")
     _check_count(values, "keep_runs", "use 0 to remove nothing")
     _check_count(values, "keep_cores", "to keep none, leave --cores at backtrace")
-    if values.on_hang == "restart" and values.max_restarts <= 0:
+    if values.on_hang == "restart" and values.max_restarts <= 0 and not values.spares:
         raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
     if values.on_hang != "report" and values.hang_timeout == 0:
         raise UsageError(
@@ -307,6 +307,7 @@ def _retry(values: SimpleNamespace) -> RetryConfig:
         always=values.retry_always,
         exclude_bad_hosts=values.exclude_bad_hosts,
         exclude_file=values.exclude_file,
+        by_progress=values.restart_limit == "progress",
     )
 
 

@@ -353,6 +353,20 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         FAILURES,
         "add each host there whose own hardware or system is at fault, by its name, one a line: for srun --exclude",
     ),
+    _option(
+        "--spares N",
+        0,
+        FAILURES,
+        "spare hosts beside the --nnodes that train: one of them takes the place of a host that fails for a reason of "
+        "its own; --nnodes and --spares together are started",
+    ),
+    _option(
+        "--restart-limit {total,progress}",
+        "total",
+        FAILURES,
+        "what --max-restarts limits; total: all restarts, as under torchrun; progress: those in a row after which no "
+        "rank got to a later saferun.step than in any attempt before",
+    ),
     _option("--host-timeout SECONDS", 30.0, FAILURES, "seconds without a heartbeat after which a host counts as lost"),
     _option(
         "--stop-with-parent {auto,on,off}",

@@ -221,6 +221,8 @@ class Job(JobSender):
         """
         from saferun.linux.netlink import own_addresses
 
+        last = self.current
+        left_out = sorted({*last.lost, *last.lost_spares, *([action.left_out] if action.left_out >= 0 else ())})
         self._begin(JobAttempt(self._context))
         self._joining = True
         config, channel = self._config, self._channel
@@ -247,6 +249,7 @@ class Job(JobSender):
             script=os.path.basename(config.command.name),
             host_timeout_s=config.hosts.host_timeout_s * SILENT_SHARE,
             sharing=SecretSharing(base, required=config.sign_messages == "required"),
+            left_out=tuple(left_out) if config.hosts.spares and self.leads else (),
         )
         message = {"op": "join", **request._asdict()}
         if self._secret is not None and self.is_head:
@@ -263,7 +266,14 @@ class Job(JobSender):
         self.leads, self.leader = assignment.leads, placement.leader
         self.host = placement.group_rank
         has_tasks = self._config.hosts.task is not None
-        self.roster = Roster(self.host, self._task, has_tasks=has_tasks, label=joined.label, peers=joined.peers)
+        self.roster = Roster(
+            self.host,
+            self._task,
+            has_tasks=has_tasks,
+            label=joined.label,
+            peers=joined.peers,
+            spares=joined.spare_peers,
+        )
         self.peers = self.roster.peers
         self.chunk_limit_bytes = chunk_limit(joined)
         if self.host == 0:
@@ -363,7 +373,8 @@ class Job(JobSender):
                     and str(message["what"]).startswith(self._waited_for)
                     and self._config.hosts.node_rank != 1
                 )
-                self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
+                code = 2 if message.get("usage") is True else 0 if message.get("needless") is True else 1
+                self._fail(str(message["what"]), str(message["hint"]), code)
             case "job_ended" if self._joining:
                 self._joining = False
                 ended: EndNote = fit(EndNote, message)

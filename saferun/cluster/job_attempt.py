@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from saferun.cluster.evidence_collection import EvidenceCollections
 from saferun.cluster.job_sender import JobSender, StateReport
 from saferun.cluster.job_values import AbortReason, JobCallbacks, LostHost
+from saferun.cluster.join_messages import Peer
 from saferun.cluster.leader_clock import LeaderClock
 from saferun.cluster.messages import (
     LONGEST_MESSAGE,
@@ -38,6 +39,7 @@ from saferun.supervisor.events import (
     HostsUnreachable,
     JobAborted,
     JobDecided,
+    SpareLost,
     StopRequested,
 )
 from saferun.text.decoding import display_text, number
@@ -101,12 +103,21 @@ def _refuse_entry(_attempt: JobAttempt, message: JsonObject) -> None:
     raise ValueError(f"an entry of the job's log: {message.get('text') or 'it cannot be read'}")
 
 
+def _lose_spare(attempt: JobAttempt, spare: Peer, message: JsonObject) -> None:
+    """A host without ranks is gone."""
+    if spare.host not in attempt.lost_spares:
+        attempt.lost_spares.add(spare.host)
+        why = display_text(message.get("text") or "it does not answer", LONGEST_MESSAGE)
+        calls = attempt.context.calls
+        calls.post(SpareLost(time.monotonic(), calls.attempt(), spare.label, why))
+
+
 def _note_start_stage(attempt: JobAttempt, message: JsonObject) -> None:
     attempt.start_stage = message
 
 
 def _note_clock(attempt: JobAttempt, message: JsonObject) -> None:
-    attempt._context.clock.take(attempt.number, message)  # noqa: SLF001 - its own method, like the one above
+    attempt.context.clock.take(attempt.number, message)
 
 
 class JobAttempt:
@@ -135,7 +146,7 @@ class JobAttempt:
         local_ranks: Mapping[int, int] | None = None,
         speaks: bool = False,
     ) -> None:
-        self._context = context
+        self.context = context
         self._sender = context.sender
         self._roster = roster = context.sender.roster
         self._local_ranks = local_ranks or {}
@@ -143,6 +154,7 @@ class JobAttempt:
         self.leader = leader
         self.leads = leads
         self.lost: dict[int, LostHost] = {}
+        self.lost_spares: set[int] = set()
         self.abort_reason: AbortReason | None = None
         self.start_stage: JsonObject | None = None
         self.blamed: tuple[int, ...] = ()
@@ -207,7 +219,7 @@ class JobAttempt:
             call(argument)
         except Exception as error:
             self.silent_hosts.end()
-            self._context.warn(f"cannot judge whether other hosts are there: {type(error).__name__}: {error}")
+            self.context.warn(f"cannot judge whether other hosts are there: {type(error).__name__}: {error}")
 
     # ----------------------------------------------------------------------------------------------------------------
     # The log, which all hosts read
@@ -218,20 +230,20 @@ class JobAttempt:
         if is_leaders(kind) and entry["host"] != 0:
             raise ValueError("a message of the leader from another host")
         if str(kind) in RankReports.KINDS:
-            if attempt == self._context.calls.attempt():
-                self._context.reports.take(str(kind), entry)
+            if attempt == self.context.calls.attempt():
+                self.context.reports.take(str(kind), entry)
         elif (method := self._BY_KIND.get(str(kind))) is not None:
             method(self, attempt, entry)
 
     def _on_abort(self, attempt: int, entry: JsonObject) -> None:
         heard = abort_from(entry)
-        hosts = self._context.config.hosts
+        hosts = self.context.config.hosts
         if heard.reason in _REGROUPS and hosts.least == hosts.most:
             # No host comes or goes in this job, whatever it says: it ends as one that has failed.
             heard = heard._replace(reason="failure")
         if heard.lost_task is not None and heard.host in self._roster.peers:
             self._lost_tasks.add((heard.host, heard.lost_task))
-        if attempt == self._context.calls.attempt():
+        if attempt == self.context.calls.attempt():
             self._is_ending = True
             self.silent_hosts.end()
             rank = heard.ranks[0] if heard.ranks else None
@@ -239,7 +251,7 @@ class JobAttempt:
             if self.leads and self.start_stage is None:
                 self.start_stage = {}
                 self._sender.request_start_stage()
-        self._context.calls.post(
+        self.context.calls.post(
             JobAborted(
                 time.monotonic(),
                 attempt,
@@ -253,18 +265,18 @@ class JobAttempt:
         )
 
     def _on_cause(self, attempt: int, _entry: JsonObject) -> None:
-        self._context.calls.post(CauseShown(time.monotonic(), attempt))
+        self.context.calls.post(CauseShown(time.monotonic(), attempt))
 
     def _on_request(self, attempt: int, entry: JsonObject) -> None:
         found = request_from(entry)
-        if attempt == self._sender.joined_attempt < self._context.calls.attempt():
+        if attempt == self._sender.joined_attempt < self.context.calls.attempt():
             self._on_request_between_attempts(found, is_stop=entry["kind"] == "request")
         elif (found.host, found.task) != (self._roster.host, self._roster.task):
             now, by = time.monotonic(), found.text
             if entry["kind"] == "request":
-                self._context.calls.post(StopRequested(now, attempt, by, found.at_once, ours=False))
+                self.context.calls.post(StopRequested(now, attempt, by, found.at_once, ours=False))
             elif found.signum in SURVIVED:
-                self._context.calls.post(CheckpointRequested(now, attempt, by, found.signum, ours=False))
+                self.context.calls.post(CheckpointRequested(now, attempt, by, found.signum, ours=False))
 
     def _on_request_between_attempts(self, found: StopMessage, *, is_stop: bool) -> None:
         """The hosts have not met for the next attempt: it is in the log of the previous one.
@@ -275,15 +287,15 @@ class JobAttempt:
         if not is_stop:
             return
         if found.host == 0:
-            now, attempt = time.monotonic(), self._context.calls.attempt()
-            self._context.calls.post(StopRequested(now, attempt, found.text, found.at_once, ours=False))
+            now, attempt = time.monotonic(), self.context.calls.attempt()
+            self.context.calls.post(StopRequested(now, attempt, found.text, found.at_once, ours=False))
         elif (self._roster.host, self._roster.task) == (0, 0):
             number = self._sender.joined_attempt
             self._sender.broadcast("request", attempt=number, text=found.text, at_once=found.at_once)
 
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
         found = decision_from(entry)
-        self._context.calls.post(
+        self.context.calls.post(
             JobDecided(
                 time.monotonic(),
                 attempt,
@@ -299,22 +311,22 @@ class JobAttempt:
 
     def _on_preflight(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self.number:
-            self._context.calls.on_preflight(entry)
+            self.context.calls.on_preflight(entry)
 
     def _on_notice(self, attempt: int, entry: JsonObject) -> None:
         # The leader cannot print it itself, and one of the others is enough.
         if attempt == self.number and self._roster.host == 1 and self._lines.may_print("notice"):
-            self._context.warn(entry["text"])
+            self.context.warn(entry["text"])
 
     def _on_progress_wanted(self, attempt: int, entry: JsonObject) -> None:
-        if attempt == self._context.calls.attempt() and self._roster.host in entry["hosts"]:
+        if attempt == self.context.calls.attempt() and self._roster.host in entry["hosts"]:
             self.silent_hosts.watch()
 
     # ----------------------------------------------------------------------------------------------------------------
     # The states of all ranks
 
     def _on_states(self, message: JsonObject) -> None:
-        if message["attempt"] == self._context.calls.attempt():
+        if message["attempt"] == self.context.calls.attempt():
             self._on_changed(message["changed"])
 
     def _on_changed(self, changed: Mapping[str, object]) -> None:
@@ -333,19 +345,19 @@ class JobAttempt:
                 # Another host waits for what its ranks left behind, and so does the job.
                 text = display_text(state["text"], _LONGEST_LEFTOVERS)
                 if self._lines.may_print(key, f"{key} leftovers", text):
-                    self._context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
-            self._context.reports.take_state(key, peer, self.states, state)
+                    self.context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
+            self.context.reports.take_state(key, peer, self.states, state)
             if state.get("s") == "gone":
                 self._lost_tasks.add((host, task))
         self.chunks.review()
         # Whether the job hangs is judged by the hosts that can be heard.
-        self._context.reports.on_states(self.states.of_heard(self.silent_hosts.missing))
+        self.context.reports.on_states(self.states.of_heard(self.silent_hosts.missing))
         self._check_end()
 
     def _check_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that can be heard."""
         if self.states.are_all_done():
-            self._context.calls.post(HostsDone(time.monotonic(), self._context.calls.attempt()))
+            self.context.calls.post(HostsDone(time.monotonic(), self.context.calls.attempt()))
         else:
             self._check_missing()
 
@@ -371,6 +383,8 @@ class JobAttempt:
         return bool(asked)
 
     def _on_liveness(self, message: JsonObject) -> None:
+        if message.get("host") in self._roster.spares:
+            return  # no rank waits for it
         if not self._is_ending:
             self._guarded(self.silent_hosts.hear, message)
             if self.leads:
@@ -385,13 +399,16 @@ class JobAttempt:
 
     def _on_unheard(self, text: str) -> None:
         """The leader is not heard of, and the job goes on; empty: it is heard again."""
-        now, attempt = time.monotonic(), self._context.calls.attempt()
-        self._context.calls.post(HostsUnreachable(now, attempt, text) if text else HostsReachable(now, attempt))
+        now, attempt = time.monotonic(), self.context.calls.attempt()
+        self.context.calls.post(HostsUnreachable(now, attempt, text) if text else HostsReachable(now, attempt))
 
     def _on_lost(self, message: JsonObject) -> None:
         if message.get("op") == "probed" and message.get("why") not in _GONE:
             return
         host = number(message["host"], 0, MOST_HOSTS)
+        if host in self._roster.spares:
+            _lose_spare(self, self._roster.spares[host], message)
+            return
         peer = self._roster.peers.get(host)
         if peer is None or host in self.lost or host in self._left or host == self._roster.host:
             return
@@ -399,7 +416,7 @@ class JobAttempt:
         if self.states.is_done(host) and not self._is_ending:
             # It is not needed any more. Were another rendezvous to wait for it, that would find out.
             self._left.add(host)
-            self._context.warn(f"{text}; the ranks of {peer.label} have ended well, so the job goes on")
+            self.context.warn(f"{text}; the ranks of {peer.label} have ended well, so the job goes on")
         else:
             ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
             self.lost[host] = LostHost(host, peer.label, _why(message), text, ranks)
@@ -416,7 +433,7 @@ class JobAttempt:
 
     def _lose_store(self, text: str, why: str, class_name: str = "") -> None:
         self.abort_reason = AbortReason("store_lost", self.leader, text, None, why)
-        self._context.on_channel_lost(text, _HINT, class_name)
+        self.context.on_channel_lost(text, _HINT, class_name)
 
     def _on_task_lost(self, message: JsonObject) -> None:
         task = number(message["task"], 0, MOST_TASKS)
@@ -435,7 +452,7 @@ class JobAttempt:
         self.chunks.add(message)
 
     def _on_warning(self, message: JsonObject) -> None:
-        self._context.warn(message["text"])
+        self.context.warn(message["text"])
 
     # Each with whether it is for the leader alone, and whether it is ignored in another attempt. ``store_lost`` of the
     # previous attempt would end the next one: the hosts never end theirs at the same moment.

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from saferun.cluster.join_messages import HostInfoText, ProbeTarget
+    from saferun.cluster.join_messages import HostInfoText, ProbeTarget, Replacement
     from saferun.cluster.progress import WatchedRank
     from saferun.supervisor.events import Event
 
@@ -52,6 +52,8 @@ class Assignment(Value):
         checked: whether the hosts probe each other before the ranks are started.
         probe_endpoints: the hosts that this one is to probe.
         host_infos: what all hosts found out about themselves, with their probe endpoints; for the leader.
+        spares: the names of the hosts that wait to take the place of one; for the leader.
+        replacements: which hosts have lost their places to spares without a decision; likewise.
     """
 
     placement: Placement
@@ -62,6 +64,8 @@ class Assignment(Value):
     checked: bool = False
     probe_endpoints: tuple[ProbeTarget, ...] = ()
     host_infos: tuple[HostInfoText, ...] = ()
+    spares: tuple[str, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
 
 
 class AbortReason(Value):

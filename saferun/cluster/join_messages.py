@@ -126,6 +126,8 @@ class JoinRequest(Value):
         script: the name of what the ranks run, for people.
         sharing: None: no secret is shared.
         withdrawal: None: the host takes part.
+        spares: how many hosts beside the ``most`` of the job wait to take the place of one.
+        left_out: on the leader: the hosts, by their numbers in the last attempt, that are not waited for any more.
     """
 
     backend: Text
@@ -154,6 +156,8 @@ class JoinRequest(Value):
     record: TaskInfo = TaskInfo(0, "", 0)
     sharing: SecretSharing | None = None
     withdrawal: Withdrawal | None = None
+    spares: Number = 0
+    left_out: Annotated[tuple[int, ...], list_of(Host, MOST_HOSTS)] = ()
 
 
 class EndNote(Value):
@@ -171,6 +175,14 @@ class Peer(Value):
     addresses: Annotated[tuple[str, ...], list_of(Annotated[str, line_of(_LONGEST_NAME)], _MOST_ADDRESSES)]
     base_rank: Number
     ranks: Number
+
+
+class Replacement(Value):
+    """A host that has lost its place to a spare, and why; empty: the leader's supervisor knows."""
+
+    host: Line
+    by: Line
+    why: Line
 
 
 class ProbeTarget(Value):
@@ -193,6 +205,8 @@ class Joined(Value):
 
     ``peers`` and ``host_infos`` are for the leader, ``probe_endpoints`` for the first task of a host. ``local_base`` is
     the local rank of the task's first rank. ``signed``: by which secret messages are signed, else ``unsigned_why``.
+    A host that waits as a spare has a number behind those of the ``hosts``. For the leader, ``spare_peers`` are all of
+    them, and ``replacements`` what has become of the hosts whose places spares have taken since the last attempt.
     """
 
     attempt: Number
@@ -220,3 +234,5 @@ class Joined(Value):
     signed: Line = ""
     unsigned_why: Line = ""
     offered: Line = ""
+    spare_peers: Annotated[tuple[Peer, ...], list_of(Peer, MOST_HOSTS, skips=True)] = ()
+    replacements: Annotated[tuple[Replacement, ...], list_of(Replacement, MOST_HOSTS, skips=True)] = ()

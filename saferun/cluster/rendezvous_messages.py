@@ -31,7 +31,7 @@ def join_request(
         record: what the other hosts are to know of this process.
     """
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "127.0.0.1")
-    is_bound = rendezvous.backend == "static" and port
+    is_bound = rendezvous.backend == "static" and port and not hosts.node_rank
     return JoinRequest(
         rendezvous.backend,
         hosts.least,
@@ -59,12 +59,14 @@ def join_request(
         one_port=rendezvous.control == "same",
         expected=hosts.names,
         record=record,
+        spares=hosts.spares,
     )
 
 
 def assignment_from(config: LaunchConfig, joined: Joined) -> Assignment:
     """What the hosts agreed on, for this process."""
     local_base = joined.local_base if config.hosts.task is not None else 0
+    is_spare = joined.host >= joined.hosts
     placement = Placement(
         group_rank=joined.host,
         group_world_size=joined.hosts,
@@ -72,7 +74,7 @@ def assignment_from(config: LaunchConfig, joined: Joined) -> Assignment:
         role_world_size=joined.role_world_size,
         ranks=tuple(
             RankAssignment(local_base + i, joined.base_rank + i, joined.role_base + i)
-            for i in range(config.nproc_per_node)
+            for i in range(0 if is_spare else config.nproc_per_node)
         ),
         master_addr=joined.master_addr,
         master_port=joined.master_port,
@@ -91,6 +93,8 @@ def assignment_from(config: LaunchConfig, joined: Joined) -> Assignment:
         checked=joined.checked,
         probe_endpoints=joined.probe_endpoints,
         host_infos=joined.host_infos,
+        spares=tuple(peer.label for peer in joined.spare_peers),
+        replacements=tuple(one for one in joined.replacements if one.why),
     )
 
 

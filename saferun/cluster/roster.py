@@ -17,15 +17,26 @@ class Roster:
         task: which of several saferuns of this host this is.
         label: this host's name in the job; empty: the hosts have not met.
         has_tasks: whether each rank has a saferun of its own.
-        peers: all hosts.
+        peers: all hosts with ranks.
+        spares: all hosts without.
     """
 
-    def __init__(self, host: int, task: int, *, has_tasks: bool, label: str = "", peers: Iterable[Peer] = ()) -> None:
+    def __init__(
+        self,
+        host: int,
+        task: int,
+        *,
+        has_tasks: bool,
+        label: str = "",
+        peers: Iterable[Peer] = (),
+        spares: Iterable[Peer] = (),
+    ) -> None:
         self.host = host
         self.task = task
         self.label = label or short_host_name()
         self._has_tasks = has_tasks
         self.peers = {peer.host: peer for peer in peers}
+        self.spares = {peer.host: peer for peer in spares}
 
     @property
     def task_count(self) -> int:

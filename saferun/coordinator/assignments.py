@@ -111,7 +111,8 @@ class HostAssignment(Value):
     """What one host gets: its own ranks, and of the others only what it needs.
 
     ``probe_endpoints``: the hosts that it is to probe. ``checked``: whether the leader
-    looks at what the hosts find, before any rank is started.
+    looks at what the hosts find, before any rank is started. ``spares``: how many hosts without ranks there are; their
+    numbers follow those of the ``hosts``.
     """
 
     attempt: Number
@@ -127,6 +128,17 @@ class HostAssignment(Value):
     tasks: Annotated[tuple[TaskAssignment, ...], _tasks_of(TaskAssignment)]
     probe_endpoints: tuple[ProbeTarget, ...] = ()
     checked: bool = False
+    spares: Annotated[int, number_of(_MOST_HOSTS)] = 0
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this host has no ranks."""
+        return self.host >= self.hosts
+
+    @property
+    def members(self) -> int:
+        """How many hosts take part, with and without ranks."""
+        return self.hosts + self.spares
 
     @property
     def local_world_size(self) -> int:
@@ -134,7 +146,7 @@ class HostAssignment(Value):
         return sum(task.nproc for task in self.tasks)
 
 
-def assign(records: Sequence[HostRecord]) -> list[HostAssignment]:
+def assign(records: Sequence[HostRecord], spares: int = 0) -> list[HostAssignment]:
     """The assignments of all hosts, by torchrun's rules.
 
     Ranks are contiguous by host number, and by task within a host; ranks within a role are counted in the same order.
@@ -142,12 +154,14 @@ def assign(records: Sequence[HostRecord]) -> list[HostAssignment]:
 
     Args:
         records: of all hosts, in order of host number.
+        spares: how many of them, the last ones, get no ranks.
     """
+    hosts = len(records) - spares
     attempt = max(record.attempt for record in records)
     restarts = max(record.restarts for record in records)
     labels = label_hosts([record.name for record in records])
     role_sizes: Counter[str] = Counter()
-    for record in records:
+    for record in records[:hosts]:
         for task in record.tasks:
             role_sizes[task.role] += task.nproc
     leader = records[0]
@@ -160,6 +174,9 @@ def assign(records: Sequence[HostRecord]) -> list[HostAssignment]:
         tasks = []
         local_next = 0
         for task in record.tasks:
+            if host >= hosts:
+                tasks.append(TaskAssignment(0, 0, 0, 0, 0))
+                continue
             tasks.append(TaskAssignment(task.nproc, rank_next, role_next[task.role], role_sizes[task.role], local_next))
             rank_next += task.nproc
             local_next += task.nproc
@@ -169,7 +186,7 @@ def assign(records: Sequence[HostRecord]) -> list[HostAssignment]:
                 attempt=attempt,
                 restarts=restarts,
                 host=host,
-                hosts=len(records),
+                hosts=hosts,
                 label=labels[host],
                 leader_name=labels[0],
                 leader_addresses=leader.addresses,
@@ -177,8 +194,9 @@ def assign(records: Sequence[HostRecord]) -> list[HostAssignment]:
                 world_size=world_size,
                 chunk_limit_bytes=limit,
                 tasks=tuple(tasks),
-                probe_endpoints=_probe_targets(records, labels, host),
+                probe_endpoints=_probe_targets(records[:hosts], labels, host) if host < hosts else (),
                 checked=bool(leader.host_info),
+                spares=spares,
             )
         )
     return assignments
@@ -271,7 +289,7 @@ def encode_assignment(assignment: HostAssignment) -> str:
 def decode_assignment(content: bytes | str) -> HostAssignment | None:
     """A host's assignment; None where it is malformed or out of bounds."""
     assignment: HostAssignment | None = typed(HostAssignment, content)
-    return assignment if assignment is not None and assignment.host < assignment.hosts else None
+    return assignment if assignment is not None and assignment.host < assignment.members else None
 
 
 def typed(shape: Any, content: bytes | str, *, longest: int = LONGEST_RECORD_BYTES) -> Any:  # noqa: ANN401 - a type and a value of it

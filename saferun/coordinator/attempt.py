@@ -66,7 +66,7 @@ class CoordinatorAttempt:
         self._gone: set[int] = set()
         self._closed = False
         self._is_called_off = False  # there is no other attempt, by a request that no decision has followed
-        self._labels = [str(peer[1]) for peer in result.peers] if self.is_leader else []
+        self._labels = result.labels if self.is_leader else []
         assignment = result.assignment
         self._channel = ControlChannel(
             result.client,
@@ -91,7 +91,7 @@ class CoordinatorAttempt:
             self._channel, self.prefix, assignment.host, interval_s, pids, is_resumed=is_resumed
         )
         self._clocks = ClockExchange(
-            self._channel, self.prefix, assignment.host, assignment.hosts, self._on_clock_sample
+            self._channel, self.prefix, assignment.host, assignment.members, self._on_clock_sample
         )
         self._clock_server: ClockServer | None = None
         self._monitor: HeartbeatMonitor | None = None
@@ -317,7 +317,7 @@ class CoordinatorAttempt:
             if not self.is_leader:
                 client.add(key, 1)
                 return
-            while client.add(key, 0) < self.assignment.hosts - 1 and time.monotonic() < give_up_at:
+            while client.add(key, 0) < self.assignment.members - 1 and time.monotonic() < give_up_at:
                 time.sleep(_READ_AGAIN_S)
 
     def close(self) -> None:
@@ -340,7 +340,7 @@ class CoordinatorAttempt:
             client = self.client.another()
             for k in range(self.log.count + 1):
                 client.delete(f"{self.prefix}log/{k}")
-            for host in range(self.assignment.hosts):
+            for host in range(self.assignment.members):
                 client.delete(f"{self.prefix}heartbeat/{host}")
                 client.delete(f"{self.prefix}state/{host}")
             client.delete(f"{self.prefix}clock")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.join_messages import EndNote
 from saferun.coordinator.arrivals import Arrivals, waiting_text
+from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.control_search import JOB_KEY, ControlSearch
 from saferun.coordinator.leader_address import (
@@ -36,7 +37,6 @@ from saferun.coordinator.record_collection import (
     OnePortError,
     RecordCollection,
     attempt_prefix,
-    await_assignment,
     publish_failure,
 )
 from saferun.coordinator.rendezvous_round import JobEndedError, JoinFailedError, RendezvousResult, RendezvousRound

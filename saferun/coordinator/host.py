@@ -337,6 +337,8 @@ class HostCoordinator:
                     probe_endpoints=assignment.probe_endpoints if task == 0 else (),
                     host_infos=result.host_infos if is_leader else (),
                     peers=result.peers if is_leader else (),
+                    spare_peers=result.spare_peers if is_leader else (),
+                    replacements=result.replacements,
                     **_signed_fields(result.client.signer),
                 )
                 connection.send({"op": "joined", **joined._asdict()})
@@ -363,7 +365,7 @@ class HostCoordinator:
             attempt.close()
 
     def _fail(self, rdzv: RendezvousRound, error: JoinFailedError) -> None:
-        more = {"usage": True} if error.is_usage else {}
+        more = {"usage": True} if error.is_usage else {"needless": True} if error.is_needless else {}
         if error.is_published:
             more["published"] = True
         self._answer(rdzv, {"op": "join_failed", "what": error.what, "hint": error.hint, **more})

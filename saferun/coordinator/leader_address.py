@@ -57,6 +57,7 @@ class LeaderAddress(Value):
         one_port: whether the control store is a part of the ranks' store.
         moves: how often the control store has become another one.
         script: the name of what the ranks run, for people.
+        spares: for how many hosts beside those.
     """
 
     job: Name
@@ -69,6 +70,7 @@ class LeaderAddress(Value):
     one_port: bool
     moves: Number
     script: Annotated[str, line_of(_LONGEST_NAME)] = ""
+    spares: Number = 0
 
 
 def publish_address(store: StoreClient, key: str, rdzv: RendezvousRound, address: LeaderAddress) -> None:

@@ -11,19 +11,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from saferun.coordinator.assignments import (
-    LONGEST_RECORD_BYTES,
     HostAssignment,
     HostRecord,
     assign,
-    decode_assignment,
     decode_record,
     disagreement,
     encode_assignment,
-    encode_record,
     missing_text,
 )
 from saferun.coordinator.liveness_probe import GONE, probe_host
@@ -31,22 +28,19 @@ from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRoun
 from saferun.coordinator.secrecy import MISMATCH_HINT, SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
-from saferun.errors import printable
 from saferun.text.decoding import MALFORMED, display_text, loads
 
-_RECHECK_S = 0.25
+RECHECK_S = 0.25
 _LIST_MISSING_EVERY_S = 1.0
-_LONGEST_MESSAGE = 4096
+LONGEST_MESSAGE = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
 # How long the first host stays to tell those who have yet to come why no host gets an assignment.
 _LATE_S = 3.0
 _LATE_PAUSE_S = 0.05
-# How often a host checks whether its record is still there.
-_HAND_IN_AGAIN_S = 5.0
 # What a host reads instead of its assignment where the store of the job's messages is another one from now on.
-_MOVED = "moved"
+MOVED = "moved"
 
 
 class MovedError(Exception):
@@ -57,20 +51,26 @@ class OnePortError(Exception):
     """Some host reaches the port of the ranks' store only."""
 
 
+def failure_text(error: JoinFailedError) -> str:
+    """The error as ``read_failure`` reads it."""
+    message: list[object] = [error.what[:LONGEST_MESSAGE], error.hint[:LONGEST_MESSAGE]]
+    return json.dumps([*message, True] if error.is_usage else message)
+
+
 def publish_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
     """Let all hosts of a rendezvous fail, with the same message."""
-    message: list[object] = [error.what[:_LONGEST_MESSAGE], error.hint[:_LONGEST_MESSAGE]]
-    text = json.dumps([*message, True] if error.is_usage else message)
+    text = failure_text(error)
     if client.compare_set(f"{prefix}fail", "", text) == FORGED:
         client.set(f"{prefix}fail", text)
 
 
-def _failure(text: bytes | None) -> JoinFailedError | None:
+def read_failure(text: bytes | None) -> JoinFailedError | None:
+    """What ``publish_failure`` has written; None: nothing that can be read."""
     if text is None:
         return None
     try:
-        what, hint, *more = loads(text, longest=4 * _LONGEST_MESSAGE)
-        what, hint = display_text(what, _LONGEST_MESSAGE), display_text(hint, _LONGEST_MESSAGE)
+        what, hint, *more = loads(text, longest=4 * LONGEST_MESSAGE)
+        what, hint = display_text(what, LONGEST_MESSAGE), display_text(hint, LONGEST_MESSAGE)
         return JoinFailedError(what, hint, is_published=True, is_usage=more == [True])
     except MALFORMED:
         return None
@@ -86,6 +86,9 @@ class RecordCollection:
         can_probe: whether hosts can be probed; where one port is all that is open, a refusal means nothing.
         is_asked_for: whether a host asks for ``OnePortError``.
         mismatch: why a host does not come that has another job secret than this one, or none.
+        seats: under which numbers the other hosts write their records; None: all up to ``hosts``.
+        needed: how many suffice, this one included, once the others have been waited for; None: all of them.
+        patience_s: how long those are waited for then.
     """
 
     def __init__(
@@ -97,15 +100,28 @@ class RecordCollection:
         can_probe: bool = True,
         is_asked_for: Callable[[], bool] = lambda: False,
         mismatch: Callable[[], SecretMismatch | None] = lambda: None,
+        seats: Sequence[int] | None = None,
+        needed: int | None = None,
+        patience_s: float = 0.0,
     ) -> None:
+        self._seats = list(range(1, hosts) if seats is None else seats)
+        self._needed = needed
+        self._patience_s = patience_s
+        self._enough_at: float | None = None  # since when there are enough
+        self.withdrawn: dict[int, JoinFailedError] = {}  # seats whose hosts cannot start, where others take their place
         self._can_probe = can_probe
         self._is_asked_for = is_asked_for
         self._mismatch = mismatch
         self._client = client
         self._prefix = prefix
         self._hosts = hosts
-        self._missing = list(range(1, hosts))
+        self._missing = list(self._seats)
         self._seen_at: dict[int, float] = {}
+
+    @property
+    def here(self) -> list[int]:
+        """The seats of the hosts that have come, in the order of the records."""
+        return self._seats
 
     def collect(self, rdzv: RendezvousRound, own: HostRecord) -> list[HostRecord]:
         """Wait for the records of all hosts.
@@ -128,7 +144,8 @@ class RecordCollection:
             records = [own, *self._records(texts)]
             _check_agreement(records)
             if isinstance(self._client.signer, SecretAgreement):
-                self._client.signer.conclude(self._prefix, [record.name for record in records])
+                names = {seat: record.name for seat, record in zip(self._seats, records[1:], strict=True)}
+                self._client.signer.conclude(self._prefix, names)
         except JoinFailedError as error:
             self.fail(error)
             if error.is_published:
@@ -140,11 +157,11 @@ class RecordCollection:
         listed_at = 0.0
         while self._missing:
             rdzv.check()
-            waited = self._client.wait([self._key(host) for host in self._missing], _RECHECK_S)
+            waited = self._client.wait([self._key(host) for host in self._missing], RECHECK_S)
             if waited:
                 self._missing = []
                 return
-            failure = _failure(self._client.find(f"{self._prefix}fail"))
+            failure = read_failure(self._client.find(f"{self._prefix}fail"))
             if failure is not None:
                 raise failure
             if self._is_asked_for():
@@ -157,13 +174,13 @@ class RecordCollection:
             listed_at = now
             self._list_missing(now)
             message = missing_text(self._missing, self._hosts, rdzv.request.expected)
-            if not self._missing:
+            if not self._missing or (self._needed is not None and self._suffice(rdzv, now)):
                 return
             mismatch = self._mismatch()
             if mismatch is not None and mismatch.host in self._missing:
                 raise JoinFailedError(mismatch.what, MISMATCH_HINT, is_usage=True)
             rdzv.set_status(f"waiting for {message}")
-            self._client.set(f"{self._prefix}missing", message[:_LONGEST_MESSAGE])
+            self._client.set(f"{self._prefix}missing", message[:LONGEST_MESSAGE])
             if rdzv.remaining_s <= 0:
                 raise missing_error(message, rdzv.timeout_s)
 
@@ -173,6 +190,34 @@ class RecordCollection:
             if host not in missing:
                 self._seen_at[host] = now
         self._missing = missing
+
+    def _suffice(self, rdzv: RendezvousRound, now: float) -> bool:
+        """Whether the job can do without the hosts that are missing.
+
+        Raises:
+            JoinFailedError: hosts cannot start, and there are too few others.
+        """
+        assert self._needed is not None  # noqa: S101 - by the caller
+        for seat in self._missing:
+            reason = read_failure(self._client.find(self._withdrawn(seat)))
+            if reason is not None:
+                self.withdrawn[seat] = reason
+        self._leave_out(set(self.withdrawn))
+        if 1 + len(self._seats) < self._needed and self.withdrawn:
+            error = list(self.withdrawn.values())[-1]
+            raise JoinFailedError(error.what, error.hint, is_usage=error.is_usage)
+        if 1 + len(self._seats) - len(self._missing) < self._needed:
+            self._enough_at = None
+            return not self._missing
+        self._enough_at = self._enough_at or now
+        if self._missing and now - self._enough_at < self._patience_s and rdzv.remaining_s > 0:
+            return False
+        self._leave_out(set(self._missing))
+        return True
+
+    def _leave_out(self, seats: set[int]) -> None:
+        self._seats = [seat for seat in self._seats if seat not in seats]
+        self._missing = [seat for seat in self._missing if seat not in seats]
 
     def _gone(self, own: HostRecord) -> list[int]:
         """Hosts that came early and whose saferun has ended while the others were waited for."""
@@ -201,19 +246,18 @@ class RecordCollection:
 
     def _read_texts(self) -> list[bytes | None]:
         """The records of all hosts; None for those that no host of this job has written."""
-        hosts = range(1, self._hosts)
-        return self._client.read_all([self._key(host) for host in hosts]) if hosts else []
+        return self._client.read_all([self._key(host) for host in self._seats]) if self._seats else []
 
     def _drop_forged(self, texts: list[bytes | None]) -> list[int]:
         """Delete forged records; their hosts publish theirs again then."""
-        forged = [host for host, text in enumerate(texts, 1) if text is None]
+        forged = [host for host, text in zip(self._seats, texts, strict=True) if text is None]
         for host in forged:
             self._client.delete(self._key(host))
         return forged
 
     def _records(self, texts: list[bytes | None]) -> list[HostRecord]:
         records = []
-        for host, text in enumerate(texts, 1):
+        for host, text in zip(self._seats, texts, strict=True):
             record = decode_record(text or b"")
             if record is None:
                 raise JoinFailedError(
@@ -225,8 +269,8 @@ class RecordCollection:
 
     def move(self) -> None:
         """Send all hosts that have come, or come here late, to where the rendezvous goes on."""
-        for host in range(1, self._hosts):
-            self._client.set(f"{self._prefix}assignment/{host}", _MOVED)
+        for host in self._seats:
+            self._client.set(f"{self._prefix}assignment/{host}", MOVED)
         self._client.check(f"{self._prefix}fail")
 
     def wait_until_left(self, timeout_s: float) -> None:
@@ -235,24 +279,34 @@ class RecordCollection:
         with suppress(StoreBrokenError):
             # By a connection of its own, which breaks where the value is no number.
             client = self._client.another()
-            while client.add(f"{self._prefix}left", 0) < self._hosts - 1 and time.monotonic() < give_up_at:
+            while client.add(f"{self._prefix}left", 0) < len(self._seats) and time.monotonic() < give_up_at:
                 time.sleep(0.02)
 
-    def publish_assignments(self, records: Sequence[HostRecord]) -> HostAssignment:
-        """Give every host its assignment, and return the leader's own."""
-        assignments = assign(records)
+    def publish_assignments(
+        self, records: Sequence[HostRecord], seats: Sequence[int] | None = None, spares: int = 0
+    ) -> HostAssignment:
+        """Give every host its assignment, and return the leader's own.
+
+        Args:
+            records: of all hosts, in order of their numbers.
+            seats: where the others look for their assignments, in the same order; None: as they were collected.
+            spares: how many of them, the last ones, get no ranks.
+        """
+        assignments = assign(records, spares)
         prefix = attempt_prefix(assignments[0].attempt)
         for assignment in assignments[1:]:
             # The monitor reads those of many hosts in one go, which would wait for keys that are not there.
             self._client.set(f"{prefix}heartbeat/{assignment.host}", "0")
             self._client.set(f"{prefix}state/{assignment.host}", "")
-        for assignment, record in zip(assignments[1:], records[1:], strict=True):
+        for seat, assignment, record in zip(seats or self._seats, assignments[1:], records[1:], strict=True):
             text = encode_assignment(assignment)
             if self._client.signer is not None:
                 # Whoever gets it knows by this that it is no replay from another job.
                 fields = self._client.signer.fields if isinstance(self._client.signer, SecretAgreement) else {}
                 text = json.dumps({**assignment._asdict(), "to": record.born, **fields})
-            self._client.set(f"{self._prefix}assignment/{assignment.host}", text)
+            self._client.set(f"{self._prefix}assignment/{seat}", text)
+        if self._needed is not None:
+            self._client.set(f"{self._prefix}handed_out", "")  # whoever has none is too late
         # An answer, so that all has arrived before anybody may end the store.
         self._client.check(f"{self._prefix}fail")
         return assignments[0]
@@ -264,7 +318,7 @@ class RecordCollection:
             if not error.is_published:
                 publish_failure(client, self._prefix, error)
             text = client.find(f"{self._prefix}fail") or b""
-            arrived = [host for host in range(1, self._hosts) if client.check(self._key(host))]
+            arrived = [host for host in self._seats if client.check(self._key(host))]
             for host in arrived:
                 self._hand_out(client, host, text.decode(errors="replace"))
             give_up_at = time.monotonic() + _READ_TIMEOUT_S
@@ -276,7 +330,7 @@ class RecordCollection:
     def fail_for_late(self, rdzv: RendezvousRound, timeout_s: float = _LATE_S) -> None:
         """The same for those who are on their way: they would wait for hosts that have gone."""
         give_up_at = time.monotonic() + timeout_s
-        waited_for, handed_out = set(range(1, self._hosts)), 0
+        waited_for, handed_out = set(self._seats), 0
         with suppress(StoreBrokenError):
             text = (self._client.find(f"{self._prefix}fail") or b"").decode(errors="replace")
             while time.monotonic() < give_up_at:
@@ -323,6 +377,13 @@ def missing_error(message: str, timeout_s: float) -> JoinFailedError:
     )
 
 
+def withdraw_alone(client: StoreClient, prefix: str, seat: int, error: JoinFailedError) -> None:
+    """Publish that a host cannot start, where another one takes its place."""
+    if not client.check(f"{prefix}host/{seat}"):
+        client.set(f"{prefix}withdrawn/{seat}", failure_text(error))
+        client.check(f"{prefix}fail")
+
+
 def withdraw(client: StoreClient, prefix: str, host: int | None, error: JoinFailedError) -> None:
     """Publish that a host cannot start. Nothing is published where the host takes part, started by another command."""
     if host is None or not client.check(f"{prefix}host/{host}"):
@@ -330,11 +391,6 @@ def withdraw(client: StoreClient, prefix: str, host: int | None, error: JoinFail
         if host is not None:
             client.set(f"{prefix}withdrawn/{host}", "")
         client.check(f"{prefix}fail")
-
-
-def _leave(client: StoreClient, prefix: str, name: str) -> None:
-    publish_failure(client, prefix, left_error(name))
-    client.add(f"{prefix}read", 1)
 
 
 def left_error(name: str) -> JoinFailedError:
@@ -346,99 +402,3 @@ def is_gone(record: HostRecord, own: HostRecord) -> bool:
     """Whether the process that wrote a record has certainly ended."""
     addresses = [a for a in record.addresses if a not in own.addresses] or list(record.addresses)
     return probe_host(record.name, addresses, record.port, way=None).why == GONE
-
-
-def await_assignment(
-    client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord
-) -> HostAssignment:
-    """A host's side of a rendezvous: publish its record, and wait for its assignment.
-
-    Raises:
-        JoinFailedError: there is none.
-        MovedError: it is to be asked for where the rendezvous goes on.
-        CancelledError: no task waits for it any more.
-        StoreBrokenError: the store is gone.
-    """
-    # By a connection of its own: this one is about to wait.
-    rdzv.on_leave = lambda: _leave(client.another(), prefix, own.name)
-    signer = client.signer
-    if isinstance(signer, SecretAgreement):
-        with _telling(client, prefix):
-            signer.take(client)
-    _publish_record(client, prefix, host, rdzv, own)
-    key = f"{prefix}assignment/{host}"
-    while True:
-        rdzv.check()
-        text = client.get(key, max(0.1, min(rdzv.request.report_every_s / 2, _HAND_IN_AGAIN_S, rdzv.remaining_s)))
-        if text is not None:
-            if text == _MOVED.encode():
-                with suppress(StoreBrokenError):
-                    client.add(f"{prefix}left", 1)
-                raise MovedError
-            assignment = decode_assignment(text)
-            if assignment is not None and signer is not None and signer.signs and not _is_for(text, own):
-                time.sleep(_RECHECK_S)  # it was recorded earlier; the true one may yet be written over it
-                continue
-            if assignment is not None:
-                if isinstance(signer, SecretAgreement):
-                    with _telling(client, prefix):
-                        signer.join(text)
-                return assignment
-            client.add(f"{prefix}read", 1)
-            raise _failure(text) or JoinFailedError(
-                "the assignment that the first host hands out cannot be read",
-                "use the same version of saferun on all hosts",
-            )
-        if not client.check(f"{prefix}host/{host}"):
-            # Something in front of this host refuses connections, so that it was taken to be gone.
-            _publish_record(client, prefix, host, rdzv, own)
-        message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:_LONGEST_MESSAGE])
-        rdzv.set_status(f"waiting for {message}" if message else "waiting for the first host's answer")
-        if rdzv.remaining_s <= 0:
-            error = missing_error(message or "hosts", rdzv.timeout_s)
-            publish_failure(client, prefix, error)
-            client.add(f"{prefix}read", 1)
-            error.is_published = bool(message)  # by the first host, whose time is over as well
-            raise error
-
-
-@contextmanager
-def _telling(client: StoreClient, prefix: str) -> Iterator[None]:
-    """Publish why this host does not take part."""
-    try:
-        yield
-    except JoinFailedError as error:
-        publish_failure(client, prefix, error)
-        client.add(f"{prefix}read", 1)
-        raise
-
-
-def _is_for(text: bytes, own: HostRecord) -> bool:
-    return bool(own.born) and loads(text, longest=LONGEST_RECORD_BYTES).get("to") == own.born
-
-
-def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord) -> None:
-    key, text = f"{prefix}host/{host}", encode_record(own)
-    expected = b""
-    while True:
-        rdzv.check()
-        if rdzv.remaining_s <= 0:
-            message = f"another process writes what {own.name} says of itself"
-            raise JoinFailedError(f"{message}, for {rdzv.timeout_s:.0f} s", "see who else reaches the job's store")
-        stored, found = client.swap(key, expected, text)
-        if found == text.encode():
-            return
-        if expected and stored == expected:
-            # This is what the store says where there is no such key any more.
-            expected = b""
-            continue
-        other = decode_record(found or b"")
-        if other is not None and other.born != own.born and not is_gone(other, own):
-            both = f"{other.name} and {own.name}"
-            error = JoinFailedError(
-                f"two hosts have the node rank {host}: {both}", "give every host a --node-rank of its own"
-            )
-            publish_failure(client, prefix, error)
-            raise error
-        # That of a process that has ended, or what this one wrote before it lost the connection.
-        expected = stored

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from saferun.cluster.join_messages import Address, EndNote, HostInfoText, JoinRequest, Peer
+from saferun.cluster.join_messages import Address, EndNote, HostInfoText, JoinRequest, Peer, Replacement
 from saferun.coordinator.assignments import HostAssignment, HostRecord, TaskRecord, label_hosts
 from saferun.coordinator.dial import plain
 from saferun.coordinator.secrecy import NO_SECRET
@@ -30,14 +30,18 @@ class JoinFailedError(Exception):
     """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_published``: the other hosts know it already.
 
     ``is_usage``: the hosts were started in a way that cannot work, and so will be the next time.
+    ``is_needless``: the job goes on, or has ended, without this host.
     """
 
-    def __init__(self, what: str, hint: str, *, is_published: bool = False, is_usage: bool = False) -> None:
+    def __init__(
+        self, what: str, hint: str, *, is_published: bool = False, is_usage: bool = False, is_needless: bool = False
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.hint = hint
         self.is_published = is_published
         self.is_usage = is_usage
+        self.is_needless = is_needless
 
 
 class JobEndedError(Exception):
@@ -62,23 +66,41 @@ class RendezvousResult(Value):
     records: list[HostRecord]
     master_addr: str
     master_port: int
+    replacements: tuple[Replacement, ...] = ()
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of all hosts, spares included, for the leader."""
+        return label_hosts([record.name for record in self.records])
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """All hosts, for the leader."""
-        labels = label_hosts([record.name for record in self.records])
+        """All hosts with ranks, for the leader."""
+        labels = self.labels
         peers = []
         base_rank = 0
-        for host, record in enumerate(self.records):
+        for host, record in enumerate(self._training):
             nproc = sum(task.nproc for task in record.tasks)
             peers.append(Peer(host, labels[host], record.addresses, base_rank, nproc))
             base_rank += nproc
         return tuple(peers)
 
     @property
+    def spare_peers(self) -> tuple[Peer, ...]:
+        """All spares, for the leader."""
+        first = self.assignment.hosts
+        labels = self.labels[first:]
+        spares = zip(labels, self.records[first:], strict=True)
+        return tuple(Peer(first + i, label, record.addresses, 0, 0) for i, (label, record) in enumerate(spares))
+
+    @property
     def host_infos(self) -> tuple[HostInfoText, ...]:
-        """What all hosts found out about themselves, and their probe endpoints, for the leader."""
-        return tuple(HostInfoText(record.host_info, record.probe_endpoint) for record in self.records)
+        """What all hosts with ranks found out about themselves, and their probe endpoints, for the leader."""
+        return tuple(HostInfoText(record.host_info, record.probe_endpoint) for record in self._training)
+
+    @property
+    def _training(self) -> list[HostRecord]:
+        return self.records[: self.assignment.hosts]
 
 
 class RendezvousRound:
@@ -92,6 +114,7 @@ class RendezvousRound:
         self.request = first
         self.name, self.run_id = first.name, first.run_id
         self.least, self.most = first.least, first.most
+        self.spares = first.spares
         self.timeout_s = first.timeout_s
         self.master_addr = plain(first.master.address)
         address = first.address or Address()
@@ -117,6 +140,11 @@ class RendezvousRound:
         self._reported = ""
         self._again_s = 0.0  # after which the same line is reported again
         self._left = ""
+
+    @property
+    def hosts_text(self) -> str:
+        """For how many hosts this one was started."""
+        return hosts_text(self.most, self.spares)
 
     def add(self, task: int, request: JoinRequest) -> bool:
         """A task of this host joins; False: it has joined already."""
@@ -232,3 +260,9 @@ class RendezvousRound:
             f"the hosts did not meet within {self.timeout_s:.0f} s: {self._message or 'no answer'}",
             "see what saferun says on the other hosts, and whether they are alive",
         )
+
+
+def hosts_text(hosts: int, spares: int) -> str:
+    """``4 hosts``, ``4 hosts and 1 spare``."""
+    count = f"{hosts} host{'' if hosts == 1 else 's'}"
+    return f"{count} and {spares} spare{'' if spares == 1 else 's'}" if spares else count

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.signed import LONGEST_BYTES, CannotSealError, Opened, Signer, is_signed
@@ -141,17 +141,17 @@ class SecretAgreement(Signer):
         if self.way == "munge" and self._offered_at is not None and time.monotonic() - self._offered_at > _AGAIN_S:
             self.offer(client)
 
-    def conclude(self, prefix: str, names: Sequence[str]) -> None:
+    def conclude(self, prefix: str, names: Mapping[int, str]) -> None:
         """All records are there, which says whether everything is signed from now on.
 
         Args:
             prefix: of the rendezvous's keys.
-            names: of the hosts, the first one's first.
+            names: of the other hosts, by the numbers under which they have written their records.
 
         Raises:
             JoinFailedError: it is not, and is to be.
         """
-        without = [name for host, name in enumerate(names) if host and not self._has.get(f"{prefix}host/{host}")]
+        without = [name for host, name in names.items() if not self._has.get(f"{prefix}host/{host}")]
         self.is_agreed = self._strict is not None and not without
         if self.way == "file":
             self._sharing.withdraw()  # all who could have taken it

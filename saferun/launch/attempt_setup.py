@@ -105,7 +105,25 @@ class AttemptSetup:
         local_rank = task.local_rank if task is not None else 0
         context.run_dir.join(assignment.files, host=context.host, is_part=not assignment.leads, task=local_rank)
         context.investigation.log.host = context.host
+        if assignment.replacements:
+            context.guarded("report which spares have a place", _note_replacements, context, assignment)
+        if not placement.ranks:
+            self._wait_as_spare(assignment)
+            return
         context.job.prepare(self._preparation(placement))
+
+    def _wait_as_spare(self, assignment: Assignment) -> None:
+        """Start nothing in this attempt, and answer saferunctl all the same."""
+        context = self._context
+
+        def describe() -> None:
+            context.log.plan_description()
+            context.log.describe()
+
+        context.run_dir.open(lambda: context.guarded("write run.json", describe))
+        context.guarded("begin the examiner", context.examiner.begin_at, time.monotonic())
+        context.post(self._joined(assignment))
+        self._post_held()
 
     def _preparation(self, placement: Placement) -> JsonObject:
         """What only torch can answer about an attempt."""
@@ -283,6 +301,7 @@ class AttemptSetup:
             leads=assignment.leads,
             may_leave=assignment.may_leave,
             probes=assignment.checked,
+            spares=assignment.spares,
         )
 
     def _post_held(self) -> None:
@@ -290,6 +309,17 @@ class AttemptSetup:
         current.has_joined = True
         for event in current.held:
             self._context.ending.post_from_job(event)
+
+
+def _note_replacements(context: LaunchContext, assignment: Assignment) -> None:
+    """Hosts have lost their places to spares without a decision: a line for each, and a row of the report."""
+    from saferun.supervisor.policy.decision_row import DecisionRow
+
+    for one in assignment.replacements:
+        message = f"{one.host} is left out ({one.why}); {one.by}, a spare, takes its place"
+        context.report(message)
+        row = DecisionRow(max(assignment.number - 1, 0), time.time(), "replace", message, host=one.host, spare=one.by)
+        context.investigation.log.add_decision(row)
 
 
 def _destinations_from(message: JsonObject) -> tuple[LogDestinations, list[dict[str, str]]]:

@@ -242,6 +242,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         retry.wait_s,
         always=retry.always,
         exclude_bad_hosts=retry.exclude_bad_hosts,
+        by_progress=retry.by_progress,
     )
     job = JobPolicy(
         together=hosts.together,
@@ -249,6 +250,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         peers_s=peers_s if hosts.together else 0.0,
         hurries=bool(hosts.detected),
         least_hosts=hosts.least,
+        has_spares=hosts.spares > 0,
     )
     hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")
     return Supervisor(attempts, limits, hangs, job, orphans=config.leftovers), peers_s

@@ -111,7 +111,7 @@ MODULES = (
     "saferun.files.writer_process",
 )
 """In the order in which they are wanted."""
-FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence")
+FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence", "saferun.launch.hosts_at_fault")
 """What a job of several hosts takes beside."""
 BEFORE_SEVERAL_HOSTS = (
     "saferun.watchdog.job_verdicts",

@@ -34,6 +34,8 @@ from saferun.supervisor.policy.facts import facts_from, life_of
 _ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda", "ncclRemoteError")
 """What a rank that exited by itself may have printed where the kernel log knows more."""
 
+# Of hosts that are left out at once.
+_MOST_NAMED = 16
 # How long files of the Flight Recorder may be read where there is no core.
 _RECORDERS_S = 10.0
 # torch appends the rank; what they name without being set is another job's as well.
@@ -290,13 +292,29 @@ class FailureIncident:
         rendezvous = config.rendezvous
         # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
         free = not config.hosts.together and rendezvous.master_port is None and not rendezvous.agent_store
-        return facts_from(
+        facts = facts_from(
             diagnosis,
             error_class=self._action.error_class,
             port_is_free=free,
             life=life,
             script=evidence.script if evidence is not None else "",
         )
+        guarded = self._context.launch.guarded
+        if config.retry.by_progress:
+            step = guarded("see how far the job came", self._last_step)
+            facts = facts._replace(step=-1 if step is None else step)
+        if evidence is not None and config.hosts.together:
+            from saferun.launch.hosts_at_fault import faulty_hosts
+
+            faulty = guarded("see whether a host is at fault", faulty_hosts, self._record.host_faults, evidence.hosts)
+            facts = facts._replace(faulty=faulty or ())
+        return facts
+
+    def _last_step(self) -> int:
+        """The last step that a rank of this host has reported in this attempt; -1: none has."""
+        hook, attempt = self._context.hook, self._context.launch.attempt
+        states = [hook.script_state(attempt, rank.place.rank) for rank in self._record.ranks]
+        return max((state.step for state in states if state is not None), default=-1)
 
     def _lived_s(self, evidence: Evidence) -> float:
         """How long the ranks of the attempt lived; 0 where none was started."""
@@ -378,6 +396,8 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
 
 def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -> None:
     excluded = decision.exclude if decision.exclude is not None else -1
+    left_out = [fault.label for fault in decision.faulty]
+    left_out = left_out or [host.label for host in diagnosis.hosts if host.host == excluded]
     row = DecisionRow(
         attempt=context.launch.attempt,
         time=time.time(),
@@ -385,7 +405,8 @@ def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -
         message=decision.message,
         wait_s=decision.wait_s,
         class_name=diagnosis.cause.class_name if diagnosis.cause is not None else "",
-        host=next((host.label for host in diagnosis.hosts if host.host == excluded), ""),
+        host=", ".join(left_out[:_MOST_NAMED]),
+        spare=", ".join(context.launch.supervisor.spares[: min(len(decision.faulty), _MOST_NAMED)]),
     )
     context.launch.run_dir.write_event({"event": "Decision", "monotonic_s": time.monotonic(), **row._asdict()})
     context.log.add_decision(row)

@@ -25,7 +25,7 @@ LIMIT_BYTES = 8 << 20
 _COUNTED_BYTES = LIMIT_BYTES * 3 // 4
 _BAD = ("warn", "fail")
 _WELL = ("ok", "untested")
-_NEXT_STEPS = ("retry", "restart", "finish")
+_NEXT_STEPS = ("retry", "restart", "replace", "finish")
 
 
 def preflight_json(preflight: Preflight, infos: Mapping[int, HostInfo]) -> JsonObject:

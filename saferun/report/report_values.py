@@ -45,7 +45,7 @@ class Launch(Value):
 
 
 class Decision(Value):
-    """What followed a failed attempt: ``next_step`` is ``retry``, ``restart`` or ``finish``."""
+    """What followed a failed attempt: ``next_step`` is ``retry``, ``restart``, ``replace`` or ``finish``."""
 
     attempt: int = 0
     time: float | None = None
@@ -54,6 +54,7 @@ class Decision(Value):
     wait_s: float | None = None
     class_name: str = ""
     host: str = ""
+    spare: str = ""
 
 
 class BadHostRow(Value):

@@ -26,11 +26,13 @@ class RunChecks(Value):
 class JoinHosts(Value):
     """Rendezvous with the other hosts and empty the store of the previous attempt; answer HostsJoined.
 
-    ``restarts``: how many failures the job has recovered from.
+    ``restarts``: how many failures the job has recovered from. ``left_out``: the number of the host that the leader has
+    left out, in the previous attempt; -1: none.
     """
 
     attempt: int
     restarts: int = 0
+    left_out: int = -1
 
 
 class ProbeHosts(Value):

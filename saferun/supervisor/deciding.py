@@ -81,6 +81,8 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
         restarts=launch.restarts,
         hosts=placement.group_world_size if placement is not None else 1,
         least_hosts=launch.job.least_hosts,
+        spares=launch.spares,
+        at=at,
     )
     finishes = decision.next_step == "finish"
     actions: list[Action] = [ReportFailure(launch.number, diagnosis, not finishes, decision)]
@@ -92,9 +94,9 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
             actions.append(BroadcastDecision(launch.number, "finish", code, 0.0, launch.restarts, diagnosis, decision))
         return [*actions, *launch.finish(code)]
     # DIAGNOSING -> BACKOFF
-    launch.restarts += decision.next_step == "restart"
+    launch.restarts += decision.is_counted
+    excluded = launch.left_out = -1 if decision.exclude is None else decision.exclude
     if broadcasts:
-        excluded = -1 if decision.exclude is None else decision.exclude
         actions.append(
             BroadcastDecision(
                 launch.number, "restart", 1, decision.wait_s, launch.restarts, diagnosis, decision, excluded
@@ -142,8 +144,9 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
     if (decision.exit_code != 0 or decision.messages) and launch.state is not State.PROBING:
         actions.append(ReportDecision(launch.number, decision.messages, restarting))
     if restarting and placement is not None and decision.excluded == placement.group_rank:
-        # DIAGNOSING -> DONE: the others go on without this host.
-        return [*actions, *launch.finish(1, leaves=True)]
+        # DIAGNOSING -> DONE: the others go on without this host. A launcher that ends all of them at the first bad exit
+        # code (srun --kill-on-bad-exit, mpirun) is to let them.
+        return [*actions, *launch.finish(0 if launch.job.has_spares else 1, leaves=True)]
     if restarting:
         # DIAGNOSING | WAITING -> BACKOFF
         launch.restarts = decision.restarts

@@ -63,6 +63,7 @@ class HostsJoined(Value):
         leads: whether this host is the leader, which decides for the job.
         may_leave: whether the job goes on without this host.
         probes: whether the hosts probe each other before the ranks are started.
+        spares: the names of the hosts that can take the place of one; on the leader.
     """
 
     at: float
@@ -72,6 +73,7 @@ class HostsJoined(Value):
     leads: bool = True
     may_leave: bool = False
     probes: bool = False
+    spares: tuple[str, ...] = ()
 
 
 class RanksStarted(Value):
@@ -281,6 +283,18 @@ class HostsUnreachable(Value):
     message: str
 
 
+class SpareLost(Value):
+    """A host that waited to take the place of another one is gone, of which only the leader hears.
+
+    ``host``: its name. ``why``: as a sentence.
+    """
+
+    at: float
+    attempt: int
+    host: str
+    why: str
+
+
 class HostsReachable(Value):
     """They can be reached again."""
 
@@ -379,6 +393,7 @@ Event = (
     | HostsDone
     | HostsUnreachable
     | HostsReachable
+    | SpareLost
     | JobLost
     | CoreDumpSeen
     | ToolAtWork

@@ -154,6 +154,9 @@ class LaunchState:
         self.stopped_by = ""  # who asked for the end of the job, if it was by saferunctl
         self.failure_code = 1  # what saferun ends with, if the job is stopped
         self.is_request_ours = False  # whether saferunctl has asked this host
+        self.spares: tuple[str, ...] = ()  # on the leader: the hosts that can take the place of one
+        self.has_been_spare = False  # this host
+        self.left_out = -1  # on the leader: the number of the host that was left out last, until the hosts meet again
 
     def enter(self, state: State, deadline: float | None) -> None:
         """Change the state."""
@@ -173,6 +176,12 @@ class LaunchState:
         self.stopped_by, self.is_request_ours = by, ours
         # As a shell has it for a program that a signal ended.
         self.failure_code = 128 + signum
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this host has no ranks in this attempt, and waits to take the place of another."""
+        placement = self.attempt.placement
+        return placement is not None and not placement.ranks
 
     @property
     def answers_to_job(self) -> bool:

@@ -34,6 +34,7 @@ from saferun.supervisor.events import (
     RanksStarted,
     RestartRequested,
     SignalReceived,
+    SpareLost,
     StartFailed,
     StopRequested,
     StoreServed,
@@ -99,6 +100,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
+        SpareLost: peers.on_spare_lost,
     },
     State.PROBING: {
         ProbesPassed: starting.start_ranks,
@@ -113,6 +115,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
+        SpareLost: peers.on_spare_lost,
     },
     State.STARTING: {
         RanksStarted: starting.on_started,
@@ -128,6 +131,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
+        SpareLost: peers.on_spare_lost,
     },
     State.RUNNING: {
         RankExited: running.on_rank_exited,
@@ -143,6 +147,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
+        SpareLost: peers.on_spare_lost,
     },
     State.CAPTURING: {
         EvidenceCaptured: running.on_captured,
@@ -159,6 +164,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
+        SpareLost: peers.on_spare_lost,
     },
     State.STOPPING: {
         RankExited: running.on_rank_exited_in_stop,
@@ -175,6 +181,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
+        SpareLost: peers.on_spare_lost,
     },
     State.WAITING: {
         SignalReceived: stopping.on_signal,
@@ -187,6 +194,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         HostsDone: peers.on_hosts_done,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
+        SpareLost: peers.on_spare_lost,
     },
     State.DIAGNOSING: {
         Diagnosed: deciding.on_diagnosed,
@@ -199,8 +207,10 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
+        SpareLost: peers.on_spare_lost,
     },
     State.BACKOFF: {
+        SpareLost: peers.on_spare_lost,
         SignalReceived: stopping.end_backoff,
         StopRequested: _on_request,
         DeadlineExpired: deciding.begin_next,
@@ -218,7 +228,7 @@ _OF_CAPTURES = (*_OF_RANKS, EvidenceCaptured, CauseShown, HangSuspected)
 IGNORED: dict[State, tuple[type, ...]] = {
     State.NEW: (),
     # An orphan of an earlier attempt may end, and anyone may connect to the store's port, at any time.
-    State.CHECKING: (*_LATE, RankExited, StoreUnavailable, JobLost),
+    State.CHECKING: (*_LATE, RankExited, StoreUnavailable, JobLost, SpareLost),
     State.JOINING: (*_LATE, *_OF_CHECKS, ChecksOver, ProbesPassed, RankExited, StoreUnavailable, CauseShown),
     State.PROBING: (*_LATE, *_OF_CHECKS, HostsJoined, RankExited, StoreUnavailable, HangSuspected, CauseShown),
     State.STARTING: (CheckpointRequested, *_BEFORE_RANKS, StoreServed, StoreUnavailable, HangSuspected, CauseShown),
@@ -276,6 +286,11 @@ class Supervisor:
     def attempt(self) -> int:
         """The number of the attempt, from 0."""
         return self._launch.number
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """The hosts that can take the place of one, as the leader knows them."""
+        return self._launch.spares
 
     @property
     def deadline(self) -> float | None:

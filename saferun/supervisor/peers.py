@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         JobAborted,
         JobDecided,
         JobLost,
+        SpareLost,
     )
 
 # Reasons that this host announces without having acted: what it has heard of others.
@@ -88,6 +89,8 @@ def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Actio
     if isinstance(launch.attempt.ending, Regroup):
         launch.enter(State.BACKOFF, event.at)
         return []
+    if launch.is_spare:
+        return []  # WAITING -> WAITING: it has seen nothing of it, and the leader decides
     return diagnose(launch, event.at)
 
 
@@ -184,6 +187,9 @@ def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
     if peers.cut_off is not None or peers.decision is not None:
         return []
     peers.cut_off = CutOff(event.what, event.hint, event.class_name)
+    if launch.is_spare and launch.state is State.WAITING and not event.class_name:
+        # WAITING -> DONE: the job ends, or goes on without this host.
+        return [PrintLine(f"{event.what}; this spare host ends"), *launch.finish(0, leaves=True)]
     match launch.state:
         case State.STARTING | State.RUNNING:
             return fail(launch, event.at)
@@ -222,5 +228,19 @@ def on_reachability(launch: LaunchState, event: HostsUnreachable | HostsReachabl
 def on_waiting_deadline(launch: LaunchState, _event: DeadlineExpired) -> list[Action]:
     """WAITING -> DONE: the others' ranks are at work, or have ended well, as far as this host knows."""
     unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
+    if launch.is_spare:
+        return [PrintLine(f"{unreachable} for {limit_s:g} s; this spare host ends"), *launch.finish(0, leaves=True)]
     line = PrintLine(f"{unreachable} for {limit_s:g} s; all ranks that are known of ended well")
     return [line, *([BroadcastDecision(launch.number, "finish", 0)] if launch.leads else []), *launch.finish(0)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Spare hosts
+
+
+def on_spare_lost(launch: LaunchState, event: SpareLost) -> list[Action]:
+    """The leader, while the attempt goes on or ends: nothing but a line follows."""
+    launch.spares = tuple(name for name in launch.spares if name != event.host)
+    count = len(launch.spares)
+    left = "no spare is left" if count == 0 else f"{count} spare{'' if count == 1 else 's'} left"
+    return [PrintLine(f"{event.host}, a spare host, is gone ({event.why}); the job goes on, {left}")]

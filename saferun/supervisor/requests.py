@@ -72,6 +72,8 @@ def on_stop_requested(launch: LaunchState, event: StopRequested) -> list[Action]
 
 def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> list[Action]:
     """What a request comes to in a state, once it is noted."""
+    if launch.is_spare:
+        return []  # WAITING -> WAITING: until the leader has decided
     if launch.state in {State.WAITING, State.PROBING}:
         return diagnose(launch, event.at)
     if launch.state is State.DIAGNOSING:

@@ -7,6 +7,7 @@ from saferun.supervisor.actions import (
     Action,
     BroadcastDecision,
     JoinHosts,
+    PrintLine,
     ProbeHosts,
     RunChecks,
     ServeStore,
@@ -46,12 +47,18 @@ def on_checks_asked(launch: LaunchState, event: ChecksAsked) -> list[Action]:
 def join_hosts(launch: LaunchState, event: ChecksPassed) -> list[Action]:
     """CHECKING -> JOINING."""
     launch.enter(State.JOINING, event.at + launch.limits.join_s)
-    return [JoinHosts(launch.number, launch.restarts)]
+    left_out, launch.left_out = launch.left_out, -1
+    return [JoinHosts(launch.number, launch.restarts, left_out)]
 
 
 def on_joined(launch: LaunchState, event: HostsJoined) -> list[Action]:
-    """JOINING -> PROBING | STARTING."""
+    """JOINING -> PROBING | STARTING; of a spare: -> WAITING."""
     _take_part(launch, event)
+    if launch.is_spare:
+        launch.enter(State.WAITING, None)
+        is_known, launch.has_been_spare = launch.has_been_spare, True
+        line = f"{event.placement.host}: this spare host waits to take the place of one that fails"
+        return [] if is_known else [PrintLine(line)]
     if not event.probes:
         return start_ranks(launch, event)
     launch.enter(State.PROBING, event.at + launch.limits.probe_s)
@@ -61,7 +68,7 @@ def on_joined(launch: LaunchState, event: HostsJoined) -> list[Action]:
 def _take_part(launch: LaunchState, event: HostsJoined) -> None:
     if event.number >= 0:
         launch.number, launch.restarts = event.number, event.placement.restarts
-    launch.leads = event.leads
+    launch.leads, launch.spares = event.leads, event.spares
     launch.attempt.peers.may_leave = event.may_leave
     launch.attempt.placement = event.placement
 

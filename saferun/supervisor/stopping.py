@@ -222,6 +222,12 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """PROBING | STARTING | RUNNING | WAITING -> STOPPING | DIAGNOSING."""
     if launch.stop_signum is not None:
         return []
+    if launch.is_spare:
+        # WAITING -> DONE: the others do without it. Where all of them got the signal, each has heard it itself.
+        launch.stop_signum = event.signum
+        placement = launch.attempt.placement
+        where = f" on {placement.host}" if placement is not None else ""
+        return [PrintLine(f"{_name(event)}{where}: this spare host ends"), *launch.finish(1, leaves=True)]
     announced = _ordered(launch, event)
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
@@ -365,6 +371,8 @@ def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
     launch.enter(State.WAITING, at + limit_s if unreachable else None)
     if not unreachable:
         return []
+    if launch.is_spare:
+        return [PrintLine(f"{unreachable}; this spare host waits for {limit_s:g} s at most")]
     return [PrintLine(f"{unreachable}; all ranks that are known of ended well; waiting for {limit_s:g} s at most")]
 
 

@@ -52,7 +52,7 @@ from saferun.coordinator.assignments import encode_record as record_text
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.leader_address import read_address
-from saferun.coordinator.record_collection import _failure
+from saferun.coordinator.record_collection import read_failure
 from saferun.coordinator.secrecy import decode_note, encode_note
 from saferun.coordinator.tasks import TaskConnection
 from saferun.env.profiles.validation import profile_from_node
@@ -253,7 +253,7 @@ DECODERS: dict[str, Decoder] = {
     "signed values": Decoder(lambda content: SIGNER.open("a0/log/0", content), (SIGNER.protect("a0/log/0", "7"),)),
     "legible values": Decoder(unverified, (SIGNER.protect("saferun/control", "7"),)),
     "leaders": Decoder(read_address, dumped(LEADER)),
-    "failures": Decoder(_failure, dumped(["what", "hint"])),
+    "failures": Decoder(read_failure, dumped(["what", "hint"])),
     "offers of secrets": Decoder(
         lambda content: read_offer(text_of(content)),
         dumped({"munge": "MUNGE:A:"}, {"file": ".private-" + "0" * 32}),

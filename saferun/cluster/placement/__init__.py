@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from saferun.cluster.placement.rank_count import count_ranks
-from saferun.cluster.placement.rendezvous_options import one_host
+from saferun.cluster.placement.rendezvous_options import check_spares, one_host
 from saferun.config import HostsConfig, RendezvousConfig, Setting
 from saferun.errors import UsageError
 
@@ -58,6 +58,8 @@ def find_place(
         UsageError: what the options say and what was detected contradict each other, or something is missing.
     """
     least, most = _nnodes(values.nnodes)
+    if values.spares:
+        check_spares(values, least, most)
     start_s, host_s = _seconds(values, "start_timeout"), _seconds(values, "host_timeout")
     if values.node_rank < 0:
         raise UsageError(f"--node-rank {values.node_rank} is negative", "host 0 is the first one")
@@ -78,7 +80,8 @@ def find_place(
     if not explicit and not note:
         note = _note(values, environ, around, surroundings)
     base = base._replace(note=note)
-    if most == 1 and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
+    is_alone = most == 1 and not values.spares
+    if is_alone and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     from saferun.cluster.placement.host_sources import agree
 
@@ -155,10 +158,13 @@ def _shares_console(wanted: str, around: Allocation | None) -> bool:
 
 
 def _is_explicit(settings: Mapping[str, Setting]) -> bool:
-    """Whether the user said where this process belongs, and did not ask for the scheduler's hosts."""
-    return any(settings[dest].origin != "default" for dest in _COMPLETE) and not any(
-        settings[dest].origin != "default" for dest in _REQUESTING
-    )
+    """Whether the user said where this process belongs, and did not ask for the scheduler's hosts.
+
+    With spares, the number of hosts says how many of them train, and nothing of which one this is.
+    """
+    has_spares = settings["spares"].origin != "default"
+    given = [dest for dest in _COMPLETE if settings[dest].origin != "default" and not (has_spares and dest == "nnodes")]
+    return bool(given) and not any(settings[dest].origin != "default" for dest in _REQUESTING)
 
 
 def _counts(

@@ -45,22 +45,23 @@ def agree(
     least, most = sources.hosts(base.least, base.most)
     own = own_index(sources.listed, values, settings, allocation) if listed else None
     ranks = sources.ranks(environ, listed[own] if own is not None else None)
-    if most == 1 and (allocation is None or allocation.tasks == 1):
+    spares = values.spares
+    if most + spares == 1 and (allocation is None or allocation.tasks == 1):
         meets = bool(values.rdzv_endpoint) or values.master_port is not None  # else torchrun ignores the rank as well
         if values.node_rank != 0 and values.rdzv_backend == "static" and meets:
             raise UsageError(
                 f"--node-rank {values.node_rank} does not exist in a job of one host", "leave --node-rank out"
             )
         return base._replace(least=1, most=1), one_host(values, environ), ranks
-    node_rank = sources.node_rank(most, own)
+    node_rank = sources.node_rank(most + spares, own)
     if node_rank is None and values.rdzv_backend == "static":
         source = allocation.source if allocation is not None else "the command line"
         raise UsageError(
-            f"{source} does not tell this process which of {most} hosts it is on",
+            f"{source} does not tell this process which of {most + spares} hosts it is on",
             f"name the hosts with --hosts or --hostfile, or {_COMPLETE_HINT}",
         )
     names = sources.listed or (allocation.names if allocation is not None else ())
-    rendezvous = several(values, settings, environ, Known(most, names, allocation))
+    rendezvous = several(values, settings, environ, Known(most + spares, names, allocation))
     rendezvous = rendezvous._replace(control=control_port(values, rendezvous.ports))
     start_s, connect_s = wait_limits(rendezvous.backend, read_conf(values.rdzv_conf))
     hosts = base._replace(
@@ -73,6 +74,7 @@ def agree(
         task=_task(allocation),
         detected=allocation.source if allocation is not None else "",
         found=allocation.found if allocation is not None else (),
+        spares=spares,
     )
     return hosts, rendezvous, ranks
 
@@ -94,18 +96,7 @@ class _HostSources(Value):
 
     def hosts(self, least: int, most: int) -> tuple[int, int]:
         """How many hosts there are, at least and at most."""
-        allocation = self.allocation
-        count: int | None = None
-        if allocation is not None:
-            count = allocation.hosts
-        if self.listed:
-            if count is not None and count != len(self.listed):
-                raise UsageError(
-                    f"{self._list_name} names {_hosts(len(self.listed))}, but {_source(allocation)} has "
-                    f"{_hosts(count)}",
-                    "name the hosts that it has, or pass --scheduler none to go by options alone",
-                )
-            count = len(self.listed)
+        allocation, count = self.allocation, self._count()
         if count is None:
             if allocation is not None and not self._given("nnodes"):
                 raise UsageError(
@@ -113,6 +104,8 @@ class _HostSources(Value):
                     f"name the hosts with --hosts or --hostfile, or {_COMPLETE_HINT}",
                 )
             return (most, most) if self.values.rdzv_backend == "static" else (least, most)
+        if self.values.spares:
+            return self._training(most, count)
         if not self._given("nnodes"):
             return count, count
         if not least <= count <= most:
@@ -127,6 +120,30 @@ class _HostSources(Value):
             raise UsageError(f"{given}, but {_source(allocation)} has {_hosts(count)}", hint)
         # Without a rendezvous that counts hosts there are as many as were started.
         return (count, count) if self.values.rdzv_backend == "static" else (least, most)
+
+    def _count(self) -> int | None:
+        """How many hosts there are by the lists that name them; None: none does."""
+        count = self.allocation.hosts if self.allocation is not None else None
+        if self.listed and count is not None and count != len(self.listed):
+            raise UsageError(
+                f"{self._list_name} names {_hosts(len(self.listed))}, but {_source(self.allocation)} has "
+                f"{_hosts(count)}",
+                "name the hosts that it has, or pass --scheduler none to go by options alone",
+            )
+        return len(self.listed) if self.listed else count
+
+    def _training(self, most: int, count: int) -> tuple[int, int]:
+        """How many of so many hosts train: all but the spares."""
+        spares = self.values.spares
+        if not self._given("nnodes"):
+            most = count - spares
+        if most > 0 and most + spares == count:
+            return most, most
+        given = f"--nnodes {most} and --spares {spares}" if self._given("nnodes") else f"--spares {spares}"
+        where = self._list_name if self.listed else _source(self.allocation)
+        raise UsageError(
+            f"{given}, but {where} has {_hosts(count)}", "--nnodes and --spares together are the number of hosts"
+        )
 
     def node_rank(self, most: int, own_index: int | None) -> int | None:
         """Which of the hosts this is; None: it is not known for certain."""

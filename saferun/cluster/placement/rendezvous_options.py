@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 # torch's own default of read_timeout.
 _READ_TIMEOUT_S = 60.0
+_MOST_HOSTS = 1 << 17
 _ENTRY_POINTS = "torchrun.handlers"
 
 
@@ -52,6 +53,25 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
     check_service(backend, endpoint)
     # A file, or a service elsewhere: one host has no other to meet there.
     return _on_a_free_port(values.rdzv_id, values, environ)
+
+
+def check_spares(values: Any, least: int, most: int) -> None:  # noqa: ANN401 - argparse's namespace
+    """Refuse a number of spares that means nothing.
+
+    Raises:
+        UsageError: it means nothing.
+    """
+    if values.spares < 0:
+        raise UsageError(f"--spares {values.spares} is negative", "leave it out for no spare hosts")
+    if values.standalone:
+        raise UsageError("--spares with --standalone: one host has no spares", "leave one of them out")
+    if values.rdzv_backend != "static" or least != most:
+        raise UsageError(
+            f"--spares {values.spares} is for the static rendezvous and a fixed number of hosts",
+            "start more hosts than the MAX of --nnodes MIN:MAX: torch's rendezvous has them wait",
+        )
+    if most + values.spares > _MOST_HOSTS:
+        raise UsageError(f"--spares {values.spares} is more than {_MOST_HOSTS} hosts", "leave it out for no spares")
 
 
 def static_address(values: Any) -> tuple[str, int]:  # noqa: ANN401 - argparse's namespace

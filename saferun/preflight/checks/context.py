@@ -114,11 +114,11 @@ def context_of(
     return CheckContext(
         nproc=task.local_world_size if task is not None else config.nproc_per_node,
         environ=environ,
-        together=hosts.most > 1,
+        together=hosts.started > 1,
         hosts=hosts.names,
         host_count=max(hosts.most, len(hosts.names), 1),
         node_rank=-1 if hosts.node_rank is None else hosts.node_rank,
-        master=master if hosts.most > 1 else "",
+        master=master if hosts.started > 1 else "",
         ports=rendezvous.ports or ((rendezvous.master_port,) if rendezvous.master_port else ()),
         port_source=rendezvous.port_source,
         bound=tuple(bound),

@@ -343,7 +343,7 @@ def _add_job_mark(marks: list[Mark], event: EventLine, at: float) -> None:
         )
     elif event.event == "RanksSlow":
         _add_mark(marks, Mark("slow", at, f"the others wait for {rank_ranges(event.ranks)}"))
-    elif event.event == "Decision" and event.next_step in {"retry", "restart"}:
+    elif event.event == "Decision" and event.next_step in {"retry", "restart", "replace"}:
         _add_mark(marks, Mark("again", at, shown(event.message, 160)))
     elif event.event in {"JobLost", "HostsUnreachable", "StoreUnavailable"}:
         _add_mark(marks, Mark("abort", at, shown(event.message, 160) or "other hosts cannot be reached"))

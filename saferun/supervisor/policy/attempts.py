@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Literal
 
+    # A launch without failures never makes one.
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost, FaultyHosts
+    from saferun.supervisor.policy.step_progress import StepProgress
+
 __all__ = [
     "INCOMPARABLE",
     "PERMANENT",
@@ -183,6 +187,8 @@ class FailureFacts(Value):
         may_differ: whether the cause may be gone the next time although it is the same: input and output, networks.
         unreadable: whether Python could not read the script itself, so that none of it ran. Not even restarts are
             tried then. An exception that the script raises never counts as that, whatever its name.
+        faulty: the hosts that are themselves at fault, the worst first.
+        step: the last step that a rank has reported; -1: none has reported any.
     """
 
     class_name: str
@@ -199,6 +205,8 @@ class FailureFacts(Value):
     life: Life | None = None
     may_differ: bool = False
     unreadable: bool = False
+    faulty: tuple[FaultyHost, ...] = ()
+    step: int = -1
 
     @property
     def is_transient(self) -> bool:
@@ -226,18 +234,21 @@ class Decision(Value):
     """What follows a failed attempt.
 
     Attributes:
-        next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart) or ``finish``.
+        next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart), ``replace`` (spares take
+            the places of hosts, which uses up neither) or ``finish``.
         wait_s: how long to wait before it.
         message: what and why, in one line, to stand after ``saferun: ``.
         new_port: the store is to be served on another port.
-        exclude: the number of a host that is left out from now on.
+        exclude: the number of a host that is left out from now on, and has to hear of it.
         reason: the same line without what follows: only why.
         retry: which of the start's retries this is, from 1; 0: none.
         is_plain: whether nothing was to be decided: the attempt came to its end, and no other was asked for. The
             line may be left out.
+        faulty: the hosts whose places spares take.
+        is_counted: whether the ranks see one more restart (TORCHELASTIC_RESTART_COUNT).
     """
 
-    next_step: Literal["retry", "restart", "finish"]
+    next_step: Literal["retry", "restart", "replace", "finish"]
     wait_s: float
     message: str
     new_port: bool = False
@@ -245,6 +256,8 @@ class Decision(Value):
     reason: str = ""
     retry: int = 0
     is_plain: bool = False
+    faulty: tuple[FaultyHost, ...] = ()
+    is_counted: bool = False
 
 
 class AttemptPolicy:
@@ -257,6 +270,7 @@ class AttemptPolicy:
     * The same failure twice in a row ends both only where it is bound to come again, and no attempt can have made
       progress (:meth:`FailureFacts.is_bound_to_repeat`). ``--max-restarts`` is torchrun's otherwise.
     * A host that caused the same failure twice in a row may be left out instead, if the others suffice.
+    * A host that is itself at fault is left out where a spare can take its place, or where the others suffice.
 
     Args:
         max_restarts: torchrun's ``--max-restarts``.
@@ -266,6 +280,7 @@ class AttemptPolicy:
             back at once.
         always: the same failure twice in a row is no reason to stop, and unknown causes have all retries.
         exclude_bad_hosts: whether hosts may be left out.
+        by_progress: whether only restarts in a row are limited after which no rank had got further.
         wait: instead of that: which retry it is, from 1 -> seconds.
     """
 
@@ -277,6 +292,7 @@ class AttemptPolicy:
         *,
         always: bool = False,
         exclude_bad_hosts: bool = False,
+        by_progress: bool = False,
         wait: Callable[[int], float] | None = None,
     ) -> None:
         self._max_restarts = max_restarts
@@ -284,6 +300,13 @@ class AttemptPolicy:
         self._retry_wait_s = retry_wait_s
         self._always = always
         self._exclude_bad_hosts = exclude_bad_hosts
+        self._progress: StepProgress | None = None
+        if by_progress:
+            from saferun.supervisor.policy.step_progress import StepProgress
+
+            self._progress = StepProgress()
+        self._faults: FaultyHosts | None = None
+        self._replaced = 0  # restarts that the ranks have seen, and that used up none
         self._wait = wait or self._backoff_s
         self._waits_s: tuple[float, ...] = ()
         self._retries = 0  # of this start
@@ -292,9 +315,21 @@ class AttemptPolicy:
 
     def may_restart(self, restarts: int) -> bool:
         """Whether there are restarts left. ``restarts``: how many there have been."""
-        return restarts < self._max_restarts
+        progress = self._progress
+        if progress is not None and progress.is_known:
+            return progress.has_advanced or progress.in_row <= self._max_restarts
+        return restarts - self._replaced < self._max_restarts
 
-    def decide(self, facts: FailureFacts, *, restarts: int = 0, hosts: int = 1, least_hosts: int = 1) -> Decision:
+    def decide(
+        self,
+        facts: FailureFacts,
+        *,
+        restarts: int = 0,
+        hosts: int = 1,
+        least_hosts: int = 1,
+        spares: Sequence[str] = (),
+        at: float = 0.0,
+    ) -> Decision:
         """What follows a failed attempt. To be called once for each, in order.
 
         Args:
@@ -302,25 +337,52 @@ class AttemptPolicy:
             restarts: how many restarts there have been; retries of starts do not count.
             hosts: how many hosts take part.
             least_hosts: without how many the job cannot be.
+            spares: the names of the hosts that can take the place of one.
+            at: when it failed, in monotonic seconds.
         """
         before, self._before = self._before, facts
+        at_fault = self._at_fault(facts, at) if facts.faulty else ()
+        if self._progress is not None:
+            self._progress.note(facts.step)
         is_start = facts.started is False
         if not is_start:
             self._retries = 0
         if not facts.restarting_allowed:
             return _finish(facts.stop_reason or facts.message, is_plain=True)
+        if at_fault and spares and (decision := self._replace(facts, at_fault, spares)) is not None:
+            return decision
         limit = self._retry_limit(facts) if is_start else 0
         is_retry = self._retries < limit
         has_next = is_retry or self.may_restart(restarts)
         if has_next and facts.unreadable and not self._always:
             return _finish(f"another attempt would not change it ({facts.message or facts.class_name})")
-        exclude, note = self._excluded(facts, before, hosts - 1 >= least_hosts) if has_next else (None, "")
+        exclude, note = self._excluded(facts, before, at_fault, hosts - 1 >= least_hosts) if has_next else (None, "")
         if exclude is None and not self._always and facts.is_bound_to_repeat(before):
             return _finish(f"{_same(facts)}{note}")
         if not has_next:
             return self._exhausted(facts, restarts, limit, is_start=is_start)
         reason = note if exclude is not None else f"{facts.message or facts.class_name}{note}"
         return self._again(facts, reason, exclude, restarts, limit if is_retry else 0, alone=hosts == 1)
+
+    def _at_fault(self, facts: FailureFacts, at: float) -> tuple[FaultyHost, ...]:
+        """The hosts that are not to take part in another attempt."""
+        if self._faults is None:
+            from saferun.supervisor.policy.faulty_hosts import FaultyHosts
+
+            self._faults = FaultyHosts()
+        return self._faults.at_fault(facts.faulty, at)
+
+    def _replace(self, facts: FailureFacts, at_fault: Sequence[FaultyHost], spares: Sequence[str]) -> Decision | None:
+        """Another attempt in which spares have the places of these hosts; None: it cannot be."""
+        if len(at_fault) > len(spares) or any(fault.host == 0 for fault in at_fault):
+            return None
+        from saferun.supervisor.policy.faulty_hosts import replaced_text
+
+        counts = facts.started is not False
+        self._replaced += counts
+        reason, message = replaced_text(at_fault, spares)
+        living, faulty = next((fault.host for fault in at_fault if not fault.is_lost), None), tuple(at_fault)
+        return Decision("replace", 0.0, message, exclude=living, reason=reason, faulty=faulty, is_counted=counts)
 
     def _again(
         self,
@@ -338,11 +400,7 @@ class AttemptPolicy:
             # A restart that follows the last retry goes on waiting.
             self._retries += 1
             wait_s = max(0.0, self._wait(self._retries))
-        of = (
-            f"retry {self._retries} of {retry_limit}"
-            if retry_limit
-            else f"restart {restarts + 1} of {self._max_restarts}"
-        )
+        of = f"retry {self._retries} of {retry_limit}" if retry_limit else self._restart_text(restarts)
         when = f" in {wait_s:.1f} s" if wait_s > 0 else ""
         if not when and alone:
             when = " at once"  # several hosts have to meet first
@@ -354,7 +412,14 @@ class AttemptPolicy:
             exclude=exclude,
             reason=reason,
             retry=self._retries if retry_limit else 0,
+            is_counted=not retry_limit,
         )
+
+    def _restart_text(self, restarts: int) -> str:
+        number, progress = restarts - self._replaced + 1, self._progress
+        if progress is None or not progress.is_known:
+            return f"restart {number} of {self._max_restarts}"
+        return progress.restart_text(number, self._max_restarts)
 
     def _retry_limit(self, facts: FailureFacts) -> int:
         """How often a start that failed so is tried again."""
@@ -367,6 +432,10 @@ class AttemptPolicy:
     def _exhausted(self, facts: FailureFacts, restarts: int, limit: int, *, is_start: bool) -> Decision:
         """There is no attempt left, or there never was one."""
         what = facts.message or facts.class_name
+        restarts -= self._replaced
+        progress = self._progress
+        if progress is not None and progress.is_known and not is_start:
+            return _finish(f"{progress.end_text} (--restart-limit progress): {what}")
         if is_start and self._retries and limit:
             counted = "the retry is" if self._retries == 1 else f"all {self._retries} retries are"
             return _finish(f"{counted} used up: {what}")
@@ -387,9 +456,13 @@ class AttemptPolicy:
         self,
         facts: FailureFacts,
         before: FailureFacts | None,
+        at_fault: Sequence[FaultyHost],
         suffices: bool,  # noqa: FBT001
     ) -> tuple[int | None, str]:
         """The number of a host to be left out, and why; or None and, to follow another text, why not."""
+        fault = next((fault for fault in at_fault if not fault.is_lost), None)
+        if fault is not None and fault.host > 0 and suffices:
+            return fault.host, f"without {fault.label}: {fault.why}"
         label = facts.host_label
         if before is None or facts.host is None or not label or not self._exclude_bad_hosts:
             return None, ""

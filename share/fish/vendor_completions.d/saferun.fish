@@ -54,6 +54,8 @@ complete -c saferun -l start-window -x -d 'seconds after which a start counts as
 complete -c saferun -l retry-always -d 'use up all restarts and retries, even if the same failure is bound to repeat'
 complete -c saferun -l exclude-bad-hosts -d 'in an elastic job, leave out a host that caused the same failure twice, if the others suffice'
 complete -c saferun -l exclude-file -r -d 'add each host there whose own hardware or system is at fault, by its name, one a line: for srun --exclude'
+complete -c saferun -l spares -x -d 'spare hosts beside the --nnodes that train: one of them takes the place of a host that fails for a reason of its own; --nnodes and --spares together are started'
+complete -c saferun -l restart-limit -x -a 'total progress' -d 'what --max-restarts limits; total: all restarts, as under torchrun; progress: those in a row after which no rank got to a later saferun.step than in any attempt before'
 complete -c saferun -l host-timeout -x -d 'seconds without a heartbeat after which a host counts as lost'
 complete -c saferun -l stop-with-parent -x -a 'auto on off' -d 'stop the ranks when the parent process exits; auto: if a scheduler or MPI started saferun, not in a shell'
 complete -c saferun -l run-dir -r -d 'directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files'

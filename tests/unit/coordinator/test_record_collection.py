@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from saferun.cluster.join_messages import JoinRequest
-from saferun.coordinator import record_collection
+from saferun.coordinator import assignment_wait, record_collection
+from saferun.coordinator.assignment_wait import MissedError, await_assignment
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
-from saferun.coordinator.record_collection import RecordCollection, await_assignment
+from saferun.coordinator.record_collection import RecordCollection, withdraw_alone
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
 from saferun.text.typed_json import fit
 from tests.unit.coordinator.fake_store import Client, Store
@@ -39,12 +40,23 @@ class Exchanged(Client):
         return found, found
 
 
+class Accepted(Client):
+    """What is written here is what is there."""
+
+    def swap(self, key: str, _expected: bytes, value: str) -> tuple[bytes, bytes]:
+        self.set(key, value)
+        return value.encode(), value.encode()
+
+    def get(self, key: str, timeout_s: float, **_: object) -> None:
+        """It does not come."""
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_host_whose_record_is_always_exchanged_gives_up_in_time(
     monkeypatch: pytest.MonkeyPatch, *, cancelled: bool
 ) -> None:
     """It says what is amiss, or ends with those who wanted to meet."""
-    monkeypatch.setattr(record_collection, "is_gone", lambda _record, _own: True)
+    monkeypatch.setattr(assignment_wait, "is_gone", lambda _record, _own: True)
     rdzv = RendezvousRound(fit(JoinRequest, MEETING))
     rdzv.is_over = cancelled
     with pytest.raises(
@@ -76,3 +88,67 @@ def test_a_counter_that_somebody_has_written_holds_nobody_up(monkeypatch: pytest
     leading.fail(JoinFailedError("what", "hint"))
     assert b"what" in store.keys["r0/assignment/1"]
     RecordCollection(Client(store), "r0/", 2, can_probe=False).wait_until_left(0.05)  # type: ignore[arg-type]
+
+
+def started(*seats: int, needed: int, patience_s: float = 0.0) -> tuple[Store, RecordCollection]:
+    """A rendezvous to which the hosts of these seats have come, of three others that were started."""
+    store = Store()
+    for seat in seats:
+        store.put(f"r0/host/{seat}", encode_record(OWN._replace(name=f"node{seat}")))
+    store.put("r0/read", "9")
+    collection = RecordCollection(
+        Client(store),  # type: ignore[arg-type]
+        "r0/",
+        4,
+        can_probe=False,
+        seats=[1, 2, 3],
+        needed=needed,
+        patience_s=patience_s,
+    )
+    return store, collection
+
+
+def collected(collection: RecordCollection) -> list[str]:
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "most": 3, "least": 3, "spares": 1}))
+    return [record.name for record in collection.collect(rdzv, OWN._replace(name="node0"))]
+
+
+def test_a_job_begins_without_a_host_where_there_are_enough() -> None:
+    """One that is missing is waited for, and then not any more."""
+    _, collection = started(1, 3, needed=3)
+    assert collected(collection) == ["node0", "node1", "node3"]
+    assert collection.here == [1, 3]
+
+
+def test_too_few_hosts_do_not_begin() -> None:
+    """Whoever is missing is named as in a job without spares."""
+    _, collection = started(2, needed=3)
+    with pytest.raises(JoinFailedError, match="2 of 4 hosts did not come"):
+        collected(collection)
+
+
+def test_a_host_that_cannot_start_is_replaced_and_its_reason_kept() -> None:
+    """It is not waited for."""
+    store, collection = started(1, 2, needed=3, patience_s=1e6)
+    withdraw_alone(Client(store), "r0/", 3, JoinFailedError("no /data on node3", "mount it"))  # type: ignore[arg-type]
+    assert collected(collection) == ["node0", "node1", "node2"]
+    assert {seat: error.what for seat, error in collection.withdrawn.items()} == {3: "no /data on node3"}
+
+
+def test_where_too_many_cannot_start_all_end_with_the_reason() -> None:
+    store, collection = started(1, needed=3, patience_s=1e6)
+    for seat in (2, 3):
+        withdraw_alone(Client(store), "r0/", seat, JoinFailedError("no /data", "mount it"))  # type: ignore[arg-type]
+    with pytest.raises(JoinFailedError, match="no /data"):
+        collected(collection)
+
+
+def test_a_host_that_comes_when_all_have_their_assignments_hears_that_it_is_late() -> None:
+    """It would wait for one that never comes."""
+    store, collection = started(1, 2, needed=3)
+    records = [OWN, OWN, OWN]
+    collected(collection)
+    collection.publish_assignments(records)
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "spares": 1, "timeout_s": 60}))
+    with pytest.raises(MissedError):
+        await_assignment(Accepted(store), "r0/", 3, rdzv, OWN)  # type: ignore[arg-type]

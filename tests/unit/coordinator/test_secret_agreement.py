@@ -13,6 +13,7 @@ import pytest
 from saferun.cluster.join_messages import JoinRequest
 from saferun.cluster.signed import CannotSealError, is_signed
 from saferun.coordinator import secret_agreement
+from saferun.coordinator.assignment_wait import await_assignment
 from saferun.coordinator.assignments import (
     HostAssignment,
     HostRecord,
@@ -21,7 +22,7 @@ from saferun.coordinator.assignments import (
     encode_assignment,
     encode_record,
 )
-from saferun.coordinator.record_collection import MovedError, RecordCollection, await_assignment
+from saferun.coordinator.record_collection import MovedError, RecordCollection
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import Secrecy
 from saferun.coordinator.secret_agreement import OFFER_KEY, SecretAgreement

@@ -39,6 +39,7 @@ def test_a_report_has_the_decisions_in_their_order() -> None:
         "wait_s": 1.21,
         "class": "port_in_use",
         "host": "node1",
+        "spare": "",
     }
     assert [row["next_step"] for row in report["decisions"]] == ["retry", "finish"]
     text = build_report_text(RUN, [], decisions=[RETRY._replace(clock="03:15:33"), FINISH])

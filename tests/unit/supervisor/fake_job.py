@@ -44,10 +44,12 @@ from saferun.supervisor.events import (
     RankExited,
     RanksStarted,
     SignalReceived,
+    SpareLost,
     StartFailed,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
-from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
+from saferun.supervisor.policy import AttemptPolicy, FailureFacts, HangPolicy, JobPolicy
+from saferun.supervisor.policy.faulty_hosts import FaultyHost
 from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, HANG, KILLED, OK
 
 LIMITS = Limits()
@@ -59,7 +61,13 @@ class Host:
     def __init__(self, job: Job, number: int) -> None:
         self.job = job
         self.number = number
-        policy = JobPolicy(together=True, outlives_leader=job.elastic, peers_s=100.0, least_hosts=job.least)
+        policy = JobPolicy(
+            together=True,
+            outlives_leader=job.elastic,
+            peers_s=100.0,
+            least_hosts=job.least,
+            has_spares=job.spares > 0,
+        )
         self.supervisor = Supervisor(
             AttemptPolicy(job.max_restarts, 1, wait=lambda _: 1.0), LIMITS, job.hang_policy, policy
         )
@@ -185,6 +193,7 @@ class Job:
         max_restarts: of the policy.
         least: with how many the job goes on.
         bad_checks: attempts before which the host that leads finds something amiss.
+        spares: how many of the hosts wait to take the place of one.
         hang_policy: what is done about hangs.
     """
 
@@ -195,11 +204,17 @@ class Job:
         least: int | None = None,
         hang_policy: HangPolicy | None = None,
         bad_checks: Container[int] = (),
+        spares: int = 0,
     ) -> None:
         self.now = 100.0
         self.max_restarts = max_restarts
-        self.least = least if least is not None else hosts
-        self.elastic = self.least != hosts
+        self.spares = spares
+        self.least = least if least is not None else hosts - spares
+        self.elastic = not spares and self.least != hosts
+        self.order: list[Host] = []  # with spares: those that train, then the spares
+        self.left_out: set[int] = set()
+        self.faulty: dict[int, str] = {}  # hosts that are themselves at fault, and why
+        self.is_link = False  # whether that may pass
         self.hang_policy = hang_policy
         self.bad_checks = bad_checks
         self.passing = False  # whether what they find may go away
@@ -218,6 +233,9 @@ class Job:
 
     def meet(self) -> None:
         """All who are to come have come: they learn their places."""
+        if self.spares:
+            self._meet_with_spares()
+            return
         wanted = [host for host in self.hosts if host.runs]
         if len(self.hosts) < self.least or any(host.arrived is None for host in wanted) or len(wanted) < self.least:
             return
@@ -235,6 +253,51 @@ class Job:
             host.arrived = None
             host.waits_for_pieces = None
             host.inbox.append(joined)
+
+    def _meet_with_spares(self) -> None:
+        here = [host for host in self.hosts if host.runs and host.number not in self.left_out]
+        if len(self.hosts) < self.least + self.spares or any(host.arrived is None for host in here):
+            return
+        leader = (self.order or self.hosts)[0]
+        if leader.arrived is not None and leader.arrived.left_out >= 0:
+            bad = self.order[leader.arrived.left_out]
+            self.left_out.add(bad.number)
+            here = [host for host in here if host is not bad]
+        order = self.order or list(self.hosts)
+        spares = [host for host in order[self.least :] if host in here]
+        training = [host if host in here else spares.pop(0) if spares else None for host in order[: self.least]]
+        if None in training or not leader.runs:
+            return
+        self.order = self.met = [host for host in training if host is not None] + spares
+        self.number = max(host.arrived.attempt for host in self.met if host.arrived)
+        restarts = max(host.arrived.restarts for host in self.met if host.arrived)
+        self.done_hosts = {host.number for host in spares}
+        names = tuple(f"node{host.number}" for host in spares)
+        for i, host in enumerate(self.met):
+            is_spare = i >= self.least
+            first = 2 * i
+            places = () if is_spare else tuple(RankAssignment(rank, first + rank, first + rank) for rank in range(2))
+            placement = Placement(i, self.least, 2 * self.least, 2 * self.least, places, "a", 1, "job")
+            placement = placement._replace(restarts=restarts, host=f"node{host.number}")
+            expected = host.arrived.attempt if host.arrived else 0
+            host.inbox.append(
+                HostsJoined(self.now, expected, placement, self.number, i == 0, spares=names if i == 0 else ())
+            )
+            host.arrived = host.waits_for_pieces = None
+
+    def is_spare(self, host: Host) -> bool:
+        """Whether a host has no ranks now."""
+        return host in self.order[self.least :]
+
+    def facts(self) -> FailureFacts | None:
+        """What the leader knows of hosts that are at fault."""
+        training = self.order[: self.least]
+        found = [
+            FaultyHost(i, f"node{host.number}", self.faulty[host.number], may_pass=self.is_link, is_lost=host.is_dead)
+            for i, host in enumerate(training)
+            if host.number in self.faulty
+        ]
+        return FailureFacts("unknown", started=True, faulty=tuple(found)) if self.spares else None
 
     def probe(self) -> None:
         """The leader has heard what all hosts found, and all hear what it makes of that."""
@@ -271,15 +334,16 @@ class Job:
     def collect(self) -> None:
         """The leader has all pieces that can come."""
         leader = self.leader
-        if leader.waits_for_pieces is not None and all(other.handed_in for other in self.others(leader)):
+        others = [other for other in self.others(leader) if not self.is_spare(other)]
+        if leader.waits_for_pieces is not None and all(other.handed_in for other in others):
             leader.waits_for_pieces = None
-            leader.inbox.append(Diagnosed(self.now, leader.supervisor.attempt, DIAGNOSIS))
+            leader.inbox.append(Diagnosed(self.now, leader.supervisor.attempt, DIAGNOSIS, facts=self.facts()))
 
     def decided(self, action: BroadcastDecision, leader: Host) -> None:
         for other in self.others(leader):
             event = JobDecided(
                 self.now, action.attempt, action.next_step, action.exit_code, action.wait_s, action.restarts, ("why",)
-            )
+            )._replace(excluded=action.excluded)
             other.inbox.append(event)
 
     def hang(self) -> None:
@@ -301,6 +365,12 @@ class Job:
         """A host says nothing any more."""
         if host not in self.met:
             return
+        if self.is_spare(host):
+            leader, name = self.leader, f"node{host.number}"
+            leader.inbox.append(SpareLost(self.now, leader.supervisor.attempt, name, "it does not answer"))
+            return
+        if host.is_dead:
+            self.faulty[host.number] = "it does not answer"
         if host is self.leader:
             for other in self.others(host):
                 other.inbox.append(JobLost(self.now, other.supervisor.attempt, "gone", "look"))
@@ -325,7 +395,8 @@ class Job:
     def run(self) -> None:
         """All hosts that are there meet and start their ranks."""
         for _ in range(1000):
-            if all(host.state is State.RUNNING for host in self.hosts if host.runs):
+            at_rest = {host: State.WAITING if self.is_spare(host) else State.RUNNING for host in self.hosts}
+            if all(host.state is at_rest[host] for host in self.hosts if host.runs):
                 return
             for host in self.hosts:
                 host.take()

@@ -37,13 +37,13 @@ ONWARD = (
 Edge = tuple[State, str, State]
 
 
-def more_fields(kind: type, chance: random.Random, ranks: int) -> dict[str, Any]:
+def more_fields(kind: type, chance: random.Random, ranks: int, *, together: bool) -> dict[str, Any]:
     """What an event has beside its time and attempt, drawn at random."""
     is_even = chance.random() < 0.5
     some: dict[str, dict[str, Any]] = {
         "ChecksOver": {"exit_code": chance.choice((0, 2))},
         "HostsJoined": {
-            "placement": placement_of(ranks),
+            "placement": placement_of(0 if together and chance.random() < 0.2 else ranks),
             "leads": is_even,
             "may_leave": chance.random() < 0.5,
             "probes": chance.random() < 0.5,
@@ -86,6 +86,7 @@ def more_fields(kind: type, chance: random.Random, ranks: int) -> dict[str, Any]
             "restarts": 1,
         },
         "HostsUnreachable": {"message": "node2"},
+        "SpareLost": {"host": "node9", "why": "it does not answer"},
         "JobLost": {"what": "gone", "hint": "look"},
         "OrphansGone": {"pids": ()},
         "ToolAtWork": {"local_ranks": (0,) if is_even else ()},
@@ -119,7 +120,7 @@ def walk(seed: int) -> set[Edge]:
         now += 1.0
         if kind in {events.DeadlineExpired, events.LoopStalled}:
             now = max(now, supervisor.deadline or now)
-        supervisor.handle(kind(now, supervisor.attempt, **more_fields(kind, chance, ranks)))
+        supervisor.handle(kind(now, supervisor.attempt, **more_fields(kind, chance, ranks, together=together)))
         if supervisor.state is not before:
             edges.add((before, kind.__name__, supervisor.state))
     return edges

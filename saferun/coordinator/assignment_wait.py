@@ -1,0 +1,146 @@
+"""A host's side of a rendezvous: it publishes its record, and waits for its assignment. See ``record_collection``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from saferun.coordinator.assignments import (
+    LONGEST_RECORD_BYTES,
+    HostAssignment,
+    HostRecord,
+    decode_assignment,
+    decode_record,
+    encode_record,
+)
+from saferun.coordinator.record_collection import (
+    LONGEST_MESSAGE,
+    MOVED,
+    RECHECK_S,
+    MovedError,
+    is_gone,
+    left_error,
+    missing_error,
+    publish_failure,
+    read_failure,
+)
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
+from saferun.coordinator.secret_agreement import SecretAgreement
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.errors import printable
+from saferun.text.decoding import loads
+
+# How often a host checks whether its record is still there.
+_HAND_IN_AGAIN_S = 5.0
+
+
+class MissedError(Exception):
+    """The others have met without this host, which came too late."""
+
+
+def await_assignment(
+    client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord
+) -> HostAssignment:
+    """A host's side of a rendezvous: publish its record, and wait for its assignment.
+
+    Raises:
+        JoinFailedError: there is none.
+        MovedError: it is to be asked for where the rendezvous goes on.
+        MissedError: the others have met without this host.
+        CancelledError: no task waits for it any more.
+        StoreBrokenError: the store is gone.
+    """
+    # By a connection of its own: this one is about to wait.
+    rdzv.on_leave = lambda: _leave(client.another(), prefix, own.name)
+    signer = client.signer
+    if isinstance(signer, SecretAgreement):
+        with _telling(client, prefix):
+            signer.take(client)
+    _publish_record(client, prefix, host, rdzv, own)
+    key = f"{prefix}assignment/{host}"
+    while True:
+        rdzv.check()
+        text = client.get(key, max(0.1, min(rdzv.request.report_every_s / 2, _HAND_IN_AGAIN_S, rdzv.remaining_s)))
+        if text is not None:
+            if text == MOVED.encode():
+                with suppress(StoreBrokenError):
+                    client.add(f"{prefix}left", 1)
+                raise MovedError
+            assignment = decode_assignment(text)
+            if assignment is not None and signer is not None and signer.signs and not _is_for(text, own):
+                time.sleep(RECHECK_S)  # it was recorded earlier; the true one may yet be written over it
+                continue
+            if assignment is not None:
+                if isinstance(signer, SecretAgreement):
+                    with _telling(client, prefix):
+                        signer.join(text)
+                return assignment
+            client.add(f"{prefix}read", 1)
+            raise read_failure(text) or JoinFailedError(
+                "the assignment that the first host hands out cannot be read",
+                "use the same version of saferun on all hosts",
+            )
+        _check_missed(client, prefix, key, rdzv)
+        if not client.check(f"{prefix}host/{host}"):
+            # Something in front of this host refuses connections, so that it was taken to be gone.
+            _publish_record(client, prefix, host, rdzv, own)
+        message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:LONGEST_MESSAGE])
+        rdzv.set_status(f"waiting for {message}" if message else "waiting for the first host's answer")
+        if rdzv.remaining_s <= 0:
+            with _telling(client, prefix):
+                error = missing_error(message or "hosts", rdzv.timeout_s)
+                error.is_published = bool(message)  # by the first host, whose time is over as well
+                raise error
+
+
+def _check_missed(client: StoreClient, prefix: str, key: str, rdzv: RendezvousRound) -> None:
+    if rdzv.spares and client.check(f"{prefix}handed_out") and not client.check(key):
+        raise MissedError
+
+
+@contextmanager
+def _telling(client: StoreClient, prefix: str) -> Iterator[None]:
+    """Publish why this host does not take part."""
+    try:
+        yield
+    except JoinFailedError as error:
+        publish_failure(client, prefix, error)
+        client.add(f"{prefix}read", 1)
+        raise
+
+
+def _is_for(text: bytes, own: HostRecord) -> bool:
+    return bool(own.born) and loads(text, longest=LONGEST_RECORD_BYTES).get("to") == own.born
+
+
+def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord) -> None:
+    key, text = f"{prefix}host/{host}", encode_record(own)
+    expected = b""
+    while True:
+        rdzv.check()
+        if rdzv.remaining_s <= 0:
+            message = f"another process writes what {own.name} says of itself"
+            raise JoinFailedError(f"{message}, for {rdzv.timeout_s:.0f} s", "see who else reaches the job's store")
+        stored, found = client.swap(key, expected, text)
+        if found == text.encode():
+            return
+        if expected and stored == expected:
+            # This is what the store says where there is no such key any more.
+            expected = b""
+            continue
+        other = decode_record(found or b"")
+        if other is not None and other.born != own.born and not is_gone(other, own):
+            both = f"{other.name} and {own.name}"
+            error = JoinFailedError(
+                f"two hosts have the node rank {host}: {both}", "give every host a --node-rank of its own"
+            )
+            publish_failure(client, prefix, error)
+            raise error
+        # That of a process that has ended, or what this one wrote before it lost the connection.
+        expected = stored
+
+
+def _leave(client: StoreClient, prefix: str, name: str) -> None:
+    publish_failure(client, prefix, left_error(name))
+    client.add(f"{prefix}read", 1)

@@ -1,0 +1,83 @@
+"""The rendezvous of a job with spares, as its first host holds them: who is waited for, and who gets whose place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from saferun.cluster.join_messages import Replacement
+from saferun.coordinator.assignments import HostRecord, name_of
+from saferun.coordinator.members import Members
+from saferun.coordinator.record_collection import RecordCollection, failure_text
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
+from saferun.coordinator.store_client import StoreClient
+
+LATE_HINT = "nothing is amiss with the job; see why this host came so late"
+# How long hosts are waited for that the job can do without: at its start, where nodes boot, and between attempts.
+_FIRST_PATIENCE_S = 60.0
+_PATIENCE_S = 30.0
+
+
+def late_key(seat: int) -> str:
+    """Set by a host that has come too late, and waits for the next attempt."""
+    return f"late/{seat}"
+
+
+class SpareRounds:
+    """All rendezvous of the job.
+
+    Args:
+        rdzv: the first of them.
+    """
+
+    def __init__(self, rdzv: RendezvousRound) -> None:
+        self._needed = rdzv.most
+        self._started = rdzv.most + rdzv.spares
+        self._members = Members(rdzv.most, range(self._started))
+        self._names: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
+        self._is_first = True
+        self.replacements: tuple[Replacement, ...] = ()  # who has lost the place to whom in the last rendezvous
+
+    def collection(self, rdzv: RendezvousRound, client: StoreClient, prefix: str, **more: Any) -> RecordCollection:  # noqa: ANN401
+        """What collects the records of a rendezvous. ``more``: as it is in a job without spares."""
+        self._members.leave_out(rdzv.request.left_out)
+        rdzv.request = rdzv.request._replace(left_out=())
+        seats = self._members.expected(lambda seat: client.check(late_key(seat)))
+        return RecordCollection(
+            client,
+            prefix,
+            self._started,
+            seats=[seat for seat in seats if seat],
+            needed=self._needed,
+            patience_s=_FIRST_PATIENCE_S if self._is_first else _PATIENCE_S,
+            **more,
+        )
+
+    def refuse(self, client: StoreClient, prefix: str) -> None:
+        """Let hosts that are left out, and come again, know."""
+        for seat in self._members.left_out:
+            name = self._names.get(seat, f"the host with node rank {seat}")
+            error = JoinFailedError(f"{name} was left out of this job", "see the report of the job for the reason")
+            client.set(f"{prefix}assignment/{seat}", failure_text(error))
+
+    def arrange(
+        self, rdzv: RendezvousRound, collection: RecordCollection, records: Sequence[HostRecord]
+    ) -> tuple[list[HostRecord], list[int], int]:
+        """The records in order of the hosts' numbers, the seats of all but the first, and how many are spares."""
+        by_seat = dict(zip((0, *collection.here), records, strict=True))
+        for seat, record in by_seat.items():
+            self._names[seat] = record.name
+        self._reasons.update({seat: error.what for seat, error in collection.withdrawn.items()})
+        before = self._members.order
+        order = self._members.arrange(by_seat)
+        self.replacements = tuple(
+            Replacement(
+                self._names.get(was) or name_of(was, rdzv.request.expected),
+                self._names[now],
+                "" if was in self._members.left_out else self._reasons.get(was, "it did not come"),
+            )
+            for was, now in self._members.replaced(before)
+        )
+        self._is_first = False
+        return [by_seat[seat] for seat in order], list(order[1:]), len(order) - self._needed

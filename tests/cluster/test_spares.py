@@ -1,0 +1,170 @@
+"""Jobs with spare hosts: a spare takes the place of a host that is itself at fault, and waits until then."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.breadth import slow_but
+from tests.cluster import jobs
+from tests.cluster.machines.host import parent_of
+from tests.cluster.test_ctl_ends_jobs import ask, has_control_sockets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cluster.conftest import MakeCluster
+    from tests.cluster.machines.cluster import Cluster
+    from tests.cluster.machines.faults import Host
+
+HOST_TIMEOUT_S = 4
+# Each rank says where it is, and works on until the test lets it end.
+PLACES = """
+place = [os.environ[name] for name in ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
+tell("place", json.dumps([socket.gethostname(), *place]))
+await_release("end")
+"""
+# The same, but for what a rank of the second host meets first; torch prints this of a GPU that is broken.
+SICK_GPU = """
+if RANK == 2 and socket.gethostname() == "node2":
+    await_release("sick")
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+# A rank fails by the script's own fault, wherever it runs.
+WRONG = """
+if RANK == 2 and ATTEMPT == 0:
+    raise ValueError("a label is out of range")
+"""
+WAITS = "saferun: node4: this spare host waits to take the place of one that fails"
+
+
+def start(cluster: Cluster, folder: Path, way: str, *options: object, program: str = PLACES, **more: Any) -> jobs.Job:
+    """Three hosts that train, with two ranks each, and one spare."""
+    chosen = ("--spares", 1, "--host-timeout", HOST_TIMEOUT_S, "--start-window", 0.1, *options)
+    texts = tuple(map(str, chosen))
+    if way == "by_hand":
+        return jobs.start(cluster, jobs.Way(way), folder, program, *texts, nnodes="3", **more)
+    return jobs.start(cluster, jobs.Way(way), folder, program, "--nnodes", "3", *texts, **more)
+
+
+def places(job: jobs.Job, attempt: int = 0) -> dict[int, list[str]]:
+    """Where each rank is, once all six are there."""
+    return {word.rank: json.loads(word.more) for word in job.hear("place", 6, attempt=attempt)}
+
+
+def saferun_of(host: Host) -> int:
+    """The pid of its supervisor, of which the other processes are children."""
+    pids = host.pids(r"-m saferun ")
+    (supervisor,) = [pid for pid in pids if parent_of(pid) not in pids]
+    return supervisor
+
+
+def decisions(job: jobs.Job) -> list[dict[str, Any]]:
+    """Those of the leader's report."""
+    return [row for report in job.reports for row in report["decisions"]]
+
+
+def assert_replaced(job: jobs.Job, before: dict[int, list[str]], attempt: int = 1) -> None:
+    """The fourth host has the place of the second one, with its ranks; the others have theirs."""
+    after = places(job, attempt=attempt)
+    assert [after[rank][0] for rank in range(6)] == ["node1", "node1", "node4", "node4", "node3", "node3"]
+    assert [after[rank][1:] for rank in range(6)] == [before[rank][1:] for rank in range(6)]
+    line = r"saferun: starting again: node2 is left out \(.*\); node4, a spare, takes its place; no spare is left"
+    job.until(lambda: job.saferun_said(line), "it is said")
+
+
+def assert_reported(job: jobs.Job) -> None:
+    """The decision is in the leader's report."""
+    (row,) = [row for row in decisions(job) if row["next_step"] != "finish"]
+    assert (row["next_step"], row["host"], row["spare"]) == ("replace", "node2", "node4")
+
+
+@pytest.mark.parametrize("way", slow_but(["srun", "by_hand"], "srun"))
+def test_a_spare_takes_the_place_of_a_host_whose_saferun_is_killed(cluster: Cluster, tmp_path: Path, way: str) -> None:
+    """Its ranks get the same numbers; the others keep theirs, no restart is used up, and the job ends well."""
+    job = start(cluster, tmp_path, way)
+    before = places(job)
+    assert [before[rank][0] for rank in range(6)] == ["node1", "node1", "node2", "node2", "node3", "node3"]
+    job.until(lambda: job.saferun_said(WAITS), "the spare waits")
+    cluster.hosts[1].kill(saferun_of(cluster.hosts[1]))
+    assert_replaced(job, before)
+    job.release("end")
+    codes = job.finish()
+    assert codes == ([128 + signal.SIGKILL] if way == "srun" else [0, -signal.SIGKILL, 0, 0])
+    assert_reported(job)
+    jobs.assert_nothing_left(cluster)
+
+
+@pytest.mark.slow
+def test_a_spare_takes_the_place_of_a_host_that_is_switched_off(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """Nothing is heard of it any more, and its place is not kept for it."""
+    cluster = make_cluster(4)
+    job = start(cluster, tmp_path, "by_hand")
+    before = places(job)
+    cluster.hosts[1].power_off()
+    assert_replaced(job, before)
+    job.release("end")
+    codes = job.finish()
+    assert (codes[0], codes[2], codes[3]) == (0, 0, 0), job.story("the job did not end well")
+    assert_reported(job)
+
+
+def test_a_host_with_a_broken_gpu_leaves_and_does_not_end_the_step(cluster: Cluster, tmp_path: Path) -> None:
+    """Its saferun ends with exit code 0: under --kill-on-bad-exit any other would end the job, which goes on."""
+    job = start(cluster, tmp_path, "srun", program=SICK_GPU + PLACES, options=("--kill-on-bad-exit=1",))
+    job.release("sick")
+    job.hear("place", 5)
+    after = places(job, attempt=1)
+    assert [after[rank][0] for rank in range(6)] == ["node1", "node1", "node4", "node4", "node3", "node3"]
+    job.release("end")
+    assert job.finish() == [0], job.story("the step was ended")
+    assert_reported(job)
+    jobs.assert_nothing_left(cluster)
+
+
+@pytest.mark.slow
+def test_an_exception_of_a_rank_uses_no_spare(cluster: Cluster, tmp_path: Path) -> None:
+    """It is the script's fault: --max-restarts decides, and the same hosts train again."""
+    job = start(cluster, tmp_path, "srun", "--max-restarts", 1, program=WRONG + PLACES)
+    after = places(job, attempt=1)
+    assert [after[rank][0] for rank in range(6)] == ["node1", "node1", "node2", "node2", "node3", "node3"]
+    job.release("end")
+    assert job.finish() == [0]
+    assert [row["next_step"] for row in decisions(job)] == ["restart"]
+
+
+@pytest.mark.slow
+def test_without_a_spare_left_the_job_ends(cluster: Cluster, tmp_path: Path) -> None:
+    """As it would without spares. The spare that is gone costs one line, and the job goes on until then."""
+    job = start(cluster, tmp_path, "by_hand")
+    places(job)
+    cluster.hosts[3].kill(saferun_of(cluster.hosts[3]))
+    job.until(lambda: job.saferun_said("saferun: node4, a spare host, is gone .*; the job goes on, no spare"), "a line")
+    cluster.hosts[1].kill(saferun_of(cluster.hosts[1]))
+    assert job.finish() == [1, -signal.SIGKILL, 1, -signal.SIGKILL]
+    assert not job.saferun_said("saferun: starting again")
+
+
+@pytest.mark.slow
+def test_saferunctl_on_the_spare_ends_the_job_on_all_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    job = start(cluster, tmp_path, "by_hand")
+    places(job)
+    job.until(lambda: has_control_sockets(tmp_path, 4), "control sockets")
+    assert "exit code 143" in ask(cluster.hosts[3], tmp_path, "stop", "latest")
+    assert set(job.finish()) == {143}, job.story("wrong exit code")
+    jobs.assert_nothing_left(cluster)
+
+
+@pytest.mark.slow
+def test_scancel_ends_the_spare_too(cluster: Cluster, tmp_path: Path) -> None:
+    """It gets the signal itself."""
+    job = start(cluster, tmp_path, "srun")
+    places(job)
+    (number,) = job.until(lambda: re.findall(r"from Slurm step (\d+)\.0", job.err), "its number")
+    cluster.hosts[0].run(["scancel", number], check=True)
+    assert job.finish()[0] != 0
+    jobs.assert_nothing_left(cluster)
