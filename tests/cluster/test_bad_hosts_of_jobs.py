@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.faulted import FaultedJob
+from tests.cluster.faulted import STEPS, FaultedJob
 from tests.cluster.machines.launchers import srun
 
 if TYPE_CHECKING:
@@ -67,3 +68,27 @@ def test_slurm_leaves_out_the_hosts_of_the_list(cluster: Cluster, tmp_path: Path
     assert sorted(done.out.split()) == ["node1", "node2", "node4"]
     refused = srun(cluster, ["hostname"], hosts=[hosts[2]], options=[f"--exclude={bad}"])
     assert refused.finish() != 0, refused.story("node3 was given to a job")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "kinds"), [("power", ["lost"]), ("cables", ["lost"]), ("saferun", [])])
+def test_a_host_is_bad_that_is_lost_and_not_one_whose_saferun_was_killed(
+    make_cluster: MakeCluster, tmp_path: Path, fault: str, kinds: list[str]
+) -> None:
+    """Whoever kills a process does not break the host."""
+    cluster, bad = make_cluster(3), tmp_path / "bad-hosts"
+    job = FaultedJob(cluster, tmp_path / "job", STEPS, "--exclude-file", bad)
+    job.await_steps()
+    node3 = cluster.hosts[2]
+    if fault == "power":
+        node3.power_off()
+    elif fault == "cables":
+        node3.cut("eth0", how="cable")
+        node3.cut("eth1", how="cable")
+    else:
+        node3.kill(job.saferun(node3), signal.SIGKILL)
+    assert job.of["node1"].finish() == 1, job.story("did not fail")
+    report = json.loads((job.run_dir / "report.json").read_text())
+    found = [(row["host"], row["kind"]) for row in report["bad_hosts"]]
+    assert found == [("node3", kind) for kind in kinds], job.story(f"{found}")
+    assert (bad.read_text() if bad.exists() else "") == "node3\n" * len(kinds)
