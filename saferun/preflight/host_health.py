@@ -49,8 +49,8 @@ def check_host(
     )
     results = _run(context, timeout_s)
     counts = next((result.facts for result in results if result.name == "nic_errors"), ())
-    if path and counts and (failure := write_record(counts, path)):
-        results.append(CheckResult("record", "skipped", f"the counters are not kept: {failure}"))
+    if path and counts and (why := write_record(counts, path)):
+        results.append(CheckResult("record", "skipped", f"the counters are not kept: {why}"))
     return sorted(results, key=lambda result: -SEVERITY.get(result.verdict, 0))
 
 
