@@ -94,7 +94,7 @@ def _lint(arguments: argparse.Namespace) -> int:
     host = os.uname().nodename
     apply(resolution, environ, RankAssignment(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
     result = check(environ, python=arguments.python, script=arguments.script, budget_s=_SEARCH_S)
-    found = result.findings if arguments.all else result.at_launch
+    found = result.findings if arguments.all else result.when_asked
     lines = [one_line(finding) for finding in found] or ["no problems found"]
     lines += searched_lines(result.known, everything=arguments.all)
     _answer(arguments, lines, findings=[finding._asdict() for finding in found])

@@ -192,6 +192,8 @@ def test_lint_of_real_variables_is_content_and_says_what_it_searched() -> None:
         ("NCCL_SOCKET_IFNAME", "eht0", "this host has no interface starting with eht0"),
         ("TORCH_SHOW_CPP_STACKTRACE", "1", "TORCH_SHOW_CPP_STACKTRACES"),
         ("TORCH_DISTRIBUTED_DEBUG", "VERBOSE", "DETAIL"),
+        # Also on a host without NCCL.
+        ("NCCL_DEBG", "INFO", "did you mean NCCL_DEBUG?"),
     ],
 )
 @pytest.mark.parametrize("by", ["environment", "flag"])

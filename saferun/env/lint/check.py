@@ -26,6 +26,11 @@ class Result(Value):
         """The findings that are printed at every launch."""
         return tuple(finding for finding in self.findings if finding.at_launch)
 
+    @property
+    def when_asked(self) -> tuple[Finding, ...]:
+        """Those, and names that are nearly known ones, also where no library is here that would read them."""
+        return tuple(found for found in self.findings if found.at_launch or found.hint.startswith("did you mean "))
+
 
 def check(
     environ: Mapping[str, str],
