@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from saferun.console.stderr import print_error
 from saferun.ctl.answer import answer, answer_json
-from saferun.errors import UsageError
+from saferun.errors import UsageError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _checked(arguments)
     except Exception as error:
         # What breaks here must not take a host out of use.
-        print_error(f"saferunctl health: {type(error).__name__}: {error}")
+        print_error(printable(f"saferunctl health: {type(error).__name__}: {error}"))
         return 0
 
 

@@ -204,7 +204,7 @@ def go(verb: str, rank: str, to: Destination | None, options: Sequence[str] = ()
     if not command:
         refuse(verb, rank, to, options)
     tool = os.path.basename(command[0])
-    print_error(f"saferun: rank {rank} runs on {printable(to.host)}: going there by {tool}")
+    print_error(printable(f"saferun: rank {rank} runs on {to.host}: going there by {tool}"))
     code = _run(command)
     if code == _SSH_FAILED or (tool == "srun" and code):
         what = f"{tool} ended with {signal_name(-code) if code < 0 else f'exit code {code}'}"

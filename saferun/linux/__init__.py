@@ -50,8 +50,8 @@ Network
     ``listen_port``: the port of the ranks' store; SaferunError if it is in use. ``task_sockets``: a Unix socket in a
     private directory; else an abstract one. ``control_socket``: the same, in memory. ``names``: name lookups in a
     separate process, with a deadline.
-    ``netlink``, ``nic_state``: network interfaces (``nic``) and routes; OSError, or an empty list, if the kernel
-    refuses.
+    ``netlink``, ``nic_state``, ``link_counters``: network interfaces (``nic``) and routes; OSError, or an empty list,
+    if the kernel refuses.
     ``munge``: credentials; None if it is not installed.
 GPUs and torch
     ``gpus``, ``gpu_drivers``, ``gpu_nodes``: the number of GPUs; None if only torch can tell, which is then asked by
