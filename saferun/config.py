@@ -341,6 +341,16 @@ class LaunchConfig(Value):
         return not self.secret_file and self.sign_messages != "off" and self.hosts.started > 1
 
     @property
+    def moves_leader(self) -> bool:
+        """Whether a spare can take the place of the first host.
+
+        Without most of the hosts, a job that is cut in two could go on in both parts.
+        """
+        hosts, rendezvous = self.hosts, self.rendezvous
+        is_most = 2 * hosts.most > hosts.started
+        return hosts.spares > 0 and is_most and rendezvous.backend == "static" and rendezvous.control != "same"
+
+    @property
     def checks_here(self) -> bool:
         """Whether there are checks before the start, and this process is the one of its host that makes them."""
         task = self.hosts.task

@@ -221,11 +221,13 @@ class Job(JobSender):
         """
         from saferun.linux.netlink import own_addresses
 
+        config, channel = self._config, self._channel
         last = self.current
+        succeeds = config.moves_leader and not self.leads and action.left_out == 0
+        self._after_loss = self._after_loss or succeeds
         left_out = sorted({*last.lost, *last.lost_spares, *([action.left_out] if action.left_out >= 0 else ())})
         self._begin(JobAttempt(self._context))
         self._joining = True
-        config, channel = self._config, self._channel
         timeout_s = config.hosts.start_timeout_s
         # Less where each host decided for itself that they meet again.
         timeout_s, self._after_loss = min(timeout_s, _AGAIN_S) if self._after_loss else timeout_s, False
@@ -250,6 +252,7 @@ class Job(JobSender):
             host_timeout_s=config.hosts.host_timeout_s * SILENT_SHARE,
             sharing=SecretSharing(base, required=config.sign_messages == "required"),
             left_out=tuple(left_out) if config.hosts.spares and self.leads else (),
+            succeeds=succeeds,
         )
         message = {"op": "join", **request._asdict()}
         if self._secret is not None and self.is_head:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.job_values import JobCallbacks
@@ -109,6 +109,8 @@ class JobChannel:
         elif rendezvous.backend != "static":
             self._listeners["store"] = hold_port(None)
             self._bind_endpoint()
+        elif self._config.moves_leader:
+            self._listeners["store"] = self._hold_spare_port(rendezvous.ports or (rendezvous.master_port or 0,))
         self._listeners["control"] = self._hold_control_port(rendezvous.control)
         if self._task_sockets is not None:
             self._listeners["tasks"], self._task_path = self._task_sockets.listen()
@@ -117,6 +119,13 @@ class JobChannel:
         if "store" in self._listeners:
             self.port = self._listeners["store"].getsockname()[1]
         self.control_port = self._listeners["control"].getsockname()[1]
+
+    def _hold_spare_port(self, ports: Sequence[int]) -> Socket:
+        """For the ranks' store, should this host lead one day: the same number as elsewhere, if that is free here."""
+        try:
+            return hold_first(ports, self._config.rendezvous.port_source)
+        except SaferunError:
+            return hold_port(None)
 
     def _hold_control_port(self, wanted: str) -> Socket:
         """The port for the job's own messages, which others look for where the first host is; elsewhere any will do."""

@@ -52,7 +52,7 @@ class Assignment(Value):
         checked: whether the hosts probe each other before the ranks are started.
         probe_endpoints: the hosts that this one is to probe.
         host_infos: what all hosts found out about themselves, with their probe endpoints; for the leader.
-        spares: the names of the hosts that wait to take the place of one; for the leader.
+        spares: the names of the hosts that wait to take the place of one; for the leader all of them.
         replacements: which hosts have lost their places to spares without a decision; likewise.
     """
 

@@ -127,6 +127,7 @@ class JoinRequest(Value):
         sharing: None: no secret is shared.
         withdrawal: None: the host takes part.
         spares: how many hosts beside the ``most`` of the job wait to take the place of one.
+        succeeds: whether the first host is gone or left out, so that a spare leads from now on.
         left_out: on the leader: the hosts, by their numbers in the last attempt, that are not waited for any more.
     """
 
@@ -157,6 +158,7 @@ class JoinRequest(Value):
     sharing: SecretSharing | None = None
     withdrawal: Withdrawal | None = None
     spares: Number = 0
+    succeeds: bool = False
     left_out: Annotated[tuple[int, ...], list_of(Host, MOST_HOSTS)] = ()
 
 
@@ -205,8 +207,9 @@ class Joined(Value):
 
     ``peers`` and ``host_infos`` are for the leader, ``probe_endpoints`` for the first task of a host. ``local_base`` is
     the local rank of the task's first rank. ``signed``: by which secret messages are signed, else ``unsigned_why``.
-    A host that waits as a spare has a number behind those of the ``hosts``. For the leader, ``spare_peers`` are all of
-    them, and ``replacements`` what has become of the hosts whose places spares have taken since the last attempt.
+    A host that waits as a spare has a number behind those of the ``hosts``; ``successors`` are those that may lead. The
+    leader gets all of them as ``spare_peers``, and as ``replacements`` what has become of the hosts whose places spares
+    have taken since the last attempt.
     """
 
     attempt: Number
@@ -235,4 +238,5 @@ class Joined(Value):
     unsigned_why: Line = ""
     offered: Line = ""
     spare_peers: Annotated[tuple[Peer, ...], list_of(Peer, MOST_HOSTS, skips=True)] = ()
+    successors: Annotated[tuple[str, ...], list_of(Line, _MOST_ADDRESSES)] = ()
     replacements: Annotated[tuple[Replacement, ...], list_of(Replacement, MOST_HOSTS, skips=True)] = ()

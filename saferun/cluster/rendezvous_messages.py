@@ -93,7 +93,7 @@ def assignment_from(config: LaunchConfig, joined: Joined) -> Assignment:
         checked=joined.checked,
         probe_endpoints=joined.probe_endpoints,
         host_infos=joined.host_infos,
-        spares=tuple(peer.label for peer in joined.spare_peers),
+        spares=tuple(peer.label for peer in joined.spare_peers) or joined.successors,
         replacements=tuple(one for one in joined.replacements if one.why),
     )
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 from saferun.cluster.join_messages import ProbeTarget
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, display_text, loads, text
+from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 from saferun.text.typed_json import fit, number_of, text_of
 
 Task = TypeVar("Task")
@@ -27,6 +27,7 @@ _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
 _HIGHEST_PORT = 65535
 _MOST_ATTEMPTS = 1 << 40
+MOST_SUCCESSORS = 8
 LONGEST_RECORD_BYTES = 1 << 20
 # What a host found out about itself, and how it can be probed; both are read by others than these.
 _LONGEST_INFO = 64 << 10
@@ -107,12 +108,33 @@ class TaskAssignment(Value):
     local_base: Number
 
 
+class Successor(Value):
+    """A spare host, which may lead the job one day, and where its control store is then."""
+
+    name: Name
+    addresses: Addresses
+    port: Port
+
+
+def _successors(value: object) -> tuple[Successor, ...]:
+    if not isinstance(value, list) or len(value) > MOST_SUCCESSORS:
+        raise ValueError("no list of spares")
+    return tuple(fit(Successor, one) for one in value)
+
+
+def _seats(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_HOSTS:
+        raise ValueError("no list of hosts")
+    return tuple(number(one, 0, _MOST_HOSTS) for one in value)
+
+
 class HostAssignment(Value):
     """What one host gets: its own ranks, and of the others only what it needs.
 
     ``probe_endpoints``: the hosts that it is to probe. ``checked``: whether the leader
     looks at what the hosts find, before any rank is started. ``spares``: how many hosts without ranks there are; their
-    numbers follow those of the ``hosts``.
+    numbers follow those of the ``hosts``. ``successors``: the first of them; ``order``, for these alone: the node
+    ranks that all hosts were started with, in order of their numbers.
     """
 
     attempt: Number
@@ -129,6 +151,8 @@ class HostAssignment(Value):
     probe_endpoints: tuple[ProbeTarget, ...] = ()
     checked: bool = False
     spares: Annotated[int, number_of(_MOST_HOSTS)] = 0
+    successors: Annotated[tuple[Successor, ...], _successors] = ()
+    order: Annotated[tuple[int, ...], _seats] = ()
 
     @property
     def is_spare(self) -> bool:
@@ -146,7 +170,7 @@ class HostAssignment(Value):
         return sum(task.nproc for task in self.tasks)
 
 
-def assign(records: Sequence[HostRecord], spares: int = 0) -> list[HostAssignment]:
+def assign(records: Sequence[HostRecord], spares: int = 0, order: Sequence[int] = ()) -> list[HostAssignment]:
     """The assignments of all hosts, by torchrun's rules.
 
     Ranks are contiguous by host number, and by task within a host; ranks within a role are counted in the same order.
@@ -155,8 +179,10 @@ def assign(records: Sequence[HostRecord], spares: int = 0) -> list[HostAssignmen
     Args:
         records: of all hosts, in order of host number.
         spares: how many of them, the last ones, get no ranks.
+        order: with which node ranks they were started.
     """
     hosts = len(records) - spares
+    successors = tuple(Successor(one.name, one.addresses, one.port) for one in records[hosts:][:MOST_SUCCESSORS])
     attempt = max(record.attempt for record in records)
     restarts = max(record.restarts for record in records)
     labels = label_hosts([record.name for record in records])
@@ -197,6 +223,8 @@ def assign(records: Sequence[HostRecord], spares: int = 0) -> list[HostAssignmen
                 probe_endpoints=_probe_targets(records[:hosts], labels, host) if host < hosts else (),
                 checked=bool(leader.host_info),
                 spares=spares,
+                successors=successors,
+                order=tuple(order) if 0 <= host - hosts < MOST_SUCCESSORS else (),
             )
         )
     return assignments

@@ -39,6 +39,7 @@ class ControlFinder:
         moves: how often the control store has become another one.
         script: what the ranks of the first host run, for people.
         agreement: signs the messages where no secret was named.
+        master_addr: where the ranks find their store, where another host than the first one leads; else empty.
     """
 
     def __init__(self, stores: ServedStores) -> None:
@@ -48,6 +49,7 @@ class ControlFinder:
         self.moves = 0
         self.script = ""
         self.agreement: SecretAgreement | None = None
+        self.master_addr = ""
 
     def signer(self, rdzv: RendezvousRound, job: str) -> Signer | None:
         """What signs the messages of the job with this number."""

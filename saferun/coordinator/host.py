@@ -339,6 +339,7 @@ class HostCoordinator:
                     peers=result.peers if is_leader else (),
                     spare_peers=result.spare_peers if is_leader else (),
                     replacements=result.replacements,
+                    successors=tuple(one.name for one in assignment.successors),
                     **_signed_fields(result.client.signer),
                 )
                 connection.send({"op": "joined", **joined._asdict()})

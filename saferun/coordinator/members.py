@@ -36,6 +36,16 @@ class Members:
         self.left_out.update(seats)
         return seats
 
+    def succeed(self, order: Sequence[int], seat: int) -> None:
+        """This host, of that seat, takes the place of the first one, which does not come again.
+
+        Args:
+            order: of the last rendezvous.
+            seat: of a spare in it.
+        """
+        self._order = [seat, *(one for one in order[1:] if one != seat)]
+        self.left_out = {*self._started} - {*self._order}
+
     def expected(self, is_late: Callable[[int], bool]) -> list[int]:
         """Whose hosts are waited for: those of the last rendezvous that are not left out, and those that came late."""
         late = [seat for seat in self._started if seat not in self._order and is_late(seat)]

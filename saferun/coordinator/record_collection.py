@@ -283,7 +283,7 @@ class RecordCollection:
                 time.sleep(0.02)
 
     def publish_assignments(
-        self, records: Sequence[HostRecord], seats: Sequence[int] | None = None, spares: int = 0
+        self, records: Sequence[HostRecord], seats: Sequence[int] | None = None, spares: int = 0, own_seat: int = 0
     ) -> HostAssignment:
         """Give every host its assignment, and return the leader's own.
 
@@ -291,8 +291,10 @@ class RecordCollection:
             records: of all hosts, in order of their numbers.
             seats: where the others look for their assignments, in the same order; None: as they were collected.
             spares: how many of them, the last ones, get no ranks.
+            own_seat: the one of this host.
         """
-        assignments = assign(records, spares)
+        order = (own_seat, *seats) if seats is not None else ()
+        assignments = assign(records, spares, order)
         prefix = attempt_prefix(assignments[0].attempt)
         for assignment in assignments[1:]:
             # The monitor reads those of many hosts in one go, which would wait for keys that are not there.

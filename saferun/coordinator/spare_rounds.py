@@ -28,27 +28,31 @@ class SpareRounds:
 
     Args:
         rdzv: the first of them.
+        order: of the last one, which another host held, in whose place this one is from now on; empty: there was none.
     """
 
-    def __init__(self, rdzv: RendezvousRound) -> None:
+    def __init__(self, rdzv: RendezvousRound, order: Sequence[int] = ()) -> None:
+        self._seat = rdzv.request.node_rank or 0
         self._needed = rdzv.most
         self._started = rdzv.most + rdzv.spares
         self._members = Members(rdzv.most, range(self._started))
         self._names: dict[int, str] = {}
         self._reasons: dict[int, str] = {}
-        self._is_first = True
+        self._is_first = not order
+        if order:
+            self._members.succeed(order, self._seat)
         self.replacements: tuple[Replacement, ...] = ()  # who has lost the place to whom in the last rendezvous
 
     def collection(self, rdzv: RendezvousRound, client: StoreClient, prefix: str, **more: Any) -> RecordCollection:  # noqa: ANN401
         """What collects the records of a rendezvous. ``more``: as it is in a job without spares."""
-        self._members.leave_out(rdzv.request.left_out)
-        rdzv.request = rdzv.request._replace(left_out=())
+        # The one of this host's tasks that leads knows them, whichever has come first.
+        self._members.leave_out({number for join in rdzv.joins.values() for number in join.left_out})
         seats = self._members.expected(lambda seat: client.check(late_key(seat)))
         return RecordCollection(
             client,
             prefix,
             self._started,
-            seats=[seat for seat in seats if seat],
+            seats=[seat for seat in seats if seat != self._seat],
             needed=self._needed,
             patience_s=_FIRST_PATIENCE_S if self._is_first else _PATIENCE_S,
             **more,
@@ -65,7 +69,7 @@ class SpareRounds:
         self, rdzv: RendezvousRound, collection: RecordCollection, records: Sequence[HostRecord]
     ) -> tuple[list[HostRecord], list[int], int]:
         """The records in order of the hosts' numbers, the seats of all but the first, and how many are spares."""
-        by_seat = dict(zip((0, *collection.here), records, strict=True))
+        by_seat = dict(zip((self._seat, *collection.here), records, strict=True))
         for seat, record in by_seat.items():
             self._names[seat] = record.name
         self._reasons.update({seat: error.what for seat, error in collection.withdrawn.items()})

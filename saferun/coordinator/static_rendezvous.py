@@ -11,6 +11,7 @@ attempt, as the ranks' store does; everybody is sent to the next one when all ha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -40,11 +41,12 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.spare_rounds import LATE_HINT, SpareRounds, late_key
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
+from saferun.coordinator.successor_search import find_successor, own_address
 from saferun.text.master_port import another_port_hint, is_started_hint
 
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import EndNote, Replacement, Withdrawal
-    from saferun.coordinator.assignments import HostRecord
+    from saferun.coordinator.assignments import HostAssignment, HostRecord
     from saferun.coordinator.secrecy import SecretMismatch
 
 # How long the hosts may take to leave a store that is about to be replaced.
@@ -66,6 +68,8 @@ class StaticRendezvous:
         self._one_port = False  # on the first host: whether the ranks' store holds the control store as well
         self._is_late = False  # the others have met without this host
         self._spare_rounds: SpareRounds | None = None  # on the first host of a job with spares
+        self._last: HostAssignment | None = None  # of a host that does not lead
+        self._leads = False  # this host has taken the place of the first one
 
     def meet(self, rdzv: RendezvousRound) -> RendezvousResult:
         """Meet the other hosts.
@@ -84,27 +88,52 @@ class StaticRendezvous:
         withdrawal = rdzv.request.withdrawal
         if withdrawal is not None:
             raise self._withdraw(rdzv, withdrawal)
-        if rdzv.request.node_rank == 0:
-            try:
-                return self._lead(rdzv)
-            except StoreBrokenError as error:
-                raise JoinFailedError(f"the store of this host is gone: {error}", "start the job again") from error
-        while True:
+        if rdzv.request.succeeds and self._last is not None:
+            self._succeed(rdzv, self._last)
+        while not self._leads and rdzv.request.node_rank > 0:
             try:
                 return self._follow(rdzv, rdzv.request.node_rank)
             except StoreBrokenError:
-                # The first host has gone, perhaps to come again.
-                if self._is_late and rdzv.spares:
-                    what = f"the job has ended without {rdzv.name}, which came late"
-                    raise JoinFailedError(what, LATE_HINT, is_needless=True) from None
-                self._client = None
-                self._round, self._is_late = -1, False
-                rdzv.check()
-                if rdzv.remaining_s <= 0:
-                    where = shown(rdzv.master_addr, self._finder.port)
-                    what = f"{where} closed the connection, for {rdzv.timeout_s:.0f} s"
-                    hint = is_started_hint(rdzv.request.master.source, rdzv.master_addr, self._finder.port)
-                    raise JoinFailedError(what, hint) from None
+                self._lose_store(rdzv)
+        try:
+            return self._lead(rdzv)
+        except StoreBrokenError as error:
+            raise JoinFailedError(f"the store of this host is gone: {error}", "start the job again") from error
+
+    def _lose_store(self, rdzv: RendezvousRound) -> None:
+        """The first host has gone, perhaps to come again.
+
+        Raises:
+            JoinFailedError: it is not waited for any more.
+            CancelledError: no task waits for it any more.
+        """
+        if self._is_late and rdzv.spares:
+            what = f"the job has ended without {rdzv.name}, which came late"
+            raise JoinFailedError(what, LATE_HINT, is_needless=True)
+        self._client = None
+        self._round, self._is_late = -1, False
+        rdzv.check()
+        if rdzv.remaining_s <= 0:
+            where = shown(rdzv.master_addr, self._finder.port)
+            what = f"{where} closed the connection, for {rdzv.timeout_s:.0f} s"
+            hint = is_started_hint(rdzv.request.master.source, rdzv.master_addr, self._finder.port)
+            raise JoinFailedError(what, hint)
+        if self._finder.master_addr and self._last is not None:
+            self._succeed(rdzv, self._last)
+
+    def _succeed(self, rdzv: RendezvousRound, last: HostAssignment) -> None:
+        """The first host does not come again: one of the spares leads from now on, this one or another.
+
+        It has all hosts that the job needs, or none starts a rank: of two that lead, one would be alone.
+        """
+        before = last.successors[: last.host - last.hosts] if last.is_spare and last.order else None
+        self._client, self._round = find_successor(rdzv, self._stores, self._finder, last.successors, before), -1
+        if self._client is not None:
+            return
+        self._leads = True
+        self._finder.job, self._finder.agreement = os.urandom(8).hex(), None
+        self._finder.master_addr = own_address(rdzv.request.record.addresses)
+        self._spare_rounds = SpareRounds(rdzv, last.order)
 
     def resumption(self, result: RendezvousResult, own: HostRecord) -> Resumption | None:
         """What a successor of this process goes on from; None: the stores end with this one."""
@@ -162,6 +191,7 @@ class StaticRendezvous:
     # ------------------------------------------------------------------------------------------------------ node rank 0
 
     def _lead(self, rdzv: RendezvousRound) -> RendezvousResult:
+        rdzv.master_addr = self._finder.master_addr or rdzv.master_addr
         again = self._client is not None
         if not again:
             self._serve(rdzv)
@@ -194,7 +224,7 @@ class StaticRendezvous:
         if self._spare_rounds is not None:
             records, seats, spares = self._spare_rounds.arrange(rdzv, collection, records)
             replacements = self._spare_rounds.replacements
-        assignment = collection.publish_assignments(records, seats, spares)
+        assignment = collection.publish_assignments(records, seats, spares, rdzv.request.node_rank or 0)
         prefix = attempt_prefix(assignment.attempt)
         result = RendezvousResult(
             assignment, client, self._finder.job, prefix, records, rdzv.master_addr, self._stores.ranks_port
@@ -297,6 +327,10 @@ class StaticRendezvous:
             spares=rdzv.spares,
         )
         publish_address(ranks, CONTROL_KEY, rdzv, address)
+        if self._leads:
+            # The others look for it there, since they know that port.
+            plain = StoreClient.connect(self._stores.store_class, self._control.address)
+            publish_address(plain, CONTROL_KEY, rdzv, address)
 
     # ------------------------------------------------------------------------------------------------------- the others
 
@@ -316,11 +350,10 @@ class StaticRendezvous:
                 # All are here, and the previous store may end at any moment; or this is the first rendezvous.
                 rdzv.on_all_here()
                 self._client = self._finder.find(rdzv, moved=True)
-        self._is_late = False
-        prefix = attempt_prefix(assignment.attempt)
-        return RendezvousResult(
-            assignment, self._control, self._finder.job, prefix, [], rdzv.master_addr, self._finder.port
-        )
+        self._is_late, self._last = False, assignment
+        prefix, finder = attempt_prefix(assignment.attempt), self._finder
+        way = finder.master_addr or rdzv.master_addr
+        return RendezvousResult(assignment, self._control, finder.job, prefix, [], way, finder.port)
 
     def _wait_for_round(self, client: StoreClient, rdzv: RendezvousRound) -> int:
         """The number of the rendezvous that this host can take part in."""

@@ -251,6 +251,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         hurries=bool(hosts.detected),
         least_hosts=hosts.least,
         has_spares=hosts.spares > 0,
+        moves_leader=config.moves_leader,
     )
     hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")
     return Supervisor(attempts, limits, hangs, job, orphans=config.leftovers), peers_s

@@ -26,8 +26,8 @@ class RunChecks(Value):
 class JoinHosts(Value):
     """Rendezvous with the other hosts and empty the store of the previous attempt; answer HostsJoined.
 
-    ``restarts``: how many failures the job has recovered from. ``left_out``: the number of the host that the leader has
-    left out, in the previous attempt; -1: none.
+    ``restarts``: how many failures the job has recovered from. ``left_out``: the number of the host that was
+    left out, in the previous attempt; -1: none; 0: a spare leads from now on.
     """
 
     attempt: int

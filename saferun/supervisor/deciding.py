@@ -7,6 +7,7 @@ from saferun.supervisor.actions import (
     Action,
     BroadcastDecision,
     Diagnose,
+    PrintLine,
     ReportDecision,
     ReportFailure,
     RunChecks,
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.evidence import Diagnosis
-    from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided
+    from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided, JobLost
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 _UNKNOWN = FailureFacts("unknown")
 
@@ -82,6 +84,7 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
         hosts=placement.group_world_size if placement is not None else 1,
         least_hosts=launch.job.least_hosts,
         spares=launch.spares,
+        moves_leader=launch.job.moves_leader,
         at=at,
     )
     finishes = decision.next_step == "finish"
@@ -96,12 +99,17 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
     # DIAGNOSING -> BACKOFF
     launch.restarts += decision.is_counted
     excluded = launch.left_out = -1 if decision.exclude is None else decision.exclude
+    if any(fault.host == 0 for fault in decision.faulty):
+        launch.left_out = 0  # a spare leads from now on
     if broadcasts:
         actions.append(
             BroadcastDecision(
                 launch.number, "restart", 1, decision.wait_s, launch.restarts, diagnosis, decision, excluded
             )
         )
+    if broadcasts and launch.left_out == 0:
+        # DIAGNOSING -> DONE: this is the host that is left out.
+        return [*actions, *launch.finish(0, leaves=True)]
     launch.enter(State.BACKOFF, at + decision.wait_s)
     return actions
 
@@ -124,10 +132,35 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
     elif peers.is_stopped or launch.stopped_by:
         reason = f"stopped by {launch.stopped_by}" if launch.stopped_by else "stopped"
     elif peers.cut_off is not None and not (launch.job.outlives_leader or is_transient or lost.class_name):
+        if _may_succeed(launch):
+            return facts._replace(faulty=_lost_leader(launch, lost.what), started=None)
         reason = "the other hosts cannot be reached"
     elif lost.is_final or is_final(ending):
         reason = facts.message or "it is not worth another attempt"
     return facts._replace(restarting_allowed=False, stop_reason=reason) if reason else facts
+
+
+def _may_succeed(launch: LaunchState) -> bool:
+    """Whether a spare can take the place of the leader, which this host has lost."""
+    lost = launch.attempt.peers.cut_off
+    is_alone = lost is not None and bool(lost.what) and not lost.is_final
+    return is_alone and launch.job.moves_leader and bool(launch.spares) and not launch.leads
+
+
+def _lost_leader(launch: LaunchState, what: str) -> tuple[FaultyHost, ...]:
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost
+
+    placement = launch.attempt.placement
+    return (FaultyHost(0, placement.leader if placement is not None else "the leader", what, is_lost=True),)
+
+
+def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
+    """WAITING -> BACKOFF | DONE: a spare that has lost the leader may lead the others, or the job does without it."""
+    if _may_succeed(launch):
+        launch.left_out = 0
+        launch.enter(State.BACKOFF, event.at)
+        return [PrintLine(f"{event.what}; this spare host meets the others again")]
+    return [PrintLine(f"{event.what}; this spare host ends"), *launch.finish(0, leaves=True)]
 
 
 def _exit_code(launch: LaunchState) -> int:
@@ -149,7 +182,7 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
         return [*actions, *launch.finish(0 if launch.job.has_spares else 1, leaves=True)]
     if restarting:
         # DIAGNOSING | WAITING -> BACKOFF
-        launch.restarts = decision.restarts
+        launch.restarts, launch.left_out = decision.restarts, decision.excluded
         launch.enter(State.BACKOFF, at + decision.wait_s)
         return actions
     # DIAGNOSING | WAITING -> DONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from saferun.supervisor.actions import Action, BroadcastDecision, PrintLine
-from saferun.supervisor.deciding import diagnose, follow
+from saferun.supervisor.deciding import diagnose, follow, lose_as_spare
 from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, signum_of
 from saferun.supervisor.launch_state import CutOff, LaunchState, State
 from saferun.supervisor.stopping import (
@@ -188,8 +188,7 @@ def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
         return []
     peers.cut_off = CutOff(event.what, event.hint, event.class_name)
     if launch.is_spare and launch.state is State.WAITING and not event.class_name:
-        # WAITING -> DONE: the job ends, or goes on without this host.
-        return [PrintLine(f"{event.what}; this spare host ends"), *launch.finish(0, leaves=True)]
+        return lose_as_spare(launch, event)
     match launch.state:
         case State.STARTING | State.RUNNING:
             return fail(launch, event.at)

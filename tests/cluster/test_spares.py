@@ -22,17 +22,25 @@ if TYPE_CHECKING:
     from tests.cluster.machines.faults import Host
 
 HOST_TIMEOUT_S = 4
+HEALTHY = "check = bool"
 # Each rank says where it is, and works on until the test lets it end.
 PLACES = """
 place = [os.environ[name] for name in ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
 tell("place", json.dumps([socket.gethostname(), *place]))
-await_release("end")
+while not os.path.exists(f"{FOLDER}/release.end"):
+    check()
+    time.sleep(0.01)
 """
 # The same, but for what a rank of the second host meets first; torch prints this of a GPU that is broken.
 SICK_GPU = """
 if RANK == 2 and socket.gethostname() == "node2":
     await_release("sick")
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+FIRST_IS_SICK = """
+def check():
+    if RANK == 0 and socket.gethostname() == "node1" and os.path.exists(f"{FOLDER}/release.sick"):
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 """
 # A rank fails by the script's own fault, wherever it runs.
 WRONG = """
@@ -42,13 +50,15 @@ if RANK == 2 and ATTEMPT == 0:
 WAITS = "saferun: node4: this spare host waits to take the place of one that fails"
 
 
-def start(cluster: Cluster, folder: Path, way: str, *options: object, program: str = PLACES, **more: Any) -> jobs.Job:
+def start(
+    cluster: Cluster, folder: Path, way: str, *options: object, program: str = f"{HEALTHY}\n{PLACES}", **more: Any
+) -> jobs.Job:
     """Three hosts that train, with two ranks each, and one spare."""
     chosen = ("--spares", 1, "--host-timeout", HOST_TIMEOUT_S, "--start-window", 0.1, *options)
     texts = tuple(map(str, chosen))
     if way == "by_hand":
         return jobs.start(cluster, jobs.Way(way), folder, program, *texts, nnodes="3", **more)
-    return jobs.start(cluster, jobs.Way(way), folder, program, "--nnodes", "3", *texts, **more)
+    return jobs.start(cluster, jobs.Way(way, more.pop("tasks", 1)), folder, program, "--nnodes", "3", *texts, **more)
 
 
 def places(job: jobs.Job, attempt: int = 0) -> dict[int, list[str]]:
@@ -113,9 +123,19 @@ def test_a_spare_takes_the_place_of_a_host_that_is_switched_off(make_cluster: Ma
     assert_reported(job)
 
 
-def test_a_host_with_a_broken_gpu_leaves_and_does_not_end_the_step(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tasks", slow_but([1, 2], "1"))
+def test_a_host_with_a_broken_gpu_leaves_and_does_not_end_the_step(
+    cluster: Cluster, tmp_path: Path, tasks: int
+) -> None:
     """Its saferun ends with exit code 0: under --kill-on-bad-exit any other would end the job, which goes on."""
-    job = start(cluster, tmp_path, "srun", program=SICK_GPU + PLACES, options=("--kill-on-bad-exit=1",))
+    job = start(
+        cluster,
+        tmp_path,
+        "srun",
+        tasks=tasks,
+        program=f"{HEALTHY}\n{SICK_GPU}{PLACES}",
+        options=("--kill-on-bad-exit=1",),
+    )
     job.release("sick")
     job.hear("place", 5)
     after = places(job, attempt=1)
@@ -126,10 +146,34 @@ def test_a_host_with_a_broken_gpu_leaves_and_does_not_end_the_step(cluster: Clus
     jobs.assert_nothing_left(cluster)
 
 
+@pytest.mark.parametrize("way", slow_but(["killed", "switched off", "broken"], "killed"))
+def test_a_spare_takes_the_place_of_the_first_host(make_cluster: MakeCluster, tmp_path: Path, way: str) -> None:
+    """With its ranks, and the stores: all find the spare, which leads from now on, and all ranks have its address."""
+    cluster = make_cluster(4)
+    job = start(cluster, tmp_path, "by_hand", program=FIRST_IS_SICK + PLACES)
+    before = places(job)
+    job.until(lambda: job.saferun_said(WAITS), "the spare waits")
+    if way == "broken":
+        job.release("sick")
+    elif way == "killed":
+        cluster.hosts[0].kill(saferun_of(cluster.hosts[0]))
+    else:
+        cluster.hosts[0].power_off()
+    after = places(job, attempt=1)
+    assert [after[rank][0] for rank in range(6)] == ["node4", "node4", "node2", "node2", "node3", "node3"]
+    assert [after[rank][1:4] for rank in range(6)] == [before[rank][1:4] for rank in range(6)]
+    (master,) = {after[rank][4] for rank in range(6)}
+    assert master in cluster.hosts[3].addresses
+    assert len({after[rank][5] for rank in range(6)}) == 1
+    job.release("end")
+    assert job.finish()[1:] == [0, 0, 0], job.story("the job did not end well")
+    assert job.saferun_said(r"saferun: (node\d: )?starting again: node1 is left out \(.*\); node4, a spare, takes")
+
+
 @pytest.mark.slow
 def test_an_exception_of_a_rank_uses_no_spare(cluster: Cluster, tmp_path: Path) -> None:
     """It is the script's fault: --max-restarts decides, and the same hosts train again."""
-    job = start(cluster, tmp_path, "srun", "--max-restarts", 1, program=WRONG + PLACES)
+    job = start(cluster, tmp_path, "srun", "--max-restarts", 1, program=f"{HEALTHY}\n{WRONG}{PLACES}")
     after = places(job, attempt=1)
     assert [after[rank][0] for rank in range(6)] == ["node1", "node1", "node2", "node2", "node3", "node3"]
     job.release("end")

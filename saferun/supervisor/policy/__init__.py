@@ -24,7 +24,8 @@ class JobPolicy(Value):
     ``together``: there are others. ``outlives_leader``: they can meet again where the leader is gone.
     ``peers_s``: how long the leader waits for the evidence of the others. ``hurries``: a scheduler that asks
     for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: without how
-    many hosts the job cannot be. ``has_spares``: whether there are hosts that take the places of others.
+    many hosts the job cannot be. ``has_spares``: whether there are hosts that take the places of others;
+    ``moves_leader``: of the leader, too.
     """
 
     together: bool = False
@@ -33,6 +34,7 @@ class JobPolicy(Value):
     hurries: bool = False
     least_hosts: int = 1
     has_spares: bool = False
+    moves_leader: bool = False
 
 
 class HangPolicy(Value):

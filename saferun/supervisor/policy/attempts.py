@@ -328,6 +328,7 @@ class AttemptPolicy:
         hosts: int = 1,
         least_hosts: int = 1,
         spares: Sequence[str] = (),
+        moves_leader: bool = False,
         at: float = 0.0,
     ) -> Decision:
         """What follows a failed attempt. To be called once for each, in order.
@@ -338,6 +339,7 @@ class AttemptPolicy:
             hosts: how many hosts take part.
             least_hosts: without how many the job cannot be.
             spares: the names of the hosts that can take the place of one.
+            moves_leader: whether they can take that of the leader, too.
             at: when it failed, in monotonic seconds.
         """
         before, self._before = self._before, facts
@@ -349,8 +351,9 @@ class AttemptPolicy:
             self._retries = 0
         if not facts.restarting_allowed:
             return _finish(facts.stop_reason or facts.message, is_plain=True)
-        if at_fault and spares and (decision := self._replace(facts, at_fault, spares)) is not None:
-            return decision
+        may_replace = len(at_fault) <= len(spares) and (moves_leader or all(fault.host for fault in at_fault))
+        if at_fault and may_replace:
+            return self._replace(facts, at_fault, spares)
         limit = self._retry_limit(facts) if is_start else 0
         is_retry = self._retries < limit
         has_next = is_retry or self.may_restart(restarts)
@@ -372,10 +375,8 @@ class AttemptPolicy:
             self._faults = FaultyHosts()
         return self._faults.at_fault(facts.faulty, at)
 
-    def _replace(self, facts: FailureFacts, at_fault: Sequence[FaultyHost], spares: Sequence[str]) -> Decision | None:
-        """Another attempt in which spares have the places of these hosts; None: it cannot be."""
-        if len(at_fault) > len(spares) or any(fault.host == 0 for fault in at_fault):
-            return None
+    def _replace(self, facts: FailureFacts, at_fault: Sequence[FaultyHost], spares: Sequence[str]) -> Decision:
+        """Another attempt in which spares have the places of these hosts."""
         from saferun.supervisor.policy.faulty_hosts import replaced_text
 
         counts = facts.started is not False

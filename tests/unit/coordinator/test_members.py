@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.coordinator.assignments import HostRecord, TaskRecord, assign, decode_assignment, encode_assignment
+from saferun.coordinator.assignments import (
+    HostRecord,
+    Successor,
+    TaskRecord,
+    assign,
+    decode_assignment,
+    encode_assignment,
+)
 from saferun.coordinator.members import Members
 
 
@@ -57,15 +64,35 @@ def test_without_a_spare_there_are_fewer_than_the_job_needs() -> None:
     assert members.arrange({0}) == (0,)
 
 
+def test_a_spare_that_leads_has_the_number_of_the_first_host() -> None:
+    """The first host, and whoever is not in the job any more, is not waited for; the order of all others stays."""
+    members = Members(3, range(6))
+    members.succeed((0, 3, 2, 4, 5), 4)
+    assert members.expected(never) == [2, 3, 4, 5]
+    before = (0, 3, 2, 4, 5)
+    assert members.arrange({2, 3, 4, 5}) == (4, 3, 2, 5)
+    assert members.replaced(before) == [(0, 4)]
+
+
+def test_only_spares_know_whom_they_would_wait_for() -> None:
+    """What the others get does not grow with the number of hosts."""
+    records = [HostRecord(f"node{i}", (TaskRecord(2, "", 7),), (f"10.0.0.{i}",), 4000 + i) for i in range(12)]
+    assigned = assign(records, spares=10, order=range(12))
+    assert [one.order for one in assigned] == [(), (), *[tuple(range(12))] * 8, (), ()]
+    assert [one.successors for one in assigned] == [assigned[0].successors] * 12
+    assert assigned[0].successors[0] == Successor("node2", ("10.0.0.2",), 4002)
+    assert len(assigned[0].successors) == 8
+    assert decode_assignment(encode_assignment(assigned[2])) == assigned[2]
+
+
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_a_spares_assignment_has_no_ranks_and_changes_nobody_elses(tasks: int) -> None:
     """Ranks, world size, labels and probes of the others are as without it."""
     records = [HostRecord(f"node{i}", (TaskRecord(2, "trainer", 7),) * tasks, probe_endpoint="{}") for i in range(3)]
     without, assigned = assign(records[:2]), assign(records, spares=1)
     spare = assigned[2]
-    assert [one._replace(chunk_limit_bytes=0) for one in assigned[:2]] == [
-        one._replace(spares=1, chunk_limit_bytes=0) for one in without
-    ]
+    expected = [one._replace(spares=1, successors=spare.successors, chunk_limit_bytes=0) for one in without]
+    assert [one._replace(chunk_limit_bytes=0) for one in assigned[:2]] == expected
     assert (spare.is_spare, spare.local_world_size, spare.probe_endpoints) == (True, 0, ())
     assert (spare.hosts, spare.members, spare.world_size) == (2, 3, 4 * tasks)
     assert decode_assignment(encode_assignment(spare)) == spare

@@ -67,6 +67,7 @@ class Host:
             peers_s=100.0,
             least_hosts=job.least,
             has_spares=job.spares > 0,
+            moves_leader=job.moves,
         )
         self.supervisor = Supervisor(
             AttemptPolicy(job.max_restarts, 1, wait=lambda _: 1.0), LIMITS, job.hang_policy, policy
@@ -194,6 +195,7 @@ class Job:
         least: with how many the job goes on.
         bad_checks: attempts before which the host that leads finds something amiss.
         spares: how many of the hosts wait to take the place of one.
+        moves: whether of the leader, too.
         hang_policy: what is done about hangs.
     """
 
@@ -205,10 +207,11 @@ class Job:
         hang_policy: HangPolicy | None = None,
         bad_checks: Container[int] = (),
         spares: int = 0,
+        moves: bool = False,
     ) -> None:
         self.now = 100.0
         self.max_restarts = max_restarts
-        self.spares = spares
+        self.spares, self.moves = spares, moves
         self.least = least if least is not None else hosts - spares
         self.elastic = not spares and self.least != hosts
         self.order: list[Host] = []  # with spares: those that train, then the spares
@@ -259,14 +262,15 @@ class Job:
         if len(self.hosts) < self.least + self.spares or any(host.arrived is None for host in here):
             return
         leader = (self.order or self.hosts)[0]
-        if leader.arrived is not None and leader.arrived.left_out >= 0:
-            bad = self.order[leader.arrived.left_out]
-            self.left_out.add(bad.number)
-            here = [host for host in here if host is not bad]
+        for host in [host for host in here if host.arrived is not None and host.arrived.left_out >= 0]:
+            number = host.arrived.left_out if host.arrived is not None else -1
+            if host is leader or number == 0:
+                self.left_out.add(self.order[number].number)
+        here = [host for host in here if host.number not in self.left_out]
         order = self.order or list(self.hosts)
         spares = [host for host in order[self.least :] if host in here]
         training = [host if host in here else spares.pop(0) if spares else None for host in order[: self.least]]
-        if None in training or not leader.runs:
+        if None in training or (leader not in here and not self.moves):
             return
         self.order = self.met = [host for host in training if host is not None] + spares
         self.number = max(host.arrived.attempt for host in self.met if host.arrived)
@@ -280,9 +284,7 @@ class Job:
             placement = Placement(i, self.least, 2 * self.least, 2 * self.least, places, "a", 1, "job")
             placement = placement._replace(restarts=restarts, host=f"node{host.number}")
             expected = host.arrived.attempt if host.arrived else 0
-            host.inbox.append(
-                HostsJoined(self.now, expected, placement, self.number, i == 0, spares=names if i == 0 else ())
-            )
+            host.inbox.append(HostsJoined(self.now, expected, placement, self.number, i == 0, spares=names))
             host.arrived = host.waits_for_pieces = None
 
     def is_spare(self, host: Host) -> bool:

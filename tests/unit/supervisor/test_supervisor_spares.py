@@ -208,6 +208,54 @@ def test_a_hang_is_retried_where_all_hosts_are_well_and_else_without_the_sick_on
     assert codes(job) == [1, 1, 0, 1]
 
 
+def test_a_spare_takes_the_place_of_a_leader_that_is_lost() -> None:
+    """Each host decides for itself, and all the same."""
+    job = started(moves=True)
+    job.power_off(job.hosts[0])
+    job.next_attempt()
+    assert job.leader is job.hosts[3]
+    assert [ranks_of(host) for host in job.hosts[1:]] == [[(2, 3)] * 2, [(4, 5)] * 2, [(0, 1)]]
+    all_end_well(job)
+    assert codes(job) == [None, 0, 0, 0]
+
+
+def test_a_leader_that_is_itself_at_fault_leaves_the_job_to_a_spare() -> None:
+    """All hear of it, so that nobody waits for its store, and it ends with exit code 0."""
+    job = started(moves=True)
+    job.faulty[0] = "GPU 0 has fallen off the bus"
+    job.hosts[0].exit(FAILED)
+    job.next_attempt()
+    assert job.leader is job.hosts[3]
+    assert codes(job) == [0, None, None, None]
+    all_end_well(job)
+    assert codes(job) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("at_fault", [False, True])
+def test_where_the_leader_cannot_be_replaced_its_loss_ends_the_job(at_fault: bool) -> None:
+    """Its own decision, or that of each host."""
+    job = started()
+    if at_fault:
+        job.faulty[0] = "GPU 0 has fallen off the bus"
+        job.hosts[0].exit(FAILED)
+        job.settle()
+        assert codes(job) == [1, 1, 1, 1]
+    else:
+        job.power_off(job.hosts[0])
+        job.settle()
+        assert codes(job) == [None, 1, 1, 0]
+
+
+def test_a_host_that_was_stopped_does_not_look_for_another_leader() -> None:
+    """The user wants an end."""
+    job = started(moves=True)
+    job.hosts[1].signal(signal.SIGTERM)
+    job.power_off(job.hosts[0])
+    job.settle()
+    assert codes(job)[1] == 1
+    assert len(ranks_of(job.hosts[1])) == 1
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -262,13 +310,17 @@ def let_happen(job: Job, kind: str, host: Host) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    steps=STEPS, max_restarts=st.integers(0, 2), spares=st.integers(1, 2), hang=st.sampled_from(["report", "restart"])
+    steps=STEPS,
+    max_restarts=st.integers(0, 2),
+    spares=st.integers(1, 2),
+    hang=st.sampled_from(["report", "restart"]),
+    moves=st.booleans(),
 )
 def test_whatever_happens_with_spares_all_hosts_end(
-    steps: list[tuple[str, int]], max_restarts: int, spares: int, hang: str
+    steps: list[tuple[str, int]], max_restarts: int, spares: int, hang: str, *, moves: bool
 ) -> None:
     """In any order, with hosts that vanish or are at fault: nobody waits for ever."""
-    job = Job(5, max_restarts, hang_policy=HangPolicy(hang), spares=spares)  # type: ignore[arg-type]
+    job = Job(5, max_restarts, hang_policy=HangPolicy(hang), spares=spares, moves=moves)  # type: ignore[arg-type]
     for kind, number in steps:
         let_happen(job, kind, job.hosts[number])
     for _ in range(200):
