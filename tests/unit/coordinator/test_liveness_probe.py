@@ -200,7 +200,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
 def test_a_malformed_leader_is_none() -> None:
     """A port is a port."""
     good = b'{"job": "x", "control_port": 1, "ranks_port": 2, "master_addr": "a", "addresses": ["b", "10.0.0.1"],'
-    good += b' "run_id": "r", "hosts": 2, "one_port": false, "moves": 0, "script": ""}'
+    good += b' "run_id": "r", "hosts": 2, "one_port": false, "moves": 0, "script": "", "spares": 0}'
     address = read_address(good)
     assert address is not None
     assert address.addresses == ("10.0.0.1",)  # no name service is asked for what another host sends

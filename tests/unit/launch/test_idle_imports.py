@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 # Imported within functions, and yet not needed once the ranks run, or not by this process; each with its reason.
 BEFORE_THE_RANKS = {
+    "saferun.supervisor.policy.step_progress": "--restart-limit, when the supervisor is made",
     "saferun.console.raw_pane": "when the console is opened",
     "difflib": "a misspelt option, profile or interface",
     "importlib.util": "which torch is installed: the checks",
