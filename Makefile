@@ -30,6 +30,7 @@ test: checked
 test-all: checked
 	@$(PY) -m tests.cluster install
 	@$(PY) -m tests.recipes
+	@$(PY) -m tests.packaged
 	$(PY) -m pytest $(ALL_TOGETHER) $(ALL_TESTS)
 	$(PY) tests/without.py kernel $(PY) -m pytest $(ALL_TOGETHER) tests/process
 	$(PY) -m tests.matrix

@@ -103,10 +103,15 @@ dist.destroy_process_group()
 
 
 class Way(NamedTuple):
-    """How a job is started. ``tasks``: how many saferuns there are on a host; with more than one, each has one rank."""
+    """How a job is started.
+
+    ``tasks``: how many saferuns there are on a host; with more than one, each has one rank. ``program``: the
+    launcher's, if it is not Debian's.
+    """
 
     launcher: str
     tasks: int = 1
+    program: str = ""
 
     @property
     def name(self) -> str:
@@ -240,6 +245,8 @@ def start(
         return Job(folder, [launchers.pdsh(cluster, command, hosts=chosen, cwd=folder, **more)])
     command = (*SAFERUN, *ranks, *options, script)
     launch = {"srun": launchers.srun, "mpirun": launchers.mpirun, "hydra": launchers.hydra}[way.launcher]
+    if way.program:
+        more["program"] = way.program
     return Job(folder, [launch(cluster, command, tasks_per_host=way.tasks, hosts=chosen, cwd=folder, **more)])
 
 

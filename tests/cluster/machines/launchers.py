@@ -51,14 +51,16 @@ def mpirun(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] = plan.SHARED,
     on: Host | None = None,
+    program: str | None = None,
     **popen: Any,
 ) -> Process:
-    """Open MPI over ssh. It passes on nothing of the environment but what ``-x`` names."""
+    """Open MPI over ssh, Debian's or another. It passes on nothing of the environment but what ``-x`` names."""
     chosen = _chosen(cluster, hosts)
     passed = {**{name: cluster.environ[name] for name in ("PATH", "PYTHONPATH")}, **(env or {})}
+    debians = ("mpirun.openmpi", "--mca", "plm", "rsh", "--oversubscribe")
     words = (
-        *("mpirun.openmpi", "--allow-run-as-root", "--mca", "plm", "rsh"),
-        *("-np", str(len(chosen) * tasks_per_host), "--map-by", f"ppr:{tasks_per_host}:node", "--oversubscribe"),
+        *((program,) if program is not None else debians),
+        *("--allow-run-as-root", "-np", str(len(chosen) * tasks_per_host), "--map-by", f"ppr:{tasks_per_host}:node"),
         *("--host", ",".join(f"{host.name}:{tasks_per_host}" for host in chosen), "--bind-to", "none"),
         *(word for name in passed for word in ("-x", name)),
         *("--wdir", os.fspath(cwd), *options, *command),
@@ -76,12 +78,18 @@ def hydra(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] = plan.SHARED,
     on: Host | None = None,
+    program: str = "mpiexec.hydra",
+    within: Words = (),
     **popen: Any,
 ) -> Process:
-    """MPICH's mpiexec over ssh. The environment and the working directory go along."""
+    """MPICH's mpiexec, or what descends from it, over ssh. The environment and the working directory go along.
+
+    ``within``: what starts it in a job of a scheduler, whose hosts it then takes.
+    """
     chosen = _chosen(cluster, hosts)
+    where = () if within else ("-launcher", "ssh", "-hosts", ",".join(host.name for host in chosen))
     words = (
-        *("mpiexec.hydra", "-launcher", "ssh", "-hosts", ",".join(host.name for host in chosen)),
+        *(*within, program, *where),
         *("-ppn", str(tasks_per_host), "-n", str(len(chosen) * tasks_per_host), *options, *command),
     )
     return _head(cluster, on).popen(words, env=env, cwd=cwd, **popen)
