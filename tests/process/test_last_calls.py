@@ -17,12 +17,13 @@ DEADLINE_S = 120.0
 HEAD = "import ctypes, os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 
 
-def launch(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Saferun with two ranks of a script."""
+def launch(folder: Path, source: str, *options: str, python: str = "") -> subprocess.CompletedProcess[str]:
+    """Saferun with two ranks of a script. ``python``: the interpreter of the ranks, unless that is saferun's own."""
     (folder / "train.py").write_text(HEAD + textwrap.dedent(source))
     command = [sys.executable, "-m", "saferun", "--nproc-per-node", "2", "--run-dir", str(folder / "run"), *options]
+    script = ["--no-python", python, "-u", "train.py"] if python else ["train.py"]
     return subprocess.run(
-        [*command, "train.py"],
+        [*command, *script],
         cwd=folder,
         env=clean_environ(folder, "last-calls"),
         capture_output=True,
