@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
+import saferun.linux.syscalls  # noqa: F401 - what a keyboard asks for, once no file may be opened any more
 from saferun.errors import suppress
 from saferun.launch.hang_watch import KEYBOARD
 from saferun.launch.keyboard_session import KeyboardSession

@@ -12,7 +12,6 @@ import termios
 from saferun.errors import suppress
 from saferun.linux.small_files import read_bytes, read_link
 from saferun.linux.streams import resize_terminal
-from saferun.linux.syscalls import descriptor_of, read_syscall
 from saferun.linux.terminal_mode import COOKED, INPUT, LOCAL, OUTPUT, raw_mode
 
 TYPE_CHECKING = False
@@ -123,13 +122,14 @@ class StdinTerminal:
             OSError: no pseudo-terminal is available.
         """
         self.fd, self._slave = os.openpty()
-        self.path = os.ttyname(self._slave)
+        self.path = read_link(f"/proc/self/fd/{self._slave}") or os.ttyname(self._slave)
         os.set_blocking(self.fd, False)
         with suppress(OSError, termios.error):
-            mode = termios.tcgetattr(self._slave)
-            if os.isatty(0):
+            try:
                 # The user's own keys to erase, and letters of several bytes.
                 mode = termios.tcgetattr(0)
+            except termios.error:
+                mode = termios.tcgetattr(self._slave)
             mode[INPUT] |= termios.ICRNL
             mode[OUTPUT] &= ~termios.OPOST
             mode[LOCAL] |= COOKED
@@ -184,6 +184,9 @@ class StdinTerminal:
         By its system call where that may be read (it takes the permission to trace the process), else by the kernel
         function that it sleeps in.
         """
+        # After the ranks have been started: its tables take a while.
+        from saferun.linux.syscalls import descriptor_of, read_syscall
+
         call = read_syscall(pid)
         if call is None:
             if read_bytes(f"/proc/{pid}/syscall", 64):
