@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HOSTS = (16, 64, 256, 1024, 4096, 16384)
 QUICK_HOSTS = (16, 64, 256)
 REST_S = 60.0
+INFO_BYTES = 3000  # of a host with eight GPUs and ten interfaces
 SETTLE_S = 90.0
 LIMIT_S = 600.0
 HEAD = (
@@ -81,7 +82,7 @@ def lines(count: int, only: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     ways = {"rank": ("a rank fails", fail_one), "hosts": ("1 % of the hosts are off", lose_some)}
     with_start = {"start", "rest"} & set(only)
     for way in [name for name in ways if name in only] or ["rank"]:
-        fleet = Fleet(count, seed=1)
+        fleet = Fleet(count, seed=1, info_bytes=INFO_BYTES)
         with fleet.running():
             began = time.monotonic()
             phases: list[tuple[str, Callable[[Fleet], float], bool]] = [

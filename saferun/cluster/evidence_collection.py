@@ -30,7 +30,7 @@ class _Wanted:
     ) -> None:
         now = time.monotonic()
         self.name = name
-        self.tasks = tasks
+        self.missing = tasks  # that have not handed in theirs
         self.on_done = on_done
         self.give_up_at = now + timeout_s
         self.probe_at = now + _PROBE_AFTER_S
@@ -58,13 +58,13 @@ class EvidenceCollection:
         self._is_awaited = is_awaited
         self._probe = probe
         self._keeps = keeps
-        self._chunks: dict[tuple[str, int, int], EvidenceChunk] = {}
+        self._chunks: dict[tuple[int, int], dict[str, EvidenceChunk]] = {}  # by host and task, and name
         self._wanted: _Wanted | None = None
 
     @property
     def names(self) -> list[str]:
         """Of the chunks that are there."""
-        return [name for name, _, _ in self._chunks]
+        return [name for chunks in self._chunks.values() for name in chunks]
 
     @property
     def deadline(self) -> float | None:
@@ -81,13 +81,15 @@ class EvidenceCollection:
         elif wanted.probe_at <= now:
             wanted.probe_at = now + _PROBE_AGAIN_S
             # Before the ranks are started nothing is known to be amiss.
-            self._probe(sorted({host for host, _ in self._missing(wanted)}), wanted.name.startswith("probes-"))
+            missing = {host for host, task in wanted.missing if self._is_awaited(host, task)}
+            self._probe(sorted(missing), wanted.name.startswith("probes-"))
 
     def collect(
         self, name: str, timeout_s: float, on_done: Callable[[list[EvidenceChunk]], None], hosts: Collection[int] | None
     ) -> None:
         """Wait for the chunks of this name; see ``JobPort.collect``."""
-        self._wanted = _Wanted(name, self._roster.others(hosts), timeout_s, on_done)
+        missing = {task for task in self._roster.others(hosts) if name not in self._chunks.get(task, ())}
+        self._wanted = _Wanted(name, missing, timeout_s, on_done)
         self.review()
 
     def add(self, message: JsonObject) -> None:
@@ -108,10 +110,11 @@ class EvidenceCollection:
         offset_s = chunk.behind_s
         if offset_s is None:
             offset_s = skew_s if abs(skew_s) > _SKEW_S else 0.0
-        older = [key for key in self._chunks if key[1:] == (host, task) and key[0] != name]
-        for key in older[: max(0, len(older) + 1 - _MOST_CHUNKS)]:
-            del self._chunks[key]
-        self._chunks[name, host, task] = EvidenceChunk(
+        chunks = self._chunks.setdefault((host, task), {})
+        older = [other for other in chunks if other != name]
+        for other in older[: max(0, len(older) + 1 - _MOST_CHUNKS)]:
+            del chunks[other]
+        chunks[name] = EvidenceChunk(
             host,
             task,
             peer.label,
@@ -121,20 +124,20 @@ class EvidenceCollection:
             evidence=chunk.evidence,
             measured=chunk.behind_s is not None,
         )
-        self.review()
+        if self._wanted is not None and self._wanted.name == name:
+            self._wanted.missing.discard((host, task))
+            self.review()
 
     def review(self) -> None:
         """End the wait where nothing more can come."""
-        if self._wanted is not None and not self._missing(self._wanted):
+        # Not all of them are counted, each time that one of thousands has come.
+        if self._wanted is not None and not any(self._is_awaited(*task) for task in self._wanted.missing):
             self._end()
-
-    def _missing(self, wanted: _Wanted) -> set[tuple[int, int]]:
-        return {task for task in wanted.tasks if (wanted.name, *task) not in self._chunks and self._is_awaited(*task)}
 
     def _end(self) -> None:
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
-            found = [chunk for (name, _, _), chunk in sorted(self._chunks.items()) if name == wanted.name]
+            found = [chunks[wanted.name] for _, chunks in sorted(self._chunks.items()) if wanted.name in chunks]
             if not self._keeps:
                 self._chunks.clear()
             wanted.on_done(found)

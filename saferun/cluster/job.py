@@ -12,7 +12,7 @@ from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
 from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostHost
-from saferun.cluster.join_messages import EndNote, Joined, Peer, SecretSharing, TaskInfo
+from saferun.cluster.join_messages import EndNote, HostsPart, Joined, Peer, SecretSharing, TaskInfo
 from saferun.cluster.leader_clock import LeaderClock
 from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
@@ -112,6 +112,7 @@ class Job(JobSender):
         self._joining = False
         self._waited_for = ""  # what was printed of it last
         self.is_heard = False
+        self._hosts: list[HostsPart] = []  # the first ones of very many
         self._after_loss = False  # the store of the leader was lost
         self.leads = False
         self.leader = ""
@@ -227,7 +228,7 @@ class Job(JobSender):
         self._after_loss = self._after_loss or succeeds
         left_out = sorted({*last.lost, *last.lost_spares, *([action.left_out] if action.left_out >= 0 else ())})
         self._begin(JobAttempt(self._context))
-        self._joining = True
+        self._joining, self._hosts = True, []
         timeout_s = config.hosts.start_timeout_s
         # Less where each host decided for itself that they meet again.
         timeout_s, self._after_loss = min(timeout_s, _AGAIN_S) if self._after_loss else timeout_s, False
@@ -262,8 +263,17 @@ class Job(JobSender):
         self._channel.open()
 
     def _on_joined(self, message: JsonObject) -> None:
+        if message["op"] == "hosts":
+            self._hosts.append(fit(HostsPart, message))
+            return
         self._joining = False
         joined: Joined = fit(Joined, message)
+        if self._hosts:
+            hosts, self._hosts = [*self._hosts, HostsPart(joined.peers, joined.host_infos)], []
+            joined = joined._replace(
+                peers=tuple(peer for part in hosts for peer in part.peers),
+                host_infos=tuple(info for part in hosts for info in part.host_infos),
+            )
         assignment = assignment_from(self._config, joined)
         placement = assignment.placement
         self.leads, self.leader = assignment.leads, placement.leader
@@ -366,7 +376,7 @@ class Job(JobSender):
         if message.get("op") in {"joined", "join_failed", "job_ended"}:
             self._callbacks.set_status(None)
         match message.get("op"):
-            case "joined" if self._joining:
+            case "hosts" | "joined" if self._joining:
                 self._on_joined(message)
             case "join_failed" if self._joining:
                 self._joining = False

@@ -5,6 +5,8 @@ A task asks to join (``JoinRequest``); when the hosts have met, it gets what the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from saferun.cluster.messages import MOST_HOSTS, Line
@@ -14,6 +16,7 @@ from saferun.text.typed_json import line_of, list_of, number_of, text_of
 __all__ = [
     "EndNote",
     "HostInfoText",
+    "HostsPart",
     "JoinRequest",
     "Joined",
     "Master",
@@ -22,6 +25,7 @@ __all__ = [
     "SecretSharing",
     "TaskInfo",
     "Withdrawal",
+    "parts_of",
 ]
 
 _LONGEST_NAME = 255
@@ -200,6 +204,47 @@ class HostInfoText(Value):
 
     host_info: Text
     endpoint: Text
+
+
+class HostsPart(Value):
+    """Some of the hosts, for the leader. Where they are many, all parts but the last come before ``Joined``.
+
+    The supervisor reads no message that is longer than 16 MiB, and does nothing else while it decodes one.
+    """
+
+    peers: Annotated[tuple[Peer, ...], list_of(Peer, MOST_HOSTS, skips=True)] = ()
+    host_infos: Annotated[tuple[HostInfoText, ...], list_of(HostInfoText, MOST_HOSTS)] = ()
+
+
+def parts_of(
+    peers: Sequence[Peer], infos: Sequence[HostInfoText], *, part_bytes: int = 1 << 20, all_bytes: int = 64 << 20
+) -> list[HostsPart]:
+    """All hosts in parts, of which there is at least one.
+
+    Args:
+        peers: the hosts.
+        infos: what each found out about itself.
+        part_bytes: how large a part is, but for a host that is larger alone.
+        all_bytes: how large all parts may be together: what further hosts found out about themselves is left out.
+    """
+    parts: list[tuple[list[Peer], list[HostInfoText]]] = [([], [])]
+    size_bytes = total_bytes = 0
+    for peer, info in zip_longest(peers, infos):
+        told = info
+        if told is not None and total_bytes + len(told.host_info) > all_bytes:
+            told = HostInfoText("", "")
+        own_bytes = len(told.host_info) + len(told.endpoint) if told is not None else 0
+        own_bytes += sum(map(len, (peer.label, *peer.addresses))) if peer is not None else 0
+        if size_bytes + own_bytes > part_bytes and size_bytes:
+            parts.append(([], []))
+            size_bytes = 0
+        size_bytes += own_bytes
+        total_bytes += own_bytes
+        if peer is not None:
+            parts[-1][0].append(peer)
+        if told is not None:
+            parts[-1][1].append(told)
+    return [HostsPart(tuple(some), tuple(theirs)) for some, theirs in parts]
 
 
 class Joined(Value):

@@ -4,7 +4,8 @@ The messages are JSON objects, one a line; ``op`` names them. From a task: ``joi
 ``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``resume``, ``rejoin``, ``goodbye``. To a task:
 ``waiting``, ``joined``, ``join_failed``, ``job_ended``, ``resumable``, ``resumed``, ``resume_failed``, ``entry``,
 ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``clock``, ``start_stage``, and to the leader
-``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and ``unsigned``.
+``hosts``, ``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and
+``unsigned``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from saferun.cluster.join_messages import EndNote, Joined, JoinRequest, SecretSharing
+from saferun.cluster.join_messages import EndNote, HostsPart, Joined, JoinRequest, SecretSharing, parts_of
 from saferun.cluster.messages import MOST_TASKS
 from saferun.cluster.signed import CannotSealError, Signer
 from saferun.coordinator.assignments import HostRecord
@@ -314,6 +315,9 @@ class HostCoordinator:
                 if connection is None:
                     continue
                 is_leader = assignment.host == 0 and task == 0
+                *earlier, hosts = parts_of(result.peers, result.host_infos) if is_leader else [HostsPart()]
+                for part in earlier:
+                    connection.send({"op": "hosts", "attempt": assignment.attempt, **part._asdict()})
                 joined = Joined(
                     assignment.attempt,
                     assignment.restarts,
@@ -335,8 +339,8 @@ class HostCoordinator:
                     chunk_limit_bytes=assignment.chunk_limit_bytes,
                     leader_addresses=assignment.leader_addresses,
                     probe_endpoints=assignment.probe_endpoints if task == 0 else (),
-                    host_infos=result.host_infos if is_leader else (),
-                    peers=result.peers if is_leader else (),
+                    host_infos=hosts.host_infos,
+                    peers=hosts.peers,
                     spare_peers=result.spare_peers if is_leader else (),
                     replacements=result.replacements,
                     successors=tuple(one.name for one in assignment.successors),

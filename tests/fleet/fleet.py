@@ -15,7 +15,7 @@ import saferun.cluster
 import saferun.coordinator
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.machine import State
-from tests.fleet.virtual_host import HOST_INFO, FleetHost, VirtualWatch
+from tests.fleet.virtual_host import FleetHost, VirtualWatch, host_info
 from tests.fleet.virtual_network import Network
 from tests.fleet.virtual_time import Simulation, installed
 
@@ -42,6 +42,7 @@ class Fleet:
         restarts: how many the job has.
         checked: whether the hosts probe each other before they start.
         start_timeout_s: how long the hosts wait for each other.
+        info_bytes: about how much each host has to tell of itself.
         network: as for ``Network``.
     """
 
@@ -54,6 +55,7 @@ class Fleet:
         restarts: int = 0,
         checked: bool = True,
         start_timeout_s: float = 600.0,
+        info_bytes: int = 0,
         network: Mapping[str, float] | None = None,
     ) -> None:
         self.count = count
@@ -61,7 +63,7 @@ class Fleet:
         self.restarts = restarts
         self.checked = checked
         self.start_timeout_s = start_timeout_s
-        self.host_info = HOST_INFO if checked else ""
+        self.host_info = host_info(info_bytes) if checked else ""
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation, **(network or {}))
         self.ends_well = False

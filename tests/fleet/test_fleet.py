@@ -149,6 +149,15 @@ def test_a_host_that_does_not_come_ends_the_start_of_all() -> None:
     assert all(not host.running_since for host in fleet.hosts)
 
 
+@pytest.mark.slow
+def test_hosts_that_have_much_to_tell_meet() -> None:
+    """Of all of them together the leader's supervisor hears in messages that it can read."""
+    fleet = Fleet(1024, info_bytes=20_000)
+    with fleet.running():
+        fleet.await_running()
+    assert len(fleet.leader.job.peers) == 1024
+
+
 def test_a_run_is_decided_by_its_seed() -> None:
     """So that what has gone wrong once goes wrong again."""
 

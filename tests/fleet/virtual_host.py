@@ -15,6 +15,7 @@ from saferun.cluster.silence import Progress
 from saferun.config import HostsConfig, LaunchConfig
 from saferun.coordinator.host import HostCoordinator
 from saferun.evidence import Diagnosis, Evidence
+from saferun.linux.json_lines import LONGEST_MESSAGE_BYTES
 from saferun.model import ExitStatus, JsonObject
 from saferun.preflight.host_messages import encode_endpoint, encode_host_info, encode_probes
 from saferun.preflight.host_probing import HostProbing, LeaderProbing
@@ -65,8 +66,9 @@ class _Connection:
         self._host = host
 
     def send(self, message: JsonObject) -> None:
-        host = self._host
-        host.fleet.simulation.at(host.fleet.simulation.now + _PIPE_S, partial(host.hear, json.dumps(message)), host)
+        host, line = self._host, json.dumps(message)
+        assert len(line) <= LONGEST_MESSAGE_BYTES, f"no supervisor reads a message of {len(line)} bytes"
+        host.fleet.simulation.at(host.fleet.simulation.now + _PIPE_S, partial(host.hear, line), host)
 
 
 class _Tasks:
@@ -415,6 +417,10 @@ def _config(fleet: Fleet, number: int) -> LaunchConfig:
     )
 
 
-HOST_INFO = encode_host_info(HostInfo(gloo=("eth0",), probed=("eth0",)))
+def host_info(size_bytes: int) -> str:
+    """What a host tells of itself: about so much, though no less than the least."""
+    versions = tuple((f"driver {number}", "1" * 100) for number in range(size_bytes // 120))
+    return encode_host_info(HostInfo(gloo=("eth0",), probed=("eth0",), versions=versions))
 
-__all__ = ["HOST_INFO", "FleetHost", "Network", "VirtualWatch"]
+
+__all__ = ["FleetHost", "Network", "VirtualWatch", "host_info"]

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.evidence_collection import EvidenceCollection
 from saferun.cluster.job_values import EvidenceChunk
-from saferun.cluster.join_messages import SecretSharing
+from saferun.cluster.join_messages import HostInfoText, HostsPart, Peer, SecretSharing, parts_of
+from saferun.cluster.roster import Roster
 from saferun.cluster.silence import Progress
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
@@ -25,6 +27,7 @@ from saferun.supervisor.events import (
     StopRequested,
 )
 from tests.unit.cluster.listening_job import DECISION, JOINED, Listening, piece
+from tests.unit.operations import operations
 
 
 def test_the_hosts_agreement_becomes_a_placement(listening: Listening) -> None:
@@ -55,6 +58,37 @@ def test_where_other_ranks_are_is_known_as_far_as_it_is_told(
     found: set[str] = set(listening.job.other_addresses)
     own = set(listening.channel.sent[-1]["record"].addresses) if "local_world_size" in message else set()
     assert found == known | own
+
+
+def test_very_many_hosts_come_in_parts(listening: Listening) -> None:
+    """A message of all of them may be longer than any that is read."""
+    peers = [Peer(host, f"node{host}", (f"10.0.0.{host}",), 2 * host, 2) for host in range(5)]
+    infos = [HostInfoText(str(host) * 100, "") for host in range(5)]
+    *earlier, last = parts_of(peers, infos, part_bytes=250, all_bytes=450)
+    assert [len(part.peers) for part in earlier] == [2]
+    listening.job.join(JoinHosts(0))
+    for part in earlier:
+        listening.hear(op="hosts", attempt=0, **json.loads(json.dumps(part._asdict())))
+    listening.hear(**JOINED | json.loads(json.dumps(last._asdict())))
+    assert list(listening.job.peers.values()) == peers
+    told = [info.host_info for info in listening.places[0].host_infos]
+    assert told == [*(str(host) * 100 for host in range(4)), ""]
+    assert parts_of([], []) == [HostsPart()]
+
+
+def test_work_for_a_chunk_does_not_grow_with_the_hosts() -> None:
+    """The leader of ten thousand gets one from each."""
+
+    def work(hosts: int) -> int:
+        roster = Roster(0, 0, has_tasks=False, label="a", peers=[Peer(n, f"n{n}", (), n, 1) for n in range(hosts)])
+        chunks = EvidenceCollection(roster, lambda _host, _task: True, lambda _hosts, _patient: None)
+        chunks.collect("end", 60.0, lambda _: None, None)
+        for host in range(1, hosts - 1):
+            chunks.add({"host": host, "task": 0, "name": "end", "text": piece()})
+        last = {"host": hosts - 1, "task": 0, "name": "other", "text": piece()}
+        return operations(lambda: chunks.add(last))
+
+    assert work(200) == work(20)
 
 
 def test_pieces_are_waited_for_until_all_are_there(listening: Listening) -> None:
