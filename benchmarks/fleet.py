@@ -119,7 +119,11 @@ def main() -> None:
     """Measure, and print a table."""
     options = parse_options(__doc__ or "", ("saferun",), ("start", "rest", "rank", "hosts"))
     say_machine("fleet", options)
-    rows = [row for count in (QUICK_HOSTS if options.quick else HOSTS) for row in lines(count, options.only)]
+    say_rows([row for count in (QUICK_HOSTS if options.quick else HOSTS) for row in lines(count, options.only)])
+
+
+def say_rows(rows: list[tuple[str, ...]]) -> None:
+    """Print the table."""
     phases = list(dict.fromkeys(row[0] for row in rows))
     rows.sort(key=lambda row: phases.index(row[0]))
     widths = [max(len(row[i]) for row in (HEAD, *rows)) for i in range(len(HEAD))]

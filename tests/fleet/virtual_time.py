@@ -93,6 +93,7 @@ class Simulation:
         self._queue: list[tuple[float, int, Place, Callable[[], object]]] = []
         self._hub = getcurrent()
         self._is_over = False
+        self._threads: set[Thread] = set()  # that have begun and not ended
 
     # ------------------------------------------------------------------------------------------------ what happens when
 
@@ -157,11 +158,14 @@ class Simulation:
         thread.turn += 1
         if thread.greenlet is None:
             thread.greenlet = greenlet(thread.run, self._hub)
+            self._threads.add(thread)
         before, self._thread = self._thread, thread
         try:
             thread.greenlet.switch(value) if turn else thread.greenlet.switch()
         finally:
             self._thread = before
+            if thread.is_over:
+                self._threads.discard(thread)
 
     def spawn(self, place: Place, target: Callable[[], object]) -> None:
         """Start a thread on a host."""
@@ -173,6 +177,9 @@ class Simulation:
         """No thread waits any more: those that are left end where they are."""
         self._is_over = True
         self._queue.clear()
+        for thread in self._threads:
+            thread.greenlet.throw(GreenletExit)
+        self._threads.clear()
 
 
 class Lock:
