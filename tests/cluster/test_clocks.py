@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.cluster.machines.faults import Host
 
 _EXACT_S = 0.005
-_APART_S = 0.03
+_APART_S = 0.3
 # Each fails by itself at its own moment, of the clock that all hosts have in common: none has been told of the other.
 _FAIL_IN_TURN = f"""
 await_release("end")
@@ -27,11 +27,11 @@ raise ValueError("a label is out of range")
 """
 
 
-def _measured(job: FaultedJob, host: Host) -> list[float]:
-    """What a host has noted of its clock."""
+def _measured(job: FaultedJob, host: Host) -> list[tuple[float, float]]:
+    """How far a host has noted its clock to be ahead, and by how much that may be wrong on a machine that is busy."""
     log = job.run_dir / host.name / "events.jsonl"
     lines = map(json.loads, log.read_text().splitlines()) if log.exists() else ()
-    return [line["ahead_s"] for line in lines if line["event"] == "ClockMeasured"]
+    return [(line["ahead_s"], line["error_s"]) for line in lines if line["event"] == "ClockMeasured"]
 
 
 @pytest.mark.slow
@@ -49,7 +49,8 @@ def test_the_first_failure_is_the_first_by_one_clock(make_cluster: MakeCluster, 
     job.job.release("end")
     assert set(job.end().values()) == {1}
     for host, seconds in ahead_s.items():
-        assert _measured(job, host)[-1] == pytest.approx(seconds, abs=_EXACT_S), job.story("not exact")
+        found_s, error_s = _measured(job, host)[-1]
+        assert found_s == pytest.approx(seconds, abs=max(_EXACT_S, error_s)), job.story("not exact")
     assert re.search(r"rank 2 \(node3, local rank 0, pid \d+\) failed first", job.said(cluster.hosts[0])), job.story(
         "?"
     )
