@@ -164,7 +164,7 @@ class Simulation:
             thread.greenlet.switch(value) if turn else thread.greenlet.switch()
         finally:
             self._thread = before
-            if thread.is_over:
+            if not thread.is_alive():
                 self._threads.discard(thread)
 
     def spawn(self, place: Place, target: Callable[[], object]) -> None:
