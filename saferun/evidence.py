@@ -300,6 +300,7 @@ class HostView(Value):
         supervisor_pids: of its saferun processes. ``stop_signum``: the signal to stop that one of them got.
         oom, kernel_lines: what the OOM killer did there, and lines of its kernel log.
         abandoned_ranks: its ranks that could not be killed.
+        nics: what has become of interfaces that worked when the hosts met: ``eth1 has no carrier``.
     """
 
     host: int
@@ -316,6 +317,7 @@ class HostView(Value):
     kernel_lines: tuple[str, ...] = ()
     abandoned_ranks: tuple[int, ...] = ()
     stop_signum: int | None = None
+    nics: tuple[str, ...] = ()
 
 
 class AbortReason(Value):
@@ -342,16 +344,13 @@ class Evidence(Value):
 
     ``started_at`` is in monotonic seconds. ``ranks`` maps local rank (the index) to rank. ``capture`` was taken before
     any rank was signalled. ``hang`` is the verdict that led to it, where the job hung. ``kernel_lines`` are lines of
-    the kernel log since the start (Xid, OOM).
-    ``supervisor_pid`` distinguishes our own signals from others, ``store_port`` connections to the store.
-
+    the kernel log since the start (Xid, OOM). ``supervisor_pid`` distinguishes our own signals from others,
+    ``store_port`` connections to the store. ``is_checked``: ``error`` is what the checks of all hosts found before the
+    ranks. ``start`` is how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside``
+    (not all had got through it), ``through``; empty: not known.
     Of several hosts: ``hosts`` are all of them, ``host`` is the one that judges, and times are its own. What is one
-    host's only (``supervisor_pid``, ``oom``, ``kernel_lines``, ``abandoned``) is in ``hosts``; ``kernel_lines`` are
-    all hosts' with their labels. ``abort_reason`` is what made all hosts stop. ``started_time`` is when the ranks were
-    started in seconds since the epoch (0.0: unknown), ``world_size`` how many there are (0: those in ``ranks``).
-    ``is_checked``: ``error`` is what the checks of all hosts found before any rank was started. ``start`` is
-    how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside`` (not
-    all had got through it), ``through``; empty: not known.
+    host's only (``supervisor_pid``, ``oom``, ``abandoned``, ``nics``) is in ``hosts``; ``kernel_lines`` are all hosts'
+    with labels. ``abort_reason`` made all hosts stop. ``started_time``: when the ranks were started, since the epoch.
     """
 
     host: str
@@ -378,6 +377,7 @@ class Evidence(Value):
     abort_reason: AbortReason | None = None
     start: str = ""
     is_checked: bool = False
+    nics: tuple[str, ...] = ()
 
     @property
     def outputs_by_rank(self) -> dict[int, RankOutput]:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from saferun.linux.json_lines import JsonLines
 
 HINT = "check that this works: python -c 'import torch.distributed'"
-KILLED_HINT = "see on that host who killed it: dmesg says so where it was the OOM killer"
+KILLED_HINT = "see who killed it: dmesg says so where it was the OOM killer"
 _OPTIONS_HINT = "look at --logs-specs, --event-log-handler and --numa-binding in saferun --help"
 _PAUSE_S = 0.001
+# What no other coordinator than the one that has served an attempt can do anything with.
+_OF_AN_ATTEMPT = frozenset({"append", "state", "chunk", "ack", "probe", "start_stage"})
 
 
 class CoordinatorClient:
@@ -86,6 +88,8 @@ class CoordinatorClient:
         self._links_opened = 0
         self._lines: JsonLines | None = None
         self._unsent: list[JsonObject] = []
+        self._is_lost = False  # and no other one has been started
+        self.ended_by = 0  # the signal that ended the last one
         self._stderr = LineAssembler()
         self._is_closed = False
 
@@ -103,6 +107,7 @@ class CoordinatorClient:
         if self.is_open:
             return
         self._links_opened += 1
+        self._is_lost = False
         self._listeners = dict(listeners)
         fds = dict(listeners)
         try:
@@ -136,7 +141,7 @@ class CoordinatorClient:
             self._link.send(message)
         elif self._lines is not None:
             self._lines.send(message)
-        elif not self._is_closed:
+        elif not self._is_closed and not (self._is_lost and message["op"] in _OF_AN_ATTEMPT):
             self._unsent.append(message)
 
     def prepare(self, preparation: JsonObject) -> None:
@@ -180,6 +185,8 @@ class CoordinatorClient:
             self._unsent.append(self.unanswered)
             self.start(self._listeners)
         else:
+            self.ended_by = status.signum or 0
+            self._is_lost = True
             self._lose(what, KILLED_HINT if status.signum else HINT)
         return True
 
@@ -276,14 +283,16 @@ class CoordinatorClient:
 
     def _lose_connection(self) -> None:
         """Its coordinator may have been killed and replaced; where it is gone as well, no process listens."""
-        what = "saferun of local rank 0 on this host is gone"
+        what = f"{self._name} is gone"
         message = self._successor(what) if not self._is_closed else None
         if message is not None:
             self._unsent.insert(0, message)
-            if self._connect_again():
-                return
-            self._unsent.clear()
-        self._lose(what, "look at its last messages")
+        # Where the process that had started it lives, it may start another one, for the next attempt.
+        is_there = not self._is_closed and self._connect_again()
+        if message is not None and is_there:
+            return
+        self._unsent.clear()
+        self._lose(what, KILLED_HINT)
 
     def _lose(self, what: str, hint: str) -> None:
         if not self._is_closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from saferun.cluster.coordinator_client import KILLED_HINT
@@ -19,6 +20,7 @@ from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
 from saferun.cluster.succession import Succession
+from saferun.cluster.unserved_job import UnservedJob
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
@@ -68,6 +70,7 @@ class Job(JobSender):
         open_channel: Callable[..., JobChannel] = JobChannel,
     ) -> None:
         self._config = config
+        self._poller = poller
         self._run_dir = run_dir
         self._callbacks = callbacks
         self._post, self._print_line = callbacks.post, callbacks.print_line
@@ -109,11 +112,13 @@ class Job(JobSender):
             on_resumed=self._on_resumed,
             on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT),
         )
+        self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_fault()  # noqa: PLW0108 - of today's attempt
         self._joining = False
         self._waited_for = ""  # what was printed of it last
         self.is_heard = False
         self._hosts: list[HostsPart] = []  # the first ones of very many
         self._after_loss = False  # the store of the leader was lost
+        self._unserved: UnservedJob | None = None  # without it the job goes on
         self.leads = False
         self.leader = ""
         self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
@@ -124,6 +129,9 @@ class Job(JobSender):
 
     def _begin(self, attempt: JobAttempt) -> None:
         self.current.silent_hosts.end()
+        if self._unserved is not None:
+            self._unserved.end()
+        self._unserved = None
         self.current = attempt
         self.blamed = ()
 
@@ -148,7 +156,8 @@ class Job(JobSender):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = (self._channel.deadline, self.current.deadline, self._succession.deadline)
+        unserved = self._unserved.deadline if self._unserved is not None else None
+        moments = (self._channel.deadline, self.current.deadline, self._succession.deadline, unserved)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -157,6 +166,8 @@ class Job(JobSender):
             self._channel.tick(now)
         self.current.tick(now)
         self._succession.tick(now)
+        if self._unserved is not None:
+            self._unserved.tick(now)
 
     @property
     def pids(self) -> set[int]:
@@ -414,7 +425,8 @@ class Job(JobSender):
 
     def _fail(self, what: str, hint: str, exit_code: int = 1) -> None:
         hosts = self._config.hosts
-        if hosts.detected and (hosts.announces or not hosts.shares_console):
+        is_known = short_host_name() in what or not (hosts.announces or not hosts.shares_console)
+        if hosts.detected and not is_known:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
@@ -439,7 +451,31 @@ class Job(JobSender):
             self._joining = self.client.is_preparing = False
             self._fail(what, hint)
             return
-        if self.leads and self.is_head:
+        is_neighbour = self.host == 0 and self.joined_attempt >= 0 and not self.is_head
+        if (self.leads and self.is_head) or (is_neighbour and self.client.is_open):
             class_name = "store_lost"  # this host's own coordinator, which served it
+            self._channel.answer_end()
         self._after_loss = bool(class_name)
-        self._post(JobLost(time.monotonic(), self._attempt(), what, hint, class_name))
+        lost = JobLost(time.monotonic(), self._attempt(), what, hint, class_name)
+        may_go_on = class_name and self._config.rendezvous.backend == "static" and self._callbacks.ranks()
+        if not may_go_on or self._unserved is not None or self.current.number != self._attempt():
+            self._post(lost)
+            return
+        self.current.silent_hosts.end()
+        at = {"monotonic_s": lost.at, "attempt": lost.attempt}
+        # It is the reason only where nothing else comes first.
+        set_reason = partial(setattr, self.current, "abort_reason", self.current.abort_reason)
+        self.current.abort_reason = None
+        speaks = self.leads or not self._config.hosts.shares_console
+        self._unserved = UnservedJob(
+            lost,
+            self._callbacks.ranks,
+            self._poller,
+            host_timeout_s=self._config.hosts.host_timeout_s,
+            hang_timeout_s=self._config.watch.hang_timeout_s,
+            post=self._post,
+            note=lambda: self._run_dir.write_event({"event": "StoreLost", "time": time.time(), **at, "what": what}),
+            warn=self._warn if speaks else lambda _: None,
+            on_lost=set_reason,
+        )
+        self.on_end = self._unserved.conclude

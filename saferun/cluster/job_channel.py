@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.cluster.coordinator_client import CoordinatorClient
+from saferun.cluster.end_answers import EndAnswers
 from saferun.cluster.job_values import JobCallbacks
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
@@ -88,6 +89,7 @@ class JobChannel:
         self._join_s = 0.0  # how long the hosts are waited for where there is no coordinator yet
         self._give_up_at: float | None = None
         self._is_closed = False
+        self._end_answers: EndAnswers | None = None
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -211,9 +213,21 @@ class JobChannel:
         if self._needs_name or self.client.is_open:
             return
         if self.is_head:
+            self._stop_answering()
             self.client.start({name: listener.fileno() for name, listener in self._listeners.items()})
         else:
             self.tick(time.monotonic())
+
+    def answer_end(self) -> None:
+        """Let whoever asks know how the coordinator of this host has ended, until there is another one."""
+        if self.is_head and self._end_answers is None:
+            ports = [self._listeners[name] for name in ("store", "control") if name in self._listeners]
+            self._end_answers = EndAnswers(ports, self.client.ended_by, self._poller)
+
+    def _stop_answering(self) -> None:
+        answers, self._end_answers = self._end_answers, None
+        if answers is not None:
+            answers.close()
 
     @property
     def deadline(self) -> float | None:
@@ -278,6 +292,7 @@ class JobChannel:
         if self._name is not None:
             self._name.close()
         self.client.close(_GOODBYE_S)
+        self._stop_answering()
         for listener in self._listeners.values():
             listener.close()
         if "tasks" in self._listeners and self._task_sockets is not None:

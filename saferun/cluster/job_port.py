@@ -34,6 +34,7 @@ class JobPort(Part, Protocol):
         other_addresses: of hosts with other ranks of the job, as far as they are known: on the leader all of them.
         chunk_limit_bytes: how large a chunk of evidence may be.
         end: set before ``close``: how the launch ends; None: by an error.
+        nic_fault: returns what is amiss with an interface to other hosts: ``eth1 has no carrier``; empty: nothing.
         blamed: set by whoever finds out: the ranks of the job that caused the last hang.
     """
 
@@ -47,6 +48,7 @@ class JobPort(Part, Protocol):
     other_addresses: tuple[str, ...]
     chunk_limit_bytes: int
     end: Finish | None
+    nic_fault: Callable[[], str]
     blamed: tuple[int, ...]
 
     @property

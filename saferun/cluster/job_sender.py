@@ -31,6 +31,7 @@ class JobSender:
         self._channel = channel
         self._attempt = attempt
         self.roster = roster
+        self.on_end: Callable[[bool], object] = _nothing  # called when this host's part of an attempt ends, well or not
         self.joined_attempt = -1  # the last attempt for which the hosts have met
         self.leader_clock = clock
         # What this process has broadcast and not read in the log yet; of what never gets there, the newest.
@@ -57,6 +58,7 @@ class JobSender:
             lost_task=lost_task,
             time=time.time(),
         )
+        self.on_end(False)
 
     def announce_cause(self) -> None:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
@@ -177,6 +179,8 @@ class StateReport:
         if state != self._state:
             self._state = state
             self._send()
+            if state.get("s") == "done":
+                self._sender.on_end(True)
 
     def set_route(self, text: str) -> None:
         """What became of this host's route to the leader, whose user is to know."""
@@ -203,6 +207,10 @@ class StateReport:
 
     def _send(self) -> None:
         self._sender.send_state({**self._state, **self._more})
+
+
+def _nothing(_is_done: bool) -> None:  # noqa: FBT001 - as it is called
+    """The default of a callback."""
 
 
 def _sorted(message: JsonObject) -> str:

@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 LONGEST_MESSAGE = 1000
+# What a host answers at its ports whose coordinator is gone: this, the signal that ended it (0: none), a newline.
+COORDINATOR_ENDED = b"saferun: the coordinator ended: "
 MOST_LINES = 20
 MOST_TASKS = 4096
 MOST_HOSTS = 1 << 20

@@ -240,7 +240,7 @@ class SilentHosts:
             verdict = self._verdict(unheard, progress, now)
             if verdict == LOST:
                 del self._unheard[unheard.host]
-                own = "" if self._leads else self._own_fault()
+                own = "" if self._leads else self.own_fault()
                 self._on_lost(unheard.host, "nic" if own else unheard.why, own or unheard.message)
             elif verdict == GO_ON and not unheard.goes_on:
                 self._unheard[unheard.host] = unheard._replace(goes_on=True)
@@ -256,7 +256,7 @@ class SilentHosts:
             self._others_at = self._report_at = None
 
     def _go_on(self, hosts: Sequence[Unheard]) -> None:
-        own = self._own_fault()
+        own = self.own_fault()
         cause = f"{own}; " if own else ""
         why = "" if own else f" ({hosts[0].message})"
         names = _names([host.label for host in hosts])
@@ -272,7 +272,7 @@ class SilentHosts:
         if not self._leads:
             self._on_unheard(what)
 
-    def _own_fault(self) -> str:
+    def own_fault(self) -> str:
         """What is amiss with the interfaces that led to other hosts when the hosts met."""
         amiss = [(name, nic_state(name)) for name in self._nics]
         return ", ".join(f"{name} {state}" for name, state in amiss if state)
@@ -280,14 +280,14 @@ class SilentHosts:
     def _moved_message(self, was: str, now: str) -> str:
         nic = _nic_to(now)
         to = f"over {nic} ({now})" if nic else f"to {now}"
-        cause = self._own_fault() or f"{was} does not answer any more"
+        cause = self.own_fault() or f"{was} does not answer any more"
         return f"{cause}; messages to {self._leader} go {to} now"
 
     def _flush(self) -> None:
         """Tell what other hosts report, those with the same words together."""
         self._flush_at = None
         unsaid, self._unwritten = list(dict.fromkeys(self._unwritten)), []
-        own = self._own_fault()
+        own = self.own_fault()
         if own:
             # They lost their way because of this host's own.
             if own != self._reported_fault:

@@ -54,6 +54,7 @@ class SoloJob:
     ) -> None:
         self.is_head = self.leads = True
         self.end: Finish | None = None
+        self.nic_fault: Callable[[], str] = str  # there are no other hosts
         self.host = 0
         self.leader = ""
         self.peers: Mapping[int, Peer] = {}

@@ -132,9 +132,11 @@ def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: Rendezvou
         other = decode_record(found or b"")
         if other is not None and other.born != own.born and not is_gone(other, own):
             both = f"{other.name} and {own.name}"
-            error = JoinFailedError(
-                f"two hosts have the node rank {host}: {both}", "give every host a --node-rank of its own"
-            )
+            what, hint = f"two hosts have the node rank {host}: {both}", "give every host a --node-rank of its own"
+            if other.name == own.name:
+                what = f"{own.name} has come to this address twice, with node rank {host}"
+                hint = "if that is another job, give each its own --master-port or --rdzv-id"
+            error = JoinFailedError(what, hint)
             publish_failure(client, prefix, error)
             raise error
         # That of a process that has ended, or what this one wrote before it lost the connection.

@@ -13,7 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNKNOWN, SilenceReason, probe_host
+from saferun.coordinator.liveness_probe import (
+    CUT,
+    ENDED,
+    FROZEN,
+    GONE,
+    REACHED,
+    UNKNOWN,
+    SilenceReason,
+    how_it_ended,
+    probe_host,
+)
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 
 _JOB_TIMEOUT_S = 2.0
@@ -180,14 +190,17 @@ class ControlChannel:
             pause_s = self._made_at + _LEAST_PAUSE_S - time.monotonic()
             if pause_s > 0 and self._woken.wait_for(lambda: self.is_closed, pause_s):
                 return
-        finding = self._ask_leader(broken)
+        way, port = broken.address
+        # A connection that is there does not end with the coordinator of its other end still at work.
+        ended = how_it_ended(self._leader, [way, *self._addresses], port) if not is_silent else None
+        finding = ended or self._ask_leader(broken)
         if is_early and finding.why != CUT:
             return
         if self._is_made(finding, broken.address[0]) or is_early:
             return
-        if finding.why == GONE or (finding.why == FROZEN and not is_silent):
+        if finding.why in {GONE, ENDED} or (finding.why == FROZEN and not is_silent):
             # What held the store has ended; where a process holds its port still, there may be another one.
-            self._lose(finding, may_come_again=finding.why == FROZEN)
+            self._lose(finding, may_come_again=finding.why != GONE)
         else:
             self._search(finding, broken)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from saferun.cluster.messages import COORDINATOR_ENDED
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, dial
-from saferun.model import Value
+from saferun.model import Value, signal_name
 
 ANSWER = b"saferun\n"
 # The kernel's own verdict on a host without a power supply comes after 3.1 s.
@@ -20,6 +21,9 @@ _ANSWER_TIMEOUT_S = 2.0
 _STORE_ANSWER_TIMEOUT_S = 6.0
 _MOST_ADDRESSES = 16
 _AFTER_REFUSAL_S = 0.5
+_END_ANSWER_S = 1.0
+_MOST_DIGITS = 2
+_MOST_ASKED = 3
 
 GONE = "gone"
 REACHED = "reached"
@@ -27,6 +31,7 @@ CUT = "cut"
 FROZEN = "frozen"
 UNREACHABLE = "unreachable"
 UNKNOWN = "unknown"
+ENDED = "ended"
 # Its ranks may be at work all the same: only the way to it is gone, or its saferun was stopped.
 MAY_WORK = frozenset({CUT, UNREACHABLE, UNKNOWN, FROZEN})
 
@@ -115,6 +120,34 @@ def _ask(address: str, port: int, answers: Callable[[str], bool] | None) -> Obse
         if again is not None:
             again.close()
     return Observation(address, kind, message, answered)
+
+
+def how_it_ended(name: str, addresses: Sequence[str], port: int) -> SilenceReason | None:
+    """What a host answers whose coordinator is gone, at once (``cluster.end_answers``); None: no such answer comes.
+
+    A store that is served there waits for the other end to begin.
+    """
+    for address in list(dict.fromkeys(addresses))[:_MOST_ASKED]:
+        connection, _, _ = dial(address, port, _END_ANSWER_S)
+        if connection is None:
+            continue
+        with connection:
+            connection.settimeout(_END_ANSWER_S)
+            try:
+                answer = connection.recv(len(COORDINATOR_ENDED) + _MOST_DIGITS + 1)
+            except OSError:
+                return None
+        return ended_reason(name, answer)
+    return None
+
+
+def ended_reason(name: str, answer: bytes) -> SilenceReason | None:
+    """The answer of a host whose coordinator is gone, as a reason; None where it is none. Pure."""
+    number = answer.removeprefix(COORDINATOR_ENDED).rstrip(b"\n")
+    if number == answer.rstrip(b"\n") or not number.isdigit() or len(number) > _MOST_DIGITS:
+        return None
+    by = f" (killed by {signal_name(int(number))})" if int(number) else ""
+    return SilenceReason(ENDED, f"the coordinator of {name} ended{by}")
 
 
 def judge(name: str, observations: Sequence[Observation], way: str | None) -> SilenceReason:

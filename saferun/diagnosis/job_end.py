@@ -36,7 +36,7 @@ _LOSSES = {
     "frozen": _Loss(
         "host_lost",
         "its saferun accepts connections but does not respond: it is stopped (SIGSTOP), or the host is overloaded",
-        "look at the state of saferun on {host}: kill -CONT resumes it if it is in state T; who stopped it?",
+        "on {host}, `pkill -CONT -f saferun` lets it go on, and it ends; ps shows state T if it was stopped: by whom?",
     ),
     "cut": _Loss(
         "network_cut",
@@ -203,6 +203,10 @@ def _store_lost(reason: AbortReason, label: str, host: str) -> Judgement:
         message = f"{host}: {shortened(reason.message)}: it does not reach {label}, which has the job's store, any more"
         advice = f"look at the network of {host}: interface, cable, switch port"
         return Judgement(Cause("network_cut", message, _ranks(reason), "", advice), message)
+    if reason.lost_reason == "ended":
+        message = f"{shortened(reason.message)}, and with it the job's store"
+        advice = f"look on {label} who killed it: dmesg (the OOM killer), the scheduler's log, a kill -9 by hand"
+        return Judgement(Cause("store_host_lost", message, _ranks(reason), "", advice), message)
     loss = _LOSSES.get(reason.lost_reason, _LOSSES["unknown"])
     message = f"{label}, which had the job's store, is lost: {loss.message}"
     advice = loss.advice.format(host=label, leader="this host")

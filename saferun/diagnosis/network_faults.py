@@ -215,6 +215,14 @@ def _stuck_collective(findings: CollectiveFindings, hosts: Hosts) -> Judgement |
 
 
 def _broken(class_name: str, message: str, hosts: Sequence[HostView], proof: str, advice: str) -> Judgement:
+    amiss = [host for host in hosts if host.nics]
+    if len(amiss) == 1:
+        # Its own host has seen that, and it explains the rest.
+        what = f"{amiss[0].label}: {', '.join(amiss[0].nics[:_FEWEST])}"
+        message, hosts, class_name = f"{what}; {message}", amiss, "network_cut"
+        advice = (
+            "look at the cable, the switch port and the driver of {hosts}'s interface: dmesg, ethtool, `ip -s link`"
+        )
     ranks = hosts[0].ranks if len(hosts) == 1 else ()
     cause = Cause(class_name, message, ranks, proof, advice.format(hosts=hosts_text(hosts)))
     tail = f" ({ranks_text(ranks)})" if ranks else ""

@@ -1,4 +1,6 @@
-"""What is done about the runs of this user beside a launch: the index of runs, how many there are, ``--keep-runs``.
+"""What is done beside a launch about the runs of this user: the index of runs, how many there are, ``--keep-runs``.
+
+So are temporary directories of runs that were killed together with their reapers.
 
 The writer process has a fork do it, at a moment when there is nothing to be written: the home directory may be on
 another file system than the run directory, one that hangs. What cannot be done is left out.
@@ -155,7 +157,9 @@ def do_housework(work: Housework, environ: Mapping[str, str], counting_s: float)
         how many runs were removed.
     """
     from saferun.files.run_index import index_path, note_run
+    from saferun.linux.abandoned_scratch import remove_abandoned
 
+    remove_abandoned()
     index = index_path(environ)
     if index and work.run_id:
         with suppress(OSError):

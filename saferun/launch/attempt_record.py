@@ -81,6 +81,7 @@ class AttemptRecord:
         verdict: the hang that it is of, if any.
         last_hang: capture and verdict of the hang that was reported last.
         reported_hang: what it was found to be.
+        hang_shown: the beginning of the line about it that this host has printed for another one.
         evidence: what the newest diagnosis was made from.
         diagnosis: the newest one.
         running: the capture that runs, if any.
@@ -98,6 +99,7 @@ class AttemptRecord:
         self.verdict: HangVerdict | None = None
         self.last_hang: tuple[Capture | None, HangVerdict | None] = (None, None)
         self.reported_hang: tuple[object, ...] = ()
+        self.hang_shown = ""
         self.evidence: Evidence | None = None
         self.diagnosis: Diagnosis | None = None
         self.running: CaptureQuery | None = None
@@ -160,7 +162,13 @@ class AttemptRecord:
             started_time=self.started_time,
             world_size=placement.world_size if placement is not None and config.hosts.together else 0,
             abort_reason=abort_reason_of(self._context.launch.job),
+            nics=(fault,) if (fault := self._nic_fault()) else (),
         )
+
+    def _nic_fault(self) -> str:
+        """What has become of an interface that led to other hosts when they met."""
+        launch = self._context.launch
+        return launch.guarded("look at the interfaces", launch.job.nic_fault) or ""
 
     def _outputs(self) -> tuple[RankOutput, ...]:
         """What the ranks have written last, with the last steps that their scripts have reported."""

@@ -24,6 +24,7 @@ from saferun.launch.page_part import PagePart
 from saferun.launch.passed_signals import PassedSignals
 from saferun.launch.preflight_part import PreflightPart
 from saferun.launch.rank_actions import RankActions
+from saferun.launch.reaper_part import ReaperPart
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.launch.wakeup import Wakeup
 from saferun.linux.children import await_exits
@@ -98,6 +99,7 @@ class HostLaunch:
         context.investigation = Investigation(context, peers_s)
         context.cores = CorePart(context)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
+        self._reaper_part = ReaperPart(context, reaper, passed)
         self._wakeup = Wakeup(context, passed)
         writer.attach(context.poller)
         self._console = ConsolePart(context)
@@ -166,7 +168,7 @@ class HostLaunch:
         parts: tuple[Part, ...] = (
             *(ranks, self._writer, ranks.intake, ranks.exec_wait, passed, context.investigation),
             *(context.cores, context.checks, context.job, context.lint, ranks.segments),
-            *(context.imports, context.examiner, ranks.orphans, story),
+            *(context.imports, context.examiner, ranks.orphans, story, self._reaper_part),
             *reporters,
         )
         needed: tuple[Part, ...] = (ranks, self._writer, ranks.intake, ranks.exec_wait, context.checks, context.job)
@@ -239,7 +241,7 @@ class HostLaunch:
         No step that fails keeps the next ones from being taken. The reaper ends what is left after such a failure.
         """
         self._reaper.is_needed = True
-        helpers = self._context.loop.pids
+        helpers = self._context.loop.pids - self._reaper_part.pids  # that one is dismissed later
         has_failed = False
         for part in self._context.loop.parts:
             has_failed |= not self._is_done(type(part).__name__, part.close)

@@ -328,6 +328,9 @@ class FailureIncident:
         )
 
 
+ENDED_BY_HANG = "ended because of the hang above"
+
+
 def _with_recorders(
     captured: Sequence[RankCollectives], written: Sequence[RankCollectives]
 ) -> tuple[RankCollectives, ...]:
@@ -374,8 +377,7 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
     diagnosis = action.diagnosis
     if record.evidence is not None and record.evidence.hang is not None:
         # The picture has been shown.
-        headline = f"ended because of the hang: {diagnosis.headline.removeprefix('the job hangs: ')}"
-        diagnosis = diagnosis._replace(headline=headline, cause=None, groups=(), tree=(), findings=())
+        diagnosis = diagnosis._replace(headline=ENDED_BY_HANG, cause=None, groups=(), tree=(), findings=())
     folding = context.launch.screen.folding
     lines = failure_text(
         diagnosis,
@@ -391,7 +393,10 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
     before, context.log.reported = context.log.reported, tuple(lines[:-1])
     # A start that fails as in the previous attempt: the decision has the reason, and the advice has been read.
     is_repeated = diagnosis.first_failure is None and before == context.log.reported and diagnosis.headline in decided
-    return lines[-1:] if is_repeated else lines
+    if not is_repeated:
+        return lines
+    same = f": {diagnosis.headline}"
+    return [lines[-1].replace(same, ": the same again") if action.restarting else lines[-1]]
 
 
 def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -> None:

@@ -209,6 +209,7 @@ class HangIncident(LiveCapture):
             is_new = self._number == 1 or (judgement.certain and self._record.reported_hang != (True,))
             if is_new and context.launch.job.is_head and not context.launch.is_spoken_for:
                 context.launch.screen.print_message(printable(lines[0]))
+                self._record.hang_shown = lines[0].partition("; ")[0]
             self._record.reported_hang = (judgement.certain,)
         if diagnosis is None:
             return
@@ -248,8 +249,9 @@ class HangIncident(LiveCapture):
         elif verdict.certain or log.files is None:
             self._context.print_lines(lines)
         else:
-            lasts_s = self._certain_after_s
-            self._context.print_lines(suspected_hang_text(diagnosis, files=log.files, certain_after_s=lasts_s))
+            lasts_s, wanted = self._certain_after_s, self._context.launch.config.watch.on_hang
+            short = suspected_hang_text(diagnosis, files=log.files, certain_after_s=lasts_s, on_hang=wanted)
+            self._context.print_lines(short)
         self._record.reported_hang = seen
         self._record.add_incident("hang", diagnosis, _OUTCOMES[step], lines)
 

@@ -260,7 +260,8 @@ class Investigation(PartBase):
         job, record = self._launch.job, self._record
         lines = list(action.messages) or [f"saferun: the job has failed; {job.leader} knows why"]
         if job.is_head and not self._launch.is_spoken_for:
-            self._context.print_lines(lines)
+            is_shown = record.hang_shown and lines[0].startswith(record.hang_shown)
+            self._context.print_lines(["saferun: ended because of the hang above", *lines[1:]] if is_shown else lines)
         if record.diagnosis is not None:
             record.add_failure(record.diagnosis, lines, restarting=action.restarting)
 

@@ -39,6 +39,7 @@ class PassedSignals(PartBase):
         self._context = context
         self._witness_pid = witness_pid
         self._witness_fd = witness_fd
+        self._is_open = False
         self._due: dict[int, float] = {}  # signals that came, and when it is decided who else got them
         self._witnessed: dict[int, float] = {}  # when the witness last got one
         self._reported: set[str] = set()
@@ -46,6 +47,18 @@ class PassedSignals(PartBase):
     def open(self, handled: Sequence[int]) -> None:
         """Survive the signals from now on. ``handled``: those that stop the job instead."""
         survive(SURVIVED.difference(handled))
+        self._is_open = True
+        self._watch_witness()
+
+    def set_witness(self, pid: int, fd: int) -> None:
+        """Another process is the witness from now on."""
+        if self._is_open:
+            self.close()
+        self._witness_pid, self._witness_fd = pid, fd
+        if self._is_open:
+            self._watch_witness()
+
+    def _watch_witness(self) -> None:
         if self._witness_fd >= 0:
             os.set_blocking(self._witness_fd, False)
             self._context.guarded_poller.watch(self._witness_fd, self._on_witness)
@@ -68,7 +81,9 @@ class PassedSignals(PartBase):
                 # Who else got it is not known, and twice is worse than not at all.
                 self._report_once(f"{signal_name(signum)}: the job goes on")
             elif self._have_all_got(signum, came_at):
-                self._report_once(f"{signal_name(signum)} came to saferun and its ranks alike: the job goes on")
+                # Ranks that it has ended say that themselves.
+                if self._context.current.living():
+                    self._report_once(f"{signal_name(signum)} came to saferun and its ranks alike: the job goes on")
             else:
                 self._pass_on(signum)
 
@@ -92,7 +107,7 @@ class PassedSignals(PartBase):
     def _report_once(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            self._context.report(text)
+            self._context.print_order(text)  # a scheduler sends it to all hosts
 
     def _on_witness(self) -> None:
         content = b""

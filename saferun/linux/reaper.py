@@ -31,6 +31,8 @@ _DISMISSED, _STARTED, _ENDED, _MADE = b"g", b"s", b"e", b"m"
 _RECORD = struct.Struct("<c3xiQQ")
 _READ_BYTES = 1 << 13
 _PIPE_BUF = 4096
+# The ranks that another reaper hears of: those of the last attempts. Their records fit into a pipe.
+_MOST_STARTED = 1024
 _NAME = "sr-reaper"
 _PATIENCE_S = 10.0
 # The reaper of a launcher that a rank has started cleans up and exits by itself; it gets this long.
@@ -53,26 +55,71 @@ class Reaper:
     """
 
     def __init__(self, run_id: str, host: str = "") -> None:
-        read_end, self._write_end = os.pipe()
-        # A signal that it gets was sent to the ranks too: the sender means all processes.
-        self.witness_fd, witness_end = os.pipe()
-        # The supervisor does not block: a reaper that is stopped reads later, or never.
-        os.set_blocking(self._write_end, False)
+        self._run_id = run_id
+        self._host = host
+        self._started: dict[int, tuple[int, bool]] = {}  # when a rank started, and whether it has been reaped
+        self._made: dict[str, Identity] = {}
+        self._write_end = -1
         self.is_needed = False  # the run did not end cleanly
-        self.pid = fork(lambda: _wait_for_the_end(run_id, host, read_end, witness_end))
-        os.close(read_end)
-        os.close(witness_end)
+        self._fork(restores_terminal=True)
+
+    def _fork(self, *, restores_terminal: bool) -> None:
+        read_end, write_end = os.pipe()
+        try:
+            # A signal that it gets was sent to the ranks too: the sender means all processes.
+            witness_fd, witness_end = os.pipe()
+        except OSError:
+            os.close(read_end)
+            os.close(write_end)
+            raise
+        # The supervisor does not block: a reaper that is stopped reads later, or never.
+        os.set_blocking(write_end, False)
+        run_id, host = self._run_id, self._host
+        try:
+            self.pid = fork(lambda: _wait_for_the_end(run_id, host, read_end, witness_end, restores_terminal))
+        except OSError:
+            os.close(write_end)
+            os.close(witness_fd)
+            raise
+        finally:
+            os.close(read_end)
+            os.close(witness_end)
+        self._write_end, self.witness_fd = write_end, witness_fd
+
+    def replace(self) -> None:
+        """Fork another one in the place of one that has ended, and report to it what its predecessor knew.
+
+        How the terminal was is known to the first one alone.
+
+        Raises:
+            OSError: it cannot be forked; nothing has changed.
+        """
+        old = self._write_end
+        self._fork(restores_terminal=False)
+        os.close(old)
+        for path, which in self._made.items():
+            self._write(_MADE, *which, name=os.fsencode(path))
+        for pid, (start_ticks, is_reaped) in self._started.items():
+            self._write(_STARTED, start_ticks, pid=pid)
+            if is_reaped:
+                self._write(_ENDED, pid=pid)
 
     def note_started(self, pid: int, start_ticks: int) -> None:
         """Report a rank, which leads a session of its own. ``start_ticks``: when it started."""
+        self._started[pid] = start_ticks, False
+        while len(self._started) > _MOST_STARTED:
+            del self._started[next(iter(self._started))]
         self._write(_STARTED, start_ticks, pid=pid)
 
     def note_ended(self, pid: int) -> None:
         """Report that a rank has been reaped; processes that it left are still in its session."""
+        if pid in self._started:
+            self._started[pid] = self._started[pid][0], True
         self._write(_ENDED, pid=pid)
 
     def note_made(self, path: str, which: Identity) -> None:
         """Report a private directory of the run, which is to be removed with it."""
+        self._made[path] = which
         self._write(_MADE, *which, name=os.fsencode(path))
 
     def dismiss(self) -> None:
@@ -100,7 +147,7 @@ class Reaper:
                 os.write(self._write_end, record)
 
 
-def _wait_for_the_end(run_id: str, host: str, read_end: int, witness_end: int) -> None:
+def _wait_for_the_end(run_id: str, host: str, read_end: int, witness_end: int, restores_terminal: bool) -> None:  # noqa: FBT001 - a process's argument
     # A scheduler's SIGTERM to every process of the job does not end a helper process.
     set_name(_NAME)
     supervisor_pid = os.getppid()
@@ -111,7 +158,7 @@ def _wait_for_the_end(run_id: str, host: str, read_end: int, witness_end: int) -
     with suppress(OSError):
         os.chdir("/")
     mode = None
-    if os.isatty(0):
+    if restores_terminal and os.isatty(0):
         from saferun.linux.terminal_mode import TerminalMode
 
         mode = TerminalMode(0)

@@ -157,8 +157,12 @@ def _no_place() -> OSError:
 def scratch_bases() -> list[str]:
     """Candidate directories for temporary files, the best one first; they need not exist."""
     here = current_directory()
-    places = [os.environ.get("TMPDIR"), "/tmp", "/var/tmp", *_memory_bases(), here]  # noqa: S108 - checked when made
-    return list(dict.fromkeys(os.path.join(here, place) for place in places if place))
+    return list(dict.fromkeys(os.path.join(here, place) for place in (*shared_bases(), here) if place))
+
+
+def shared_bases() -> list[str]:
+    """Those of them that are for temporary files of all programs."""
+    return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", *_memory_bases()) if place]  # noqa: S108 - checked when made
 
 
 def _memory_first() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -64,8 +65,19 @@ class KnownLinks(Value):
 def fault_results(scene: KnownLinks) -> list[CheckResult]:
     """What is wrong between the hosts, one result a fault; nothing of interfaces that lead nowhere and are not used."""
     results: list[CheckResult] = []
+    alike: dict[tuple[str, ...], int] = {}  # where among them a sentence stands that is true of one interface
     for nic, column in scene.columns.items():
-        results += _column_results(scene, nic, column)
+        for result in _column_results(scene, nic, column):
+            texts = (result.message, result.hint)
+            key = (result.verdict, result.host, *(re.sub(rf"\b{re.escape(nic)}\b", "{nic}", one) for one in texts))
+            if key not in alike:
+                alike[key] = len(results)
+                results.append(result)
+            else:
+                first = results[alike[key]]
+                joined = ", " if "; the same over " in first.message else "; the same over "
+                facts = (*first.facts, *result.facts)
+                results[alike[key]] = first._replace(message=f"{first.message}{joined}{nic}", facts=facts)
     return results
 
 

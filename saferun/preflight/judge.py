@@ -16,6 +16,7 @@ from saferun.preflight.slowness import Slowness, again, find_slowness, without_l
 __all__ = ["judge"]
 
 _SEVERAL = 2
+_WOULD_USE = re.compile(r"gloo would use (\S{1,64}) \(")
 _DOWN_AT_HOME = re.compile(r" names (\S{1,64}), which is down on this host")
 
 
@@ -75,7 +76,15 @@ def judge(
 
 
 def _without_consequences(results: Sequence[CheckResult]) -> list[CheckResult]:
-    """Without what follows from an interface of which its own host says that it is down."""
+    """Without what follows from an interface that its own host calls down, or that fails between hosts."""
+    failing = [result.message for result in results if result.verdict == "fail" and result.name == "links"]
+    results = [
+        result
+        for result in results
+        if result.verdict != "warn"
+        or (match := _WOULD_USE.match(result.message)) is None
+        or not any(message.startswith(f"{match[1]} ") for message in failing)
+    ]
     down = [
         (result, match[1])
         for result in results

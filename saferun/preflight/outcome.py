@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.model import Value
@@ -93,20 +94,21 @@ def outcome_of(
     faults = bad_hosts(preflight, infos)
     if not failing:
         return PreflightOutcome(None, preflight, infos, preflight.nic if tuple(nics) == ("auto",) else (), faults)
-    first = failing[0]
-    same = _alike(first, failing)
-    host = ""
+    same = _alike(failing[0], failing)
+    first = max(same, key=lambda result: len(result.message))  # it says most
+    host, what = "", first.message
     if len(same) > 1:
         from saferun.preflight.findings_text import host_ranges
 
         host = f"{host_ranges(result.host for result in same)}: "
+        what = _hostless(first) if any(result.message != what for result in same) else what
     elif first.host and not first.message.startswith(first.host):
         host = f"{first.host}: "
     more = f" (and {len(failing) - len(same)} more, above)" if len(failing) > len(same) else ""
     is_transient = all(result.transient for result in failing)
     hint = first.hint or "see the other lines"
     return PreflightOutcome(
-        PreflightFailure(f"{host}{first.message}{more}", hint, first.class_name if is_transient else ""),
+        PreflightFailure(f"{host}{what}{more}", hint, first.class_name if is_transient else ""),
         preflight,
         infos,
         faults=faults,
@@ -130,5 +132,23 @@ def _failures(results: Sequence[CheckResult]) -> list[CheckResult]:
 
 
 def _alike(first: CheckResult, failing: Sequence[CheckResult]) -> list[CheckResult]:
-    """The same on other hosts."""
-    return [result for result in failing if (result.name, result.message) == (first.name, first.message)]
+    """The same on other hosts, some of which may have seen less of it."""
+    what = _hostless(first)
+    return [
+        result
+        for result in failing
+        if (result.name, _hostless(result)) == (first.name, what)
+        or (result.host and first.host and result.hint == first.hint and _is_part(what, _hostless(result)))
+    ]
+
+
+def _is_part(what: str, other: str) -> bool:
+    """Whether one of two messages is the end of the other."""
+    return what.endswith(other) or other.endswith(what)
+
+
+def _hostless(result: CheckResult) -> str:
+    """A message of one host as it reads for several."""
+    if not result.host:
+        return result.message
+    return re.sub(rf"(?<![\w.-]){re.escape(result.host)}(?![\w-])", "<host>", result.message)

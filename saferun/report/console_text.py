@@ -136,20 +136,24 @@ def hang_text(
     return [*head, *body[: _MOST_LINES - len(head) - len(tail)], *tail]
 
 
-def suspected_hang_text(diagnosis: Diagnosis, *, files: str, certain_after_s: float = 0.0) -> list[str]:
+def suspected_hang_text(
+    diagnosis: Diagnosis, *, files: str, certain_after_s: float = 0.0, on_hang: str = "report"
+) -> list[str]:
     """What the user reads of a suspected hang where there is a report: one line, and what can be done, if anything.
 
     Args:
         diagnosis: the cause.
         files: the run directory. Its report has the whole of :func:`hang_text`.
         certain_after_s: after how many seconds without progress it is certain; 0.0: not by time alone.
+        on_hang: what the user wants to be done about a hang; nothing of it is done about a suspected one.
     """
     headline = shown(diagnosis.headline)
     where = f"stacks in {shown(files).rstrip('/')}/report.txt"
     if LONG_STEP in headline:
         return [f"saferun: {headline}; {where}"]
     hint = [f"hint: {shown(diagnosis.hint)}"] if diagnosis.hint else _advice_lines(diagnosis)
-    until = f" (a certain hang after {duration_text(certain_after_s)})" if certain_after_s > 0 else ""
+    until = f" (--on-hang {on_hang} acts on certain hangs only)" if on_hang != "report" else ""
+    until = f" (a certain hang after {duration_text(certain_after_s)})" if certain_after_s > 0 else until
     return [f"saferun: {headline}; job left running{until}, {where}", *hint]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
+from tests.cluster.fault_table import page
 from tests.cluster.machines import plan
 from tests.cluster.machines.cluster import Cluster, end_keeper, end_stale, keepers
 from tests.cluster.machines.requirements import install, why_not
@@ -24,6 +26,10 @@ def main() -> int:
     shell = commands.add_parser("shell", help="a shell, or a command, on a host")
     shell.add_argument("host", help="node1, node2, ...")
     shell.add_argument("words", nargs=argparse.REMAINDER, metavar="command")
+    faults = commands.add_parser("faults", help="play the table of faults (docs/faults.md)")
+    faults.add_argument("--keep", type=Path, metavar="DIR", help="keep what all consoles said")
+    faults.add_argument("--write", action="store_true", help="write docs/faults.md, with the rows in DIR, too")
+    faults.add_argument("names", nargs="*", metavar="NAME", help="rows, by regular expressions of their names")
     commands.add_parser("install", help="install the Debian packages that the tests need, where that is possible")
     arguments = parser.parse_args()
     match arguments.command:
@@ -33,6 +39,8 @@ def main() -> int:
             return take_down()
         case "shell":
             return open_shell(arguments.host, arguments.words)
+        case "faults":
+            return page.main(arguments.names, arguments.keep, write=arguments.write)
         case _:
             if said := install():
                 print(said, file=sys.stderr)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.breadth import slow_but
 from tests.cluster import jobs
-from tests.cluster.faulted import HOST_TIMEOUT_S, KNOCK_S, STEPS, FaultedJob
+from tests.cluster.faulted import HANG_TIMEOUT_S, HOST_TIMEOUT_S, KNOCK_S, STEPS, FaultedJob
 from tests.process.launching import is_coordinator
 
 if TYPE_CHECKING:
@@ -90,4 +90,89 @@ def test_with_one_saferun_a_rank_all_of_a_host_come_to_its_successor(cluster: Cl
     job.release("fail")
     assert set(job.finish()) == {1}
     assert job.saferun_said(r"saferun: rank 3 \(node2, "), job.story("rank 3 is not named")
+    jobs.assert_nothing_left(cluster)
+
+
+STORE_ENDED = (
+    r"warning: the coordinator of node1 ended \(killed by SIGKILL\), and with it the job's store; .*the job goes on"
+)
+WORKS = """
+import hashlib
+
+tell("steps")
+while not os.path.exists(f"{FOLDER}/release.end"):
+    hashlib.sha256(bytes(1 << 20)).digest()
+    if RANK == 2 and os.path.exists(f"{FOLDER}/release.fail"):
+        raise ValueError("a label is out of range")
+    if os.path.exists(f"{FOLDER}/release.stop"):
+        stay()
+    time.sleep(0.02)
+"""
+
+
+def without_store(make_cluster: MakeCluster, folder: Path) -> FaultedJob:
+    """A job of three hosts that trains on without its store, as all of them know."""
+    cluster = make_cluster(3)
+    job = FaultedJob(cluster, folder, WORKS)
+    job.await_steps()
+    job.now()
+    cluster.hosts[0].kill(job.coordinator(cluster.hosts[0]))
+    for host in cluster.hosts:
+        job.wait_said(host, STORE_ENDED)
+    return job
+
+
+def test_where_it_served_the_store_the_ranks_train_on_and_end_well(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """Ranks that have met need their store for new groups only; and no host takes the first one for lost."""
+    job = without_store(make_cluster, tmp_path)
+    # Were a host missed, it would be given up by now.
+    time.sleep(HOST_TIMEOUT_S + KNOCK_S)
+    job.job.release("end")
+    assert set(job.end().values()) == {0}, job.story("not well")
+    for host in job.hosts:
+        assert job.said(host).count("saferun: ") == 2, job.story("the warning, and the end")
+        assert "; all ranks of this host ended well" in job.said(host), job.story("the end")
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["fail", "stop", "SIGTERM"])
+def test_what_happens_after_that_ends_each_host_with_its_own_words(
+    make_cluster: MakeCluster, tmp_path: Path, end: str
+) -> None:
+    """What a rank, or a person, has brought about is not put down to the coordinator; a standstill is."""
+    job = without_store(make_cluster, tmp_path)
+    job.now()
+    if end == "SIGTERM":
+        for process in job.of.values():
+            process.terminate()
+    else:
+        job.job.release(end)
+    _, _, node3 = job.hosts
+    if end == "fail":
+        assert job.end(node3) == {"node3": 1}
+        assert "rank 2 (node3, local rank 0" in job.said(node3), job.story("its own error")
+        job.job.release("end")
+    codes = job.end()
+    assert set(codes.values()) == ({0, 1} if end == "fail" else {1}), job.story("codes")
+    for host in job.hosts:
+        is_blamed = "the coordinator of node1 ended (killed by SIGKILL)" in job.said(host).partition("all ranks of")[0]
+        assert is_blamed == (end == "stop") or host is not node3, job.story(f"{host.name}: who is to blame")
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_with_one_saferun_a_rank_the_job_trains_on_without_its_store(cluster: Cluster, tmp_path: Path) -> None:
+    """The other tasks of the first host know that its first one lives."""
+    hosts = cluster.hosts[:2]
+    limits = ("--host-timeout", str(HOST_TIMEOUT_S), "--hang-timeout", str(HANG_TIMEOUT_S))
+    job = jobs.start(cluster, jobs.Way("srun", 2), tmp_path, WORKS, *limits, hosts=hosts)
+    job.hear("steps", 4)
+    (coordinator,) = filter(is_coordinator, hosts[0].pids(r"coordinator/__main__\.py"))
+    hosts[0].kill(coordinator)
+    job.until(lambda: job.saferun_said(f"saferun: {STORE_ENDED}"), "it is said")
+    time.sleep(HOST_TIMEOUT_S + KNOCK_S)
+    assert not job.saferun_said("saferun: .* is (lost|gone)|hint: "), job.story("given up")
+    job.release("end")
+    assert set(job.finish()) == {0}, job.story("not well")
     jobs.assert_nothing_left(cluster)

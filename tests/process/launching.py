@@ -479,3 +479,15 @@ def two_lines(text: str) -> tuple[str, str]:
     assert what.startswith("saferun: "), text
     assert hint.startswith("hint: "), text
     return what.removeprefix("saferun: "), hint.removeprefix("hint: ")
+
+
+def kill_reapers(job: Job, most: int = 100) -> int:
+    """Kill so many reapers one after the other, or until there is no other one. Returns how many."""
+    given_up = "is not started any more"
+    gone: set[int | None] = {None}
+    while len(gone) <= most and given_up not in job.err:
+        gone.add(reaper := job.reaper())
+        assert reaper is not None
+        os.kill(reaper, signal.SIGKILL)
+        until(lambda: given_up in job.err or job.reaper() not in gone, "another reaper, or none")
+    return len(gone) - 1

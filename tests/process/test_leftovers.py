@@ -10,7 +10,17 @@ import pytest
 
 from saferun.linux.procfs import read_environ_entry
 from tests.breadth import slow_but
-from tests.process.launching import DEADLINE_S, END_AS_TOLD, STAY, kill, read_stat, running, state_of, until
+from tests.process.launching import (
+    DEADLINE_S,
+    END_AS_TOLD,
+    STAY,
+    kill,
+    kill_reapers,
+    read_stat,
+    running,
+    state_of,
+    until,
+)
 from tests.process.reading import Pipe
 
 # Every rank starts a family in all the ways that keep a process from ending with its parent.
@@ -136,14 +146,25 @@ def fill(fd: int) -> None:
 
 
 def test_a_killed_reaper_does_not_touch_the_job(tmp_path: Path) -> None:
+    """Another one takes its place, and no end waits for it; one that is killed again and again is given up."""
     with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["0", "0"]) as job:
         job.hear("ready", 2)
-        reaper = job.reaper()
-        assert reaper is not None
-        os.kill(reaper, signal.SIGKILL)
-        until(lambda: read_stat(reaper) is None, "the reaper is gone")
+        assert kill_reapers(job) == 6
+        until(lambda: "is not started any more" in job.err, "it is said")
         job.release("end")
         assert job.wait() == 0
+        assert job.err.count("another one has taken its place") == 1
+
+
+def test_another_reaper_knows_what_the_killed_one_knew(tmp_path: Path) -> None:
+    """The sessions of the ranks, in which there are processes without the run's id, and the run's directories."""
+    with running(tmp_path, FAMILY, nproc=2, arguments=["stay", "changed"]) as job:
+        job.hear("ready", 2)
+        until(job.coordinator, "the coordinator runs")
+        assert kill_reapers(job, 1) == 1
+        job.send(signal.SIGKILL)
+        assert job.wait() == -signal.SIGKILL
+        job.assert_nothing_left(timeout_s=DEADLINE_S)
 
 
 def test_sigterm_to_every_process_at_once_leaves_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from saferun.linux.procfs import read_name
 from saferun.linux.signals import SURVIVED
-from tests.process.launching import Job, kill, parent_of, read_stat, running, until
+from tests.process.launching import Job, kill, kill_reapers, parent_of, read_stat, running, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,10 +118,7 @@ def test_a_job_without_its_witness_goes_on(tmp_path: Path) -> None:
     """Where nothing tells whether the ranks have got the signal themselves, they are not sent it twice."""
     with running(tmp_path, CHECKPOINTS, nproc=1) as job:
         (rank,) = job.hear("ready")
-        reaper = job.reaper()
-        assert reaper is not None
-        kill(reaper, signal.SIGKILL)
-        until(lambda: read_stat(reaper) is None, "the reaper is gone")
+        kill_reapers(job)
         job.send(signal.SIGUSR1)
         until(lambda: "saferun: SIGUSR1: the job goes on" in job.err, "saferun has taken notice")
         kill(rank.pid, signal.SIGUSR2)

@@ -243,6 +243,7 @@ class _Merging:
                     kernel_lines=tuple(dict.fromkeys(line for one in own for line in one.kernel_lines)),
                     abandoned_ranks=tuple(sorted({rank for one in own for rank in one.abandoned})),
                     stop_signum=next((one.stop_signum for one in own if one.stop_signum is not None), None),
+                    nics=tuple(dict.fromkeys(line for one in own for line in one.nics)),
                 )
             )
         return tuple(sights)

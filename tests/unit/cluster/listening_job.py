@@ -39,6 +39,9 @@ class Channel:
     def open(self) -> None:
         """It is always there."""
 
+    def answer_end(self) -> None:
+        """No other host asks."""
+
     def close(self) -> None:
         """Nothing to be closed."""
 

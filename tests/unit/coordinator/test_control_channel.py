@@ -9,7 +9,7 @@ import pytest
 
 from saferun.coordinator import control_channel as channel_module
 from saferun.coordinator.control_channel import ControlChannel
-from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNREACHABLE, SilenceReason
+from saferun.coordinator.liveness_probe import CUT, ENDED, FROZEN, GONE, REACHED, UNREACHABLE, SilenceReason
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 DEADLINE_S = 30.0
@@ -39,6 +39,8 @@ class World:
         self.changed = threading.Condition()
         self.broken: set[str] = set()
         monkeypatch.setattr(channel_module, "probe_host", self._knock)
+        self.ended: SilenceReason | None = None
+        monkeypatch.setattr(channel_module, "how_it_ended", lambda *_: self.ended)
         monkeypatch.setattr(channel_module, "_LEAST_SEARCH_S", 0.01)
         monkeypatch.setattr(channel_module, "_SEARCH_SHARE", 0.0)
         monkeypatch.setattr(StoreClient, "connect", self._connect)
@@ -210,3 +212,22 @@ def test_where_no_thread_can_be_started_the_store_is_looked_after_later(monkeypa
     for _ in range(5):
         world.line.tick(1.0)
     world.wait_written("started", "doubt", "doubt", "doubt", "started", "moved")
+
+
+def test_a_host_that_says_how_its_coordinator_ended_is_not_asked_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has to be guessed, nor waited for; and the process that says so may start another one."""
+    world = World(monkeypatch, SilenceReason(GONE, "gone"))
+    world.ended = SilenceReason(ENDED, "the coordinator of node1 ended (killed by SIGKILL)")
+    world.repair()
+    world.wait_written("started", "lost")
+    assert world.said[-1] == ("lost", (ENDED, True))
+    assert world.asked == []
+
+
+def test_a_store_that_is_only_silent_is_not_asked_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be waited for twice."""
+    world = World(monkeypatch, SilenceReason(GONE, "gone"))
+    world.ended = SilenceReason(ENDED, "ended")
+    world.repair(is_silent=True)
+    world.wait_written("started", "lost")
+    assert world.said[-1] == ("lost", (GONE, False))

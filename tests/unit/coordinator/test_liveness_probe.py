@@ -16,7 +16,7 @@ from saferun.coordinator.evidence_chunks import is_chunk_name
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.host import HostCoordinator
 from saferun.coordinator.leader_address import is_loopback, master_addr, read_address
-from saferun.coordinator.liveness_probe import Observation, judge, probe_host
+from saferun.coordinator.liveness_probe import Observation, ended_reason, judge, probe_host
 from saferun.coordinator.rendezvous_round import RendezvousRound
 from saferun.text.typed_json import fit
 from tests.ports import own_port
@@ -263,3 +263,23 @@ def test_a_coordinator_lives_on_where_no_thread_can_be_started(monkeypatch: pyte
     ended: list[bool] = []
     host.farewell(lambda: ended.append(True))
     assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"saferun: the coordinator ended: 9\n", "the coordinator of node1 ended (killed by SIGKILL)"),
+        (b"saferun: the coordinator ended: 0\n", "the coordinator of node1 ended"),
+        (b"saferun: the coordinator ended: 999\n", None),
+        (b"saferun: the coordinator ended: -9\n", None),
+        (b"saferun: the coordinator ended: ", None),
+        (b"saferun\n", None),
+        (b"HTTP/1.1 400 Bad Request\r\n", None),
+        (b"\xff\x00", None),
+        (b"", None),
+    ],
+)
+def test_how_a_coordinator_ended_is_taken_from_an_answer_of_its_host_only(answer: bytes, message: str | None) -> None:
+    """Whatever else holds the port may say anything."""
+    reason = ended_reason("node1", answer)
+    assert (reason.message if reason is not None else None) == message

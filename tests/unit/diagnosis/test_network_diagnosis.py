@@ -73,6 +73,23 @@ def test_a_cut_network_interface_is_found_where_all_stuck_connections_meet() -> 
     assert "node3" in cause_of(found).advice
 
 
+def test_an_interface_that_its_own_host_has_seen_fail_is_named_with_it() -> None:
+    """Whoever judges, and where there are but two hosts, of which either could be to blame."""
+    stuck = {0: (link(0, 2),), 1: (link(3, 2),), 2: (link(4, 0), link(5, 3)), 3: (link(6, 2),)}
+    parts = {host: timed_out(host, links=links) for host, links in stuck.items()}
+    parts[2] = parts[2]._replace(nics=("eth1 has no carrier",))
+    found = diagnose(job(parts))
+    assert found.headline.startswith("node3: eth1 has no carrier; nothing gets through between node3 and node1")
+    assert (cause_of(found).class_name, cause_of(found).ranks) == ("network_cut", (4, 5))
+    pair: dict[int, tuple[StuckLink, ...]] = {0: (), 1: (link(3, 2),), 2: (link(4, 1),), 3: ()}
+    parts = {host: timed_out(host, links=links) for host, links in pair.items()}
+    parts[1] = parts[1]._replace(nics=("eth1 is down",))
+    found = diagnose(job(parts))
+    assert found.headline.startswith("node2: eth1 is down; the ranks of node2 and node3 do not reach each other")
+    assert cause_of(found).ranks == (2, 3)
+    assert "node2's interface" in cause_of(found).advice
+
+
 def test_two_hosts_that_do_not_reach_each_other_are_named_both() -> None:
     """Others wait for them, and time out first."""
     stuck: dict[int, tuple[StuckLink, ...]] = {0: (), 1: (link(3, 2),), 2: (link(4, 1),), 3: ()}

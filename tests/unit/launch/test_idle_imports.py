@@ -59,6 +59,7 @@ IN_FORKS = {
     "saferun.env.lint.__main__": "a child of the examiner",
     "saferun.files.run_index": "a fork of the writer process",
     "saferun.files.run_removal": "a fork of the writer process",
+    "saferun.linux.abandoned_scratch": "a fork of the writer process",
     "saferun.linux.held_code": "the examiner; and the supervisor before the ranks have become their programs",
     "saferun.supervisor.policy.backoff": "a child of the examiner",
     "saferun.captures.capture_processes": "a child of the examiner",

@@ -269,3 +269,10 @@ def test_nothing_is_suggested_where_the_user_has_chosen() -> None:
     infos = {host: info._replace(environ=(("NCCL_SOCKET_IFNAME", "eth1"),)) for host, info in infos_of(4).items()}
     assert judged(infos, probes_of(4)).nic == ()
     assert judged(infos, probes_of(4), nics=("auto",)).nic == ("eth0",)
+
+
+def test_a_host_that_nobody_reaches_over_any_interface_is_reported_once() -> None:
+    """One firewall is the cause of it."""
+    verdict = judged(infos_of(4), probes_of(4, NICS, where(target=2, kind="timeout")))
+    (line,) = lines(verdict)
+    assert line.endswith("while it reaches others itself; the same over eth1")

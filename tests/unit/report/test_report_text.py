@@ -395,6 +395,13 @@ def test_a_suspected_hang_is_one_line_where_a_report_has_the_rest(headline: str,
     assert suspected_hang_text(diagnosis, files="runs/7/") == lines
 
 
+def test_why_a_suspected_hang_ends_nothing_is_said_to_who_wants_hangs_to_end_jobs() -> None:
+    """Else it looks as if the option had been overlooked."""
+    diagnosis = sleeping(8)._replace(headline="the job may hang: rank 3 is stopped")
+    (line, *_) = suspected_hang_text(diagnosis, files="runs/7/", on_hang="stop")
+    assert "; job left running (--on-hang stop acts on certain hangs only), stacks in " in line
+
+
 @pytest.mark.parametrize(
     ("headline", "certain", "on_hang", "next_s", "lines"),
     [

@@ -1,0 +1,114 @@
+"""A job whose coordinator on the first host is gone: the ranks may need nothing of it any more, and train on.
+
+With it went the stores. Ranks that have met need theirs for new groups only, so that a training usually goes on; and
+torch's store cannot be had back. So each host watches its own ranks: while they make progress the job goes on, though
+what happens on one host is not reported to the others any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from saferun.cluster.progress import ProgressWatch, WatchedRank
+from saferun.cluster.silence import GO_ON, LOST, Unheard, judge
+from saferun.linux.poller import Poller
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.supervisor.events import Event, JobLost
+
+__all__ = ["UnservedJob"]
+
+_GOES_ON = "the ranks make progress, so the job goes on, but hosts no longer hear of each other's failures"
+
+
+class UnservedJob:
+    """Whether the ranks of this host make progress without the stores.
+
+    Args:
+        lost: what is to be posted when they do not, or when this host's part of the attempt ends.
+        ranks: returns the ranks of this host that run.
+        poller: the loop's.
+        host_timeout_s: half of it is what ranks get to show that they make progress.
+        hang_timeout_s: for how long nothing may move then; 0: that is not checked.
+        post: takes events.
+        note: called when the job goes on.
+        warn: takes the line about that.
+        on_lost: called when they do not make progress.
+    """
+
+    def __init__(
+        self,
+        lost: JobLost,
+        ranks: Callable[[], Sequence[WatchedRank]],
+        poller: Poller,
+        *,
+        host_timeout_s: float,
+        hang_timeout_s: float,
+        post: Callable[[Event], None],
+        note: Callable[[], None],
+        warn: Callable[[str], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._lost = lost
+        self._ranks = ranks
+        self._host_timeout_s = host_timeout_s
+        self._hang_timeout_s = hang_timeout_s
+        self._post = post
+        self._note = note
+        self._warn = warn
+        self._on_lost = on_lost
+        self._is_over = False
+        # The host is up, so that ranks that are at work are enough.
+        self._unheard = Unheard(0, "", "cut", lost.what, lost.at)
+        self._watch = ProgressWatch(host_timeout_s / 2, poller)
+        self._watch.begin(lost.at)
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        return self._watch.deadline
+
+    def tick(self, now: float) -> None:
+        """Look at the ranks, where that is due."""
+        if self._watch.deadline is None or now < self._watch.deadline:
+            return
+        ranks = self._ranks()
+        self._watch.tick(now, ranks)
+        if not ranks:
+            return  # they have ended, and the supervisor knows how
+        progress = self._watch.progress(now, runs=True)
+        verdict = judge(self._unheard, progress, self._host_timeout_s, self._hang_timeout_s)
+        if verdict == LOST:
+            self._give_up()
+        elif verdict == GO_ON and not self._unheard.goes_on:
+            self._unheard = self._unheard._replace(goes_on=True)
+            self._note()
+            self._warn(f"{self._lost.what}, and with it the job's store; {_GOES_ON}")
+
+    def conclude(self, is_done: bool) -> None:  # noqa: FBT001 - as it is called
+        """This host's part of the attempt ends, about which no other host can decide any more.
+
+        Args:
+            is_done: all its ranks have ended with exit code 0, and there is no other attempt for them. Else one of them
+                has failed, or a user ends the job: then that is why, and not the coordinator.
+        """
+        self._watch.end()
+        if not self._is_over:
+            self._is_over = True
+            lost = self._lost._replace(at=time.monotonic())
+            self._post(lost._replace(class_name="") if is_done else lost._replace(what="", hint=""))
+
+    def _give_up(self) -> None:
+        """The ranks do not make progress without it."""
+        self._watch.end()
+        if not self._is_over:
+            self._is_over = True
+            self._on_lost()
+            self._post(self._lost._replace(at=time.monotonic()))
+
+    def end(self) -> None:
+        """There is another attempt."""
+        self._is_over = True
+        self._watch.end()

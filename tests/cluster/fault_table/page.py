@@ -1,0 +1,162 @@
+"""Plays rows, prints what came of each, and writes the table of docs/faults.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.fault_table import rows_healthy, rows_networks, rows_processes, rows_starts
+from tests.cluster.fault_table.stage import Result, Row, Stage
+from tests.cluster.machines.cluster import REPOSITORY, Cluster
+
+PAGE = REPOSITORY / "docs" / "faults.md"
+SECTIONS = {
+    "Jobs to which nothing happens": rows_healthy.ROWS,
+    "Processes that fail, die or stand still": rows_processes.ROWS,
+    "Networks and hosts": rows_networks.ROWS,
+    "Starts": rows_starts.ROWS,
+}
+ROWS: tuple[Row, ...] = tuple(row for rows in SECTIONS.values() for row in rows)
+_LONGEST_WORDS = 230
+# What differs from run to run, or is where these tests are.
+_FOLDERS = re.compile(r"/tmp/faults-\w+/")
+_INTRO = """\
+# What is said of which fault
+
+Each fault was made on real hosts (namespaces with two networks each, Slurm, Open MPI, MPICH and pdsh; `tests/cluster`),
+in a job of mostly three hosts with one rank each, by `python -m tests.cluster faults`, which has written these tables.
+What has to be said of a fault is written down in `tests/cluster/fault_table` before it is made: the sentence with host
+and cause, the advice, on which consoles, the exit codes, what must not be said (another host to blame, the same twice),
+and that no process and no file is left on any host.
+
+* **words**: seconds from the fault (or from the launch, where the fault was there before) to that sentence, on the
+  first console that has it. **end**: seconds to the end of the last launcher. Most jobs have a hang timeout of 15 s and
+  a host timeout of 10 s (`--hang-timeout`, `--host-timeout`), and wait 14 s for hosts that do not come
+  (`--start-timeout`).
+* **verdict**: `right`, or what is not.
+* **torchrun**: what torchrun 2.13 did when the same was done to it, with four hosts on the same cluster and idle
+  processors, watched for 180 s.
+
+{machine}
+"""
+
+
+def play(row: Row, keep: Path | None = None) -> Result:
+    """Play a row on a cluster of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    try:
+        with Cluster.start(row.hosts, slurm=row.slurm, visible=[folder]) as cluster:
+            stage = Stage(cluster, folder, row)
+            try:
+                row.play(stage)
+            except AssertionError as error:
+                stage.remarks.append(f"not played to the end: {str(error).splitlines()[0]}")
+            result = stage.result(row)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        (keep / f"{row.name}.txt").write_text(f"{told(result)}\n{result.consoles}")
+        fields = {name: value for name, value in result._asdict().items() if name not in {"row", "consoles"}}
+        (keep / f"{row.name}.json").write_text(json.dumps(fields))
+    return result
+
+
+def told(result: Result) -> str:
+    """A result in a few lines."""
+    verdict = "right" if not result.wrong else "WRONG"
+    seconds = f"words {_seconds(result.words_s)} s, end {_seconds(result.end_s)} s"
+    figures = f"{seconds}, codes {result.codes}, load {result.load:.0f}"
+    return "\n  ".join([f"{verdict} {result.row.name}: {figures}: {result.words}", *result.wrong])
+
+
+def main(names: Sequence[str], keep: Path | None, *, write: bool) -> int:
+    """Play these rows, by default all.
+
+    Args:
+        names: regular expressions of rows.
+        keep: where what all consoles said is kept.
+        write: whether docs/faults.md gets what came of all rows that are kept there.
+    """
+    chosen = [row for row in ROWS if not names or any(re.fullmatch(name, row.name) for name in names)]
+    results = []
+    for row in chosen:
+        results.append(play(row, keep))
+        sys.stdout.write(told(results[-1]) + "\n")
+        sys.stdout.flush()
+    wrong = sum(bool(result.wrong) for result in results)
+    sys.stdout.write(f"{len(results) - wrong} of {len(results)} rows right\n")
+    if write:
+        kept = {result.row.name: result for result in results}
+        PAGE.write_text(page({**(_kept(keep) if keep is not None else {}), **kept}), encoding="utf-8")
+    return 1 if wrong else 0
+
+
+def _kept(keep: Path) -> dict[str, Result]:
+    """What came of rows that were played before."""
+    found = {}
+    for row in ROWS:
+        path = keep / f"{row.name}.json"
+        if path.exists():
+            fields: dict[str, Any] = json.loads(path.read_text())
+            found[row.name] = Result(row=row, consoles="", **{**fields, "wrong": tuple(fields["wrong"])})
+    return found
+
+
+def page(results: dict[str, Result]) -> str:
+    """The document."""
+    loads = [result.load for result in results.values()] or [0.0]
+    cores = len(os.sched_getaffinity(0))
+    right = sum(not result.wrong for result in results.values())
+    versions = f"Linux {platform.release()}, Python {platform.python_version()}, torch {version('torch')}"
+    machine = (
+        f"{right} of {len(results)} rows are right. {cores} cores, load {min(loads):.0f}-{max(loads):.0f} meanwhile\n"
+        f"(other programs had most of it, so the seconds are upper bounds), {versions}."
+    )
+    parts = [_INTRO.format(machine=machine)]
+    for title, rows in SECTIONS.items():
+        played = [results[row.name] for row in rows if row.name in results]
+        table = _healthy(played) if rows is rows_healthy.ROWS else _faults(played)
+        parts.append(f"## {title}\n\n" + "\n".join(table) + "\n")
+    return "\n".join(parts)
+
+
+def _healthy(results: Iterable[Result]) -> list[str]:
+    head = ["| started by | end s | exit codes | verdict |", "| --- | --- | --- | --- |"]
+    return [
+        *head,
+        *(f"| {one.row.launch} | {_seconds(one.end_s)} | {one.codes} | {_verdict(one)} |" for one in results),
+    ]
+
+
+def _faults(results: Iterable[Result]) -> list[str]:
+    head = "| fault | started by | what is said | words s | end s | exit codes | verdict | torchrun |"
+    lines = [head, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for one in results:
+        said = f"`{_short(one.words)}`" if one.words else "nothing"
+        figures = f"{_seconds(one.words_s)} | {_seconds(one.end_s)} | {one.codes}"
+        cells = [one.row.fault, one.row.launch, said, figures, _verdict(one), one.row.torchrun]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _verdict(result: Result) -> str:
+    return "right" if not result.wrong else f"**wrong**: {'; '.join(map(_short, result.wrong))}"
+
+
+def _short(text: str) -> str:
+    text = _FOLDERS.sub("", text).replace("|", "\\|").replace("`", "'")
+    return text if len(text) <= _LONGEST_WORDS else f"{text[: _LONGEST_WORDS - 1]}…"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f}"

@@ -1,0 +1,103 @@
+"""A job without its stores: it goes on while the ranks of each host make progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from saferun.cluster import unserved_job as unserved_job_module
+from saferun.cluster.unserved_job import UnservedJob
+from saferun.linux.poller import Poller
+from saferun.supervisor.events import Event, JobLost
+from tests.unit.cluster.test_silent_hosts import Ranks
+
+LOST = JobLost(1000.0, 0, "the coordinator of node1 ended (killed by SIGKILL)", "see who", "store_lost")
+TIMEOUT_S = 10.0
+
+
+class World:
+    """One host's part of such a job."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(unserved_job_module, "ProgressWatch", Ranks)
+        self.posted: list[Event] = []
+        self.said: list[str] = []
+        self.blamed: list[str] = []
+        self.noted: list[int] = []
+        self.running: list[Any] = [object()]
+        self.job = UnservedJob(
+            LOST,
+            lambda: self.running,
+            Poller(),
+            host_timeout_s=TIMEOUT_S,
+            hang_timeout_s=60.0,
+            post=self.posted.append,
+            note=lambda: self.noted.append(1),
+            warn=self.said.append,
+            on_lost=lambda: self.blamed.append("the coordinator"),
+        )
+
+    def tick(self, now: float, **seen: float) -> None:
+        """The ranks are looked at."""
+        watch: Any = self.job._watch
+        watch.seen = watch.seen._replace(**seen)
+        if watch.deadline is not None:
+            watch.deadline = now
+        self.job.tick(now)
+
+    @property
+    def lost(self) -> list[JobLost]:
+        """What was posted."""
+        return [event for event in self.posted if isinstance(event, JobLost)]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_while_ranks_move_the_job_goes_on_and_says_so_once(world: World) -> None:
+    for second in range(1, 40):
+        world.tick(1000.0 + second, watched_s=float(second))
+    (line,) = world.said
+    assert line.startswith(f"{LOST.what}, and with it the job's store; ")
+    assert "the job goes on" in line
+    assert (world.noted, world.posted) == ([1], [])
+
+
+def test_ranks_that_do_not_move_have_needed_it(world: World) -> None:
+    """Half of the host timeout is long enough for ranks that train."""
+    world.tick(1004.0, watched_s=4.0, still_s=4.0, quiet_s=4.0)
+    assert world.posted == []
+    world.tick(1006.0, watched_s=6.0, still_s=6.0, quiet_s=6.0)
+    assert world.lost == [LOST._replace(at=world.lost[0].at)]
+    assert world.blamed == ["the coordinator"]
+    assert world.said == []
+    world.job.conclude(False)
+    assert len(world.posted) == 1
+
+
+def test_what_ends_the_attempt_later_has_its_own_reason(world: World) -> None:
+    """A rank has failed, say: the coordinator is not why."""
+    world.tick(1001.0, watched_s=1.0)
+    world.job.conclude(False)
+    (lost,) = world.lost
+    assert (lost.what, lost.hint, lost.class_name) == ("", "", "store_lost")
+    assert world.blamed == []
+
+
+def test_ranks_that_have_all_ended_well_are_the_end_of_it(world: World) -> None:
+    """There is nobody to be waited for, and no other attempt."""
+    world.job.conclude(True)
+    (lost,) = world.lost
+    assert (lost.what, lost.class_name) == (LOST.what, "")
+
+
+def test_after_the_attempt_nothing_is_posted(world: World) -> None:
+    """It would end the next one."""
+    world.job.end()
+    world.job.conclude(False)
+    world.running = []
+    world.tick(1010.0)
+    assert world.posted == []
