@@ -290,7 +290,7 @@ ROWS = (
     *(
         Row(
             f"deadlock-{launch.replace(' ', '-')}",
-            "rank 2 waits for a lock that nobody releases (hang timeout 15 s)",
+            "rank 2 waits for a lock that no thread releases (hang timeout 15 s)",
             launch,
             started(launch, LOCKED, "--on-hang", "stop"),
             slurm=launch == "srun",

@@ -349,7 +349,7 @@ ROWS = (
         right=Right(
             r"1 of 3 hosts did not come within 14 s: node rank 2", "", words_s=30, end_s=30, sentences=2, hints=1
         ),
-        torchrun="nobody says which",
+        torchrun="no host is named",
     ),
     Row(
         "host-missing-list",
@@ -357,7 +357,7 @@ ROWS = (
         "--hosts",
         missing_by_list,
         right=Right(r"1 of 3 hosts did not come within 14 s: node3", "", words_s=30, end_s=30, sentences=2, hints=1),
-        torchrun="nobody says which",
+        torchrun="no host is named",
     ),
     Row(
         "master-missing",
