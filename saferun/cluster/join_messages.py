@@ -230,10 +230,10 @@ def parts_of(
     parts: list[tuple[list[Peer], list[HostInfoText]]] = [([], [])]
     size_bytes = total_bytes = 0
     for peer, info in zip_longest(peers, infos):
-        told = info
-        if told is not None and total_bytes + len(told.host_info) > all_bytes:
-            told = HostInfoText("", "")
-        own_bytes = len(told.host_info) + len(told.endpoint) if told is not None else 0
+        known = info
+        if known is not None and total_bytes + len(known.host_info) > all_bytes:
+            known = HostInfoText("", "")
+        own_bytes = len(known.host_info) + len(known.endpoint) if known is not None else 0
         own_bytes += sum(map(len, (peer.label, *peer.addresses))) if peer is not None else 0
         if size_bytes + own_bytes > part_bytes and size_bytes:
             parts.append(([], []))
@@ -242,8 +242,8 @@ def parts_of(
         total_bytes += own_bytes
         if peer is not None:
             parts[-1][0].append(peer)
-        if told is not None:
-            parts[-1][1].append(told)
+        if known is not None:
+            parts[-1][1].append(known)
     return [HostsPart(tuple(some), tuple(theirs)) for some, theirs in parts]
 
 

@@ -41,6 +41,7 @@ Files
     ``malloc_trim`` of glibc; else the heap keeps what is free.
     ``scratch``: a private directory in TMPDIR; else in /tmp, /var/tmp, /dev/shm, XDG_RUNTIME_DIR, /run/user/UID or the
     current directory; OSError if none can be made. For sockets one with a short path, in memory if possible.
+    ``abandoned_scratch``: such directories whose run and reaper were killed; those that others may use are left.
     ``shm_segments``: segments that ranks have left in /dev/shm; none are removed if not all processes can be scanned.
     ``error_files``, ``file_systems``, ``streams``: ranks' error files (None: malformed), types of file systems (empty:
     unknown), pipes, and pseudo-terminals (OSError if there are none). ``keyboard``, ``terminal_mode``: the terminal
