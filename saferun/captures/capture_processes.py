@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from saferun.captures.all_captures import CAPTURES, CaptureStep
 from saferun.captures.process_state import FAMILY_LIMIT, tree_snapshots
 from saferun.captures.scene import Emit, Process, Scene
-from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.waiting import Ends
 from saferun.captures.wire import NOT_READY, CaptureRequest, CoreRequest, CoresFound, Done, LibraryLog, encode
 from saferun.evidence import CaptureNote, CoreDump, OomKill

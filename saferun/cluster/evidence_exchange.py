@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from saferun.evidence import AbortReason, Evidence
 
 if TYPE_CHECKING:
-    from saferun.cluster.job_port import JobPort
+    from saferun.cluster.job_interface import JobPort
     from saferun.cluster.job_values import EvidenceChunk
 
 # A host that leaves knows why, and the others have nothing to diagnose.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from saferun.console.row import Style
+from saferun.console.screen_row import Style
 
 _COLORS = re.compile(rb"\x1b\[([0-9;:]*)m")
 _RESET = b"\x1b[0m"

@@ -13,7 +13,7 @@ import codecs
 import re
 import unicodedata
 
-from saferun.console.row import Row, Style
+from saferun.console.screen_row import Row, Style
 
 MOST_ROWS = 40
 """The most rows that stay live; what is above them is a line."""

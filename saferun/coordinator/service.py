@@ -12,7 +12,7 @@ The supervisor sends JSON lines, each with ``op``:
 * ``goodbye``: end.
 
 A job of several hosts (the supervisor passes more sockets then) has more messages, and more processes that send them:
-``host.py``.
+``host_coordinator.py``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _serve_several(
     """The same for a job of several hosts. Does not return."""
     import resource
 
-    from saferun.coordinator.host import HostCoordinator, exit_now
+    from saferun.coordinator.host_coordinator import HostCoordinator, exit_now
     from saferun.coordinator.served_stores import ServedStores
     from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 

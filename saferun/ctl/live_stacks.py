@@ -30,9 +30,9 @@ from saferun.files.run_files import RUN_JSON, living_records, open_run
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_cmdline, waits_uninterruptibly
 from saferun.model import JsonObject, Value
-from saferun.report.picture import group_lines, tree_lines
+from saferun.report.text_diagram import group_lines, tree_lines
+from saferun.text.bounded_json import shown
 from saferun.text.evidence_redaction import capture_without_secrets
-from saferun.text.page import shown
 from saferun.text.wording import ranks_text
 
 _BUDGET_S = 20.0

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from saferun.errors import suppress
-from saferun.files.middle import leave_out_middle
 from saferun.files.time_index import NO_CUT
 from saferun.files.trees import open_parent
+from saferun.files.trimmed_file import leave_out_middle
 from saferun.linux.ownership import open_temporary
 
 # What a file that cannot be written keeps in memory; what comes after it is missing in the end.

@@ -10,7 +10,7 @@ from saferun.launch.launch_context import LaunchContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.launch.wakeup import Wakeup
+    from saferun.launch.signal_wakeup import Wakeup
 
 # At the end a reader of the console that does not read is waited for this long, where files keep everything.
 _DRAIN_S = 60.0

@@ -25,8 +25,8 @@ from saferun.launch.passed_signals import PassedSignals
 from saferun.launch.preflight_part import PreflightPart
 from saferun.launch.rank_actions import RankActions
 from saferun.launch.reaper_part import ReaperPart
+from saferun.launch.signal_wakeup import Wakeup
 from saferun.launch.torchrun_events import TorchrunEvents
-from saferun.launch.wakeup import Wakeup
 from saferun.linux.children import await_exits
 from saferun.linux.reaper import Reaper
 from saferun.supervisor import actions
@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.cluster.job_port import JobPort
+    from saferun.cluster.job_interface import JobPort
     from saferun.cluster.secret import JobSecret
     from saferun.files.inbox import Outbox
     from saferun.files.writer_client import WriterClient

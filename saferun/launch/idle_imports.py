@@ -74,7 +74,7 @@ MODULES = (
     "saferun.console.open_colors",
     "saferun.console.rows",
     "saferun.console.status_line",
-    "saferun.report.above",
+    "saferun.report.shown_traceback",
     "saferun.report.console_text",
     "saferun.captures.capture_query",
     "saferun.launch.live_capture",

@@ -23,8 +23,8 @@ from saferun.launch.rank import Rank
 from saferun.linux.cgroups import oom_kill_between, read_memory_state
 from saferun.linux.scratch import current_directory
 from saferun.linux.start_marks import ranks_with_group
-from saferun.report.above import is_above
 from saferun.report.console_text import failure_text, peer_text
+from saferun.report.shown_traceback import is_above
 from saferun.supervisor.actions import Diagnose, ReportFailure
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.policy import Decision, FailureFacts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.captures.examiner import Examiner
-    from saferun.cluster.job_port import JobPort
+    from saferun.cluster.job_interface import JobPort
     from saferun.cluster.job_values import Assignment
     from saferun.launch.attempt_end import AttemptEnd
     from saferun.launch.attempt_setup import AttemptSetup

@@ -14,7 +14,7 @@ from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.errors import SaferunError, suppress
 from saferun.files.file_stream import FRESH, LAZY, FileStream
 from saferun.files.run_dir import shorter_path
-from saferun.launch.left_files import LeftFiles
+from saferun.launch.failed_rank_files import LeftFiles
 from saferun.launch.rank import AttemptPlan, Rank
 from saferun.launch.stdin_terminals import is_asked_for, open_stdin, with_columns
 from saferun.linux.children import (

@@ -28,7 +28,7 @@ from saferun.preflight.outcome import (
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Preflight
 
 if TYPE_CHECKING:
-    from saferun.cluster.job_port import JobPort
+    from saferun.cluster.job_interface import JobPort
     from saferun.cluster.job_values import Assignment
     from saferun.preflight.bisect.trial_driver import TrialShare
     from saferun.preflight.bisect.trial_process import TrialPlace

@@ -14,7 +14,7 @@ from saferun.model import Value
 from saferun.preflight.json_report import is_well, preflight_json, verdict_of, worst_first
 from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostInfo, MatrixRow, Preflight
 from saferun.supervisor.policy.decision_row import DecisionRow
-from saferun.text.page import redacted_line
+from saferun.text.bounded_json import redacted_line
 
 __all__ = ["decision_text", "host_ranges", "preflight_json", "result_lines", "show", "table_lines"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from saferun.preflight.results import HostInfo, Preflight, Probe
 
 if TYPE_CHECKING:
-    from saferun.cluster.job_port import JobPort
+    from saferun.cluster.job_interface import JobPort
     from saferun.cluster.job_values import Assignment, EvidenceChunk
     from saferun.preflight.check_process import HostChecks
     from saferun.preflight.leader_messages import PairAgain

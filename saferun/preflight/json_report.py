@@ -14,7 +14,7 @@ from saferun.linux.nic import Nic
 from saferun.model import JsonObject
 from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostInfo, MatrixRow, Pairs, Preflight
 from saferun.supervisor.policy.decision_row import DecisionRow
-from saferun.text.page import Page, count, number
+from saferun.text.bounded_json import Page, count, number
 from saferun.text.redaction import REDACTED
 from saferun.text.secret_names import is_secret
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from saferun.call_evidence import CALL_KINDS, CallEvent, RankCalls, ThreadCalls
 from saferun.evidence import Diagnosis, Frame
-from saferun.report.picture import frame_text
-from saferun.text.page import shown
+from saferun.report.text_diagram import frame_text
+from saferun.text.bounded_json import shown
 
 _ON_CONSOLE = 6
 _OF_MAIN, _OF_OTHERS = 60, 8

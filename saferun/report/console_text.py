@@ -13,8 +13,8 @@ from saferun.evidence import CoreDump, Diagnosis, Frame, HangVerdict, HostView, 
 from saferun.model import RankEnd
 from saferun.report.calls_text import console_calls
 from saferun.report.failure_lines import console_locals
-from saferun.report.picture import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
-from saferun.text.page import shown
+from saferun.report.text_diagram import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
+from saferun.text.bounded_json import shown
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text, size_text
 
 _MOST_LINES = 39

@@ -6,7 +6,7 @@ The fields are described in ``docs/programs.md``. Every field is always there.
 from __future__ import annotations
 
 from saferun.model import JsonObject, Value
-from saferun.text.page import Page, count, integer, number
+from saferun.text.bounded_json import Page, count, integer, number
 
 SCHEMA = "saferun.event/1"
 KINDS = ("hang", "failure", "restart", "recovery", "end")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.evidence import Diagnosis, Traceback
-from saferun.text.page import shown
+from saferun.text.bounded_json import shown
 
 _SHOWN = 2
 _LONGEST = 300

@@ -30,10 +30,10 @@ from saferun.evidence import (
 from saferun.model import JsonObject, RankEnd, Value, signal_name
 from saferun.preflight.json_report import decision, preflight_part
 from saferun.preflight.results import Preflight
-from saferun.report.picture import Branch, branches_of
 from saferun.report.recorder_order import telling_first
+from saferun.report.text_diagram import Branch, branches_of
 from saferun.supervisor.policy.decision_row import DecisionRow
-from saferun.text.page import Page, count, integer, number, redacted_command
+from saferun.text.bounded_json import Page, count, integer, number, redacted_command
 
 SCHEMA = "saferun.report/1"
 LIMIT_BYTES = 2 << 20

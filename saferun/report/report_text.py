@@ -24,10 +24,10 @@ from saferun.preflight.findings_text import decision_text, table_lines
 from saferun.preflight.results import HostInfo, Preflight
 from saferun.report.calls_text import report_calls
 from saferun.report.console_text import core_text
-from saferun.report.picture import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.report.report_json import Incident, Run, SlowRow, cores_of, first_and_last, outcome_of, steps_of
+from saferun.report.text_diagram import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.supervisor.policy.decision_row import DecisionRow
-from saferun.text.page import redacted_command, redacted_command_line, redacted_line
+from saferun.text.bounded_json import redacted_command, redacted_command_line, redacted_line
 from saferun.text.wording import duration_text, ranks_text, size_text
 
 LIMIT_BYTES = 4 << 20

@@ -13,7 +13,7 @@ from saferun.cluster.job import Job
 from saferun.cluster.job_values import Assignment, EvidenceChunk, JobCallbacks
 from saferun.cluster.silence import Progress
 from saferun.config import HostsConfig, LaunchConfig
-from saferun.coordinator.host import HostCoordinator
+from saferun.coordinator.host_coordinator import HostCoordinator
 from saferun.evidence import Diagnosis, Evidence
 from saferun.linux.json_lines import LONGEST_MESSAGE_BYTES
 from saferun.model import ExitStatus, JsonObject

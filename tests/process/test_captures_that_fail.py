@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from saferun.captures import capture_processes, stacks, strace
+from saferun.captures.all_captures import CAPTURES, CaptureStep
 from saferun.captures.process_state import read_snapshot
 from saferun.captures.scene import Process, Scene
-from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.wire import NOT_READY, CaptureReader, CaptureRequest, CaptureTarget, encode
 from saferun.evidence import CaptureNote
 from tests.process.capturing import ROOT, SLEEP, UNDUMPABLE, capture, functions, python, without_ptrace

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from saferun.captures import nccl_ras
+from saferun.captures.all_captures import CAPTURES
 from saferun.captures.inspection import inspect_ranks
 from saferun.captures.inspection_values import NcclCalls
 from saferun.captures.process_state import read_snapshot
 from saferun.captures.ras_content import LONGEST_BYTES
 from saferun.captures.scene import Process, Scene
-from saferun.captures.steps import CAPTURES
 from saferun.captures.wire import CaptureReader, CaptureRequest, encode
 from saferun.gpu_evidence import NcclProcess
 from tests.process.capturing import SLEEP, python

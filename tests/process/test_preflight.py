@@ -23,7 +23,7 @@ from tests.unit.preflight.host_roots import Root
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from saferun.cluster.job_port import JobPort
+    from saferun.cluster.job_interface import JobPort
     from saferun.preflight.driver import PreflightOutcome
 
 RAN = "from rank import *\ntell('ran')"

@@ -19,7 +19,7 @@ from saferun.console import stderr
 from saferun.console.screen import Screen
 from saferun.ctl.answer import answer
 from saferun.errors import SaferunError, printable, printable_lines
-from saferun.text.page import shown
+from saferun.text.bounded_json import shown
 
 PACKAGE = Path(__file__).resolve().parents[2] / "saferun"
 # Calls of these names put lines on a terminal, sooner or later.

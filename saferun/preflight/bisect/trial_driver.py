@@ -18,7 +18,7 @@ from saferun.preflight.bisect.trial_process import IMPORT_S, MARGIN_S, TrialPlac
 from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
 
 if TYPE_CHECKING:
-    from saferun.cluster.job_port import JobPort
+    from saferun.cluster.job_interface import JobPort
     from saferun.cluster.job_values import EvidenceChunk
     from saferun.model import JsonObject
     from saferun.preflight.results import CheckResult

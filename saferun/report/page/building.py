@@ -37,9 +37,9 @@ from saferun.report.page.run_contents import RankRecord, RunFiles, RunJson
 from saferun.report.page.stack_tree import build_stacks, call_of
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.wait_graph import build_group_tables, build_wait_graph
-from saferun.report.picture import rank_ranges
 from saferun.report.report_values import Cause, Launch, RankFailure
-from saferun.text.page import shown
+from saferun.report.text_diagram import rank_ranges
+from saferun.text.bounded_json import shown
 from saferun.text.redaction import redacted_arguments
 from saferun.text.wording import duration_text, ranks_text, size_text
 

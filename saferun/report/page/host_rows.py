@@ -15,8 +15,8 @@ from saferun.report.page.contents import (
 )
 from saferun.report.page.page_model import LABEL_CHARACTERS, Matrix, MatrixCell, Table
 from saferun.report.page.run_contents import RunJson
-from saferun.report.picture import rank_ranges
-from saferun.text.page import shown
+from saferun.report.text_diagram import rank_ranges
+from saferun.text.bounded_json import shown
 from saferun.text.wording import count_text, duration_text, size_text
 
 _MOST_ROWS = 200

@@ -9,8 +9,8 @@ from saferun.model import Value
 from saferun.report.page.page_model import LABEL_CHARACTERS, OutputPiece, RankOutputs
 from saferun.report.page.run_contents import RankTail
 from saferun.report.page.timeline import hosts_text
-from saferun.report.picture import rank_ranges
-from saferun.text.page import shown
+from saferun.report.text_diagram import rank_ranges
+from saferun.text.bounded_json import shown
 from saferun.text.redaction import redacted_text
 from saferun.text.wording import count_text, size_text
 

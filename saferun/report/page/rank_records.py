@@ -21,10 +21,10 @@ from saferun.report.page.page_model import (
     Table,
 )
 from saferun.report.page.run_contents import RankRecord
-from saferun.report.picture import file_text, frame_text, is_user_code, rank_ranges
+from saferun.report.text_diagram import file_text, frame_text, is_user_code, rank_ranges
+from saferun.text.bounded_json import shown
 from saferun.text.decoding import MALFORMED, number_or, text_or_empty
 from saferun.text.failure_record import local_text, memory_parts
-from saferun.text.page import shown
 
 _MOST_EXCEPTIONS, _MOST_FRAMES, _MOST_LOCALS = 12, 24, 40
 _MOST_CALLS_OF_RANKS, _MOST_CALLS = 32, 40

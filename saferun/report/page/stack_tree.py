@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from saferun.evidence import Frame
 from saferun.report.page.contents import BranchPart, FramePart
 from saferun.report.page.page_model import LABEL_CHARACTERS, Call, FlameBox, StackBranch, Stacks
-from saferun.report.picture import file_text, is_user_code, rank_ranges
-from saferun.text.page import shown
+from saferun.report.text_diagram import file_text, is_user_code, rank_ranges
+from saferun.text.bounded_json import shown
 
 _MOST_BRANCHES = 400
 _MOST_CALLS = 60

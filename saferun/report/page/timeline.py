@@ -8,8 +8,8 @@ from saferun.model import Value, signal_name
 from saferun.report.page.contents import IncidentPart, PreflightSection, ReportPart
 from saferun.report.page.page_model import LABEL_CHARACTERS, Mark, Segment, Timeline, TimelineRow
 from saferun.report.page.run_contents import EventLine, HostEvents
-from saferun.report.picture import rank_ranges
-from saferun.text.page import shown
+from saferun.report.text_diagram import rank_ranges
+from saferun.text.bounded_json import shown
 from saferun.text.wording import count_text, duration_text
 
 _MOST_ROWS = 64

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from saferun.model import Value
 from saferun.report.page.contents import CallPart, IncidentPart, ProgressPart
 from saferun.report.page.page_model import LABEL_CHARACTERS, GraphEdge, GraphNode, GroupTable, Table, WaitGraph
-from saferun.report.picture import cut_in_middle, rank_ranges
-from saferun.text.page import shown
+from saferun.report.text_diagram import cut_in_middle, rank_ranges
+from saferun.text.bounded_json import shown
 from saferun.text.wording import count_text, ranks_text
 
 _MOST_NODES = 14

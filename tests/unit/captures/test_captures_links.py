@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from saferun.captures import links
+from saferun.captures.all_captures import CAPTURES
 from saferun.captures.scene import Process, Scene
-from saferun.captures.steps import CAPTURES
 from saferun.captures.wire import CaptureReader, CaptureRequest, encode
 from saferun.evidence import ProcessSnapshot, StuckLink
 from saferun.linux.sockets import TcpState

@@ -14,7 +14,7 @@ from saferun.coordinator.arrivals import waiting_text
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
 from saferun.coordinator.evidence_chunks import is_chunk_name
 from saferun.coordinator.heartbeats import read_state
-from saferun.coordinator.host import HostCoordinator
+from saferun.coordinator.host_coordinator import HostCoordinator
 from saferun.coordinator.leader_address import is_loopback, master_addr, read_address
 from saferun.coordinator.liveness_probe import Observation, ended_reason, judge, probe_host
 from saferun.coordinator.rendezvous_round import RendezvousRound

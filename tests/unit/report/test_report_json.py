@@ -16,7 +16,7 @@ from saferun.evidence import (
 from saferun.report import report_text
 from saferun.report.report_json import Run, build_report, outcome_of
 from saferun.report.report_text import build_report_text
-from saferun.text.page import redacted_line
+from saferun.text.bounded_json import redacted_line
 from tests.unit.report.report_checking import (
     RUN,
     SCHEMA,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from saferun.errors import SaferunError
 from saferun.evidence import Diagnosis, HangVerdict, RankOutput
 from saferun.report.console_text import failure_text, hang_goes_on_text, suspected_hang_text
-from saferun.text.page import redacted_line
+from saferun.text.bounded_json import redacted_line
 from saferun.text.wording import LONG_STEP, ranks_text
 from tests.unit.report.report_samples import (
     EXCEPTION_EVERYWHERE,

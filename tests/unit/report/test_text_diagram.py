@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.evidence import Frame, StackNode, WaitGroup
-from saferun.report.picture import (
+from saferun.report.text_diagram import (
     WIDTH,
     branches_of,
     cut_in_middle,
@@ -20,7 +20,7 @@ from saferun.report.picture import (
     tree_lines,
     whole_tree_lines,
 )
-from saferun.text.page import shown
+from saferun.text.bounded_json import shown
 from saferun.text.wording import ranks_text
 from tests.unit.report.report_samples import ALL_REDUCE, IN_ALL_REDUCE, IN_LOAD, LOAD, MAIN, MODULE, SITE, STEP, merged
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from saferun.diagnosis.frames import UserCode, file_name, is_native, native_name
 from saferun.evidence import Frame, StackNode, WaitGroup
 from saferun.model import Value
-from saferun.text.page import shown
+from saferun.text.bounded_json import shown
 from saferun.text.wording import rank_spans
 
 WIDTH = 120
