@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Most tests wait most of the time, so several files run at once on two cores. Files, not tests: one file shares fixtures.
 # tests/running.py gives the longest out first, and all of tests/cluster to one worker.
 ALL_TOGETHER := -n 6 --dist loadfile
-WAITING := tests/unit tests/process $(wildcard tests/test_*.py)
+WAITING := tests/unit tests/process tests/fleet $(wildcard tests/test_*.py)
 ALL_TESTS := tests/cluster tests/torch $(WAITING)
 
 # tests/cluster needs Debian packages; what cannot be installed is said in one line, and what cannot run in another.
