@@ -46,6 +46,7 @@ _OURS = tuple(package for package in _PROJECT["dependencies"] if not package.sta
 _TESTING = ("pytest>=9,<10", "pytest-xdist", "hypothesis", "jsonschema", "pyte")
 _BUILD_S = 1800.0
 _RUN_S = 180.0
+_LATE_FILES_S = 20
 
 
 class UnavailableError(Exception):
@@ -226,6 +227,13 @@ JOBS: tuple[Callable[[Path, Path], None], ...] = (demo, crash, hang, restart)
 def _folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="matrix-") as name:
         yield Path(name)
+        # On a busy machine the writer process may still write when its saferun has ended.
+        for _ in range(_LATE_FILES_S):
+            shutil.rmtree(name, ignore_errors=True)
+            if not os.path.exists(name):
+                os.mkdir(name)
+                break
+            time.sleep(1.0)
 
 
 def try_row(python: str, torch: str) -> int:
