@@ -34,17 +34,17 @@ _INTRO = """\
 
 Each fault was made on real hosts (namespaces with two networks each, Slurm, Open MPI, MPICH and pdsh; `tests/cluster`),
 in a job of mostly three hosts with one rank each, by `python -m tests.cluster faults`, which has written these tables.
-What has to be said of a fault is written down in `tests/cluster/fault_table` before it is made: the sentence with host
-and cause, the advice, on which consoles, the exit codes, what must not be said (another host to blame, the same twice),
-and that no process and no file is left on any host.
+`tests/cluster/fault_table` has what must be said of a fault: the sentence with host and cause, the advice, on which
+consoles, the exit codes, what must not be said (another host to blame, the same twice), and that no process and no file
+is left on any host. Some of these expectations, and the time limits, were changed after a first run had been read.
 
 * **words**: seconds from the fault (or from the launch, where the fault was there before) to that sentence, on the
   first console that has it. **end**: seconds to the end of the last launcher. Most jobs have a hang timeout of 15 s and
   a host timeout of 10 s (`--hang-timeout`, `--host-timeout`), and wait 14 s for hosts that do not come
   (`--start-timeout`).
 * **verdict**: `right`, or what is not.
-* **torchrun**: what torchrun 2.13 did when the same was done to it, with four hosts on the same cluster and idle
-  processors, watched for 180 s.
+* **torchrun**: what torchrun 2.13 did in an earlier measurement of the same fault, with four hosts on the same kind of
+  cluster and idle processors, watched for 180 s; empty: not measured.
 
 {machine}
 """

@@ -332,7 +332,6 @@ ROWS = (
             sentences=4,
             never=("rank [01] .*failed first",),
         ),
-        torchrun="a box a host, 1 of 3 right",
     ),
     Row(
         "out-of-memory",

@@ -255,7 +255,6 @@ ROWS = (
             end_s=60,
             sentences=1,
         ),
-        torchrun="nothing until gloo fails",
     ),
     Row(
         "candidate-ports",
@@ -413,7 +412,6 @@ ROWS = (
             sentences=1,
             also=(r"there is no script /nowhere/t\.py \(on node3\)",),
         ),
-        torchrun="the others wait for 10 minutes",
     ),
     Row(
         "script-missing-srun",
@@ -430,7 +428,6 @@ ROWS = (
             sentences=1,
             never=("node3 cannot start",),
         ),
-        torchrun="the others wait for 10 minutes",
     ),
     Row(
         "torch-version",
