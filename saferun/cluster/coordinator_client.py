@@ -292,7 +292,10 @@ class CoordinatorClient:
         if message is not None and is_there:
             return
         self._unsent.clear()
-        self._lose(what, KILLED_HINT)
+        if is_there:
+            self._lose(what, KILLED_HINT)
+        else:
+            self._lose("saferun of local rank 0 on this host is gone", "look at its last messages")
 
     def _lose(self, what: str, hint: str) -> None:
         if not self._is_closed:

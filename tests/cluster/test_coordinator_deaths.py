@@ -113,7 +113,8 @@ while not os.path.exists(f"{FOLDER}/release.end"):
 def without_store(make_cluster: MakeCluster, folder: Path) -> FaultedJob:
     """A job of three hosts that trains on without its store, as all of them know."""
     cluster = make_cluster(3)
-    job = FaultedJob(cluster, folder, WORKS)
+    # Ranks that stand still soon after the start would be started again.
+    job = FaultedJob(cluster, folder, WORKS, "--start-retries", "0")
     job.await_steps()
     job.now()
     cluster.hosts[0].kill(job.coordinator(cluster.hosts[0]))

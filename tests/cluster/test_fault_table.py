@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.fault_table.page import ROWS, play, told
 
 # What other tests of this folder do not make in the same way.
-NAMES = ("healthy-fqdn", "reaper-killed", "data-cut-cable", "loopback-names", "port-held", "two-jobs")
+NAMES = ("healthy-fqdn", "reaper-killed", "data-cut-cable", "loopback-names", "port-held", "mixed")
 
 
 @pytest.mark.slow

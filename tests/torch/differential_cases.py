@@ -51,7 +51,7 @@ SPAWNED = (
 )
 NARROWER = (
     Allowed(
-        r"rank \d+ attempt \d+: ((stdout|stderr) terminal size|environment: COLUMNS)",
+        r"rank \d+ attempt \d+: ((stdin|stdout|stderr) terminal size|environment: COLUMNS)",
         "a progress bar as wide as the terminal would wrap behind the prefix that saferun writes before it",
     ),
 )

