@@ -66,7 +66,8 @@ def test_the_retries_of_a_start_end(tmp_path: Path) -> None:
             assert "not started again: all 2 retries are used up" in job.err
             # What has been said once, with the advice, is only named by what follows each time.
             assert job.err.count("hint: stop that process") == 1
-            assert job.err.count(" is in use by pid ") == 4
+            assert job.err.count(" is in use by pid ") == 3
+            assert job.err.count(": the same again\n") == 1
             assert not job.said("ran")
 
 
