@@ -193,13 +193,13 @@ def test_hosts_may_be_started_in_any_order(cluster: Cluster, tmp_path: Path) -> 
 
 
 def test_a_task_that_slurm_has_started_and_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    """By the name of its host, on every host that waits for it."""
+    """By the name of its host; on a console that the hosts share, by one of those that wait for it."""
     saferun = " ".join((*SAFERUN, "--start-timeout", str(START_TIMEOUT_S), write(tmp_path, TELL_PLACE)))
     command = ["sh", "-c", f"test $(hostname) = node3 || exec {saferun}"]
     job = Job(tmp_path, [launchers.srun(cluster, command, cwd=tmp_path)])
     assert job.finish() == [1]
     told = job.saferun_said(f"saferun: .*did not come within {START_TIMEOUT_S} s.*node3")
-    assert len(told) == 3, job.story("not named")
+    assert len(told) == 1, job.story("not named, or more than once")
     assert "node2" not in "".join(job.saferun_said("saferun: .*did not come"))
     assert job.words == []
     assert_nothing_left(cluster)
