@@ -432,17 +432,8 @@ def running(
 def clean_environ(folder: Path, mark: str, *changes: Mapping[str, str]) -> dict[str, str]:
     """This process's environment without what would change a launch, and with what the tests need."""
     foreign = ("PET_", "SAFERUN_", "TORCHELASTIC_", "TORCH_ELASTIC_", "MASTER_")
-    names = {
-        "NO_COLOR",
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "OMP_NUM_THREADS",
-        "PYTHON_EXEC",
-        "PYTHONUNBUFFERED",
-        "COLUMNS",
-        "LINES",
-    }
+    ranks = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS"}
+    names = ranks | {"NO_COLOR", "PYTHON_EXEC", "PYTHONUNBUFFERED", "COLUMNS", "LINES"}
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign) and name not in names}
     environ |= {
         "PYTHONPATH": str(REPOSITORY),
