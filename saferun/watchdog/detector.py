@@ -58,6 +58,7 @@ class Watchdog:
         self._lively_s = 0.0
         self._is_inspecting = False
         self._inspected_marks = 0  # how many of the marks
+        self._inspections = 0  # in this silence; 0 as well after one that failed
         self._inspected_s = float("-inf")
 
     # ----------------------------------------------------------------------------------------------------- what it sees
@@ -76,12 +77,13 @@ class Watchdog:
             self._ranks.by_local_rank[local_rank].move(self._ranks.clock_s)
         ask = [] if is_first else self._numbers_wanted()
         recovered_s = None if is_first else self._recovery(moved=any(moved.values()))
-        inspection = not is_first and self._inspection_is_due()
+        was_inspecting = self._is_inspecting
+        self._is_inspecting = was_inspecting or (not is_first and self._inspection_is_due())
         if sample.is_held:
             self._confirming = False
         verdict, confirm = (None, []) if is_first or sample.is_held else self._verdict()
-        inspection = inspection or self._inspection_is_needed()
-        self._is_inspecting = self._is_inspecting or inspection
+        self._is_inspecting = self._is_inspecting or self._inspection_is_needed()
+        inspection = self._is_inspecting and not was_inspecting
         if verdict is not None:
             verdict = verdict._replace(overdue=overdue_text(self._ranks))
             self._verdicts.report(verdict, self._ranks.clock_s)
@@ -103,7 +105,10 @@ class Watchdog:
         for watched in self._ranks.all:
             watched.works_unseen = False
         if inspection is None:
+            # Another one is likely to fail, too: the verdict waits for one of them only.
+            self._inspections, self._inspected_marks = 0, max(self._inspected_marks, self._marks_reached())
             return
+        self._inspections += 1
         for found in inspection.ranks:
             rank = self._ranks.by_local_rank.get(found.local_rank)
             if rank is not None and rank.take_inspection(
@@ -239,23 +244,25 @@ class Watchdog:
 
     def _inspection_is_due(self) -> bool:
         """Whether no rank has moved for so long that an inspection is wanted."""
+        reached = self._marks_reached()
+        is_due = reached > self._inspected_marks and not self._is_inspecting
+        if is_due or reached < self._inspected_marks:
+            self._inspected_marks = reached
+        if not reached:
+            self._inspections = 0
+        return is_due
+
+    def _marks_reached(self) -> int:
         silent_s = min(map(self._ranks.silent_s, self._ranks.all), default=0.0)
         # A missing heartbeat is held against a rank while others move.
         beating = [watched for watched in self._ranks.all if watched.beat_ns > 0]
         silent_s = max([silent_s, *(min(self._ranks.silent_s(one), self._ranks.beatless_s(one)) for one in beating)])
-        reached = sum(silent_s >= part * self._timeout_s for part in _INSPECT_AT)
-        is_due = reached > self._inspected_marks and not self._is_inspecting
-        if is_due or reached < self._inspected_marks:
-            self._inspected_marks = reached
-        return is_due
+        return sum(silent_s >= part * self._timeout_s for part in _INSPECT_AT)
 
     def _inspection_is_needed(self) -> bool:
-        """Whether a verdict waits for an inspection."""
-        return (
-            self._confirming
-            and not self._is_inspecting
-            and self._ranks.clock_s - self._inspected_s > _INSPECTION_LASTS_S
-        )
+        """Whether a verdict waits for an inspection: what threads do shows only in the comparison of two."""
+        is_old = self._ranks.clock_s - self._inspected_s > _INSPECTION_LASTS_S
+        return self._confirming and not self._is_inspecting and (is_old or self._inspections == 1)
 
     def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
         """The verdict, or the ranks whose numbers are needed first."""
@@ -266,7 +273,7 @@ class Watchdog:
         if not self._confirming:
             self._confirming = True
             return None, [local_rank for local_rank, watched in self._ranks.by_local_rank.items() if watched.ask_now()]
-        if self._is_inspecting or any(watched.is_asked for watched in self._ranks.all):
+        if self._is_inspecting or self._inspection_is_needed() or any(one.is_asked for one in self._ranks.all):
             return None, []
         self._confirming = False
         return hang, []

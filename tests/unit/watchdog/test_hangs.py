@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.captures.inspection_values import JobInspection, RankInspection, Thread
+from saferun.evidence import HangVerdict
 from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.samples import JobSample, RankSample
 from tests.unit.watchdog.simulated_jobs import (
@@ -179,6 +181,33 @@ def test_an_answer_that_does_not_come_holds_up_the_verdict_and_nothing_else() ->
         for rank in outcome.numbers_wanted:
             watchdog.take_numbers(rank, None)
     assert [verdict.kind for verdict in told if verdict] == ["quiescent"]
+
+
+@pytest.mark.parametrize("answers_after_s", [1.0, 1.5, 2.2])
+def test_a_verdict_waits_for_the_inspection_that_the_first_one_is_compared_with(answers_after_s: float) -> None:
+    """What threads do shows only in the comparison of two, and a busy host may be slow with the first."""
+    watchdog = Watchdog(2.0)
+    process = Process(100)
+    thread = Thread(12, 100, 1.0, "python3", False, 0, (1, 2), 0, 0, 0, ())
+    asked: list[float] = []
+    answered = 0
+    told: list[HangVerdict] = []
+    for step in range(1, 60):
+        at = step / 10
+        outcome = watchdog.feed(JobSample(at, 0.1, (RankSample(0, 0, process.live(QUIET, 0.1), (), False, 0, 0),)))
+        for rank in outcome.numbers_wanted:
+            watchdog.take_numbers(rank, None)
+        asked += [at] * outcome.inspection_wanted
+        if answered < len(asked) and at - asked[answered] >= answers_after_s:
+            answered += 1
+            ran = thread._replace(age_s=1.0 + at, run_ns=int(at * 20e6))
+            found = RankInspection(0, (), (ran,))
+            watchdog.take_inspection(JobInspection((at - 0.5, at), (found,)))
+        told += [outcome.verdict] if outcome.verdict is not None else []
+        if told:
+            break
+    assert not told
+    assert answered >= 2
 
 
 # --------------------------------------------------------------------------------------------------------- single ranks
