@@ -2,29 +2,82 @@
 
 A name is added by one write at the end of the file, so that no reader sees half of a line, and under a lock that is not
 waited for long: without it a name may stand there twice, which does no harm.
+
+The list lies where all hosts of a site see it, and the files of the run may lie elsewhere. So it is written by a process
+of its own: a server that does not answer costs the list, and not what the writer process has to write.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import time
+from collections.abc import Sequence
 
+from saferun.errors import suppress
+from saferun.linux.child_output import run_forked
+from saferun.linux.descriptors import close_all_but
 from saferun.linux.ownership import CAREFULLY, check_regular
 
 _MODE = 0o644  # whoever submits the next job is another user
 _READ_BYTES = 4 << 20
 _LOCK_S = 0.3
 _LOCK_STEP_S = 0.02
+# Shorter than the patience of whoever asks the writer process for something.
+_APART_S = 1.5
 _NAMES = re.compile(rb"[^\s,]+")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_silent: set[str] = set()  # lists that have not answered: they are not waited for again
 
 
 def is_host_name(name: str) -> bool:
     """Whether a name may stand in the list: names come from other hosts, too."""
     return _NAME.fullmatch(name) is not None
+
+
+def add_hosts(path: str, names: Sequence[str]) -> list[str]:
+    """Add hosts to a list in a process of its own, which may be lost.
+
+    Args:
+        path: the file; it is made if need be.
+        names: of the hosts.
+
+    Returns:
+        Those that were not in it.
+
+    Raises:
+        OSError: as ``add_host`` does, or its file system does not answer.
+    """
+
+    def add(fd: int) -> None:
+        close_all_but(fd)
+        os.write(fd, json.dumps(_added(path, names)).encode())
+
+    if path not in _silent:
+        output, status = run_forked(add, _APART_S, "sr-exclude")
+        with suppress(ValueError):
+            added, why = json.loads(output)
+            if why:
+                raise OSError(*why, path)
+            return list(added)
+        if status is None:
+            _silent.add(path)
+    raise OSError(errno.ETIMEDOUT, "the file system does not answer", path)
+
+
+def _added(path: str, names: Sequence[str]) -> tuple[list[str], tuple[int, str] | None]:
+    """The names that were added, and why no more could be."""
+    added: list[str] = []
+    try:
+        for name in names:
+            if add_host(path, name):
+                added.append(name)
+    except OSError as error:
+        return added, (error.errno or errno.EIO, error.strerror or str(error))
+    return added, None
 
 
 def add_host(path: str, name: str) -> bool:
@@ -52,7 +105,10 @@ def add_host(path: str, name: str) -> bool:
         if name.encode() in _NAMES.findall(content):
             return False
         begun = b"\n" if content and not content.endswith(b"\n") else b""
-        os.write(fd, begun + name.encode() + b"\n")
+        line = begun + name.encode() + b"\n"
+        if os.write(fd, line) < len(line):  # the disk is full; the beginning of a name may be the name of another host
+            os.ftruncate(fd, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         return True
     finally:
         os.close(fd)

@@ -78,4 +78,4 @@ def checks_for(context: CheckContext) -> tuple[Check, ...]:
         return wanted
     from saferun.preflight.checks.compute import DEADLINE_S, check_compute
 
-    return (*wanted, Check("compute", check_compute, DEADLINE_S))
+    return (*wanted, Check("compute", check_compute, DEADLINE_S, is_last=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -16,9 +17,10 @@ from saferun.linux import link_counters
 from saferun.linux.link_counters import LinkCounters
 from saferun.preflight import health_record
 from saferun.preflight.bisect import Member, TrialResult
-from saferun.preflight.checks import nic_errors, storage
+from saferun.preflight.checks import nic_errors, server, storage
 from saferun.preflight.checks.all_checks import CHECKS, OF_HEALTH, checks_for
 from saferun.preflight.checks.compute import judge
+from saferun.preflight.checks.context import Check
 from saferun.preflight.checks.nic_errors import check_nic_errors
 from saferun.preflight.checks.recent_kernel import check_kernel_log
 from saferun.preflight.checks.storage import check_storage, read_only_by_damage
@@ -216,10 +218,10 @@ def test_a_path_that_does_not_answer_is_told_and_not_waited_for(
     (tmp_path / str(tmp_path)[1:]).mkdir(parents=True)
     real = storage._error_of
 
-    def ask(path: str) -> int:
+    def ask(path: str, *, lists: bool) -> int:
         if path == dead:
             answer.wait(60)
-        return real(path)
+        return real(path, lists=lists)
 
     monkeypatch.setattr(storage, "_error_of", ask)
     monkeypatch.setattr(storage, "PATIENCE_S", 0.05)
@@ -239,13 +241,70 @@ def test_a_path_that_does_not_answer_is_told_and_not_waited_for(
 def test_what_a_path_answers_is_a_fault_only_if_the_file_system_is_broken(
     root: Root, monkeypatch: pytest.MonkeyPatch, number: int, is_fault: bool
 ) -> None:
-    monkeypatch.setattr(storage, "_error_of", lambda _path: number)
+    monkeypatch.setattr(storage, "_error_of", lambda _path, lists: number)
     assert (check_storage(root.context(storage=("/scratch",))).verdict == "warn") == is_fault
 
 
 def test_a_path_that_is_missing_stands_for_the_directory_above(root: Root) -> None:
     """A run directory is made later."""
     assert check_storage(root.context(run_dir="/no/such/run", storage=("/etc/passwd/x",))).verdict == "ok"
+
+
+def test_what_the_ranks_may_do_without_is_waited_for_a_moment_and_blames_no_host(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of several hosts wait for this check, and may never touch HOME. Without ranks it is waited for."""
+    answer, homes = threading.Event(), {"HOME": "/home/dead"}
+
+    def ask(path: str, *, lists: bool) -> int:
+        if path.endswith("/home/dead"):
+            answer.wait(60)
+        return int(not lists)
+
+    monkeypatch.setattr(storage, "_error_of", ask)
+    monkeypatch.setattr(storage, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(storage, "_NEEDLESS_S", 0.05)
+    try:
+        result = check_storage(root.context(homes, storage=("/scratch",)))
+        assert (result.verdict, result.class_name) == ("warn", "")
+        assert result.message == "/home/dead does not answer within 0.05 s"
+        assert found_faults(findings_of([result._replace(name="storage")]), 1) == ()
+        monkeypatch.setattr(storage, "PATIENCE_S", 0.1)
+        assert check_storage(root.context(homes, is_of_host=True)).class_name == "file_system_error"
+    finally:
+        answer.set()
+
+
+def test_a_bucket_that_looks_like_a_directory_is_not_listed(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its first name all of it may be listed, which takes minutes."""
+    listed: dict[str, bool] = {}
+
+    def ask(path: str, *, lists: bool) -> int:
+        listed[path.removeprefix(str(root.path))] = lists
+        return 0
+
+    monkeypatch.setattr(storage, "_error_of", ask)
+    mounts = "22 1 0:40 / /bucket rw - fuse.gcsfuse data rw\n23 1 0:41 / /scratch rw - lustre mds:/ rw\n"
+    root.write("proc/self/mountinfo", mounts)
+    assert check_storage(root.context(storage=("/bucket/images", "/scratch/me"))).verdict == "ok"
+    assert (listed["/bucket/images"], listed["/scratch/me"]) == (False, True)
+
+
+@pytest.mark.parametrize("path", ["/scratch/\0", "/scratch/\udcff", "/" + "x" * 5000, "/a" * 3000])
+def test_a_path_that_can_be_none_is_no_fault_of_the_host(root: Root, path: str) -> None:
+    """Settings and variables may hold anything."""
+    assert check_storage(root.context({"TMPDIR": path}, storage=(path,))).verdict == "ok"
+
+
+def test_a_current_directory_that_has_been_removed_costs_only_itself(
+    root: Root, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = check_storage(root.context({"HOME": "/", "TMPDIR": "relative"}, storage=("/etc",)))
+    assert (result.verdict, [path for path, _ in result.facts]) == ("ok", ["/etc", "/"])
 
 
 # ----------------------------------------------------------------------------------------------------------- kernel log
@@ -296,7 +355,7 @@ def answers(*kinds: str) -> list[TrialResult]:
             answers("20000", "9000", "19000", "20000"),
             True,
             "GPU 1 computes at 9000 GFLOP/s, and the others at 20000",
-            "gpu_hardware_error",
+            "",
         ),
         (
             answers("timeout", "error a matrix product is wrong", "timeout"),
@@ -305,13 +364,54 @@ def answers(*kinds: str) -> list[TrialResult]:
             "gpu_hardware_error",
         ),
         (answers("error CUDA out of memory"), True, f"GPU 0 {WHERE}: CUDA out of memory", "gpu_busy"),
-        (answers("error it is wrong"), False, f"rank 0 {WHERE}: it is wrong", "machine_fault"),
-        (answers("timeout"), False, f"rank 0 {WHERE}: it did not come to an end", "machine_fault"),
+        (
+            answers("error a matrix product is wrong"),
+            False,
+            f"rank 0 {WHERE}: a matrix product is wrong",
+            "machine_fault",
+        ),
+        (answers("timeout"), True, f"GPU 0 {WHERE}: it did not come to an end", "gpu_hardware_error"),
+        (answers("timeout"), False, f"rank 0 {WHERE}: it did not come to an end", ""),
+        (answers("error ncclInvalidUsage"), True, f"GPU 0 {WHERE}: ncclInvalidUsage", ""),
+        (answers("error killed by SIGKILL", "5"), False, f"rank 0 {WHERE}: killed by SIGKILL", ""),
+        (
+            answers("error CUDA error: uncorrectable ECC error encountered"),
+            True,
+            f"GPU 0 {WHERE}: CUDA error: uncorrectable ECC error encountered",
+            "gpu_hardware_error",
+        ),
     ],
 )  # fmt: skip
 def test_what_members_answer_is_judged(found: list[TrialResult], on_gpu: bool, message: str, class_name: str) -> None:
     result = judge(found, on_gpu=on_gpu)
     assert (result.message, result.class_name) == (message, class_name)
+
+
+def test_a_computation_whose_process_was_killed_says_nothing_of_the_host() -> None:
+    """When memory runs out, the kernel ends what is largest; and parts of GPUs differ in speed by design."""
+    results = answers("error the trial process ended (killed by SIGKILL)", "error the trial process ended")
+    assert judge(results, on_gpu=True).verdict == "skipped"
+    parts = answers("20000", "2000", "20000", "20000")
+    assert judge(parts, on_gpu=True).verdict == "warn"
+    assert judge(parts, on_gpu=True, are_alike=False).verdict == "ok"
+
+
+def test_what_computes_begins_when_the_other_checks_are_over(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take it for another program that uses the GPUs."""
+    order: list[str] = []
+
+    def run(checks: list[Check], *_: object) -> None:
+        order.append(" ".join(check.name for check in checks))
+
+    monkeypatch.setattr(server, "run_checks", run)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with pytest.raises(BrokenPipeError):
+        server.serve(theirs, root.context(health="full"), is_probed=False)
+    theirs.close()
+    assert order[1:] == ["compute"]
+    assert "gpus" in order[0].split()
+    assert "compute" not in order[0].split()
 
 
 # ------------------------------------------------------------------------------------------------------------- together
