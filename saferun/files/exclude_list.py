@@ -3,8 +3,8 @@
 A name is added by one write at the end of the file, so that no reader sees half of a line, and under a lock that is not
 waited for long: without it a name may stand there twice, which does no harm.
 
-The list lies where all hosts of a site see it, and the files of the run may lie elsewhere. So it is written by a process
-of its own: a server that does not answer costs the list, and not what the writer process has to write.
+The list lies where all hosts of a site see it, and the files of the run may lie elsewhere. So it is written by a
+process of its own: a server that does not answer costs the list, and not what the writer process has to write.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ def _added(path: str, names: Sequence[str]) -> tuple[list[str], tuple[int, str] 
     added: list[str] = []
     try:
         for name in names:
-            if add_host(path, name):
-                added.append(name)
+            added += [name] if add_host(path, name) else []
     except OSError as error:
         return added, (error.errno or errno.EIO, error.strerror or str(error))
     return added, None

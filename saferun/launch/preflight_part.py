@@ -18,6 +18,7 @@ from saferun.supervisor.events import (
     ChecksPassed,
     ProbesPassed,
 )
+from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # The checks that no rank waits for leave the ranks the processors until they run.
 _BESIDE_DELAY_S = 0.1
+# How long the hosts' verdict is waited for; before the phase is over, which would end the launch.
+_VERDICT_S = 50.0
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 # Where a retry waits for memory that the ranks of the previous attempt have not given back yet.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
@@ -110,6 +113,7 @@ class PreflightPart:
         self._is_probed = False  # the leader has found nothing that keeps the ranks from being started
         self._is_broken = False  # the checks have failed themselves: the launch goes on as if there were none
         self._without: Callable[[], None] | None = None  # what makes it go on
+        self._verdict_by: float | None = None  # when it goes on without the verdict of the leader
 
     @property
     def is_wanted(self) -> bool:
@@ -129,6 +133,7 @@ class PreflightPart:
                 print_message=context.screen.print_message,
                 warn=context.warn,
                 process=self._process,
+                succeeds=self._succeeds,
             )
         return self._run
 
@@ -221,6 +226,8 @@ class PreflightPart:
     def probe(self, action: ProbeHosts) -> None:
         """Have the hosts probe each other; ProbesPassed, ChecksOver or StartFailed follows."""
         assignment = self._context.current.assignment
+        if self._config.checks.preflight != "only" and not self._config.checks.collective:
+            self._verdict_by = time.monotonic() + _VERDICT_S
         if self.is_wanted and assignment is not None:
             self._without = lambda: self._go_on_unprobed(action.attempt)
             if self._is_broken:
@@ -309,14 +316,26 @@ class PreflightPart:
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         if self._is_broken:
-            return None
+            return self._verdict_by
         run = self._run.deadline if self._run is not None else None
         begin_at = self._begin_at if self._is_imported else None
-        return min((moment for moment in (run, begin_at) if moment is not None), default=None)
+        moments = (run, begin_at, self._verdict_by)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        if self._verdict_by is not None and self._verdict_by <= now:
+            self._verdict_by = None
+            self._do_without_verdict()
         self._succeeds(self._tick, now)
+
+    def _do_without_verdict(self) -> None:
+        """Start the ranks, as a launcher without checks would have long ago."""
+        context = self._context
+        if context.supervisor.state is State.PROBING:
+            context.warn(f"preflight checks between the hosts: no verdict within {_VERDICT_S:g} s; the job goes on")
+            self._is_broken = self._is_probed = True
+            self._go_on_unprobed(context.attempt)
 
     def _tick(self, now: float) -> None:
         if self._is_imported and self._begin_at is not None and self._begin_at <= now:

@@ -16,7 +16,7 @@ from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.preflight.check_process import CheckProcess, HostChecks
 from saferun.preflight.checks.context import CheckContext, context_of
-from saferun.preflight.host_probing import HostProbing, LeaderProbing
+from saferun.preflight.host_probing import HostProbing, LeaderProbing, unguarded
 from saferun.preflight.outcome import (
     PreflightFailure,
     PreflightOutcome,
@@ -64,6 +64,7 @@ class PreflightRun:
         environ: the environment that the ranks inherit.
         warn: takes one line about something that could not be done.
         process: a check process that has been forked already.
+        succeeds: calls what may fail, and says whether it did not.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class PreflightRun:
         print_message: Callable[[str], None],
         warn: Callable[[str], None],
         process: CheckProcess | None = None,
+        succeeds: Callable[..., bool] = unguarded,
     ) -> None:
+        self._succeeds = succeeds
         self._config = config
         self._environ = environ
         self._poller = poller
@@ -205,7 +208,12 @@ class PreflightRun:
             return HostProbing(assignment, attempt.own, job)
         nics = self._config.checks.nics
         probing = LeaderProbing(
-            assignment, attempt.own, job, nics=nics, on_judged=lambda found: self._judged(attempt, found)
+            assignment,
+            attempt.own,
+            job,
+            nics=nics,
+            on_judged=lambda found: self._judged(attempt, found),
+            succeeds=self._succeeds,
         )
         attempt.infos = probing.infos
         return probing

@@ -8,6 +8,7 @@ Sources: Linux, Documentation/networking/statistics.rst and Documentation/ABI/st
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 
@@ -27,7 +28,7 @@ _LONGEST_S = 24 * 3600.0
 _FLAPS = 2
 _FEW_ERRORS = 100
 _ERROR_SHARE = 1e-4  # of the packets
-_BOOT, _AT = "boot", "at_s"
+_BOOT, _NAMESPACE, _AT = "boot", "namespace", "at_s"
 # How many of each within one look are no accident. Retransmissions (packet_seq_err …) come with congestion, too.
 _RDMA = {
     "link_error_recovery": 2,
@@ -72,6 +73,7 @@ def _sample(context: CheckContext) -> dict[str, str]:
     """All counters now, by ``eth0 errors``; those that are 0 are left out, but for one of each interface."""
     found = {
         _BOOT: read_line(context.path("proc/sys/kernel/random/boot_id")),
+        _NAMESPACE: _namespace(context),
         _AT: f"{time.clock_gettime(time.CLOCK_BOOTTIME):.3f}",
     }
     links = [link for link in read_link_counters() if link.kind != "loopback" and not is_decoy(link.name)]
@@ -89,13 +91,22 @@ def _sample(context: CheckContext) -> dict[str, str]:
     return found
 
 
+def _namespace(context: CheckContext) -> str:
+    """Whose interfaces are counted: an eth0 in a container is not that of the host."""
+    try:
+        return os.readlink(context.path("proc/self/ns/net"))[:64]
+    except OSError:
+        return ""
+
+
 def seconds_between(earlier: Mapping[str, str], now: Mapping[str, str]) -> float | None:
-    """How long ago the earlier look was; None: there was none since the boot, or it is too old."""
+    """How long ago the earlier look was; None: there was none since the boot and here, or it is too old."""
     try:
         seconds = float(now[_AT]) - float(earlier[_AT])
     except (KeyError, ValueError):
         return None
-    is_usable = earlier.get(_BOOT, "") == now[_BOOT] and 0 <= seconds <= _LONGEST_S
+    is_same = all(earlier.get(name, "") == now[name] for name in (_BOOT, _NAMESPACE))
+    is_usable = is_same and 0 <= seconds <= _LONGEST_S
     return seconds if is_usable else None
 
 

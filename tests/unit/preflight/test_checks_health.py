@@ -106,6 +106,21 @@ def test_interfaces_of_containers_come_and_go_unnoticed(root: Root, monkeypatch:
     assert compared(root, first).verdict == "ok"
 
 
+def test_the_interfaces_of_another_network_namespace_are_not_compared(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host has recorded is not about a container's eth0."""
+    link = Link(monkeypatch)
+    first = check_nic_errors(root.context())
+    (namespace := Path(root.path, "proc/self/ns/net")).parent.mkdir(parents=True)
+    namespace.symlink_to("net:[4026532008]")
+    link.add(losses=50)
+    assert compared(root, first).verdict == "ok"
+    second = check_nic_errors(root.context())
+    link.add(losses=50)
+    assert compared(root, second).verdict == "warn"
+
+
 def test_an_interface_that_has_appeared_since_is_not_compared(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link(monkeypatch)
     first = check_nic_errors(root.context())
@@ -241,7 +256,7 @@ def test_a_path_that_does_not_answer_is_told_and_not_waited_for(
 def test_what_a_path_answers_is_a_fault_only_if_the_file_system_is_broken(
     root: Root, monkeypatch: pytest.MonkeyPatch, number: int, is_fault: bool
 ) -> None:
-    monkeypatch.setattr(storage, "_error_of", lambda _path, lists: number)
+    monkeypatch.setattr(storage, "_error_of", lambda _path, **_: number)
     assert (check_storage(root.context(storage=("/scratch",))).verdict == "warn") == is_fault
 
 
