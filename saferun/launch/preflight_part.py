@@ -17,6 +17,7 @@ from saferun.supervisor.events import (
     ChecksOver,
     ChecksPassed,
     ProbesPassed,
+    StartFailed,
 )
 from saferun.supervisor.machine import State
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 # The checks that no rank waits for leave the ranks the processors until they run.
 _BESIDE_DELAY_S = 0.1
+_HINT = "take the host out of use until it is repaired"
 # How long the hosts' verdict is waited for; before the phase is over, which would end the launch.
 _VERDICT_S = 50.0
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
@@ -134,6 +136,7 @@ class PreflightPart:
                 warn=context.warn,
                 process=self._process,
                 succeeds=self._succeeds,
+                can_replace=context.supervisor.can_replace,
             )
         return self._run
 
@@ -257,6 +260,8 @@ class PreflightPart:
         _use_nics(self._context, outcome.nics)
         if self._config.checks.preflight == "only":
             self._post(ChecksOver(now, attempt, _show(self._context, outcome)))
+        elif outcome.replaced:
+            self._post(_hosts_at_fault(now, attempt, outcome))
         elif outcome.failure is not None:
             self._start_failed(attempt, outcome.failure)
         else:
@@ -383,6 +388,15 @@ def _note_bad_hosts(context: LaunchContext, attempt: int, outcome: PreflightOutc
         from saferun.launch.bad_hosts import note_bad_hosts
 
         note_bad_hosts(context, outcome.faults, attempt=attempt, found_by="checks")
+
+
+def _hosts_at_fault(now: float, attempt: int, outcome: PreflightOutcome) -> StartFailed:
+    """No rank is started with hosts that spares replace."""
+    failure, first = outcome.failure, outcome.replaced[0]
+    what, hint = (failure.what, failure.hint) if failure is not None else (f"{first.label}: {first.why}", _HINT)
+    failed = StartFailed(now, attempt, what, hint, EXIT_USAGE if failure is not None else 1)
+    class_name = failure.class_name if failure is not None else ""
+    return failed._replace(class_name=class_name, faulty=outcome.replaced, may_go_on=failure is None)
 
 
 def _use_nics(context: LaunchContext, names: Sequence[str]) -> None:

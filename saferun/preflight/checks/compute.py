@@ -22,7 +22,7 @@ from saferun.preflight.bisect import LOOPBACK, Member, Trial, TrialResult
 from saferun.preflight.bisect.trial_process import IMPORT_S, LOST, MARGIN_S, TrialPlace, TrialRun
 from saferun.preflight.checks.answers import ok, skipped, warning
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.results import CheckResult
+from saferun.preflight.results import UNUSABLE, CheckResult
 from saferun.text.wording import count_text
 
 COMPUTE_S = 1.0
@@ -141,6 +141,7 @@ def judge(results: Sequence[TrialResult], *, on_gpu: bool, are_alike: bool = Tru
         hint = "run `saferunctl doctor --collective` on this host, and look at `dmesg`"
         if not any(_is_proof(one, on_gpu=on_gpu) for one in wrong):
             return warning(f"{shown}{more}", hint, facts)
+        facts.insert(0, (UNUSABLE, f"{device} {wrong[0].member.local_rank}"))
         return warning(f"{shown}{more}", f"{hint}; take the host out of the job", facts, class_name=class_name)
     rates = {one.member.local_rank: float(one.message) for one in results if _is_number(one.message)}
     if on_gpu and are_alike and len(rates) >= _FEW:

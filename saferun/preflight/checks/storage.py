@@ -25,7 +25,7 @@ from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.common import own_path
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.results import CheckResult
+from saferun.preflight.results import UNUSABLE, CheckResult
 from saferun.text.wording import duration_text
 
 PATIENCE_S = 5.0
@@ -72,6 +72,8 @@ def check_storage(context: CheckContext) -> CheckResult:
     late = [f"{_place(path, mounts)} does not answer within {_NEEDLESS_S:g} s" for path in silent if path in others]
     facts = [(answer.path, f"{answer.took_s:.4f} s") for answer in answers]
     facts += [(path, "no answer") for path in silent]
+    broken = [*silent, *(answer.path for answer in answers if answer.error in _BROKEN)]
+    facts[:0] = [(UNUSABLE, path) for path in broken if path in needed]
     if problems or late:
         hint = "look at `dmesg`, at the server, and at the network to it; processes that use it hang, or fail"
         message = "; ".join(dict.fromkeys((*problems, *late)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -112,11 +113,11 @@ def test_threads_of_a_moment_refuse_no_launch(root: Root, monkeypatch: pytest.Mo
         looks.append(seconds)
         root.cgroup(pids_max="103", pids_current="100" if len(looks) < 2 else "60")
 
-    monkeypatch.setattr(limits.time, "sleep", wait)
+    monkeypatch.setattr(time, "sleep", wait)
     assert check_processes(root.context(nproc=8)).verdict == "warn"
     root.cgroup(pids_max="103", pids_current="100")
     looks.clear()
-    monkeypatch.setattr(limits.time, "sleep", looks.append)
+    monkeypatch.setattr(time, "sleep", looks.append)
     assert check_processes(root.context(nproc=8)).verdict == "fail"
     assert len(looks) == 2
 
