@@ -272,9 +272,11 @@ class PreflightPart:
         self._without = None
         self._context.start_failed(attempt, error)
 
-    def begin_attempt(self) -> None:
-        """The hosts have met: they have not probed each other since."""
+    def begin_attempt(self, *, probes: bool) -> None:
+        """The hosts have met: they have not probed each other since. ``probes``: whether this one will."""
         self._is_probed = False
+        if not probes and self._run is not None and self._config.hosts.together:
+            self._succeeds(self._run.close)  # no other host wants to reach its process, a spare's for instance
 
     def take_message(self, message: JsonObject) -> None:
         """Take in a message of the leader's about the checks."""

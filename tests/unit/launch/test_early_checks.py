@@ -132,6 +132,18 @@ def test_nothing_begins_early_where_no_rank_would_wait(monkeypatch: pytest.Monke
         assert launch.running == []
 
 
+@pytest.mark.parametrize("probes", [True, False])
+def test_the_process_of_a_host_that_is_not_probed_ends_when_the_hosts_have_met(
+    monkeypatch: pytest.MonkeyPatch, probes: bool
+) -> None:
+    """Of a spare, and where the first host was started without checks: it would listen as long as the job lasts."""
+    launch = Launch(monkeypatch)
+    closed: list[bool] = []
+    launch.part._run = cast("Any", SimpleNamespace(close=lambda: closed.append(True)))
+    launch.part.begin_attempt(probes=probes)
+    assert closed == ([] if probes else [True])
+
+
 @pytest.mark.parametrize("leads", [True, False])
 @pytest.mark.parametrize("options", [(), ("--preflight", "off")])
 def test_a_verdict_that_does_not_come_is_not_waited_for(

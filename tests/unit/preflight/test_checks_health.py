@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from saferun.captures import kernel_log
+from saferun.captures.kernel_log import KernelLog
+from saferun.diagnosis import host_fault
 from saferun.diagnosis.host_fault import found_faults
 from saferun.linux import link_counters
 from saferun.linux.link_counters import LinkCounters
@@ -343,6 +346,37 @@ def test_what_the_kernel_has_logged_since_the_earlier_look_is_judged(root: Root,
     assert (result.class_name, result.verdict) == (class_name, "warn" if class_name else "ok")
     # What was there before the first look may have been repaired.
     assert check_kernel_log(root.context()).verdict == "ok"
+
+
+def test_a_kernel_that_reports_without_end_takes_no_more_than_its_time(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks wait for the checks; what is newest counts."""
+    judged: list[str] = []
+    clock = iter(range(1000))
+
+    def judge_line(line: str) -> str:
+        judged.append(line)
+        return ""
+
+    log = KernelLog(tuple(f"line {number}" for number in range(40)), "a test")
+    monkeypatch.setattr(kernel_log, "read_kernel_log", lambda *_, **__: log)
+    monkeypatch.setattr(host_fault, "kernel_fault", judge_line)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock) * 0.1)
+    assert check_kernel_log(root.context(since=time.time() - 300)).verdict == "ok"
+    assert judged[0] == "line 39"
+    assert 0 < len(judged) < 12
+
+
+def test_a_console_in_the_place_of_the_kernel_log_is_not_read() -> None:
+    """In some containers /dev/kmsg is a link to it: what somebody types there is theirs."""
+    ours, theirs = os.openpty()
+    os.write(ours, b"typed\n")
+    with pytest.raises(OSError, match="it is a terminal"):
+        kernel_log._read_kmsg(os.ttyname(theirs), 0.0, time.monotonic() + 60)
+    assert os.read(theirs, 100) == b"typed\n"
+    os.close(ours)
+    os.close(theirs)
 
 
 # -------------------------------------------------------------------------------------------------------------- compute
