@@ -27,7 +27,7 @@ MARGIN_S = 10.0
 _KINDS = frozenset({"ok", "timeout", "error"})
 _LONGEST_MESSAGE = 500
 LOST = "the trial process "
-"""How a result begins that says nothing of its member: the process that runs all of them was ended."""
+"""How a result begins that is not about its member: the process that runs all of them was ended."""
 
 
 class TrialPlace(Value):

@@ -29,7 +29,7 @@ _CONNECTIONS_PER_HOST = 4
 _THREADS_PER_RANK = 32
 # Above this no job runs into the limit, and counting the user's threads would cost more than it tells.
 _MANY_PROCESSES = 32768
-_LOOKS, _LOOK_AGAIN_S = 3, 0.1
+_READINGS, _READ_AGAIN_S = 3, 0.1
 # NCCL registers buffers of 4 MiB (NCCL_BUFFSIZE) and more for each channel to each neighbour, in both directions; its
 # manual and that of the InfiniBand drivers ask for no limit at all.
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
@@ -68,15 +68,15 @@ def check_processes(context: CheckContext) -> CheckResult:
 
     Other checks, and other jobs that start, have threads for a moment: too little room has to be seen several times.
     """
-    for _ in range(_LOOKS - 1):
-        result = _look_for_room(context)
+    for _ in range(_READINGS - 1):
+        result = _room_result(context)
         if result.verdict != "fail":
             return result
-        time.sleep(_LOOK_AGAIN_S)
-    return _look_for_room(context)
+        time.sleep(_READ_AGAIN_S)
+    return _room_result(context)
 
 
-def _look_for_room(context: CheckContext) -> CheckResult:
+def _room_result(context: CheckContext) -> CheckResult:
     from saferun.linux.cgroups import process_room
 
     soft, hard = _limit(context, "Max processes")
