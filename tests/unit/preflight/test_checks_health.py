@@ -479,6 +479,23 @@ def test_which_checks_there_are_follows_from_what_is_wanted(root: Root) -> None:
     assert not {"ports", "names", "master", "versions"} & of_host
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_short"),
+    [
+        ({"together": True}, True),
+        ({}, False),
+        ({"together": True, "attempt": 1}, False),
+        ({"together": True, "only": True}, False),
+        ({"together": True, "health": "full"}, False),
+        ({"is_of_host": True}, False),
+    ],
+)
+def test_ranks_do_not_wait_for_a_driver_that_is_slow(root: Root, changes: dict[str, Any], is_short: bool) -> None:
+    """Without persistence mode it takes a second or two for each GPU, and what is found is a warning at most."""
+    (limit_s,) = [check.deadline_s for check in checks_for(root.context(**changes)) if check.name == "gpus"]
+    assert (limit_s < 7) == is_short
+
+
 def test_the_hosts_that_checks_have_found_bad_are_known_by_number() -> None:
     infos = {number: HostInfo(label=f"node{number + 1}") for number in range(3)}
     results = (
