@@ -342,12 +342,16 @@ _BY_CHECK: dict[tuple[str, str], str] = {
 
 _RELATIVE = frozenset({("gpus", "missing_gpu"), ("interfaces", "network_interface"), ("memory", "host_out_of_memory")})
 """What a wrong setting looks like as well: it counts where most other hosts do not have it."""
+_COMPARED = frozenset({("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")})
+"""What a host may have been built with, as ports without a cable, or what a job that runs there takes: likewise, and
+never of a host by itself."""
 
 
 def _of_findings(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool = True) -> list[HostFault]:
     known = [(finding, (finding.check, finding.class_name)) for finding in findings]
-    having = {key: len({finding.label for finding, other in known if other == key}) for key in _RELATIVE}
-    doubtful = {key for key, count in having.items() if is_launch and not (hosts > 1 and _is_of_few(count, hosts))}
+    relative = _RELATIVE | _COMPARED if is_launch else _COMPARED
+    having = {key: len({finding.label for finding, other in known if other == key}) for key in relative}
+    doubtful = {key for key, count in having.items() if not (hosts > 1 and _is_of_few(count, hosts))}
     return [
         HostFault(finding.label, _BY_CHECK[key], finding.message, finding.host, hinders=finding.hinders)
         for finding, key in known

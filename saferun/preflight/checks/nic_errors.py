@@ -84,7 +84,9 @@ def _sample(context: CheckContext) -> dict[str, str]:
             found[f"{link.name} errors"] = str(link.errors)
     if list_directory(context.path("sys/class/infiniband")):
         from saferun.captures.rdma_errors import read_errors
+        from saferun.preflight.checks.fabric import is_dead, read_ports
 
+        found.update({f"{port.name} down": "1" for port in read_ports(context.root) if is_dead(port)})
         for port, counts in read_errors(context.root).items():
             found[f"{port} link_downed"] = str(counts.get("link_downed", 0))
             found.update({f"{port} {name}": str(count) for name, count in counts.items() if count})
@@ -130,9 +132,11 @@ def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -
             continue
         losses = added(marker)
         if losses:
-            class_name = "network_interface" if losses >= _FLAPS else ""
+            is_down = f"{name} down" in now
+            class_name = "network_interface" if losses >= _FLAPS or is_down else ""
             times = "once" if losses == 1 else f"{losses} times"
-            yield NicErrors(name, f"{name} has lost its carrier {times} in the last {_text(seconds)}", class_name)
+            what = f"has lost its carrier {times} in the last {_text(seconds)}{', and is down' if is_down else ''}"
+            yield NicErrors(name, f"{name} {what}", class_name)
         if counter == "losses":
             errors, packets = added(f"{name} errors"), added(f"{name} packets")
             if errors >= _FEW_ERRORS and errors > packets * _ERROR_SHARE:

@@ -141,6 +141,24 @@ def test_errors_of_rdma_ports_are_compared_too(root: Root, monkeypatch: pytest.M
     assert "mlx5_0:1 has lost its carrier 2 times" in compared(root, second).message
 
 
+@pytest.mark.parametrize(("physical", "class_name"), [("2: Polling", "network_interface"), ("3: Disabled", "")])
+def test_one_loss_is_the_host_s_fault_where_the_port_is_still_down(
+    root: Root, monkeypatch: pytest.MonkeyPatch, physical: str, class_name: str
+) -> None:
+    """Unless it was switched off. A port that never had a cable has lost none."""
+    Link(monkeypatch)
+    port = COUNTERS.removesuffix("counters")
+    root.write(f"{COUNTERS}/link_downed", "4\n")
+    root.write(f"{port}state", "1: DOWN\n")
+    root.write(f"{port}phys_state", f"{physical}\n")
+    first = check_nic_errors(root.context())
+    assert compared(root, first).verdict == "ok"
+    root.write(f"{COUNTERS}/link_downed", "5\n")
+    second = compared(root, first)
+    assert second.class_name == class_name
+    assert ("and is down" in second.message) == bool(class_name)
+
+
 @pytest.mark.parametrize(
     "earlier",
     [
