@@ -24,8 +24,9 @@ from saferun.preflight.checks.versions import read_versions
 from saferun.preflight.results import UNUSABLE, CheckResult
 from saferun.text.wording import count_text, size_text
 
-# Without persistence mode the driver initialises every GPU again for whoever asks first: a second or two for each.
-DRIVER_TIMEOUT_S = 15.0
+# Without persistence mode the driver initialises every GPU again for whoever asks first: a second or two for each, and
+# some hosts have sixteen. A host is blamed for a driver that does not answer.
+DRIVER_TIMEOUT_S = 25.0
 _SYSFS_TIMEOUT_S = 3.0
 
 # A desktop's programs and an idle CUDA context share a GPU with anybody. Who holds this much has a job there.
