@@ -149,7 +149,7 @@ def _unusable(
     if content.get("unusable"):
         yield "the driver"
     elif any(_count_faults(context, visible, serves=True)):
-        yield f"{context.nproc - len(visible or ())} GPUs that are missing"
+        yield f"{count_text(context.nproc - len(visible or ()), 'GPU')} too few"
     yield from (f"GPU {gpu['index']}" for gpu in used if gpu.get("fault"))
 
 
