@@ -28,6 +28,8 @@ _LOCK_S = 0.3
 _LOCK_STEP_S = 0.02
 # Shorter than the patience of whoever asks the writer process for something.
 _APART_S = 1.5
+# What fits into the answer of that process.
+_MOST_ANSWERED = 200
 _NAMES = re.compile(rb"[^\s,]+")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _silent: set[str] = set()  # lists that have not answered: they are not waited for again
@@ -46,7 +48,7 @@ def add_hosts(path: str, names: Sequence[str]) -> list[str]:
         names: of the hosts.
 
     Returns:
-        Those that were not in it.
+        Those that were not in it; of very many the first ones.
 
     Raises:
         OSError: as ``add_host`` does, or its file system does not answer.
@@ -69,14 +71,11 @@ def add_hosts(path: str, names: Sequence[str]) -> list[str]:
 
 
 def _added(path: str, names: Sequence[str]) -> tuple[list[str], tuple[int, str] | None]:
-    """The names that were added, and why no more could be."""
-    added: list[str] = []
+    """The names that were added, and why they could not be."""
     try:
-        for name in names:
-            added += [name] if add_host(path, name) else []
+        return _add(path, names)[:_MOST_ANSWERED], None
     except OSError as error:
-        return added, (error.errno or errno.EIO, error.strerror or str(error))
-    return added, None
+        return [], (error.errno or errno.EIO, error.strerror or str(error))
 
 
 def add_host(path: str, name: str) -> bool:
@@ -92,23 +91,28 @@ def add_host(path: str, name: str) -> bool:
     Raises:
         OSError: the file cannot be read or written, is a link or no regular file, or the name is no name of a host.
     """
-    if not is_host_name(name):
-        raise OSError(errno.EINVAL, f"{name[:80]!r} is no name of a host", path)
+    return bool(_add(path, [name]))
+
+
+def _add(path: str, names: Sequence[str]) -> list[str]:
+    known = list(filter(is_host_name, names))
+    if not known:
+        raise OSError(errno.EINVAL, f"{names[0][:80]!r} is no name of a host", path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | CAREFULLY, _MODE)
     try:
         check_regular(os.fstat(fd), path)
         _lock(fd)
         size = os.fstat(fd).st_size
-        start = max(size - _READ_BYTES, 0)
-        content = os.pread(fd, _READ_BYTES, start)
-        if name.encode() in _NAMES.findall(content):
-            return False
-        begun = b"\n" if content and not content.endswith(b"\n") else b""
-        line = begun + name.encode() + b"\n"
-        if os.write(fd, line) < len(line):  # the disk is full; the beginning of a name may be the name of another host
+        content = os.pread(fd, _READ_BYTES, max(size - _READ_BYTES, 0))
+        there = {*_NAMES.findall(content)}
+        added = [name for name in dict.fromkeys(known) if name.encode() not in there]
+        begun = "\n" if content and not content.endswith(b"\n") else ""
+        lines = (begun + "".join(f"{name}\n" for name in added)).encode() if added else b""
+        if lines and os.write(fd, lines) < len(lines):
+            # The disk is full, and the beginning of a name may be the name of another host.
             os.ftruncate(fd, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        return True
+        return added
     finally:
         os.close(fd)
 

@@ -80,13 +80,13 @@ def test_a_list_on_a_file_system_that_hangs_costs_a_moment_and_is_not_tried_agai
     """The writer process has the files of the run to write, which may lie on another file system."""
     kept: list[int] = []
 
-    def hang(path: str, _name: str) -> bool:
+    def hang(path: str, _names: list[str]) -> list[str]:
         os.write(begun, b".")
         signal.pause()
-        return path == ""
+        return [path]
 
     asked_by, begun = os.pipe()
-    monkeypatch.setattr(exclude_list, "add_host", hang)
+    monkeypatch.setattr(exclude_list, "_add", hang)
     monkeypatch.setattr(exclude_list, "close_all_but", kept.append)  # the test's pipe stays open
     monkeypatch.setattr(exclude_list, "_APART_S", 0.3)
     path = str(tmp_path / "bad-hosts")
@@ -101,7 +101,7 @@ def test_a_list_on_a_file_system_that_hangs_costs_a_moment_and_is_not_tried_agai
 def test_a_process_of_its_own_adds_several_and_says_why_it_cannot(tmp_path: Path) -> None:
     path = tmp_path / "bad-hosts"
     assert add_hosts(str(path), ["node3", "node4"]) == ["node3", "node4"]
-    assert add_hosts(str(path), ["node4", "node5"]) == ["node5"]
+    assert add_hosts(str(path), ["node4", "no name", "node5"]) == ["node5"]
     assert path.read_text() == "node3\nnode4\nnode5\n"
     with pytest.raises(OSError, match="No such file or directory"):
         add_hosts(str(tmp_path / "no" / "such"), ["node3"])
