@@ -29,7 +29,8 @@ _FLAPS = 2
 _FEW_ERRORS = 100
 _ERROR_SHARE = 1e-4  # of the packets
 _BOOT, _NAMESPACE, _AT = "boot", "namespace", "at_s"
-# How many of each within one look are no accident. Retransmissions (packet_seq_err …) come with congestion, too.
+# How many of each within an hour, or since a look that is less long ago, are no accident. Retransmissions
+# (packet_seq_err …) come with congestion, too.
 _RDMA = {
     "link_error_recovery": 2,
     "local_link_integrity_errors": 10,
@@ -145,7 +146,7 @@ def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -
             continue
         for kind, least in _RDMA.items():
             count = added(f"{name} {kind}")
-            if count >= least:
+            if count >= least * max(1.0, seconds / 3600):
                 yield NicErrors(
                     name, f"{name} has counted {count} {kind} in the last {_text(seconds)}", "fabric_degraded"
                 )

@@ -141,6 +141,18 @@ def test_errors_of_rdma_ports_are_compared_too(root: Root, monkeypatch: pytest.M
     assert "mlx5_0:1 has lost its carrier 2 times" in compared(root, second).message
 
 
+def test_errors_of_rdma_ports_over_many_hours_are_ordinary(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is restarted after a day compares with what there was a day ago."""
+    Link(monkeypatch)
+    root.write(f"{COUNTERS}/symbol_error", "70000\n")
+    first = check_nic_errors(root.context())
+    root.write(f"{COUNTERS}/symbol_error", "70500\n")
+    earlier = dict(first.facts)
+    aged = first._replace(facts=tuple({**earlier, "at_s": str(float(earlier["at_s"]) - 20 * 3600)}.items()))
+    assert compared(root, first).verdict == "warn"
+    assert compared(root, aged).verdict == "ok"
+
+
 @pytest.mark.parametrize(("physical", "class_name"), [("2: Polling", "network_interface"), ("3: Disabled", "")])
 def test_one_loss_is_the_host_s_fault_where_the_port_is_still_down(
     root: Root, monkeypatch: pytest.MonkeyPatch, physical: str, class_name: str
