@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # The checks that no rank waits for leave the ranks the processors until they run.
 _BESIDE_DELAY_S = 0.1
-_HINT = "take the host out of use until it is repaired"
 # How long the hosts' verdict is waited for; before the phase is over, which would end the launch.
 _VERDICT_S = 50.0
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
@@ -394,8 +393,12 @@ def _note_bad_hosts(context: LaunchContext, attempt: int, outcome: PreflightOutc
 
 def _hosts_at_fault(now: float, attempt: int, outcome: PreflightOutcome) -> StartFailed:
     """No rank is started with hosts that spares replace."""
-    failure, first = outcome.failure, outcome.replaced[0]
-    what, hint = (failure.what, failure.hint) if failure is not None else (f"{first.label}: {first.why}", _HINT)
+    from saferun.preflight.outcome import reason_of
+
+    failure, first, reason = outcome.failure, outcome.replaced[0], reason_of(outcome)
+    what, hint = f"{first.label}: {first.why}", reason.hint if reason is not None else ""
+    if failure is not None:
+        what, hint = failure.what, failure.hint
     failed = StartFailed(now, attempt, what, hint, EXIT_USAGE if failure is not None else 1)
     class_name = failure.class_name if failure is not None else ""
     return failed._replace(class_name=class_name, faulty=outcome.replaced, may_go_on=failure is None)

@@ -25,6 +25,7 @@ from saferun.preflight.outcome import (
     message_lines,
     outcome_of,
     problems,
+    reason_of,
 )
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Preflight
 
@@ -244,7 +245,8 @@ class PreflightRun:
         is_all = self._config.checks.preflight == "only"
         if not is_all:
             outcome = outcome._replace(replaced=self._replaced(outcome))
-            self._print(preflight.results)
+            reason = reason_of(outcome)  # which is printed as such
+            self._print([result for result in preflight.results if result is not reason])
         if outcome.replaced:
             self._over(attempt, outcome)
             return

@@ -97,6 +97,15 @@ def hindering_hosts(outcome: PreflightOutcome) -> tuple[FaultyHost, ...]:
     return () if has_others else tuple(found.values())
 
 
+def reason_of(outcome: PreflightOutcome) -> CheckResult | None:
+    """The warning for which spares replace the first of the hosts; None: it ends the launch, or they replace none."""
+    if outcome.failure is not None or not outcome.replaced:
+        return None
+    first = outcome.replaced[0]
+    same = (one for one in outcome.preflight.results if (one.host, one.message) == (first.label, first.why))
+    return next(same, None)
+
+
 def problems(results: Sequence[CheckResult], *, only_warn: bool) -> list[CheckResult]:
     """What the user is to read of: warnings and failures.
 

@@ -122,7 +122,7 @@ def test_a_spare_takes_the_place_of_a_host_whose_saferun_is_killed(cluster: Clus
 def test_a_host_that_is_unfit_before_the_start_is_replaced_and_without_a_spare_it_trains(
     cluster: Cluster, tmp_path: Path, spares: int, unfit: str
 ) -> None:
-    """Its ranks are never started; it ends with exit code 0, as all others do. A warning says what was found."""
+    """Its ranks are never started; it ends with exit code 0, as all others do. A line says what was found."""
     hosts = cluster.hosts[: 3 + spares]
     options = ("--spares", str(spares)) if spares else ()
     (folder := tmp_path / "job").mkdir()
@@ -132,7 +132,8 @@ def test_a_host_that_is_unfit_before_the_start_is_replaced_and_without_a_spare_i
     found = places(job, attempt=0)
     expected = ["node4" if spares and name == unfit else name for name in ("node1", "node2", "node3")]
     assert [found[rank][0] for rank in range(6)] == [name for name in expected for _ in range(2)]
-    job.until(lambda: job.saferun_said(f"saferun: warning: {unfit}: GPU 3 fell off the bus"), "it is said")
+    found_line = f"saferun: {'' if spares else 'warning: '}{unfit}: GPU 3 fell off the bus"
+    job.until(lambda: job.saferun_said(found_line), "it is said")
     left_out = rf"saferun: starting again: {unfit} is left out \(GPU 3 fell off the bus\); node4, a spare, takes .*"
     if spares:
         job.until(lambda: job.saferun_said(left_out), "it is said")
