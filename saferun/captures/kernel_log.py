@@ -112,8 +112,11 @@ def _why_denied(failures: list[str]) -> str:
 
 def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
     lines: deque[str] = deque(maxlen=_LINES)
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # In some containers it is a link to the console, which must not become this session's terminal, nor be read from.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
+        if os.isatty(fd):
+            raise OSError(errno.ENODEV, "it is a terminal")
         for _ in range(_RECORDS):
             try:
                 record = os.read(fd, _RECORD_BYTES)

@@ -46,6 +46,7 @@ class LiveJob(Value):
     is_hung: bool
     restarts: Annotated[int, number_of()]
     missing: Annotated[tuple[str, ...], list_of(_Name, _MOST_HOSTS)] = ()
+    bad_hosts: Annotated[tuple[str, ...], list_of(_Name, _NAMED)] = ()
 
 
 def live_lines(content: JsonObject) -> Iterator[str]:
@@ -65,6 +66,8 @@ def live_lines(content: JsonObject) -> Iterator[str]:
     if job.missing:
         more = f" and {len(job.missing) - _NAMED} more" if len(job.missing) > _NAMED else ""
         yield f"  no answer yet from {', '.join(job.missing[:_NAMED])}{more}"
+    for bad in job.bad_hosts:
+        yield f"  bad host: {bad}"
     has_steps = any(row.step >= 0 for host in hosts for row in host.report.ranks)
     head = (*_HEAD, "step") if has_steps else _HEAD
     rows = [_cells(row) for host in hosts for row in host.report.ranks]

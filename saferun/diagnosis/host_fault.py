@@ -44,6 +44,7 @@ class HostFault(Value):
         reason: to follow the name: ``GPU 0000:3b:00: it has fallen off the PCIe bus (Xid 79)``.
         host: its number in the job; -1: not known.
         proof: the line that shows it; empty: there is none.
+        hinders: whether it is known before the ranks are started that they cannot work there.
     """
 
     label: str
@@ -51,6 +52,7 @@ class HostFault(Value):
     reason: str
     host: int = -1
     proof: str = ""
+    hinders: bool = False
 
     @property
     def may_pass(self) -> bool:
@@ -67,6 +69,7 @@ class HostFinding(Value):
         class_name: of the cause; may be empty.
         message: as it is printed.
         host: its number; -1: not known.
+        hinders: whether the ranks cannot work with it.
     """
 
     label: str
@@ -74,6 +77,7 @@ class HostFinding(Value):
     class_name: str
     message: str
     host: int = -1
+    hinders: bool = False
 
 
 class BadHost(Value):
@@ -138,7 +142,7 @@ def found_faults(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool
 def _concluded(found: Iterable[HostFault], hosts: int) -> tuple[HostFault, ...]:
     """Each once, without what most hosts have alike."""
     kept: dict[tuple[str, str], HostFault] = {}
-    for fault in found:
+    for fault in sorted(found, key=lambda fault: not fault.hinders):
         kept.setdefault((fault.label, fault.kind), fault)
     counts = Counter(fault.kind for fault in kept.values())
     own = [fault for fault in kept.values() if fault.kind not in _SHARED or _is_of_few(counts[fault.kind], hosts)]
@@ -338,14 +342,18 @@ _BY_CHECK: dict[tuple[str, str], str] = {
 
 _RELATIVE = frozenset({("gpus", "missing_gpu"), ("interfaces", "network_interface"), ("memory", "host_out_of_memory")})
 """What a wrong setting looks like as well: it counts where most other hosts do not have it."""
+_COMPARED = frozenset({("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")})
+"""What a host may have been built with, as ports without a cable, or what a job that runs there takes: likewise, and
+never of a host by itself."""
 
 
 def _of_findings(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool = True) -> list[HostFault]:
     known = [(finding, (finding.check, finding.class_name)) for finding in findings]
-    having = {key: len({finding.label for finding, other in known if other == key}) for key in _RELATIVE}
-    doubtful = {key for key, count in having.items() if is_launch and not (hosts > 1 and _is_of_few(count, hosts))}
+    relative = _RELATIVE | _COMPARED if is_launch else _COMPARED
+    having = {key: len({finding.label for finding, other in known if other == key}) for key in relative}
+    doubtful = {key for key, count in having.items() if not (hosts > 1 and _is_of_few(count, hosts))}
     return [
-        HostFault(finding.label, _BY_CHECK[key], finding.message, finding.host)
+        HostFault(finding.label, _BY_CHECK[key], finding.message, finding.host, hinders=finding.hinders)
         for finding, key in known
         if key in _BY_CHECK and key not in doubtful
     ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from saferun.errors import suppress
 from saferun.files import trees
-from saferun.files.exclude_list import add_host
+from saferun.files.exclude_list import add_hosts
 from saferun.files.failure_files import take_failure_record
 from saferun.files.live_records import LiveRecord
 from saferun.files.trees import Tree, add_tree, log_tree
@@ -184,5 +184,5 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "remove_directories": remove_directories,
     "write_live_record": write_live_record,
     "remove_live_record": remove_live_record,
-    "add_host": add_host,
+    "add_hosts": add_hosts,
 }

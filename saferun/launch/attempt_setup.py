@@ -101,7 +101,7 @@ class AttemptSetup:
         context, placement, task = self._context, assignment.placement, self._config.hosts.task
         context.current = HostAttempt(assignment.number, assignment)
         context.host = placement.host or context.host
-        context.checks.begin_attempt()
+        context.checks.begin_attempt(probes=assignment.checked and bool(placement.ranks))
         local_rank = task.local_rank if task is not None else 0
         context.run_dir.join(assignment.files, host=context.host, is_part=not assignment.leads, task=local_rank)
         context.investigation.log.host = context.host

@@ -17,52 +17,57 @@ if TYPE_CHECKING:
 
     from saferun.files.file_stream import WriterAnswer
 
+_MOST_NAMED = 8
 FLAPPING_S = 300.0
 """A fault that may pass shows a bad host when it comes again within so many seconds."""
-
-
-def note_bad_host(
-    context: LaunchContext, fault: HostFault, *, attempt: int, found_by: Literal["checks", "failure"]
-) -> None:
-    """Note that a host is bad; to be called on the leader, at any time. It neither raises nor waits for anything.
-
-    The list of --exclude-file gets the host at once, or where the fault may pass, the second time within
-    ``FLAPPING_S``.
-
-    Args:
-        context: the launch.
-        fault: what is wrong with it.
-        attempt: before or in which it was found, from 0.
-        found_by: the checks before that attempt, or its failure.
-    """
-    row = BadHost(time.time(), attempt, fault.label or context.host, fault.kind, fault.reason, found_by, fault.proof)
-    context.guarded("note a bad host", _note, context, fault, row)
 
 
 def note_bad_hosts(
     context: LaunchContext, faults: Sequence[HostFault], *, attempt: int, found_by: Literal["checks", "failure"]
 ) -> None:
-    """The same for several."""
-    for fault in faults:
-        note_bad_host(context, fault, attempt=attempt, found_by=found_by)
+    """Note that hosts are bad; to be called on the leader, at any time. It neither raises nor waits for anything.
+
+    The list of --exclude-file gets a host at once, or where the fault may pass, the second time within ``FLAPPING_S``.
+
+    Args:
+        context: the launch.
+        faults: what is wrong with them.
+        attempt: before or in which it was found, from 0.
+        found_by: the checks before that attempt, or its failure.
+    """
+    context.guarded("note a bad host", _note, context, faults, attempt, found_by)
 
 
-def _note(context: LaunchContext, fault: HostFault, row: BadHost) -> None:
+def _note(
+    context: LaunchContext, faults: Sequence[HostFault], attempt: int, found_by: Literal["checks", "failure"]
+) -> None:
     log = context.investigation.log
-    before = log.last_seen_bad(row)
-    is_new = log.add_bad_host(row)
+    bad: list[str] = []
+    for fault in faults:
+        host = fault.label or context.host
+        row = BadHost(time.time(), attempt, host, fault.kind, fault.reason, found_by, fault.proof)
+        before = log.last_seen_bad(row)
+        is_new = log.add_bad_host(row)
+        if is_new if not fault.may_pass else before is not None and row.time - before <= FLAPPING_S:
+            # Behind a dot stands the number of one of several saferuns on a host: schedulers know no such name.
+            bad.append(host.partition(".")[0])
     path = context.config.retry.exclude_file
-    if path and (is_new if not fault.may_pass else before is not None and row.time - before <= FLAPPING_S):
-        _add_to_list(context, path, row.host)
+    if path and bad:
+        _add_to_list(context, path, list(dict.fromkeys(bad)))
 
 
-def _add_to_list(context: LaunchContext, path: str, host: str) -> None:
+def _add_to_list(context: LaunchContext, path: str, hosts: list[str]) -> None:
+    shown = ", ".join(hosts[:_MOST_NAMED]) + (f" and {len(hosts) - _MOST_NAMED} more" * (len(hosts) > _MOST_NAMED))
+
     def on_answer(answer: WriterAnswer | None) -> None:
         if answer is None:
-            context.warn(f"--exclude-file {path}: the file system does not answer; {host} may not be in it")
+            context.warn(f"--exclude-file {path}: the file system does not answer; {shown} may not be in it")
         elif answer.error is not None:
-            context.warn(f"--exclude-file {path}: {answer.error.strerror}; {host} is not in it")
-        elif answer.value:
-            context.report(f"{host} is added to {path} (--exclude-file)")
+            context.warn(f"--exclude-file {path}: {answer.error.strerror}; {shown} may not be in it")
+        else:
+            for host in answer.value[:_MOST_NAMED]:
+                context.report(f"{host} is added to {path} (--exclude-file)")
+            if len(answer.value) > _MOST_NAMED:
+                context.report(f"{len(answer.value) - _MOST_NAMED} more are added to {path}")
 
-    context.run_dir.files.ask("add_host", [path, host], on_answer)
+    context.run_dir.files.ask("add_hosts", [path, hosts], on_answer)

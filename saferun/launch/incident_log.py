@@ -78,7 +78,7 @@ class IncidentLog:
         self._counts: dict[str, int] = {}  # by kind, also of those that are not kept
         self._decisions: list[DecisionRow] = []
         self._slow: list[SlowRow] = []
-        self._bad_hosts: list[BadHost] = []
+        self._bad_hosts: dict[tuple[str, str], BadHost] = {}  # by host and kind of fault
         self._seen_bad: dict[tuple[str, str], float] = {}  # hosts and kinds of faults: when it was last seen
         self._preflight: Preflight | None = None
         self._host_infos: Mapping[int, HostInfo] = {}
@@ -176,10 +176,10 @@ class IncidentLog:
         """A host that is bad: an event, and one more row of the report. Returns whether that was not known yet."""
         if len(self._bad_hosts) >= _MOST_BAD_HOSTS:
             return False
-        if any((one.host, one.kind) == (row.host, row.kind) for one in self._bad_hosts):
+        if (row.host, row.kind) in self._bad_hosts:
             return False
         row = row._replace(clock=row.clock or time.strftime(_CLOCK, time.localtime(row.time)))
-        self._bad_hosts.append(row)
+        self._bad_hosts[row.host, row.kind] = row
         self.is_due = self.is_due or self._has_report
         event = {"event": "BadHost", "monotonic_s": time.monotonic(), **row._asdict()}
         self._run_dir.write_event({name: item for name, item in event.items() if name != "clock"})
@@ -195,7 +195,7 @@ class IncidentLog:
     @property
     def bad_hosts(self) -> Sequence[BadHost]:
         """The hosts that were found bad so far, each once for each kind of fault, in the order of time."""
-        return self._bad_hosts
+        return tuple(self._bad_hosts.values())
 
     def set_preflight(self, preflight: Preflight, host_infos: Mapping[int, HostInfo]) -> None:
         """Keep the results of the preflight checks; those of an earlier start are dropped.
@@ -307,7 +307,7 @@ class IncidentLog:
             "decisions": decisions,
             "preflight": preflight,
             "slow": self._slow,
-            "bad_hosts": self._bad_hosts,
+            "bad_hosts": self.bad_hosts,
         }
         report = build_report(run, self._incidents, **known)
         self._run_dir.write_json("report.json", report)

@@ -20,6 +20,7 @@ from saferun.captures.examiner import Answer
 from saferun.launch.launch_context import LaunchContext
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import MALFORMED, loads
+from saferun.text.redaction import redacted_text
 from saferun.text.typed_json import fit, line_of, list_of, number_of, seconds_of
 
 TYPE_CHECKING = False
@@ -45,6 +46,8 @@ _MOST_RANKS = 4096
 _MOST_GPUS = 64
 _MIB = 1 << 20
 _HIGHEST = 1 << 40
+# Hosts that were found bad: the newest.
+_MOST_BAD, _LONGEST_BAD = 8, 240
 _Count = Annotated[int, number_of(_HIGHEST, -1)]
 _Name = Annotated[str, line_of(_LONGEST_NAME)]
 
@@ -90,7 +93,11 @@ class HostReport(Value):
 
 
 class JobReport(Value):
-    """What a saferun knows of the job. ``time``: seconds since the epoch; ``missing``: hosts that have not answered."""
+    """What a saferun knows of the job.
+
+    ``time``: seconds since the epoch; ``missing``: hosts that have not answered; ``bad_hosts``: the newest of those
+    whose own hardware or system was found to be at fault, with the reason; known to the leader.
+    """
 
     time: Annotated[float, seconds_of(1e11)]
     state: _Name
@@ -100,6 +107,7 @@ class JobReport(Value):
     is_hung: bool
     restarts: Annotated[int, number_of(_HIGHEST)]
     missing: Annotated[tuple[str, ...], list_of(_Name, _MOST_REPORTS, skips=True)] = ()
+    bad_hosts: Annotated[tuple[str, ...], list_of(Annotated[str, line_of(_LONGEST_BAD)], _MOST_BAD, skips=True)] = ()
 
 
 class LiveStatus:
@@ -256,6 +264,7 @@ class LiveStatus:
             counted.is_hung,
             counted.restarts,
             tuple(sorted({peer.label for peer in job.peers.values()} - shown)) if job.leads else (),
+            tuple(redacted_text(f"{bad.host}: {bad.reason}")[:_LONGEST_BAD] for bad in log.bad_hosts[-_MOST_BAD:]),
         )
 
     def _answer_of(self, reports: Iterable[tuple[str, HostReport]], of_job: JobReport, *, is_whole: bool) -> JsonObject:
@@ -275,6 +284,7 @@ class LiveStatus:
             "is_whole": is_whole,
             "hosts": [{"host": name, **found} for name, found in hosts.items()],
             "missing": list(of_job.missing),
+            "bad_hosts": list(of_job.bad_hosts),
         }
 
     # ---------------------------------------------------------------------------------- the leader, and who asks it

@@ -17,7 +17,9 @@ from saferun.supervisor.events import (
     ChecksOver,
     ChecksPassed,
     ProbesPassed,
+    StartFailed,
 )
+from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 # The checks that no rank waits for leave the ranks the processors until they run.
 _BESIDE_DELAY_S = 0.1
+# How long the hosts' verdict is waited for; before the phase is over, which would end the launch.
+_VERDICT_S = 50.0
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 # Where a retry waits for memory that the ranks of the previous attempt have not given back yet.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
@@ -110,6 +114,7 @@ class PreflightPart:
         self._is_probed = False  # the leader has found nothing that keeps the ranks from being started
         self._is_broken = False  # the checks have failed themselves: the launch goes on as if there were none
         self._without: Callable[[], None] | None = None  # what makes it go on
+        self._verdict_by: float | None = None  # when it goes on without the verdict of the leader
 
     @property
     def is_wanted(self) -> bool:
@@ -129,6 +134,8 @@ class PreflightPart:
                 print_message=context.screen.print_message,
                 warn=context.warn,
                 process=self._process,
+                succeeds=self._succeeds,
+                can_replace=context.supervisor.can_replace,
             )
         return self._run
 
@@ -221,6 +228,8 @@ class PreflightPart:
     def probe(self, action: ProbeHosts) -> None:
         """Have the hosts probe each other; ProbesPassed, ChecksOver or StartFailed follows."""
         assignment = self._context.current.assignment
+        if self._config.checks.preflight != "only" and not self._config.checks.collective:
+            self._verdict_by = time.monotonic() + _VERDICT_S
         if self.is_wanted and assignment is not None:
             self._without = lambda: self._go_on_unprobed(action.attempt)
             if self._is_broken:
@@ -250,6 +259,8 @@ class PreflightPart:
         _use_nics(self._context, outcome.nics)
         if self._config.checks.preflight == "only":
             self._post(ChecksOver(now, attempt, _show(self._context, outcome)))
+        elif outcome.replaced:
+            self._post(_hosts_at_fault(now, attempt, outcome))
         elif outcome.failure is not None:
             self._start_failed(attempt, outcome.failure)
         else:
@@ -260,9 +271,11 @@ class PreflightPart:
         self._without = None
         self._context.start_failed(attempt, error)
 
-    def begin_attempt(self) -> None:
-        """The hosts have met: they have not probed each other since."""
+    def begin_attempt(self, *, probes: bool) -> None:
+        """The hosts have met: they have not probed each other since. ``probes``: whether this one will."""
         self._is_probed = False
+        if not probes and self._run is not None and self._config.hosts.together:
+            self._succeeds(self._run.close)  # no other host wants to reach its process, a spare's for instance
 
     def take_message(self, message: JsonObject) -> None:
         """Take in a message of the leader's about the checks."""
@@ -309,14 +322,26 @@ class PreflightPart:
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         if self._is_broken:
-            return None
+            return self._verdict_by
         run = self._run.deadline if self._run is not None else None
         begin_at = self._begin_at if self._is_imported else None
-        return min((moment for moment in (run, begin_at) if moment is not None), default=None)
+        moments = (run, begin_at, self._verdict_by)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        if self._verdict_by is not None and self._verdict_by <= now:
+            self._verdict_by = None
+            self._do_without_verdict()
         self._succeeds(self._tick, now)
+
+    def _do_without_verdict(self) -> None:
+        """Start the ranks, as a launcher without checks would have long ago."""
+        context = self._context
+        if context.supervisor.state is State.PROBING:
+            context.warn(f"preflight checks between the hosts: no verdict within {_VERDICT_S:g} s; the job goes on")
+            self._is_broken = self._is_probed = True
+            self._go_on_unprobed(context.attempt)
 
     def _tick(self, now: float) -> None:
         if self._is_imported and self._begin_at is not None and self._begin_at <= now:
@@ -364,6 +389,19 @@ def _note_bad_hosts(context: LaunchContext, attempt: int, outcome: PreflightOutc
         from saferun.launch.bad_hosts import note_bad_hosts
 
         note_bad_hosts(context, outcome.faults, attempt=attempt, found_by="checks")
+
+
+def _hosts_at_fault(now: float, attempt: int, outcome: PreflightOutcome) -> StartFailed:
+    """No rank is started with hosts that spares replace."""
+    from saferun.preflight.outcome import reason_of
+
+    failure, first, reason = outcome.failure, outcome.replaced[0], reason_of(outcome)
+    what, hint = f"{first.label}: {first.why}", reason.hint if reason is not None else ""
+    if failure is not None:
+        what, hint = failure.what, failure.hint
+    failed = StartFailed(now, attempt, what, hint, EXIT_USAGE if failure is not None else 1)
+    class_name = failure.class_name if failure is not None else ""
+    return failed._replace(class_name=class_name, faulty=outcome.replaced, may_go_on=failure is None)
 
 
 def _use_nics(context: LaunchContext, names: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Beyond what any check may take, its patience at a retry included.
 _GIVE_UP_S = 45.0
-FULL_S = 135.0
+FULL_S = 140.0
 """How much longer they may take with ``--health full``, where torch is imported for them."""
 # Less than the ranks get, and enough to be done soon where other programs take all CPUs.
 _IDLE_NICE = 5

@@ -16,14 +16,16 @@ from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.preflight.check_process import CheckProcess, HostChecks
 from saferun.preflight.checks.context import CheckContext, context_of
-from saferun.preflight.host_probing import HostProbing, LeaderProbing
+from saferun.preflight.host_probing import HostProbing, LeaderProbing, unguarded
 from saferun.preflight.outcome import (
     PreflightFailure,
     PreflightOutcome,
     bad_hosts,
+    hindering_hosts,
     message_lines,
     outcome_of,
     problems,
+    reason_of,
 )
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Preflight
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from saferun.preflight.bisect.trial_driver import TrialShare
     from saferun.preflight.bisect.trial_process import TrialPlace
     from saferun.preflight.leader_messages import GoAhead
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 __all__ = ["PreflightFailure", "PreflightOutcome", "PreflightRun", "context_of"]
 
@@ -64,6 +67,8 @@ class PreflightRun:
         environ: the environment that the ranks inherit.
         warn: takes one line about something that could not be done.
         process: a check process that has been forked already.
+        succeeds: calls what may fail, and says whether it did not.
+        can_replace: whether spares can take the places of these hosts.
     """
 
     def __init__(
@@ -76,7 +81,11 @@ class PreflightRun:
         print_message: Callable[[str], None],
         warn: Callable[[str], None],
         process: CheckProcess | None = None,
+        succeeds: Callable[..., bool] = unguarded,
+        can_replace: Callable[[Sequence[FaultyHost]], bool] = lambda _: False,
     ) -> None:
+        self._succeeds = succeeds
+        self._can_replace = can_replace
         self._config = config
         self._environ = environ
         self._poller = poller
@@ -205,7 +214,12 @@ class PreflightRun:
             return HostProbing(assignment, attempt.own, job)
         nics = self._config.checks.nics
         probing = LeaderProbing(
-            assignment, attempt.own, job, nics=nics, on_judged=lambda found: self._judged(attempt, found)
+            assignment,
+            attempt.own,
+            job,
+            nics=nics,
+            on_judged=lambda found: self._judged(attempt, found),
+            succeeds=self._succeeds,
         )
         attempt.infos = probing.infos
         return probing
@@ -230,13 +244,25 @@ class PreflightRun:
         outcome = self._outcome(preflight)
         is_all = self._config.checks.preflight == "only"
         if not is_all:
-            self._print(preflight.results)
+            outcome = outcome._replace(replaced=self._replaced(outcome))
+            reason = reason_of(outcome)  # which is printed as such
+            self._print([result for result in preflight.results if result is not reason])
+        if outcome.replaced:
+            self._over(attempt, outcome)
+            return
         if outcome.failure is None and not is_all:
             from saferun.preflight.leader_messages import go_ahead_message
 
             self._job.broadcast_preflight(go_ahead_message(outcome.nics))
             return  # which this host hears like the others
         self._over(attempt, outcome)
+
+    def _replaced(self, outcome: PreflightOutcome) -> tuple[FaultyHost, ...]:
+        """The hosts whose places spares take before any rank is started."""
+        if not (outcome.faults and self._config.hosts.spares) or self._config.checks.preflight == "warn":
+            return ()
+        found = hindering_hosts(outcome)
+        return found if self._can_replace(found) else ()
 
     def hear(self, message: JsonObject) -> None:
         """The leader has said something to all hosts."""

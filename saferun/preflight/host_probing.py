@@ -22,6 +22,12 @@ Endpoints = Sequence[tuple[int, str, str]]
 """Whom to probe: host number, name, and where, encoded."""
 
 
+def unguarded(call: Callable[..., object], *arguments: object) -> bool:
+    """Call it, whatever comes of it."""
+    call(*arguments)
+    return True
+
+
 class HostProbing:
     """This host's part in one attempt: it probes the hosts that it is assigned, and hands in what it found.
 
@@ -83,6 +89,7 @@ class LeaderProbing(HostProbing):
         job: the other hosts.
         nics: what ``--nic`` named.
         on_judged: takes what was found on all hosts and between them.
+        succeeds: calls what may fail, and says whether it did not: the job ignores what fails because of a message.
     """
 
     leads = True
@@ -95,8 +102,10 @@ class LeaderProbing(HostProbing):
         *,
         nics: tuple[str, ...],
         on_judged: Callable[[Preflight], None],
+        succeeds: Callable[..., bool] = unguarded,
     ) -> None:
         super().__init__(assignment, own, job)
+        self._succeeds = succeeds
         self.infos: dict[int, HostInfo] = {}
         self._nics = nics
         self._on_judged = on_judged
@@ -127,7 +136,7 @@ class LeaderProbing(HostProbing):
         expected = [host for host in self.infos if host not in self._missing] if hosts is None else hosts
 
         def on_chunks(chunks: list[EvidenceChunk]) -> None:
-            self._others_probed(expected, chunks)
+            self._succeeds(self._others_probed, expected, chunks)
 
         self._job.collect(self._name, _PROBE_S + _OTHERS_S, on_chunks, hosts=expected)
         self._probe_from_here(endpoints)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.model import Value
-from saferun.preflight.results import CheckResult, HostInfo, Preflight
+from saferun.preflight.results import UNUSABLE, CheckResult, HostInfo, Preflight
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.diagnosis.host_fault import HostFault, HostFinding
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 __all__ = ["PreflightFailure", "PreflightOutcome", "message_lines", "outcome_of", "problems"]
 
@@ -33,6 +34,7 @@ class PreflightOutcome(Value):
         nics: the interfaces to use; empty: there is nothing to choose.
         faults: hosts whose own hardware or system is at fault, the worst first; known where the results of all hosts
             are. No launch is ended because of them.
+        replaced: those of them whose places spares take before any rank is started.
     """
 
     failure: PreflightFailure | None
@@ -40,6 +42,7 @@ class PreflightOutcome(Value):
     infos: Mapping[int, HostInfo]
     nics: tuple[str, ...] = ()
     faults: tuple[HostFault, ...] = ()
+    replaced: tuple[FaultyHost, ...] = ()
 
 
 def findings_of(results: Iterable[CheckResult], infos: Mapping[int, HostInfo] | None = None) -> list[HostFinding]:
@@ -53,7 +56,14 @@ def findings_of(results: Iterable[CheckResult], infos: Mapping[int, HostInfo] | 
 
     numbers = {info.label: host for host, info in (infos or {}).items() if info.label}
     return [
-        HostFinding(result.host, result.name, result.class_name, result.message, numbers.get(result.host, -1))
+        HostFinding(
+            result.host,
+            result.name,
+            result.class_name,
+            result.message,
+            numbers.get(result.host, -1),
+            hinders=result.verdict == "fail" or any(name == UNUSABLE for name, *_ in result.facts),
+        )
         for result in results
         if result.verdict in {"warn", "fail"} and (result.host or not numbers)
     ]
@@ -66,6 +76,34 @@ def bad_hosts(preflight: Preflight, infos: Mapping[int, HostInfo]) -> tuple[Host
     from saferun.diagnosis.host_fault import found_faults
 
     return found_faults(findings_of(preflight.results, infos), max(len(infos), 1))
+
+
+def hindering_hosts(outcome: PreflightOutcome) -> tuple[FaultyHost, ...]:
+    """The hosts without which the ranks could be started, and with which they cannot work.
+
+    None where the launch would be ended for something else as well.
+    """
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost
+
+    found: dict[int, FaultyHost] = {}
+    for fault in outcome.faults:
+        # What the script may have brought about, or what another host does not change, is none of these.
+        if fault.hinders and fault.host >= 0 and fault.kind not in {"clock", "memory"}:
+            found.setdefault(fault.host, FaultyHost(fault.host, fault.label, fault.reason))
+    labels = {fault.label for fault in found.values()}
+    has_others = outcome.failure is not None and any(
+        result.host not in labels for result in _failures(outcome.preflight.results)
+    )
+    return () if has_others else tuple(found.values())
+
+
+def reason_of(outcome: PreflightOutcome) -> CheckResult | None:
+    """The warning for which spares replace the first of the hosts; None: it ends the launch, or they replace none."""
+    if outcome.failure is not None or not outcome.replaced:
+        return None
+    first = outcome.replaced[0]
+    same = (one for one in outcome.preflight.results if (one.host, one.message) == (first.label, first.why))
+    return next(same, None)
 
 
 def problems(results: Sequence[CheckResult], *, only_warn: bool) -> list[CheckResult]:

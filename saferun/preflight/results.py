@@ -11,6 +11,9 @@ Pairs = tuple[tuple[str, str], ...]
 SEVERITY: dict[str, int] = {"ok": 0, "skipped": 1, "warn": 2, "fail": 3}
 """How bad a verdict is: the worst of several counts."""
 
+UNUSABLE = "unusable"
+"""The name of a fact about something that the ranks need and cannot use; its value says what."""
+
 
 class CheckResult(Value):
     """What one check found.

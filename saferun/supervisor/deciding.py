@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from saferun.evidence import Diagnosis
     from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided, JobLost
+    from saferun.supervisor.policy import Decision
     from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 _UNKNOWN = FailureFacts("unknown")
@@ -78,7 +79,7 @@ def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
 
 def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: FailureFacts | None) -> list[Action]:
     placement = launch.attempt.placement
-    decision = launch.policy.decide(
+    decision = _before_ranks(launch) or launch.policy.decide(
         _completed(launch, facts),
         restarts=launch.restarts,
         hosts=placement.group_world_size if placement is not None else 1,
@@ -112,6 +113,20 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
         return [*actions, *launch.finish(0, leaves=True)]
     launch.enter(State.BACKOFF, at + decision.wait_s)
     return actions
+
+
+def _before_ranks(launch: LaunchState) -> Decision | None:
+    """What follows from hosts that the checks have found at fault, unless the job is to end anyway."""
+    ending, peers = launch.attempt.ending, launch.attempt.peers
+    if not isinstance(ending, StartFailed) or not ending.faulty:
+        return None
+    if launch.stop_signum is not None or launch.stopped_by or peers.is_stopped or peers.cut_off is not None:
+        return None
+    from saferun.supervisor.policy.faulty_hosts import decision_before_ranks
+
+    return decision_before_ranks(
+        ending.faulty, launch.spares, moves_leader=launch.job.moves_leader, may_go_on=ending.may_go_on
+    )
 
 
 def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from saferun.model import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost
+
 
 class Failed(Value):
     """A rank failed, or the ranks cannot go on. ``local_rank``: the first of this host that did; -1: none of them."""
@@ -60,6 +64,8 @@ class StartFailed(Value):
         exit_code: what saferun ends with for it.
         class_name: the class of the cause, where another try may help; empty: it would not.
         by_checks: whether the preflight checks of all hosts found it.
+        faulty: hosts that are themselves at fault, whose places spares are to take.
+        may_go_on: whether the ranks could be started with these all the same.
     """
 
     what: str
@@ -67,6 +73,8 @@ class StartFailed(Value):
     exit_code: int
     class_name: str = ""
     by_checks: bool = False
+    faulty: tuple[FaultyHost, ...] = ()
+    may_go_on: bool = False
 
 
 Ending = Failed | Hung | Stopped | Regroup | Leave | StoreLost | StartFailed

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     # A launch that goes well never makes one, and does not pay for them.
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.supervisor.policy import FailureFacts
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 
 class LaunchRequested(Value):
@@ -92,6 +93,8 @@ class StartFailed(Value):
         started: the local ranks that run all the same.
         class_name: the class of the cause, where another try may help; empty: it would not.
         joined: what the hosts had agreed on, where the supervisor does not know that yet; None: otherwise.
+        faulty: hosts that are themselves at fault, whose places spares are to take before any rank is started.
+        may_go_on: whether the ranks could be started with these all the same.
     """
 
     at: float
@@ -102,6 +105,8 @@ class StartFailed(Value):
     started: tuple[int, ...] = ()
     class_name: str = ""
     joined: HostsJoined | None = None
+    faulty: tuple[FaultyHost, ...] = ()
+    may_go_on: bool = False
 
 
 class RankExited(Value):

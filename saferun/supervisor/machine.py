@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from saferun.supervisor.actions import Action
+    from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 __all__ = ["Limits", "State", "Supervisor", "UnlistedError"]
 
@@ -296,6 +297,15 @@ class Supervisor:
     def deadline(self) -> float | None:
         """When the phase has lasted as long as it may; None: it has no limit."""
         return self._launch.deadline
+
+    def can_replace(self, faults: Sequence[FaultyHost]) -> bool:
+        """Whether spares can take the places of these hosts, as the leader knows them."""
+        launch = self._launch
+        if not (launch.leads and launch.spares and faults):
+            return False
+        from saferun.supervisor.policy.faulty_hosts import may_replace
+
+        return may_replace(faults, launch.spares, moves_leader=launch.job.moves_leader)
 
     def take_waits(self, waits_s: Sequence[float]) -> None:
         """The waits before retries, as they have been drawn up beside the launch."""

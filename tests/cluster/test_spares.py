@@ -13,6 +13,7 @@ from tests.breadth import slow_but
 from tests.cluster import jobs
 from tests.cluster.machines.host import parent_of
 from tests.cluster.test_ctl_ends_jobs import ask, has_control_sockets
+from tests.process.launching import customized, in_saferun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,13 @@ def check():
     if RANK == 0 and socket.gethostname() == "node1" and os.path.exists(f"{FOLDER}/release.sick"):
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 """
+# What the checks of the second host find of it, before any rank is started.
+UNFIT = """import socket
+    if socket.gethostname() == "node2":
+        from saferun.preflight.checks import gpus
+        from saferun.preflight.checks.answers import warning
+        lost = "GPU 3 fell off the bus", "reboot", (("unusable", "GPU 3"),)
+        gpus.check_gpus = lambda _: warning(*lost, class_name="gpu_hardware_error")"""
 # A rank fails by the script's own fault, wherever it runs.
 WRONG = """
 if RANK == 2 and ATTEMPT == 0:
@@ -106,6 +114,35 @@ def test_a_spare_takes_the_place_of_a_host_whose_saferun_is_killed(cluster: Clus
     codes = job.finish()
     assert codes == ([128 + signal.SIGKILL] if way == "srun" else [0, -signal.SIGKILL, 0, 0])
     assert_reported(job)
+    jobs.assert_nothing_left(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spares", "unfit"), [(1, "node2"), (0, "node2"), (1, "node1")])
+def test_a_host_that_is_unfit_before_the_start_is_replaced_and_without_a_spare_it_trains(
+    cluster: Cluster, tmp_path: Path, spares: int, unfit: str
+) -> None:
+    """Its ranks are never started; it ends with exit code 0, as all others do. A line says what was found."""
+    hosts = cluster.hosts[: 3 + spares]
+    options = ("--spares", str(spares)) if spares else ()
+    (folder := tmp_path / "job").mkdir()
+    env = customized(tmp_path, in_saferun(UNFIT.replace("node2", unfit)))
+    options = ("--nproc-per-node", "2", *options)
+    job = jobs.by_hand(cluster, folder, f"{HEALTHY}\n{PLACES}", *options, hosts=hosts, nnodes="3", env=env)
+    found = places(job, attempt=0)
+    expected = ["node4" if spares and name == unfit else name for name in ("node1", "node2", "node3")]
+    assert [found[rank][0] for rank in range(6)] == [name for name in expected for _ in range(2)]
+    found_line = f"saferun: {'' if spares else 'warning: '}{unfit}: GPU 3 fell off the bus"
+    job.until(lambda: job.saferun_said(found_line), "it is said")
+    left_out = rf"saferun: starting again: {unfit} is left out \(GPU 3 fell off the bus\); node4, a spare, takes .*"
+    if spares:
+        job.until(lambda: job.saferun_said(left_out), "it is said")
+    job.release("end")
+    assert job.finish() == [0] * len(hosts), job.story("the job did not end well")
+    assert len(job.words) == 6, job.story("other ranks ran")
+    if spares:
+        (row,) = [row for row in decisions(job) if row["next_step"] != "finish"]
+        assert (row["next_step"], row["host"], row["spare"]) == ("replace", unfit, "node4")
     jobs.assert_nothing_left(cluster)
 
 

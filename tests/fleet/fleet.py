@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import saferun.cluster
 import saferun.coordinator
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.machine import State
-from tests.fleet.virtual_host import FleetHost, VirtualWatch, host_info
+from tests.fleet.virtual_host import FleetHost, VirtualWatch
 from tests.fleet.virtual_network import Network
 from tests.fleet.virtual_time import Simulation, installed
 
@@ -43,6 +43,8 @@ class Fleet:
         checked: whether the hosts probe each other before they start.
         start_timeout_s: how long the hosts wait for each other.
         info_bytes: about how much each host has to tell of itself.
+        spares: how many of the hosts wait to take the place of one.
+        unfit: hosts whose checks find that no rank can work there.
         network: as for ``Network``.
     """
 
@@ -56,14 +58,18 @@ class Fleet:
         checked: bool = True,
         start_timeout_s: float = 600.0,
         info_bytes: int = 0,
+        spares: int = 0,
+        unfit: Collection[int] = (),
         network: Mapping[str, float] | None = None,
     ) -> None:
         self.count = count
         self.ranks = ranks
         self.restarts = restarts
         self.checked = checked
+        self.spares = spares
+        self.unfit = unfit
         self.start_timeout_s = start_timeout_s
-        self.host_info = host_info(info_bytes) if checked else ""
+        self.info_bytes = info_bytes
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation, **(network or {}))
         self.ends_well = False
@@ -138,7 +144,7 @@ class Fleet:
         """Until all ranks of the job run."""
 
         def all_run() -> bool:
-            return all(host.is_over or attempt in host.running_since for host in self.hosts)
+            return all(host.is_over or host.is_waiting or attempt in host.running_since for host in self.hosts)
 
         took_s = self.run(seconds, all_run, every=max(1, self.count // 8))
         if not all_run():
@@ -230,7 +236,7 @@ class Fleet:
         number = host.job.joined_attempt
         host.running_since[number] = self.simulation.now
         for other in self.hosts:
-            if not other.is_gone and other.finish is None and number not in other.running_since:
+            if not (other.is_gone or other.is_waiting or other.finish or number in other.running_since):
                 latest = max(other.running_since, default=-1)
                 if latest > number or (latest >= 0 and other.state is State.RUNNING):
                     raise LawError(f"{host.name} runs attempt {number}, {other.name} attempt {latest}")

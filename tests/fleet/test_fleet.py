@@ -140,6 +140,23 @@ def test_a_restarted_job_meets_again(count: int) -> None:
     assert all(set(host.running_since) == {0, 1} for host in fleet.hosts)
 
 
+@pytest.mark.parametrize("count", [8, *(pytest.param(count, marks=pytest.mark.slow) for count in (64, 512))])
+@pytest.mark.parametrize("spares", [0, 1, 2])
+def test_an_unfit_host_is_replaced_before_the_ranks_are_started_where_there_is_a_spare(count: int, spares: int) -> None:
+    """Two are unfit: both are replaced, one after the other, or neither. No rank is started in vain."""
+    fleet = Fleet(count, spares=spares, unfit={2, 3})
+    is_enough = spares == 2
+    with fleet.running():
+        fleet.await_running(attempt=2 if is_enough else 0)
+        fleet.run(5.0)
+        fleet.finish_ranks()
+        fleet.await_end(_AT_ONCE_S)
+    assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {0}
+    trained = {host.number: set(host.running_since) for host in fleet.hosts if host.running_since}
+    out = {2, 3} if is_enough else set(range(count - spares, count))
+    assert trained == {number: {2 if is_enough else 0} for number in range(count) if number not in out}
+
+
 def test_a_host_that_does_not_come_ends_the_start_of_all() -> None:
     """Each says who is missing."""
     fleet = Fleet(8, start_timeout_s=20.0)

@@ -20,7 +20,8 @@ from saferun.model import ExitStatus, JsonObject
 from saferun.preflight.host_messages import encode_endpoint, encode_host_info, encode_probes
 from saferun.preflight.host_probing import HostProbing, LeaderProbing
 from saferun.preflight.leader_messages import go_ahead_message
-from saferun.preflight.results import HostInfo, Preflight, Probe, ProbeEndpoint
+from saferun.preflight.outcome import hindering_hosts, outcome_of
+from saferun.preflight.results import UNUSABLE, CheckResult, HostInfo, Preflight, Probe, ProbeEndpoint
 from saferun.supervisor import actions
 from saferun.supervisor.events import (
     CauseShown,
@@ -35,6 +36,7 @@ from saferun.supervisor.events import (
     ProbesPassed,
     RankExited,
     RanksStarted,
+    StartFailed,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
@@ -51,6 +53,9 @@ PEERS_S = 60.0
 _PIPE_S = 20e-6
 _TICK_S = 0.5
 _CHECKS_S, _PROBES_S, _START_S, _CAPTURE_S, _STOP_S = 0.05, 0.1, 0.02, 0.2, 0.02
+_GPU_LOST = CheckResult(
+    *("gpus", "warn", "GPU 3 fell off the bus", "", ((UNUSABLE, "GPU 3"),)), class_name="gpu_hardware_error"
+)
 _DIAGNOSIS = Diagnosis("rank 0 failed first", None, None, (), (), ())
 
 
@@ -163,6 +168,7 @@ class FleetHost(Host):
         self.lines: list[str] = []
         self.clock: Any = None
         self.is_killed = False  # its saferun and coordinator
+        self.is_waiting = False  # as a spare
         self._posted: list[Event] = []
         self._handling = False
         self._probing: HostProbing | None = None
@@ -177,7 +183,8 @@ class FleetHost(Host):
         self.coordinator = HostCoordinator(self.tasks, self.stores, -1)  # type: ignore[arg-type]
         fleet.simulation.spawn(self, self._coordinate)
         self.config = _config(fleet, self.number)
-        job = JobPolicy(together=True, peers_s=PEERS_S, least_hosts=fleet.count)
+        least = fleet.count - fleet.spares
+        job = JobPolicy(together=True, peers_s=PEERS_S, least_hosts=least, has_spares=fleet.spares > 0)
         self.supervisor = Supervisor(AttemptPolicy(fleet.restarts, 0, wait=lambda _: 1.0), Limits(), HangPolicy(), job)
         poller: Any = self
         run_dir: Any = SimpleNamespace(
@@ -312,7 +319,8 @@ class FleetHost(Host):
                 self.later(_CHECKS_S * (1 + self.fleet.simulation.random.random()), ChecksPassed(now, attempt))
             case actions.JoinHosts():
                 endpoint = encode_endpoint(ProbeEndpoint(41000, "ab" * 16, (("eth0", self.address),)))
-                self.job.join(action, self.fleet.host_info, endpoint if self.fleet.checked else "")
+                info = host_info(self.fleet.info_bytes, unfit=self.number in self.fleet.unfit)
+                self.job.join(action, *((info, endpoint) if self.fleet.checked else ("", "")))
             case actions.ProbeHosts():
                 assert self._probing is not None
                 self._probing.begin()
@@ -357,8 +365,8 @@ class FleetHost(Host):
 
     def _on_assigned(self, assignment: Assignment) -> None:
         now, attempt = self.fleet.simulation.now, self.supervisor.attempt
-        self.log = []
-        if assignment.checked:
+        self.log, self.is_waiting = [], not assignment.placement.ranks
+        if assignment.checked and not self.is_waiting:
             checks: Any = SimpleNamespace(probe=self._probe, results=(), duration_s=0.0)
             self._probing = (
                 LeaderProbing(assignment, checks, self.job, nics=(), on_judged=self._on_judged)
@@ -374,6 +382,7 @@ class FleetHost(Host):
                 leads=assignment.leads,
                 may_leave=assignment.may_leave,
                 probes=assignment.checked,
+                spares=assignment.spares,
             )
         )
 
@@ -390,8 +399,15 @@ class FleetHost(Host):
         on_done(text)
         self._handle_posted()
 
-    def _on_judged(self, _preflight: Preflight) -> None:
-        self.job.broadcast_preflight(go_ahead_message(()))
+    def _on_judged(self, preflight: Preflight) -> None:
+        """As ``PreflightRun`` does."""
+        now, attempt = self.fleet.simulation.now, self.supervisor.attempt
+        assert isinstance(self._probing, LeaderProbing)
+        faulty = hindering_hosts(outcome_of(preflight, self._probing.infos, nics=(), only_warn=False))
+        if self.supervisor.can_replace(faulty):
+            self.post(StartFailed(now, attempt, "a host is unfit", "", 1, faulty=faulty, may_go_on=True))
+        else:
+            self.job.broadcast_preflight(go_ahead_message(()))
 
     def _on_preflight(self, message: JsonObject) -> None:
         if message.get("ok"):
@@ -408,19 +424,20 @@ class FleetHost(Host):
 
 
 def _config(fleet: Fleet, number: int) -> LaunchConfig:
-    hosts = HostsConfig(
-        fleet.count, fleet.count, number, names=(), start_timeout_s=fleet.start_timeout_s, host_timeout_s=30.0
-    )
+    count = fleet.count - fleet.spares
+    hosts = HostsConfig(count, count, number, names=(), start_timeout_s=fleet.start_timeout_s, host_timeout_s=30.0)
+    hosts = hosts._replace(spares=fleet.spares)
     rendezvous = CONFIG.rendezvous._replace(master_addr="node0", ports=(RANKS_PORT,), port_source="given")
     return CONFIG._replace(
         hosts=hosts, rendezvous=rendezvous, nproc_per_node=fleet.ranks, sign_messages="off", max_restarts=fleet.restarts
     )
 
 
-def host_info(size_bytes: int) -> str:
+def host_info(size_bytes: int, *, unfit: bool = False) -> str:
     """What a host tells of itself: about so much, though no less than the least."""
     versions = tuple((f"driver {number}", "1" * 100) for number in range(size_bytes // 120))
-    return encode_host_info(HostInfo(gloo=("eth0",), probed=("eth0",), versions=versions))
+    results = (_GPU_LOST,) if unfit else ()
+    return encode_host_info(HostInfo(gloo=("eth0",), probed=("eth0",), versions=versions, results=results))
 
 
 __all__ = ["FleetHost", "Network", "VirtualWatch", "host_info"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.frozen import mirror, needs_mounts
 from tests.process.launching import running
 
 HOST = socket.gethostname().partition(".")[0]
@@ -40,6 +41,26 @@ def test_a_mistake_of_the_script_blames_no_host(folder: Path) -> None:
         assert job.wait() == 1
         assert not (folder / "job" / "bad-hosts").exists()
         assert json.loads((job.run_dir / "report.json").read_text())["bad_hosts"] == []
+
+
+@needs_mounts
+@pytest.mark.slow
+def test_a_list_on_a_file_system_that_hangs_costs_one_line_and_no_file_of_the_run(tmp_path: Path, folder: Path) -> None:
+    """It is another file system than that of the run directory, whose report is written as ever."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "mirrored").mkdir()
+    folder.mkdir()
+    with mirror(tmp_path / "mirrored", tmp_path / "site") as system:
+        system.freeze()
+        path = system.path / "bad-hosts"
+        with running(folder, BROKEN_GPU, "--exclude-file", str(path), before=system.before()) as job:
+            assert job.wait() == 1
+            assert (
+                job.err.count(f"--exclude-file {path}: the file system does not answer; {HOST} may not be in it") == 1
+            )
+            assert "are not written yet" not in job.err
+            assert json.loads((job.run_dir / "report.json").read_text())["bad_hosts"][0]["host"] == HOST
+            system.thaw()  # nothing else ends who asks it
 
 
 def test_a_list_that_cannot_be_written_costs_one_line(folder: Path) -> None:

@@ -26,6 +26,8 @@ IMPORT_S = 90.0
 MARGIN_S = 10.0
 _KINDS = frozenset({"ok", "timeout", "error"})
 _LONGEST_MESSAGE = 500
+LOST = "the trial process "
+"""How a result begins that is not about its member: the process that runs all of them was ended."""
 
 
 class TrialPlace(Value):
@@ -89,7 +91,7 @@ class TrialRun:
         try:
             self._process = Helper("sr-trials", self._become_server)
         except OSError as error:
-            self._give_up(f"the trial process cannot be started: {error}")
+            self._give_up(f"{LOST}cannot be started: {error}")
             return
         self._process.attach(self._poller, self._on_message, self._on_lost)
         self.deadline = time.monotonic() + IMPORT_S
@@ -129,7 +131,7 @@ class TrialRun:
         for process in self._processes():
             if process.on_exit(pid, status):
                 if process is self._process:
-                    self._broken = self._broken or f"the trial process ended ({status.description})"
+                    self._broken = self._broken or f"{LOST}ended ({status.description})"
                     process.receive()  # what it said before
                 else:
                     self._ended.remove(process)
@@ -159,7 +161,7 @@ class TrialRun:
 
     def _on_lost(self) -> None:
         self._stop()
-        self._give_up(self._broken or "the trial process ended")
+        self._give_up(self._broken or f"{LOST}ended")
 
     def _on_message(self, message: JsonObject) -> None:
         match message.get("op"):
@@ -178,7 +180,7 @@ class TrialRun:
                 self._outcomes[member.local_rank] = TrialResult(member, message["kind"], details, where)
             case "done" if self._trial is not None and message.get("number") == self._trial.number:
                 self.deadline = None
-                self._finish("the trial process forgot it")
+                self._finish(f"{LOST}forgot it")
 
     def _is_of_trial(self, message: JsonObject) -> bool:
         return (

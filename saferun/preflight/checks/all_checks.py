@@ -28,6 +28,9 @@ _MARGIN_S = 1.0  # for a host that is busy starting a job
 _DISK_DEADLINE_S = 2.0
 # Python's packages may lie on one, too.
 _FILES_DEADLINE_S = 3.0
+# As long as the ranks of several hosts wait for GPUs: nothing that is found there ends a launch. A driver that has to
+# initialise each of them takes longer, and the ranks have to wait for it again.
+_GPUS_AWAITED_S = 6.0
 
 CHECKS: tuple[Check, ...] = (
     Check("names", check_names, DEADLINE_S + _MARGIN_S),
@@ -72,10 +75,13 @@ WITHOUT_A_LAUNCH: tuple[Check, ...] = (
 def checks_for(context: CheckContext) -> tuple[Check, ...]:
     """The checks that are wanted."""
     wanted = OF_HEALTH if context.is_of_host else WITHOUT_A_LAUNCH if context.only else CHECKS
+    # A later attempt waits for memory that the ranks before it have not given back.
+    if wanted is CHECKS and context.together and not context.attempt and context.health != "full":
+        wanted = tuple(one._replace(deadline_s=_GPUS_AWAITED_S) if one.name == "gpus" else one for one in CHECKS)
     if context.health == "off":
         return tuple(check for check in wanted if check.name not in _ONLY_OF_HEALTH)
     if context.health != "full":
         return wanted
     from saferun.preflight.checks.compute import DEADLINE_S, check_compute
 
-    return (*wanted, Check("compute", check_compute, DEADLINE_S))
+    return (*wanted, Check("compute", check_compute, DEADLINE_S, is_last=True))

@@ -144,8 +144,12 @@ def _python_of(argv: Sequence[str], *, is_only: bool) -> str:
 
 
 class Check(Value):
-    """One check: its name, what does it, and how long it may take."""
+    """One check: its name, what does it, and how long it may take.
+
+    ``is_last``: it begins when all others are over, which would take what it does for another program.
+    """
 
     name: str
     check: Callable[[CheckContext], CheckResult]
     deadline_s: float = 1.0
+    is_last: bool = False

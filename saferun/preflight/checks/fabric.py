@@ -82,6 +82,11 @@ def read_ports(root: str = "/") -> tuple[Port, ...]:
     return tuple(ports)
 
 
+def is_dead(port: Port) -> bool:
+    """Whether a port is down that was not switched off."""
+    return port.state == "DOWN" and port.physical not in {"Disabled", "Sleep"}
+
+
 def check_fabric(context: CheckContext) -> CheckResult:
     """Whether the ports of this host's RDMA devices are as good as each other.
 
@@ -133,13 +138,7 @@ def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
     """Ports that are down where their siblings are up; not those that were switched off."""
     up = [port for port in ports if port.state == "ACTIVE"]
     makes = {(port.board, port.layer) for port in up}
-    down = [
-        port
-        for port in ports
-        if port.state == "DOWN"
-        and port.physical not in {"Disabled", "Sleep"}
-        and (is_named or (port.board, port.layer) in makes)
-    ]
+    down = [port for port in ports if is_dead(port) and (is_named or (port.board, port.layer) in makes)]
     if not down or not up:
         return None
     names = [port.name for port in down]

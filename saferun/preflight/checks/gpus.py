@@ -21,11 +21,12 @@ from saferun.preflight.checks.common import GIB, MIB
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.gpu_fabric import fabric_faults
 from saferun.preflight.checks.versions import read_versions
-from saferun.preflight.results import CheckResult
+from saferun.preflight.results import UNUSABLE, CheckResult
 from saferun.text.wording import count_text, size_text
 
-# Without persistence mode the driver initialises every GPU again for whoever asks first: a second or two for each.
-DRIVER_TIMEOUT_S = 15.0
+# Without persistence mode the driver initialises every GPU again for whoever asks first: a second or two for each, and
+# some hosts have sixteen. A host is blamed for a driver that does not answer.
+DRIVER_TIMEOUT_S = 25.0
 _SYSFS_TIMEOUT_S = 3.0
 
 # A desktop's programs and an idle CUDA context share a GPU with anybody. Who holds this much has a job there.
@@ -120,6 +121,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         *_busy_faults(context, used, gpus if visible is None else [gpus[place] for place in visible]),
     ]
     facts = [
+        *((UNUSABLE, what) for what in _unusable(context, content, used, visible) if serves),
         ("gpus", str(len(gpus))),
         ("visible", "unknown" if visible is None else str(len(visible))),
         *((name, str(content[name])) for name in ("driver", "runtime", "failure") if content.get(name)),
@@ -138,6 +140,17 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         class_name=faults[0].class_name,
         transient=all(fault.transient for fault in faults),
     )
+
+
+def _unusable(
+    context: CheckContext, content: JsonObject, used: Sequence[JsonObject], visible: Sequence[int] | None
+) -> Iterable[str]:
+    """What ranks that use GPUs cannot work with; not what is merely worth a repair."""
+    if content.get("unusable"):
+        yield "the driver"
+    elif any(_count_faults(context, visible, serves=True)):
+        yield f"{count_text(context.nproc - len(visible or ()), 'GPU')} too few"
+    yield from (f"GPU {gpu['index']}" for gpu in used if gpu.get("fault"))
 
 
 def _visible(context: CheckContext, vendor: str, gpus: Sequence[JsonObject]) -> list[int] | None:

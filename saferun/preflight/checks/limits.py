@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from saferun.linux.procfs import parse_stat
 from saferun.linux.small_files import list_directory, read_bytes, read_pairs, read_text
@@ -28,6 +29,7 @@ _CONNECTIONS_PER_HOST = 4
 _THREADS_PER_RANK = 32
 # Above this no job runs into the limit, and counting the user's threads would cost more than it tells.
 _MANY_PROCESSES = 32768
+_READINGS, _READ_AGAIN_S = 3, 0.1
 # NCCL registers buffers of 4 MiB (NCCL_BUFFSIZE) and more for each channel to each neighbour, in both directions; its
 # manual and that of the InfiniBand drivers ask for no limit at all.
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
@@ -62,7 +64,19 @@ def check_open_files(context: CheckContext) -> CheckResult:
 
 
 def check_processes(context: CheckContext) -> CheckResult:
-    """Whether the ranks' processes and threads can be started, by the user's limit and the control group's."""
+    """Whether the ranks' processes and threads can be started, by the user's limit and the control group's.
+
+    Other checks, and other jobs that start, have threads for a moment: too little room has to be seen several times.
+    """
+    for _ in range(_READINGS - 1):
+        result = _room_result(context)
+        if result.verdict != "fail":
+            return result
+        time.sleep(_READ_AGAIN_S)
+    return _room_result(context)
+
+
+def _room_result(context: CheckContext) -> CheckResult:
     from saferun.linux.cgroups import process_room
 
     soft, hard = _limit(context, "Max processes")

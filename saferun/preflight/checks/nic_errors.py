@@ -8,6 +8,7 @@ Sources: Linux, Documentation/networking/statistics.rst and Documentation/ABI/st
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 
@@ -27,8 +28,9 @@ _LONGEST_S = 24 * 3600.0
 _FLAPS = 2
 _FEW_ERRORS = 100
 _ERROR_SHARE = 1e-4  # of the packets
-_BOOT, _AT = "boot", "at_s"
-# How many of each within one look are no accident. Retransmissions (packet_seq_err …) come with congestion, too.
+_BOOT, _NAMESPACE, _AT = "boot", "namespace", "at_s"
+# How many of each within an hour, or since a look that is less long ago, are no accident. Retransmissions
+# (packet_seq_err …) come with congestion, too.
 _RDMA = {
     "link_error_recovery": 2,
     "local_link_integrity_errors": 10,
@@ -72,6 +74,7 @@ def _sample(context: CheckContext) -> dict[str, str]:
     """All counters now, by ``eth0 errors``; those that are 0 are left out, but for one of each interface."""
     found = {
         _BOOT: read_line(context.path("proc/sys/kernel/random/boot_id")),
+        _NAMESPACE: _namespace(context),
         _AT: f"{time.clock_gettime(time.CLOCK_BOOTTIME):.3f}",
     }
     links = [link for link in read_link_counters() if link.kind != "loopback" and not is_decoy(link.name)]
@@ -82,20 +85,31 @@ def _sample(context: CheckContext) -> dict[str, str]:
             found[f"{link.name} errors"] = str(link.errors)
     if list_directory(context.path("sys/class/infiniband")):
         from saferun.captures.rdma_errors import read_errors
+        from saferun.preflight.checks.fabric import is_dead, read_ports
 
+        found.update({f"{port.name} down": "1" for port in read_ports(context.root) if is_dead(port)})
         for port, counts in read_errors(context.root).items():
             found[f"{port} link_downed"] = str(counts.get("link_downed", 0))
             found.update({f"{port} {name}": str(count) for name, count in counts.items() if count})
     return found
 
 
+def _namespace(context: CheckContext) -> str:
+    """Whose interfaces are counted: an eth0 in a container is not that of the host."""
+    try:
+        return os.readlink(context.path("proc/self/ns/net"))[:64]
+    except OSError:
+        return ""
+
+
 def seconds_between(earlier: Mapping[str, str], now: Mapping[str, str]) -> float | None:
-    """How long ago the earlier look was; None: there was none since the boot, or it is too old."""
+    """How long ago the earlier look was; None: there was none since the boot and here, or it is too old."""
     try:
         seconds = float(now[_AT]) - float(earlier[_AT])
     except (KeyError, ValueError):
         return None
-    is_usable = earlier.get(_BOOT, "") == now[_BOOT] and 0 <= seconds <= _LONGEST_S
+    is_same = all(earlier.get(name, "") == now[name] for name in (_BOOT, _NAMESPACE))
+    is_usable = is_same and 0 <= seconds <= _LONGEST_S
     return seconds if is_usable else None
 
 
@@ -119,9 +133,11 @@ def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -
             continue
         losses = added(marker)
         if losses:
-            class_name = "network_interface" if losses >= _FLAPS else ""
+            is_down = f"{name} down" in now
+            class_name = "network_interface" if losses >= _FLAPS or is_down else ""
             times = "once" if losses == 1 else f"{losses} times"
-            yield NicErrors(name, f"{name} has lost its carrier {times} in the last {_text(seconds)}", class_name)
+            what = f"has lost its carrier {times} in the last {_text(seconds)}{', and is down' if is_down else ''}"
+            yield NicErrors(name, f"{name} {what}", class_name)
         if counter == "losses":
             errors, packets = added(f"{name} errors"), added(f"{name} packets")
             if errors >= _FEW_ERRORS and errors > packets * _ERROR_SHARE:
@@ -130,7 +146,7 @@ def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -
             continue
         for kind, least in _RDMA.items():
             count = added(f"{name} {kind}")
-            if count >= least:
+            if count >= least * max(1.0, seconds / 3600):
                 yield NicErrors(
                     name, f"{name} has counted {count} {kind} in the last {_text(seconds)}", "fabric_degraded"
                 )

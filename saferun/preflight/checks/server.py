@@ -51,7 +51,10 @@ def serve(connection: socket.socket, context: CheckContext, *, is_probed: bool) 
     host = _HostSide(context)
     if is_probed:
         host.begin()
-    run_checks(checks_for(context), context, report)
+    checks = checks_for(context)
+    run_checks([check for check in checks if not check.is_last], context, report)
+    if last := [check for check in checks if check.is_last]:
+        run_checks(last, context, report)
     info, endpoint = host.finish(found) if is_probed else ("", "")
     send({"op": "ready", "info": info, "endpoint": endpoint})
     with connection.makefile("rb") as lines:

@@ -1,8 +1,11 @@
 """Whether the file systems that the job uses answer, and are still writable.
 
 A server that is gone is not found by what the kernel remembers of its files, so each path is asked for three things,
-of which at least one needs the server: its status, how full its file system is, and the first name in it. Each is asked
-by a thread of its own. One that gets no answer stays behind in the check process, which is not waited for.
+of which at least one needs the server: its status, how full its file system is, and the first name in it. (Not of FUSE:
+there the process that serves it is asked for the status anyway, and for a first name may list all of a bucket.) Each is
+asked by a thread of its own. One that gets no answer stays behind in the check process, which is not waited for.
+
+The ranks of several hosts wait for this check. What they may never use is not waited for as long as what they need.
 
 Sources: stat(2), statfs(2), proc_pid_mountinfo(5); Linux, fs/ext4/super.c (errors=remount-ro, emergency_ro).
 """
@@ -14,7 +17,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from saferun.linux.small_files import read_text
 from saferun.linux.stuck import mount_of, parse_mounts
@@ -22,11 +25,13 @@ from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.common import own_path
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.results import CheckResult
+from saferun.preflight.results import UNUSABLE, CheckResult
 from saferun.text.wording import duration_text
 
 PATIENCE_S = 5.0
 """How long a path may take to answer: a metadata server that a thousand hosts ask at the same time is not dead."""
+_NEEDLESS_S = 2.0
+"""The same for what the ranks of a launch may do without: saferun's own files, HOME, TMPDIR."""
 _CLASS = "file_system_error"
 _MOST_PATHS = 16
 # What a file system answers that is broken; that there is no such path, or no permission, is an answer like others.
@@ -51,77 +56,100 @@ class _Answer(Value):
 
 
 def check_storage(context: CheckContext) -> CheckResult:
-    """Whether the paths that the job needs answer, and whether a file system has become read-only by damage."""
-    paths = _paths(context)
-    answers, silent = _ask(context, paths)
+    """Whether the paths that the job uses answer, and whether a file system has become read-only by damage."""
+    needed, others = _paths(context)
     mountinfo = read_text(context.path("proc/self/mountinfo"))
     mounts = parse_mounts(mountinfo)
-    problems = [f"{_place(path, mounts)} does not answer within {PATIENCE_S:g} s" for path in silent]
+    answers, silent = _ask(context, needed, others, mounts)
+    problems = [f"{_place(path, mounts)} does not answer within {PATIENCE_S:g} s" for path in silent if path in needed]
     problems += [
         f"{_place(answer.path, mounts)} answers with an error: {os.strerror(answer.error)}"
         for answer in answers
         if answer.error in _BROKEN
     ]
     problems += [f"the file system at {point} has become read-only" for point in read_only_by_damage(mountinfo)]
+    # Late after so short a time is not proof enough to blame the host.
+    late = [f"{_place(path, mounts)} does not answer within {_NEEDLESS_S:g} s" for path in silent if path in others]
     facts = [(answer.path, f"{answer.took_s:.4f} s") for answer in answers]
     facts += [(path, "no answer") for path in silent]
-    if problems:
+    broken = [*silent, *(answer.path for answer in answers if answer.error in _BROKEN)]
+    facts[:0] = [(UNUSABLE, path) for path in broken if path in needed]
+    if problems or late:
         hint = "look at `dmesg`, at the server, and at the network to it; processes that use it hang, or fail"
-        return warning("; ".join(dict.fromkeys(problems)), hint, facts, class_name=_CLASS)
+        message = "; ".join(dict.fromkeys((*problems, *late)))
+        return warning(message, hint, facts, class_name=_CLASS if problems else "")
     slowest = max(answers, key=lambda answer: answer.took_s, default=_Answer("", 0, 0.0))
     return ok(f"{len(answers)} paths answer, the slowest in {duration_text(slowest.took_s)}", facts)
 
 
-def _paths(context: CheckContext) -> list[str]:
-    """What the job is known to use, each once."""
+def _paths(context: CheckContext) -> tuple[list[str], list[str]]:
+    """What the job is known to need, and what it may do without, each once."""
     environ = context.environ
     script = os.path.dirname(os.path.abspath(context.script)) if context.script else ""
-    named = (*context.storage, context.run_dir, script, os.curdir, environ.get("HOME", ""), environ.get("TMPDIR", ""))
-    return list(dict.fromkeys(os.path.abspath(path) for path in named if path))[:_MOST_PATHS]
+    needed, others = [*context.storage, script], [context.run_dir, environ.get("HOME", ""), environ.get("TMPDIR", "")]
+    try:
+        needed.append(os.getcwd())
+    except OSError:  # it has been removed: no other path depends on it
+        others = list(filter(os.path.isabs, others))
+    if context.is_of_host:
+        needed, others = needed + others, []  # no ranks wait
+    first = list(dict.fromkeys(os.path.abspath(path) for path in needed if path))[:_MOST_PATHS]
+    second = list(dict.fromkeys(os.path.abspath(path) for path in others if path))
+    return first, [path for path in second if path not in first][: _MOST_PATHS - len(first)]
 
 
-def _ask(context: CheckContext, paths: Iterable[str]) -> tuple[list[_Answer], list[str]]:
+def _ask(
+    context: CheckContext, needed: Sequence[str], others: Sequence[str], mounts: list[tuple[str, str]]
+) -> tuple[list[_Answer], list[str]]:
     """What the paths answer, and those that do not, in their order."""
     found: dict[str, _Answer] = {}
     asked = []
 
     def ask(path: str) -> None:
         began_at = time.monotonic()
-        error = _error_of(own_path(context, path))
+        error = _error_of(own_path(context, path), lists=not _kind_of(path, mounts).startswith("fuse"))
         found[path] = _Answer(path, error, time.monotonic() - began_at)
 
-    for path in paths:
+    began_at = time.monotonic()
+    for path in (*needed, *others):
         thread = threading.Thread(target=ask, args=(path,), daemon=True, name="storage")
         thread.start()
         asked.append((path, thread))
-    until = time.monotonic() + PATIENCE_S
-    for _, thread in asked:
+    for path, thread in asked:
+        until = began_at + (PATIENCE_S if path in needed else min(_NEEDLESS_S, PATIENCE_S))
         thread.join(max(until - time.monotonic(), 0.0))
     known = dict(found)
     return [known[path] for path, _ in asked if path in known], [path for path, _ in asked if path not in known]
 
 
-def _error_of(path: str) -> int:
+def _error_of(path: str, *, lists: bool = True) -> int:
     """What is wrong with a path, or with the nearest directory above it that exists; an errno, or 0."""
     try:
         status = os.stat(path)
         os.statvfs(path)
-        if stat.S_ISDIR(status.st_mode):
+        if lists and stat.S_ISDIR(status.st_mode):
             with os.scandir(path) as entries:
                 next(entries, None)
     except (FileNotFoundError, NotADirectoryError):
         above = os.path.dirname(path)
-        return _error_of(above) if above != path else 0
+        return _error_of(above, lists=lists) if above != path else 0
     except OSError as error:
         return error.errno or errno.EIO
+    except ValueError:
+        return errno.EINVAL  # no path: it has a character that no file name can have here
     return 0
 
 
 def _place(path: str, mounts: list[tuple[str, str]]) -> str:
     """``/lustre/job (lustre at /lustre)``."""
-    point = mount_of(path, mounts)
-    kind = next((kind for mounted, kind in reversed(mounts) if mounted == point), "")
+    point, kind = mount_of(path, mounts), _kind_of(path, mounts)
     return f"{path} ({kind} at {point})" if point and kind and point != "/" else path
+
+
+def _kind_of(path: str, mounts: list[tuple[str, str]]) -> str:
+    """The type of the file system of a path."""
+    point = mount_of(path, mounts)
+    return next((kind for mounted, kind in reversed(mounts) if mounted == point), "")
 
 
 def read_only_by_damage(mountinfo: str) -> list[str]:

@@ -377,12 +377,12 @@ class AttemptPolicy:
 
     def _replace(self, facts: FailureFacts, at_fault: Sequence[FaultyHost], spares: Sequence[str]) -> Decision:
         """Another attempt in which spares have the places of these hosts."""
-        from saferun.supervisor.policy.faulty_hosts import replaced_text
+        from saferun.supervisor.policy.faulty_hosts import one_living, replaced_text
 
         counts = facts.started is not False
         self._replaced += counts
-        reason, message = replaced_text(at_fault, spares)
-        living, faulty = next((fault.host for fault in at_fault if not fault.is_lost), None), tuple(at_fault)
+        faulty, living = one_living(at_fault)
+        reason, message = replaced_text(faulty, spares)
         return Decision("replace", 0.0, message, exclude=living, reason=reason, faulty=faulty, is_counted=counts)
 
     def _again(

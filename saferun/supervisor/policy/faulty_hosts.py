@@ -8,7 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FLAPPING_S", "FaultyHost", "FaultyHosts"]
+    from saferun.supervisor.policy.attempts import Decision
+
+__all__ = ["FLAPPING_S", "FaultyHost", "FaultyHosts", "decision_before_ranks", "may_replace", "one_living"]
 
 FLAPPING_S = 300.0
 """A link that is lost twice within this time is the fault of its host; once, it may have been anything."""
@@ -58,6 +60,44 @@ class FaultyHosts:
                 fault = fault._replace(why=f"{fault.why}, twice within {FLAPPING_S / 60:.0f} minutes")  # noqa: PLW2901
             found.append(fault)
         return tuple(found)
+
+
+def may_replace(faults: Sequence[FaultyHost], spares: Sequence[str], *, moves_leader: bool) -> bool:
+    """Whether spares can take the places of all these hosts. ``moves_leader``: of the leader, too."""
+    return 0 < len(faults) <= len(spares) and (moves_leader or all(fault.host for fault in faults))
+
+
+def one_living(faults: Sequence[FaultyHost]) -> tuple[tuple[FaultyHost, ...], int | None]:
+    """Those of the hosts that are replaced at once, and the number of the one that has to hear of it; None: none.
+
+    A decision names one host that leaves the job; the leader first, since all others have to know. Another one that
+    lives is replaced when it is found at fault again. Those that are lost do not come anyway.
+    """
+    living = min((fault for fault in faults if not fault.is_lost), key=lambda fault: fault.host > 0, default=None)
+    return tuple(f for f in faults if f.is_lost or f is living), living.host if living is not None else None
+
+
+def decision_before_ranks(
+    faults: Sequence[FaultyHost], spares: Sequence[str], *, moves_leader: bool, may_go_on: bool
+) -> Decision | None:
+    """What follows where checks have found hosts at fault before any rank was started; None: as for any failed start.
+
+    Args:
+        faults: whose places spares were to take.
+        spares: the names of those that are there by now.
+        moves_leader: whether they can take that of the leader, too.
+        may_go_on: whether the ranks can be started all the same.
+    """
+    from saferun.supervisor.policy.attempts import Decision
+
+    if may_replace(faults, spares, moves_leader=moves_leader):
+        faulty, living = one_living(faults)
+        reason, message = replaced_text(faulty, spares)
+        return Decision("replace", 0.0, message, exclude=living, reason=reason, faulty=faulty)
+    if not (faults and may_go_on):
+        return None
+    reason = f"no spare is left that could take the place of {faults[0].label}"
+    return Decision("retry", 0.0, f"starting again: {reason}", reason=reason)
 
 
 def replaced_text(faults: Sequence[FaultyHost], spares: Sequence[str]) -> tuple[str, str]:

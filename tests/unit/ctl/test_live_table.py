@@ -49,6 +49,12 @@ def test_a_hang_and_a_host_that_does_not_lead_are_named() -> None:
     assert any("node1, which collects all hosts, does not" in line for line in live_lines(answered(is_whole=False)))
 
 
+def test_hosts_that_were_found_bad_are_named_with_the_reason() -> None:
+    lines = list(live_lines(answered(bad_hosts=["node2: GPU 3 fell off the bus", "\x1b[31mnode3: its clock"])))
+    assert lines[2] == "  bad host: node2: GPU 3 fell off the bus"
+    assert "\x1b" not in lines[3]
+
+
 def test_words_of_another_host_hold_no_control_characters() -> None:
     host = {"host": "a\x1b[2Jb", "ranks": [{**RANK, "state": "\x1b]0;x\x07"}], "stuck_in": "\x1b[31m"}
     assert "\x1b" not in "".join(live_lines(answered(hosts=[host], missing=["\x1b[31m"])))

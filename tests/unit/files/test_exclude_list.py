@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 
-from saferun.files.exclude_list import add_host, is_host_name
+from saferun.files import exclude_list
+from saferun.files.exclude_list import add_host, add_hosts, is_host_name
 
 
 def test_a_host_is_added_once_on_a_line_of_its_own(tmp_path: Path) -> None:
@@ -70,3 +72,57 @@ def test_no_link_is_followed_and_nothing_but_a_file_is_written_to(tmp_path: Path
         with pytest.raises(OSError):  # noqa: PT011 - each has its own
             add_host(str(tmp_path / name), "node3")
     assert target.read_text() == "mine\n"
+
+
+def test_a_list_on_a_file_system_that_hangs_costs_a_moment_and_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer process has the files of the run to write, which may lie on another file system."""
+    kept: list[int] = []
+
+    def hang(path: str, _names: list[str]) -> list[str]:
+        os.write(begun, b".")
+        signal.pause()
+        return [path]
+
+    asked_by, begun = os.pipe()
+    monkeypatch.setattr(exclude_list, "_add", hang)
+    monkeypatch.setattr(exclude_list, "close_all_but", kept.append)  # the test's pipe stays open
+    monkeypatch.setattr(exclude_list, "_APART_S", 0.3)
+    path = str(tmp_path / "bad-hosts")
+    for _ in range(2):
+        with pytest.raises(OSError, match="does not answer"):
+            add_hosts(path, ["node3"])
+    os.close(begun)
+    assert os.read(asked_by, 10) == b"."
+    os.close(asked_by)
+
+
+def test_a_process_of_its_own_adds_several_and_says_why_it_cannot(tmp_path: Path) -> None:
+    path = tmp_path / "bad-hosts"
+    assert add_hosts(str(path), ["node3", "node4"]) == ["node3", "node4"]
+    assert add_hosts(str(path), ["node4", "no name", "node5"]) == ["node5"]
+    assert path.read_text() == "node3\nnode4\nnode5\n"
+    with pytest.raises(OSError, match="No such file or directory"):
+        add_hosts(str(tmp_path / "no" / "such"), ["node3"])
+
+
+def test_half_a_name_is_never_left_in_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk is full in the middle of node12, and node1 is well."""
+    path = tmp_path / "bad-hosts"
+    path.write_text("node7\n")
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda fd, line: whole(fd, line[:5]))
+    with pytest.raises(OSError, match="No space left"):
+        add_host(str(path), "node12")
+    assert path.read_text() == "node7\n"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00n\x00o" * 1000, b"x" * (5 << 20), b"\n" * (5 << 20), b"\0" * 4096])
+def test_a_list_that_is_binary_or_huge_gets_the_name_behind_it(tmp_path: Path, content: bytes) -> None:
+    """Whatever the option names by mistake: nothing of it is changed, and it is read within bounds."""
+    path = tmp_path / "bad-hosts"
+    path.write_bytes(content)
+    assert add_host(str(path), "node3")
+    assert path.read_bytes()[: len(content)] == content
+    assert path.read_bytes().endswith(b"\nnode3\n")

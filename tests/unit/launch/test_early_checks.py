@@ -14,7 +14,9 @@ from saferun.launch.launch_context import LaunchContext
 from saferun.launch.preflight_part import PreflightPart
 from saferun.preflight.outcome import PreflightOutcome
 from saferun.preflight.results import CheckResult, Preflight
-from saferun.supervisor.events import ChecksAsked, ChecksPassed, Event
+from saferun.supervisor.actions import ProbeHosts
+from saferun.supervisor.events import ChecksAsked, ChecksPassed, Event, ProbesPassed
+from saferun.supervisor.machine import State
 
 WELL = PreflightOutcome(None, Preflight((CheckResult("names", "ok", "all is well"),)), {})
 BAD = PreflightOutcome(None, Preflight((CheckResult("names", "warn", "a name is unknown"),)), {})
@@ -27,11 +29,22 @@ class Launch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *options: str, hosts: tuple[str, ...] = TWO_HOSTS) -> None:
         self.posted: list[Event] = []
+        self.lines: list[str] = []
+        self.broadcast: list[Any] = []
         self.running: list[Callable[[PreflightOutcome], None]] = []
         words = [*hosts, *options, __file__]
         context = SimpleNamespace(
-            config=read_config(words, {}), post=self.posted.append, succeeds=self.succeeds, guarded_poller=None
+            config=read_config(words, {}),
+            post=self.posted.append,
+            succeeds=self.succeeds,
+            guarded_poller=None,
+            warn=self.lines.append,
+            job=SimpleNamespace(leads=False, broadcast_preflight=self.broadcast.append),
+            current=SimpleNamespace(assignment=None),
+            supervisor=SimpleNamespace(state=State.PROBING),
+            attempt=0,
         )
+        self.context = context
         self.part = PreflightPart(cast("LaunchContext", context), None)
         run = SimpleNamespace(check=lambda _context, on_checked: self.running.append(on_checked))
         monkeypatch.setattr(self.part, "_opened", lambda: run)
@@ -117,3 +130,51 @@ def test_nothing_begins_early_where_no_rank_would_wait(monkeypatch: pytest.Monke
         launch.running.clear()
         launch.part.check_early(1)
         assert launch.running == []
+
+
+@pytest.mark.parametrize("probes", [True, False])
+def test_the_process_of_a_host_that_is_not_probed_ends_when_the_hosts_have_met(
+    monkeypatch: pytest.MonkeyPatch, probes: bool
+) -> None:
+    """Of a spare, and where the first host was started without checks: it would listen as long as the job lasts."""
+    launch = Launch(monkeypatch)
+    closed: list[bool] = []
+    launch.part._run = cast("Any", SimpleNamespace(close=lambda: closed.append(True)))
+    launch.part.begin_attempt(probes=probes)
+    assert closed == ([] if probes else [True])
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("options", [(), ("--preflight", "off")])
+def test_a_verdict_that_does_not_come_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, leads: bool, options: tuple[str, ...]
+) -> None:
+    """Whatever keeps the leader from it: torchrun would have started the ranks long ago."""
+    launch = Launch(monkeypatch, *options)
+    launch.context.job.leads = leads
+    launch.part.probe(ProbeHosts(0))
+    due = launch.part.deadline
+    assert due is not None
+    launch.part.tick(due)
+    assert launch.lines == ["preflight checks between the hosts: no verdict within 50 s; the job goes on"]
+    if leads:
+        assert [message["ok"] for message in launch.broadcast] == [True]  # which it hears itself
+    else:
+        assert kinds(launch) == [ProbesPassed]
+    assert launch.part.deadline is None
+
+
+def test_a_verdict_that_has_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launch(monkeypatch)
+    launch.part.probe(ProbeHosts(0))
+    launch.context.supervisor.state = State.RUNNING
+    due = launch.part.deadline
+    assert due is not None
+    launch.part.tick(due)
+    assert (launch.lines, launch.posted, launch.part.deadline) == ([], [], None)
+
+
+def test_a_launch_of_checks_alone_waits_for_their_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launch(monkeypatch, "--preflight", "only")
+    launch.part.probe(ProbeHosts(0))
+    assert launch.part.deadline is None

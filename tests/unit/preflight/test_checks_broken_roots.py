@@ -14,6 +14,7 @@ FILES = (
     *("proc/self/limits", "proc/self/status", "proc/self/cgroup", "proc/self/mountinfo", "proc/meminfo"),
     *("proc/cpuinfo", "proc/stat", "proc/net/if_inet6", "proc/driver/nvidia/version", "sys/class/net/eth0"),
     *("sys/class/infiniband/mlx5_0", "sys/devices/system/cpu/online", "sys/fs/cgroup/pids.max", "etc/nccl.conf"),
+    *("proc/sys/kernel/random/boot_id", "proc/self/ns/net", "dev/kmsg"),
     *("dev/kfd", "sys/class/kfd/kfd/topology/nodes/1/properties"),
 )
 GARBAGE = {
@@ -40,7 +41,9 @@ def test_a_broken_root_stops_and_breaks_no_check(tmp_path: Path, kind: str, toge
     """What cannot be read is not known, and what is not known refuses nobody."""
     root = root_of(kind, tmp_path)
     environ = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
-    context = root.context(environ, nproc=8, together=together, vendor=vendor, python="python3")
+    earlier = (("boot", "\0"), ("at_s", "1"), ("eth0 losses", "x"))
+    context = root.context(environ, nproc=8, together=together, vendor=vendor, python="python3", earlier=earlier)
+    context = context._replace(since=1.0, storage=("/proc/meminfo", "\0"))
     for check in CHECKS:
         assert check.check(context).verdict in {"ok", "skipped", "warn"}, check.name
     assert not may_be_short_of_processes(8, str(root.path))

@@ -14,6 +14,7 @@ from saferun.linux import nvidia_gpus
 from saferun.linux.nvidia_gpus import read_nvidia_state, read_nvidia_state_apart
 from saferun.preflight.checks import gpus
 from saferun.preflight.checks.gpus import check_gpus
+from saferun.preflight.results import UNUSABLE
 from tests.unit.preflight.fake_nvml import GIB, MIB, MISMATCH, NO_DRIVER, OTHER, FabricInfo, Gpu, Nvml, launch
 from tests.unit.preflight.host_roots import Root
 
@@ -164,6 +165,22 @@ def test_a_gpu_that_fell_off_the_bus_is_told(root: Root) -> None:
     result = check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(lost=True)))
     assert (result.verdict, result.class_name, result.transient) == ("warn", "gpu_hardware_error", False)
     assert "GPU 1 fell off the bus" in result.message
+
+
+def test_what_no_rank_can_use_is_marked_and_not_what_is_merely_worth_a_repair(root: Root) -> None:
+    """A spare takes the place of the host for it. Ranks that use no GPU, or too few of them, can do without."""
+
+    def unusable(nvml: Nvml, **more: Any) -> list[str]:
+        return [what for name, what in check_gpus(launch(root, **more), nvml=nvml).facts if name == UNUSABLE]
+
+    lost = Nvml(Gpu(), Gpu(lost=True))
+    assert unusable(lost) == ["GPU 1"]
+    assert unusable(lost, nproc=1) == []
+    assert unusable(Nvml(Gpu(), Gpu()), nproc=3) == ["1 GPU too few"]
+    assert unusable(Nvml(Gpu(rows=(0, 1, 1, 1), uncorrected=3), Gpu(used=140 * GIB))) == []
+    assert unusable(lost, environ={"CUDA_VISIBLE_DEVICES": ""}) == []
+    root.write("venv/lib/python3.12/site-packages/torch/version.py", "__version__ = '2.13.0+cpu'\ncuda = None\n")
+    assert unusable(lost) == []
 
 
 def test_the_worst_of_several_faults_comes_first(root: Root) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from saferun.captures import kernel_log
+from saferun.captures.kernel_log import KernelLog
+from saferun.diagnosis import host_fault
 from saferun.diagnosis.host_fault import found_faults
 from saferun.linux import link_counters
 from saferun.linux.link_counters import LinkCounters
 from saferun.preflight import health_record
-from saferun.preflight.bisect import Member, TrialResult
 from saferun.preflight.checks import nic_errors, storage
 from saferun.preflight.checks.all_checks import CHECKS, OF_HEALTH, checks_for
-from saferun.preflight.checks.compute import judge
 from saferun.preflight.checks.nic_errors import check_nic_errors
 from saferun.preflight.checks.recent_kernel import check_kernel_log
 from saferun.preflight.checks.storage import check_storage, read_only_by_damage
@@ -104,6 +105,21 @@ def test_interfaces_of_containers_come_and_go_unnoticed(root: Root, monkeypatch:
     assert compared(root, first).verdict == "ok"
 
 
+def test_the_interfaces_of_another_network_namespace_are_not_compared(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host has recorded is not about a container's eth0."""
+    link = Link(monkeypatch)
+    first = check_nic_errors(root.context())
+    (namespace := Path(root.path, "proc/self/ns/net")).parent.mkdir(parents=True)
+    namespace.symlink_to("net:[4026532008]")
+    link.add(losses=50)
+    assert compared(root, first).verdict == "ok"
+    second = check_nic_errors(root.context())
+    link.add(losses=50)
+    assert compared(root, second).verdict == "warn"
+
+
 def test_an_interface_that_has_appeared_since_is_not_compared(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link(monkeypatch)
     first = check_nic_errors(root.context())
@@ -123,6 +139,36 @@ def test_errors_of_rdma_ports_are_compared_too(root: Root, monkeypatch: pytest.M
     assert second.message.startswith("mlx5_0:1 has counted 500 symbol_error in the last ")
     root.write(f"{COUNTERS}/link_downed", "6\n")
     assert "mlx5_0:1 has lost its carrier 2 times" in compared(root, second).message
+
+
+def test_errors_of_rdma_ports_over_many_hours_are_ordinary(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is restarted after a day compares with what there was a day ago."""
+    Link(monkeypatch)
+    root.write(f"{COUNTERS}/symbol_error", "70000\n")
+    first = check_nic_errors(root.context())
+    root.write(f"{COUNTERS}/symbol_error", "70500\n")
+    earlier = dict(first.facts)
+    aged = first._replace(facts=tuple({**earlier, "at_s": str(float(earlier["at_s"]) - 20 * 3600)}.items()))
+    assert compared(root, first).verdict == "warn"
+    assert compared(root, aged).verdict == "ok"
+
+
+@pytest.mark.parametrize(("physical", "class_name"), [("2: Polling", "network_interface"), ("3: Disabled", "")])
+def test_one_loss_is_the_host_s_fault_where_the_port_is_still_down(
+    root: Root, monkeypatch: pytest.MonkeyPatch, physical: str, class_name: str
+) -> None:
+    """Unless it was switched off. A port that never had a cable has lost none."""
+    Link(monkeypatch)
+    port = COUNTERS.removesuffix("counters")
+    root.write(f"{COUNTERS}/link_downed", "4\n")
+    root.write(f"{port}state", "1: DOWN\n")
+    root.write(f"{port}phys_state", f"{physical}\n")
+    first = check_nic_errors(root.context())
+    assert compared(root, first).verdict == "ok"
+    root.write(f"{COUNTERS}/link_downed", "5\n")
+    second = compared(root, first)
+    assert second.class_name == class_name
+    assert ("and is down" in second.message) == bool(class_name)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +262,10 @@ def test_a_path_that_does_not_answer_is_told_and_not_waited_for(
     (tmp_path / str(tmp_path)[1:]).mkdir(parents=True)
     real = storage._error_of
 
-    def ask(path: str) -> int:
+    def ask(path: str, *, lists: bool) -> int:
         if path == dead:
             answer.wait(60)
-        return real(path)
+        return real(path, lists=lists)
 
     monkeypatch.setattr(storage, "_error_of", ask)
     monkeypatch.setattr(storage, "PATIENCE_S", 0.05)
@@ -239,13 +285,70 @@ def test_a_path_that_does_not_answer_is_told_and_not_waited_for(
 def test_what_a_path_answers_is_a_fault_only_if_the_file_system_is_broken(
     root: Root, monkeypatch: pytest.MonkeyPatch, number: int, is_fault: bool
 ) -> None:
-    monkeypatch.setattr(storage, "_error_of", lambda _path: number)
+    monkeypatch.setattr(storage, "_error_of", lambda _path, **_: number)
     assert (check_storage(root.context(storage=("/scratch",))).verdict == "warn") == is_fault
 
 
 def test_a_path_that_is_missing_stands_for_the_directory_above(root: Root) -> None:
     """A run directory is made later."""
     assert check_storage(root.context(run_dir="/no/such/run", storage=("/etc/passwd/x",))).verdict == "ok"
+
+
+def test_what_the_ranks_may_do_without_is_waited_for_a_moment_and_blames_no_host(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of several hosts wait for this check, and may never touch HOME. Without ranks it is waited for."""
+    answer, homes = threading.Event(), {"HOME": "/home/dead"}
+
+    def ask(path: str, *, lists: bool) -> int:
+        if path.endswith("/home/dead"):
+            answer.wait(60)
+        return int(not lists)
+
+    monkeypatch.setattr(storage, "_error_of", ask)
+    monkeypatch.setattr(storage, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(storage, "_NEEDLESS_S", 0.05)
+    try:
+        result = check_storage(root.context(homes, storage=("/scratch",)))
+        assert (result.verdict, result.class_name) == ("warn", "")
+        assert result.message == "/home/dead does not answer within 0.05 s"
+        assert found_faults(findings_of([result._replace(name="storage")]), 1) == ()
+        monkeypatch.setattr(storage, "PATIENCE_S", 0.1)
+        assert check_storage(root.context(homes, is_of_host=True)).class_name == "file_system_error"
+    finally:
+        answer.set()
+
+
+def test_a_bucket_that_looks_like_a_directory_is_not_listed(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its first name all of it may be listed, which takes minutes."""
+    listed: dict[str, bool] = {}
+
+    def ask(path: str, *, lists: bool) -> int:
+        listed[path.removeprefix(str(root.path))] = lists
+        return 0
+
+    monkeypatch.setattr(storage, "_error_of", ask)
+    mounts = "22 1 0:40 / /bucket rw - fuse.gcsfuse data rw\n23 1 0:41 / /scratch rw - lustre mds:/ rw\n"
+    root.write("proc/self/mountinfo", mounts)
+    assert check_storage(root.context(storage=("/bucket/images", "/scratch/me"))).verdict == "ok"
+    assert (listed["/bucket/images"], listed["/scratch/me"]) == (False, True)
+
+
+@pytest.mark.parametrize("path", ["/scratch/\0", "/scratch/\udcff", "/" + "x" * 5000, "/a" * 3000])
+def test_a_path_that_can_be_none_is_no_fault_of_the_host(root: Root, path: str) -> None:
+    """Settings and variables may hold anything."""
+    assert check_storage(root.context({"TMPDIR": path}, storage=(path,))).verdict == "ok"
+
+
+def test_a_current_directory_that_has_been_removed_costs_only_itself(
+    root: Root, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = check_storage(root.context({"HOME": "/", "TMPDIR": "relative"}, storage=("/etc",)))
+    assert (result.verdict, [path for path, _ in result.facts]) == ("ok", ["/etc", "/"])
 
 
 # ----------------------------------------------------------------------------------------------------------- kernel log
@@ -271,47 +374,35 @@ def test_what_the_kernel_has_logged_since_the_earlier_look_is_judged(root: Root,
     assert check_kernel_log(root.context()).verdict == "ok"
 
 
-# -------------------------------------------------------------------------------------------------------------- compute
+def test_a_kernel_that_reports_without_end_takes_no_more_than_its_time(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks wait for the checks; what is newest counts."""
+    judged: list[str] = []
+    clock = iter(range(1000))
+
+    def judge_line(line: str) -> str:
+        judged.append(line)
+        return ""
+
+    log = KernelLog(tuple(f"line {number}" for number in range(40)), "a test")
+    monkeypatch.setattr(kernel_log, "read_kernel_log", lambda *_, **__: log)
+    monkeypatch.setattr(host_fault, "kernel_fault", judge_line)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock) * 0.1)
+    assert check_kernel_log(root.context(since=time.time() - 300)).verdict == "ok"
+    assert judged[0] == "line 39"
+    assert 0 < len(judged) < 12
 
 
-WELL, WHERE = "multiplied matrices right and ran all_reduce", "multiplying matrices"
-
-
-def answers(*kinds: str) -> list[TrialResult]:
-    """How members did: a number is how fast one was."""
-    return [
-        TrialResult(Member(0, number), "ok", kind)
-        if kind[0].isdigit()
-        else TrialResult(Member(0, number), kind.partition(" ")[0], kind.partition(" ")[2], WHERE)
-        for number, kind in enumerate(kinds)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("found", "on_gpu", "message", "class_name"),
-    [
-        (answers("20000.5", "20100", "19000", "20000"), True, f"4 GPUs {WELL}", ""),
-        (answers("5", "1"), False, f"2 ranks {WELL}", ""),
-        (
-            answers("20000", "9000", "19000", "20000"),
-            True,
-            "GPU 1 computes at 9000 GFLOP/s, and the others at 20000",
-            "gpu_hardware_error",
-        ),
-        (
-            answers("timeout", "error a matrix product is wrong", "timeout"),
-            True,
-            "GPU 1 multiplying matrices: a matrix product is wrong",
-            "gpu_hardware_error",
-        ),
-        (answers("error CUDA out of memory"), True, f"GPU 0 {WHERE}: CUDA out of memory", "gpu_busy"),
-        (answers("error it is wrong"), False, f"rank 0 {WHERE}: it is wrong", "machine_fault"),
-        (answers("timeout"), False, f"rank 0 {WHERE}: it did not come to an end", "machine_fault"),
-    ],
-)  # fmt: skip
-def test_what_members_answer_is_judged(found: list[TrialResult], on_gpu: bool, message: str, class_name: str) -> None:
-    result = judge(found, on_gpu=on_gpu)
-    assert (result.message, result.class_name) == (message, class_name)
+def test_a_console_in_the_place_of_the_kernel_log_is_not_read() -> None:
+    """In some containers /dev/kmsg is a link to it: what somebody types there is theirs."""
+    ours, theirs = os.openpty()
+    os.write(ours, b"typed\n")
+    with pytest.raises(OSError, match="it is a terminal"):
+        kernel_log._read_kmsg(os.ttyname(theirs), 0.0, time.monotonic() + 60)
+    assert os.read(theirs, 100) == b"typed\n"
+    os.close(ours)
+    os.close(theirs)
 
 
 # ------------------------------------------------------------------------------------------------------------- together
@@ -328,6 +419,23 @@ def test_which_checks_there_are_follows_from_what_is_wanted(root: Root) -> None:
     assert of_host == {check.name for check in OF_HEALTH}
     assert of_health < of_host
     assert not {"ports", "names", "master", "versions"} & of_host
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_short"),
+    [
+        ({"together": True}, True),
+        ({}, False),
+        ({"together": True, "attempt": 1}, False),
+        ({"together": True, "only": True}, False),
+        ({"together": True, "health": "full"}, False),
+        ({"is_of_host": True}, False),
+    ],
+)
+def test_ranks_do_not_wait_for_a_driver_that_is_slow(root: Root, changes: dict[str, Any], is_short: bool) -> None:
+    """Without persistence mode it takes a second or two for each GPU, and what is found is a warning at most."""
+    (limit_s,) = [check.deadline_s for check in checks_for(root.context(**changes)) if check.name == "gpus"]
+    assert (limit_s < 7) == is_short
 
 
 def test_the_hosts_that_checks_have_found_bad_are_known_by_number() -> None:

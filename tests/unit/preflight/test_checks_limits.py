@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,25 @@ def test_the_user_s_threads_count_against_the_limit_on_processes(root: Root) -> 
     assert result.message.startswith("this user may start 96 more processes and threads")
     _process(root, 12, 96)
     assert check_processes(root.context(nproc=8)).verdict == "fail"
+
+
+def test_threads_of_a_moment_refuse_no_launch(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the other checks, and of another job of the user that starts at the same time."""
+    root.limits(processes="unlimited unlimited")
+    root.cgroup(pids_max="103", pids_current="100")
+    looks: list[float] = []
+
+    def wait(seconds: float) -> None:
+        looks.append(seconds)
+        root.cgroup(pids_max="103", pids_current="100" if len(looks) < 2 else "60")
+
+    monkeypatch.setattr(time, "sleep", wait)
+    assert check_processes(root.context(nproc=8)).verdict == "warn"
+    root.cgroup(pids_max="103", pids_current="100")
+    looks.clear()
+    monkeypatch.setattr(time, "sleep", looks.append)
+    assert check_processes(root.context(nproc=8)).verdict == "fail"
+    assert len(looks) == 2
 
 
 def test_who_may_exceed_the_limit_on_processes_is_not_counted(root: Root) -> None:

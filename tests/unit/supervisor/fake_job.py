@@ -218,6 +218,7 @@ class Job:
         self.left_out: set[int] = set()
         self.faulty: dict[int, str] = {}  # hosts that are themselves at fault, and why
         self.is_link = False  # whether that may pass
+        self.unfit: dict[int, str] = {}  # hosts of which the checks before the ranks find that, and why
         self.hang_policy = hang_policy
         self.bad_checks = bad_checks
         self.passing = False  # whether what they find may go away
@@ -284,7 +285,8 @@ class Job:
             placement = Placement(i, self.least, 2 * self.least, 2 * self.least, places, "a", 1, "job")
             placement = placement._replace(restarts=restarts, host=f"node{host.number}")
             expected = host.arrived.attempt if host.arrived else 0
-            host.inbox.append(HostsJoined(self.now, expected, placement, self.number, i == 0, spares=names))
+            joined = HostsJoined(self.now, expected, placement, self.number, i == 0, spares=names)
+            host.inbox.append(joined._replace(probes=bool(self.unfit)))
             host.arrived = host.waits_for_pieces = None
 
     def is_spare(self, host: Host) -> bool:
@@ -303,7 +305,18 @@ class Job:
 
     def probe(self) -> None:
         """The leader has heard what all hosts found, and all hear what it makes of that."""
-        if not self.leader.runs or any(host.probed != self.number for host in self.met if host.runs):
+        training = [host for host in self.met if not self.is_spare(host)]
+        if not self.leader.runs or any(host.probed != self.number for host in training if host.runs):
+            return
+        unfit = [
+            FaultyHost(i, f"node{host.number}", self.unfit[host.number])
+            for i, host in enumerate(training)
+            if host.number in self.unfit
+        ]
+        if self.leader.supervisor.can_replace(unfit):
+            what = f"{unfit[0].label}: {unfit[0].why}"
+            failed = StartFailed(self.now, self.number, what, "", 1, faulty=tuple(unfit), may_go_on=True)
+            self.leader.inbox.append(failed)
             return
         if self.number in self.bad_checks:
             class_name = "network_cut" if self.passing else ""

@@ -10,7 +10,7 @@ from saferun.diagnosis.host_fault import HostFault
 from saferun.evidence import HostView
 from saferun.launch.hosts_at_fault import faulty_hosts
 from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts
-from saferun.supervisor.policy.faulty_hosts import FaultyHost
+from saferun.supervisor.policy.faulty_hosts import FaultyHost, decision_before_ranks
 
 SICK = FaultyHost(1, "node2", "GPU 3 has fallen off the bus")
 
@@ -55,6 +55,32 @@ def test_several_hosts_are_replaced_where_there_are_as_many_spares() -> None:
     assert (both.next_step, both.exclude) == ("replace", None)  # they cannot hear of it
     assert "2 hosts are left out (node2: GPU 3 has fallen off the bus; node3: it does not answer)" in both.message
     assert AttemptPolicy(0).decide(facts, hosts=3, least_hosts=3, spares=["a"]).next_step == "finish"
+
+
+def test_of_hosts_that_live_one_is_replaced_at_a_time() -> None:
+    """A decision names one that leaves, the leader first; the next one is named when it fails again."""
+    other = FaultyHost(2, "node3", "its memory is broken")
+    lost = FaultyHost(3, "node4", "it does not answer", is_lost=True)
+    leader = FaultyHost(0, "node1", "GPU 0 is lost")
+    facts = failed(faulty=(SICK, other, lost))
+    decision = AttemptPolicy(0).decide(facts, hosts=4, least_hosts=4, spares=["a", "b", "c"])
+    assert (decision.exclude, decision.faulty) == (1, (SICK, lost))
+    assert decision.message.endswith("spares take their places; 1 spare is left")
+    facts = failed(faulty=(SICK, leader))
+    decision = AttemptPolicy(0).decide(facts, hosts=4, least_hosts=4, spares=["a", "b"], moves_leader=True)
+    assert (decision.exclude, decision.faulty) == (0, (leader,))
+
+
+@pytest.mark.parametrize(
+    ("spares", "may_go_on", "step"),
+    [(["a"], True, "replace"), (["a"], False, "replace"), ([], True, "retry"), ([], False, None)],
+)
+def test_what_is_found_before_the_ranks_uses_a_spare_or_changes_nothing(
+    spares: list[str], may_go_on: bool, step: str | None
+) -> None:
+    decision = decision_before_ranks((SICK,), spares, moves_leader=False, may_go_on=may_go_on)
+    assert (decision.next_step if decision is not None else None) == step
+    assert decision is None or (decision.wait_s, decision.is_counted) == (0.0, False)
 
 
 def test_a_signal_ends_the_job_whatever_hosts_are_at_fault() -> None:

@@ -19,7 +19,7 @@ from saferun.supervisor.actions import (
     SignalRanks,
     StartRanks,
 )
-from saferun.supervisor.events import JobLost, RestartRequested, StopRequested
+from saferun.supervisor.events import JobLost, RestartRequested, SpareLost, StartFailed, StopRequested
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import HangPolicy
 from tests.unit.supervisor.fake_job import FAILED, OK, Host, Job
@@ -81,6 +81,96 @@ def test_a_spare_takes_the_place_and_the_ranks_of_a_host_that_is_at_fault(max_re
     assert any(isinstance(action, ReportDecision) for action in job.hosts[3].actions)
     all_end_well(job)
     assert codes(job) == [0, 0, 0, 0]  # a launcher may end all at the first bad exit code
+
+
+def unfit_at_start(*hosts: int, spares: int = 1, **options: Any) -> Job:
+    """A job of which the checks before the ranks find hosts unfit; its first attempt is under way."""
+    job = Job(3 + spares, spares=spares, **options)
+    job.unfit = dict.fromkeys(hosts, "GPU 3 fell off the bus")
+    return job
+
+
+def test_a_host_that_the_checks_find_unfit_is_replaced_before_any_rank_is_started() -> None:
+    """No restart is used up, the ranks have not begun, and the host that leaves ends well."""
+    job = unfit_at_start(1)
+    for _ in range(300):
+        for host in job.hosts:
+            host.take()
+            if host.state is State.BACKOFF:
+                host.expire()
+    assert [ranks_of(host) for host in job.hosts] == [[(0, 1)], [], [(4, 5)], [(2, 3)]]
+    decision = next(a for a in job.hosts[0].actions if isinstance(a, BroadcastDecision))
+    assert (decision.excluded, decision.restarts) == (1, 0)
+    assert decision.decision is not None
+    assert decision.decision.message == (
+        "starting again: node1 is left out (GPU 3 fell off the bus); node3, a spare, takes its place; no spare is left"
+    )
+    all_end_well(job)
+    assert codes(job) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("unfit", "moves"), [((1, 2), False), ((0,), False)])
+def test_without_enough_spares_the_ranks_are_started_with_an_unfit_host(unfit: tuple[int, ...], moves: bool) -> None:
+    """As if nobody had looked: the job may work all the same."""
+    job = unfit_at_start(*unfit, moves=moves)
+    job.run()
+    assert job.number == 0
+    all_end_well(job)
+    assert codes(job) == [0, 0, 0, 0]
+
+
+def test_two_unfit_hosts_are_replaced_one_after_the_other() -> None:
+    """A decision names one host that leaves."""
+    job = unfit_at_start(1, 2, spares=2)
+    for _ in range(600):
+        for host in job.hosts:
+            host.take()
+            if host.state is State.BACKOFF:
+                host.expire()
+    assert [ranks_of(host) for host in job.hosts] == [[(0, 1)], [], [], [(2, 3)], [(4, 5)]]
+    all_end_well(job)
+    assert codes(job) == [0, 0, 0, 0, 0]
+
+
+def test_an_unfit_leader_is_replaced_where_that_is_possible() -> None:
+    job = unfit_at_start(0, moves=True)
+    for _ in range(300):
+        for host in job.hosts:
+            host.take()
+            if host.state is State.BACKOFF:
+                host.expire()
+    assert job.leader is job.hosts[3]
+    assert [ranks_of(host) for host in job.hosts] == [[], [(2, 3)], [(4, 5)], [(0, 1)]]
+    all_end_well(job)
+    assert codes(job) == [0, 0, 0, 0]
+
+
+def test_a_spare_that_is_gone_when_it_is_wanted_ends_no_job() -> None:
+    """All hosts meet again, and the ranks are started without it."""
+    job = unfit_at_start(1)
+    while not any(isinstance(event, StartFailed) for event in job.hosts[0].inbox):
+        for host in job.hosts:
+            host.take()
+    job.hosts[0].inbox.appendleft(SpareLost(job.now, 0, "node3", "it does not answer"))
+    job.hosts[3].is_dead = True
+    job.next_attempt()
+    assert [ranks_of(host) for host in job.hosts] == [[(0, 1)], [(2, 3)], [(4, 5)], []]
+    decision = next(a.decision for a in job.hosts[0].actions if isinstance(a, BroadcastDecision))
+    assert decision is not None
+    assert decision.message == "starting again: no spare is left that could take the place of node1"
+    all_end_well(job)
+    assert codes(job) == [0, 0, 0, None]
+
+
+def test_a_signal_while_an_unfit_host_is_replaced_ends_the_job() -> None:
+    job = unfit_at_start(1)
+    while not any(isinstance(event, StartFailed) for event in job.hosts[0].inbox):
+        for host in job.hosts:
+            host.take()
+    job.hosts[0].signal(signal.SIGTERM)
+    job.settle()
+    assert all(host.finish is not None for host in job.hosts)
+    assert not any(ranks_of(host) for host in job.hosts)
 
 
 def test_a_host_that_is_switched_off_is_replaced() -> None:
@@ -315,12 +405,14 @@ def let_happen(job: Job, kind: str, host: Host) -> None:
     spares=st.integers(1, 2),
     hang=st.sampled_from(["report", "restart"]),
     moves=st.booleans(),
+    unfit=st.sets(st.integers(0, 4), max_size=2),
 )
 def test_whatever_happens_with_spares_all_hosts_end(
-    steps: list[tuple[str, int]], max_restarts: int, spares: int, hang: str, *, moves: bool
+    steps: list[tuple[str, int]], max_restarts: int, spares: int, hang: str, *, moves: bool, unfit: set[int]
 ) -> None:
-    """In any order, with hosts that vanish or are at fault: nobody waits for ever."""
+    """In any order, with hosts that vanish, are unfit or at fault: nobody waits for ever."""
     job = Job(5, max_restarts, hang_policy=HangPolicy(hang), spares=spares, moves=moves)  # type: ignore[arg-type]
+    job.unfit = dict.fromkeys(unfit, "its memory is broken")
     for kind, number in steps:
         let_happen(job, kind, job.hosts[number])
     for _ in range(200):
