@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
     from saferun.evidence import HangVerdict
     from saferun.launch.slow_ranks import SlowRankWatch
+    from saferun.launch.step_notes import StepNotes
     from saferun.model import JsonObject
     from saferun.text.script_state import ScriptState
     from saferun.watchdog.job_detector import JobDetector
@@ -56,6 +57,7 @@ class HangWatch:
         self._slow: SlowRankWatch | None = None
         self._bad: dict[int, tuple[int, str, str]] = {}  # what ranks reported that is no finite number
         self._has_warned = False
+        self._step_notes: StepNotes | None = None
         self._holders = set[str]()
         self.number = 0
         """Of the job's hang that was reported last."""
@@ -90,6 +92,7 @@ class HangWatch:
         elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
             self._context.launch.guarded("watch the ranks", self._watch.tick, now)
             self._context.launch.guarded("read what the ranks report", self._warn_of_numbers)
+            self._context.launch.guarded("note the steps", self._note_steps, now)
             if self._slow is not None:
                 due = self._slow.earliest  # one wake-up for both, where it can be
         if due is not None and due <= now:
@@ -114,6 +117,7 @@ class HangWatch:
             addresses=self._context.launch.job.other_addresses,
             is_held=self._is_held,
         )
+        self._context.launch.guarded("note the steps", self._begin_notes, now)
         ranks = self.watched_ranks()
         self._watch.begin(now, ranks)
         self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
@@ -194,6 +198,22 @@ class HangWatch:
         ranks = ranks_text(tuple(sorted(rank for rank, bad in self._bad.items() if bad == first)))
         self._context.launch.warn(f"warning: {name} is {value} in step {number} of {ranks} (reported by saferun.step)")
 
+    def _begin_notes(self, now: float) -> None:
+        from saferun.launch.step_notes import StepNotes
+
+        self._step_notes = StepNotes(now)
+
+    def _note_steps(self, now: float, *, at_once: bool = False) -> None:
+        """Write an event of how far the ranks are, by what has been read of them last."""
+        if self._step_notes is None:
+            return
+        found = self._step_notes.take(self._context.hook.states, now, at_once=at_once)
+        if found:
+            ahead_s = time.time() - time.monotonic()
+            found["times"] = [round(at + ahead_s, 3) for at in found["times"]]
+            at = {"time": ahead_s + now, "monotonic_s": now, "attempt": self._context.launch.attempt}
+            self._context.launch.run_dir.write_event({"event": "StepsReported", **at, **found})
+
     def quiet_s(self) -> float:
         """For how many seconds no rank of this host has moved; 0 where they work, or nothing is known."""
         if self._watch is None:
@@ -234,6 +254,7 @@ class HangWatch:
 
     def pause(self) -> None:
         """The ranks are being captured."""
+        self._context.launch.guarded("note the steps", partial(self._note_steps, at_once=True), time.monotonic())
         self._for_slow_ranks(lambda slow: slow.pause())
         self._watch_at = None
         if self._watch is not None:
@@ -251,6 +272,8 @@ class HangWatch:
 
     def end(self) -> None:
         """No rank is left, or none that could be captured."""
+        self._context.launch.guarded("note the steps", partial(self._note_steps, at_once=True), time.monotonic())
+        self._step_notes = None
         self._watch_at = None
         self._for_slow_ranks(lambda slow: slow.end())
         self._slow = None

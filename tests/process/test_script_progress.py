@@ -53,6 +53,11 @@ def test_steps_are_in_status_metrics_and_report_and_a_loss_that_is_no_number_is_
         metrics = (tmp_path / "job" / "m.prom").read_text()
         assert 'rank="1",name="loss"} NaN\n' in metrics
         assert 'rank="0"} 11\n' in metrics
+        # For the timeline of the page
+        noted = [entry for entry in job.events() if entry["event"] == "StepsReported"]
+        steps = {rank: step for entry in noted for rank, step in zip(entry["ranks"], entry["steps"], strict=True)}
+        assert steps == {0: 11, 1: 11}
+        assert all(entry["time"] - 60 < time <= entry["time"] for entry in noted for time in entry["times"])
 
 
 EXPECTS = """

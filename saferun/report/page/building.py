@@ -69,6 +69,7 @@ PHASES = {
     "wait": "no progress: waiting",
     "stuck": "no progress: the cause",
     "ending": "after the first failure",
+    "stopping": "being stopped",
 }
 """The phases of a rank's life in the timeline."""
 _ENDS = {"succeeded": "good", "failed": "bad", "stopped": "warn", "running": "plain"}

@@ -97,6 +97,7 @@ class EventLine(Value):
     signum: int = 0
     ranks: Ranks = ()
     times: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
     message: str = ""
     reason: str = ""
     host: str = ""
