@@ -86,6 +86,7 @@ PURE = (
     "report/page/building",
     "report/page/contents",
     "report/page/exports",
+    "report/page/gpu_rows",
     "report/page/host_clocks",
     "report/page/host_rows",
     "report/page/outputs",

@@ -59,7 +59,9 @@ def ctl_man_page() -> str:
 
 def _verb(parser: argparse.ArgumentParser, command: str, summary: str, *, takes_more: bool = False) -> Iterator[str]:
     """A section of a verb, or of an action of it. What argparse shows itself differs between releases of Python."""
-    words, items, sections = ["[options]"], [], []
+    words = ["[options]"]
+    items: list[str] = []
+    sections: list[str] = []
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to ask
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             words.append(f"{action.metavar} [arguments]")

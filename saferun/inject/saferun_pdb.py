@@ -177,4 +177,4 @@ def _asked_without_torch(key: str, own: str) -> str:
 
 
 # Its end may take for ever, and who forgets it is warned of that.
-_unwaited: "list[object]" = []
+_unwaited: "list[Any]" = []

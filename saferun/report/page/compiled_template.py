@@ -875,6 +875,11 @@ def root(context, missing=missing):
                 escape(t_3(context.eval_ctx, environment.getattr(l_1_incident, 'host_status'), '\n')),
                 '</pre>',
             ))
+        if environment.getattr(l_1_incident, 'gpus'):
+            pass
+            t_29.append(
+                escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_1_incident, 'gpus'))),
+            )
         if environment.getattr(l_1_incident, 'kernel_log'):
             pass
             t_29.extend((
@@ -893,7 +898,7 @@ def root(context, missing=missing):
                 pass
                 t_29.extend((
                     '<details class="core"',
-                    escape((' open' if environment.getattr(l_2_loop, 'first') else cond_expr_undefined("the inline if-expression on line 172 in 'page.html' evaluated to false and no else section was defined."))),
+                    escape((' open' if environment.getattr(l_2_loop, 'first') else cond_expr_undefined("the inline if-expression on line 173 in 'page.html' evaluated to false and no else section was defined."))),
                     '><summary>',
                     escape(l_2_text),
                     '</summary>',
@@ -944,7 +949,7 @@ def root(context, missing=missing):
         pass
         t_30.extend((
             '<details class="record"',
-            escape((' open' if l_1_open else cond_expr_undefined("the inline if-expression on line 180 in 'page.html' evaluated to false and no else section was defined."))),
+            escape((' open' if l_1_open else cond_expr_undefined("the inline if-expression on line 181 in 'page.html' evaluated to false and no else section was defined."))),
             '>\n<summary>',
             escape(context.call((undefined(name='chip') if l_0_chip is missing else l_0_chip), environment.getattr(l_1_one, 'label'), environment.getattr(l_1_one, 'ranks'), environment.getattr(l_1_one, 'is_culprit'))),
             ' <span class="place">',
@@ -977,7 +982,7 @@ def root(context, missing=missing):
                     pass
                     t_30.extend((
                         '<details class="frame"',
-                        escape((' open' if environment.getattr(l_3_frame, 'is_first') else cond_expr_undefined("the inline if-expression on line 187 in 'page.html' evaluated to false and no else section was defined."))),
+                        escape((' open' if environment.getattr(l_3_frame, 'is_first') else cond_expr_undefined("the inline if-expression on line 188 in 'page.html' evaluated to false and no else section was defined."))),
                         '><summary><code>',
                         escape(environment.getattr(l_3_frame, 'function')),
                         '</code> <span class="place">',
@@ -1021,7 +1026,7 @@ def root(context, missing=missing):
             pass
             t_31.extend((
                 '<details class="last-calls"',
-                escape((' open' if (environment.getattr(l_2_one, 'is_culprit') and environment.getattr(l_2_loop, 'first')) else cond_expr_undefined("the inline if-expression on line 199 in 'page.html' evaluated to false and no else section was defined."))),
+                escape((' open' if (environment.getattr(l_2_one, 'is_culprit') and environment.getattr(l_2_loop, 'first')) else cond_expr_undefined("the inline if-expression on line 200 in 'page.html' evaluated to false and no else section was defined."))),
                 '><summary>',
                 escape(context.call((undefined(name='chip') if l_0_chip is missing else l_0_chip), environment.getattr(l_2_one, 'label'), environment.getattr(l_2_one, 'ranks'), environment.getattr(l_2_one, 'is_culprit'), _loop_vars=_loop_vars)),
                 ' ',
@@ -1064,7 +1069,7 @@ def root(context, missing=missing):
                 '<details><summary>',
                 escape(t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:])),
                 ' more process group',
-                escape(('s' if (t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]) > 1) else cond_expr_undefined("the inline if-expression on line 207 in 'page.html' evaluated to false and no else section was defined."))),
+                escape(('s' if (t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]) > 1) else cond_expr_undefined("the inline if-expression on line 208 in 'page.html' evaluated to false and no else section was defined."))),
                 ' whose ranks differ</summary>\n',
             ))
             for l_2_one in (undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]:
@@ -1082,11 +1087,11 @@ def root(context, missing=missing):
             pass
             t_32.extend((
                 '<details',
-                escape((' open' if ((t_4((undefined(name='even') if l_1_even is missing else l_1_even)) == t_4(l_1_groups)) and (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) < 4)) else cond_expr_undefined("the inline if-expression on line 213 in 'page.html' evaluated to false and no else section was defined."))),
+                escape((' open' if ((t_4((undefined(name='even') if l_1_even is missing else l_1_even)) == t_4(l_1_groups)) and (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) < 4)) else cond_expr_undefined("the inline if-expression on line 214 in 'page.html' evaluated to false and no else section was defined."))),
                 '><summary>',
                 escape(t_4((undefined(name='even') if l_1_even is missing else l_1_even))),
                 ' process group',
-                escape(('s' if (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) > 1) else cond_expr_undefined("the inline if-expression on line 213 in 'page.html' evaluated to false and no else section was defined."))),
+                escape(('s' if (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) > 1) else cond_expr_undefined("the inline if-expression on line 214 in 'page.html' evaluated to false and no else section was defined."))),
                 ' whose ranks are all at the same collective</summary>\n',
             ))
             for l_2_one in (undefined(name='even') if l_1_even is missing else l_1_even):
@@ -1105,7 +1110,7 @@ def root(context, missing=missing):
     l_0_main = environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'main')
     context.vars['main'] = l_0_main
     context.exported_vars.add('main')
-    l_0_has_machine = ((undefined(name='main') if l_0_main is missing else l_0_main) and ((((environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'host_status') or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'kernel_log')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'cores')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'machine')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'captures')))
+    l_0_has_machine = ((undefined(name='main') if l_0_main is missing else l_0_main) and (((((environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'host_status') or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'gpus')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'kernel_log')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'cores')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'machine')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'captures')))
     context.vars['has_machine'] = l_0_has_machine
     context.exported_vars.add('has_machine')
     l_0_start = (environment.getattr(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'), 'start') if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline') else 0)
@@ -1234,7 +1239,11 @@ def root(context, missing=missing):
         yield '</section>\n'
     if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'failures'):
         pass
-        yield '<section id="records" aria-labelledby="h-records"><h2 id="h-records">Failure records</h2>\n<p class="note">What the locals were at the exceptions that ended ranks; texts are not recorded.</p>\n'
+        yield '<section id="records" aria-labelledby="h-records"><h2 id="h-records">Failure records</h2>\n<p class="note">What the locals were at the exceptions that ended ranks; texts are not recorded.'
+        if ((undefined(name='main') if l_0_main is missing else l_0_main) and environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'gpus')):
+            pass
+            yield ' The state of the GPUs when ranks were captured: <a href="#machine">Machine</a>.'
+        yield '</p>\n'
         l_1_loop = missing
         for l_1_one, l_1_loop in LoopContext(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'failures'), undefined):
             _loop_vars = {}
@@ -1461,7 +1470,7 @@ def root(context, missing=missing):
     yield '\n</script>\n</body>\n</html>'
 
 blocks = {}
-debug_info = '1=103&2=115&5=125&6=136&7=138&8=150&9=153&11=166&12=172&17=221&20=231&22=239&23=244&28=261&29=269&30=270&32=273&33=277&34=304&35=311&36=316&38=321&39=325&47=338&53=348&54=352&57=359&59=369&63=373&64=376&65=382&73=405&74=413&75=416&76=420&78=431&83=438&86=447&87=457&88=459&89=462&90=467&92=473&93=482&95=490&96=495&97=497&98=505&99=512&100=518&107=529&108=534&111=541&116=554&117=565&118=567&120=582&121=598&122=619&124=639&128=669&129=681&130=684&131=699&132=702&134=712&135=716&139=724&141=729&142=735&146=746&150=759&151=768&152=770&153=781&157=787&158=792&159=799&160=816&163=836&164=844&167=861&168=866&169=873&170=880&171=886&172=891&175=906&176=913&179=933&180=942&181=944&182=951&183=956&184=959&185=968&186=971&187=975&189=988&193=995&197=1008&198=1014&199=1019&203=1042&204=1048&205=1049&206=1056&207=1060&208=1065&211=1075&212=1076&213=1080&214=1087&219=1100&220=1103&221=1106&226=1110&230=1112&231=1114&234=1116&239=1118&241=1120&242=1122&243=1124&244=1126&252=1130&253=1133&254=1136&255=1139&256=1142&257=1145&258=1148&259=1151&260=1154&261=1157&262=1160&263=1163&264=1166&265=1169&266=1172&267=1175&272=1179&273=1181&274=1186&276=1194&278=1197&279=1214&281=1217&284=1219&287=1221&289=1224&290=1226&293=1230&296=1234&299=1240&301=1243&302=1249&305=1253&307=1256&308=1260&311=1262&313=1265&316=1267&319=1270&322=1272&324=1275&327=1277&329=1280&332=1288&336=1291&337=1294&339=1297&340=1300&341=1302&342=1305&347=1310&350=1316&352=1319&355=1321&357=1324&360=1326&362=1330&363=1334&364=1344&365=1346&366=1348&367=1351&368=1354&369=1357&370=1359&371=1362&372=1365&373=1368&378=1372&380=1375&381=1378&384=1381&385=1389&387=1409&389=1414&392=1422&394=1425&395=1428&398=1432&400=1435&401=1438&406=1449&407=1453&409=1455'
+debug_info = '1=103&2=115&5=125&6=136&7=138&8=150&9=153&11=166&12=172&17=221&20=231&22=239&23=244&28=261&29=269&30=270&32=273&33=277&34=304&35=311&36=316&38=321&39=325&47=338&53=348&54=352&57=359&59=369&63=373&64=376&65=382&73=405&74=413&75=416&76=420&78=431&83=438&86=447&87=457&88=459&89=462&90=467&92=473&93=482&95=490&96=495&97=497&98=505&99=512&100=518&107=529&108=534&111=541&116=554&117=565&118=567&120=582&121=598&122=619&124=639&128=669&129=681&130=684&131=699&132=702&134=712&135=716&139=724&141=729&142=735&146=746&150=759&151=768&152=770&153=781&157=787&158=792&159=799&160=816&163=836&164=844&167=861&168=866&169=873&170=878&171=885&172=891&173=896&176=911&177=918&180=938&181=947&182=949&183=956&184=961&185=964&186=973&187=976&188=980&190=993&194=1000&198=1013&199=1019&200=1024&204=1047&205=1053&206=1054&207=1061&208=1065&209=1070&212=1080&213=1081&214=1085&215=1092&220=1105&221=1108&222=1111&227=1115&231=1117&232=1119&235=1121&240=1123&242=1125&243=1127&244=1129&245=1131&253=1135&254=1138&255=1141&256=1144&257=1147&258=1150&259=1153&260=1156&261=1159&262=1162&263=1165&264=1168&265=1171&266=1174&267=1177&268=1180&273=1184&274=1186&275=1191&277=1199&279=1202&280=1219&282=1222&285=1224&288=1226&290=1229&291=1231&294=1235&296=1238&297=1243&300=1249&302=1252&303=1258&306=1262&308=1265&309=1269&312=1271&314=1274&317=1276&320=1279&323=1281&325=1284&328=1286&330=1289&333=1297&337=1300&338=1303&340=1306&341=1309&342=1311&343=1314&348=1319&351=1325&353=1328&356=1330&358=1333&361=1335&363=1339&364=1343&365=1353&366=1355&367=1357&368=1360&369=1363&370=1366&371=1368&372=1371&373=1374&374=1377&379=1381&381=1384&382=1387&385=1390&386=1398&388=1418&390=1423&393=1431&395=1434&396=1437&399=1441&401=1444&402=1447&407=1458&408=1462&410=1464'
 
-DIGEST = "00eb237560e04029dd660b4f99e023c10ef68a360dedc83065a10383c73b7196"
+DIGEST = "f0784131da5f0656d656ee21118ac6261c1e10f6d30a2f9bd94e20bc49e9f543"
 BYTECODE_VERSION = 5

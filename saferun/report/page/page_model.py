@@ -314,6 +314,7 @@ class IncidentRow(Value):
     waits: Table | None = None
     ends: Table | None = None
     tracebacks: tuple[OutputPiece, ...] = ()
+    gpus: Table | None = None
     machine: tuple[Table, ...] = ()
     kernel_log: tuple[str, ...] = ()
     host_status: tuple[str, ...] = ()
