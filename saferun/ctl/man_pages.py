@@ -59,12 +59,12 @@ def ctl_man_page() -> str:
 
 def _verb(parser: argparse.ArgumentParser, command: str, summary: str, *, takes_more: bool = False) -> Iterator[str]:
     """A section of a verb, or of an action of it. What argparse shows itself differs between releases of Python."""
-    words = ["[options]"]
+    synopsis = ["[options]"]
     items: list[str] = []
     sections: list[str] = []
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to ask
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-            words.append(f"{action.metavar} [arguments]")
+            synopsis.append(f"{action.metavar} [arguments]")
             helps = {one.dest: one.help or "" for one in action._choices_actions}  # noqa: SLF001 - as above
             for name, inner in action.choices.items():
                 sections += _verb(inner, f"{command} {name}", helps.get(name, ""))
@@ -72,14 +72,14 @@ def _verb(parser: argparse.ArgumentParser, command: str, summary: str, *, takes_
             value = _value(action)
             flags = [flag for flag in action.option_strings if "_" not in flag]
             if not flags:
-                words.append(value)
+                synopsis.append(value)
             elif action.required:
-                words.append(f"{flags[-1]} {value}")
+                synopsis.append(f"{flags[-1]} {value}")
             items += _item(flags, value, (action.help or "") % vars(action))
-    words += ["[options of saferun]"] if takes_more else []
+    synopsis += ["[options of saferun]"] if takes_more else []
     yield f'.SS "{_text(command)}"'
     yield _text(f"{summary}.")
-    yield from (".PP", f"\\fB{_text(command)}\\fR {_text(' '.join(words))}")
+    yield from (".PP", f"\\fB{_text(command)}\\fR {_text(' '.join(synopsis))}")
     yield from items
     if parser.epilog:
         yield from (".PP", _text(" ".join(parser.epilog.split())))

@@ -23,7 +23,7 @@ _LARGEST = 1e18
 _IDLE_PERCENT, _BUSY_PERCENT = 5, 90
 # nvmlClocksThrottleReasons, beside those of a slowdown, which the capture names.
 _POWER_CAP = 0x04
-_TROUBLES: tuple[tuple[str, str], ...] = (
+_FAULT_FLAGS: tuple[tuple[str, str], ...] = (
     ("remapping_failed", "row remapping failed"),
     ("remapping_pending", "row remapping pending"),
     ("retirement_pending", "page retirement pending"),
@@ -32,13 +32,13 @@ _HEAD = ("GPUs", "Model", "Busy", "Memory used", "Temperature", "Clock", "Power"
 
 
 class _Gpu(Value):
-    """One GPU. ``load``: idle, busy or between; ``trouble``: what is wrong with it, ``remark``: what is not usual."""
+    """One GPU. ``load``: idle, busy or between; ``fault``: what is wrong with it, ``remark``: what is not usual."""
 
     host: str
     number: int
     model: str
     load: str
-    trouble: str
+    fault: str
     remark: str
     values: JsonObject
 
@@ -51,13 +51,13 @@ def build_gpus(hosts: Sequence[HostGpus], scale: float) -> Table | None:
         for raw in listed[:_MOST_GPUS] if isinstance(listed, list) else ():
             gpu = _gpu_of(shown(host.host, 60), raw) if isinstance(raw, dict) else None
             if gpu is not None:
-                groups.setdefault((gpu.trouble, gpu.remark, gpu.load, gpu.model), []).append(gpu)
+                groups.setdefault((gpu.fault, gpu.remark, gpu.load, gpu.model), []).append(gpu)
     if not groups:
         return None
-    ordered = sorted(groups.values(), key=lambda group: (not group[0].trouble, not group[0].remark, len(group)))
+    ordered = sorted(groups.values(), key=lambda group: (not group[0].fault, not group[0].remark, len(group)))
     most = max(int(_MOST_ROWS * scale), _LEAST_ROWS)
     rows = tuple(map(_row, ordered[:most]))
-    odd = frozenset(number for number, group in enumerate(ordered[:most]) if group[0].trouble)
+    odd = frozenset(number for number, group in enumerate(ordered[:most]) if group[0].fault)
     left = sum(map(len, ordered[most:]))
     return Table("GPUs, when the ranks were captured", _HEAD, rows, odd, f"{left} more not shown." if left else "")
 
@@ -68,18 +68,18 @@ def _gpu_of(host: str, raw: JsonObject) -> _Gpu | None:
         return None
     busy = _number(raw, "busy_percent")
     load = "" if busy is None else "idle" if busy < _IDLE_PERCENT else "busy" if busy >= _BUSY_PERCENT else "between"
-    troubles = [text_or_empty(raw.get("fault"), 200)]
+    faults = [text_or_empty(raw.get("fault"), 200)]
     slowed = raw.get("slowed_by")
     causes = [cause for cause in slowed[:4] if isinstance(cause, str)] if isinstance(slowed, list) else []
-    troubles += [f"slowed down by {', '.join(causes)}"] if causes else []
-    troubles += [text for name, text in _TROUBLES if raw.get(name) is True]
-    troubles += ["uncorrectable ECC errors"] if _number(raw, "ecc_uncorrected") else []
+    faults += [f"slowed down by {', '.join(causes)}"] if causes else []
+    faults += [text for name, text in _FAULT_FLAGS if raw.get(name) is True]
+    faults += ["uncorrectable ECC errors"] if _number(raw, "ecc_uncorrected") else []
     recovery = text_or_empty(raw.get("recovery"), 100)
-    troubles += [f"the driver asks for {recovery}"] if recovery else []
+    faults += [f"the driver asks for {recovery}"] if recovery else []
     bits = int(_number(raw, "clock_reasons") or 0)
     remark = "clock limited by the power cap" if bits & _POWER_CAP else ""
     model = shown(text_or_empty(raw.get("name"), 100), 60)
-    return _Gpu(host, int(number), model, load, shown("; ".join(filter(None, troubles)), 300), remark, raw)
+    return _Gpu(host, int(number), model, load, shown("; ".join(filter(None, faults)), 300), remark, raw)
 
 
 def _row(group: Sequence[_Gpu]) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def _row(group: Sequence[_Gpu]) -> tuple[str, ...]:
         _of(_span(group, "clock_mhz", _mhz), _span(group, "clock_max_mhz", _mhz)),
         _of(_span(group, "power_w", _watts), _span(group, "power_limit_w", _watts)),
         _ecc(group),
-        "; ".join(filter(None, (first.trouble, first.remark))) or "-",
+        "; ".join(filter(None, (first.fault, first.remark))) or "-",
     )
 
 
