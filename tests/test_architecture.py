@@ -62,7 +62,6 @@ PURE = (
     "linux/nic",
     "captures/inspection_values",
     "captures/py_spy_json",
-    "launch/step_notes",
     "preflight/bisect/__init__",
     "preflight/bisect/halving",
     "preflight/bisect/trial_values",

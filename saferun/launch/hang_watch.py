@@ -92,7 +92,8 @@ class HangWatch:
         elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
             self._context.launch.guarded("watch the ranks", self._watch.tick, now)
             self._context.launch.guarded("read what the ranks report", self._warn_of_numbers)
-            self._context.launch.guarded("note the steps", self._note_steps, now)
+            if self._step_notes is not None:
+                self._step_notes.note(now)
             if self._slow is not None:
                 due = self._slow.earliest  # one wake-up for both, where it can be
         if due is not None and due <= now:
@@ -117,10 +118,12 @@ class HangWatch:
             addresses=self._context.launch.job.other_addresses,
             is_held=self._is_held,
         )
-        self._context.launch.guarded("note the steps", self._begin_notes, now)
         ranks = self.watched_ranks()
         self._watch.begin(now, ranks)
         self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
+        from saferun.launch.step_notes import StepNotes
+
+        self._step_notes = StepNotes(self._context, now)
 
     def _is_held(self) -> bool:
         """Whether a user holds a rank up: in a debugger of another shell, or at a prompt."""
@@ -198,22 +201,6 @@ class HangWatch:
         ranks = ranks_text(tuple(sorted(rank for rank, bad in self._bad.items() if bad == first)))
         self._context.launch.warn(f"warning: {name} is {value} in step {number} of {ranks} (reported by saferun.step)")
 
-    def _begin_notes(self, now: float) -> None:
-        from saferun.launch.step_notes import StepNotes
-
-        self._step_notes = StepNotes(now)
-
-    def _note_steps(self, now: float, *, at_once: bool = False) -> None:
-        """Write an event of how far the ranks are, by what has been read of them last."""
-        if self._step_notes is None:
-            return
-        found = self._step_notes.take(self._context.hook.states, now, at_once=at_once)
-        if found:
-            ahead_s = time.time() - time.monotonic()
-            found["times"] = [round(at + ahead_s, 3) for at in found["times"]]
-            at = {"time": ahead_s + now, "monotonic_s": now, "attempt": self._context.launch.attempt}
-            self._context.launch.run_dir.write_event({"event": "StepsReported", **at, **found})
-
     def quiet_s(self) -> float:
         """For how many seconds no rank of this host has moved; 0 where they work, or nothing is known."""
         if self._watch is None:
@@ -254,7 +241,8 @@ class HangWatch:
 
     def pause(self) -> None:
         """The ranks are being captured."""
-        self._context.launch.guarded("note the steps", partial(self._note_steps, at_once=True), time.monotonic())
+        if self._step_notes is not None:
+            self._step_notes.note(time.monotonic(), at_once=True)
         self._for_slow_ranks(lambda slow: slow.pause())
         self._watch_at = None
         if self._watch is not None:
@@ -272,8 +260,9 @@ class HangWatch:
 
     def end(self) -> None:
         """No rank is left, or none that could be captured."""
-        self._context.launch.guarded("note the steps", partial(self._note_steps, at_once=True), time.monotonic())
-        self._step_notes = None
+        if self._step_notes is not None:
+            self._step_notes.note(time.monotonic(), at_once=True)
+            self._step_notes = None
         self._watch_at = None
         self._for_slow_ranks(lambda slow: slow.end())
         self._slow = None

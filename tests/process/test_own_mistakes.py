@@ -40,7 +40,6 @@ MORE_MISTAKES = [
     *(("launch.event_log", "StoryFile", name) for name in ("deadline", "tick")),
     *(("captures.examiner", "Examiner", name) for name in ("begin_at", "begin", "ask", "tick", "pids", "_on_message")),
     *(("launch.hang_watch", "HangWatch", name) for name in ("begin", "tick", "rank_ended", "end", "deadline")),
-    *(("launch.hang_watch", "HangWatch", name) for name in ("_begin_notes", "_note_steps")),
     *(("launch.idle_imports", "IdleImports", name) for name in ("import_now", "seal", "tick", "_request", "_have")),
     *(("launch.incident_log", "IncidentLog", name) for name in ("add", "finish", "write", "last_headline")),
     *(("launch.lint_part", "LintPart", name) for name in ("begin_soon", "cancel", "tick", "deadline")),
