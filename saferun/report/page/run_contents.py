@@ -101,6 +101,7 @@ class EventLine(Value):
     message: str = ""
     reason: str = ""
     host: str = ""
+    by: str = ""
     next_step: str = ""
     state: str = ""
     ahead_s: float = 0.0

@@ -32,6 +32,11 @@ _MARGIN = 0.15
 _LEAST_WINDOW_S = 1.0
 _MOST_HOSTS = 3
 _SAME_MARK_S = 5.0
+_REQUESTS = {
+    "StopRequested": "a user asked for the end of the job",
+    "RestartRequested": "a user asked for a restart of the ranks",
+    "CheckpointRequested": "a user asked for a checkpoint and the end of the job",
+}
 
 
 class _Track:
@@ -341,6 +346,9 @@ def _add_job_mark(marks: list[Mark], event: EventLine, at: float) -> None:
     if event.event == "SignalReceived":
         name = signal_name(event.signum) if 0 < event.signum < 65 else "a signal"  # noqa: PLR2004 - the last signal
         _add_mark(marks, Mark("signal", at, f"saferun received {name}"))
+    elif event.event in _REQUESTS:
+        by = f" ({shown(event.by, 120)})" if event.by else ""
+        _add_mark(marks, Mark("signal", at, f"{_REQUESTS[event.event]}{by}"))
     elif event.event == "JobAborted":
         host = f" ({shown(event.host, 60)})" if event.host else ""
         _add_mark(

@@ -190,6 +190,9 @@ def test_signals_aborts_slow_ranks_and_retries_are_marks_of_the_job() -> None:
         event("JobAborted", 40.0, reason="lost", message="node2 is silent", host="node2"),
         event("Decision", 50.0, next_step="restart", message="starting again"),
         event("Decision", 60.0, next_step="finish", message="not started again"),
+        event("CheckpointRequested", 70.0, signum=10, by="saferunctl stop by ann"),
+        event("StopRequested", 80.0, by="saferunctl stop by ann"),
+        event("RestartRequested", 90.0, by=""),
     ]
     whole, _ = build_timelines([events_of("node1", lines), events_of("node2", lines)], NOBODY, None)
     assert whole is not None
@@ -198,6 +201,9 @@ def test_signals_aborts_slow_ranks_and_retries_are_marks_of_the_job() -> None:
         "saferun received SIGTERM",
         "the attempt was aborted: node2 is silent (node2)",
         "starting again",
+        "a user asked for a checkpoint and the end of the job (saferunctl stop by ann)",
+        "a user asked for the end of the job (saferunctl stop by ann)",
+        "a user asked for a restart of the ranks",
     ]
 
 
