@@ -17,7 +17,7 @@ from saferun.linux.child_output import run_program
 from saferun.linux.children import SpawnError
 from saferun.linux.procfs import read_stat
 
-NOT_PYTHON = " is no Python process"
+NOT_PYTHON = " is not a Python process"
 """How the failure of a dump ends whose process has no stacks of Python's."""
 _TIMEOUT_S = 60.0
 _LEAST_S = 1.0

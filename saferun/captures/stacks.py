@@ -149,7 +149,7 @@ class _Stacks:
             return self._stuck
         if py_spy.is_denied(end):
             return ptrace_denial(process.pid)
-        return f"{process.snapshot.name} is no Python process" if py_spy.is_no_python(end) else ""
+        return f"{process.snapshot.name} is not a Python process" if py_spy.is_no_python(end) else ""
 
     # ------------------------------------------------------------------------------------------------ what else is left
 
@@ -182,7 +182,7 @@ class _Stacks:
         may_help = [
             self._by_pid[pid]
             for pid, failure in self._left.items()
-            if not failure.endswith((" is no Python process", "has ended", NOT_READY))
+            if not failure.endswith((" is not a Python process", "has ended", NOT_READY))
             and not failure.startswith("ptrace is denied")
         ]
         if may_help and not self._stuck and has_module("pystack"):

@@ -231,7 +231,7 @@ def _read(option: Option, texts: Sequence[str], place: str) -> object:
     if option.choices is not None and value not in option.choices:
         near = nearest(text, option.choices)
         hint = _SEE_HELP if near is None else f"did you mean {near}?"
-        raise UsageError(f"{place}: {option.name}: {quoted(text)} is none of {', '.join(option.choices)}", hint)
+        raise UsageError(f"{place}: {option.name}: {quoted(text)} is not one of {', '.join(option.choices)}", hint)
     return value
 
 

@@ -598,7 +598,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--lint {on,off}",
         "on",
         ENVIRONMENT,
-        "check, while the job runs, for variables that nothing installed reads and for implausible values",
+        "check, while the job runs, for variables that no installed library reads and for implausible values",
     ),
     _option(
         "--config FILE",

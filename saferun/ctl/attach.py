@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rank(text: str) -> str:
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text} is no rank")
+        raise argparse.ArgumentTypeError(f"{text} is not a rank number")
     return text
 
 

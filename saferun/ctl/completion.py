@@ -1,7 +1,7 @@
-"""``saferunctl completion``: completion for bash, zsh and fish, and the man page, made from the table of options.
+"""``saferunctl completion``: completion for bash, zsh and fish, made from the table of options.
 
-``share/`` has what :func:`shared_files` makes of it; ``python -m saferun.ctl.completion .`` writes it. Shells read
-those files: completion starts no Python. shtab, which ``--print-completion`` uses, has nothing for fish and for man.
+``share/`` has that and the man pages (:func:`shared_files`); ``python -m saferun.ctl.completion .`` writes it. Shells
+read those files: completion starts no Python. shtab, which ``--print-completion`` uses, has nothing for fish and man.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from saferun import __version__
 from saferun.cli.options import OPTIONS, Option
+from saferun.ctl.man_pages import ctl_man_page, man_page
 from saferun.errors import printable_lines
 
 SHELLS = ("bash", "zsh", "fish")
@@ -44,6 +44,7 @@ def shared_files() -> dict[str, str]:
         "share/fish/vendor_completions.d/saferun.fish": completion("fish", "saferun"),
         "share/fish/vendor_completions.d/saferunctl.fish": completion("fish", "saferunctl"),
         "share/man/man1/saferun.1": man_page(),
+        "share/man/man1/saferunctl.1": ctl_man_page(),
     }
 
 
@@ -220,38 +221,6 @@ def _fish_ctl() -> str:
             what = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
             lines.append(f"complete -c saferunctl -n {seen} {what}")
     return "\n".join(lines) + "\n"
-
-
-# ---------------------------------------------------------------------------------------------------- man page
-
-
-def _man_text(text: str) -> str:
-    text = text.replace("\\", "\\e").replace("-", "\\-")
-    return f"\\&{text}" if text.startswith((".", "'")) else text
-
-
-def man_page() -> str:
-    """saferun(1), as roff with the macros of man(7)."""
-    lines = [f'.TH SAFERUN 1 "" "saferun {__version__}"', ".SH NAME"]
-    lines.append(_man_text("saferun - start the ranks of a distributed PyTorch job, and report what went wrong"))
-    lines += [".SH SYNOPSIS", ".B saferun", _man_text("[options] script [script arguments]"), ".SH DESCRIPTION"]
-    lines.append(
-        _man_text(
-            "Every option can also be written with underscores (--nproc_per_node), be set in the environment as "
-            "SAFERUN_<NAME> and stand in a YAML file (--config)."
-        )
-    )
-    group = ""
-    for option in OPTIONS:
-        if option.group != group:
-            group = option.group
-            lines.append(f'.SH "{_man_text(group.upper())}"')
-        flags = ", ".join(f"\\fB{_man_text(flag)}\\fR" for flag in option.flags if "_" not in flag)
-        value = f"{{{','.join(map(str, option.choices))}}}" if option.choices else option.metavar or option.dest.upper()
-        lines += [".TP", flags if option.kind == "flag" else f"{flags} \\fI{_man_text(value)}\\fR"]
-        lines.append(_man_text(option.help))
-    lines += [".SH SEE ALSO", _man_text("saferunctl --help; torchrun"), ""]
-    return "\n".join(lines)
 
 
 def _write(root: Path) -> None:

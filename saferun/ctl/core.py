@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = os.path.realpath(arguments.file)
     executable = os.path.realpath(arguments.exe) if arguments.exe else ""
     if executable and not os.path.isfile(executable):
-        raise UsageError(f"{arguments.exe} is no file", "--exe takes the path of the program that left the core")
+        raise UsageError(f"{arguments.exe} is not a file", "--exe takes the path of the program that left the core")
     try:
         fd = open_regular(path, named=True)
         notes = read_core_notes(fd)

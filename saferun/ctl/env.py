@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff = actions.add_parser("diff", help="how two profiles differ on this host")
     diff.add_argument("first")
     diff.add_argument("second")
-    lint = actions.add_parser("lint", help="variables that nothing installed reads, and values that make no sense")
+    lint = actions.add_parser("lint", help="variables that no installed library reads, and values that make no sense")
     lint.add_argument("--env-profile", default="none", help="with the variables of these profiles, as for a launch")
     lint.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="with this variable")
     lint.add_argument("--all", action="store_true", help="also uncertain findings, and all names of what was searched")

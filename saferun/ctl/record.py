@@ -101,7 +101,7 @@ def _require_folder(name: str) -> None:
     """A recording that cannot be written is not worth waiting for."""
     folder = os.path.dirname(os.path.abspath(name))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(f"{folder} is no directory that can be written to", "write elsewhere with --output NAME")
+        raise UsageError(f"{folder} is not a directory that can be written to", "write elsewhere with --output NAME")
 
 
 def _write(name: str, found: Sequence[tuple[str, Recording]], rate: int, run: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from saferun.diagnosis.rank_view import NOT_PYTHON
 from saferun.diagnosis.rank_waits import Wait
 from saferun.model import Value
 
@@ -29,7 +30,7 @@ CLASSES: dict[str, HangClass] = {
         "look at what the worker waits for; locks and threads do not survive fork: multiprocessing_context='spawn'",
     ),
     "lock": HangClass("hang_lock", "look at who holds, or should feed, what it waits for{at}"),
-    "sleep": HangClass("hang_sleep", "look at why it sleeps{at}"),
+    "sleep": HangClass("hang_sleep", "find out why it sleeps{at}"),
     "subprocess": HangClass("hang_subprocess", "look at what {what} does, and give the wait for it a timeout"),
     "network": HangClass("hang_network", "look at the other end of {what}, and give the wait for it a timeout"),
     "compile": HangClass(
@@ -47,7 +48,6 @@ SEVERITY = {kind: order for order, kind in enumerate(CLASSES)}
 _FIFO = HangClass("hang_fifo", "start the process that opens the other end of {what}")
 _LOCK_FILE = "a lock file"
 _LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
-_NO_PYTHON = " is no Python process"
 _NO_PYTHON_ADVICE = "saferunctl stacks shows the native stacks of such processes, by gdb"
 MISMATCH_ADVICE = "compare the code of the ranks: no collective may stand behind a condition that differs between them"
 CIRCLE_ADVICE = "every rank must enter its groups in the same order: compare the order of their calls at these lines"
@@ -70,6 +70,6 @@ def class_of(wait: Wait) -> HangClass:
         return CLASSES["subprocess"]._replace(advice=_FORK_ADVICE)
     if kind == "lock" and what.startswith(_LOCK_FILE):
         return CLASSES["lock"]._replace(advice=_LOCK_FILE_ADVICE)
-    if kind == "unanswering" and what.endswith(_NO_PYTHON):
+    if kind == "unanswering" and what.endswith(NOT_PYTHON):
         return CLASSES["unanswering"]._replace(advice=_NO_PYTHON_ADVICE)
     return CLASSES[kind]

@@ -9,7 +9,7 @@ from saferun.diagnosis.frames import UserCode, is_native, location_text
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_thread, waits_for_a_thread, worker_dumps
 from saferun.diagnosis.peer_rules import in_collective
-from saferun.diagnosis.rank_view import Found, RankView, first_found, user_frame
+from saferun.diagnosis.rank_view import NOT_PYTHON, Found, RankView, first_found, user_frame
 from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
 from saferun.model import Value
@@ -128,7 +128,7 @@ def rank_waits(
 def _is_bare(dump: StackDump) -> bool:
     """Whether it is a Python without Python code: its interpreter does not exist yet, or no more."""
     if dump.failure:
-        return dump.failure.endswith(" is no Python process") and dump.name.startswith(("python", "pt_main"))
+        return dump.failure.endswith(NOT_PYTHON) and dump.name.startswith(("python", "pt_main"))
     return not any(thread.frames for thread in dump.threads)
 
 

@@ -14,6 +14,7 @@ from saferun.diagnosis.peer_rules import (
     on_gpu,
 )
 from saferun.diagnosis.rank_view import (
+    NOT_PYTHON,
     Found,
     RankView,
     Rule,
@@ -334,7 +335,8 @@ _FILE_IO_CALLS = Calls(
 def _sleep(view: RankView) -> Found | None:
     native = next(native_calls(view), "")
     if syscall(view) in _SLEEPS or native in {"clock_nanosleep", "nanosleep", "__nanosleep", "usleep", "time_sleep"}:
-        return Found("sleep", "time.sleep" if not native_call(view, "sleep", "usleep") else "sleep", "sleeps")
+        is_python = not (native_call(view, "sleep", "usleep") or view.failure.endswith(NOT_PYTHON))
+        return Found("sleep", "time.sleep" if is_python else "sleep", "sleeps")
     return None
 
 

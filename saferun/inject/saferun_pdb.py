@@ -5,7 +5,7 @@ until it has ended, so that their end does not stop the rank in the debugger. Th
 Which rank of a host is the first is decided by a file lock, which host is by the ranks' store: whose key is there.
 
 As little as possible is imported before there is an exception: a script that asks what is in ``sys.modules`` gets the
-same answer as without.
+same answer as without. A rank without torch asks the store by way of a process of its own.
 """  # noqa: INP001 - the directory stands on PYTHONPATH; a package it is not
 
 import os
@@ -13,6 +13,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any
 
@@ -20,7 +21,20 @@ _LONGEST_WAIT_S = 12 * 3600.0
 _CHECK_S = 0.2
 # A store that does not answer by then decides nothing: each host has a debugger of its own.
 _STORE_S = 10.0
+# The same where torch has to be imported for that.
+_IMPORT_S = 30.0
 _LONGEST_RANK = 10
+_LARGEST_ANSWER = 1 << 16
+# An import of torch may end the process that it is tried in.
+_ASK = """
+import sys
+sys.path[:] = [path for path in sys.path if path]
+from datetime import timedelta
+from torch.distributed import TCPStore
+address, port, key, own, seconds = sys.argv[1:]
+store = TCPStore(address, int(port), None, False, timedelta(seconds=float(seconds)), wait_for_workers=False)
+print("first:", store.compare_set(key, "", own).decode(), flush=True)
+"""
 
 
 def begin(prefix: str) -> None:
@@ -92,8 +106,19 @@ def _first_of_job(key: str, own: str) -> str:
     environ = os.environ
     is_alone = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")
     # A store that one of the ranks serves may be gone with that rank.
-    if store_class is None or is_alone or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if is_alone or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return own
+    if distributed is None:
+        first = _asked_without_torch(key, own)
+    elif store_class is None:
+        return own
+    else:
+        first = _asked(store_class, key, own)
+    return first if first.isdecimal() and len(first) <= _LONGEST_RANK else own
+
+
+def _asked(store_class: "Callable[..., Any]", key: str, own: str) -> str:
+    """What the store answers; empty: nothing in time."""
     import threading
     from datetime import timedelta
 
@@ -101,7 +126,7 @@ def _first_of_job(key: str, own: str) -> str:
 
     def ask() -> None:
         try:
-            address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = store_class(address, port, None, False, timedelta(seconds=_STORE_S / 2), wait_for_workers=False)
             found.append(store.compare_set(key, "", own).decode())
         except Exception:  # noqa: S110 - as if there were none
@@ -111,5 +136,45 @@ def _first_of_job(key: str, own: str) -> str:
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_STORE_S)
-    first = found[0] if found else own
-    return first if first.isdecimal() and len(first) <= _LONGEST_RANK else own
+    return found[0] if found else ""
+
+
+def _asked_without_torch(key: str, own: str) -> str:
+    """The same by a Python of its own, whatever becomes of that; it is killed after a time, and not waited for."""
+    import select
+    import subprocess
+    import time
+
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not (sys.executable and address and port.isdecimal()):
+        return ""
+    sys.stdout.write(f"saferun: rank {own} asks which rank of the job failed first\n")
+    sys.stdout.flush()
+    command = [sys.executable, "-c", _ASK, address, port, key, own, str(_STORE_S / 2)]
+    quiet = subprocess.DEVNULL
+    try:
+        child = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
+    except OSError:
+        return ""
+    content, give_up_at = b"", time.monotonic() + _IMPORT_S
+    try:
+        out = child.stdout.fileno() if child.stdout is not None else -1
+        while len(content) < _LARGEST_ANSWER:
+            readable, _, _ = select.select([out], [], [], max(give_up_at - time.monotonic(), 0.0))
+            block = os.read(out, 4096) if readable else b""
+            if not block:
+                break
+            content += block
+            if b"first:" in content and content.endswith(b"\n"):
+                break
+    finally:
+        child.kill()
+        _unwaited.append(child)
+        if child.stdout is not None:
+            child.stdout.close()
+    answers = [line for line in content.decode(errors="replace").splitlines() if line.startswith("first: ")]
+    return answers[-1].partition(" ")[2] if answers else ""
+
+
+# Its end may take for ever, and who forgets it is warned of that.
+_unwaited: "list[Any]" = []

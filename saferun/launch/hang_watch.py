@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
     from saferun.evidence import HangVerdict
     from saferun.launch.slow_ranks import SlowRankWatch
+    from saferun.launch.step_notes import StepNotes
     from saferun.model import JsonObject
     from saferun.text.script_state import ScriptState
     from saferun.watchdog.job_detector import JobDetector
@@ -56,6 +57,7 @@ class HangWatch:
         self._slow: SlowRankWatch | None = None
         self._bad: dict[int, tuple[int, str, str]] = {}  # what ranks reported that is no finite number
         self._has_warned = False
+        self._step_notes: StepNotes | None = None
         self._holders = set[str]()
         self.number = 0
         """Of the job's hang that was reported last."""
@@ -90,6 +92,8 @@ class HangWatch:
         elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
             self._context.launch.guarded("watch the ranks", self._watch.tick, now)
             self._context.launch.guarded("read what the ranks report", self._warn_of_numbers)
+            if self._step_notes is not None:
+                self._step_notes.note(now)
             if self._slow is not None:
                 due = self._slow.earliest  # one wake-up for both, where it can be
         if due is not None and due <= now:
@@ -117,6 +121,9 @@ class HangWatch:
         ranks = self.watched_ranks()
         self._watch.begin(now, ranks)
         self._context.launch.guarded("compare the ranks", self._begin_comparison, now, ranks, self._watch)
+        from saferun.launch.step_notes import StepNotes
+
+        self._step_notes = StepNotes(self._context, now)
 
     def _is_held(self) -> bool:
         """Whether a user holds a rank up: in a debugger of another shell, or at a prompt."""
@@ -234,6 +241,8 @@ class HangWatch:
 
     def pause(self) -> None:
         """The ranks are being captured."""
+        if self._step_notes is not None:
+            self._step_notes.note(time.monotonic(), at_once=True)
         self._for_slow_ranks(lambda slow: slow.pause())
         self._watch_at = None
         if self._watch is not None:
@@ -251,6 +260,9 @@ class HangWatch:
 
     def end(self) -> None:
         """No rank is left, or none that could be captured."""
+        if self._step_notes is not None:
+            self._step_notes.note(time.monotonic(), at_once=True)
+            self._step_notes = None
         self._watch_at = None
         self._for_slow_ranks(lambda slow: slow.end())
         self._slow = None

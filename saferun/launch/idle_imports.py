@@ -35,6 +35,7 @@ MODULES = (
     "saferun.captures.inspection_values",
     "saferun.text.typed_json",
     "saferun.text.script_state",
+    "saferun.launch.step_notes",
     "saferun.text.master_port",
     "saferun.watchdog.monitor",
     "saferun.watchdog.verdicts",

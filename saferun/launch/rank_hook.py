@@ -130,6 +130,11 @@ class RankHook:
                 self._in_phase_at[rank] = time.monotonic()
         return self._states.get(rank)
 
+    @property
+    def states(self) -> Mapping[int, ScriptState]:
+        """What the scripts of this attempt's ranks have reported, as it was read last."""
+        return self._states
+
     def was_in_phase(self, attempt: int, rank: int, since: float) -> bool:
         """Whether it has been seen in a phase of ``saferun.expect`` since then, in monotonic seconds, or is in one."""
         self.script_state(attempt, rank)

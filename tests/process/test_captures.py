@@ -209,7 +209,7 @@ def test_a_rank_that_is_no_python_is_said_to_be_none() -> None:
         finally:
             process.kill()
     (dump,) = reader.capture.stacks
-    assert (dump.failure, dump.threads, dump.tool) == ("sleep is no Python process", (), "")
+    assert (dump.failure, dump.threads, dump.tool) == ("sleep is not a Python process", (), "")
 
 
 def test_denied_ptrace_is_explained_and_other_captures_go_on() -> None:

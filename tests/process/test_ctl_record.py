@@ -90,7 +90,7 @@ BAD = (
     ("--seconds 2h is out of bounds", "--seconds", "2h"),
     ("--seconds soon is not a duration", "--seconds", "soon"),
     ("--rate 0 is out of bounds", "--rate", "0"),
-    ("/proc/none is no directory that can be written to", "--output", "/proc/none/x"),
+    ("/proc/none is not a directory that can be written to", "--output", "/proc/none/x"),
     ("'no-such-run' is no process", "no-such-run"),
 )
 

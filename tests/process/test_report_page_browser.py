@@ -78,7 +78,8 @@ def test_the_verdict_is_what_is_seen_first(browser: Browser, pages: dict[str, Pa
 def test_the_page_holds_what_the_run_has(browser: Browser, pages: dict[str, Path]) -> None:
     """Texts and counts as they are seen."""
     page = browser.open(pages["hang"])
-    assert page.count("#timeline .row") == 4  # two groups of ranks, in the whole run and at its end
+    assert page.count("#timeline .row") == 6  # three groups of ranks, in the whole run and at its end
+    assert page.count("#timeline .row .mark.step") == 1  # four seconds before the end begins
     assert page.count("#stacks .box") == 5
     assert page.count("#waits .node") == 2
     assert page.count("#waits .node.root") == 1

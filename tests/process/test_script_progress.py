@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launching import running, until
+from tests.process.launching import customized, in_saferun, running, until
 from tests.process.test_opens_no_file import assert_touches_no_file, traced
 
 QUIET = ("--preflight", "off")
@@ -53,6 +53,30 @@ def test_steps_are_in_status_metrics_and_report_and_a_loss_that_is_no_number_is_
         metrics = (tmp_path / "job" / "m.prom").read_text()
         assert 'rank="1",name="loss"} NaN\n' in metrics
         assert 'rank="0"} 11\n' in metrics
+        # For the timeline of the page
+        noted = [entry for entry in job.events() if entry["event"] == "StepsReported"]
+        steps = {rank: step for entry in noted for rank, step in zip(entry["ranks"], entry["steps"], strict=True)}
+        assert steps == {0: 11, 1: 11}
+        assert all(entry["time"] - 60 < time <= entry["time"] for entry in noted for time in entry["times"])
+
+
+def test_steps_that_cannot_be_noted_for_the_page_change_nothing_else(tmp_path: Path) -> None:
+    """One line, however often they would be noted."""
+    planted = (
+        "from saferun.launch.step_notes import StepNotes\n"
+        "    def fail(*_, **__): raise RuntimeError('a mistake')\n"
+        "    StepNotes.due = fail"
+    )
+    environ = customized(tmp_path, in_saferun(planted))
+    with running(tmp_path / "job", STEPS, "--hang-timeout", "4", *QUIET, nproc=2, environ=environ) as job:
+        job.hear("ready", 2)
+        until(lambda: "cannot note the steps: RuntimeError: a mistake" in job.err, "the line")
+        job.release("end")
+        assert job.wait() == 1
+        assert job.err.count("note the steps") == 1
+        assert "ValueError: after the steps" in job.err
+        assert "rank 0: step 11 (loss 0.5), " in (job.run_dir / "report.txt").read_text()
+        assert not job.has_happened("StepsReported")
 
 
 EXPECTS = """

@@ -14,10 +14,15 @@ from tests.torch.several import hosts
 if TYPE_CHECKING:
     from pathlib import Path
 
-FAIL = """
+WITH_TORCH = """
 from rank import *
 import torch.distributed as dist
 dist.init_process_group("gloo")
+"""
+WITHOUT = """
+from rank import *
+"""
+FAIL = """
 tell("ready")
 value = 900 + RANK
 await_release("fail")
@@ -26,9 +31,10 @@ raise KeyError("labels")
 
 
 @pytest.mark.slow
-def test_the_first_rank_of_the_job_is_debugged_and_those_of_other_hosts_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begin", [WITH_TORCH, WITHOUT], ids=["torch", "no torch"])
+def test_the_first_rank_of_the_job_is_debugged_and_those_of_other_hosts_wait(tmp_path: Path, begin: str) -> None:
     """Were each host to have a debugger, the end of one would end the job in which the other one is still used."""
-    with hosts(tmp_path, FAIL, "--pdb", "--cause-wait", "0", "--preflight", "off") as jobs:
+    with hosts(tmp_path, begin + FAIL, "--pdb", "--cause-wait", "0", "--preflight", "off") as jobs:
         for job in jobs:
             job.hear("ready")
         jobs[1].release("fail")

@@ -141,7 +141,7 @@ def _name_finding(name: str, environ: Mapping[str, str], known: KnownNames, near
     if name in DOCUMENTED:
         sentence = f"the {family.name} that is installed here does not read it; others do"
         return _found(name, value, "unknown name", sentence, "unset it", _searched(family, known))
-    sentence = f"nothing installed here reads it{_searched_text(family, known)}"
+    sentence = f"no library that is installed here reads it{_searched_text(family, known)}"
     return _found(
         name, value, "unknown name", sentence, hint or "unset it, or look up its name", _searched(family, known)
     )

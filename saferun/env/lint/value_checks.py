@@ -23,7 +23,7 @@ def one_of(*keywords: str, ignore_case: bool = True, numbers: bool = False) -> C
         word = value.upper() if ignore_case else value
         if word in known or (numbers and _NUMBER.fullmatch(value)):
             return ""
-        return f"is none of {', '.join(keywords)}"
+        return f"is not one of {', '.join(keywords)}"
 
     return check
 
@@ -47,7 +47,7 @@ def whole_number(
     def check(value: str, _host: HostFacts) -> str:
         for item in _items(value) if several else [value.strip()]:
             if not _NUMBER.fullmatch(item) or (item.startswith("-") and not signed and low is not None and low >= 0):
-                return "is no number" if not _NUMBER.fullmatch(item) else f"is below {low}"
+                return "is not a number" if not _NUMBER.fullmatch(item) else f"is below {low}"
             number = int(item, 16 if "x" in item.lower() else 10)
             if (low is not None and number < low) or (high is not None and number > high):
                 return f"is not between {low} and {high}" if high is not None else f"is below {low}"

@@ -32,7 +32,7 @@ _HINTS = {
 def check_kernel_log(context: CheckContext) -> CheckResult:
     """What the kernel has reported of this host's hardware since the previous look. It only warns."""
     if not context.since:
-        return ok("there was no earlier look since which the kernel's messages would count")
+        return ok("there is no earlier check to compare the kernel log with")
     from saferun.captures.kernel_lines import tidy
     from saferun.captures.kernel_log import read_kernel_log
     from saferun.diagnosis.gpu_errors import error_in, failure_text

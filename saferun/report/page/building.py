@@ -13,6 +13,7 @@ from saferun.report.page.contents import (
     SlowPart,
     TracebackPart,
 )
+from saferun.report.page.gpu_rows import build_gpus
 from saferun.report.page.host_rows import (
     build_checks,
     build_environment,
@@ -33,7 +34,7 @@ from saferun.report.page.page_model import (
     Verdict,
 )
 from saferun.report.page.rank_records import build_calls, build_failures, build_steps
-from saferun.report.page.run_contents import RankRecord, RunFiles, RunJson
+from saferun.report.page.run_contents import HostGpus, RankRecord, RunFiles, RunJson
 from saferun.report.page.stack_tree import build_stacks, call_of
 from saferun.report.page.timeline import build_timelines
 from saferun.report.page.wait_graph import build_group_tables, build_wait_graph
@@ -69,6 +70,7 @@ PHASES = {
     "wait": "no progress: waiting",
     "stuck": "no progress: the cause",
     "ending": "after the first failure",
+    "stopping": "being stopped",
 }
 """The phases of a rank's life in the timeline."""
 _ENDS = {"succeeded": "good", "failed": "bad", "stopped": "warn", "running": "plain"}
@@ -100,7 +102,7 @@ def build_page(files: RunFiles, clock: Callable[[float], str], scale: float = 1.
         run=tuple(_run_facts(run, files, clock)),
         command=shown(" ".join(redacted_arguments(run.command[:1000])), 2000),
         verdict=verdict,
-        main=_incident(main, clock, scale, files.records) if main is not None else None,
+        main=_incident(main, clock, scale, files.records, files.gpus) if main is not None else None,
         earlier=tuple(_incident(incident, clock, scale / 4, ()) for incident in earlier),
         timeline=whole,
         closing=closing,
@@ -249,7 +251,11 @@ def _capital(text: str) -> str:
 
 
 def _incident(
-    incident: IncidentPart, clock: Callable[[float], str], scale: float, records: Sequence[RankRecord]
+    incident: IncidentPart,
+    clock: Callable[[float], str],
+    scale: float,
+    records: Sequence[RankRecord],
+    gpus: Sequence[HostGpus] = (),
 ) -> IncidentRow:
     culprits = incident.culprits
     most = max(int(_MOST_LINES * 4 * scale), 20)
@@ -264,6 +270,7 @@ def _incident(
         waits=_waits(incident),
         ends=_ends(incident, clock),
         tracebacks=tuple(_tracebacks(incident.tracebacks, scale)),
+        gpus=build_gpus(gpus, scale),
         machine=build_machine(incident),
         kernel_log=tuple(shown(line, 400) for line in incident.kernel_log[-most:]),
         host_status=tuple(shown(line, 400) for line in incident.host_status[-most:]),

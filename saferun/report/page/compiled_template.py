@@ -75,32 +75,38 @@ def root(context, missing=missing):
         def t_9(*unused):
             raise TemplateRuntimeError("No filter named 'safe' found.")
     try:
-        t_10 = environment.filters['selectattr']
+        t_10 = environment.filters['select']
     except KeyError:
         @internalcode
         def t_10(*unused):
-            raise TemplateRuntimeError("No filter named 'selectattr' found.")
+            raise TemplateRuntimeError("No filter named 'select' found.")
     try:
-        t_11 = environment.filters['string']
+        t_11 = environment.filters['selectattr']
     except KeyError:
         @internalcode
         def t_11(*unused):
-            raise TemplateRuntimeError("No filter named 'string' found.")
+            raise TemplateRuntimeError("No filter named 'selectattr' found.")
     try:
-        t_12 = environment.filters['sum']
+        t_12 = environment.filters['string']
     except KeyError:
         @internalcode
         def t_12(*unused):
-            raise TemplateRuntimeError("No filter named 'sum' found.")
+            raise TemplateRuntimeError("No filter named 'string' found.")
     try:
-        t_13 = environment.filters['unique']
+        t_13 = environment.filters['sum']
     except KeyError:
         @internalcode
         def t_13(*unused):
+            raise TemplateRuntimeError("No filter named 'sum' found.")
+    try:
+        t_14 = environment.filters['unique']
+    except KeyError:
+        @internalcode
+        def t_14(*unused):
             raise TemplateRuntimeError("No filter named 'unique' found.")
     pass
     def macro(l_1_label, l_1_ranks_of, l_1_odd):
-        t_14 = []
+        t_15 = []
         l_1_ranks = resolve('ranks')
         if l_1_label is missing:
             l_1_label = undefined("parameter 'label' was not provided", name='label')
@@ -109,7 +115,7 @@ def root(context, missing=missing):
         if l_1_odd is missing:
             l_1_odd = False
         pass
-        t_14.extend((
+        t_15.extend((
             '<span class="chip',
             escape((' root' if l_1_odd else cond_expr_undefined("the inline if-expression on line 2 in 'page.html' evaluated to false and no else section was defined."))),
             '" data-ranks="',
@@ -118,11 +124,11 @@ def root(context, missing=missing):
             escape(l_1_label),
             '</span>',
         ))
-        return concat(t_14)
+        return concat(t_15)
     context.exported_vars.add('chip')
     context.vars['chip'] = l_0_chip = Macro(environment, macro, 'chip', ('label', 'ranks_of', 'odd'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_one, l_1_id, l_1_css):
-        t_15 = []
+        t_16 = []
         if l_1_one is missing:
             l_1_one = undefined("parameter 'one' was not provided", name='one')
         if l_1_id is missing:
@@ -130,7 +136,7 @@ def root(context, missing=missing):
         if l_1_css is missing:
             l_1_css = ''
         pass
-        t_15.extend((
+        t_16.extend((
             '<div class="scroll" role="region" tabindex="0" aria-label="',
             escape(environment.getattr(l_1_one, 'caption')),
             '">\n<table class="',
@@ -139,12 +145,12 @@ def root(context, missing=missing):
         ))
         if l_1_id:
             pass
-            t_15.extend((
+            t_16.extend((
                 ' id="',
                 escape(l_1_id),
                 '"',
             ))
-        t_15.extend((
+        t_16.extend((
             '>\n<caption>',
             escape(environment.getattr(l_1_one, 'caption')),
             '</caption>\n<thead><tr>',
@@ -152,28 +158,28 @@ def root(context, missing=missing):
         for l_2_name in environment.getattr(l_1_one, 'head'):
             _loop_vars = {}
             pass
-            t_15.extend((
+            t_16.extend((
                 '<th scope="col">',
                 escape(l_2_name),
                 '</th>',
             ))
         l_2_name = missing
-        t_15.append(
+        t_16.append(
             '</tr></thead>\n<tbody>\n',
         )
         l_2_loop = missing
         for l_2_row, l_2_loop in LoopContext(environment.getattr(l_1_one, 'rows'), undefined):
             _loop_vars = {}
             pass
-            t_15.append(
+            t_16.append(
                 '<tr',
             )
             if (environment.getattr(l_2_loop, 'index0') in environment.getattr(l_1_one, 'odd')):
                 pass
-                t_15.append(
+                t_16.append(
                     ' class="odd"',
                 )
-            t_15.append(
+            t_16.append(
                 '>',
             )
             l_3_loop = missing
@@ -182,12 +188,12 @@ def root(context, missing=missing):
                 pass
                 if environment.getattr(l_3_loop, 'first'):
                     pass
-                    t_15.append(
+                    t_16.append(
                         '<th scope="row">',
                     )
                     if (environment.getattr(l_3_loop, 'first') and (l_3_cell in ('fail', 'warn', 'ok', 'skipped'))):
                         pass
-                        t_15.extend((
+                        t_16.extend((
                             '<span class="badge ',
                             escape(l_3_cell),
                             '">',
@@ -196,49 +202,49 @@ def root(context, missing=missing):
                         ))
                     else:
                         pass
-                        t_15.append(
+                        t_16.append(
                             escape(l_3_cell),
                         )
-                    t_15.append(
+                    t_16.append(
                         '</th>',
                     )
                 else:
                     pass
-                    t_15.extend((
+                    t_16.extend((
                         '<td>',
                         escape(l_3_cell),
                         '</td>',
                     ))
             l_3_loop = l_3_cell = missing
-            t_15.append(
+            t_16.append(
                 '</tr>\n',
             )
         l_2_loop = l_2_row = missing
-        t_15.append(
+        t_16.append(
             '</tbody>\n</table>\n</div>\n',
         )
         if environment.getattr(l_1_one, 'note'):
             pass
-            t_15.extend((
+            t_16.extend((
                 '<p class="note">',
                 escape(environment.getattr(l_1_one, 'note')),
                 '</p>',
             ))
-        return concat(t_15)
+        return concat(t_16)
     context.exported_vars.add('table')
     context.vars['table'] = l_0_table = Macro(environment, macro, 'table', ('one', 'id', 'css'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_list):
-        t_16 = []
+        t_17 = []
         if l_1_list is missing:
             l_1_list = undefined("parameter 'list' was not provided", name='list')
         pass
-        t_16.append(
+        t_17.append(
             '<ol class="calls">\n',
         )
         for l_2_call in l_1_list:
             _loop_vars = {}
             pass
-            t_16.extend((
+            t_17.extend((
                 '<li class="',
                 escape(('user' if environment.getattr(l_2_call, 'is_user') else ('native' if environment.getattr(l_2_call, 'is_native') else 'library'))),
                 '"><code>',
@@ -251,14 +257,14 @@ def root(context, missing=missing):
                 '</span></li>\n',
             ))
         l_2_call = missing
-        t_16.append(
+        t_17.append(
             '</ol>',
         )
-        return concat(t_16)
+        return concat(t_17)
     context.exported_vars.add('calls')
     context.vars['calls'] = l_0_calls = Macro(environment, macro, 'calls', ('list',), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_stacks, l_1_index):
-        t_17 = []
+        t_18 = []
         l_1_one = l_1_last = missing
         if l_1_stacks is missing:
             l_1_stacks = undefined("parameter 'stacks' was not provided", name='stacks')
@@ -267,7 +273,7 @@ def root(context, missing=missing):
         pass
         l_1_one = environment.getitem(environment.getattr(l_1_stacks, 'branches'), l_1_index)
         l_1_last = (environment.getitem(environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'calls'), (-1)) if environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'calls') else None)
-        t_17.extend((
+        t_18.extend((
             '<li>\n<details',
             escape((' open' if ((environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'is_culprit') or environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'children')) or (t_4(environment.getattr(l_1_stacks, 'branches')) < 13)) else cond_expr_undefined("the inline if-expression on line 32 in 'page.html' evaluated to false and no else section was defined."))),
             ' class="branch',
@@ -278,7 +284,7 @@ def root(context, missing=missing):
         ))
         if (undefined(name='last') if l_1_last is missing else l_1_last):
             pass
-            t_17.extend((
+            t_18.extend((
                 '<code>',
                 escape(environment.getattr((undefined(name='last') if l_1_last is missing else l_1_last), 'function')),
                 '</code> <span class="place">',
@@ -287,87 +293,87 @@ def root(context, missing=missing):
             ))
         else:
             pass
-            t_17.append(
+            t_18.append(
                 '<span class="place">in that call itself</span>',
             )
         if (t_4(environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'calls')) > 1):
             pass
-            t_17.extend((
+            t_18.extend((
                 ' <span class="count">',
                 escape(t_4(environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'calls'))),
                 ' calls</span>',
             ))
-        t_17.append(
+        t_18.append(
             '</summary>\n',
         )
         if environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'omitted'):
             pass
-            t_17.extend((
+            t_18.extend((
                 '<p class="note">',
                 escape(environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'omitted')),
                 ' outer calls not shown</p>',
             ))
         if (t_4(environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'calls')) > 1):
             pass
-            t_17.append(
+            t_18.append(
                 escape(context.call((undefined(name='calls') if l_0_calls is missing else l_0_calls), environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'calls'))),
             )
         if environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'children'):
             pass
-            t_17.append(
+            t_18.append(
                 '<ul class="tree">\n',
             )
             for l_2_child in environment.getattr((undefined(name='one') if l_1_one is missing else l_1_one), 'children'):
                 _loop_vars = {}
                 pass
-                t_17.extend((
+                t_18.extend((
                     escape(context.call((undefined(name='branch') if l_0_branch is missing else l_0_branch), l_1_stacks, l_2_child, _loop_vars=_loop_vars)),
                     '\n',
                 ))
             l_2_child = missing
-            t_17.append(
+            t_18.append(
                 '</ul>\n',
             )
-        t_17.append(
+        t_18.append(
             '</details>\n</li>',
         )
-        return concat(t_17)
+        return concat(t_18)
     context.exported_vars.add('branch')
     context.vars['branch'] = l_0_branch = Macro(environment, macro, 'branch', ('stacks', 'index'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_stacks, l_1_name):
-        t_18 = []
+        t_19 = []
         if l_1_stacks is missing:
             l_1_stacks = undefined("parameter 'stacks' was not provided", name='stacks')
         if l_1_name is missing:
             l_1_name = undefined("parameter 'name' was not provided", name='name')
         pass
-        t_18.append(
+        t_19.append(
             '<div class="views">\n<div>\n<h3>As a tree</h3>\n<p class="note">Outermost calls first. A line parts where the ranks do.</p>\n<ul class="tree top">\n',
         )
         for l_2_root in environment.getattr(l_1_stacks, 'roots'):
             _loop_vars = {}
             pass
-            t_18.extend((
+            t_19.extend((
                 escape(context.call((undefined(name='branch') if l_0_branch is missing else l_0_branch), l_1_stacks, l_2_root, _loop_vars=_loop_vars)),
                 '\n',
             ))
         l_2_root = missing
-        t_18.append(
+        t_19.append(
             '</ul>\n',
         )
         if environment.getattr(l_1_stacks, 'omitted'):
             pass
-            t_18.extend((
+            t_19.extend((
                 '<p class="note">',
                 escape(environment.getattr(l_1_stacks, 'omitted')),
                 ' more branches not shown.</p>',
             ))
-        t_18.append(
+        t_19.append(
             '</div>\n',
         )
         if environment.getattr(l_1_stacks, 'flame'):
             pass
-            t_18.extend((
+            t_19.extend((
                 '<div>\n<h3>As a flame view</h3>\n<p class="note">A box is as wide as the number of ranks in that call. <span class="with-script">Click a box to enlarge it.</span></p>\n<div class="flame" role="img" aria-label="Flame view of the stacks; the tree has the same as text" style="height:',
                 escape((environment.getattr(l_1_stacks, 'flame_levels') * 21)),
                 'px">\n',
@@ -376,7 +382,7 @@ def root(context, missing=missing):
                 l_2_level_share = resolve('level_share')
                 _loop_vars = {}
                 pass
-                t_18.extend((
+                t_19.extend((
                     '<span class="box ',
                     escape(environment.getattr(l_2_box, 'tone')),
                     '" style="left:',
@@ -392,17 +398,17 @@ def root(context, missing=missing):
                     '</span>\n',
                 ))
             l_2_box = l_2_level_share = missing
-            t_18.append(
+            t_19.append(
                 '</div>\n</div>\n',
             )
-        t_18.append(
+        t_19.append(
             '</div>',
         )
-        return concat(t_18)
+        return concat(t_19)
     context.exported_vars.add('stack_views')
     context.vars['stack_views'] = l_0_stack_views = Macro(environment, macro, 'stack_views', ('stacks', 'name'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_list, l_1_open):
-        t_19 = []
+        t_20 = []
         if l_1_list is missing:
             l_1_list = undefined("parameter 'list' was not provided", name='list')
         if l_1_open is missing:
@@ -414,7 +420,7 @@ def root(context, missing=missing):
             pass
             if environment.getattr(l_2_piece, 'summary'):
                 pass
-                t_19.extend((
+                t_20.extend((
                     '<details class="traceback"',
                     escape((' open' if (((l_1_open == 'last') and environment.getattr(l_2_loop, 'last')) or ((l_1_open == 'first') and environment.getattr(l_2_loop, 'first'))) else cond_expr_undefined("the inline if-expression on line 76 in 'page.html' evaluated to false and no else section was defined."))),
                     '><summary>',
@@ -425,23 +431,23 @@ def root(context, missing=missing):
                 ))
             else:
                 pass
-                t_19.extend((
+                t_20.extend((
                     '<pre>',
                     escape(t_3(context.eval_ctx, environment.getattr(l_2_piece, 'lines'), '\n')),
                     '</pre>\n',
                 ))
         l_2_loop = l_2_piece = missing
-        return concat(t_19)
+        return concat(t_20)
     context.exported_vars.add('pieces')
     context.vars['pieces'] = l_0_pieces = Macro(environment, macro, 'pieces', ('list', 'open'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_graph, l_1_number):
-        t_20 = []
+        t_21 = []
         if l_1_graph is missing:
             l_1_graph = undefined("parameter 'graph' was not provided", name='graph')
         if l_1_number is missing:
             l_1_number = undefined("parameter 'number' was not provided", name='number')
         pass
-        t_20.extend((
+        t_21.extend((
             '<figure class="graph">\n<div class="scroll" role="region" tabindex="0" aria-label="Graph of the groups that wait">\n<svg viewBox="0 0 ',
             escape(t_2(t_8(environment.getattr(l_1_graph, 'width')))),
             ' ',
@@ -461,7 +467,7 @@ def root(context, missing=missing):
         for l_2_edge in environment.getattr(l_1_graph, 'edges'):
             _loop_vars = {}
             pass
-            t_20.extend((
+            t_21.extend((
                 '<path class="edge" d="',
                 escape(environment.getattr(l_2_edge, 'path')),
                 '" marker-end="url(#arrow-',
@@ -469,14 +475,14 @@ def root(context, missing=missing):
                 ')"/>\n',
             ))
         l_2_edge = missing
-        def t_21(fiter):
+        def t_22(fiter):
             for l_2_edge in fiter:
                 if (t_4(environment.getattr(l_1_graph, 'edges')) < 16):
                     yield l_2_edge
-        for l_2_edge in t_21(environment.getattr(l_1_graph, 'edges')):
+        for l_2_edge in t_22(environment.getattr(l_1_graph, 'edges')):
             _loop_vars = {}
             pass
-            t_20.extend((
+            t_21.extend((
                 '<text class="edge-label" x="',
                 escape(t_2(t_8(environment.getattr(l_2_edge, 'label_x')))),
                 '" y="',
@@ -489,7 +495,7 @@ def root(context, missing=missing):
         for l_2_node in environment.getattr(l_1_graph, 'nodes'):
             _loop_vars = {}
             pass
-            t_20.extend((
+            t_21.extend((
                 '<g class="node',
                 escape((' root' if environment.getattr(l_2_node, 'is_root') else cond_expr_undefined("the inline if-expression on line 96 in 'page.html' evaluated to false and no else section was defined."))),
                 '">\n<rect x="',
@@ -522,36 +528,36 @@ def root(context, missing=missing):
                 '</text>\n</g>\n',
             ))
         l_2_node = missing
-        t_20.append(
+        t_21.append(
             '</svg>\n</div>\n<figcaption>\n<ul>\n',
         )
         for l_2_edge in environment.getattr(l_1_graph, 'edges'):
             _loop_vars = {}
             pass
-            t_20.extend((
+            t_21.extend((
                 '<li>',
                 escape(environment.getattr(l_2_edge, 'text')),
                 '</li>\n',
             ))
         l_2_edge = missing
-        t_20.append(
+        t_21.append(
             '</ul>\n',
         )
         if environment.getattr(l_1_graph, 'note'):
             pass
-            t_20.extend((
+            t_21.extend((
                 '<p class="note">',
                 escape(environment.getattr(l_1_graph, 'note')),
                 '</p>',
             ))
-        t_20.append(
+        t_21.append(
             '</figcaption>\n</figure>',
         )
-        return concat(t_20)
+        return concat(t_21)
     context.exported_vars.add('graph_view')
     context.vars['graph_view'] = l_0_graph_view = Macro(environment, macro, 'graph_view', ('graph', 'number'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_timeline, l_1_row, l_1_start):
-        t_22 = []
+        t_23 = []
         if l_1_timeline is missing:
             l_1_timeline = undefined("parameter 'timeline' was not provided", name='timeline')
         if l_1_row is missing:
@@ -559,24 +565,34 @@ def root(context, missing=missing):
         if l_1_start is missing:
             l_1_start = undefined("parameter 'start' was not provided", name='start')
         pass
-        t_22.extend((
+        t_23.extend((
             '<li class="row',
             escape((' root' if environment.getattr(l_1_row, 'is_culprit') else cond_expr_undefined("the inline if-expression on line 117 in 'page.html' evaluated to false and no else section was defined."))),
             '">\n<div class="who">',
             escape(context.call((undefined(name='chip') if l_0_chip is missing else l_0_chip), environment.getattr(l_1_row, 'label'), environment.getattr(l_1_row, 'ranks'), environment.getattr(l_1_row, 'is_culprit'))),
-            ' <span class="place">',
+            ' ',
+        ))
+        if environment.getattr(l_1_row, 'steps'):
+            pass
+            t_23.extend((
+                '<span class="at-step">',
+                escape(environment.getattr(l_1_row, 'steps')),
+                '</span> ',
+            ))
+        t_23.extend((
+            '<span class="place">',
             escape(environment.getattr(l_1_row, 'where')),
             '</span></div>\n<div class="track" aria-hidden="true">\n',
         ))
-        def t_23(fiter):
+        def t_24(fiter):
             for l_2_mark in fiter:
                 if (environment.getattr(l_2_mark, 'kind') in ('hang', 'signal', 'abort', 'again')):
                     yield l_2_mark
-        for l_2_mark in t_23(environment.getattr(l_1_timeline, 'marks')):
+        for l_2_mark in t_24(environment.getattr(l_1_timeline, 'marks')):
             l_2_percent = resolve('percent')
             _loop_vars = {}
             pass
-            t_22.extend((
+            t_23.extend((
                 '<i class="line ',
                 escape(environment.getattr(l_2_mark, 'kind')),
                 '" style="left:',
@@ -589,7 +605,7 @@ def root(context, missing=missing):
             l_2_moment = resolve('moment')
             _loop_vars = {}
             pass
-            t_22.extend((
+            t_23.extend((
                 '<span class="phase ',
                 escape(environment.getattr(l_2_one, 'kind')),
                 '" style="left:',
@@ -610,7 +626,7 @@ def root(context, missing=missing):
             l_2_moment = resolve('moment')
             _loop_vars = {}
             pass
-            t_22.extend((
+            t_23.extend((
                 '<span class="mark ',
                 escape(environment.getattr(l_2_mark, 'kind')),
                 '" style="left:',
@@ -622,14 +638,14 @@ def root(context, missing=missing):
                 '"></span>',
             ))
         l_2_mark = l_2_percent = l_2_moment = missing
-        t_22.append(
+        t_23.append(
             '</div>\n<p class="hidden">',
         )
         for l_2_one in environment.getattr(l_1_row, 'segments'):
             l_2_moment = resolve('moment')
             _loop_vars = {}
             pass
-            t_22.extend((
+            t_23.extend((
                 escape(context.call(environment.getattr((undefined(name='phases') if l_0_phases is missing else l_0_phases), 'get'), environment.getattr(l_2_one, 'kind'), '', _loop_vars=_loop_vars)),
                 ' from ',
                 escape(context.call((undefined(name='moment') if l_2_moment is missing else l_2_moment), l_1_timeline, environment.getattr(l_2_one, 'start'), l_1_start, _loop_vars=_loop_vars)),
@@ -642,21 +658,21 @@ def root(context, missing=missing):
             l_2_moment = resolve('moment')
             _loop_vars = {}
             pass
-            t_22.extend((
+            t_23.extend((
                 escape(environment.getattr(l_2_mark, 'text')),
                 ' at ',
                 escape(context.call((undefined(name='moment') if l_2_moment is missing else l_2_moment), l_1_timeline, environment.getattr(l_2_mark, 'time'), l_1_start, _loop_vars=_loop_vars)),
                 '. ',
             ))
         l_2_mark = l_2_moment = missing
-        t_22.append(
+        t_23.append(
             '</p>\n</li>',
         )
-        return concat(t_22)
+        return concat(t_23)
     context.exported_vars.add('track')
     context.vars['track'] = l_0_track = Macro(environment, macro, 'track', ('timeline', 'row', 'start'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_timeline, l_1_start, l_1_name):
-        t_24 = []
+        t_25 = []
         l_1_ticks = resolve('ticks')
         if l_1_timeline is missing:
             l_1_timeline = undefined("parameter 'timeline' was not provided", name='timeline')
@@ -665,7 +681,7 @@ def root(context, missing=missing):
         if l_1_name is missing:
             l_1_name = undefined("parameter 'name' was not provided", name='name')
         pass
-        t_24.extend((
+        t_25.extend((
             '<figure class="timeline" aria-label="',
             escape(l_1_name),
             '">\n<div class="axis" aria-hidden="true"><div class="track">',
@@ -674,7 +690,7 @@ def root(context, missing=missing):
             l_2_percent = resolve('percent')
             _loop_vars = {}
             pass
-            t_24.extend((
+            t_25.extend((
                 '<span class="tick" style="left:',
                 escape(context.call((undefined(name='percent') if l_2_percent is missing else l_2_percent), l_1_timeline, environment.getattr(l_2_tick, 'at'), _loop_vars=_loop_vars)),
                 '%">',
@@ -682,44 +698,44 @@ def root(context, missing=missing):
                 '</span>',
             ))
         l_2_tick = l_2_percent = missing
-        t_24.append(
+        t_25.append(
             '</div></div>\n',
         )
         for (l_2_attempt, l_2_rows) in t_1(environment, environment.getattr(l_1_timeline, 'rows'), 'attempt'):
             _loop_vars = {}
             pass
-            if (t_4(t_5(context.eval_ctx, t_13(environment, t_6(context, environment.getattr(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'), 'rows'), attribute='attempt')))) > 1):
+            if (t_4(t_5(context.eval_ctx, t_14(environment, t_6(context, environment.getattr(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'), 'rows'), attribute='attempt')))) > 1):
                 pass
-                t_24.extend((
+                t_25.extend((
                     '<h4>Attempt ',
                     escape(l_2_attempt),
                     '</h4>',
                 ))
-            t_24.append(
+            t_25.append(
                 '<ul class="rows">\n',
             )
             for l_3_row in l_2_rows:
                 _loop_vars = {}
                 pass
-                t_24.extend((
+                t_25.extend((
                     escape(context.call((undefined(name='track') if l_0_track is missing else l_0_track), l_1_timeline, l_3_row, l_1_start, _loop_vars=_loop_vars)),
                     '\n',
                 ))
             l_3_row = missing
-            t_24.append(
+            t_25.append(
                 '</ul>\n',
             )
         l_2_attempt = l_2_rows = missing
         if environment.getattr(l_1_timeline, 'marks'):
             pass
-            t_24.append(
+            t_25.append(
                 '<figcaption><ul class="marks">\n',
             )
             for l_2_mark in environment.getattr(l_1_timeline, 'marks'):
                 l_2_moment = resolve('moment')
                 _loop_vars = {}
                 pass
-                t_24.extend((
+                t_25.extend((
                     '<li><span class="mark ',
                     escape(environment.getattr(l_2_mark, 'kind')),
                     '" aria-hidden="true"></span><span class="when">',
@@ -729,30 +745,30 @@ def root(context, missing=missing):
                     '</li>\n',
                 ))
             l_2_mark = l_2_moment = missing
-            t_24.append(
+            t_25.append(
                 '</ul></figcaption>\n',
             )
         if environment.getattr(l_1_timeline, 'note'):
             pass
-            t_24.extend((
+            t_25.extend((
                 '<p class="note">',
                 escape(environment.getattr(l_1_timeline, 'note')),
                 '</p>',
             ))
-        t_24.append(
+        t_25.append(
             '</figure>',
         )
-        return concat(t_24)
+        return concat(t_25)
     context.exported_vars.add('timeline_view')
     context.vars['timeline_view'] = l_0_timeline_view = Macro(environment, macro, 'timeline_view', ('timeline', 'start', 'name'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_block, l_1_open):
-        t_25 = []
+        t_26 = []
         if l_1_block is missing:
             l_1_block = undefined("parameter 'block' was not provided", name='block')
         if l_1_open is missing:
             l_1_open = undefined("parameter 'open' was not provided", name='open')
         pass
-        t_25.extend((
+        t_26.extend((
             '<details class="out"',
             escape((' open' if (environment.getattr(l_1_block, 'is_culprit') or l_1_open) else cond_expr_undefined("the inline if-expression on line 151 in 'page.html' evaluated to false and no else section was defined."))),
             '>\n<summary>',
@@ -770,70 +786,70 @@ def root(context, missing=missing):
             escape(context.call((undefined(name='pieces') if l_0_pieces is missing else l_0_pieces), environment.getattr(l_1_block, 'pieces'), ('last' if environment.getattr(l_1_block, 'is_culprit') else ''))),
             '\n</details>',
         ))
-        return concat(t_25)
+        return concat(t_26)
     context.exported_vars.add('output_block')
     context.vars['output_block'] = l_0_output_block = Macro(environment, macro, 'output_block', ('block', 'open'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_verdict):
-        t_26 = []
+        t_27 = []
         if l_1_verdict is missing:
             l_1_verdict = undefined("parameter 'verdict' was not provided", name='verdict')
         pass
         if environment.getattr(l_1_verdict, 'proof'):
             pass
-            t_26.extend((
+            t_27.extend((
                 '<dl class="proof"><dt>Proof</dt><dd>',
                 escape(environment.getattr(l_1_verdict, 'proof')),
                 '</dd></dl>',
             ))
         if environment.getattr(l_1_verdict, 'hints'):
             pass
-            t_26.append(
+            t_27.append(
                 '<dl class="hint"><dt>What to do</dt>',
             )
             for l_2_hint in environment.getattr(l_1_verdict, 'hints'):
                 _loop_vars = {}
                 pass
-                t_26.extend((
+                t_27.extend((
                     '<dd>',
                     escape(l_2_hint),
                     '</dd>',
                 ))
             l_2_hint = missing
-            t_26.append(
+            t_27.append(
                 '</dl>',
             )
         if environment.getattr(l_1_verdict, 'lines'):
             pass
-            t_26.append(
+            t_27.append(
                 '<ul class="findings">',
             )
             for l_2_line in environment.getattr(l_1_verdict, 'lines'):
                 _loop_vars = {}
                 pass
-                t_26.extend((
+                t_27.extend((
                     '<li>',
                     escape(l_2_line),
                     '</li>',
                 ))
             l_2_line = missing
-            t_26.append(
+            t_27.append(
                 '</ul>',
             )
-        return concat(t_26)
+        return concat(t_27)
     context.exported_vars.add('verdict_body')
     context.vars['verdict_body'] = l_0_verdict_body = Macro(environment, macro, 'verdict_body', ('verdict',), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_list):
-        t_27 = []
+        t_28 = []
         if l_1_list is missing:
             l_1_list = undefined("parameter 'list' was not provided", name='list')
         pass
-        t_27.append(
+        t_28.append(
             '<dl class="facts">',
         )
         for l_2_fact in l_1_list:
             _loop_vars = {}
             pass
-            t_27.extend((
+            t_28.extend((
                 '<div><dt>',
                 escape(environment.getattr(l_2_fact, 'name')),
                 '</dt><dd>',
@@ -841,94 +857,99 @@ def root(context, missing=missing):
                 '</dd></div>',
             ))
         l_2_fact = missing
-        t_27.append(
+        t_28.append(
             '</dl>',
         )
-        return concat(t_27)
+        return concat(t_28)
     context.exported_vars.add('facts')
     context.vars['facts'] = l_0_facts = Macro(environment, macro, 'facts', ('list',), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_incident):
-        t_28 = []
+        t_29 = []
         if l_1_incident is missing:
             l_1_incident = undefined("parameter 'incident' was not provided", name='incident')
         pass
         if environment.getattr(l_1_incident, 'host_status'):
             pass
-            t_28.extend((
+            t_29.extend((
                 '<h3>GPUs and fabrics</h3><pre class="lines">',
                 escape(t_3(context.eval_ctx, environment.getattr(l_1_incident, 'host_status'), '\n')),
                 '</pre>',
             ))
+        if environment.getattr(l_1_incident, 'gpus'):
+            pass
+            t_29.append(
+                escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_1_incident, 'gpus'))),
+            )
         if environment.getattr(l_1_incident, 'kernel_log'):
             pass
-            t_28.extend((
+            t_29.extend((
                 '<h3>Kernel log</h3><pre class="lines">',
                 escape(t_3(context.eval_ctx, environment.getattr(l_1_incident, 'kernel_log'), '\n')),
                 '</pre>',
             ))
         if environment.getattr(l_1_incident, 'cores'):
             pass
-            t_28.append(
+            t_29.append(
                 '<h3>Cores</h3>\n',
             )
             l_2_loop = missing
             for (l_2_text, l_2_list), l_2_loop in LoopContext(environment.getattr(l_1_incident, 'cores'), undefined):
                 _loop_vars = {}
                 pass
-                t_28.extend((
+                t_29.extend((
                     '<details class="core"',
-                    escape((' open' if environment.getattr(l_2_loop, 'first') else cond_expr_undefined("the inline if-expression on line 172 in 'page.html' evaluated to false and no else section was defined."))),
+                    escape((' open' if environment.getattr(l_2_loop, 'first') else cond_expr_undefined("the inline if-expression on line 173 in 'page.html' evaluated to false and no else section was defined."))),
                     '><summary>',
                     escape(l_2_text),
                     '</summary>',
                 ))
                 if l_2_list:
                     pass
-                    t_28.extend((
+                    t_29.extend((
                         '<p class="note">Innermost call first.</p>',
                         escape(context.call((undefined(name='calls') if l_0_calls is missing else l_0_calls), l_2_list, _loop_vars=_loop_vars)),
                     ))
-                t_28.append(
+                t_29.append(
                     '</details>\n',
                 )
             l_2_loop = l_2_text = l_2_list = missing
         for l_2_one in environment.getattr(l_1_incident, 'machine'):
             _loop_vars = {}
             pass
-            t_28.append(
+            t_29.append(
                 escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), l_2_one, _loop_vars=_loop_vars)),
             )
         l_2_one = missing
         if environment.getattr(l_1_incident, 'captures'):
             pass
-            t_28.append(
+            t_29.append(
                 '<h3>What could not be captured</h3><ul class="findings">',
             )
             for l_2_line in environment.getattr(l_1_incident, 'captures'):
                 _loop_vars = {}
                 pass
-                t_28.extend((
+                t_29.extend((
                     '<li>',
                     escape(l_2_line),
                     '</li>',
                 ))
             l_2_line = missing
-            t_28.append(
+            t_29.append(
                 '</ul>',
             )
-        return concat(t_28)
+        return concat(t_29)
     context.exported_vars.add('machine_view')
     context.vars['machine_view'] = l_0_machine_view = Macro(environment, macro, 'machine_view', ('incident',), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_one, l_1_open):
-        t_29 = []
+        t_30 = []
         if l_1_one is missing:
             l_1_one = undefined("parameter 'one' was not provided", name='one')
         if l_1_open is missing:
             l_1_open = undefined("parameter 'open' was not provided", name='open')
         pass
-        t_29.extend((
+        t_30.extend((
             '<details class="record"',
-            escape((' open' if l_1_open else cond_expr_undefined("the inline if-expression on line 180 in 'page.html' evaluated to false and no else section was defined."))),
+            escape((' open' if l_1_open else cond_expr_undefined("the inline if-expression on line 181 in 'page.html' evaluated to false and no else section was defined."))),
             '>\n<summary>',
             escape(context.call((undefined(name='chip') if l_0_chip is missing else l_0_chip), environment.getattr(l_1_one, 'label'), environment.getattr(l_1_one, 'ranks'), environment.getattr(l_1_one, 'is_culprit'))),
             ' <span class="place">',
@@ -939,7 +960,7 @@ def root(context, missing=missing):
         ))
         if environment.getattr(l_1_one, 'facts'):
             pass
-            t_29.append(
+            t_30.append(
                 escape(context.call((undefined(name='facts') if l_0_facts is missing else l_0_facts), environment.getattr(l_1_one, 'facts'))),
             )
         for l_2_error in environment.getattr(l_1_one, 'exceptions'):
@@ -947,7 +968,7 @@ def root(context, missing=missing):
             pass
             if environment.getattr(l_2_error, 'link'):
                 pass
-                t_29.extend((
+                t_30.extend((
                     '<h3><span class="place">',
                     escape(environment.getattr(l_2_error, 'link')),
                     '</span> <code>',
@@ -959,9 +980,9 @@ def root(context, missing=missing):
                 pass
                 if environment.getattr(l_3_frame, 'locals'):
                     pass
-                    t_29.extend((
+                    t_30.extend((
                         '<details class="frame"',
-                        escape((' open' if environment.getattr(l_3_frame, 'is_first') else cond_expr_undefined("the inline if-expression on line 187 in 'page.html' evaluated to false and no else section was defined."))),
+                        escape((' open' if environment.getattr(l_3_frame, 'is_first') else cond_expr_undefined("the inline if-expression on line 188 in 'page.html' evaluated to false and no else section was defined."))),
                         '><summary><code>',
                         escape(environment.getattr(l_3_frame, 'function')),
                         '</code> <span class="place">',
@@ -972,7 +993,7 @@ def root(context, missing=missing):
                     ))
                 else:
                     pass
-                    t_29.extend((
+                    t_30.extend((
                         '<p class="frame"><code>',
                         escape(environment.getattr(l_3_frame, 'function')),
                         '</code> <span class="place">',
@@ -983,19 +1004,19 @@ def root(context, missing=missing):
         l_2_error = missing
         if environment.getattr(l_1_one, 'omitted'):
             pass
-            t_29.extend((
+            t_30.extend((
                 '<p class="note">',
                 escape(environment.getattr(l_1_one, 'omitted')),
                 ' more exceptions not shown.</p>',
             ))
-        t_29.append(
+        t_30.append(
             '</details>',
         )
-        return concat(t_29)
+        return concat(t_30)
     context.exported_vars.add('failure_view')
     context.vars['failure_view'] = l_0_failure_view = Macro(environment, macro, 'failure_view', ('one', 'open'), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_list):
-        t_30 = []
+        t_31 = []
         if l_1_list is missing:
             l_1_list = undefined("parameter 'list' was not provided", name='list')
         pass
@@ -1003,9 +1024,9 @@ def root(context, missing=missing):
         for l_2_one, l_2_loop in LoopContext(l_1_list, undefined):
             _loop_vars = {}
             pass
-            t_30.extend((
+            t_31.extend((
                 '<details class="last-calls"',
-                escape((' open' if (environment.getattr(l_2_one, 'is_culprit') and environment.getattr(l_2_loop, 'first')) else cond_expr_undefined("the inline if-expression on line 199 in 'page.html' evaluated to false and no else section was defined."))),
+                escape((' open' if (environment.getattr(l_2_one, 'is_culprit') and environment.getattr(l_2_loop, 'first')) else cond_expr_undefined("the inline if-expression on line 200 in 'page.html' evaluated to false and no else section was defined."))),
                 '><summary>',
                 escape(context.call((undefined(name='chip') if l_0_chip is missing else l_0_chip), environment.getattr(l_2_one, 'label'), environment.getattr(l_2_one, 'ranks'), environment.getattr(l_2_one, 'is_culprit'), _loop_vars=_loop_vars)),
                 ' ',
@@ -1016,80 +1037,80 @@ def root(context, missing=missing):
             ))
             if environment.getattr(l_2_one, 'lines'):
                 pass
-                t_30.extend((
+                t_31.extend((
                     '<pre class="lines">',
                     escape(t_3(context.eval_ctx, environment.getattr(l_2_one, 'lines'), '\n')),
                     '</pre>',
                 ))
-            t_30.append(
+            t_31.append(
                 '</details>\n',
             )
         l_2_loop = l_2_one = missing
-        return concat(t_30)
+        return concat(t_31)
     context.exported_vars.add('calls_view')
     context.vars['calls_view'] = l_0_calls_view = Macro(environment, macro, 'calls_view', ('list',), False, False, False, context.eval_ctx.autoescape)
     def macro(l_1_groups):
-        t_31 = []
+        t_32 = []
         l_1_odd = l_1_even = missing
         if l_1_groups is missing:
             l_1_groups = undefined("parameter 'groups' was not provided", name='groups')
         pass
-        l_1_odd = t_5(context.eval_ctx, t_10(context, l_1_groups, 'is_odd'))
+        l_1_odd = t_5(context.eval_ctx, t_11(context, l_1_groups, 'is_odd'))
         for l_2_one in (undefined(name='odd') if l_1_odd is missing else l_1_odd)[:4]:
             _loop_vars = {}
             pass
-            t_31.append(
+            t_32.append(
                 escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_2_one, 'table'), _loop_vars=_loop_vars)),
             )
         l_2_one = missing
         if (undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]:
             pass
-            t_31.extend((
+            t_32.extend((
                 '<details><summary>',
                 escape(t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:])),
                 ' more process group',
-                escape(('s' if (t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]) > 1) else cond_expr_undefined("the inline if-expression on line 207 in 'page.html' evaluated to false and no else section was defined."))),
+                escape(('s' if (t_4((undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]) > 1) else cond_expr_undefined("the inline if-expression on line 208 in 'page.html' evaluated to false and no else section was defined."))),
                 ' whose ranks differ</summary>\n',
             ))
             for l_2_one in (undefined(name='odd') if l_1_odd is missing else l_1_odd)[4:]:
                 _loop_vars = {}
                 pass
-                t_31.append(
+                t_32.append(
                     escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_2_one, 'table'), _loop_vars=_loop_vars)),
                 )
             l_2_one = missing
-            t_31.append(
+            t_32.append(
                 '</details>\n',
             )
         l_1_even = t_5(context.eval_ctx, t_7(context, l_1_groups, 'is_odd'))
         if (undefined(name='even') if l_1_even is missing else l_1_even):
             pass
-            t_31.extend((
+            t_32.extend((
                 '<details',
-                escape((' open' if ((t_4((undefined(name='even') if l_1_even is missing else l_1_even)) == t_4(l_1_groups)) and (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) < 4)) else cond_expr_undefined("the inline if-expression on line 213 in 'page.html' evaluated to false and no else section was defined."))),
+                escape((' open' if ((t_4((undefined(name='even') if l_1_even is missing else l_1_even)) == t_4(l_1_groups)) and (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) < 4)) else cond_expr_undefined("the inline if-expression on line 214 in 'page.html' evaluated to false and no else section was defined."))),
                 '><summary>',
                 escape(t_4((undefined(name='even') if l_1_even is missing else l_1_even))),
                 ' process group',
-                escape(('s' if (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) > 1) else cond_expr_undefined("the inline if-expression on line 213 in 'page.html' evaluated to false and no else section was defined."))),
+                escape(('s' if (t_4((undefined(name='even') if l_1_even is missing else l_1_even)) > 1) else cond_expr_undefined("the inline if-expression on line 214 in 'page.html' evaluated to false and no else section was defined."))),
                 ' whose ranks are all at the same collective</summary>\n',
             ))
             for l_2_one in (undefined(name='even') if l_1_even is missing else l_1_even):
                 _loop_vars = {}
                 pass
-                t_31.append(
+                t_32.append(
                     escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_2_one, 'table'), _loop_vars=_loop_vars)),
                 )
             l_2_one = missing
-            t_31.append(
+            t_32.append(
                 '</details>\n',
             )
-        return concat(t_31)
+        return concat(t_32)
     context.exported_vars.add('collectives_view')
     context.vars['collectives_view'] = l_0_collectives_view = Macro(environment, macro, 'collectives_view', ('groups',), False, False, False, context.eval_ctx.autoescape)
     l_0_main = environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'main')
     context.vars['main'] = l_0_main
     context.exported_vars.add('main')
-    l_0_has_machine = ((undefined(name='main') if l_0_main is missing else l_0_main) and ((((environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'host_status') or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'kernel_log')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'cores')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'machine')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'captures')))
+    l_0_has_machine = ((undefined(name='main') if l_0_main is missing else l_0_main) and (((((environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'host_status') or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'gpus')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'kernel_log')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'cores')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'machine')) or environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'captures')))
     context.vars['has_machine'] = l_0_has_machine
     context.exported_vars.add('has_machine')
     l_0_start = (environment.getattr(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'), 'start') if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline') else 0)
@@ -1183,11 +1204,11 @@ def root(context, missing=missing):
     if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'):
         pass
         yield '<section id="timeline" class="wide" aria-labelledby="h-timeline"><h2 id="h-timeline">Timeline</h2>\n<ul class="legend" aria-hidden="true">'
-        def t_32(fiter):
+        def t_33(fiter):
             for (l_1_kind, l_1_text) in fiter:
-                if (l_1_kind in t_5(context.eval_ctx, t_6(context, t_12(environment, t_6(context, environment.getattr(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'), 'rows'), attribute='segments'), start=()), attribute='kind'))):
+                if (l_1_kind in t_5(context.eval_ctx, t_6(context, t_13(environment, t_6(context, environment.getattr(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'), 'rows'), attribute='segments'), start=()), attribute='kind'))):
                     yield (l_1_kind, l_1_text)
-        for (l_1_kind, l_1_text) in t_32(context.call(environment.getattr((undefined(name='phases') if l_0_phases is missing else l_0_phases), 'items'))):
+        for (l_1_kind, l_1_text) in t_33(context.call(environment.getattr((undefined(name='phases') if l_0_phases is missing else l_0_phases), 'items'))):
             _loop_vars = {}
             pass
             yield '<li><span class="phase '
@@ -1196,6 +1217,9 @@ def root(context, missing=missing):
             yield escape(l_1_text)
             yield '</li>'
         l_1_kind = l_1_text = missing
+        if t_5(context.eval_ctx, t_10(context, t_6(context, environment.getattr(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'timeline'), 'rows'), attribute='steps'))):
+            pass
+            yield '<li><span class="mark step"></span>a reported step</li>'
         yield '<li><span class="mark exit-bad"></span>failed</li><li><span class="mark exit-stopped"></span>stopped</li><li><span class="mark exit-ok"></span>exit code 0</li></ul>\n'
         if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'closing'):
             pass
@@ -1215,7 +1239,11 @@ def root(context, missing=missing):
         yield '</section>\n'
     if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'failures'):
         pass
-        yield '<section id="records" aria-labelledby="h-records"><h2 id="h-records">Failure records</h2>\n<p class="note">What the locals were at the exceptions that ended ranks; texts are not recorded.</p>\n'
+        yield '<section id="records" aria-labelledby="h-records"><h2 id="h-records">Failure records</h2>\n<p class="note">What the locals were at the exceptions that ended ranks; texts are not recorded.'
+        if ((undefined(name='main') if l_0_main is missing else l_0_main) and environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'gpus')):
+            pass
+            yield ' The state of the GPUs when ranks were captured: <a href="#machine">Machine</a>.'
+        yield '</p>\n'
         l_1_loop = missing
         for l_1_one, l_1_loop in LoopContext(environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'failures'), undefined):
             _loop_vars = {}
@@ -1339,7 +1367,7 @@ def root(context, missing=missing):
                 yield escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr(l_1_one, 'waits'), _loop_vars=_loop_vars))
             if environment.getattr(l_1_one, 'stacks'):
                 pass
-                yield escape(context.call((undefined(name='stack_views') if l_0_stack_views is missing else l_0_stack_views), environment.getattr(l_1_one, 'stacks'), t_11(environment.getattr(l_1_loop, 'index')), _loop_vars=_loop_vars))
+                yield escape(context.call((undefined(name='stack_views') if l_0_stack_views is missing else l_0_stack_views), environment.getattr(l_1_one, 'stacks'), t_12(environment.getattr(l_1_loop, 'index')), _loop_vars=_loop_vars))
             yield escape(context.call((undefined(name='pieces') if l_0_pieces is missing else l_0_pieces), environment.getattr(l_1_one, 'tracebacks'), _loop_vars=_loop_vars))
             yield '\n'
             if environment.getattr(l_1_one, 'calls'):
@@ -1442,7 +1470,7 @@ def root(context, missing=missing):
     yield '\n</script>\n</body>\n</html>'
 
 blocks = {}
-debug_info = '1=97&2=109&5=119&6=130&7=132&8=144&9=147&11=160&12=166&17=215&20=225&22=233&23=238&28=255&29=263&30=264&32=267&33=271&34=298&35=305&36=310&38=315&39=319&47=332&53=342&54=346&57=353&59=363&63=367&64=370&65=376&73=399&74=407&75=410&76=414&78=425&83=432&86=441&87=451&88=453&89=456&90=461&92=467&93=476&95=484&96=489&97=491&98=499&99=506&100=512&107=523&108=528&111=535&116=548&117=559&118=561&120=566&121=582&122=603&124=623&128=653&129=665&130=668&131=683&132=686&134=696&135=700&139=708&141=713&142=719&146=730&150=743&151=752&152=754&153=765&157=771&158=776&159=783&160=800&163=820&164=828&167=845&168=850&169=857&170=864&171=870&172=875&175=890&176=897&179=917&180=926&181=928&182=935&183=940&184=943&185=952&186=955&187=959&189=972&193=979&197=992&198=998&199=1003&203=1026&204=1032&205=1033&206=1040&207=1044&208=1049&211=1059&212=1060&213=1064&214=1071&219=1084&220=1087&221=1090&226=1094&230=1096&231=1098&234=1100&239=1102&241=1104&242=1106&243=1108&244=1110&252=1114&253=1117&254=1120&255=1123&256=1126&257=1129&258=1132&259=1135&260=1138&261=1141&262=1144&263=1147&264=1150&265=1153&266=1156&267=1159&272=1163&273=1165&274=1170&276=1178&278=1181&279=1195&281=1198&284=1200&287=1202&289=1205&290=1207&293=1211&296=1215&299=1221&301=1224&302=1230&305=1234&307=1237&308=1241&311=1243&313=1246&316=1248&319=1251&322=1253&324=1256&327=1258&329=1261&332=1269&336=1272&337=1275&339=1278&340=1281&341=1283&342=1286&347=1291&350=1297&352=1300&355=1302&357=1305&360=1307&362=1311&363=1315&364=1325&365=1327&366=1329&367=1332&368=1335&369=1338&370=1340&371=1343&372=1346&373=1349&378=1353&380=1356&381=1359&384=1362&385=1370&387=1390&389=1395&392=1403&394=1406&395=1409&398=1413&400=1416&401=1419&406=1430&407=1434&409=1436'
+debug_info = '1=103&2=115&5=125&6=136&7=138&8=150&9=153&11=166&12=172&17=221&20=231&22=239&23=244&28=261&29=269&30=270&32=273&33=277&34=304&35=311&36=316&38=321&39=325&47=338&53=348&54=352&57=359&59=369&63=373&64=376&65=382&73=405&74=413&75=416&76=420&78=431&83=438&86=447&87=457&88=459&89=462&90=467&92=473&93=482&95=490&96=495&97=497&98=505&99=512&100=518&107=529&108=534&111=541&116=554&117=565&118=567&120=582&121=598&122=619&124=639&128=669&129=681&130=684&131=699&132=702&134=712&135=716&139=724&141=729&142=735&146=746&150=759&151=768&152=770&153=781&157=787&158=792&159=799&160=816&163=836&164=844&167=861&168=866&169=873&170=878&171=885&172=891&173=896&176=911&177=918&180=938&181=947&182=949&183=956&184=961&185=964&186=973&187=976&188=980&190=993&194=1000&198=1013&199=1019&200=1024&204=1047&205=1053&206=1054&207=1061&208=1065&209=1070&212=1080&213=1081&214=1085&215=1092&220=1105&221=1108&222=1111&227=1115&231=1117&232=1119&235=1121&240=1123&242=1125&243=1127&244=1129&245=1131&253=1135&254=1138&255=1141&256=1144&257=1147&258=1150&259=1153&260=1156&261=1159&262=1162&263=1165&264=1168&265=1171&266=1174&267=1177&268=1180&273=1184&274=1186&275=1191&277=1199&279=1202&280=1219&282=1222&285=1224&288=1226&290=1229&291=1231&294=1235&296=1238&297=1243&300=1249&302=1252&303=1258&306=1262&308=1265&309=1269&312=1271&314=1274&317=1276&320=1279&323=1281&325=1284&328=1286&330=1289&333=1297&337=1300&338=1303&340=1306&341=1309&342=1311&343=1314&348=1319&351=1325&353=1328&356=1330&358=1333&361=1335&363=1339&364=1343&365=1353&366=1355&367=1357&368=1360&369=1363&370=1366&371=1368&372=1371&373=1374&374=1377&379=1381&381=1384&382=1387&385=1390&386=1398&388=1418&390=1423&393=1431&395=1434&396=1437&399=1441&401=1444&402=1447&407=1458&408=1462&410=1464'
 
-DIGEST = "b9fc405e4b91d102f930ed363b2b5617c2892c6176f742e1db90e47bdee3f837"
+DIGEST = "f0784131da5f0656d656ee21118ac6261c1e10f6d30a2f9bd94e20bc49e9f543"
 BYTECODE_VERSION = 5

@@ -65,7 +65,11 @@ class Segment(Value):
 
 
 class Mark(Value):
-    """A moment. ``kind``: ``exit-ok``, ``exit-bad``, ``exit-stopped``, ``hang``, ``signal``, ``abort``, ``slow``."""
+    """A moment.
+
+    ``kind``: ``exit-ok``, ``exit-bad``, ``exit-stopped``, ``step``, ``hang``, ``signal``, ``abort``, ``slow``,
+    ``again``.
+    """
 
     kind: str
     time: float
@@ -83,6 +87,7 @@ class TimelineRow(Value):
         is_culprit: whether they are the cause.
         segments: their phases, in order.
         marks: what happened to them.
+        steps: the last steps that they have reported, ``steps 98-99``; empty where none is known.
     """
 
     attempt: int
@@ -92,6 +97,7 @@ class TimelineRow(Value):
     is_culprit: bool
     segments: tuple[Segment, ...]
     marks: tuple[Mark, ...]
+    steps: str = ""
 
 
 class Timeline(Value):
@@ -308,6 +314,7 @@ class IncidentRow(Value):
     waits: Table | None = None
     ends: Table | None = None
     tracebacks: tuple[OutputPiece, ...] = ()
+    gpus: Table | None = None
     machine: tuple[Table, ...] = ()
     kernel_log: tuple[str, ...] = ()
     host_status: tuple[str, ...] = ()

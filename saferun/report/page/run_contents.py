@@ -97,9 +97,11 @@ class EventLine(Value):
     signum: int = 0
     ranks: Ranks = ()
     times: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
     message: str = ""
     reason: str = ""
     host: str = ""
+    by: str = ""
     next_step: str = ""
     state: str = ""
     ahead_s: float = 0.0
@@ -132,12 +134,20 @@ class RankRecord(Value):
     record: JsonObject
 
 
+class HostGpus(Value):
+    """The state of a host's GPUs: decoded JSON, of which nothing is believed."""
+
+    host: str
+    content: JsonObject
+
+
 class RunFiles(Value):
     """What there is of a run.
 
     Attributes:
         records: of ranks of the attempt whose output is there.
         earlier_records: of ranks that were the cause of the end of attempts before it, the newest first.
+        gpus: of the hosts, as they were captured last in that attempt.
         notes: what could not be read, one line each.
     """
 
@@ -149,6 +159,7 @@ class RunFiles(Value):
     tails: tuple[RankTail, ...] = ()
     records: tuple[RankRecord, ...] = ()
     earlier_records: tuple[RankRecord, ...] = ()
+    gpus: tuple[HostGpus, ...] = ()
     notes: tuple[str, ...] = ()
 
 

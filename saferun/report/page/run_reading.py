@@ -16,12 +16,14 @@ from saferun.report.page.contents import LONGEST_FILE, ReportPart, decode_prefli
 from saferun.report.page.run_contents import (
     EventLine,
     HostEvents,
+    HostGpus,
     RankRecord,
     RankTail,
     RunFiles,
     decode_events,
     decode_run_json,
 )
+from saferun.text.decoding import MALFORMED, loads
 from saferun.text.failure_record import record_from
 
 _MOST_HOSTS = 16_384
@@ -34,6 +36,10 @@ _MOST_RANKS = 4096
 _MOST_RECORDS, _MOST_TRIED = 8, 256
 _LONGEST_RECORD = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_GPU_HOSTS, _MOST_CAPTURES = 1024, 4
+_LONGEST_GPUS = 256 << 10
+_CAPTURE = re.compile(r"(?:failure|hang)_([0-9]{1,6})\Z")
+_GPU_FILES = ("gpu_nvidia.json", "gpu_amd.json")
 _RANK = re.compile(r"rank_([0-9]{1,8})\Z")
 _STREAMS = ("stderr", "stdout")
 
@@ -57,14 +63,25 @@ def read_run(path: str, *, patience_s: float = 20.0) -> RunFiles:
         run = decode_run_json(directory.whole("run.json"))
         names = directory.hosts()
         hosts = directory.events(names)
-        tails = directory.tails(names, *_wanted(report, hosts))
+        attempt, culprits = _wanted(report, hosts)
+        tails = directory.tails(names, attempt, culprits)
+        gpus = directory.gpus(names, attempt)
         records, notes = directory.records, directory.notes
         earlier = directory.earlier_records(names, _earlier(report))
     finally:
         os.close(fd)
     name = os.path.basename(os.path.realpath(path))
     return RunFiles(
-        name, report, preflight, run, tuple(hosts), tuple(tails), tuple(records), tuple(earlier), tuple(notes)
+        name,
+        report,
+        preflight,
+        run,
+        tuple(hosts),
+        tuple(tails),
+        tuple(records),
+        tuple(earlier),
+        tuple(gpus),
+        tuple(notes),
     )
 
 
@@ -176,6 +193,38 @@ class _Directory:
                 finally:
                     os.close(fd)
         return found
+
+    def gpus(self, names: Sequence[str], attempt: int) -> list[HostGpus]:
+        """The state of each host's GPUs, of the newest capture of an attempt that has it."""
+        found: list[HostGpus] = []
+        for name in names[:_MOST_GPU_HOSTS]:
+            if self._is_late("captures of GPUs"):
+                break
+            with suppress(OSError):
+                fd = os.open(f"{name}/attempt_{attempt}", _DIRECTORY, dir_fd=self._fd)
+                try:
+                    content = self._gpus_below(fd)
+                finally:
+                    os.close(fd)
+                if content:
+                    found.append(HostGpus(name, content))
+        return found
+
+    def _gpus_below(self, fd: int) -> JsonObject:
+        captures = [(int(match[1]), entry) for entry in os.listdir(fd) if (match := _CAPTURE.match(entry))]
+        for _, entry in sorted(captures, reverse=True)[:_MOST_CAPTURES]:
+            with suppress(OSError):
+                inner = os.open(entry, _DIRECTORY, dir_fd=fd)
+                try:
+                    for name in _GPU_FILES:
+                        content, omitted_bytes = self._read(inner, name, _LONGEST_GPUS)
+                        with suppress(*MALFORMED):
+                            decoded = loads(content) if content and not omitted_bytes else None
+                            if isinstance(decoded, dict) and decoded.get("gpus"):
+                                return decoded
+                finally:
+                    os.close(inner)
+        return {}
 
     def earlier_records(self, names: Sequence[str], attempts: Mapping[int, frozenset[int]]) -> list[RankRecord]:
         """The failure records of some ranks of other attempts. A few are looked for: any rank may be on any host."""

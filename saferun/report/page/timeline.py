@@ -6,8 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from saferun.model import Value, signal_name
 from saferun.report.page.contents import IncidentPart, PreflightSection, ReportPart
+from saferun.report.page.host_clocks import clock_corrections, hosts_listed
 from saferun.report.page.page_model import LABEL_CHARACTERS, Mark, Segment, Timeline, TimelineRow
 from saferun.report.page.run_contents import EventLine, HostEvents
+from saferun.report.page.step_marks import (
+    ReportedStep,
+    add_step,
+    all_step_marks,
+    last_steps_of,
+    last_steps_text,
+    step_marks,
+    steps_in,
+)
 from saferun.report.text_diagram import rank_ranges
 from saferun.text.bounded_json import shown
 from saferun.text.wording import count_text, duration_text
@@ -20,9 +30,13 @@ _FINENESS = (400, 100, 25, 5, 1)
 _CLOSING_PART = 0.25
 _MARGIN = 0.15
 _LEAST_WINDOW_S = 1.0
-_LEAST_AHEAD_S = 0.001
 _MOST_HOSTS = 3
 _SAME_MARK_S = 5.0
+_REQUESTS = {
+    "StopRequested": "a user asked for the end of the job",
+    "RestartRequested": "a user asked for a restart of the ranks",
+    "CheckpointRequested": "a user asked for a checkpoint and the end of the job",
+}
 
 
 class _Track:
@@ -32,6 +46,7 @@ class _Track:
         self.attempt, self.rank, self.host = attempt, rank, host
         self.segments: list[Segment] = []
         self.marks: list[Mark] = []
+        self.steps: list[ReportedStep] = []
         self._kind, self._since = "", 0.0
         self.has_ended = False
         self.group_at = float("inf")  # when it had a process group
@@ -66,9 +81,18 @@ class _Track:
                 segments.append(segment)
         self.segments = segments
 
-    def kinds(self) -> tuple[str, ...]:
+    @property
+    def last_step(self) -> int:
+        """The last step that it has reported; -1: none is known."""
+        return self.steps[-1].number if self.steps else -1
+
+    def kinds(self) -> tuple[object, ...]:
         """What happened, in its order."""
-        return (*(segment.kind for segment in self.segments), *(f"{mark.kind} {mark.text}" for mark in self.marks))
+        return (
+            bool(self.steps),
+            *(segment.kind for segment in self.segments),
+            *(f"{mark.kind} {mark.text}" for mark in self.marks),
+        )
 
     def moments(self, begin: float) -> tuple[float, ...]:
         """When, as far as it is after ``begin``; as many moments for all tracks of the same kinds."""
@@ -106,7 +130,7 @@ def build_timelines(
         preflight: may know how far the clocks of hosts are apart.
         folds: whether ranks to which the same happened have one row; else each has its own, however many there are.
     """
-    ahead, note = _clocks(hosts, preflight)
+    ahead, note = clock_corrections(hosts, preflight)
     incidents = report.incidents if report is not None else ()
     recorded = _Recorded({}, [], [], [])
     for host in hosts:
@@ -117,8 +141,9 @@ def build_timelines(
         return None, None
     without_files = _add_unheard(recorded, incidents)
     if without_files:
-        note = f"{note} The files of {_hosts_listed(without_files)} are not here: their ranks are drawn by what the"
+        note = f"{note} The files of {hosts_listed(without_files)} are not here: their ranks are drawn by what the"
         note = f"{note} report knows of them.".strip()
+    _add_last_steps(recorded, incidents)
     last = max(recorded.moments)
     for track in recorded.tracks.values():
         track.finish(last)
@@ -133,41 +158,6 @@ def build_timelines(
     if whole.end - start > _CLOSING_PART * (whole.end - whole.start):
         return whole, None
     return whole, _drawn(recorded, incidents, "", start=start)
-
-
-def _clocks(hosts: Sequence[HostEvents], preflight: PreflightSection | None) -> tuple[dict[str, float], str]:
-    """How many seconds the clocks of hosts are ahead of the leader's, and a note about that.
-
-    Messages of the hosts measured it. The clock of a host that has none of them is as the preflight probes found it.
-    """
-    probed = clock_offsets(preflight)
-    measured = {host.host: event.ahead_s for host in hosts for event in host.events if event.event == "ClockMeasured"}
-    ahead = {host.host: measured.get(host.host, probed.get(host.host, 0.0)) for host in hosts}
-    unmeasured = [host.host for host in hosts if host.host not in measured]
-    if measured and len(unmeasured) == 1:
-        ahead[unmeasured[0]] = 0.0  # the leader, whose clock is the measure
-    corrected = [host for host, seconds in ahead.items() if abs(seconds) >= _LEAST_AHEAD_S]
-    if corrected:
-        by = "messages between the hosts" if measured else "the preflight probes"
-        return ahead, f"The clocks of {_hosts_listed(corrected)} are corrected by what {by} measured."
-    if measured and len(unmeasured) == 1:
-        return ahead, "The clocks of the hosts are less than a millisecond apart."
-    return ahead, "Times are those of each host's own clock." if len(hosts) > 1 else ""
-
-
-def clock_offsets(preflight: PreflightSection | None) -> dict[str, float]:
-    """How many seconds the clocks of hosts are ahead of the others', where the checks measured it."""
-    offsets = {}
-    for result in preflight.results if preflight is not None else ():
-        for fact in result.facts:
-            if result.check == "clock" and fact.name == "ahead_s" and result.host:
-                try:
-                    value = float(fact.value)
-                except ValueError:
-                    continue
-                if abs(value) < 1e9:  # noqa: PLR2004 - thirty years, and no NaN
-                    offsets[result.host] = value
-    return offsets
 
 
 # ----------------------------------------------------------------------------------------------------- without events
@@ -213,9 +203,18 @@ def _take_incident(track: _Track, incident: IncidentPart, ended_at: float) -> No
         track.end(ended_at, Mark("exit-stopped", ended_at, "ended with the attempt"))
 
 
-def _hosts_listed(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
-    return f"{', '.join(shown(host, 60) for host in hosts[:_MOST_HOSTS])}{more}"
+def _add_last_steps(recorded: _Recorded, incidents: Sequence[IncidentPart]) -> None:
+    """What the report has as the last steps of ranks: of those that events have, their metrics."""
+    for incident in incidents:
+        for last in last_steps_of(incident):
+            for rank in last.ranks:
+                track = recorded.tracks.get((incident.attempt, rank))
+                if track is None:
+                    continue
+                ends = [mark.time for mark in track.marks]
+                until = min([*ends, *([incident.time] if incident.time is not None else [])], default=None)
+                if until is not None:
+                    add_step(track.steps, ReportedStep(until - last.before_s, last.number, last.text))
 
 
 # ------------------------------------------------------------------------------------------------------------ replaying
@@ -245,6 +244,7 @@ class _Replay:
             "HostsJoined": self._joined,
             "RanksStarted": self._started,
             "RanksInitialized": self._initialized,
+            "StepsReported": self._stepped,
             "HangSuspected": self._hangs,
             "EvidenceCaptured": self._captured,
             "RankExited": self._exited,
@@ -259,6 +259,9 @@ class _Replay:
             handler(event, at)
         else:
             _add_job_mark(self._recorded.marks, event, at)
+        if event.state == "stopping":  # ranks that still run get a signal now
+            for track in self._own(event.attempt):
+                track.begin("stopping", at)
         if event.state in {"stopping", "capturing"} and event.event != "HangSuspected":
             self._is_stopping = True
         elif event.state == "running":
@@ -285,6 +288,13 @@ class _Replay:
             track = self._recorded.tracks.get((event.attempt, rank))
             if track is not None:
                 track.group_at = min(time - self._ahead_s, at)
+
+    def _stepped(self, event: EventLine, at: float) -> None:
+        """Ranks have reported these steps at these moments."""
+        for rank, step in steps_in(event, at, self._ahead_s):
+            track = self._recorded.tracks.get((event.attempt, rank))
+            if track is not None:
+                add_step(track.steps, step)
 
     def _hangs(self, event: EventLine, at: float) -> None:
         if event.verdict is None:
@@ -336,6 +346,9 @@ def _add_job_mark(marks: list[Mark], event: EventLine, at: float) -> None:
     if event.event == "SignalReceived":
         name = signal_name(event.signum) if 0 < event.signum < 65 else "a signal"  # noqa: PLR2004 - the last signal
         _add_mark(marks, Mark("signal", at, f"saferun received {name}"))
+    elif event.event in _REQUESTS:
+        by = f" ({shown(event.by, 120)})" if event.by else ""
+        _add_mark(marks, Mark("signal", at, f"{_REQUESTS[event.event]}{by}"))
     elif event.event == "JobAborted":
         host = f" ({shown(event.host, 60)})" if event.host else ""
         _add_mark(
@@ -378,7 +391,7 @@ def _drawn(
     if not tracks:
         return None
     groups = _alike(tracks, culprits, begin, span)
-    rows = [_row(group, culprits, begin) for group in groups]
+    rows = [_row(group, culprits, begin, end) for group in groups]
     rows.sort(key=lambda row: (row.attempt, not row.is_culprit, row.ranks[0] if row.ranks else 0))
     folded = sum(len(row.ranks) for row in rows[_MOST_ROWS:])
     if folded:
@@ -391,8 +404,13 @@ def _each(recorded: _Recorded, incidents: Sequence[IncidentPart]) -> Timeline:
     """Every rank with a row of its own."""
     culprits = {incident.attempt: incident.culprits for incident in incidents}
     begin = min((s.start for track in recorded.tracks.values() for s in track.segments), default=min(recorded.moments))
-    rows = tuple(_row([track], culprits, begin) for _, track in sorted(recorded.tracks.items()))
-    return Timeline(begin, max(recorded.moments), rows, tuple(recorded.marks))
+    end = max(recorded.moments)
+    rows = []
+    for _, track in sorted(recorded.tracks.items()):
+        row = _row([track], culprits, begin, end)
+        marks = (*all_step_marks(track.steps), *(mark for mark in row.marks if mark.kind != "step"))
+        rows.append(row._replace(marks=marks))
+    return Timeline(begin, end, tuple(rows), tuple(recorded.marks))
 
 
 def _alike(
@@ -400,6 +418,8 @@ def _alike(
 ) -> list[list[_Track]]:
     """Ranks to which the same happened at nearly the same time: the nearer, the fewer groups that makes."""
     groups: list[list[_Track]] = []
+    last_steps = [track.last_step for track in tracks if track.steps]
+    step_span = max(last_steps, default=0) - min(last_steps, default=0)
     for fineness in _FINENESS:
         groups = []
         by_kinds: dict[object, list[list[_Track]]] = {}
@@ -407,8 +427,11 @@ def _alike(
             is_culprit = track.rank in culprits.get(track.attempt, ())
             same = by_kinds.setdefault((track.attempt, is_culprit, track.kinds()), [])
             moments = track.moments(begin)
+            most_steps = max(step_span / fineness, 1)  # ranks in step with each other are seen one apart
             for group in same:
-                if all(abs(a - b) <= span / fineness for a, b in zip(group[0].moments(begin), moments, strict=True)):
+                if abs(group[0].last_step - track.last_step) <= most_steps and all(
+                    abs(a - b) <= span / fineness for a, b in zip(group[0].moments(begin), moments, strict=True)
+                ):
                     group.append(track)
                     break
             else:
@@ -421,12 +444,13 @@ def _alike(
     return groups
 
 
-def _row(group: Sequence[_Track], culprits: Mapping[int, frozenset[int]], begin: float) -> TimelineRow:
+def _row(group: Sequence[_Track], culprits: Mapping[int, frozenset[int]], begin: float, end: float) -> TimelineRow:
     first = group[0]
     ranks = tuple(track.rank for track in group)
     is_culprit = first.rank in culprits.get(first.attempt, ())
     segments = tuple(s._replace(start=max(s.start, begin)) for s in first.segments if s.end >= begin)
     marks = tuple(mark for mark in first.marks if mark.time >= begin)
+    whose = f" of rank {first.rank}" if len(group) > 1 else ""
     return TimelineRow(
         first.attempt,
         rank_ranges(ranks, LABEL_CHARACTERS),
@@ -434,7 +458,8 @@ def _row(group: Sequence[_Track], culprits: Mapping[int, frozenset[int]], begin:
         ranks,
         is_culprit,
         segments,
-        marks,
+        (*step_marks(first.steps, begin, end, whose), *marks),
+        last_steps_text([track.last_step for track in group]),
     )
 
 

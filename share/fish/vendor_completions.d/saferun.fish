@@ -95,7 +95,7 @@ complete -c saferun -l wrap -r -d 'run some ranks under a tool: 0:nsys, or \'0,4
 complete -c saferun -l env -r -d 'set this variable for the ranks, overriding profiles and the environment; can contain {rank}, {local_rank}, {host}, {run_dir}, {rank_dir}; NAME alone takes the value from the environment, which keeps a secret out of ps; can be given several times'
 complete -c saferun -l unset -r -d 'remove this variable from the environment of the ranks; can be given several times'
 complete -c saferun -l vendor -x -a 'auto nvidia amd none' -d 'GPU vendor that the env profiles apply to; auto: that of this host'
-complete -c saferun -l lint -x -a 'on off' -d 'check, while the job runs, for variables that nothing installed reads and for implausible values'
+complete -c saferun -l lint -x -a 'on off' -d 'check, while the job runs, for variables that no installed library reads and for implausible values'
 complete -c saferun -l config -r -d 'YAML file with settings, as OPTION: value (default: ./saferun.yaml, if no other user can write to it)'
 complete -c saferun -l show-config -d 'print every setting and where it comes from, and exit'
 complete -c saferun -l dry-run -d 'print ranks, commands and changes to the environment, and exit'

@@ -276,8 +276,8 @@ def test_profiles_of_a_named_file_are_found() -> None:
         ("config: other.yaml", "saferun.yaml:1:1", "'config'", "known are"),
         ("max-restarts: 1\nlint: on\nmax-restarts: 2", "saferun.yaml:3:1", "'max-restarts'", "line 1"),
         ("max-restarts: 1\nmax_restarts: 2", "saferun.yaml:2:1", "max_restarts", "keep one of the two"),
-        ("lint: of", "saferun.yaml:1: ", "'of' is none of on, off", "did you mean off?"),
-        ("vendor: intel", "saferun.yaml:1: ", "'intel' is none of", "--help"),
+        ("lint: of", "saferun.yaml:1: ", "'of' is not one of on, off", "did you mean off?"),
+        ("vendor: intel", "saferun.yaml:1: ", "'intel' is not one of", "--help"),
         ("lint: on\n\nmax-restarts: many", "saferun.yaml:3: ", "'many' is not a whole number", ""),
         ("max-restarts: 1.5", "saferun.yaml:1: ", "'1.5'", ""),
         ("max-restarts: -1", "saferun.yaml:1: ", "--max-restarts -1 is negative", ""),
@@ -363,7 +363,7 @@ def test_a_named_file_has_to_be_one(name: str, word: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "word", "hint"),
     [
-        ("SAFERUN_LINT", "of", "SAFERUN_LINT: --lint: 'of' is none of on, off", "did you mean off?"),
+        ("SAFERUN_LINT", "of", "SAFERUN_LINT: --lint: 'of' is not one of on, off", "did you mean off?"),
         ("SAFERUN_MAX_RESTARTS", "many", "SAFERUN_MAX_RESTARTS: --max-restarts: 'many'", ""),
         ("SAFERUN_MAX_RESTARTS", "", "SAFERUN_MAX_RESTARTS: --max-restarts: ''", ""),
         ("SAFERUN_MAX_RESTARTS", "-1", "SAFERUN_MAX_RESTARTS: --max-restarts -1", ""),

@@ -14,7 +14,7 @@ saferun: rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33: KeyErr
   the traceback of rank 2:
   | Traceback (most recent call last): and a line of it that is wider than the terminal, and that keeps its shape
   > rank 3             sleep: time.sleep       train.py:47 in load_batch
-hint: look at why it sleeps at train.py:47: every rank must come to the same collectives in the same order"""
+hint: find out why it sleeps at train.py:47: every rank must come to the same collectives in the same order"""
 
 
 def plain(text: str) -> str:
@@ -29,7 +29,7 @@ def test_the_parts_of_a_report_have_their_colours() -> None:
     shown = styled(REPORT, columns=1000, is_colored=True)
     assert plain(shown) == REPORT
     by_text = {text[:12]: color for text, color in colors(shown).items()}
-    assert by_text == {"rank 2 (node": "31", "> rank 3    ": "1", "hint: look a": "36"}
+    assert by_text == {"rank 2 (node": "31", "> rank 3    ": "1", "hint: find o": "36"}
 
 
 def test_a_suspicion_and_a_warning_are_yellow_and_other_lines_plain() -> None:

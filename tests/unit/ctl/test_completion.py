@@ -7,13 +7,15 @@ import pty
 import select
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from saferun.cli.options import OPTIONS
 from saferun.ctl import VERBS
-from saferun.ctl.completion import SHELLS, completion, man_page, shared_files
+from saferun.ctl.completion import SHELLS, completion, shared_files
+from saferun.ctl.man_pages import ctl_man_page, man_page
 
 ROOT = Path(__file__).parents[3]
 BASH = ROOT / "share/bash-completion/completions/saferun"
@@ -102,4 +104,40 @@ def test_the_man_page_has_every_option() -> None:
     page = man_page()
     for option in OPTIONS:
         assert option.flags[0].replace("-", "\\-") in page
-    assert not any(line.startswith(("'", "..")) for line in page.splitlines())
+    groups = [line for line in page.splitlines() if line.startswith(".SH")]
+    assert len(groups) == len(set(groups))
+
+
+def test_the_man_page_of_saferunctl_has_every_verb_and_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every host the same."""
+    monkeypatch.setenv("PYTHON_EXEC", "/of/one/host/python")
+    monkeypatch.setenv("COLUMNS", "30")
+    page = ctl_man_page()
+    assert all(f'.SS "saferunctl {verb.name}"\n' in page for verb in VERBS)
+    for words in (
+        "\\fBsaferunctl logs\\fR [options] [RUN]",
+        "\\fBsaferunctl stop\\fR [options] RUN",
+        "\\fBsaferunctl debug\\fR [options] [RUN] \\-\\-rank RANK",
+        "\\fBsaferunctl doctor\\fR [options] [options of saferun]",
+        '.SS "saferunctl env lint"',
+        "\\fB\\-\\-env\\fR \\fINAME=VALUE\\fR",
+        "\\fB\\-w\\fR, \\fB\\-\\-watch\\fR \\fI[SECONDS]\\fR",
+    ):
+        assert words in page, words
+    assert "/of/one/host" not in page
+    assert "%(" not in page
+
+
+@pytest.mark.parametrize("page", [man_page, ctl_man_page], ids=["saferun", "saferunctl"])
+def test_a_man_page_has_nothing_that_man_stumbles_over(page: Callable[[], str], tmp_path: Path) -> None:
+    text = page()
+    assert text.isascii()
+    assert not any(line.startswith(("'", "..")) for line in text.splitlines())
+    if shutil.which("groff") is None:
+        return
+    path = tmp_path / "page.1"
+    path.write_text(text, encoding="ascii")
+    done = subprocess.run(
+        ["groff", "-man", "-ww", "-z", str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""

@@ -440,7 +440,7 @@ def test_a_thread_that_an_exception_has_ended_explains_why_nothing_comes(
     assert (f"rank {of_rank}: {ENDED}" in found.findings) is is_shown
 
 
-@pytest.mark.parametrize(("failure", "word"), [("trainer is no Python process", "gdb"), ("denied", "ptrace")])
+@pytest.mark.parametrize(("failure", "word"), [("trainer is not a Python process", "gdb"), ("denied", "ptrace")])
 def test_of_ranks_without_stacks_it_is_said_what_shows_them(failure: str, word: str) -> None:
     """Permission to look into a program that is not Python would show nothing more of it."""
     dumps = tuple(

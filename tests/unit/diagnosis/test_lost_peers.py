@@ -10,6 +10,7 @@ from tests.unit.samples import end_of
 
 OWN = said(1, "key_error")
 VICTIM = said(0, "gloo_peer_closed")
+NO_PYTHON = "is not a Python process"
 
 
 def stopped_as(output: RankOutput, *, raised: bool = True, stop_signum: int | None = None) -> Diagnosis:
@@ -60,7 +61,9 @@ def test_where_a_user_stopped_the_job_no_traceback_is_its_cause() -> None:
 def test_a_stopped_rank_that_had_lost_its_connection_failed_because_of_it() -> None:
     """It is named with what it was doing, and not as a process that cannot be inspected."""
     ends = (end_of(1, code=1), end_of(0, signum=15, at=101.0, stopped=True))
-    gone = StackDump(0, 4000, is_rank=True, name="python3", tool="py-spy", threads=(), failure="is no Python process")
+    gone = StackDump(
+        0, 4000, is_rank=True, name="python3", tool="py-spy", threads=(), failure="is not a Python process"
+    )
     found = diagnose(evidence(*ends, outputs=(OWN, VICTIM))._replace(capture=Capture(stacks=(gone,))))
     assert first_rank(found) == 1
     assert found.victims == (0,)
@@ -77,7 +80,9 @@ def test_a_rank_that_was_stopped_with_the_same_error_failed_in_the_same_way() ->
     """Its interpreter takes long to end, and then looks like one that cannot be inspected."""
     ends = (end_of(0, code=1), end_of(1, signum=15, at=101.0, stopped=True))
     outputs = (OWN._replace(local_rank=0, raised=True), OWN._replace(local_rank=1, raised=True))
-    gone = StackDump(1, 4000, is_rank=True, name="python3", tool="py-spy", threads=(), failure="is no Python process")
+    gone = StackDump(
+        1, 4000, is_rank=True, name="python3", tool="py-spy", threads=(), failure="is not a Python process"
+    )
     found = diagnose(evidence(*ends, outputs=outputs)._replace(capture=Capture(stacks=(gone,))))
     assert "rank 1 failed in the same way" in found.headline
     assert found.cause is not None
@@ -89,12 +94,12 @@ def test_a_rank_that_was_stopped_with_the_same_error_failed_in_the_same_way() ->
 
 
 def test_a_python_that_py_spy_finds_no_interpreter_in_is_starting_or_ending() -> None:
-    """That a python is no Python process says nothing to its user."""
+    """That a python is not a Python process says nothing to its user."""
     ends = (end_of(0, code=1), end_of(1, signum=15, at=101.0, stopped=True))
-    why = "python3 is no Python process"
+    why = "python3 is not a Python process"
     gone = StackDump(1, 4000, is_rank=True, name="python3", tool="py-spy", threads=(), failure=why)
     found = diagnose(evidence(*ends, outputs=(said(0, "key_error"),))._replace(capture=Capture(stacks=(gone,))))
     assert [group.kind for group in found.groups if group.ranks == (1,)] == ["interpreter"]
-    other = gone._replace(name="trainer", failure="trainer is no Python process")
+    other = gone._replace(name="trainer", failure="trainer is not a Python process")
     found = diagnose(evidence(*ends, outputs=(said(0, "key_error"),))._replace(capture=Capture(stacks=(other,))))
     assert [group.kind for group in found.groups if group.ranks == (1,)] == ["unanswering"]

@@ -130,6 +130,13 @@ def test_where_the_user_s_line_blocks_the_kernel_tells_in_what(look: dict[str, A
     assert (found.kind, found.detail, found.location) == (kind, what, AT_STEP)
 
 
+def test_only_a_python_sleeps_in_time_sleep() -> None:
+    """A rank may be ``/bin/sleep``, or a program of another language."""
+    dump = StackDump(0, 4000, True, "sleep", "py-spy", (), failure="sleep is not a Python process")
+    found = one(look=look_of(0, syscall="clock_nanosleep"), dumps=(dump,))
+    assert (found.kind, found.detail) == ("sleep", "sleep")
+
+
 @pytest.mark.parametrize("compiler", ["nvcc", "ptxas", "cc1plus", "ninja"])
 def test_a_compiler_below_a_rank_says_that_it_compiles(compiler: str) -> None:
     """The rank itself may stand anywhere in the compiler's driver."""

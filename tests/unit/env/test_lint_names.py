@@ -73,7 +73,7 @@ def test_a_name_that_something_reads_is_no_finding() -> None:
 def test_a_name_that_nothing_reads_is_unknown_and_the_searched_libraries_are_named() -> None:
     finding = only(lint({"NCCL_FLUX_CAPACITOR": "1"}, TODAY, HostFacts()), "NCCL_FLUX_CAPACITOR")
     assert finding.verdict == "unknown name"
-    assert "nothing installed here reads it" in finding.sentence
+    assert "no library that is installed here reads it" in finding.sentence
     assert "libnccl.so.2" in finding.sentence
     assert "libnccl.so.2" in finding.source
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from saferun.inject import saferun_pdb
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STORE = {
     "RANK": "5",
@@ -82,8 +85,67 @@ def test_no_store_is_asked_where_there_is_no_other_host_or_a_rank_serves_it(
     assert saferun_pdb._first_of_job("saferun/pdb/a0", "5") == "5"
 
 
-def test_a_script_without_torch_asks_none(store: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_a_store_asks_none(store: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
     found: Any = SimpleNamespace()
     store.keys["saferun/pdb/a0"] = "7"
     monkeypatch.setitem(sys.modules, "torch.distributed", found)
     assert saferun_pdb._first_of_job("saferun/pdb/a0", "5") == "5"
+
+
+STORE_OF_A_TORCH = """
+print("some library greets on stdout")
+class TCPStore:
+    def __init__(self, host, port, *_, **__):
+        assert (host, port) == ("node1", 29500)
+    def compare_set(self, key, expected, value):
+        path = __file__ + key.replace("/", "-")
+        try:
+            with open(path, "x") as file:
+                file.write(value)
+        except FileExistsError:
+            pass
+        return open(path, "rb").read()
+"""
+
+
+@pytest.fixture
+def torch_elsewhere(store: type[Store], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The script has not imported torch; returns the module that this would load."""
+    assert store.answers
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    module = tmp_path / "torch" / "distributed.py"
+    module.parent.mkdir()
+    (module.parent / "__init__.py").touch()
+    module.write_text(STORE_OF_A_TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return module
+
+
+@pytest.mark.usefixtures("torch_elsewhere")
+def test_a_script_without_torch_has_another_process_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    """What fails before its ``import torch`` fails on every host alike."""
+    assert saferun_pdb._first_of_job("saferun/pdb/a0", "5") == "5"
+    assert saferun_pdb._first_of_job("saferun/pdb/a0", "1") == "5"
+    assert "torch.distributed" not in sys.modules
+    assert "saferun: rank 1 asks which rank of the job failed first" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["import time; time.sleep(3600)", "import os; os.abort()", "raise ImportError", "print('first: x' * 9999)"],
+)
+def test_a_torch_that_cannot_be_imported_holds_up_no_rank(
+    torch_elsewhere: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    torch_elsewhere.write_text(module)
+    monkeypatch.setattr(saferun_pdb, "_IMPORT_S", 0.5)
+    assert saferun_pdb._first_of_job("saferun/pdb/a0", "1") == "1"
+    for child in saferun_pdb._unwaited:
+        child.wait()
+
+
+def test_a_python_that_cannot_be_started_is_a_failure_as_ever(
+    torch_elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(torch_elsewhere))
+    assert saferun_pdb._first_of_job("saferun/pdb/a0", "1") == "1"

@@ -64,7 +64,8 @@ def test_one_host_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     monkeypatch.setattr(socket, "getaddrinfo", never)
-    assert check_names(CheckContext()).verdict == "ok"
+    result = check_names(CheckContext())
+    assert (result.verdict, result.message) == ("ok", "only one host: no names are needed")
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,10 @@ def test_without_a_way_what_is_down_is_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_master_itself_and_a_host_alone_have_no_way_to_go(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    assert master_check(monkeypatch, "no route", **more).verdict == "ok"
+    result = master_check(monkeypatch, "no route", **more)
+    assert (result.verdict, "no way to go" in result.message) == ("ok", False)
+    if not more.get("together", True):
+        assert result.message == "only one host: no route is needed"
 
 
 def test_without_a_port_the_way_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

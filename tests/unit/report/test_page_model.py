@@ -70,12 +70,24 @@ def test_the_timeline_of_a_hang_shows_who_waits_and_who_is_the_cause() -> None:
     assert phases(whole) == [
         (
             "rank 3",
-            [("start", 1.0, 1.5), ("run", 1.5, 8.0), ("work", 8.0, 10.0), ("stuck", 10.0, 311.5)],
+            [
+                ("start", 1.0, 1.5),
+                ("run", 1.5, 8.0),
+                ("work", 8.0, 10.0),
+                ("stuck", 10.0, 311.0),
+                ("stopping", 311.0, 311.5),
+            ],
             ["exit-stopped"],
         ),
         (
             "ranks 0-2,4-7 (7)",
-            [("start", 1.0, 1.5), ("run", 1.5, 8.0), ("work", 8.0, 10.0), ("wait", 10.0, 311.5)],
+            [
+                ("start", 1.0, 1.5),
+                ("run", 1.5, 8.0),
+                ("work", 8.0, 10.0),
+                ("wait", 10.0, 311.0),
+                ("stopping", 311.0, 311.5),
+            ],
             ["exit-stopped"],
         ),
     ]
@@ -92,7 +104,9 @@ def test_the_timeline_of_a_crash_shows_what_ended_whom() -> None:
     whole, closing = build_timelines([events_of("node1", lines)], ReportPart(incidents=(failure,)), None)
     assert phases(closing)[0] == ("rank 2", [("run", 30.8, 31.0)], ["exit-bad"])
     assert {marks[0] for label, _, marks in phases(closing) if label != "rank 2"} == {"exit-stopped"}
-    assert ("ending", 31.0, 32.0) in [segment for _, segments, _ in phases(closing) for segment in segments]
+    segments = [segment for _, row, _ in phases(closing) for segment in row]
+    assert ("ending", 31.0, 31.4) in segments
+    assert ("stopping", 31.4, 32.0) in segments
     assert len(phases(whole)) == 2  # hundredths of a second are nothing in half a minute
 
 
@@ -176,6 +190,9 @@ def test_signals_aborts_slow_ranks_and_retries_are_marks_of_the_job() -> None:
         event("JobAborted", 40.0, reason="lost", message="node2 is silent", host="node2"),
         event("Decision", 50.0, next_step="restart", message="starting again"),
         event("Decision", 60.0, next_step="finish", message="not started again"),
+        event("CheckpointRequested", 70.0, signum=10, by="saferunctl stop by ann"),
+        event("StopRequested", 80.0, by="saferunctl stop by ann"),
+        event("RestartRequested", 90.0, by=""),
     ]
     whole, _ = build_timelines([events_of("node1", lines), events_of("node2", lines)], NOBODY, None)
     assert whole is not None
@@ -184,6 +201,9 @@ def test_signals_aborts_slow_ranks_and_retries_are_marks_of_the_job() -> None:
         "saferun received SIGTERM",
         "the attempt was aborted: node2 is silent (node2)",
         "starting again",
+        "a user asked for a checkpoint and the end of the job (saferunctl stop by ann)",
+        "a user asked for the end of the job (saferunctl stop by ann)",
+        "a user asked for a restart of the ranks",
     ]
 
 
@@ -215,7 +235,10 @@ def test_many_rows_become_few_and_no_rank_is_lost() -> None:
         st.builds(
             lambda name, at, fields: event(name, at, **fields),
             st.sampled_from(
-                ["HostsJoined", "RanksStarted", "RankExited", "HangSuspected", "RanksInitialized", "JobAborted"]
+                [
+                    *("HostsJoined", "RanksStarted", "RankExited", "HangSuspected", "RanksInitialized", "JobAborted"),
+                    "StepsReported",
+                ]
             ),
             st.floats(-1e12, 1e12),
             st.fixed_dictionaries(
@@ -227,6 +250,7 @@ def test_many_rows_become_few_and_no_rank_is_lost() -> None:
                     "verdict": st.fixed_dictionaries({"quiet_s": st.floats(-1e9, 1e9), "ranks": st.just([7])}),
                     "ranks": st.just([7]),
                     "times": st.lists(st.floats(-1e12, 1e12), max_size=2),
+                    "steps": st.lists(st.integers(-(1 << 62), 1 << 62), max_size=2),
                     "state": st.sampled_from(["running", "stopping", ""]),
                 },
             ),
@@ -410,6 +434,6 @@ def test_the_timeline_is_a_trace_for_perfetto(tmp_path: Path) -> None:
     assert len(names) == 8
     for rank in range(8):
         spans = [(row["ts"], row["ts"] + row["dur"]) for row in rows if row["ph"] == "X" and row["tid"] == rank]
-        assert len(spans) == 4
+        assert len(spans) == 5
         assert all(before[1] <= after[0] + 1 for before, after in itertools.pairwise(spans))
     assert all(row["s"] in {"g", "t"} for row in rows if row["ph"] == "i")

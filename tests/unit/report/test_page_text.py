@@ -80,10 +80,10 @@ def test_the_page_of_a_hang_has_the_verdict_first_and_all_that_proves_it(tmp_pat
     assert text.index("Hang The job hangs: rank 3 (node1) has not called the all_reduce") < 200
     for words in (
         "Proof rank 3 has not called collective 5 (all_reduce) of group default_pg",
-        "What to do look at why it sleeps at train.py:47 in load_batch",
+        "What to do find out why it sleeps at train.py:47 in load_batch",
         "Outcome failed, exit code 1",
         "saferun --nproc-per-node 8 train.py --api-key <redacted>",
-        "no progress: the cause from 0:09.00 to 5:10.50",
+        "no progress: the cause from 0:09.00 to 5:10.00; being stopped from 5:10.00 to 5:10.50",
         "ranks 0-2, 4-7 wait for rank 3 in default_pg",
         "rank 3 sleep: time.sleep train.py:47 in load_batch",
         "ranks 0-2,4-7 (7) 5 - 4 5: all_reduce [[1024, 1024]] not done",

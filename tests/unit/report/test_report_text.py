@@ -45,7 +45,7 @@ at train.py:47 in load_batch
   proof: rank 3 has not called collective 5 (all_reduce) of group default_pg that ranks 0-2, 4-7 wait in; it \
 is 1 behind
   captures timed out: strace of rank 5
-hint: look at why it sleeps at train.py:47 in load_batch: every rank must come to the same collectives in the \
+hint: find out why it sleeps at train.py:47 in load_batch: every rank must come to the same collectives in the \
 same order
   files: saferun_runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
@@ -64,7 +64,7 @@ at train.py:47 in load_batch
   proof: rank 3 has not called collective 5 (all_reduce) of group default_pg that ranks 0-2, 4-63 wait in; it \
 is 1 behind
   captures timed out: strace of rank 5
-hint: look at why it sleeps at train.py:47 in load_batch: every rank must come to the same collectives in the \
+hint: find out why it sleeps at train.py:47 in load_batch: every rank must come to the same collectives in the \
 same order
   files: saferun_runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
