@@ -261,7 +261,7 @@ class RecordCollection:
             record = decode_record(text or b"")
             if record is None:
                 raise JoinFailedError(
-                    f"what the host with node rank {host} says of itself cannot be read",
+                    f"the record of the host with node rank {host} cannot be read",
                     "use the same version of saferun on all hosts",
                 )
             records.append(record)
