@@ -269,7 +269,7 @@ class ControlPart(PartBase):
             request: ControlRequest = fit(ControlRequest, message)
             method = self._METHODS[request.op]
         except MALFORMED:
-            self._send(client, {"error": "the request is not known", "hint": "use the saferunctl of this saferun"})
+            self._send(client, {"error": "the request is not known", "hint": "use the saferunctl of the same version"})
             return
         try:
             method(self, client, request)

@@ -109,7 +109,7 @@ def describe_parts(
     topology = f"look at nvidia-smi topo -m on {label}; if NCCL_P2P_DISABLE=1 helps, it is the way between them"
     if everything:
         message = f"fails alone, over loopback too{why}"
-        hint = f"{inspect}, and whether torch is whole there, or leave {label} out"
+        hint = f"{inspect}, and the installation of torch there, or leave {label} out"
         return FailingSet("host", members, LOOPBACK, message, hint, label, seen.failed, seen.of)
     if blame.kind == "alone":
         message, kind = f"{what} fails alone{why}", "gpu"
