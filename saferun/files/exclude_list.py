@@ -38,10 +38,10 @@ def add_host(path: str, name: str) -> bool:
         Whether it was added.
 
     Raises:
-        OSError: the file cannot be read or written, is a link or no regular file, or the name is no name of a host.
+        OSError: the file cannot be read or written, is a link or no regular file, or it is not the name of a host.
     """
     if not is_host_name(name):
-        raise OSError(errno.EINVAL, f"{name[:80]!r} is no name of a host", path)
+        raise OSError(errno.EINVAL, f"{name[:80]!r} is not the name of a host", path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | CAREFULLY, _MODE)
     try:
         check_regular(os.fstat(fd), path)

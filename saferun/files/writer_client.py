@@ -264,8 +264,8 @@ class WriterClient(PartBase):
             self._reported_stalls += 1
             path = self._path()
             self._report_stall(
-                f"{path}: the file system{_mount_point(path)} does not answer; the job goes on, and what is written to "
-                "files waits in memory, as far as there is room"
+                f"{path}: the file system{_mount_point(path)} does not answer; the job goes on, and output for files "
+                "is kept in memory while there is room"
             )
 
     def _hangs(self, now: float) -> bool:
