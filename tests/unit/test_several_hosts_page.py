@@ -23,10 +23,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "several-hosts.md").read_text(encod
 PRINTED = tuple(line for line in PAGE.splitlines() if line.startswith(("saferun: ", "hint: ")))
 
 
-def views(**of_the_last: object) -> tuple[HostView, ...]:
-    """Hosts with one rank each, of which only the last one shows something."""
+def hosts_with(line: str) -> tuple[HostView, ...]:
+    """Five hosts with one rank each, of which the last one has this line in its kernel log."""
     hosts = [HostView(number, f"node{number + 1}", (number,), has_evidence=True) for number in range(5)]
-    return (*hosts[:-1], hosts[-1]._replace(**of_the_last))
+    return (*hosts[:-1], hosts[-1]._replace(kernel_lines=(line,)))
 
 
 def test_a_port_that_a_firewall_closes() -> None:
@@ -59,7 +59,7 @@ def test_a_host_that_lost_its_power() -> None:
 def test_a_host_whose_gpu_has_failed_and_the_spare_for_it() -> None:
     """From the line of the kernel log to that of saferun."""
     line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=101, name=python, GPU has fallen off the bus."
-    hosts = views(kernel_lines=(line,))
+    hosts = hosts_with(line)
     faults = faulty_hosts(host_faults(Evidence("node1", 0.0, (), (), (), None, hosts=hosts)), hosts)
     assert f"saferun: {replaced_text(faults, ('node65', 'node66'))[1]}" in PRINTED
 
