@@ -27,7 +27,7 @@ _LONGEST_S = 1e8
 _OTHER_THREADS, _OTHER_EVENTS = 12, 16
 _NOTES = {
     2: "the recording ended early by a mistake of saferun's own",
-    3: "nothing is recorded any more: something else watches the calls (a profiler, a debugger)",
+    3: "the recording has ended: a profiler or a debugger has taken over the hook for calls",
     4: "the recursion limit was reached, and later calls of that thread may be missing",
 }
 _RINGLESS = "{} threads had no room"

@@ -71,7 +71,7 @@ def capture_flight_recorder(target: CaptureTarget, deadline: float) -> tuple[Ran
             failure = str(error)
             continue
         except Exception as error:
-            failure = f"its answer makes no sense ({type(error).__name__})"
+            failure = f"its answer is invalid ({type(error).__name__})"
             continue
         content = b",\n".join(b'"' + name.encode() + b'": ' + reply for name, reply in recorders.replies.items())
         groups = tuple(recorders.groups.values())[:GROUPS_LIMIT]

@@ -313,13 +313,13 @@ def _retry(values: SimpleNamespace) -> RetryConfig:
 
 def _check_monitor_interval(value: float) -> None:
     if not 0 <= value < float("inf"):
-        raise UsageError(f"--monitor-interval {value} is not a time", "leave it out: nothing is polled here")
+        raise UsageError(f"--monitor-interval {value} is not a time", "leave it out: saferun does not poll")
 
 
 def _logs(values: SimpleNamespace, local_world_size: int) -> LogConfig:
     log_dir = values.log_dir or None
     if log_dir is not None and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
-        raise UsageError(f"--log-dir {log_dir} is not a directory", "pass a directory; it is made if need be")
+        raise UsageError(f"--log-dir {log_dir} is not a directory", "pass a directory; it is made if necessary")
     shown: frozenset[int] = frozenset()
     if values.local_ranks_filter:
         try:

@@ -351,21 +351,21 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--exclude-file FILE",
         "",
         FAILURES,
-        "add each host there whose own hardware or system is at fault, by its name, one a line: for srun --exclude",
+        "file to which hosts are added whose own hardware or system is at fault, one name a line: for srun --exclude",
     ),
     _option(
         "--spares N",
         0,
         FAILURES,
-        "spare hosts beside the --nnodes that train: one of them takes the place of a host that fails for a reason of "
-        "its own; --nnodes and --spares together are started",
+        "number of spare hosts: one takes the place of a host that is at fault or lost; start as many hosts as "
+        "--nnodes and --spares together",
     ),
     _option(
         "--restart-limit {total,progress}",
         "total",
         FAILURES,
-        "what --max-restarts limits; total: all restarts, as under torchrun; progress: those in a row after which no "
-        "rank got to a later saferun.step than in any attempt before",
+        "what --max-restarts limits; total: all restarts, as under torchrun; progress: restarts in a row after which "
+        "no rank reached a later saferun.step than in all attempts before",
     ),
     _option("--host-timeout SECONDS", 30.0, FAILURES, "seconds without a heartbeat after which a host counts as lost"),
     _option(
@@ -391,8 +391,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--keep-runs N",
         0,
         OUTPUT,
-        "remove old runs from saferun_runs, beyond the newest N; none that may live, and none with a failure of the "
-        "last 7 days; 0: remove nothing",
+        "remove old runs from saferun_runs, beyond the newest N; none that may still be running, and none with a "
+        "failure of the last 7 days; 0: remove nothing",
     ),
     _option(
         "--prefix TEMPLATE",
@@ -411,9 +411,9 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--attach RANK|auto|any|off",
         "auto",
         OUTPUT,
-        "which rank has the keyboard; auto: where saferun is in the foreground of a terminal, the rank that asks "
-        "(breakpoint, input); RANK: this one; any: each rank has a terminal as stdin, also without one of saferun's "
-        "own, for saferunctl attach; off: ranks have saferun's stdin, as with torchrun",
+        "which rank has the keyboard; auto: if saferun is in the foreground of a terminal, the rank that asks "
+        "(breakpoint, input); RANK: this one; any: as auto, and each rank has a terminal as stdin even if saferun has "
+        "none, for saferunctl attach; off: ranks have saferun's stdin, as with torchrun",
     ),
     _option(
         "--color {auto,always,never}",
@@ -425,8 +425,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--fold {on,off}",
         "on",
         OUTPUT,
-        "show a traceback that several ranks print once, and name the others; only where the run directory keeps all "
-        "of it, and not with --tee, --redirects, --log-line-prefix-template, --prefix none",
+        "show a traceback that several ranks print once, and name the other ranks; only if the run directory keeps all "
+        "copies, and not with --tee, --redirects, --log-line-prefix-template, --prefix none",
     ),
     _option(
         "--console {auto,shared,own}",
@@ -439,23 +439,28 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--bar-interval SECONDS",
         30.0,
         OUTPUT,
-        "how often a progress bar is printed as a line where the console is no terminal; its last state always is",
+        "seconds between lines of a progress bar if the console is not a terminal; its last state is always printed",
     ),
     _option(
         "--report-html {failure,always,off}",
         "failure",
         OUTPUT,
-        "when to make report.html in the run directory, a page about the run to read and send on; failure: at every "
+        "when to make report.html in the run directory, a page about the run to read and share; failure: at every "
         "hang and failure; always: at every end, with report.json and report.txt; off: never",
     ),
-    _option("--on-event COMMAND", "", OUTPUT, "run at every hang, failure, restart, recovery and end; gets it as JSON"),
-    _option("--metrics FILE", "", OUTPUT, "write metrics there every 15 s, for node_exporter; ends in .prom"),
+    _option(
+        "--on-event COMMAND",
+        "",
+        OUTPUT,
+        "command to run at every hang, failure, restart, recovery and end; it gets the event as JSON on its stdin",
+    ),
+    _option("--metrics FILE", "", OUTPUT, "file to write metrics to every 15 s, for node_exporter; ends in .prom"),
     _option(
         "--metrics-port PORT",
         "",
         OUTPUT,
-        "serve the leader's metrics to Prometheus at http://127.0.0.1:PORT/metrics; ADDRESS:PORT for others than this "
-        "host, :PORT for all addresses; 0: a free port, which is printed",
+        "serve the leader's metrics to Prometheus at http://127.0.0.1:PORT/metrics; ADDRESS:PORT to listen on another "
+        "address, :PORT on all addresses; 0: a free port, which is printed",
     ),
     _option(
         "--hang-timeout SECONDS",
@@ -489,22 +494,22 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--cause-wait SECONDS",
         10.0,
         HANGS,
-        "seconds that ranks get to show their error before they are stopped, where the rank that failed first only "
-        "lost its connection to another one or waited too long for it; 0: none",
+        "seconds that ranks get to show their error before they are stopped, if the rank that failed first only "
+        "lost its connection to another rank or waited too long for it; 0: none",
     ),
     _option(
         "--slow-window SECONDS",
         60.0,
         HANGS,
-        "seconds over which ranks are compared to find one that the others wait for in every step; longer where steps "
-        "are long; 0: not at all",
+        "seconds over which ranks are compared to find one that the others wait for in every step; longer if steps "
+        "are long; 0: never",
     ),
     _option(
         "--slow-dumps SECONDS",
         0.0,
         HANGS,
-        "compare ranks that use GPUs as well: every so many seconds, 60 at least, each rank is asked for its Flight "
-        "Recorder, which costs it some milliseconds; 0: never",
+        "also compare ranks that use GPUs: ask each rank for its Flight Recorder every so many seconds, 60 at least, "
+        "which costs it some milliseconds; 0: never",
     ),
     _option(
         "--native-stacks {auto,always,never}",
@@ -546,10 +551,10 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--trace-calls PACKAGES",
         "",
         HANGS,
-        "record the last Python calls of each rank's threads, so that reports of hangs and crashes show them; of "
-        "packages, modules and directories, or script: the modules beside the script. Costs about a microsecond a call",
+        "record the last Python calls of each rank's threads, for reports of hangs and crashes: calls of these "
+        "packages, modules and directories; script: of the modules beside the script. Costs about a microsecond a call",
     ),
-    _option("--trace-lines RANK", -1, HANGS, "of this rank record lines as well, which makes it slower; -1: of none"),
+    _option("--trace-lines RANK", -1, HANGS, "also record the lines of this rank, which slows it down; -1: of none"),
     _option(
         "--env-profile NAME,NAME",
         ("production",),

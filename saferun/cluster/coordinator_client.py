@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from saferun.linux.json_lines import JsonLines
 
 HINT = "check that this works: python -c 'import torch.distributed'"
-KILLED_HINT = "see who killed it: dmesg says so where it was the OOM killer"
+KILLED_HINT = "find out what killed it: dmesg shows whether it was the OOM killer"
 _OPTIONS_HINT = "look at --logs-specs, --event-log-handler and --numa-binding in saferun --help"
 _PAUSE_S = 0.001
 # What no other coordinator than the one that has served an attempt can do anything with.

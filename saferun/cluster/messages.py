@@ -172,7 +172,7 @@ def decision_from(message: Mapping[str, Any]) -> DecisionMessage:
         One of ``MALFORMED``: it is no such message, or another host's.
     """
     if message["host"] != 0:
-        raise ValueError("another host than the one that leads has decided")
+        raise ValueError("a decision of a host that is not the leader")
     decision: DecisionMessage = fit(DecisionMessage, message)
     return decision
 
@@ -236,7 +236,7 @@ class Ignored:
         """
         if not self._is_due(1):
             return
-        so_far = "a message that makes no sense" if self.count == 1 else f"{self.count} such messages so far"
+        so_far = "an invalid message" if self.count == 1 else f"{self.count} invalid messages so far"
         why = printable(f"{what}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE])
         self._warn(f"ignored {so_far} ({why})")
 

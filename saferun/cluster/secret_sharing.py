@@ -137,7 +137,7 @@ def read_offer(offer: str) -> tuple[str, str]:
         found = loads(offer, longest=LONGEST_OFFER)
         return text(found.get("munge", ""), LONGEST_CREDENTIAL), text(found.get("file", ""), _LONGEST_NAME)
     except MALFORMED:
-        raise NoSecretError("the offer makes no sense") from None
+        raise NoSecretError("the offer is invalid") from None
 
 
 def take_offer(offer: str, bound_to: str, base: str, munge: Munge | None) -> bytes:

@@ -78,7 +78,7 @@ def await_assignment(
                 return assignment
             client.add(f"{prefix}read", 1)
             raise read_failure(text) or JoinFailedError(
-                "the assignment that the first host hands out cannot be read",
+                "the assignment by the first host cannot be read",
                 "use the same version of saferun on all hosts",
             )
         _check_missed(client, prefix, key, rdzv)
@@ -120,8 +120,10 @@ def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: Rendezvou
     while True:
         rdzv.check()
         if rdzv.remaining_s <= 0:
-            message = f"another process writes what {own.name} says of itself"
-            raise JoinFailedError(f"{message}, for {rdzv.timeout_s:.0f} s", "see who else reaches the job's store")
+            message = f"another process overwrites the record of {own.name}"
+            raise JoinFailedError(
+                f"{message}, for {rdzv.timeout_s:.0f} s", "find out which other processes can reach the job's store"
+            )
         stored, found = client.swap(key, expected, text)
         if found == text.encode():
             return

@@ -112,7 +112,7 @@ class HandlerRendezvous:
             return self._follow(rdzv, own, store, host)
         except StoreBrokenError as error:
             raise JoinFailedError(
-                f"a store broke while the hosts of the job met: {error}", "see what saferun says on the other hosts"
+                f"a store broke while the hosts of the job met: {error}", "see the output of saferun on the other hosts"
             ) from error
 
     def resumption(self, result: RendezvousResult, own: HostRecord) -> None:
@@ -420,7 +420,7 @@ class HandlerRendezvous:
             rdzv.set_status(message)
             if rdzv.remaining_s <= 0:
                 raise JoinFailedError(
-                    message, "see what saferun says on the other hosts, and whether they can be reached"
+                    message, "see the output of saferun on the other hosts, and whether they can be reached"
                 )
             stored = store.find_stored(_LEADER_KEY, _RECHECK_S)
             leader = read_address(stored)

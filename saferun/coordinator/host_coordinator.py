@@ -167,7 +167,7 @@ class HostCoordinator:
                 try:
                     self._secrecy = _secrecy(str(secret))
                 except CannotSealError as error:
-                    what = f"evidence cannot be encrypted on this host, as the job secret asks for: {error}"
+                    what = f"evidence cannot be encrypted on this host, which the job secret requires: {error}"
                     hint = "install the Python package cryptography, or pass no --secret-file on any host"
                     connection.send({"op": "join_failed", "what": what, "hint": hint, "usage": True})
                     return

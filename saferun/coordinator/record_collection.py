@@ -261,7 +261,7 @@ class RecordCollection:
             record = decode_record(text or b"")
             if record is None:
                 raise JoinFailedError(
-                    f"what the host with node rank {host} says of itself cannot be read",
+                    f"the record of the host with node rank {host} cannot be read",
                     "use the same version of saferun on all hosts",
                 )
             records.append(record)
@@ -375,7 +375,7 @@ def missing_error(message: str, timeout_s: float) -> JoinFailedError:
     count, _, names = message.partition(": ")
     return JoinFailedError(
         f"{count} did not come within {timeout_s:.0f} s{f': {names}' if names else ''}",
-        "see whether saferun was started there, and what it says; --start-timeout is how long they are waited for",
+        "check that saferun was started there, and see its output; --start-timeout sets how long to wait",
     )
 
 
@@ -397,7 +397,7 @@ def withdraw(client: StoreClient, prefix: str, host: int | None, error: JoinFail
 
 def left_error(name: str) -> JoinFailedError:
     """A host has left before the others had their assignments."""
-    return JoinFailedError(f"{name} left while the hosts of the job met", f"see what saferun says on {name}")
+    return JoinFailedError(f"{name} left while the hosts of the job met", f"see the output of saferun on {name}")
 
 
 def is_gone(record: HostRecord, own: HostRecord) -> bool:

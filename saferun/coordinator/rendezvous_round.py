@@ -181,7 +181,7 @@ class RendezvousRound:
                 raise JoinFailedError(
                     f"{len(missing)} of {self.task_count} saferun processes on {self.name} did not come within"
                     f" {self.timeout_s:.0f} s: task {shown}",
-                    "see whether the scheduler has started them all, and what they say",
+                    "check that the scheduler has started all of them, and see their output",
                 )
             self._wait_for_more(self.task_count - len(missing))
 
@@ -258,7 +258,7 @@ class RendezvousRound:
             return None
         return JoinFailedError(
             f"the hosts did not meet within {self.timeout_s:.0f} s: {self._message or 'no answer'}",
-            "see what saferun says on the other hosts, and whether they are alive",
+            "see the output of saferun on the other hosts, and whether they are alive",
         )
 
 

@@ -181,7 +181,7 @@ class SecretAgreement(Signer):
         if stored is None:
             self.why = "the first host offers no secret"
         elif len(stored) > _LONGEST_OFFER_BYTES:
-            self.why = "the offer makes no sense"
+            self.why = "the offer is invalid"
         else:
             secret, self.why = self._sharing.take(stored.decode(errors="replace"), self._run_id, self.job, self._base)
             self.why = display_text(self.why, _LONGEST_MESSAGE)

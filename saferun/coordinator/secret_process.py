@@ -86,7 +86,7 @@ class SecretProcess:
         answer = self._ask(op="take", offer=offer, run_id=run_id, job=job, base=base)
         with suppress(ValueError, TypeError):
             return bytes.fromhex(answer.get("secret", "")), str(answer.get("why", ""))
-        return b"", "no answer that makes sense"
+        return b"", "an invalid answer"
 
     def withdraw(self) -> None:
         """All have taken the offer: remove what anybody could still read."""

@@ -12,7 +12,7 @@ from saferun.coordinator.record_collection import RecordCollection, failure_text
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.store_client import StoreClient
 
-LATE_HINT = "nothing is amiss with the job; see why this host came so late"
+LATE_HINT = "the job is not affected; find out why this host was late"
 # How long hosts are waited for that the job can do without: at its start, where nodes boot, and between attempts.
 _FIRST_PATIENCE_S = 60.0
 _PATIENCE_S = 30.0

@@ -377,7 +377,7 @@ class StaticRendezvous:
             if rdzv.remaining_s <= 0:
                 raise JoinFailedError(
                     f"{first} did not begin another attempt within {rdzv.timeout_s:.0f} s",
-                    f"see what saferun says on {first}",
+                    f"see the output of saferun on {first}",
                 )
         return wanted
 

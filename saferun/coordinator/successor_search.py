@@ -21,7 +21,7 @@ _PROBE_EVERY_S = 5.0
 _MOST_ADDRESSES = 4
 # How long the preferred address is waited for, once another one has been found to lead there.
 _SAME_S = 2.0
-_HINT = "see what saferun says on the other hosts, and whether they can be reached"
+_HINT = "see the output of saferun on the other hosts, and whether they can be reached"
 
 
 def own_address(addresses: Sequence[str]) -> str:

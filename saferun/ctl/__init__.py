@@ -53,26 +53,26 @@ VERBS: tuple[Verb, ...] = (
         "status",
         "what the ranks of a run do now: progress, output, memory, CPU, GPUs, and how long each waits for the others",
     ),
-    Verb("stop", "end a running job in good order on all its hosts, as SIGTERM to saferun does"),
+    Verb("stop", "stop a running job on all its hosts, as SIGTERM to each saferun does"),
     Verb("kill", "end a running job at once on all its hosts, by SIGKILL to its ranks"),
     Verb("restart", "end the ranks of a running job and start them again, on all its hosts"),
     Verb("stacks", "where the processes of a run, or any process, are in their code"),
     Verb("record", "where ranks spend their time over some seconds, as a flame graph and for speedscope"),
-    Verb("attach", "make this terminal that of one rank of a running job: for a debugger or a prompt"),
+    Verb("attach", "connect this terminal to one rank of a running job, for a debugger or a prompt"),
     Verb(
         "debug",
         "debug one rank of a running job, without its help, while hang detection waits",
         "debug_rank",
     ),
     Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
-    Verb("story", "the last events of a run in which something went wrong, and what saferun made of them"),
+    Verb("story", "the last events of a run in which something went wrong, and what saferun did about them"),
     Verb("core", "the stacks in a core file"),
     Verb("clean", "remove old run directories: beyond the newest N, or older than a time"),
-    Verb("shim", "make a directory with a torchrun that is saferun, for tools that call it"),
+    Verb("shim", "make a directory with a torchrun that runs saferun, for tools that call torchrun"),
     Verb("completion", "the script that makes bash, zsh or fish complete the options of saferun and saferunctl"),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint"),
     Verb(
-        "health", "whether this host is fit for a job; for Slurm's HealthCheckProgram, a prolog or a Kubernetes probe"
+        "health", "whether this host is fit for a job, for Slurm's HealthCheckProgram, a prolog or a Kubernetes probe"
     ),
     Verb(
         "doctor",

@@ -42,7 +42,7 @@ def _rank(text: str) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Attach until the user detaches or the rank ends."""
     if not (os.isatty(0) and os.isatty(1)):
-        what = "attach takes a terminal, and stdin or stdout is none"
+        what = "attach needs a terminal as stdin and stdout"
         raise UsageError(what, "run it in a terminal; over ssh with: ssh -t")
     wanted = arguments.rank or ""
     found = find_rank(find_run(arguments.run_dir), wanted, "attach", "rank")

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Remove, and say what; 1 where something could not be removed."""
     if arguments.keep is None and arguments.older_than is None:
-        raise UsageError("nothing says which runs are old", "pass --keep 20, or --older-than 7d, or both")
+        raise UsageError("neither --keep nor --older-than is given", "pass --keep 20, or --older-than 7d, or both")
     if arguments.keep is not None and arguments.keep < 0:
         raise UsageError(f"--keep {arguments.keep} is negative", "use 0 to keep none")
     older_s = seconds_of("--older-than", arguments.older_than) if arguments.older_than is not None else 0.0

@@ -18,10 +18,10 @@ _BUDGET_S = 300.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
     parser.add_argument("file", metavar="FILE", help="the core")
-    parser.add_argument("--exe", metavar="PROGRAM", help="the program that it is of, where the core names another one")
+    parser.add_argument("--exe", metavar="PROGRAM", help="program that left the core, if the core names another")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument(
-        "--gdb", action="store_true", help="what gdb says as well; without it gdb is asked only if need be"
+        "--gdb", action="store_true", help="also read it with gdb; otherwise gdb is used only if necessary"
     )
 
 

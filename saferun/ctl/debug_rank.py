@@ -34,7 +34,7 @@ _NOTICES_S = 1.0
 _OBEYS_S = 10.0
 _NO_OPERATION = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _ENDING = frozenset({signal.SIGTERM, signal.SIGHUP})
-# At SIGTERM gdb interrupts a rank that runs in it by a SIGINT, which may reach the rank when gdb has let go of it.
+# At SIGTERM gdb interrupts a rank that runs in it by a SIGINT, which may reach the rank when gdb has detached.
 _LET_GO = signal.SIGHUP
 _DEAD = frozenset({"Z", "X"})
 
@@ -76,7 +76,7 @@ class RankProcess(Value):
 def run(arguments: argparse.Namespace) -> int:
     """Debug until the debugger, the rank or the attempt ends."""
     if not (os.isatty(0) and os.isatty(1)):
-        what = "debug takes a terminal, and stdin or stdout is none"
+        what = "debug needs a terminal as stdin and stdout"
         raise UsageError(what, "run it in a terminal; over ssh with: ssh -t")
     found = find_rank(find_run(arguments.run_dir), arguments.rank, "locate", "pid")
     if found is None or isinstance(found, Destination):

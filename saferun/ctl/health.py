@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gpus", type=int, default=-1, metavar="N", help="how many GPUs the host has to have")
     parser.add_argument(
-        "--strict", action="store_true", help="exit with 1 for warnings, too, that are no fault of the host itself"
+        "--strict", action="store_true", help="exit with 1 for all warnings, also if the host itself is not at fault"
     )
-    parser.add_argument("--brief", action="store_true", help="print one line, or nothing where all is well")
+    parser.add_argument("--brief", action="store_true", help="print one line, or nothing if the host is healthy")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.add_argument(
         "--record",

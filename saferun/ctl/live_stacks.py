@@ -45,8 +45,8 @@ _NAMED_FAILURES = 8
 _SHORTEST_ID = 4
 _AS_RANK = "rank 0"
 _PID = "[1-9][0-9]{0,6}"
-_PERMISSION_HINT = "look as the user whose processes they are, or as root"
-_ROOT_HINT = "in a container this needs the capability SYS_PTRACE; or look from the host of the container"
+_PERMISSION_HINT = "run it as the owner of the processes, or as root"
+_ROOT_HINT = "in a container this needs the capability SYS_PTRACE; or run it on the host of the container"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -187,7 +187,7 @@ def find_scene(target: str, processes: Mapping[int, LiveProcess]) -> AskedProces
             f"name a pid, a directory like {BASE}/latest, or the id of a run that lives",
         )
     if len(ids) > 1:
-        raise UsageError(f"several runs have an id that begins with {target!r}", "name more of it")
+        raise UsageError(f"several runs have an id that begins with {target!r}", "give more of the name or id")
     run_id = ids.pop()
     return _scene_of_run({run_id}, run_id, processes)
 
@@ -365,7 +365,7 @@ def _require_stacks(capture: Capture) -> None:
     why = failures[0] if failures else "the processes have ended meanwhile"
     hint = _PERMISSION_HINT if os.geteuid() else _ROOT_HINT
     if "ptrace_scope" in why:
-        hint = "look as root, or, as root, set kernel.yama.ptrace_scope to 0 with sysctl"
+        hint = "run it as root, or have root set kernel.yama.ptrace_scope to 0 with sysctl"
     elif "gdb" in why:
         hint = "install gdb" if "installed" in why else "the process may have ended meanwhile; see its /proc/PID/stack"
     elif why == "the processes have ended meanwhile":

@@ -229,7 +229,9 @@ def _all_pieces(logs: RunLogs, path: str, *, follows: bool) -> Iterator[list[Pie
     for number, pieces in enumerate(filter(None, logs.read_rest())):
         if not number:
             yield None
-            sys.stderr.write("saferunctl: the times of what follows are not known: one file comes after the other\n")
+            sys.stderr.write(
+                "saferunctl: the times of the output that follows are unknown: it is printed file by file\n"
+            )
         yield pieces
     yield from logs.finish()
 

@@ -114,7 +114,7 @@ def _read(directory: Path, name: str) -> bytes:
     except FileNotFoundError:
         raise UsageError(
             f"there is no {name} in {shorter_path(str(directory))}",
-            "it is written at a hang or a failure, with --report-html always at every end; --html needs none",
+            "it is written at a hang or a failure, with --report-html always at every end; --html works without it",
         ) from None
     except OSError as error:
         raise UsageError(f"{shorter_path(path)}: {error.strerror}", "name another run") from None

@@ -97,7 +97,7 @@ def find_run(word: str, *, living_first: bool = False) -> Path:
     if len(matches) > 1:
         names = ", ".join(run.shown for run in matches[:_NAMED])
         more = f" and {len(matches) - _NAMED} more" if len(matches) > _NAMED else ""
-        raise UsageError(f"{word} may be several runs: {names}{more}", "name more of it")
+        raise UsageError(f"{word} may be several runs: {names}{more}", "give more of the name or id")
     if not matches:
         raise UsageError(f"there is no run {word}", "see saferunctl list, or name a directory")
     return Path(matches[0].path)

@@ -140,7 +140,7 @@ def status_lines(status: Status, now: float) -> Iterator[str]:
         try:
             yield from list(live_lines(status.live))
         except MALFORMED:
-            yield "  the answer of its saferun cannot be read: use the saferunctl of that saferun"
+            yield "  the answer of its saferun cannot be read: use the saferunctl of the same version"
     elif status.unanswered:
         yield f"  {status.unanswered}"
     if status.waits is not None:
@@ -169,7 +169,7 @@ def table_lines(content: JsonObject, now: float) -> Iterator[str]:
     by = ", by Flight Recorders" if content.get("by", "samples") != "samples" else ""
     yield f"{age} ago, attempt {number(content['attempt'])}, waits in the last {window}{by}:"
     if not rows:
-        yield "  nothing is known of waits: the ranks use GPUs, or do not wait in step"
+        yield "  no waits to show: the ranks use GPUs, or do not wait in step"
         return
     width = max(len("host"), *(len(host) for _, host, _ in rows))
     yield f"  {'rank':>5}  {'host':<{width}}  waits"

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after-checkpoint",
         action="store_true",
-        help="send the ranks the signal that asks their script for a checkpoint, and wait for their own end",
+        help="send the ranks the signal on which they save a checkpoint, and wait until they end by themselves",
     )
     parser.add_argument(
         "--signal",
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         default="10min",
         metavar="TIME",
-        help="of --after-checkpoint: when ranks that have not ended are stopped: 90s, 10min (the default), 2h",
+        help="with --after-checkpoint: how long to wait before ranks are stopped: 90s, 10min (the default), 2h",
     )
 
 

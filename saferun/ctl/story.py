@@ -1,4 +1,4 @@
-"""``saferunctl story``: the last events of a run in which something went wrong, and what saferun made of them."""
+"""``saferunctl story``: the last events of a run in which something went wrong, and what saferun did about them."""
 
 from __future__ import annotations
 

@@ -383,7 +383,7 @@ class _Case:
 
     def _none_odd(self) -> Judgement:
         if not self._held_up:
-            message = "nothing is known of what the ranks do"
+            message = "the state of the ranks is unknown"
             return Judgement(Cause("hang_unknown", message, (), "", CLASSES["unanswering"].advice), message)
         first = self._held_up[0]
         same_place = len({wait.location for wait in self._held_up}) == 1

@@ -41,7 +41,7 @@ class HostFault(Value):
     Attributes:
         label: its name in the job.
         kind: one of :data:`KINDS`.
-        reason: to follow the name: ``GPU 0000:3b:00: it has fallen off the PCIe bus (Xid 79)``.
+        reason: to follow the name: ``GPU 0000:3b:00 has fallen off the PCIe bus (Xid 79)``.
         host: its number in the job; -1: not known.
         proof: the line that shows it; empty: there is none.
         hinders: whether it is known before the ranks are started that they cannot work there.
@@ -222,6 +222,8 @@ def _gpu_text(error: GpuError) -> str:
     what, _ = failure_text(error)
     device = "NVSwitch" if error.is_switch else "GPU"
     name = f"{device} {error.pci}" if error.pci else f"a {device}"
+    if what.startswith("the GPU "):
+        return what.replace("the GPU", name, 1)
     return f"{name}: {what or _shown(error.line)}"
 
 

@@ -89,7 +89,7 @@ def add_host(path: str, name: str) -> bool:
         Whether it was added.
 
     Raises:
-        OSError: the file cannot be read or written, is a link or no regular file, or the name is no name of a host.
+        OSError: the file cannot be read or written, is a link or no regular file, or it is not the name of a host.
     """
     return bool(_add(path, [name]))
 
@@ -97,7 +97,7 @@ def add_host(path: str, name: str) -> bool:
 def _add(path: str, names: Sequence[str]) -> list[str]:
     known = list(filter(is_host_name, names))
     if not known:
-        raise OSError(errno.EINVAL, f"{names[0][:80]!r} is no name of a host", path)
+        raise OSError(errno.EINVAL, f"{names[0][:80]!r} is not the name of a host", path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | CAREFULLY, _MODE)
     try:
         check_regular(os.fstat(fd), path)

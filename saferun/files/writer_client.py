@@ -264,8 +264,8 @@ class WriterClient(PartBase):
             self._reported_stalls += 1
             path = self._path()
             self._report_stall(
-                f"{path}: the file system{_mount_point(path)} does not answer; the job goes on, and what is written to "
-                "files waits in memory, as far as there is room"
+                f"{path}: the file system{_mount_point(path)} does not answer; the job goes on, and output for files "
+                "is kept in memory while there is room"
             )
 
     def _hangs(self, now: float) -> bool:
@@ -282,7 +282,7 @@ class WriterClient(PartBase):
         lost = self._files.note_gaps()
         missing = sum(lost)
         what = (
-            f"{missing} bytes of {sum(map(bool, lost))} streams are missing in files, which say where"
+            f"{missing} bytes of {sum(map(bool, lost))} streams are missing in files, which note where"
             if missing
             else ("the files have everything")
         )
@@ -324,7 +324,7 @@ class WriterClient(PartBase):
         self._queue.clear()
         if self._inbox is not None:
             self._inbox.close()
-        self._print_message(f"{message}; the job goes on, and what the ranks write goes to the console alone")
+        self._print_message(f"{message}; the job goes on, and output of the ranks goes to the console only")
         for number in list(self._asked):
             self._answer(number, None)
 

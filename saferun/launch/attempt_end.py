@@ -51,7 +51,7 @@ class AttemptEnd:
 
         def diagnose_now() -> None:
             context = self._context
-            context.guarded("draw up the waits before retries", self._draw_up_waits)
+            context.guarded("compute the waits before retries", self._draw_up_waits)
             if not context.succeeds("find the cause", context.investigation.diagnose, action):
                 unknown: Any = actions.Undiagnosed(action.error or "the attempt failed", abandoned=action.abandoned)
                 context.post(events.Diagnosed(time.monotonic(), action.attempt, unknown))

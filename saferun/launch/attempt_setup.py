@@ -214,7 +214,7 @@ class AttemptSetup:
             )
             if answer.get("timer_file"):
                 environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
-        if current.number == 0 and (cost := guarded("say what the start-up hook costs", lambda: hook.cost)):
+        if current.number == 0 and (cost := guarded("report the cost of the start-up hook", lambda: hook.cost)):
             self._context.report(cost)
         numactl = answer.get("numactl")
         prefixes = tuple(map(tuple, numactl)) if numactl else ((),) * len(placement.ranks)

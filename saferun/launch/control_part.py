@@ -269,7 +269,7 @@ class ControlPart(PartBase):
             request: ControlRequest = fit(ControlRequest, message)
             method = self._METHODS[request.op]
         except MALFORMED:
-            self._send(client, {"error": "the request is not known", "hint": "use the saferunctl of this saferun"})
+            self._send(client, {"error": "the request is not known", "hint": "use the saferunctl of the same version"})
             return
         try:
             method(self, client, request)
@@ -365,7 +365,7 @@ class ControlPart(PartBase):
     def _refuse(self, client: _Client, what: str) -> None:
         state = "being ended" if self._stop_at is not None else self._context.supervisor.state.value
         hint = "try again when saferunctl status shows that its ranks run"
-        self._send(client, {"error": f"the job is {state}: it cannot be asked for {what} now", "hint": hint})
+        self._send(client, {"error": f"the job is {state}: {what} is not possible now", "hint": hint})
 
     @staticmethod
     def _by(verb: str, client: _Client, request: ControlRequest) -> str:

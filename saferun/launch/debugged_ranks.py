@@ -52,7 +52,7 @@ class DebuggedRank:
         self._hangs.hold(self._holder, False)
         if self._rank.end is None:
             with suppress(Exception):
-                self._context.report(f"the debugger of rank {self.number} has let go of it")
+                self._context.report(f"the debugger of rank {self.number} has detached")
 
 
 def locate(context: LaunchContext, wanted: str) -> JsonObject:
@@ -88,7 +88,7 @@ def debug(context: LaunchContext, wanted: str, held: set[int], by: str) -> Debug
     if isinstance(rank, dict):
         return rank
     if rank.place.rank in held:
-        return {"refused": f"another shell debugs rank {wanted}", "hint": "it lets go of it with quit"}
+        return {"refused": f"another shell debugs rank {wanted}", "hint": "end that debugger with quit"}
     return DebuggedRank(context, rank, by)
 
 

@@ -128,7 +128,7 @@ def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
     lines = [f"{shown} host{'s' if hosts.most > 1 else ''}{names}; {here}; {where}"]
     source = f", from {hosts.detected}" if hosts.detected else ""
     if hosts.node_rank is None:
-        lines.append(f"which host this is, the rendezvous decides{source}; ranks are shown as they are on host 0")
+        lines.append(f"the rendezvous decides which host this is{source}; ranks are shown as on host 0")
     else:
         lines.append(f"this is host {hosts.node_rank}{source}")
     lines.extend(f"  {line}" for line in hosts.found)
@@ -138,5 +138,5 @@ def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
         condition = "where they" if config.sign_messages == "auto" else "and there is no job unless they"
         lines.append(f"messages between hosts are signed, {condition} can share a secret")
     if hosts.most > 1:
-        lines.append("ranks are numbered as they are if all hosts have as many")
+        lines.append("ranks are numbered as if all hosts had as many")
     return lines

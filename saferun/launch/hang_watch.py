@@ -205,19 +205,19 @@ class HangWatch:
         """For how many seconds no rank of this host has moved; 0 where they work, or nothing is known."""
         if self._watch is None:
             return 0.0
-        return self._context.launch.guarded("see whether the ranks work", self._watch.quiet_s, time.monotonic()) or 0.0
+        return self._context.launch.guarded("check the ranks' progress", self._watch.quiet_s, time.monotonic()) or 0.0
 
     def still_s(self) -> float:
         """As ``quiet_s``, where ranks that may be working, if ever so little, must not be held up."""
         if self._watch is None:
             return 0.0
-        return self._context.launch.guarded("see whether the ranks work", self._watch.still_s, time.monotonic()) or 0.0
+        return self._context.launch.guarded("check the ranks' progress", self._watch.still_s, time.monotonic()) or 0.0
 
     def quiet_by_rank(self) -> dict[int, float]:
         """For how many seconds each local rank has not moved, as far as is known."""
         if self._watch is None:
             return {}
-        return self._context.launch.guarded("see whether the ranks work", self._watch.quiet_by_rank) or {}
+        return self._context.launch.guarded("check the ranks' progress", self._watch.quiet_by_rank) or {}
 
     def rank_found(self, local_rank: int) -> None:
         """It is known by now which process runs a rank's script."""

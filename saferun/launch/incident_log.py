@@ -150,7 +150,7 @@ class IncidentLog:
         from saferun.report.event_json import LaunchEvent
 
         event = LaunchEvent(kind, attempt, time.time(), headline, has_report=self._has_report, **fields)
-        self._guarded("tell the command of --on-event", self._notify, event)
+        self._guarded("run the command of --on-event", self._notify, event)
 
     def add_decision(self, row: DecisionRow) -> None:
         """Add a decision after an attempt, and why: one more row of the report."""

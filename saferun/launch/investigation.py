@@ -224,11 +224,11 @@ class Investigation(PartBase):
 
     def is_victim(self, rank: int) -> bool:
         """Whether a rank that has failed is the victim of another, as far as that is known at once."""
-        return self._has_imported and bool(self._guarded("see why a rank failed", self._is_victim, rank))
+        return self._has_imported and bool(self._guarded("find out why a rank failed", self._is_victim, rank))
 
     def is_cause_shown(self) -> bool:
         """Whether a rank of this host has failed by itself, as far as that is known at once."""
-        return self._has_imported and bool(self._guarded("see why a rank failed", self._is_cause_shown))
+        return self._has_imported and bool(self._guarded("find out why a rank failed", self._is_cause_shown))
 
     def _is_cause_shown(self) -> bool:
         from saferun.diagnosis.pending_cause import is_shown

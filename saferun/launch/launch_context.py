@@ -136,7 +136,9 @@ class LaunchContext:
         self.host = host  # its name in the job, once the hosts have met
         self.run_id = run_id
         self.poller = Poller()
-        self.guarded_poller = GuardedPoller(self.poller, lambda call: self.succeeds("take in what has come", call))
+        self.guarded_poller = GuardedPoller(
+            self.poller, lambda call: self.succeeds("read what a helper process has sent", call)
+        )
         self.events: deque[Event] = deque()
         self.current = HostAttempt()
         self.ended: HostAttempt | None = None  # the attempt whose ranks ended last

@@ -99,7 +99,7 @@ class LiveCapture:
 
     def _conclude(self, capture: Capture, _failure: str) -> None:
         self._record.capture = capture
-        suspects = self._context.launch.guarded("see who may have caused the failure", self._suspects) or ()
+        suspects = self._context.launch.guarded("find ranks that may have caused the failure", self._suspects) or ()
         self._context.post(EvidenceCaptured(time.monotonic(), self._action.attempt, suspects=suspects))
 
     def _suspects(self) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ class OnEventPart(PartBase):
             while self._waiting or self._sent:
                 now = time.monotonic()
                 if give_up_at <= now or is_hurried():
-                    self._complain("had not ended when the launch was over, and is killed")
+                    self._complain("was still running at the end of the launch, and is killed")
                     break
                 self.tick(now)
                 on_wait()

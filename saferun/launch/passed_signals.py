@@ -83,7 +83,7 @@ class PassedSignals(PartBase):
             elif self._have_all_got(signum, came_at):
                 # Ranks that it has ended say that themselves.
                 if self._context.current.living():
-                    self._report_once(f"{signal_name(signum)} came to saferun and its ranks alike: the job goes on")
+                    self._report_once(f"{signal_name(signum)} was sent to saferun and its ranks; the job goes on")
             else:
                 self._pass_on(signum)
 

@@ -65,7 +65,7 @@ def _environ_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
         # Who has no versions has said nothing.
         if info.environ or info.versions
     }
-    hint = "set them alike on all hosts, unless the difference is meant (srun and mpirun can pass them on)"
+    hint = "set the same value on all hosts, unless the difference is intended (srun and mpirun can pass them on)"
     return _differences("environment", infos, known, hint, equals="=")
 
 

@@ -151,7 +151,7 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
             return facts._replace(faulty=_lost_leader(launch, lost.what), started=None)
         reason = "the other hosts cannot be reached"
     elif lost.is_final or is_final(ending):
-        reason = facts.message or "it is not worth another attempt"
+        reason = facts.message or "another attempt would not help"
     return facts._replace(restarting_allowed=False, stop_reason=reason) if reason else facts
 
 

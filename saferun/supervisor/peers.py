@@ -229,7 +229,7 @@ def on_waiting_deadline(launch: LaunchState, _event: DeadlineExpired) -> list[Ac
     unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
     if launch.is_spare:
         return [PrintLine(f"{unreachable} for {limit_s:g} s; this spare host ends"), *launch.finish(0, leaves=True)]
-    line = PrintLine(f"{unreachable} for {limit_s:g} s; all ranks that are known of ended well")
+    line = PrintLine(f"{unreachable} for {limit_s:g} s; all known ranks ended with exit code 0")
     return [line, *([BroadcastDecision(launch.number, "finish", 0)] if launch.leads else []), *launch.finish(0)]
 
 

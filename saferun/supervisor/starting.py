@@ -139,7 +139,7 @@ def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     failed = StartFailed(
         event.at,
         event.attempt,
-        f"{launch.state.value} took longer than it may",
+        f"{launch.state.value} timed out",
         "see events.jsonl in the run directory for the last event",
         1,
         launch.attempt.ranks,

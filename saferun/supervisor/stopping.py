@@ -240,7 +240,7 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
         return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
     if event.quiet_s >= _HUNG_S:
-        line += f"; no sign of progress for {event.quiet_s:.0f} s, so their stacks are taken first"
+        line += f"; no sign of progress for {event.quiet_s:.0f} s, so their stacks are captured first"
     return [PrintLine(line), *announced, *stop_as_asked(launch, event.at, event.signum, event.quiet_s)]
 
 
@@ -373,7 +373,7 @@ def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
         return []
     if launch.is_spare:
         return [PrintLine(f"{unreachable}; this spare host waits for {limit_s:g} s at most")]
-    return [PrintLine(f"{unreachable}; all ranks that are known of ended well; waiting for {limit_s:g} s at most")]
+    return [PrintLine(f"{unreachable}; all known ranks ended with exit code 0; waiting for {limit_s:g} s at most")]
 
 
 def end_well_alone(launch: LaunchState, what: str) -> list[Action]:

@@ -223,7 +223,7 @@ def test_what_cannot_be_attached_is_refused_in_two_lines(folder: Path) -> None:
                     until(lambda text=text: text in " ".join(shell.text.split()), text)  # type: ignore[misc]
         done = saferunctl(job, "attach", "latest", "--rank", "0")
         assert done.returncode == 2
-        assert two_lines(done.stderr)[0].startswith("attach takes a terminal")
+        assert two_lines(done.stderr)[0].startswith("attach needs a terminal")
         job.release("end")
         assert job.wait() == 0
     assert described(job)

@@ -64,7 +64,7 @@ def debugged(job: Job, rank: int) -> Iterator[tuple[Shell, int]]:
 def goes_on(job: Job, pid: int) -> None:
     """The rank is in no debugger, and works on to its end."""
     until(lambda: not tracer_of(pid) and state_of(pid) in {"R", "S"}, "the rank goes on")
-    until(lambda: "the debugger of rank 1 has let go of it" in job.err, "it is said")
+    until(lambda: "the debugger of rank 1 has detached" in job.err, "it is said")
     job.release("end")
     job.hear("went on", 2)
     assert job.wait() == 0
@@ -232,7 +232,7 @@ def test_what_cannot_be_debugged_is_refused_in_two_lines(folder: Path) -> None:
                     until(lambda text=wanted, one=second: text in " ".join(one.text.split()), wanted)  # type: ignore[misc]
             done = saferunctl(job, "debug", "latest", "--rank", "1")
             assert done.returncode == 2
-            assert two_lines(done.stderr)[0].startswith("debug takes a terminal")
+            assert two_lines(done.stderr)[0].startswith("debug needs a terminal")
             with connected(control_socket(job)) as connection:
                 connection.sendall(b'{"op": "debug", "rank": "1"}\n')
                 assert json.loads(connection.recv(1 << 12))["refused"] == "another shell debugs rank 1"
@@ -277,16 +277,16 @@ def test_python_s_own_debugger_is_used_where_the_rank_lets_it_in(folder: Path, n
             until(lambda: "\n1041" in shell.text.replace("\r", ""), "pdb answers")
             shell.type(b"q\r")
             assert shell.process.wait() == 0
-        until(lambda: "the debugger of rank 1 has let go of it" in job.err, "it is said")
+        until(lambda: "the debugger of rank 1 has detached" in job.err, "it is said")
         with attached(job, "latest", "--rank", "1", verb="debug") as shell:
             until(lambda: shell.text.rstrip().endswith("(Pdb)"), "pdb asks again")
             shell.process.kill()
-        until(lambda: job.err.count("has let go of it") == 2, "it is said again")
+        until(lambda: job.err.count("has detached") == 2, "it is said again")
         for path in (folder / "tmp").glob("tmp*"):
             path.unlink()  # pdb's own: the script by which it gets in, which one that is killed leaves behind
         with attached(job, "latest", "--rank", "1", "--with", "gdb", verb="debug") as shell:
             until(lambda: shell.text.rstrip().endswith("(gdb)"), "gdb asks")
-        until(lambda: not tracer_of(pid), "gdb has let go of it")
+        until(lambda: not tracer_of(pid), "gdb has detached")
         job.release("end")
         job.hear("went on", 2)
         assert job.wait() == 0

@@ -139,7 +139,7 @@ def test_what_is_left_of_a_run_is_found_without_its_supervisor() -> None:
             "0123",
             {**JOB, 300: member(300, 1, 0, run_id="0123ffff")},
             "several runs have an id that begins with '0123'",
-            "name more of it",
+            "give more of the name or id",
         ),
         ("500", {500: stranger(500, is_readable=False)}, "process 500 of user", ""),
         (RUN_ID, {101: member(101, 100)}, f"no rank of run {RUN_ID} lives on this host", "it has ended"),

@@ -105,7 +105,7 @@ def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> 
         for rank in ranks:
             kill(rank.pid, signal.SIGUSR1)
         assert job.wait() == 0
-        assert job.err.count("saferun: cannot take in what has come: TypeError") == 1, job.err
+        assert job.err.count("saferun: cannot read what a helper process has sent: TypeError") == 1, job.err
         assert "cannot be inspected (capture budget exceeded)" in job.err
         assert incidents(job)[0]["outcome"] == "continued"
 

@@ -274,7 +274,7 @@ def test_a_network_that_this_host_has_no_way_to_is_told(host: Namespace) -> None
     assert result.message == "no network of this host leads to the master 10.99.0.1"
     assert "ip route get 10.99.0.1" in result.hint
     result = host.run(check_master, to_master("10.80.0.1"))
-    assert result.message == "a route of this host forbids the way to the master 10.80.0.1"
+    assert result.message == "a route of this host prohibits the connection to the master 10.80.0.1"
 
 
 # -------------------------------------------------------------------------------------------------- what variables name

@@ -60,7 +60,7 @@ def test_a_signal_to_every_process_lets_the_ranks_finish_their_checkpoint(
         assert job.wait() == 0
         assert checkpoints(job) == [f"[{int(signum)}]"] * 2
         assert len(job.said(signum.name)) == 2
-        assert f"saferun: {signum.name} came to saferun and its ranks alike: the job goes on\n" in job.err
+        assert f"saferun: {signum.name} was sent to saferun and its ranks; the job goes on\n" in job.err
         assert "passed on" not in job.err
 
 

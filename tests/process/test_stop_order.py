@@ -99,7 +99,7 @@ def test_a_job_that_hangs_is_looked_at_before_it_is_cancelled(tmp_path: Path) ->
         time.sleep(20)  # nothing moves for so long, which is what the test is about
         job.send(signal.SIGTERM)
         assert job.wait() == 1
-        assert "so their stacks are taken first" in job.err
+        assert "so their stacks are captured first" in job.err
         assert "waits" in json.dumps(report(job))
 
 
@@ -112,7 +112,7 @@ def test_ranks_that_work_a_little_get_the_signal_at_once(tmp_path: Path) -> None
         time.sleep(20)  # nothing else happens for so long, which is what the test is about
         job.send(signal.SIGTERM)
         assert job.wait() == 1
-        assert "so their stacks are taken first" not in job.err
+        assert "so their stacks are captured first" not in job.err
 
 
 # Whatever has moved, it is a job that hangs which is being cancelled; and py-spy takes for ever for rank 1. The look

@@ -44,12 +44,12 @@ def test_a_leader_whose_ranks_have_ended_waits_for_the_only_other_host(tmp_path:
         heard = [job.hear("ready") for job in (leader, other)]
         end_rank(leader)
         pids = stop(other)
-        until(lambda: "all ranks that are known of ended well; waiting for 20 s at most" in leader.err, "it says so")
+        until(lambda: "all known ranks ended with exit code 0; waiting for 20 s at most" in leader.err, "it says so")
         assert "warning: no heartbeat received from " in leader.err
         assert leader.process.poll() is None
         if not comes_back:
             assert leader.wait() == 0
-            assert " for 20 s; all ranks that are known of ended well" in leader.err
+            assert " for 20 s; all known ranks ended with exit code 0" in leader.err
             # Where there is no leader any more, a rank that still runs would be ended.
             (rank,) = {word.pid for word in heard[1]}
             other.release("end")

@@ -153,7 +153,7 @@ def test_a_job_survives_messages_that_make_no_sense_while_it_trains(
         for job in jobs:
             job.release("end")
         assert [job.wait() for job in jobs] == [0, 0]
-        ignored = "not signed with the job secret" if is_signed else "ignored a message that makes no sense"
+        ignored = "not signed with the job secret" if is_signed else "ignored an invalid message"
         assert ignored in jobs[0].err
         for job in jobs:
             assert "Traceback" not in job.err

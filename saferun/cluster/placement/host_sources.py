@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from saferun.cluster.schedulers.host_list import ListedHost
 
 _COMPLETE_HINT = "pass --nnodes, --node-rank and --master-addr"
-_ALONE_HINT = "leave {option} out; or pass --scheduler none to go by options alone"
+_ALONE_HINT = "leave {option} out; or pass --scheduler none to use the options only"
 
 
 def agree(
@@ -128,7 +128,7 @@ class _HostSources(Value):
             raise UsageError(
                 f"{self._list_name} names {_hosts(len(self.listed))}, but {_source(self.allocation)} has "
                 f"{_hosts(count)}",
-                "name the hosts that it has, or pass --scheduler none to go by options alone",
+                "name the hosts that it has, or pass --scheduler none to use the options only",
             )
         return len(self.listed) if self.listed else count
 
@@ -153,7 +153,7 @@ class _HostSources(Value):
             raise UsageError(
                 f"{self._list_name} has this host as number {own_index}, but {allocation.source} calls it number "
                 f"{known} ({allocation.node_rank_from})",
-                "name the hosts in the scheduler's order, or pass --scheduler none to go by options alone",
+                "name the hosts in the scheduler's order, or pass --scheduler none to use the options only",
             )
         if own_index is not None:
             known = own_index

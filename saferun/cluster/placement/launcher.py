@@ -34,8 +34,8 @@ def find_launcher(
     allocation = BY_NAME[wanted](around)
     if allocation is None:
         raise UsageError(
-            f"--scheduler {wanted}: the environment of this process holds nothing of the kind",
-            "start saferun by it on every host, or leave --scheduler out",
+            f"--scheduler {wanted}: its variables are not in the environment of this process",
+            "start saferun with it on every host, or leave --scheduler out",
         )
     return allocation._replace(scheduler=wanted)
 

@@ -109,7 +109,7 @@ def describe_parts(
     topology = f"look at nvidia-smi topo -m on {label}; if NCCL_P2P_DISABLE=1 helps, it is the way between them"
     if everything:
         message = f"fails alone, over loopback too{why}"
-        hint = f"{inspect}, and whether torch is whole there, or leave {label} out"
+        hint = f"{inspect}, and the installation of torch there, or leave {label} out"
         return FailingSet("host", members, LOOPBACK, message, hint, label, seen.failed, seen.of)
     if blame.kind == "alone":
         message, kind = f"{what} fails alone{why}", "gpu"
@@ -143,7 +143,7 @@ def describe_all_alone(hosts: Sequence[Unit], names: Names, tally: Callable[[Gro
     why = reason([outcome for one in tallies for outcome in one.outcomes], ())
     failed, of = sum(one.failed for one in tallies), sum(one.of for one in tallies)
     message = f"no host works, not even alone and over loopback: {names.hosts(hosts)}{why}"
-    hint = "this is no network's doing: look at the versions of torch and its libraries, drivers and limits"
+    hint = "the network is not the cause: check the versions of torch and its libraries, drivers and limits"
     members = tuple(sorted(member for unit in hosts for member in unit))
     return FailingSet("nobody", members, LOOPBACK, message, hint, "", failed, of)
 
@@ -196,10 +196,10 @@ def describe_hosts(
             hint = f"look at what joins the two sides: switch, trunk, VLAN, firewall{or_nic}"
         case "untried":
             kind, message = "untried", f"{label} failed{way} in every set, and too few others work to try each of them"
-            hint = f"mend or leave out those that were found first, and try again{or_nic}"
+            hint = f"repair or leave out those that were found first, and try again{or_nic}"
         case "nobody":
             kind, message = "nobody", f"no two of {label} work together{way}, though each works alone{why}"
-            hint = f"check that this network lets hosts talk at all: firewall, the interface used{or_nic or ', --nic'}"
+            hint = f"check that this network lets hosts connect: firewall, the interface used{or_nic or ', --nic'}"
         case _:
             kind, message = "together", f"{label} fail together{way}, and no smaller set that was tried does{why}"
             hint = f"it takes all of them: load, ports or open files may run out{or_nic}"

@@ -146,7 +146,7 @@ def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
     message = f"{listed_are(names, _MOST_SHOWN)} DOWN, and {others} ACTIVE"
     hint = (
         f"look at the cable and the switch port of {names[0]}; "
-        f"if it is not meant to be used, set {_HCA}=^={','.join(port.device for port in down)}"
+        f"if it is not to be used, set {_HCA}=^={','.join(port.device for port in down)}"
     )
     return _warning(message, hint)
 

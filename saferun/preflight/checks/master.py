@@ -124,7 +124,7 @@ def _route(address: str) -> Route:
 
 def _no_way(context: CheckContext, address: str, route: Route) -> CheckResult:
     forbidden = route.error in {errno.EACCES, errno.EHOSTUNREACH, errno.EINVAL}
-    why = "a route of this host forbids the way" if forbidden else "no network of this host leads"
+    why = "a route of this host prohibits the connection" if forbidden else "no network of this host leads"
     target = address if address == context.master else f"{context.master} ({address})"
     down = [
         nic.name for nic in read_nics(context.root) if not nic.is_up and nic.kind in {"ethernet", "infiniband", "bond"}

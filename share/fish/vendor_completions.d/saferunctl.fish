@@ -25,7 +25,7 @@ complete -c saferunctl -n __fish_use_subcommand -a status -d 'what the ranks of 
 complete -c saferunctl -n '__fish_seen_subcommand_from status' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from status' -l watch
 complete -c saferunctl -n '__fish_seen_subcommand_from status' -l json
-complete -c saferunctl -n __fish_use_subcommand -a stop -d 'end a running job in good order on all its hosts, as SIGTERM to saferun does'
+complete -c saferunctl -n __fish_use_subcommand -a stop -d 'stop a running job on all its hosts, as SIGTERM to each saferun does'
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l no-wait
 complete -c saferunctl -n '__fish_seen_subcommand_from stop' -l json
@@ -52,7 +52,7 @@ complete -c saferunctl -n '__fish_seen_subcommand_from record' -l rate
 complete -c saferunctl -n '__fish_seen_subcommand_from record' -l idle
 complete -c saferunctl -n '__fish_seen_subcommand_from record' -l output
 complete -c saferunctl -n '__fish_seen_subcommand_from record' -l json
-complete -c saferunctl -n __fish_use_subcommand -a attach -d 'make this terminal that of one rank of a running job: for a debugger or a prompt'
+complete -c saferunctl -n __fish_use_subcommand -a attach -d 'connect this terminal to one rank of a running job, for a debugger or a prompt'
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l rank
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l here
@@ -69,7 +69,7 @@ complete -c saferunctl -n '__fish_seen_subcommand_from report' -l html
 complete -c saferunctl -n '__fish_seen_subcommand_from report' -l format
 complete -c saferunctl -n '__fish_seen_subcommand_from report' -l output
 complete -c saferunctl -n '__fish_seen_subcommand_from report' -l open
-complete -c saferunctl -n __fish_use_subcommand -a story -d 'the last events of a run in which something went wrong, and what saferun made of them'
+complete -c saferunctl -n __fish_use_subcommand -a story -d 'the last events of a run in which something went wrong, and what saferun did about them'
 complete -c saferunctl -n '__fish_seen_subcommand_from story' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from story' -l json
 complete -c saferunctl -n __fish_use_subcommand -a core -d 'the stacks in a core file'
@@ -84,7 +84,7 @@ complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l older-than
 complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l everywhere
 complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l dry-run
 complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l json
-complete -c saferunctl -n __fish_use_subcommand -a shim -d 'make a directory with a torchrun that is saferun, for tools that call it'
+complete -c saferunctl -n __fish_use_subcommand -a shim -d 'make a directory with a torchrun that runs saferun, for tools that call torchrun'
 complete -c saferunctl -n '__fish_seen_subcommand_from shim' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from shim' -l force
 complete -c saferunctl -n __fish_use_subcommand -a completion -d 'the script that makes bash, zsh or fish complete the options of saferun and saferunctl'
@@ -102,7 +102,7 @@ complete -c saferunctl -n '__fish_seen_subcommand_from env' -a show
 complete -c saferunctl -n '__fish_seen_subcommand_from env' -a explain
 complete -c saferunctl -n '__fish_seen_subcommand_from env' -a diff
 complete -c saferunctl -n '__fish_seen_subcommand_from env' -a lint
-complete -c saferunctl -n __fish_use_subcommand -a health -d 'whether this host is fit for a job; for Slurm\'s HealthCheckProgram, a prolog or a Kubernetes probe'
+complete -c saferunctl -n __fish_use_subcommand -a health -d 'whether this host is fit for a job, for Slurm\'s HealthCheckProgram, a prolog or a Kubernetes probe'
 complete -c saferunctl -n '__fish_seen_subcommand_from health' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from health' -l full
 complete -c saferunctl -n '__fish_seen_subcommand_from health' -l path

@@ -20,8 +20,8 @@ from tests.cluster.machines.cluster import REPOSITORY, Cluster
 
 PAGE = REPOSITORY / "docs" / "faults.md"
 SECTIONS = {
-    "Jobs to which nothing happens": rows_healthy.ROWS,
-    "Processes that fail, die or stand still": rows_processes.ROWS,
+    "Jobs without a fault": rows_healthy.ROWS,
+    "Processes that fail, are killed or stop": rows_processes.ROWS,
     "Networks and hosts": rows_networks.ROWS,
     "Starts": rows_starts.ROWS,
 }
@@ -30,21 +30,25 @@ _LONGEST_WORDS = 230
 # What differs from run to run, or is where these tests are.
 _FOLDERS = re.compile(r"/tmp/faults-\w+/")
 _INTRO = """\
-# What is said of which fault
+# What saferun prints for which fault
 
-Each fault was made on real hosts (namespaces with two networks each, Slurm, Open MPI, MPICH and pdsh; `tests/cluster`),
-in a job of mostly three hosts with one rank each, by `python -m tests.cluster faults`, which has written these tables.
-`tests/cluster/fault_table` has what must be said of a fault: the sentence with host and cause, the advice, on which
-consoles, the exit codes, what must not be said (another host to blame, the same twice), and that no process and no file
-is left on any host. Some of these expectations, and the time limits, were changed after a first run had been read.
+`python -m tests.cluster faults` has caused each fault on real hosts and written these tables. The hosts are namespaces
+with two networks each, Slurm, Open MPI, MPICH and pdsh (`tests/cluster`). Most jobs have three hosts with one rank
+each, a hang timeout of 15 s (`--hang-timeout`), a host timeout of 10 s (`--host-timeout`), and wait 14 s for hosts that
+do not come (`--start-timeout`).
 
-* **words**: seconds from the fault (or from the launch, where the fault was there before) to that sentence, on the
-  first console that has it. **end**: seconds to the end of the last launcher. Most jobs have a hang timeout of 15 s and
-  a host timeout of 10 s (`--hang-timeout`, `--host-timeout`), and wait 14 s for hosts that do not come
-  (`--start-timeout`).
-* **verdict**: `right`, or what is not.
-* **torchrun**: what torchrun 2.13 did in an earlier measurement of the same fault, with four hosts on the same kind of
-  cluster and idle processors, watched for 180 s; empty: not measured.
+| column | meaning |
+| --- | --- |
+| what is said | the sentence of saferun's that names the host and the cause |
+| words s | seconds from the fault (or the launch, if the fault was there before) to that sentence on a console |
+| end s | seconds from the same moment to the end of the last launcher |
+| verdict | `right`, or what was not as expected |
+| torchrun | what torchrun 2.13 did at the same fault, measured earlier; empty: not measured |
+
+A row is right if the sentence, the advice, the consoles that have them and the exit codes are as expected, no other
+host is blamed, no sentence is repeated, and no process and no file is left on any host. `tests/cluster/fault_table` has
+these expectations. Some of them, and the time limits, were changed after a first run had been read. torchrun was
+measured with four hosts on the same kind of cluster with idle processors, and watched for 180 s.
 
 {machine}
 """
@@ -119,8 +123,8 @@ def page(results: dict[str, Result]) -> str:
     right = sum(not result.wrong for result in results.values())
     versions = f"Linux {platform.release()}, Python {platform.python_version()}, torch {version('torch')}"
     machine = (
-        f"{right} of {len(results)} rows are right. {cores} cores, load {min(loads):.0f}-{max(loads):.0f} meanwhile\n"
-        f"(other programs had most of it, so the seconds are upper bounds), {versions}."
+        f"{right} of {len(results)} rows are right. {cores} cores, load {min(loads):.0f}-{max(loads):.0f}\n"
+        f"during the runs (most of it by other programs, so the seconds are upper bounds), {versions}."
     )
     parts = [_INTRO.format(machine=machine)]
     for title, rows in SECTIONS.items():

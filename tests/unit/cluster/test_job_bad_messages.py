@@ -92,9 +92,9 @@ def test_whatever_fails_because_of_a_message_is_ignored_and_counted(
         listening.hear(op="states", attempt=0, changed={})
     assert listening.job.ignored.count == 100
     assert [line.partition(" (")[0] for line in listening.said] == [
-        "saferun: warning: ignored a message that makes no sense",
-        "saferun: warning: ignored 10 such messages so far",
-        "saferun: warning: ignored 100 such messages so far",
+        "saferun: warning: ignored an invalid message",
+        "saferun: warning: ignored 10 invalid messages so far",
+        "saferun: warning: ignored 100 invalid messages so far",
     ]
     assert all(line.isprintable() for line in listening.said)
 

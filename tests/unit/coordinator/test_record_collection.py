@@ -71,7 +71,7 @@ def test_a_record_that_cannot_be_read_ends_the_meeting_with_its_host_s_number() 
     store.put("r0/host/1", "[" * 3000)
     store.put("r0/read", "1")
     rdzv = RendezvousRound(fit(JoinRequest, MEETING))
-    with pytest.raises(JoinFailedError, match="what the host with node rank 1 says of itself cannot be read"):
+    with pytest.raises(JoinFailedError, match="the record of the host with node rank 1 cannot be read"):
         RecordCollection(Client(store), "r0/", 2, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
     assert b"node rank 1" in store.keys["r0/assignment/1"]
 

@@ -272,7 +272,7 @@ def test_who_overwrites_the_offer_has_the_job_run_unsigned_and_no_more(offer: st
     hosts[0].agreement.offer = overwritten  # type: ignore[method-assign]
     assert [assignment.host for assignment in meet(store, hosts)] == [0, 1, 2]
     assert is_agreed(hosts) == [False] * 3
-    assert hosts[1].agreement.why in {NO, "the offer makes no sense"}
+    assert hosts[1].agreement.why in {NO, "the offer is invalid"}
     assert hosts[0].agreement.why == "node1, node2 did not take the secret"
 
 

@@ -74,7 +74,7 @@ def test_a_living_run_and_what_is_no_run_stay(base: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ((), "nothing says which runs are old"),
+        ((), "neither --keep nor --older-than is given"),
         (("--keep", "-1"), "--keep -1 is negative"),
         (("--older-than", "soon"), "--older-than soon is not a duration"),
         (("--keep", "1", "nowhere"), ""),

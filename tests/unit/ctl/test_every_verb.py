@@ -97,7 +97,7 @@ def test_a_verb_answers_or_says_why_not(
         assert hint.startswith("hint: ")
     else:
         # Without a file with the times of the lines, which these runs have not.
-        assert err == "" or (verb == "logs" and err.startswith("saferunctl: the times of what follows are not known"))
+        assert err == "" or (verb == "logs" and err.startswith("saferunctl: the times of the output"))
         assert out or verb == "clean" or (verb == "list" and state == "empty")
     if verb in REQUESTS:
         said = {"lost": "killed, or its host is gone", "running": "control socket", "unreadable": "run.json"}

@@ -128,7 +128,7 @@ def test_without_an_index_files_come_one_after_the_other(run: Path, capfd: pytes
     assert ctl.main(["logs", NAME]) == 0
     out, err = capfd.readouterr()
     assert out.splitlines() == ["[node1:0] one 0", "[node1:1] one 1", "[node1:0] two 0", "[node1:1] two 1"]
-    assert err.count("times of what follows are not known") == 1
+    assert err.count("times of the output that follows are unknown") == 1
 
 
 def test_what_is_not_in_the_index_yet_is_shown_too(

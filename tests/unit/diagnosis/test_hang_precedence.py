@@ -318,7 +318,7 @@ def test_a_silent_flight_recorder_is_told_where_it_would_have_helped() -> None:
 def test_a_hang_of_which_nothing_is_known_is_still_told() -> None:
     """An honest answer is better than none."""
     found = diagnose_hang(evidence(Capture(), ranks=()))
-    assert found.headline == "the job hangs: nothing is known of what the ranks do"
+    assert found.headline == "the job hangs: the state of the ranks is unknown"
     assert found.cause is not None
     assert found.cause.class_name == "hang_unknown"
 

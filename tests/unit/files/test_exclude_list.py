@@ -58,7 +58,7 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for(tmp_path: Path) -> None:
 def test_what_is_no_name_of_a_host_is_not_written(tmp_path: Path, name: str) -> None:
     """Names come from other hosts; a range would exclude hosts that nobody has found bad."""
     assert not is_host_name(name)
-    with pytest.raises(OSError, match="is no name of a host"):
+    with pytest.raises(OSError, match="is not the name of a host"):
         add_host(str(tmp_path / "bad-hosts"), name)
     assert not (tmp_path / "bad-hosts").exists()
 

@@ -234,7 +234,7 @@ def test_a_page_at_every_end_is_made_once_and_comes_with_a_report(tmp_path: Path
     assert {"report.json", "report.txt"} <= launch.files
 
 
-BAD = BadHost(5.0, 1, "node3", "gpu", "GPU 0000:3b:00: it has fallen off the PCIe bus (Xid 79)", "failure")
+BAD = BadHost(5.0, 1, "node3", "gpu", "GPU 0000:3b:00 has fallen off the PCIe bus (Xid 79)", "failure")
 
 
 def test_a_host_that_was_found_bad_stands_in_the_report_once_for_each_kind_of_fault(launch: Launch) -> None:
@@ -251,7 +251,7 @@ def test_a_host_that_was_found_bad_stands_in_the_report_once_for_each_kind_of_fa
     ]
     text = (launch.path / "report.txt").read_text(encoding="utf-8")
     assert "--- bad hosts\n" in text
-    assert "  node3: GPU 0000:3b:00: it has fallen off the PCIe bus (Xid 79)\n" in text
+    assert "  node3: GPU 0000:3b:00 has fallen off the PCIe bus (Xid 79)\n" in text
     lines = (launch.path / "node1" / "events.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["BadHost", "BadHost"]
     assert read_report(launch.path).bad_hosts[0].kind == "gpu"
