@@ -22,8 +22,10 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\
 _RANK = re.compile(r"[\s\0]{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
 _FRAME = re.compile(r'\s*File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
 _BINARY = re.compile(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
-# TensorFlow's graphs put a remark behind the name.
-_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200})(?: \(see above for traceback\))?(?::(?: (.*))?)?$", re.DOTALL)
+# TensorFlow's graphs put a remark behind the name, Ray the name of the exception in the other process.
+_EXCEPTION = re.compile(
+    r"([A-Za-z_][\w.]{0,200})(?: \(see above for traceback\)|\([\w.]{1,100}\))?(?::(?: (.*))?)?$", re.DOTALL
+)
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _CONTEXT = "During handling of the above exception, another exception occurred:"
 # What follows a message that has no end of its own.

@@ -86,6 +86,18 @@ _RULES = (
         "the accelerator or its runtime failed: {0}",
         _TOOLS + ", and at the kernel log (dmesg)",
     ),
+    TextRule(
+        "accelerator_error",
+        # What libraries log before they abort: oneCCL, XLA with its status codes.
+        re.compile(
+            r"\|CCL_ERROR\| (.{1,160})|\boneCCL: (ze_\S{1,80}:\d{1,6} .{1,160})"
+            r"|\bException in device=(?:TPU|XLA|NEURON)\S{0,8}: ((?:Failed precondition|Internal|Unknown|Aborted"
+            r"|Data loss|Unimplemented|FAILED_PRECONDITION|INTERNAL|UNKNOWN|ABORTED)\b.{0,160})"
+        ),
+        lambda _, match: f"the accelerator or its runtime failed: {next(filter(None, match.groups()))}",
+        _TOOLS + ", and at the kernel log (dmesg)",
+        in_last_lines=True,
+    ),
 )
 
 

@@ -57,13 +57,14 @@ _MEMORY_CALL = re.compile(
 )
 _NCCL_ERROR = re.compile(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b")
 _NCCL_WARNING = re.compile(r"\bNCCL WARN (.{1,500})")
-# A log's words for what is no failure, or none any more.
+# A log's words for what is no failure, or none any more; the last of them is how Python shows a warning.
 _GOT_OVER = re.compile(
     r"(?<!=)\b(?:INFO|DEBUG)\b(?!: \(Fatal\))|^\d{4}-\d\d-\d\d [\d:.]{8,15}: I |^I\d{4} \d\d:\d\d:\d\d"
     r"|\bis not a failure\b|[Rr]etrying\b|\b[Rr]etry \d{1,4}/\d|\bautomatically retried\b"
     r"|\battempt \d{1,4} (?:out )?of \d"
     r"|\b(?:entering retry loop|[Ss]kipping|[Ii]gnoring|[Rr]econnecting|[Rr]espawning|trying (?:the next|again|\d)"
     r"|was (?:caught|replaced|restarted|ignored|skipped)|[Ff]alling back|going on without)\b|\(ignored\)"
+    r"|\.py:\d{1,6}: \w{1,40}Warning: "
 )
 _INTERPRETER = re.compile(
     r"/libpython|(?:^|/)python[\d.]{0,12}$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
