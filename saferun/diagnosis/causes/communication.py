@@ -102,7 +102,10 @@ _ENDED_BY_WATCHDOG = re.compile(
     r"|NCCL operations have failed or timed out|we are taking the entire process down"
 )
 _RAN_FOR = re.compile(r"ran for (\d{1,12}) milliseconds before timing out")
-_STUCK_WATCHDOG = re.compile(r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|watchdog hang")
+_STUCK_WATCHDOG = re.compile(
+    r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|watchdog hang"
+    r"|detected no heartbeat of its watchdog"
+)
 _TIMEOUT_ADVICE = (
     "one rank has not come to it, or the network is stuck: look at what the other ranks did; where it only takes long, "
     "raise the timeout of init_process_group"
@@ -303,6 +306,7 @@ _VICTIMS = (
             r"|remote process exited or there was a network error|ncclRemoteError"
             r"|socketProgress.{0,160}(?:Connection reset|Connection closed|Broken pipe)"
             r"|Call to (?:recv|send|connect) .{0,120}failed : (?:Connection reset|Connection refused|Broken pipe)"
+            r"|Could not receive type from localRank \d"
             r"|Socket recv failed while polling for opId|Proxy Call to rank \d{1,6} failed"
             r"|Failed to execute operation \w{1,40} from rank \d{1,6}, retcode 6\b"
             r"|lost communication with a remote daemon|Communication error with rank \d"

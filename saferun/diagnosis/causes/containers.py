@@ -20,7 +20,16 @@ _RULES = (
             r"|\b((?:failed|[Uu]nable) to (?:create|start) (?:the )?(?:\w{1,20} )?(?:container|shim task|pod|sandbox)\b"
             r".{0,160})"
             r"|^slurmstepd\S{0,80}: error: ((?:pyxis|\w{0,20}container\w{0,20}|spank: required)\b.{1,160})"
-            r"|^(?:enroot-\w{1,20}|\[ERROR\]) (.{0,60}\.sqsh\b.{0,120})|^docker: (Error response from daemon: .{1,160})"
+            r"|^(?:enroot-\w{1,20}|\[ERROR\]) (.{0,60}\.sqsh\b.{0,120})|^enroot-\w{1,20}: (.{1,160})"
+            r"|\b(Error response from daemon: .{1,160})"
+            r"|^(?:\w{1,12}: )?(?:Error: )?((?:crun|runc|OCI permission denied): .{1,160})"
+            r"|^ch-run\[\d{1,10}\]: error: (.{1,160})"
+            # States and events of Kubernetes' kubelet.
+            r"|\b((?:Create|Run)Container(?:Config)?Error\b.{0,120}|(?:ErrImagePull|ImagePullBackOff|InvalidImageName"
+            r"|ErrImageNeverPull|ContainerCannotRun|FailedCreatePodSandBox|FailedMount|FailedAttachVolume)\b.{0,160}"
+            r"|MountVolume\.\w{1,20} failed for volume .{1,160}|[Ff]ailed to pull image .{1,160}"
+            r"|Back-off (?:pulling image|restarting failed container).{0,120}"
+            r"|device plugin \w{1,40} rpc failed.{0,160})"
         ),
         lambda _, match: f"the container did not start: {next(filter(None, match.groups()), '')}",
         "look at the image's path and at what is mounted, on every host; run its command there by hand",

@@ -21,7 +21,8 @@ _OOM_LINE = re.compile(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10}
 _SCHEDULER_OOM = re.compile(
     r"(?:slurmstepd|srun)\S{0,80}: (?:error: )?.{0,80}(?:oom[-_]kill|Out [Oo]f [Mm]emory"
     r"|[Ee]xceeded .{0,20}memory limit)"
-    r"|PBS: job killed: v?mem |\bTERM_MEMLIMIT\b|\bOOMKilled\b"
+    r"|PBS: job killed: v?mem |\bTERM_MEMLIMIT\b|\bOOM[ -]?[Kk]illed\b|\bnode was low on resource: memory\b"
+    r"|\bMemory cgroup out of memory\b|\bMemoryPressure\b"
 )
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
 _LOST_WORKER = re.compile(

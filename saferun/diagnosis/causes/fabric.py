@@ -34,7 +34,8 @@ _STATUS = {
     13: "the peer was not ready (receiver-not-ready retries exceeded)",
 }
 _COMPLETION = re.compile(
-    r"NET/IB\w{0,8} ?: ?Got completion (?:from peer )?(?:(?!with )(\S{1,120}) )?with (?:error |status=)(\d{1,3})\b"
+    r"NET/IB\w{0,8} ?: ?Got completion (?:from peer )?(?:(?!with )(\S{1,120}) )?with "
+    r"(?:error |status=)(?:IBV_WC_\w{1,20}\()?(\d{1,3})\b"
 )
 _HCA = re.compile(r"\bhca (\w{1,40})")
 # errno(3) of connect(2) where nothing answers; what a peer itself does (refuses, resets) is not among them.
@@ -48,7 +49,27 @@ _UCS_STATUS = (
     r"|Destination is unreachable|no .{1,60} transport to|Endpoint is not connected|Remote (?:access"
     r"|operation|I/O) error|is unreachable)"
 )
+# ibv_wc_status_str() of rdma-core, which UCX, NIXL, Mooncake and others quote. A flushed request is none of them.
+_WC_STATUS = (
+    r"(?:[Ll]ocal (?:length|QP operation|protection|access|RDD violation|EEC operation) error"
+    r"|[Mm]emory management operation error|[Bb]ad response error"
+    r"|[Rr]emote (?:invalid request|access|operation|aborted) error|(?:[Tt]ransport|RNR) retry counter exceeded)"
+)
 _FABRIC = (
+    TextRule(
+        "peer_lost",
+        re.compile(r"\b(?:Work Request Flushed Error|WR flushed error|IBV_WC_WR_FLUSH_ERR)\b"),
+        "lost its RDMA connection to another rank",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        re.compile(rf"\b({_WC_STATUS})"),
+        "RDMA failed: {0}",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
     TextRule(
         "fabric_error",
         re.compile(r"(?<![\w -])([\w -]{1,80})(?: on (\w{1,40}:\d{1,3})/(?:IB|RoCE))? \(synd "),
@@ -59,7 +80,8 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         re.compile(
-            rf"\b\w{{1,40}}\.c:\d{{1,5}} {{1,8}}(?:UCX {{1,4}})?(?:ERROR|F(?:atal|ATAL):?) (.{{0,160}}{_UCS_STATUS})"
+            rf"\b\w{{1,40}}\.c:\d{{1,5}} {{1,8}}(?:UCX {{1,4}})?(?:E(?:rror|RROR)|F(?:atal|ATAL)):? "
+            rf"(.{{0,160}}{_UCS_STATUS})"
         ),
         "UCX: {0}",
         _CHECK_LINK,
@@ -134,7 +156,10 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(rf"(?:(?<!failed to )[Cc]onnect to|Call to connect) .{{0,160}}{_UNREACHABLE}"),
+        re.compile(
+            rf"(?:(?<!failed to )[Cc]onnect to|Call to connect) .{{0,160}}{_UNREACHABLE}"
+            r"|WARN (?:Net ?: )?Connect to .{1,80} failed ?: Connection refused"
+        ),
         "another rank's host cannot be reached",
         _CHECK_ROUTE,
         in_last_lines=True,
@@ -151,6 +176,8 @@ _FABRIC = (
         in_last_lines=True,
     ),
 )
+# What goes on over another transport.
+_NOT_NEEDED = r"(?!.{0,120}(?:[Uu]sing |[Ff]all|[Ii]nstead|TCP|[Ss]kip|[Dd]isabl|[Ww]ithout GPU|[Nn]ot needed))"
 _SYSTEM = (
     TextRule(
         "nccl_system_error",
@@ -180,10 +207,13 @@ _SYSTEM = (
         re.compile(
             r"\b(?:[Ff]ailed|[Uu]nable|[Cc]annot|[Cc]ould not)(?: to)? (?:create|allocate|register|open|query|get)\b"
             r".{0,60}?\b(QP|queue pair|CQ|completion queue|MR|memory region|PD|protection domain|RDMA device|HCA"
-            r"|IB device)\b"
+            r"|RNIC|IB device|device (?:mlx\d|bnxt_re|efa|irdma|erdma|hns|rxe|siw|rocep)\w{0,20})\b"
+            rf"|\b[Nn]o (?:\w{{1,12}} )?(RNIC|HCA|RDMA (?:device|NIC|adapter)|IB device)s?\b{_NOT_NEEDED}"
+            r"|\b(DMA[ -]?BUF|nvidia[_-]peermem)\b.{0,40}\b(?:required|needed|missing|not (?:loaded|found))\b"
+            rf"{_NOT_NEEDED}"
             r"|\bUCX {1,3}(?:ERROR|FATAL) {1,3}(?!.{0,160}(?:[Ii][Pp][Cc]|cuda\w{0,20}\())(.{1,160})"
         ),
-        lambda _, match: f"RDMA cannot be used as it must: {match[1] or match[2]}",
+        lambda _, match: f"RDMA cannot be used as it must: {next(filter(None, match.groups()))}",
         "look at the RDMA devices that this process sees: ibv_devinfo, /dev/infiniband in the container, `ulimit -l`, "
         "nvidia_peermem or DMA-BUF for GPUDirect",
         in_last_lines=True,

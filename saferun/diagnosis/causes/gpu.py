@@ -51,7 +51,8 @@ _LONGEST_MESSAGE = 4000
 _HARDWARE = re.compile(
     r"uncorrectable ECC error(?!s? ?[:=])|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
     r"|Invalid access of peer GPU memory"
-    r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable"
+    r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|Unable to determine the device handle for G[Pp][Uu]"
+    r"|\bGPU\b.{0,40}\brequires (?:a )?re(?:set|boot)\b|Reboot the system to recover this GPU"
 )
 _GPU_TERMS = re.compile(r"CUDA|HIP|NCCL|RCCL|[Cc]uda failure|HSA_")
 _OUT_OF_USE = "take this GPU out of use, and report it to whoever runs this host"
@@ -93,7 +94,8 @@ _MISSING: tuple[TextRule, ...] = tuple(
         (
             (
                 r"No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device|(?:cuda|hip)ErrorNoDevice"
-                r"|no GPUs found|torch\.cuda\.is_available\(\) is False"
+                r"|no GPUs found|torch\.cuda\.is_available\(\) is False|^No devices were found$"
+                r"|\b[Nn]umber of (?:\w{1,12} )?devices should be greater than (?:zero|0)\b"
             ),
             "no GPU to be seen",
             f"{_DRIVER}, and at CUDA_VISIBLE_DEVICES",
@@ -105,6 +107,7 @@ _MISSING: tuple[TextRule, ...] = tuple(
                 r"|NVIDIA-SMI has failed because|nvml error: (?:driver|no|insufficient)"
                 r"|Found no NVIDIA driver|driver on your system is too old|CUDA unknown error - this may be due to"
                 r"|CUDA driver (?:version is insufficient|initialization failed)"
+                r"|Unexpected error from (?:cuda|hip)GetDeviceCount"
             ),
             "the GPU's driver cannot be used",
             _DRIVER,
@@ -159,7 +162,12 @@ _GPU_MESSAGES = (
     r"|PTX JIT compil\w{1,12}|PTX was compiled with an unsupported toolchain|invalid configuration argument"
     r"|driver shutting down|context is destroyed|exclusive-thread device already in use|invalid device context"
     r"|__(?:global|device)__ function call is not configured|cooperative launch too large"
-    r"|setting the device when a process is active|stale (?:graph|stream) handle)"
+    r"|setting the device when a process is active|stale (?:graph|stream) handle|peer mapping resources exhausted"
+    r"|the operation cannot be performed in the present state|CUDA driver is a stub library"
+    r"|shared object (?:symbol not found|initialization failed)|named symbol not found"
+    r"|(?:API call is not supported|system has unsupported) .{0,20}(?:CUDA|display) driver"
+    r"|the remote procedural call to the MPS server failed|MPS server is not ready"
+    r"|part or all of the requested memory range is already mapped|maximum number of MPS)"
 )
 # What other programs report too.
 _GENERAL_MESSAGES = (
@@ -208,7 +216,9 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"\b(\w{0,20}graph\S{0,12}\w{1,40}\(.{0,60}\)\.is_good\(\))"),
+        re.compile(
+            r"\b(\w{0,20}graph\S{0,12}\w{1,40}\(.{0,60}\)\.is_good\(\)|(?:FIND|GET) was unable to find an engine\b)"
+        ),
         "cuDNN failed: {0}",
         "cuDNN has no plan for these shapes, or found another version of its libraries than it was built with: try "
         "torch.backends.cuda.enable_cudnn_sdp(False), and look at LD_LIBRARY_PATH",
@@ -234,7 +244,7 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(rf"(?:^|[:\]'(] ?|\b[Ee]rror.{{0,40}}|\b[Cc]uda.{{0,60}})({_GPU_MESSAGES})"),
+        re.compile(rf"(?:^|[:\]'(] ?(?:\. )?|\b[Ee]rror.{{0,40}}|\b[Cc]uda.{{0,60}})({_GPU_MESSAGES})"),
         "a GPU call failed: {0}",
         _SYNCHRONOUS,
         in_last_lines=True,

@@ -28,6 +28,11 @@ _BINARY = re.compile(
     r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|ABI|wrong ELF class"
     r"|invalid ELF header|file too short"
 )
+# Packages that load their parts late raise an error of another type.
+_IMPORT_QUOTED = re.compile(
+    r"\b[Ff]ailed to import \S{1,200} because of\b|^cannot import name '\S{1,200}' from |^No module named '\S{1,200}'$"
+)
+_LINES_OF_QUOTED = 20
 # Of ctypes, which raises OSError, and of ld.so.
 _NO_LIBRARY = re.compile(
     r"^(?:OSError: )?/?\S{1,300}\.so\S{0,40}: (?:cannot open shared object file|undefined symbol"
@@ -47,6 +52,7 @@ _ABORTED = re.compile(
 )
 _OTHER_VERSION = re.compile(
     r"\bnumpy\.\S{1,40} (?:size changed|failed to import)|\bbinary incompatibility\b|\b_ARRAY_API not found\b"
+    r"|\boperator torch(?:vision|audio)::\w{1,40} does not exist\b|\bwere compiled with different CUDA\b"
     r"|\bcompiled (?:against|using|with|for) .{1,80}(?:\bbut\b.{1,80}\b(?:is|has|with|against)\b|\bcannot be run in\b)"
 )
 _LOADER = re.compile(
@@ -74,7 +80,13 @@ _NO_LIBRARY_LOADED = re.compile(
 )
 # strerror(3), as exceptions of other types quote it; of a compiler's headers it is about the compiler.
 _ERRNO_TEXTS = (
-    (re.compile(r"(?<!\.h)(?<!\.hpp): No such file or directory\b|\bENOENT\b|\(os error 2\)"), "file_missing"),
+    (
+        re.compile(
+            r"(?<!\.h)(?<!\.hpp): No such file or directory\b|\bENOENT\b|\(os error 2\)"
+            r"|\bParent directory \S{1,300} does not exist\b"
+        ),
+        "file_missing",
+    ),
     (
         re.compile(r": Permission denied$|: Operation not permitted$|\bE(?:ACCES|PERM)\b|\(os error (?:1|13)\)"),
         "permission_denied",
@@ -123,6 +135,11 @@ def import_error(failure: Failure) -> Cause | None:
         advice = _REBUILD if _BINARY.search(line) else "install it, on every host, in the Python that the ranks run in"
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
     quoted = first_line(_NO_LIBRARY, failure.messages) if error is not None else None
+    if quoted is None and error is not None:
+        quoted = first_line(_IMPORT_QUOTED, error.innermost.message[:_LINES_OF_QUOTED])
+        if quoted is not None and _BINARY.search(quoted[0]) is None:
+            line = quoted[0]
+            return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), VERSIONS, proof=line)
     if quoted is not None:
         line = quoted[0]
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), _NO_LIBRARY_ADVICE, proof=line)

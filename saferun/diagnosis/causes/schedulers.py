@@ -36,8 +36,9 @@ _RULES = (
         "file_missing",
         re.compile(
             r"^(?:slurmstepd\S{0,80}|srun|mpi(?:run|exec)): .{0,40}\bexecv\w{0,2}\(?\)?:? (.{1,200}): No such file"
+            r"|\btask \d{1,8}(?: \(host \S{1,80}\))?: start failed: (.{1,200}): No such file"
         ),
-        "the program to be started is not there: {0}",
+        lambda _, match: f"the program to be started is not there: {match[1] or match[2]}",
         "look at the path, and whether every host has it",
         in_last_lines=True,
     ),
@@ -46,12 +47,31 @@ _RULES = (
         # Not how tasks ended, which is no reason but what follows from one.
         re.compile(
             r"^(?:\d{1,6}: )?(?:srun|salloc|sbatch): (?:error|fatal): (?!.{0,80}\btasks? [\d,-]{1,80}: )"
-            r"(.{0,160}\b(?:[Uu]nable to|[Cc]annot|[Ff]ail(?:ed|ure)|[Ii]nvalid|revoked|not (?:available|ready|found)"
-            r"|denied|refused|exceed\w{0,3}|violat\w{1,4}|timed out|wrong)\b.{0,160})"
+            r"(.{0,160}\b(?:[Uu]nable to|[Cc](?:annot|ould not|ouldn't)|[Ff]ail(?:ed|ure)|[Ii]nvalid|revoked"
+            r"|not (?:available|ready|found|responding|permitted)|denied|refused|exceed\w{0,3}|violat\w{1,4}|timed out"
+            r"|wrong|unreachable|expired|authenti\w{1,8}|credentials?|[Nn]o such|[Mm]issing|unsupported|rejected"
+            r"|draining|[Uu]nknown|satisfied|aborted before)\b.{0,160})"
+            # What ends the command itself, whatever the words, and what ended a step before its first process.
+            r"|^(?:(?:srun|scontrol): fatal|(?:salloc|sbatch): (?:error|fatal)): (.{1,200})"
+            r"|^slurmstepd\S{0,80}: error: ((?:Task)?[Pp]rolog .{0,40}\b(?:failed|exit)\b.{0,80})"
         ),
-        "the scheduler did not start it: {0}",
+        lambda _, match: f"the scheduler did not start it: {next(filter(None, match.groups()))}",
         "look at what the job asks for (nodes, GPUs, memory, CPUs a task) against what it has (scontrol show job), and "
         "at the state of its nodes (sinfo -R)",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "scheduler_error",
+        # Events and states of Kubernetes' scheduler and kubelet.
+        re.compile(
+            r"\b(FailedScheduling\b.{0,160}|UnexpectedAdmissionError\b.{0,120}|OutOf(?:cpu|memory|pods|nvidia\S{1,20})\b"
+            r"|\d{1,6}/\d{1,6} nodes are available: .{1,160}|(?:Pod )?Allocate failed due to .{1,160}"
+            r"|exceeded quota: .{1,120}|Insufficient (?:cpu|memory|pods|ephemeral-storage|(?:nvidia|amd|gpu)\.\S{1,30})"
+            r")"
+        ),
+        "the cluster has no place for it: {0}",
+        "look at what the pod asks for (GPUs, memory, CPUs, quota) against what its nodes have (kubectl describe node) "
+        "and at the device plugin",
         in_last_lines=True,
     ),
 )

@@ -31,6 +31,11 @@ _ENGINE = (
             r"|killed)\b"
             r"|\b[Dd]ata reader rais(?:es|ed) an exception|got fatal signal from worker processes"
             r"|[Ww]orker (?:proc )?\S{1,60} (?:pid \d{1,10} )?died\b"
+            r"|\b(?:[Ee]ngine|[Ss]cheduler|[Ee]xecutor|[Mm]odel|[Bb]ackground|[Ss]erver) (?:loop|process|client|thread)"
+            r"\b(?!.{0,12}\bnot\b).{0,12}\b(?:died|(?:is|was) (?:dead|killed)|failed|errored|crashed)\b"
+            r"|\b\w{0,12}Engine has (?:failed|died|crashed)\b|\bAsyncEngineDeadError\b"
+            r"|\b[Ww]orker failed with (?:an? )?(?:error|exception)\b|\bScheduler hit an exception\b"
+            r"|\b[Rr]eceived sigquit from a child process\b|\b[Ss]hard \d{1,4} failed to start\b|\bShardCannotStart\b"
         ),
         "a worker process of the engine failed",
         _ABOVE,
@@ -50,7 +55,7 @@ _ENGINE = (
     TextRule(
         "worker_failed",
         re.compile(
-            r"\bray\.exceptions\.\w{0,20}(?:Actor|Worker|Node)\w{0,20}Error\b"
+            r"\bray\.exceptions\.\w{0,20}(?:RayTaskError\()?(?:Actor|Worker|Node)\w{0,20}Error\b"
             r"|\bactor (?:is dead because|died (?:unexp|beca))"
             r"|worker died or was killed while executing a task|\b[Pp]rocess(?:es)?\b(?! /).{0,60}\bterminated with "
             r"(?:signal (?:SIG[A-Z]|[1-9])|exit code [1-9])|\bBrokenProcessPool\b|\bProcessExitedException\b"
@@ -61,6 +66,25 @@ _ENGINE = (
         in_last_lines=True,
     ),
 )
+# What launchers, `make` and `time` say of what they had started.
+_LAUNCHED = TextRule(
+    "worker_failed",
+    re.compile(
+        r"\bBAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\b"
+        r"|^YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{1,80}"
+        r"|^(?:prterun|mpirun|mpiexec|orterun|jsrun)\S{0,20} noticed that process rank \d{1,8} .{1,160}"
+        r"|^Primary job {1,2}terminated normally, but \d{1,6} process.{0,60}"
+        r"|^\S{1,20} detected that one or more processes exited with non-zero status"
+        r"|^Command (?:terminated by signal \d{1,3}|exited with non-zero status \d{1,3})$"
+        r"|^make(?:\[\d{1,3}\])?: \*\*\* \[.{1,200}\] (?:Error [1-9]|Killed|Aborted|Segmentation fault).{0,40}"
+        r"|\bflux-shell\[\d{1,8}\]: FATAL: (?:task-exit|doom): .{1,160}"
+        r"|^(?:Error: )?[Ff]ailed to run (?:torchrun|deepspeed|accelerate|python\S{0,8}|mpirun|srun)\b.{0,200}"
+        r"|\bssh exited with exit code [1-9]\d{0,2}$|\bChildFailedError\b|\bdied with <Signals\.\w{1,12}: \d{1,3}>"
+    ),
+    lambda _, match: f"a process that it had started failed: {match[0].strip('= ')}",
+    _ABOVE,
+    in_last_lines=True,
+)
 _KILLED = "look in the kernel log for the OOM killer (dmesg); else that process was killed by hand"
 # What vLLM's workers put before each line.
 _OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception): .{1,300})")
@@ -68,7 +92,7 @@ _OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120}
 
 def engine_worker(failure: Failure) -> Cause | None:
     """An inference engine whose worker process failed; the worker has written why, in most cases."""
-    found = by_text(failure, _ENGINE)
+    found = by_text(failure, (*_ENGINE, _LAUNCHED))
     if found is None or found.class_name != "worker_failed":
         return found
     if "terminated with signal SIGKILL" in found.proof:
