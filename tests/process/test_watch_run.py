@@ -280,7 +280,8 @@ def test_a_heart_that_stops_beating_is_told(tmp_path: Path) -> None:
         EVALUATES,
         pytest.param(EVALUATES_IN_A_WORKER, marks=pytest.mark.slow),
         pytest.param(BUSY_SUBPROCESS, marks=pytest.mark.slow),
-        COMPILES,
+        # Children at work: "copies" above.
+        pytest.param(COMPILES, marks=pytest.mark.slow),
     ],
     ids=["evaluates", "worker", "subprocess", "compiles"],
 )
