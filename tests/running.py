@@ -113,6 +113,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: _PLACES.get(unit_of_work(item.nodeid), len(_PLACES)))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[object]:
+    """What is made while tests are collected stays: each worker would look through it some forty times."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Some ten thousand tests stay until the end: the garbage collector need not look through them again and again."""
     gc.collect()
