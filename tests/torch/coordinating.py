@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.torch.forked_coordinators import REPOSITORY, Forked
+from tests.torch.forked_coordinators import Forked
 
+REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "saferun" / "coordinator" / "__main__.py"
 # Only what fails waits for so long: a dozen imports of torch beside each other on a busy machine take most of a minute.
 DEADLINE_S = 180.0
