@@ -35,7 +35,7 @@ def runtime(tmp_path: Path) -> Path:
 def launched(folder: Path, runtime: Path, program: str, *options: str, **arguments: Any) -> Any:
     """A launch whose record is in ``runtime``, as saferunctl knows from its environment."""
     environ = {"XDG_RUNTIME_DIR": str(runtime), **arguments.pop("environ", {})}
-    return running(folder, program, *QUIET, *options, environ=environ, **arguments)
+    return running(folder, program, *QUIET, *options, environ=environ, **{"store": False, **arguments})
 
 
 def records(runtime: Path) -> list[Path]:
