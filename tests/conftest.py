@@ -9,6 +9,7 @@ import tempfile
 
 from saferun.supervisor.machine import Supervisor
 from tests.running import (
+    pytest_collection,
     pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_runtest_call,
@@ -18,6 +19,7 @@ from tests.running import (
 )
 
 __all__ = [
+    "pytest_collection",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_runtest_call",

@@ -70,31 +70,33 @@ _TOGETHER = "tests/cluster"
 # What takes longest, longest first, by `--durations` of `make test`: begun last, it would run alone at the end.
 LONGEST = (
     _TOGETHER,
-    "tests/torch/test_coordinator_lost_hosts.py",
+    "tests/torch/test_differential.py",
     "tests/torch/test_hangs.py",
     "tests/process/test_watch_run.py",
     "tests/torch/test_several_hosts.py",
-    "tests/torch/test_hook_torch.py",
     "tests/torch/test_crashes.py",
+    "tests/process/test_life_and_death.py",
     "tests/process/test_frozen_places.py",
     "tests/process/test_frozen_run_directory.py",
-    "tests/torch/test_differential.py",
-    "tests/process/test_leftovers.py",
+    "tests/torch/test_coordinator_lost_hosts.py",
     "tests/torch/test_trials.py",
+    "tests/process/test_leftovers.py",
+    "tests/process/test_ctl_debug.py",
     "tests/process/test_frozen_crashes.py",
     "tests/process/test_probing.py",
-    "tests/torch/test_lint_torch.py",
     "tests/process/test_investigation.py",
-    "tests/torch/test_healthy_jobs.py",
-    "tests/torch/test_coordinator_handlers.py",
     "tests/torch/test_stalled_saferun.py",
-    "tests/test_architecture.py",
     "tests/process/test_leftovers_wait.py",
     "tests/process/test_uninterruptible.py",
-    "tests/torch/test_control_port.py",
+    "tests/torch/test_healthy_jobs.py",
+    "tests/torch/test_hook_torch.py",
     "tests/torch/test_refusals.py",
-    "tests/process/test_life_and_death.py",
     "tests/process/test_lost_examiners.py",
+    "tests/torch/test_script_debug.py",
+    "tests/torch/test_lint_torch.py",
+    "tests/torch/test_control_port.py",
+    "tests/torch/test_coordinator_handlers.py",
+    "tests/test_architecture.py",
     "tests/unit/env/test_profiles_hostile.py",
     "tests/torch/test_stalled_host.py",
 )
@@ -111,6 +113,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Bring the tests into the order in which workers are given them."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _PLACES.get(unit_of_work(item.nodeid), len(_PLACES)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[object]:
+    """What is made while tests are collected stays: each worker would look through it some forty times."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

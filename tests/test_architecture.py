@@ -279,7 +279,13 @@ def _imported(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _called(node: ast.Call) -> str:
-    return ast.unparse(node.func)
+    """What is called, as in the source: without ``ast.unparse``, which is slow, unless it is no name."""
+    parts: list[str] = []
+    place = node.func
+    while isinstance(place, ast.Attribute):
+        parts.append(place.attr)
+        place = place.value
+    return ".".join([place.id, *reversed(parts)]) if isinstance(place, ast.Name) else ast.unparse(node.func)
 
 
 def _is_of(module: str, package: str) -> bool:

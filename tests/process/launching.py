@@ -14,12 +14,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from saferun.linux.procfs import waits_uninterruptibly
+from tests.process.marks import numbers_in_use, pids_whose_environ_has
 from tests.transitions import assert_all_listed, events_of
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ SAFERUN = (sys.executable, "-m", "saferun")
 # A passing test takes a small part of it, on a busy machine too.
 DEADLINE_S = 60.0
 _LOOK_AGAIN_S = 0.005
-_READ_S = 1.0
 _HELPERS_END_S = 5.0
 _RANK = Path(__file__).with_name("rank.py")
 _MARK = "LAUNCHING_MARK"
@@ -109,42 +107,13 @@ def now_ticks() -> int:
 def until(condition: Callable[[], T], what: str, *, timeout_s: float = DEADLINE_S) -> T:
     """Wait for a condition to become true, and return what it returned."""
     give_up_at = time.monotonic() + timeout_s
-    while not (result := condition()):
+    while True:
+        cpu_s = time.thread_time()
+        if result := condition():
+            return result
         assert time.monotonic() < give_up_at, f"never happened within {timeout_s:g} s: {what}"
-        time.sleep(_LOOK_AGAIN_S)
-    return result
-
-
-def _environ_of(pid: int) -> bytes:
-    """The environment of a process; empty where it cannot be read.
-
-    Of one in uninterruptible sleep, another test's perhaps, reading it may last as long as that sleep.
-    """
-    found: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):
-            found.append(Path(f"/proc/{pid}/environ").read_bytes())
-
-    if waits_uninterruptibly(pid):
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
-        reader.join(_READ_S)
-    else:
-        read()
-    return found[0] if found else b""
-
-
-def pids_whose_environ_has(entry: str) -> list[int]:
-    """Living processes that were started with ``NAME=value`` in their environment."""
-    wanted = entry.encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            environ = _environ_of(int(name))
-            if wanted in environ.split(b"\0") and read_stat(int(name)) is not None:
-                found.append(int(name))
-    return found
+        # Whoever looks takes processor time from what it waits for: not more than a fifth of one.
+        time.sleep(max(_LOOK_AGAIN_S, 4 * (time.thread_time() - cpu_s)))
 
 
 def command_line(pid: int) -> str:
@@ -177,13 +146,22 @@ class Job:
         process: saferun, or what becomes saferun by exec.
         mark: stands in the environment of every process of the launch that has not changed it.
         environ: saferun's whole environment.
+        older: the numbers of the processes that there were before.
     """
 
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes], mark: str, environ: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        process: subprocess.Popen[bytes],
+        mark: str,
+        environ: dict[str, str],
+        older: frozenset[str],
+    ) -> None:
         self.folder = folder
         self.environ = environ
         self.process = process
         self._mark = mark
+        self._older = older
         self._words_fd = os.open(folder / "words", os.O_RDWR | os.O_NONBLOCK)
         self._half_word = b""
         self._unheard: list[Word] = []
@@ -285,7 +263,7 @@ class Job:
         """Every living process of the launch: those that carry its mark, and those that have ever said a word."""
         self._listen()
         told = [pid for pid, start in self._told.items() if (stat := read_stat(pid)) and stat.start_ticks == start]
-        marked = pids_whose_environ_has(f"{_MARK}={self._mark}")
+        marked = pids_whose_environ_has(f"{_MARK}={self._mark}", self._older)
         return sorted({*told, *marked} - self._spared)
 
     def coordinator(self) -> int | None:
@@ -409,6 +387,7 @@ def running(
     command = [*before, *launcher, *count, *options, *script, *arguments]
     own_store = {} if store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     whole_environ = clean_environ(folder, mark, own_store, environ or {})
+    older = numbers_in_use()
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
         process = subprocess.Popen(
@@ -417,7 +396,7 @@ def running(
             env=whole_environ,
             **{**streams, **popen},
         )
-    job = Job(folder, process, mark, whole_environ)
+    job = Job(folder, process, mark, whole_environ, older)
     try:
         yield job
         if sweeps:

@@ -79,7 +79,7 @@ def test_what_others_may_read_or_a_link_is_not_a_runs(base: Path) -> None:
 @pytest.mark.slow
 def test_a_launch_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
     """Slurm kills every process of a step at once after two Ctrl-C, reapers included."""
-    with running(tmp_path / "killed", STAY, nproc=1, sweeps=False) as job:
+    with running(tmp_path / "killed", STAY, nproc=1, sweeps=False, store=False) as job:
         (rank,) = job.hear("ready")
         name = f"saferun-{read_environ_entry(rank.pid, 'SAFERUN_RUN_ID')}"
         reaper = job.reaper()
@@ -93,7 +93,7 @@ def test_a_launch_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
         until(lambda: not any(map(is_locked, left)), "the last of its processes has ended")
         for path in left:
             os.utime(path, LONG_AGO)
-        with running(tmp_path / "next", STAY, nproc=1) as following:
+        with running(tmp_path / "next", STAY, nproc=1, store=False) as following:
             following.hear("ready")
             until(lambda: not any(path.exists() for path in left), "removed")
             following.send(signal.SIGTERM)

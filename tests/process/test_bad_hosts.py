@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_host_whose_gpu_has_failed_is_reported_and_added_to_the_list(folder: Path) -> None:
-    with running(folder, BROKEN_GPU, "--exclude-file", "bad-hosts", "--max-restarts", "1") as job:
+    with running(folder, BROKEN_GPU, "--exclude-file", "bad-hosts", "--max-restarts", "1", store=False) as job:
         assert job.wait() == 1
         assert (folder / "job" / "bad-hosts").read_text() == f"{HOST}\n"
         assert job.err.count(f"{HOST} is added to bad-hosts (--exclude-file)") == 1
@@ -37,7 +37,7 @@ def test_a_host_whose_gpu_has_failed_is_reported_and_added_to_the_list(folder: P
 
 
 def test_a_mistake_of_the_script_blames_no_host(folder: Path) -> None:
-    with running(folder, OWN_MISTAKE, "--exclude-file", "bad-hosts") as job:
+    with running(folder, OWN_MISTAKE, "--exclude-file", "bad-hosts", store=False) as job:
         assert job.wait() == 1
         assert not (folder / "job" / "bad-hosts").exists()
         assert json.loads((job.run_dir / "report.json").read_text())["bad_hosts"] == []
@@ -64,7 +64,7 @@ def test_a_list_on_a_file_system_that_hangs_costs_one_line_and_no_file_of_the_ru
 
 
 def test_a_list_that_cannot_be_written_costs_one_line(folder: Path) -> None:
-    with running(folder, BROKEN_GPU, "--exclude-file", "/proc/no/such", "--max-restarts", "1") as job:
+    with running(folder, BROKEN_GPU, "--exclude-file", "/proc/no/such", "--max-restarts", "1", store=False) as job:
         assert job.wait() == 1
         assert job.err.count("--exclude-file /proc/no/such: ") == 1
         assert "uncorrectable ECC error" in job.err

@@ -51,7 +51,7 @@ def assert_goes_on(job: Job, nproc: int = 1) -> None:
 
 
 def test_it_is_private_named_in_run_json_and_gone_afterwards(folder: Path) -> None:
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         assert len(os.fsencode(path)) < 108
@@ -68,7 +68,7 @@ def test_it_is_private_named_in_run_json_and_gone_afterwards(folder: Path) -> No
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_another_user_gets_no_answer(folder: Path) -> None:
     """Not even where the permissions would let the connection through."""
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         pid = os.fork()
@@ -98,7 +98,7 @@ def test_another_user_gets_no_answer(folder: Path) -> None:
 
 
 def test_bytes_that_are_no_request_cost_their_connection_only(folder: Path) -> None:
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         for content in NO_REQUESTS:
@@ -113,7 +113,7 @@ def test_bytes_that_are_no_request_cost_their_connection_only(folder: Path) -> N
 
 def test_clients_that_neither_ask_nor_read_nor_close_are_dropped(folder: Path) -> None:
     """They are more than are served at a time; the next one is answered all the same."""
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         with contextlib.ExitStack() as stack:
@@ -126,7 +126,7 @@ def test_clients_that_neither_ask_nor_read_nor_close_are_dropped(folder: Path) -
 
 @pytest.mark.slow
 def test_ten_thousand_connections_are_nothing_to_it(folder: Path) -> None:
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         made = 0
@@ -142,7 +142,7 @@ def test_ten_thousand_connections_are_nothing_to_it(folder: Path) -> None:
 
 def test_no_descriptor_left_is_no_end(folder: Path) -> None:
     """accept(2) fails; the connections wait until there are descriptors again."""
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         before = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE)
@@ -170,7 +170,7 @@ def test_no_descriptor_left_is_no_end(folder: Path) -> None:
 def test_a_control_socket_that_fails_is_absent_with_one_line(folder: Path, source: str) -> None:
     folder.mkdir()
     environ = customized(folder, in_saferun(source))
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), environ=environ) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), environ=environ, store=False) as job:
         job.hear("ready")
         if "accept" in source:
             with connected(control_socket(job)) as connection, contextlib.suppress(ConnectionResetError):
@@ -190,7 +190,7 @@ if sys.orig_argv[1:3] == ["-m", "saferun"]:
     hook.is_in_memory = lambda path: False
 """
     environ = customized(folder, source)
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), environ=environ) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), environ=environ, store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         assert path.startswith("@saferun-")
@@ -199,7 +199,7 @@ if sys.orig_argv[1:3] == ["-m", "saferun"]:
 
 
 def test_it_is_gone_with_a_supervisor_that_is_killed(folder: Path) -> None:
-    with running(folder, STAY, *QUIET) as job:
+    with running(folder, STAY, *QUIET, store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         os.kill(job.process.pid, signal.SIGKILL)

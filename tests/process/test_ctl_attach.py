@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_debugger_is_used_from_another_shell_with_line_editing(folder: Path) -> None:
     """Where saferun has no terminal: under srun, in the background."""
-    with running(folder, ONE_ASKS, *ANY, nproc=2) as job:
+    with running(folder, ONE_ASKS, *ANY, nproc=2, store=False) as job:
         until(lambda: "rank 1 waits for input: saferunctl attach" in job.err, "it is said that the rank waits")
         control_socket(job)
         with attached(job, "latest", "--rank", "1") as shell:
@@ -87,7 +87,7 @@ def test_a_debugger_is_used_from_another_shell_with_line_editing(folder: Path) -
 
 
 def test_who_detaches_leaves_the_rank_at_its_prompt_and_may_come_back(folder: Path) -> None:
-    with running(folder, ONE_ASKS, *ANY, nproc=2) as job:
+    with running(folder, ONE_ASKS, *ANY, nproc=2, store=False) as job:
         control_socket(job)
         until(lambda: "rank 1 waits for input" in job.err, "the rank asks")
         with attached(job) as shell:
@@ -108,7 +108,7 @@ def test_who_detaches_leaves_the_rank_at_its_prompt_and_may_come_back(folder: Pa
 
 
 def test_a_client_that_is_killed_leaves_the_rank_to_the_next_one(folder: Path) -> None:
-    with running(folder, ONE_ASKS, *ANY, nproc=2) as job:
+    with running(folder, ONE_ASKS, *ANY, nproc=2, store=False) as job:
         control_socket(job)
         until(lambda: "rank 1 waits for input" in job.err, "the rank asks")
         with attached(job) as shell:
@@ -154,7 +154,7 @@ input("go? ")
 os.write(1, b"\x1b[cmore\x1b]0;title\x07 ")
 input("end? ")
 """
-    with running(folder, program, *ANY) as job:
+    with running(folder, program, *ANY, store=False) as job:
         # What it has printed by then is shown to whoever comes later.
         until(lambda: "rank 0 waits for input: saferunctl attach" in job.err, "the rank asks")
         control_socket(job)
@@ -179,7 +179,7 @@ for _ in range(300):
 tell("flooded")
 await_release("end")
 """
-    with running(folder, program, *ANY) as job, connected(control_socket(job)) as connection:
+    with running(folder, program, *ANY, store=False) as job, connected(control_socket(job)) as connection:
         connection.sendall(b'{"op": "attach", "rank": "0"}\n')
         assert json.loads(connection.recv(1 << 12)) == {"ok": True, "rank": 0}
         connection.sendall(b'{"size": [80, 24]}\n')
@@ -195,7 +195,7 @@ await_release("end")
 )
 def test_malformed_messages_end_at_most_the_connection(folder: Path, message: bytes) -> None:
     program = "from rank import *\ntell('heard ' + input('? '))"
-    with running(folder, program, *ANY) as job:
+    with running(folder, program, *ANY, store=False) as job:
         with connected(control_socket(job)) as connection:
             connection.sendall(b'{"op": "attach", "rank": "0"}\n')
             assert json.loads(connection.recv(1 << 12))["ok"]
@@ -208,7 +208,7 @@ def test_malformed_messages_end_at_most_the_connection(folder: Path, message: by
 
 
 def test_what_cannot_be_attached_is_refused_in_two_lines(folder: Path) -> None:
-    with running(folder, "from rank import *\nawait_release('end')", *QUIET) as job:
+    with running(folder, "from rank import *\nawait_release('end')", *QUIET, store=False) as job:
         control_socket(job)
         for arguments, wanted in (
             (
@@ -230,7 +230,7 @@ def test_what_cannot_be_attached_is_refused_in_two_lines(folder: Path) -> None:
 
 
 def test_a_rank_that_dies_at_its_prompt_ends_the_attachment(folder: Path) -> None:
-    with running(folder, "from rank import *\ntell('ready')\ninput('? ')", *ANY) as job:
+    with running(folder, "from rank import *\ntell('ready')\ninput('? ')", *ANY, store=False) as job:
         (said,) = job.hear("ready")
         control_socket(job)
         with attached(job) as shell:

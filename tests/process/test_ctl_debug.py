@@ -71,7 +71,7 @@ def goes_on(job: Job, pid: int) -> None:
 
 
 def test_a_rank_is_debugged_without_its_help_and_goes_on(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job:
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job:
         with debugged(job, 1) as (shell, pid):
             assert f"(pid {pid}) stops in gdb" in " ".join(shell.text.split())
             until(lambda: "rank 1 is in a debugger" in job.err, "the console says so")
@@ -104,7 +104,7 @@ if RANK == 0:
     tell("slept")
 stay()
 """
-    with running(folder, program, *QUIET, *HANGS, "--hang-timeout", "3", nproc=2) as job:
+    with running(folder, program, *QUIET, *HANGS, "--hang-timeout", "3", nproc=2, store=False) as job:
         with debugged(job, 1) as (shell, _):
             job.release("sleep")
             job.hear("slept")
@@ -127,7 +127,7 @@ if RANK == 0:
     tell("slept")
 stay()
 """
-    with running(folder, program, *QUIET, *HANGS, nproc=2) as job:
+    with running(folder, program, *QUIET, *HANGS, nproc=2, store=False) as job:
         path = control_socket(job)
         with connected(path) as connection:
             connection.sendall(b'{"op": "debug", "rank": "1"}\n')
@@ -142,7 +142,7 @@ stay()
 @pytest.mark.parametrize("when", ["at the prompt", "as the rank is continued", "while the rank runs in gdb"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_client_that_is_ended_lets_go_of_the_rank(folder: Path, signum: int, when: str) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, pid):
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         if when != "at the prompt":
             shell.type(b"continue\r")
         if when == "while the rank runs in gdb":
@@ -154,7 +154,7 @@ def test_a_client_that_is_ended_lets_go_of_the_rank(folder: Path, signum: int, w
 
 
 def test_a_debugger_that_is_killed_lets_go_of_the_rank(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, pid):
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         debugger = tracer_of(pid)
         assert parent_of(debugger) == shell.process.pid
         os.kill(debugger, signal.SIGKILL)
@@ -165,21 +165,21 @@ def test_a_debugger_that_is_killed_lets_go_of_the_rank(folder: Path) -> None:
 
 
 def test_client_and_debugger_that_are_killed_together_let_go_of_the_rank(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, pid):
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         for one in (shell.process.pid, tracer_of(pid)):
             os.kill(one, signal.SIGKILL)
         goes_on(job, pid)
 
 
 def test_a_terminal_that_is_gone_lets_go_of_the_rank(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, pid):
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         shell.close()
         shell.process.wait()
         goes_on(job, pid)
 
 
 def test_a_supervisor_that_is_killed_ends_its_ranks_as_without_a_debugger(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, pid):
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         job.send(signal.SIGKILL)
         assert job.wait() == -signal.SIGKILL
         assert shell.process.wait() == 0
@@ -199,7 +199,7 @@ tell("ready")
 while True:
     time.sleep(0.05)
 """
-    with running(folder, program, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, _):
+    with running(folder, program, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, _):
         job.send(signal.SIGTERM)
         job.hear("saved", 2)
         assert shell.process.wait() == 0
@@ -208,7 +208,7 @@ while True:
 
 
 def test_a_rank_that_is_killed_in_its_debugger_fails_as_ever(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, pid):
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         os.kill(pid, signal.SIGKILL)
         assert shell.process.wait() == 0
         assert job.wait() == 1
@@ -217,14 +217,14 @@ def test_a_rank_that_is_killed_in_its_debugger_fails_as_ever(folder: Path) -> No
 
 def test_another_rank_that_fails_ends_the_attempt_and_the_debugger(folder: Path) -> None:
     program = WAITS + "\nif RANK == 0:\n    sys.exit(3)\nstay()"
-    with running(folder, program, *QUIET, nproc=2) as job, debugged(job, 1) as (shell, _):
+    with running(folder, program, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, _):
         job.release("end")
         assert shell.process.wait() == 0
         assert job.wait() == 1
 
 
 def test_what_cannot_be_debugged_is_refused_in_two_lines(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job:
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job:
         with debugged(job, 1) as (shell, pid):
             for rank, wanted in (("1", f"process {tracer_of(pid)} traces rank 1"), ("7", "the job has no rank 7")):
                 with attached(job, "latest", "--rank", rank, verb="debug") as second:
@@ -242,7 +242,7 @@ def test_what_cannot_be_debugged_is_refused_in_two_lines(folder: Path) -> None:
 
 
 def test_a_client_that_says_more_is_dropped_and_holds_nothing(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job:
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job:
         (pid,) = (said.pid for said in job.hear("ready", 2) if said.rank == 1)
         with connected(control_socket(job)) as connection:
             connection.sendall(b'{"op": "debug", "rank": "1"}\n')
@@ -293,7 +293,7 @@ def test_python_s_own_debugger_is_used_where_the_rank_lets_it_in(folder: Path, n
 
 
 def test_where_python_lets_no_debugger_in_that_is_said(folder: Path) -> None:
-    with running(folder, WAITS, *QUIET, nproc=2) as job:
+    with running(folder, WAITS, *QUIET, nproc=2, store=False) as job:
         job.hear("ready", 2)
         control_socket(job)
         with attached(job, "latest", "--rank", "1", "--with", "pdb", verb="debug") as shell:

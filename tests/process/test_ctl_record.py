@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_it_shows_where_the_time_of_ranks_goes(folder: Path) -> None:
     """Those that are named; with what waits where that is wanted."""
-    with running(folder, APART, "--preflight", "off", nproc=3) as job:
+    with running(folder, APART, "--preflight", "off", nproc=3, store=False) as job:
         job.hear("ready", 3)
         until((job.run_dir / "run.json").exists, "the run is described")
         output = str(folder / "one")
@@ -98,7 +98,7 @@ BAD = (
 @pytest.mark.slow
 def test_what_cannot_be_recorded_is_two_lines(folder: Path) -> None:
     """At once, and not after the seconds are over."""
-    with running(folder, APART, "--preflight", "off") as job:
+    with running(folder, APART, "--preflight", "off", store=False) as job:
         job.hear("ready")
         until((job.run_dir / "run.json").exists, "the run is described")
         for what, *arguments in BAD:

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_restart_is_another_attempt_and_no_failure(folder: Path) -> None:
     """As often as the user wants, whatever --max-restarts is."""
-    with running(folder, STAY, *QUIET, nproc=2) as job:
+    with running(folder, STAY, *QUIET, nproc=2, store=False) as job:
         job.hear("ready", 2)
         control_socket(job)
         for attempt in (1, 2):
@@ -53,7 +53,7 @@ def test_a_restart_is_another_attempt_and_no_failure(folder: Path) -> None:
 
 def test_ranks_that_ignore_sigterm_are_killed_at_the_end_of_their_grace(folder: Path) -> None:
     options = (*QUIET, "--shutdown-timeout", "1")
-    with running(folder, END_AS_TOLD, *options, arguments=("stubborn",)) as job:
+    with running(folder, END_AS_TOLD, *options, arguments=("stubborn",), store=False) as job:
         job.hear("ready")
         control_socket(job)
         assert saferunctl(job, "restart", "latest").returncode == 0
@@ -64,7 +64,7 @@ def test_ranks_that_ignore_sigterm_are_killed_at_the_end_of_their_grace(folder: 
 
 def test_a_restart_of_a_job_that_is_being_stopped_is_refused(folder: Path) -> None:
     options = (*QUIET, "--shutdown-timeout", "600")
-    with running(folder, END_AS_TOLD, *options, arguments=("stubborn",)) as job:
+    with running(folder, END_AS_TOLD, *options, arguments=("stubborn",), store=False) as job:
         job.hear("ready")
         control_socket(job)
         assert saferunctl(job, "stop", "latest", "--no-wait").returncode == 0
@@ -81,7 +81,7 @@ def test_a_restart_of_a_job_that_is_being_stopped_is_refused(folder: Path) -> No
 
 def test_ranks_save_a_checkpoint_and_end_by_themselves(folder: Path) -> None:
     """The exit code is the script's, and nothing is started again."""
-    with running(folder, SAVES, *QUIET, "--max-restarts", "3", nproc=2, arguments=("0", "0")) as job:
+    with running(folder, SAVES, *QUIET, "--max-restarts", "3", nproc=2, arguments=("0", "0"), store=False) as job:
         job.hear("ready", 2)
         control_socket(job)
         with subprocess.Popen(
@@ -103,7 +103,7 @@ def test_ranks_save_a_checkpoint_and_end_by_themselves(folder: Path) -> None:
 
 def test_ranks_that_do_not_end_after_their_checkpoint_are_stopped(folder: Path) -> None:
     """One of them does not handle the signal, and does not get it: that would end it."""
-    with running(folder, SAVES, *QUIET, nproc=2, arguments=("0", "deaf")) as job:
+    with running(folder, SAVES, *QUIET, nproc=2, arguments=("0", "deaf"), store=False) as job:
         job.hear("ready", 2)
         control_socket(job)
         job.release("saved")
@@ -115,7 +115,7 @@ def test_ranks_that_do_not_end_after_their_checkpoint_are_stopped(folder: Path) 
 
 
 def test_a_rank_that_fails_while_it_saves_has_failed(folder: Path) -> None:
-    with running(folder, SAVES, *QUIET, "--max-restarts", "3", arguments=("5",)) as job:
+    with running(folder, SAVES, *QUIET, "--max-restarts", "3", arguments=("5",), store=False) as job:
         job.hear("ready")
         control_socket(job)
         job.release("saved")
@@ -137,7 +137,7 @@ def test_a_rank_that_fails_while_it_saves_has_failed(folder: Path) -> None:
 def test_what_cannot_ask_for_a_checkpoint_is_refused_and_the_job_goes_on(
     folder: Path, options: tuple[str, ...], code: int, word: str
 ) -> None:
-    with running(folder, SAVES, *QUIET, arguments=("0",)) as job:
+    with running(folder, SAVES, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         control_socket(job)
         done = saferunctl(job, "stop", "latest", "--after-checkpoint", *options)

@@ -51,7 +51,7 @@ def ranks_in(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_it_shows_what_each_rank_does(folder: Path) -> None:
-    with running(folder, USES, *QUIET, nproc=2) as job:
+    with running(folder, USES, *QUIET, nproc=2, store=False) as job:
         pids = {word.rank: word.pid for word in job.hear("ready", 2)}
         control_socket(job)
         answer = status_of(job)
@@ -79,7 +79,7 @@ if sys.orig_argv[1:3] == ["-m", "saferun"]:
     usage.usage_json = lambda pids: time.sleep(1000)
 """
     environ = customized(folder, source)
-    with running(folder, END_AS_TOLD, *QUIET, nproc=2, arguments=("0", "0"), environ=environ) as job:
+    with running(folder, END_AS_TOLD, *QUIET, nproc=2, arguments=("0", "0"), environ=environ, store=False) as job:
         job.hear("ready", 2)
         control_socket(job)
         answer = status_of(job)
@@ -90,7 +90,7 @@ if sys.orig_argv[1:3] == ["-m", "saferun"]:
 
 
 def test_where_there_is_no_examiner_the_rest_is_shown(folder: Path) -> None:
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         control_socket(job)
         for _ in range(6):
@@ -104,7 +104,7 @@ def test_where_there_is_no_examiner_the_rest_is_shown(folder: Path) -> None:
 
 def test_watching_redraws_on_a_terminal_and_repeats_lines_elsewhere(folder: Path) -> None:
     """Both end with the run."""
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         control_socket(job)
         command = control_command("status", "latest", "-w", "0.1")
@@ -131,7 +131,7 @@ def test_watching_redraws_on_a_terminal_and_repeats_lines_elsewhere(folder: Path
 
 
 def test_watchers_that_do_not_read_cost_the_launch_nothing(folder: Path) -> None:
-    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
         path = control_socket(job)
         from tests.process.control_clients import connected
@@ -147,7 +147,7 @@ def test_watchers_that_do_not_read_cost_the_launch_nothing(folder: Path) -> None
 
 
 def test_a_run_that_was_killed_is_lost(folder: Path) -> None:
-    with running(folder, STAY, *QUIET) as job:
+    with running(folder, STAY, *QUIET, store=False) as job:
         job.hear("ready")
         control_socket(job)
         job.send(signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_a_run_that_was_killed_is_lost(folder: Path) -> None:
 
 
 def test_a_directory_that_is_no_run_is_refused_in_two_lines(folder: Path, tmp_path: Path) -> None:
-    with running(folder, "print('x')", *QUIET) as job:
+    with running(folder, "print('x')", *QUIET, store=False) as job:
         assert job.wait() == 0
         done = saferunctl(job, "status", str(tmp_path))
         assert done.returncode == 2

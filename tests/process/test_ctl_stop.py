@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_stop_gives_the_ranks_sigterm_and_waits_for_the_end(folder: Path) -> None:
     """They can save what they have; nothing is started again, and the exit code and the report say who asked."""
-    with running(folder, SAVES, *QUIET, "--max-restarts", "3", nproc=2) as job:
+    with running(folder, SAVES, *QUIET, "--max-restarts", "3", nproc=2, store=False) as job:
         job.hear("ready", 2)
         control_socket(job)
         done = saferunctl(job, "stop", "latest")
@@ -50,7 +50,7 @@ def test_stop_gives_the_ranks_sigterm_and_waits_for_the_end(folder: Path) -> Non
 
 
 def test_kill_does_not_wait_for_ranks_that_ignore_sigterm(folder: Path) -> None:
-    with running(folder, END_AS_TOLD, *QUIET, nproc=2, arguments=("stubborn", "stubborn")) as job:
+    with running(folder, END_AS_TOLD, *QUIET, nproc=2, arguments=("stubborn", "stubborn"), store=False) as job:
         job.hear("ready", 2)
         control_socket(job)
         done = saferunctl(job, "kill", described(job)["run_id"][:6], "--json")
@@ -63,7 +63,7 @@ def test_kill_does_not_wait_for_ranks_that_ignore_sigterm(folder: Path) -> None:
 
 def test_kill_ends_the_grace_of_a_stop_that_somebody_waits_for(folder: Path) -> None:
     options = (*QUIET, "--shutdown-timeout", "600")
-    with running(folder, END_AS_TOLD, *options, nproc=2, arguments=("stubborn", "stubborn")) as job:
+    with running(folder, END_AS_TOLD, *options, nproc=2, arguments=("stubborn", "stubborn"), store=False) as job:
         job.hear("ready", 2)
         control_socket(job)
         with subprocess.Popen(
@@ -80,7 +80,7 @@ def test_kill_ends_the_grace_of_a_stop_that_somebody_waits_for(folder: Path) -> 
 
 def test_a_client_that_is_ended_ends_nothing(folder: Path) -> None:
     """The request has been made; the job ends by it, and no connection is needed for that."""
-    with running(folder, END_AS_TOLD, *QUIET, "--shutdown-timeout", "600", arguments=("stubborn",)) as job:
+    with running(folder, END_AS_TOLD, *QUIET, "--shutdown-timeout", "600", arguments=("stubborn",), store=False) as job:
         job.hear("ready")
         control_socket(job)
         with subprocess.Popen(
@@ -95,7 +95,7 @@ def test_a_client_that_is_ended_ends_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["stop", "kill"])
 def test_a_run_that_has_ended_is_refused_in_two_lines(folder: Path, verb: str) -> None:
-    with running(folder, "print('x')", *QUIET) as job:
+    with running(folder, "print('x')", *QUIET, store=False) as job:
         assert job.wait() == 0
         done = saferunctl(job, verb, "latest")
         assert (done.returncode, done.stdout) == (1, "")
@@ -104,7 +104,7 @@ def test_a_run_that_has_ended_is_refused_in_two_lines(folder: Path, verb: str) -
 
 
 def test_a_run_that_was_killed_is_refused_in_two_lines(folder: Path) -> None:
-    with running(folder, STAY, *QUIET) as job:
+    with running(folder, STAY, *QUIET, store=False) as job:
         job.hear("ready")
         control_socket(job)
         job.send(signal.SIGKILL)

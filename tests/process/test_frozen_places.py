@@ -90,7 +90,7 @@ def test_a_hang_is_reported_and_sigterm_ends_the_job(tmp_path: Path, place: str)
 
 @places(
     *("run directory", "current directory with run directory", "current directory", "script and packages"),
-    *("all but run directory", "all"),
+    *("TMPDIR", "all but run directory", "all"),
 )
 def test_ctrl_c_ends_the_job(tmp_path: Path, place: str) -> None:
     """For the traceback Python reads the script again: where it is gone, the ranks cannot be ended, and are named."""
@@ -123,7 +123,11 @@ def test_a_rank_that_waits_for_the_file_system_is_named_and_the_hang_of_another_
         assert "could not be killed (uninterruptible, state D): local rank 1;" in job.err
 
 
-@places("run directory", without=tuple(place for place in PLACES if {"script", "saferun"} & {*PLACES[place]}))
+@places(
+    "run directory",
+    "current directory",
+    without=tuple(place for place in PLACES if {"script", "saferun"} & {*PLACES[place]}),
+)
 def test_a_failure_is_reported_and_the_next_attempt_started(tmp_path: Path, place: str) -> None:
     """Where Python and the script can be read, so that ranks can be started."""
     options = (*OPTIONS, "--max-restarts", "1")
@@ -188,7 +192,11 @@ def test_native_frames_of_a_rank_whose_libraries_cannot_be_read_are_not_waited_f
 
 @pytest.mark.parametrize(
     "logs",
-    [(), ("--tee", "3"), pytest.param(("--redirects", "2"), marks=pytest.mark.slow)],
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        ("--tee", "3"),
+        pytest.param(("--redirects", "2"), marks=pytest.mark.slow),
+    ],
     ids=["", "tee", "redirects"],
 )
 def test_where_there_is_no_run_directory_a_dead_tmpdir_does_not_hang_the_supervisor(

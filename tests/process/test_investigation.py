@@ -17,6 +17,7 @@ import pytest
 from saferun.captures.faulthandler_dump import dump_by_signal
 from saferun.captures.process_state import read_snapshot
 from saferun.captures.scene import Process
+from tests.breadth import slow_but
 from tests.process.launching import (
     DEADLINE_S,
     REPOSITORY,
@@ -223,7 +224,7 @@ def test_stacks_are_whole_although_who_writes_them_waits_for_a_processor(
 # --------------------------------------------------------------------------------------------------- what is in the way
 
 
-@pytest.mark.parametrize("name", ["threading.py", "base64.py"])
+@pytest.mark.parametrize("name", slow_but(["threading.py", "base64.py"], "threading.py"))
 def test_the_users_modules_do_not_disturb_the_capture(tmp_path: Path, name: str) -> None:
     """PYTHONPATH is full of things that are meant for the ranks."""
     source = "import sys\nif 'saferun' in sys.modules: raise ImportError\n"

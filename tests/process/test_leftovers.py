@@ -71,9 +71,9 @@ if sys.argv[1] != "well":
 """
 
 
-@pytest.mark.parametrize("end", ["well", "fail", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("end", slow_but(["well", "fail", "SIGTERM", "SIGINT"], "well", "fail", "SIGTERM"))
 def test_no_family_of_a_rank_outlives_saferun(tmp_path: Path, end: str) -> None:
-    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=[end, "changed"]) as job:
+    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=[end, "changed"], store=False) as job:
         job.hear("ready", 2)
         if end.startswith("SIG"):
             job.send(getattr(signal, end))
@@ -96,7 +96,7 @@ def test_no_family_of_a_rank_outlives_a_killed_supervisor(tmp_path: Path, signum
 
 
 def test_a_killed_supervisor_leaves_no_temporary_files(tmp_path: Path) -> None:
-    with running(tmp_path, STAY, "--run-dir", "none", nproc=2) as job:
+    with running(tmp_path, STAY, "--run-dir", "none", nproc=2, store=False) as job:
         job.hear("ready", 2)
         job.send(signal.SIGKILL)
         job.wait()
@@ -105,7 +105,7 @@ def test_a_killed_supervisor_leaves_no_temporary_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", slow_but(range(1, 7), "1", "3", "5"))
 def test_a_supervisor_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Path, count: int) -> None:
-    with running(tmp_path, STAY, nproc=4, sweeps=False) as job:
+    with running(tmp_path, STAY, nproc=4, sweeps=False, store=False) as job:
         until(lambda: len(job.processes()) >= count, f"there are {count} processes")
         job.send(signal.SIGKILL)
         job.wait()
@@ -114,7 +114,7 @@ def test_a_supervisor_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Pa
 
 @pytest.mark.parametrize("count", slow_but(range(1, 7), "1", "3", "5"))
 def test_sigterm_while_saferun_starts_leaves_nothing(tmp_path: Path, count: int) -> None:
-    with running(tmp_path, STAY, nproc=4, sweeps=False) as job:
+    with running(tmp_path, STAY, nproc=4, sweeps=False, store=False) as job:
         until(lambda: len(job.processes()) >= count, f"there are {count} processes")
         job.send(signal.SIGTERM)
         exit_code = job.wait()
@@ -147,7 +147,7 @@ def fill(fd: int) -> None:
 
 def test_a_killed_reaper_does_not_touch_the_job(tmp_path: Path) -> None:
     """Another one takes its place, and no end waits for it; one that is killed again and again is given up."""
-    with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["0", "0"]) as job:
+    with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["0", "0"], store=False) as job:
         job.hear("ready", 2)
         assert kill_reapers(job) == 6
         until(lambda: "is not started any more" in job.err, "it is said")
@@ -177,7 +177,7 @@ def test_sigterm_to_every_process_at_once_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_sigkill_to_supervisor_and_ranks_at_once_leaves_nothing(tmp_path: Path) -> None:
-    with running(tmp_path, FAMILY, nproc=2, arguments=["stay"], sweeps=False) as job:
+    with running(tmp_path, FAMILY, nproc=2, arguments=["stay"], sweeps=False, store=False) as job:
         ranks = [said.pid for said in job.hear("ready", 2)]
         for pid in (job.process.pid, *ranks):
             kill(pid, signal.SIGKILL)
@@ -185,21 +185,26 @@ def test_sigkill_to_supervisor_and_ranks_at_once_leaves_nothing(tmp_path: Path) 
         job.assert_nothing_left(timeout_s=DEADLINE_S)
 
 
-@pytest.mark.parametrize("end", ["well", "fail"])
+@pytest.mark.parametrize("end", slow_but(["well", "fail"], "fail"))
 def test_as_the_first_process_of_a_container_nothing_outlives_it(tmp_path: Path, end: str) -> None:
     """An entry point: every orphan of the container is its child, and many signals do nothing to it."""
     user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     before = ["unshare", *user, "--pid", "--fork", "--mount-proc"]
-    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=[end], before=before) as job:
+    with running(
+        tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=[end], before=before, store=False
+    ) as job:
         until(lambda: len(job.said("ready")) == 2, "both are ready")
         job.release("end")
         assert job.wait() == (0 if end == "well" else 1)
 
 
+@pytest.mark.slow
 def test_children_from_before_saferun_are_left_alone(tmp_path: Path) -> None:
     """A container's entry point starts a daemon, then becomes saferun by exec."""
     before = ["sh", "-c", 'sleep 600 & echo $! >"$LAUNCHING_FOLDER/daemon"; exec "$@"', "sh"]
-    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=["well"], before=before) as job:
+    with running(
+        tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=["well"], before=before, store=False
+    ) as job:
         job.hear("ready", 2)
         daemon = int((tmp_path / "daemon").read_text())
         job.spare(daemon)
@@ -212,10 +217,15 @@ def test_children_from_before_saferun_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_family_with_another_environment_does_not_pass_for_children_from_before(tmp_path: Path) -> None:
-    """They differ by their session: a rank begins one of its own, and nobody can enter another's."""
+    """They differ by their session: a rank begins one of its own, and nobody can enter another's.
+
+    What comes from before is left alone here as well.
+    """
     before = ["sh", "-c", 'sleep 600 & echo $! >"$LAUNCHING_FOLDER/daemon"; exec "$@"', "sh"]
     arguments = ["well", "changed"]
-    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=arguments, before=before) as job:
+    with running(
+        tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=arguments, before=before, store=False
+    ) as job:
         job.hear("ready", 2)
         daemon = int((tmp_path / "daemon").read_text())
         job.spare(daemon)
@@ -263,7 +273,7 @@ def test_orphans_of_children_from_before_saferun_are_left_alone(tmp_path: Path) 
         echo $! >"$LAUNCHING_FOLDER/daemon"
     """
     before = ["sh", "-c", f'({detach}) & exec "$@"', "sh"]
-    with running(tmp_path, END_AS_TOLD, nproc=1, arguments=["0"], before=before) as job:
+    with running(tmp_path, END_AS_TOLD, nproc=1, arguments=["0"], before=before, store=False) as job:
         job.hear("ready")
         job.release("detach")
         path = tmp_path / "daemon"
@@ -299,7 +309,7 @@ await_release("end")
 
 
 def test_saferun_in_saferun_ends_as_one(tmp_path: Path) -> None:
-    with running(tmp_path, NESTING, nproc=2) as job:
+    with running(tmp_path, NESTING, nproc=2, store=False) as job:
         job.hear("ready", 4)
         job.release("end")
         assert job.wait() == 0
@@ -310,7 +320,7 @@ def test_saferun_in_saferun_ends_as_one(tmp_path: Path) -> None:
 )
 def test_saferun_in_saferun_dies_as_one(tmp_path: Path, signum: signal.Signals) -> None:
     """A training script that starts a launcher of its own (for an evaluation, a sweep) is common."""
-    with running(tmp_path, NESTING, "--shutdown-timeout", "3", nproc=2) as job:
+    with running(tmp_path, NESTING, "--shutdown-timeout", "3", nproc=2, store=False) as job:
         inner = {read_environ_entry(said.pid, "SAFERUN_RUN_ID") for said in job.hear("ready", 4)}
         assert len(inner) == 2
         job.hear("grandchild", 4)
@@ -321,7 +331,7 @@ def test_saferun_in_saferun_dies_as_one(tmp_path: Path, signum: signal.Signals) 
 
 
 def test_when_an_inner_saferun_is_killed_its_ranks_die_and_the_outer_one_reports(tmp_path: Path) -> None:
-    with running(tmp_path, NESTING, nproc=1, sweeps=False) as job:
+    with running(tmp_path, NESTING, nproc=1, sweeps=False, store=False) as job:
         job.hear("ready", 2)
         job.hear("inner")
         os.kill(int((tmp_path / "inner").read_text()), signal.SIGKILL)

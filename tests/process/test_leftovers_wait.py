@@ -37,7 +37,7 @@ tell("ready")
 
 @pytest.mark.parametrize("where", ["family", "session"])
 def test_an_upload_is_waited_for_and_named(tmp_path: Path, where: str) -> None:
-    with running(tmp_path, UPLOADING, "--shutdown-timeout", "1", arguments=[where]) as job:
+    with running(tmp_path, UPLOADING, "--shutdown-timeout", "1", arguments=[where], store=False) as job:
         job.hear("ready")
         until(lambda: "waiting for 1 process of rank 0: " in job.err, "it is named")
         pid = (tmp_path / "pid.0").read_text()
@@ -63,7 +63,7 @@ def test_under_torchrun_the_upload_is_whole_as_well(tmp_path: Path) -> None:
 
 def test_the_upload_of_a_rank_that_ended_before_the_others_is_not_touched_meanwhile(tmp_path: Path) -> None:
     program = UPLOADING + "\nif RANK == 1:\n    await_release('end')\n"
-    with running(tmp_path, program, nproc=2, arguments=["family"]) as job:
+    with running(tmp_path, program, nproc=2, arguments=["family"], store=False) as job:
         job.hear("ready", 2)
         job.release("upload")
         until(lambda: (tmp_path / "uploaded.0").exists() and (tmp_path / "uploaded.1").exists(), "both are uploaded")
@@ -73,7 +73,7 @@ def test_the_upload_of_a_rank_that_ended_before_the_others_is_not_touched_meanwh
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_wait(tmp_path: Path, signum: signal.Signals) -> None:
-    with running(tmp_path, UPLOADING, arguments=["session"]) as job:
+    with running(tmp_path, UPLOADING, arguments=["session"], store=False) as job:
         until(lambda: "waiting for 1 process of rank 0: " in job.err, "it is waited for")
         job.send(signum)
         assert job.wait() == 0
@@ -83,7 +83,7 @@ def test_a_signal_ends_the_wait(tmp_path: Path, signum: signal.Signals) -> None:
 
 
 def test_what_works_for_longer_than_it_may_is_ended_and_named(tmp_path: Path) -> None:
-    with running(tmp_path, UPLOADING, "--leftovers-timeout", "1", "--shutdown-timeout", "1") as job:
+    with running(tmp_path, UPLOADING, "--leftovers-timeout", "1", "--shutdown-timeout", "1", store=False) as job:
         assert job.wait() == 0
         assert "ending 1 process of rank 0: " in job.err
         assert "which had not ended in time" in job.err
@@ -102,7 +102,7 @@ await_release("end")
 
 @pytest.mark.parametrize("where", ["family", "session"])
 def test_what_does_nothing_is_ended_after_the_shutdown_timeout_and_named(tmp_path: Path, where: str) -> None:
-    with running(tmp_path, IDLE, "--shutdown-timeout", "1", arguments=[where]) as job:
+    with running(tmp_path, IDLE, "--shutdown-timeout", "1", arguments=[where], store=False) as job:
         (idle,) = job.hear("idle")
         job.release("end")
         assert job.wait() == 0
@@ -112,7 +112,7 @@ def test_what_does_nothing_is_ended_after_the_shutdown_timeout_and_named(tmp_pat
 
 def test_an_idle_process_beside_one_that_works_is_ended_and_the_other_is_not(tmp_path: Path) -> None:
     program = UPLOADING + IDLE.replace("from rank import *", "")
-    with running(tmp_path, program, "--shutdown-timeout", "1", arguments=["session"]) as job:
+    with running(tmp_path, program, "--shutdown-timeout", "1", arguments=["session"], store=False) as job:
         (idle,) = job.hear("idle")
         job.release("end")
         until(lambda: f"(pid {idle.pid}), idle for 1 s" in job.err, "the idle one is ended")
@@ -124,7 +124,7 @@ def test_an_idle_process_beside_one_that_works_is_ended_and_the_other_is_not(tmp
 
 
 def test_with_leftovers_end_nothing_is_waited_for(tmp_path: Path) -> None:
-    with running(tmp_path, UPLOADING, "--leftovers", "end", arguments=["session"]) as job:
+    with running(tmp_path, UPLOADING, "--leftovers", "end", arguments=["session"], store=False) as job:
         assert job.wait() == 0
         assert "ending 1 process of rank 0: " in job.err
         assert "waiting" not in job.err
@@ -132,7 +132,7 @@ def test_with_leftovers_end_nothing_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_with_leftovers_leave_they_live_on(tmp_path: Path) -> None:
-    with running(tmp_path, UPLOADING, "--leftovers", "leave", arguments=["session"], sweeps=False) as job:
+    with running(tmp_path, UPLOADING, "--leftovers", "leave", arguments=["session"], sweeps=False, store=False) as job:
         assert job.wait() == 0
         assert job.err == ""
         assert read_stat(int((tmp_path / "pid.0").read_text())) is not None
@@ -144,7 +144,7 @@ def test_with_leftovers_leave_they_live_on(tmp_path: Path) -> None:
 def test_after_a_failure_they_are_ended_and_that_is_said(tmp_path: Path, leftovers: str) -> None:
     """They would hold the GPUs' memory, ports and files of the next attempt."""
     program = UPLOADING.replace('tell("ready")', "sys.exit(ATTEMPT == 0)")
-    with running(tmp_path, program, "--leftovers", leftovers, "--max-restarts", "1", sweeps=False) as job:
+    with running(tmp_path, program, "--leftovers", leftovers, "--max-restarts", "1", sweeps=False, store=False) as job:
         until(lambda: "ending 1 process of rank 0: " in job.err, "it is ended")
         job.release("upload")
         assert job.wait() == 0
@@ -159,7 +159,7 @@ segment = multiprocessing.shared_memory.SharedMemory(create=True, size=16)
 segment.close()
 segment.unlink()
 """
-    with running(tmp_path, program, nproc=2) as job:
+    with running(tmp_path, program, nproc=2, store=False) as job:
         assert job.wait() == 0
         assert job.err == ""
 
@@ -192,7 +192,7 @@ tell(f"foreign is there, child of {parent}")
 await_release("end")
 """
     try:
-        with running(tmp_path, program, "--max-restarts", "1", before=before, sweeps=False) as job:
+        with running(tmp_path, program, "--max-restarts", "1", before=before, sweeps=False, store=False) as job:
             until(lambda: job.said("ready"), "the rank runs")
             job.release("detach")
             until(lambda: (tmp_path / "foreign").exists() and (tmp_path / "foreign").read_text(), "it detached itself")
@@ -220,7 +220,7 @@ tell(f"attempt {ATTEMPT}")
 await_release(f"end{ATTEMPT}")
 sys.exit(ATTEMPT == 0)
 """
-    with running(tmp_path, program, "--max-restarts", "1", before=before) as job:
+    with running(tmp_path, program, "--max-restarts", "1", before=before, store=False) as job:
         job.hear("attempt 0")
         job.release("detach")
         path = tmp_path / "daemon"
@@ -347,7 +347,7 @@ def test_each_step_of_the_end_may_fail_alone(tmp_path: Path, step: str) -> None:
     launcher = [sys.executable, "-c", BROKEN, step]
     program = IDLE.replace('tell("idle")', 'tell("daemon")')
     with running(
-        tmp_path, program, "--leftovers", "end", launcher=launcher, arguments=["session"], sweeps=False
+        tmp_path, program, "--leftovers", "end", launcher=launcher, arguments=["session"], sweeps=False, store=False
     ) as job:
         job.hear("daemon")
         job.release("end")

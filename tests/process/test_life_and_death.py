@@ -45,7 +45,7 @@ if RANK == 1:
     sys.exit(3)
 stay()
 """
-    with running(tmp_path, program, nproc=3) as job:
+    with running(tmp_path, program, nproc=3, store=False) as job:
         job.hear("ready", 3)
         job.release("end")
         assert job.wait() == 1
@@ -59,9 +59,9 @@ stay()
 
 def test_stubborn_ranks_are_killed_when_their_grace_is_over(tmp_path: Path) -> None:
     """With torchrun the option is ignored when a rank fails, and waits half a minute."""
-    with running(
-        tmp_path, END_AS_TOLD, "--shutdown-timeout", "1", nproc=3, arguments=["1", "stubborn", "stubborn"]
-    ) as job:
+    arguments = ["1", "stubborn", "stubborn"]
+    options = ("--shutdown-timeout", "1")
+    with running(tmp_path, END_AS_TOLD, *options, nproc=3, arguments=arguments, store=False) as job:
         job.hear("ready", 3)
         job.release("end")
         assert job.wait() == 1
@@ -69,7 +69,8 @@ def test_stubborn_ranks_are_killed_when_their_grace_is_over(tmp_path: Path) -> N
 
 def test_without_any_grace_the_ranks_are_killed_at_once(tmp_path: Path) -> None:
     arguments = ["1", "stubborn"]
-    with running(tmp_path, END_AS_TOLD, "--shutdown-timeout", "0", nproc=2, arguments=arguments) as job:
+    options = ("--shutdown-timeout", "0")
+    with running(tmp_path, END_AS_TOLD, *options, nproc=2, arguments=arguments, store=False) as job:
         job.hear("ready", 2)
         job.release("end")
         assert job.wait() == 1
@@ -77,7 +78,8 @@ def test_without_any_grace_the_ranks_are_killed_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("SIGSEGV", "killed by SIGSEGV"), ("SIGKILL", "(SIGKILL)"), ("7", "exit code 7")]
+    ("how", "words"),
+    slow_but([("SIGSEGV", "killed by SIGSEGV"), ("SIGKILL", "(SIGKILL)"), ("7", "exit code 7")], "SIGSEGV", "SIGKILL"),
 )
 def test_the_end_says_who_failed_first_how_and_who_was_stopped(tmp_path: Path, how: str, words: str) -> None:
     with running(tmp_path, END_AS_TOLD, nproc=3, arguments=["stay", how, "stay"]) as job:
@@ -96,7 +98,8 @@ def test_the_end_says_who_failed_first_how_and_who_was_stopped(tmp_path: Path, h
 
 def test_a_stopped_rank_does_not_outlive_another_ranks_failure(tmp_path: Path) -> None:
     """SIGTERM waits for SIGCONT, SIGKILL does not."""
-    with running(tmp_path, END_AS_TOLD, "--shutdown-timeout", "1", nproc=2, arguments=["stay", "1"]) as job:
+    options = ("--shutdown-timeout", "1")
+    with running(tmp_path, END_AS_TOLD, *options, nproc=2, arguments=["stay", "1"], store=False) as job:
         pid = next(said.pid for said in job.hear("ready", 2) if said.rank == 0)
         os.kill(pid, signal.SIGSTOP)
         until(lambda: state_of(pid) == "T", "the rank is stopped")
@@ -124,7 +127,7 @@ sys.exit(ATTEMPT < 2 and RANK == 1)
 
 def test_when_every_attempt_fails_the_last_one_is_reported(tmp_path: Path) -> None:
     program = "from rank import *\ntell('began')\nprint('attempt', ATTEMPT, file=sys.stderr)\nsys.exit(4 + ATTEMPT)"
-    with running(tmp_path, program, "--max-restarts", "2") as job:
+    with running(tmp_path, program, "--max-restarts", "2", store=False) as job:
         assert job.wait() == 1
         assert [said.attempt for said in job.said("began")] == [0, 1, 2]
         report = job.err[job.err.rindex("saferun: rank 0 ") :]
@@ -172,7 +175,7 @@ if ATTEMPT == 0:
 pid = int(open(FOLDER + "/leftover").read())
 tell("alone" if not os.path.exists(f"/proc/{pid}") else "not alone")
 """
-    with running(tmp_path, program, "--max-restarts", "1", nproc=1) as job:
+    with running(tmp_path, program, "--max-restarts", "1", nproc=1, store=False) as job:
         (leftover,) = job.hear("leftover")
         (tmp_path / "leftover").write_text(str(leftover.pid))
         job.release("end")
@@ -180,7 +183,7 @@ tell("alone" if not os.path.exists(f"/proc/{pid}") else "not alone")
         assert len(job.said("alone")) == 1
 
 
-@pytest.mark.parametrize("limit", [46, 51])
+@pytest.mark.parametrize("limit", slow_but([46, 51], "46"))
 def test_too_few_descriptors_for_the_streams_of_all_ranks_start_them_all_the_same(tmp_path: Path, limit: int) -> None:
     """As under torchrun, which opens no streams: some write to the console themselves, and it is said."""
     before = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"]
@@ -220,7 +223,8 @@ def test_a_signal_reaches_each_rank_exactly_once(tmp_path: Path, name: str) -> N
 
 
 def test_a_signal_to_be_handled_by_option_is_passed_on_once(tmp_path: Path) -> None:
-    with running(tmp_path, COUNT, "--signals-to-handle", "SIGUSR1", nproc=2, arguments=["SIGUSR1,SIGTERM"]) as job:
+    options = ("--signals-to-handle", "SIGUSR1")
+    with running(tmp_path, COUNT, *options, nproc=2, arguments=["SIGUSR1,SIGTERM"], store=False) as job:
         job.hear("ready", 2)
         job.send(signal.SIGUSR1)
         job.hear("SIGUSR1", 2)
@@ -233,7 +237,7 @@ def test_a_signal_to_be_handled_by_option_is_passed_on_once(tmp_path: Path) -> N
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, first: signal.Signals) -> None:
     program = "from rank import *\nignore(signal.SIGINT, signal.SIGTERM)\ntell('ready')\nstay()"
-    with running(tmp_path, program, "--shutdown-timeout", "600", nproc=2) as job:
+    with running(tmp_path, program, "--shutdown-timeout", "600", nproc=2, store=False) as job:
         job.hear("ready", 2)
         job.send(first)
         until(lambda: f"{first.name}: stopping" in job.err, "the first signal is taken in")
@@ -245,7 +249,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, first: signal.Signals) ->
 def test_ctrl_c_while_ranks_are_being_stopped_does_not_hide_why(tmp_path: Path) -> None:
     """Whoever is tired of waiting for the stubborn ranks of a failed job still wants to know what failed."""
     options = ["--shutdown-timeout", "600"]
-    with running(tmp_path, END_AS_TOLD, *options, nproc=2, arguments=["3", "stubborn"]) as job:
+    with running(tmp_path, END_AS_TOLD, *options, nproc=2, arguments=["3", "stubborn"], store=False) as job:
         job.hear("ready", 2)
         job.release("end")
         until(lambda: job.has_happened("EvidenceCaptured"), "the ranks are being stopped")
@@ -346,7 +350,7 @@ stay()
 def test_a_stopped_rank_is_let_go_on_to_take_the_signal_that_ends_it(tmp_path: Path) -> None:
     """It would sit out the whole grace otherwise, and be killed without having cleaned up."""
     program = "from rank import *\ntell_signals(signal.SIGTERM)\ntell('ready')\nawait_release('end')\n"
-    with running(tmp_path, program, "--shutdown-timeout", "60", nproc=1) as job:
+    with running(tmp_path, program, "--shutdown-timeout", "60", nproc=1, store=False) as job:
         (ready,) = job.hear("ready")
         kill(ready.pid, signal.SIGSTOP)
         until(lambda: state_of(ready.pid) == "T", "the rank is stopped")

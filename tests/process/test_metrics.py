@@ -34,7 +34,9 @@ def values(job: Job, name: str = "saferun.prom") -> dict[str, float]:
 
 
 def test_the_file_shows_a_launch_that_runs_and_how_it_ended(folder: Path) -> None:
-    with running(folder, END_AS_TOLD, "--metrics", "saferun.prom", *QUIET, nproc=2, arguments=("0", "3")) as job:
+    with running(
+        folder, END_AS_TOLD, "--metrics", "saferun.prom", *QUIET, nproc=2, arguments=("0", "3"), store=False
+    ) as job:
         job.hear("ready", 2)
         until(lambda: values(job).get("saferun_up") == 1, "the file")
         assert values(job)["saferun_ranks"] == 2
@@ -53,7 +55,7 @@ def test_the_file_shows_a_launch_that_runs_and_how_it_ended(folder: Path) -> Non
 
 def test_output_and_restarts_are_counted_over_all_attempts(folder: Path) -> None:
     source = "import sys; print('x' * 999); sys.exit(5)"
-    with running(folder, source, "--metrics", "saferun.prom", *QUIET, "--max-restarts", "2") as job:
+    with running(folder, source, "--metrics", "saferun.prom", *QUIET, "--max-restarts", "2", store=False) as job:
         assert job.wait() == 1
         assert values(job)["saferun_restarts_total"] == 2
         assert values(job)["saferun_attempt"] == 2
@@ -63,7 +65,7 @@ def test_output_and_restarts_are_counted_over_all_attempts(folder: Path) -> None
 @pytest.mark.parametrize("code", ["0", pytest.param("3", marks=pytest.mark.slow)])
 def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, path: str, code: str) -> None:
     """There is one line."""
-    with running(folder, END_AS_TOLD, "--metrics", path, *QUIET, arguments=(code,)) as job:
+    with running(folder, END_AS_TOLD, "--metrics", path, *QUIET, arguments=(code,), store=False) as job:
         job.hear("ready")
         job.release("end")
         assert job.wait() == (1 if code == "3" else 0)
@@ -82,7 +84,9 @@ if sys.orig_argv[1:3] == ["-m", "saferun"]:
     sys.addaudithook(note)
 """
     environ = customized(folder, source)
-    with running(folder, END_AS_TOLD, "--metrics", "saferun.prom", *QUIET, arguments=("3",), environ=environ) as job:
+    with running(
+        folder, END_AS_TOLD, "--metrics", "saferun.prom", *QUIET, arguments=("3",), environ=environ, store=False
+    ) as job:
         job.hear("ready")
         job.release("end")
         assert job.wait() == 1
@@ -91,7 +95,7 @@ if sys.orig_argv[1:3] == ["-m", "saferun"]:
 
 
 def test_it_ends_with_a_supervisor_that_is_killed(folder: Path) -> None:
-    with running(folder, STAY, "--metrics", "saferun.prom", *QUIET) as job:
+    with running(folder, STAY, "--metrics", "saferun.prom", *QUIET, store=False) as job:
         job.hear("ready")
         until(lambda: values(job), "the file")
         os.kill(job.process.pid, signal.SIGKILL)

@@ -50,7 +50,7 @@ def test_the_command_gets_every_failure_every_restart_and_the_end(folder: Path) 
 from rank import *
 raise ValueError("HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345 is refused")
 """
-    with running(folder, source, *options) as job:
+    with running(folder, source, *options, store=False) as job:
         assert job.wait() == 1
         events = events_of(job)
         assert sorted(event["kind"] for event in events) == ["end", "failure", "failure", "restart"]
@@ -68,7 +68,7 @@ raise ValueError("HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345 is refused")
 
 
 def test_a_job_that_succeeds_has_one_event_and_no_report(folder: Path) -> None:
-    with running(folder, "pass", *python(RECORD), *QUIET) as job:
+    with running(folder, "pass", *python(RECORD), *QUIET, store=False) as job:
         assert job.wait() == 0
         (event,) = events_of(job)
         assert (event["kind"], event["outcome"], event["exit_code"], event["report"]) == ("end", "succeeded", 0, None)
@@ -85,7 +85,7 @@ while time.monotonic() < end:
     print("step", flush=True)
     time.sleep(0.05)
 """
-    with running(folder, source, *python(RECORD), *QUIET, "--hang-timeout", "1") as job:
+    with running(folder, source, *python(RECORD), *QUIET, "--hang-timeout", "1", store=False) as job:
         job.hear("ready")
         until(lambda: any(event["kind"] == "hang" for event in events_of(job)), "the event of the hang")
         job.release("work")
@@ -119,7 +119,7 @@ BAD = {
 )
 def test_a_bad_command_changes_neither_the_end_nor_the_exit_code(folder: Path, command: str, code: str) -> None:
     """There is at most one line for each way in which it fails, and nothing is left of it."""
-    with running(folder, END_AS_TOLD, "--on-event", command, *QUIET, arguments=(code,)) as job:
+    with running(folder, END_AS_TOLD, "--on-event", command, *QUIET, arguments=(code,), store=False) as job:
         job.hear("ready")
         job.release("end")
         assert job.wait() == (1 if code == "3" else 0)
@@ -132,7 +132,7 @@ def test_a_bad_command_changes_neither_the_end_nor_the_exit_code(folder: Path, c
 def test_a_user_in_a_hurry_does_not_wait_for_the_command(folder: Path) -> None:
     """A second signal ends the wait; the exit code is that of the launch."""
     command = "import os, time; open('begun', 'w'); time.sleep(1000)"
-    with running(folder, END_AS_TOLD, *python(command), *QUIET, arguments=("3",)) as job:
+    with running(folder, END_AS_TOLD, *python(command), *QUIET, arguments=("3",), store=False) as job:
         job.hear("ready")
         job.release("end")
         until((folder / "job" / "begun").exists, "the command")
@@ -142,7 +142,7 @@ def test_a_user_in_a_hurry_does_not_wait_for_the_command(folder: Path) -> None:
 
 def test_nothing_is_left_of_the_command_where_saferun_is_killed(folder: Path) -> None:
     command = "import os, time; open('begun', 'w').write(str(os.getpid())); time.sleep(1000)"
-    with running(folder, STAY, *python(command), *QUIET, "--hang-timeout", "1") as job:
+    with running(folder, STAY, *python(command), *QUIET, "--hang-timeout", "1", store=False) as job:
         job.hear("ready")
         pid = int(until(lambda: (p := folder / "job" / "begun").exists() and p.read_text(), "the command"))
         job.send(signal.SIGKILL)
@@ -152,7 +152,7 @@ def test_nothing_is_left_of_the_command_where_saferun_is_killed(folder: Path) ->
 
 @pytest.mark.parametrize("command", ["notify 'x", "  "])
 def test_a_command_that_is_none_is_refused(folder: Path, command: str) -> None:
-    with running(folder, "pass", "--on-event", command) as job:
+    with running(folder, "pass", "--on-event", command, store=False) as job:
         assert job.wait() == 2
         assert "--on-event" in two_lines(job.err)[0]
 

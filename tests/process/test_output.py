@@ -49,7 +49,7 @@ def numbers_by_rank(lines: list[str]) -> dict[int, list[int]]:
 
 def test_each_line_has_its_prefix_and_each_stream_stays_itself(tmp_path: Path) -> None:
     program = "import sys; print('to out'); print('to err', file=sys.stderr)"
-    with running(tmp_path, program, nproc=2) as job:
+    with running(tmp_path, program, nproc=2, store=False) as job:
         assert job.wait() == 0
         host = os.uname().nodename.split(".")[0]
         assert sorted(job.out.splitlines()) == [f"[{host}:{rank}] to out" for rank in range(2)]
@@ -120,7 +120,7 @@ def test_with_stdout_and_stderr_in_one_pipe_no_line_lands_within_another(tmp_pat
 
 def test_a_last_line_without_its_end_is_shown_whole(tmp_path: Path) -> None:
     program = "import sys; sys.stdout.write('one\\ntwo'); sys.stderr.write('three')"
-    with running(tmp_path, program, nproc=2) as job:
+    with running(tmp_path, program, nproc=2, store=False) as job:
         assert job.wait() == 0
         assert job.out.count("] two\n") == 2
         assert job.err.count("] three\n") == 2
@@ -187,7 +187,7 @@ sys.stderr.write("\n")
 def test_without_prefix_and_files_the_streams_are_passed_straight_through(tmp_path: Path) -> None:
     """No pipe in between: the same file, the same terminal, no cost."""
     program = "import os; open('identity', 'w').write(' '.join(str(os.fstat(fd).st_ino) for fd in (0, 1, 2)))"
-    with running(tmp_path, program, "--run-dir", "none", "--prefix", "none") as job:
+    with running(tmp_path, program, "--run-dir", "none", "--prefix", "none", store=False) as job:
         assert job.wait() == 0
         inodes = (tmp_path / "job" / "identity").read_text().split()
         assert inodes[1:] == [str((tmp_path / name).stat().st_ino) for name in ("stdout", "stderr")]
@@ -197,7 +197,7 @@ def test_without_prefix_and_files_the_streams_are_passed_straight_through(tmp_pa
 def test_ranks_inherit_stdin(tmp_path: Path) -> None:
     source = tmp_path / "answer"
     source.write_text("forty-two\n")
-    with source.open() as stdin, running(tmp_path / "run", "print(input())", stdin=stdin) as job:
+    with source.open() as stdin, running(tmp_path / "run", "print(input())", stdin=stdin, store=False) as job:
         assert job.wait() == 0
         assert "forty-two" in job.out
 
@@ -280,7 +280,7 @@ def test_a_stranger_that_holds_the_pipe_open_does_not_keep_saferun(tmp_path: Pat
 def test_the_prefix_is_what_was_asked_for(
     tmp_path: Path, options: list[str], environ: dict[str, str], expected: str
 ) -> None:
-    with running(tmp_path, QUICK, *options, environ=environ) as job:
+    with running(tmp_path, QUICK, *options, environ=environ, store=False) as job:
         assert job.wait() == 0
         assert job.out == expected
 

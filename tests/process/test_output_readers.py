@@ -183,7 +183,7 @@ def test_closed_streams_do_not_end_the_job(tmp_path: Path) -> None:
     """Daemons are started so; and no file may take the number of the closed stream."""
     program = "import sys; print('to out'); print('to err', file=sys.stderr); print(sys.stdin.read())"
     closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
-    with running(tmp_path, program, nproc=2, before=closing) as job:
+    with running(tmp_path, program, nproc=2, before=closing, store=False) as job:
         assert job.wait() == 0
         assert job.rank_file(1, "stdout.log") == b"to out\n\n"
         assert job.rank_file(1, "stderr.log") == b"to err\n"
@@ -191,7 +191,10 @@ def test_closed_streams_do_not_end_the_job(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_behind_stdout_does_not_end_the_job(tmp_path: Path) -> None:
-    with open("/dev/full", "wb") as full, running(tmp_path, QUICK, nproc=2, stdout=full, stderr=full) as job:
+    with (
+        open("/dev/full", "wb") as full,
+        running(tmp_path, QUICK, nproc=2, stdout=full, stderr=full, store=False) as job,
+    ):
         assert job.wait() == 0
         assert job.rank_file(0, "stdout.log") == b"done\n"
 

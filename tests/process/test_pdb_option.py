@@ -54,7 +54,7 @@ def test_the_first_rank_that_fails_is_debugged_and_the_failure_goes_its_way(fold
 
 
 def test_without_a_terminal_the_debugger_waits_for_saferunctl(folder: Path) -> None:
-    with running(folder, RAISES, *QUIET, "--pdb", "--cause-wait", "0", nproc=2) as job:
+    with running(folder, RAISES, *QUIET, "--pdb", "--cause-wait", "0", nproc=2, store=False) as job:
         until(lambda: "rank 1 waits for input: saferunctl attach" in job.err, "it is said how to get there")
         control_socket(job)
         with attached(job) as shell:
@@ -68,20 +68,22 @@ def test_without_a_terminal_the_debugger_waits_for_saferunctl(folder: Path) -> N
 
 
 def test_a_debugger_in_which_nothing_is_typed_ends(folder: Path) -> None:
-    with running(folder, RAISES, *QUIET, "--pdb", "--pdb-timeout", "1", "--cause-wait", "0", nproc=2) as job:
+    with running(
+        folder, RAISES, *QUIET, "--pdb", "--pdb-timeout", "1", "--cause-wait", "0", nproc=2, store=False
+    ) as job:
         assert job.wait() == 1
         assert "nothing was typed for 1 s: the debugger of rank 1 ends" in job.err
         assert "KeyError: 'labels'" in job.err
 
 
 def test_an_exit_code_of_the_script_is_no_exception(folder: Path) -> None:
-    with running(folder, RAISES, *QUIET, "--pdb", nproc=2, arguments=["3"]) as job:
+    with running(folder, RAISES, *QUIET, "--pdb", nproc=2, arguments=["3"], store=False) as job:
         assert job.wait() == 1
         assert "debugger" not in job.err
         assert "exit code 3" in job.err
 
 
 def test_it_takes_the_hook(folder: Path) -> None:
-    with running(folder, RAISES, *QUIET, "--pdb", "--no-inject", nproc=1) as job:
+    with running(folder, RAISES, *QUIET, "--pdb", "--no-inject", nproc=1, store=False) as job:
         assert job.wait() == 2
         assert two_lines(job.err)[0].startswith("--pdb")

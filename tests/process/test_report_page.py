@@ -76,7 +76,7 @@ def page_of(job: Job) -> str:
 
 def test_a_failure_leaves_a_page_in_the_run_directory(folder: Path) -> None:
     """Of the end of the launch: with its exit code, and readable by its user only."""
-    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=patient(folder)) as job:
+    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=patient(folder), store=False) as job:
         assert fail(job) == 1
         page = page_of(job)
         assert "<h1>Rank 1 " in page
@@ -91,7 +91,7 @@ def test_a_failure_leaves_a_page_in_the_run_directory(folder: Path) -> None:
 def test_a_hang_that_is_only_reported_has_a_page_while_the_job_goes_on(folder: Path) -> None:
     """And the process that made it is gone again."""
     options = ("--hang-timeout", "1", *PREFLIGHT_OFF)
-    with running(folder, STAY, *options, nproc=2) as job:
+    with running(folder, STAY, *options, nproc=2, store=False) as job:
         job.hear("ready", 2)
         until(lambda: page_of(job), "a page")
         assert "when this page was made" not in page_of(job)
@@ -114,7 +114,7 @@ def test_a_hang_that_is_only_reported_has_a_page_while_the_job_goes_on(folder: P
 def test_when_there_is_a_page(folder: Path, options: tuple[str, ...], code: str, has_page: bool) -> None:
     environ = patient(folder)
     with running(
-        folder, END_AS_TOLD, *options, *PREFLIGHT_OFF, nproc=2, arguments=(code, code), environ=environ
+        folder, END_AS_TOLD, *options, *PREFLIGHT_OFF, nproc=2, arguments=(code, code), environ=environ, store=False
     ) as job:
         job.hear("ready", 2)
         job.release("end")
@@ -142,7 +142,7 @@ def test_when_there_is_a_page(folder: Path, options: tuple[str, ...], code: str,
 def test_a_page_that_cannot_be_made_costs_one_line(folder: Path, source: str, reason: str) -> None:
     """The launch ends with the same exit code and the same files, and leaves no process behind."""
     environ = broken(folder, source, waits=reason != LATE)
-    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=environ) as job:
+    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=environ, store=False) as job:
         assert fail(job) == 1
         lines = [line for line in job.err.splitlines() if "report.html" in line]
         assert lines == [f"saferun: no report.html: {reason}; saferunctl report --html makes it"]
@@ -153,7 +153,7 @@ def test_a_page_that_cannot_be_made_costs_one_line(folder: Path, source: str, re
 
 def test_an_impatient_user_does_not_wait_for_the_page(folder: Path) -> None:
     """A signal while it is waited for ends the wait."""
-    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=broken(folder, "time.sleep(1000)")) as job:
+    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=broken(folder, "time.sleep(1000)"), store=False) as job:
         job.hear("ready", 2)
         job.release("end")
         until(lambda: job.has_happened("Decision"), "the end of the launch")
@@ -163,7 +163,7 @@ def test_an_impatient_user_does_not_wait_for_the_page(folder: Path) -> None:
 
 
 def test_no_process_is_left_where_saferun_is_killed_while_it_waits(folder: Path) -> None:
-    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=broken(folder, "time.sleep(1000)")) as job:
+    with running(folder, FAIL, *PREFLIGHT_OFF, nproc=2, environ=broken(folder, "time.sleep(1000)"), store=False) as job:
         job.hear("ready", 2)
         job.release("end")
         until(lambda: page_makers(job), "the process that makes the page")

@@ -102,7 +102,7 @@ if not again:
 @pytest.mark.parametrize("options", [(), ("--start-retries", "5", "--retry-wait", "0")])
 def test_what_another_try_would_not_change_is_reported_after_one(tmp_path: Path, options: tuple[str, ...]) -> None:
     """An import that fails will fail again."""
-    with running(tmp_path, IMPORTS_NOTHING, *options) as job:
+    with running(tmp_path, IMPORTS_NOTHING, *options, store=False) as job:
         assert job.wait() == 1
         assert len(job.said("ran")) == 1
         assert "starting again" not in job.err
@@ -110,7 +110,7 @@ def test_what_another_try_would_not_change_is_reported_after_one(tmp_path: Path,
 
 def test_an_import_that_fails_twice_at_once_ends_the_restarts(tmp_path: Path) -> None:
     """It cannot have made progress, and would fail a third time; the GPUs are better used otherwise."""
-    with running(tmp_path, IMPORTS_NOTHING, "--max-restarts", "5") as job:
+    with running(tmp_path, IMPORTS_NOTHING, "--max-restarts", "5", store=False) as job:
         assert job.wait() == 1
         assert len(job.said("ran")) == 2
         assert "not started again: the same failure twice in a row (import_error, rank 0, train.py:3)" in job.err
@@ -202,7 +202,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and RANK == 0:
 
 def test_a_script_that_python_cannot_read_is_not_started_again(tmp_path: Path) -> None:
     """None of it has run, and no attempt changes that."""
-    with running(tmp_path, "x = = 3", "--max-restarts", "2", nproc=2) as job:
+    with running(tmp_path, "x = = 3", "--max-restarts", "2", nproc=2, store=False) as job:
         assert job.wait() == 1
         assert decisions(job) == ["finish"]
         assert "another attempt would not change it (SyntaxError: invalid syntax)" in job.err

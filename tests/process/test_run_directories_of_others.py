@@ -46,7 +46,7 @@ HELLO = "import os\nprint('hello')\n"
 @pytest.mark.parametrize("command", ["mkdir run", "mkdir -m 700 run", "mkdir -m 777 run"])
 def test_a_run_directory_of_somebody_else_is_refused_and_stays_as_it_is(tmp_path: Path, command: str) -> None:
     before = prepared(f"{command}; chown {SOMEBODY} run")
-    with running(tmp_path, HELLO, "--run-dir", "run", before=before) as job:
+    with running(tmp_path, HELLO, "--run-dir", "run", before=before, store=False) as job:
         assert job.wait() == 2
         assert "hello" not in job.out
         assert job.err.splitlines() == [
@@ -59,7 +59,7 @@ def test_a_run_directory_of_somebody_else_is_refused_and_stays_as_it_is(tmp_path
 def test_a_host_s_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     """In a run directory that everyone may write to."""
     before = prepared(f"mkdir -m 777 run; mkdir run/$(hostname -s); chown {SOMEBODY} run/$(hostname -s)")
-    with running(tmp_path, HELLO, "--run-dir", "run", before=before) as job:
+    with running(tmp_path, HELLO, "--run-dir", "run", before=before, store=False) as job:
         assert job.wait() == 2
         assert f"it belongs to user {SOMEBODY}" in job.err
         assert len(job.err.splitlines()) == 2
@@ -78,7 +78,7 @@ def test_where_the_default_place_is_somebody_else_s_the_job_runs_without_files(
     tmp_path: Path, command: str, words: str
 ) -> None:
     """Torchrun would have run: two lines, and nothing is written there."""
-    with running(tmp_path, HELLO, before=prepared(command)) as job:
+    with running(tmp_path, HELLO, before=prepared(command), store=False) as job:
         assert job.wait() == 0
         assert job.out.count("hello") == 1
         what, hint = job.err.splitlines()
@@ -92,7 +92,7 @@ def test_where_the_default_place_is_somebody_else_s_the_job_runs_without_files(
 
 def test_a_link_of_the_user_s_own_leads_to_where_runs_are_kept(tmp_path: Path) -> None:
     """To another disk, say."""
-    with running(tmp_path, HELLO, before=prepared("mkdir elsewhere; ln -s elsewhere saferun_runs")) as job:
+    with running(tmp_path, HELLO, before=prepared("mkdir elsewhere; ln -s elsewhere saferun_runs"), store=False) as job:
         assert job.wait() == 0
         assert not job.err
         assert (tmp_path / "job" / "elsewhere" / "latest" / "run.json").exists()
@@ -100,7 +100,7 @@ def test_a_link_of_the_user_s_own_leads_to_where_runs_are_kept(tmp_path: Path) -
 
 def test_what_a_launch_leaves_is_for_its_user_alone(tmp_path: Path) -> None:
     program = "import sys\nprint('hello')\nprint('oh', file=sys.stderr)\nsys.exit(3)\n"
-    with running(tmp_path, program, nproc=2, before=prepared("umask 022")) as job:
+    with running(tmp_path, program, nproc=2, before=prepared("umask 022"), store=False) as job:
         assert job.wait() != 0
         top = tmp_path / "job" / "saferun_runs"
         found = [top, *top.rglob("*")]
@@ -112,7 +112,9 @@ def test_what_a_launch_leaves_is_for_its_user_alone(tmp_path: Path) -> None:
 
 
 def test_a_run_directory_that_is_there_keeps_its_mode_and_files_in_it_are_private(tmp_path: Path) -> None:
-    with running(tmp_path, HELLO, "--run-dir", "run", before=prepared("umask 022; mkdir -m 750 run")) as job:
+    with running(
+        tmp_path, HELLO, "--run-dir", "run", before=prepared("umask 022; mkdir -m 750 run"), store=False
+    ) as job:
         assert job.wait() == 0
         top = tmp_path / "job" / "run"
         assert stat.S_IMODE(top.stat().st_mode) == 0o750
@@ -149,7 +151,7 @@ def test_links_that_are_planted_in_a_run_directory_lead_nowhere(tmp_path: Path, 
 
         as_user(plant_links)
         program = "from rank import *\nprint('hello')\ntell('said')\nawait_release('end')\nraise ValueError('no')"
-        with running(tmp_path, program, "--run-dir", str(run), nproc=2) as job:
+        with running(tmp_path, program, "--run-dir", str(run), nproc=2, store=False) as job:
             job.hear("said", 2)
             job.release("end")
             assert job.wait() == 1

@@ -25,7 +25,7 @@ def assert_one_warning(text: str) -> None:
 def test_a_file_in_place_of_the_run_directory_is_a_warning(tmp_path: Path) -> None:
     program = "from rank import *\nprint('done')"
     before = ["sh", "-c", 'touch saferun_runs; exec "$@"', "sh"]
-    with running(tmp_path, program, nproc=2, before=before) as job:
+    with running(tmp_path, program, nproc=2, before=before, store=False) as job:
         assert job.wait() == 0
         assert job.out.count("done") == 2
         assert_one_warning(job.err)
@@ -33,7 +33,7 @@ def test_a_file_in_place_of_the_run_directory_is_a_warning(tmp_path: Path) -> No
 
 def test_a_run_directory_without_permission_is_a_warning(tmp_path: Path) -> None:
     with running(
-        tmp_path, QUICK, "--run-dir", "locked/run", nproc=2, before=[*locked("locked"), *without([1, 2])]
+        tmp_path, QUICK, "--run-dir", "locked/run", nproc=2, before=[*locked("locked"), *without([1, 2])], store=False
     ) as job:
         assert job.wait() == 0
         assert job.out.count("done") == 2
@@ -71,7 +71,7 @@ def test_a_run_directory_without_room_for_another_file_is_one_warning(tmp_path: 
     before = in_mounts((str(runs), f"size=1m,nr_inodes={inodes}"))
     # The checks before the start would have said so, too.
     wanted = ("--run-dir", str(runs / "run"), "--preflight", "off")
-    with running(tmp_path, QUICK, *wanted, nproc=2, before=before) as job:
+    with running(tmp_path, QUICK, *wanted, nproc=2, before=before, store=False) as job:
         assert job.wait() == 0
         assert job.out.count("done") == 2
         assert_one_warning(job.err)
@@ -106,7 +106,7 @@ def test_a_launch_leaves_its_run_directory_and_nothing_else(tmp_path: Path) -> N
 
 def test_two_launches_in_one_directory_keep_their_files_apart(tmp_path: Path) -> None:
     program = "from rank import *\nprint(os.getpid())"
-    with running(tmp_path, program) as job:
+    with running(tmp_path, program, store=False) as job:
         assert job.wait() == 0
         again = subprocess.run(
             job.process.args, cwd=tmp_path / "job", env=job.environ, capture_output=True, timeout=DEADLINE_S, check=True

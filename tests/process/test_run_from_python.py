@@ -17,7 +17,8 @@ import saferun
 from saferun.api import launching
 from saferun.api.rank_function import open_private, read_private
 from saferun.errors import SaferunError, UsageError
-from tests.process.launching import REPOSITORY, pids_whose_environ_has, until
+from tests.process.launching import REPOSITORY, until
+from tests.process.marks import pids_whose_environ_has
 
 QUIET = ("--preflight", "off", "--lint", "off")
 

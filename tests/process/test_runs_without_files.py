@@ -35,7 +35,7 @@ def runtime(tmp_path: Path) -> Path:
 def launched(folder: Path, runtime: Path, program: str, *options: str, **arguments: Any) -> Any:
     """A launch whose record is in ``runtime``, as saferunctl knows from its environment."""
     environ = {"XDG_RUNTIME_DIR": str(runtime), **arguments.pop("environ", {})}
-    return running(folder, program, *QUIET, *options, environ=environ, **arguments)
+    return running(folder, program, *QUIET, *options, environ=environ, **{"store": False, **arguments})
 
 
 def records(runtime: Path) -> list[Path]:
@@ -158,7 +158,9 @@ def test_without_a_place_for_it_nothing_else_is_missing(folder: Path, code: str)
     """It is a convenience, as the index of runs is."""
     folder.mkdir()
     source = "import saferun.files.live_records as r; r.record_places = lambda _: ['/proc/x', '/dev/null/y']"
-    with running(folder, END_AS_TOLD, *QUIET, arguments=(code,), environ=customized(folder, in_saferun(source))) as job:
+    with running(
+        folder, END_AS_TOLD, *QUIET, arguments=(code,), environ=customized(folder, in_saferun(source)), store=False
+    ) as job:
         job.hear("ready")
         job.release("end")
         assert job.wait() == (1 if code == "3" else 0)
@@ -170,7 +172,7 @@ def test_very_long_paths_keep_no_run_from_being_asked(folder: Path) -> None:
     deep = folder.joinpath(*["a-directory-with-a-long-name"] * 8)
     deep.mkdir(parents=True)
     options = ("--preflight", "off", "--run-dir", str(deep / "run"))
-    with running(folder / "launch", STAY, *options, environ={"TMPDIR": str(deep)}) as job:
+    with running(folder / "launch", STAY, *options, environ={"TMPDIR": str(deep)}, store=False) as job:
         job.hear("ready")
         run = deep / "run"
         path = str(until(lambda: read(run / "run.json").get("control_socket"), "the control socket"))

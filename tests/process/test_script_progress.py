@@ -29,7 +29,7 @@ stay()
 
 def test_steps_are_in_status_metrics_and_report_and_a_loss_that_is_no_number_is_one_line(tmp_path: Path) -> None:
     options = ("--metrics", "m.prom", "--hang-timeout", "4", *QUIET)
-    with running(tmp_path, STEPS, *options, nproc=2) as job:
+    with running(tmp_path, STEPS, *options, nproc=2, store=False) as job:
         job.hear("ready", 2)
         until(lambda: "warning: loss is nan in step 5 of rank 1 (reported by saferun.step)" in job.err, "the line")
         status = subprocess.run(
@@ -94,7 +94,7 @@ await_release("end")
 def test_a_phase_that_takes_longer_than_expected_is_reported_with_its_name(tmp_path: Path) -> None:
     """Nothing moves, and the hang timeout alone would report that earlier: the phase puts it off, and no further."""
     options = ("--hang-timeout", "2", "--external-wait-timeout", "0", *QUIET)
-    with running(tmp_path, EXPECTS.format(seconds=6), *options, nproc=2) as job:
+    with running(tmp_path, EXPECTS.format(seconds=6), *options, nproc=2, store=False) as job:
         job.hear("ready", 2)
         until(lambda: "saferun: the job hangs" in job.err, "the hang")
         assert "'saving the checkpoint' for longer than the 6.0 s it has expected" in job.err
@@ -147,7 +147,7 @@ tell("ready")
 await_release("end")
 """
     options = ("--hang-timeout", "2", "--external-wait-timeout", "0", *QUIET)
-    with running(tmp_path, program, *options, nproc=1) as job:
+    with running(tmp_path, program, *options, nproc=1, store=False) as job:
         job.hear("ready")
         until(lambda: "saferun: the job hangs" in job.err, "the hang")
         job.release("end")

@@ -39,7 +39,7 @@ def test_a_failed_launch_tells_no_secret(folder: Path) -> None:
     """Neither those of its own command line, nor those in the words of the rank that failed: reports are passed on."""
     options = ("--env", f"SLURM_JWT={SECRET}", "--env", f"SLACK_WEBHOOK_URL={SECRET}", "--preflight", "off")
     script = ("--db-password", SECRET, f"GITHUB_PAT={SECRET}", "-p", SECRET)
-    with running(folder, FAIL, *options, nproc=1, arguments=script) as job:
+    with running(folder, FAIL, *options, nproc=1, arguments=script, store=False) as job:
         assert job.wait() == 1
         text = told(job)
         assert SECRET not in text
@@ -59,7 +59,7 @@ def test_a_question_about_a_launch_is_answered_without_secrets(folder: Path, que
     script = ("--db-password", SECRET, "--url", f"postgres://u:p/{SECRET}@h/db")
     environ = {"AZURE_SAS": SECRET}
     options = (question, "--env", "AZURE_SAS", "--env", f"MYSQL_PWD={SECRET}")
-    with running(folder, "", *options, nproc=1, arguments=script, environ=environ) as job:
+    with running(folder, "", *options, nproc=1, arguments=script, environ=environ, store=False) as job:
         assert job.wait() == 0
         assert SECRET not in job.out + job.err
         assert "AZURE_SAS" in job.out
@@ -76,7 +76,7 @@ await_release("end")
 def test_a_secret_that_is_taken_from_the_environment_is_on_nobodys_ps(folder: Path) -> None:
     """Command lines are everyone's to read; environments are not. The value comes as it is, braces and all."""
     secret = "S3CR3T{rank}VALUE"  # noqa: S105 - of no service
-    with running(folder, WAIT, "--env", "HF_TOKEN", nproc=1, environ={"HF_TOKEN": secret}) as job:
+    with running(folder, WAIT, "--env", "HF_TOKEN", nproc=1, environ={"HF_TOKEN": secret}, store=False) as job:
         job.hear("same")
 
         def read_all() -> str:

@@ -334,7 +334,9 @@ def test_with_pty_off_the_ranks_get_pipes(tmp_path: Path) -> None:
 
 
 def test_with_pty_on_the_ranks_get_terminals_also_without_one(tmp_path: Path) -> None:
-    with running(tmp_path, "import os; print(os.isatty(1), os.isatty(2)); print('x' * 10_000)", "--pty", "on") as job:
+    with running(
+        tmp_path, "import os; print(os.isatty(1), os.isatty(2)); print('x' * 10_000)", "--pty", "on", store=False
+    ) as job:
         assert job.wait() == 0
         assert "True True\n" in job.out
         assert "x" * 10_000 + "\n" in job.out

@@ -170,15 +170,17 @@ SERVED["advances"] = served(status("count", "count - 1"), SLEEPS)
 def watched_together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
     """Jobs that need next to no processor time, after their timeouts; each with a rank beside it that sleeps.
 
-    All at once: a timeout each would add up to a minute.
+    All at once, and with one examiner: a timeout each would add up to a minute.
     """
     programs = {**HANGING, **SERVED, **AT_WORK, "beats": BEATS}
     with contextlib.ExitStack() as stack:
-        jobs = {}
+        jobs: dict[str, Job] = {}
         for number, (name, program) in enumerate(programs.items()):
             folder = tmp_path_factory.mktemp(f"job{number}")
             timeout_s = ANSWERED_TIMEOUT_S if name == "advances" else TIMEOUT_S
-            jobs[name] = Job(folder, program, SLEEPS, prefix="r" if name in SERVED else "", timeout_s=timeout_s)
+            prefix = "r" if name in SERVED else ""
+            first = next(iter(jobs.values()), None)
+            jobs[name] = Job(folder, program, SLEEPS, prefix=prefix, timeout_s=timeout_s, shared=first)
             stack.callback(jobs[name].close)
         for job in jobs.values():
             job.begin()
@@ -278,7 +280,8 @@ def test_a_heart_that_stops_beating_is_told(tmp_path: Path) -> None:
         EVALUATES,
         pytest.param(EVALUATES_IN_A_WORKER, marks=pytest.mark.slow),
         pytest.param(BUSY_SUBPROCESS, marks=pytest.mark.slow),
-        COMPILES,
+        # Children at work: "copies" above.
+        pytest.param(COMPILES, marks=pytest.mark.slow),
     ],
     ids=["evaluates", "worker", "subprocess", "compiles"],
 )

@@ -17,7 +17,8 @@ from saferun.evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import children_of
 from saferun.watchdog.monitor import Watch, WatchedRank
-from tests.process.launching import DEADLINE_S, pids_whose_environ_has
+from tests.process.launching import DEADLINE_S
+from tests.process.marks import numbers_in_use, pids_whose_environ_has
 
 TIMEOUT_S = 2.0
 SLEEPS = "while True: time.sleep(100)"
@@ -62,6 +63,7 @@ class Job:
         self.output_bytes = [0] * len(programs)
         self.mark = f"TEST_WATCH_RUN={folder}/{os.getpid()}/{time.monotonic_ns()}"
         name, _, value = self.mark.partition("=")
+        self._older = numbers_in_use()
         self.ranks = [
             subprocess.Popen(
                 [
@@ -175,7 +177,7 @@ class Job:
                 os.waitpid(pid, 0)
             self.poller.close()
         give_up_at = time.monotonic() + DEADLINE_S
-        while left := pids_whose_environ_has(self.mark):
+        while left := pids_whose_environ_has(self.mark, self._older):
             assert time.monotonic() < give_up_at, f"left behind: {left}"
             time.sleep(0.005)
 

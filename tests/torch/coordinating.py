@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.torch.forked_coordinators import Forked
+
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "saferun" / "coordinator" / "__main__.py"
 # Only what fails waits for so long: a dozen imports of torch beside each other on a busy machine take most of a minute.
@@ -121,7 +123,7 @@ class Host(Line):
         endpoint: the listening socket of the rendezvous' store, if it is here.
         tasks_path: where other tasks of the host connect, if there are any.
         whole_torch: whether all of torch is needed.
-        environ: more of the coordinator's environment.
+        environ: more of the coordinator's environment; with it the coordinator is a program of its own, and no fork.
     """
 
     def __init__(
@@ -151,16 +153,20 @@ class Host(Line):
             tasks.listen(64)
             self._listeners.append(tasks)
             fds["tasks"] = tasks.fileno()
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), str(self.ranks.fileno())),
-                *(str(int(whole_torch)), json.dumps(fds)),
-            ],
-            pass_fds=[theirs.fileno(), *(listener.fileno() for listener in self._listeners)],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if "COORDINATING_STDERR" not in os.environ else None,
-            env={**os.environ, **(environ or {})},
-        )
+        self.process: subprocess.Popen[bytes] | Forked
+        if environ is None:
+            self.process = Forked(theirs.fileno(), self.ranks.fileno(), fds, whole_torch=whole_torch)
+        else:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), str(self.ranks.fileno())),
+                    *(str(int(whole_torch)), json.dumps(fds)),
+                ],
+                pass_fds=[theirs.fileno(), *(listener.fileno() for listener in self._listeners)],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE if "COORDINATING_STDERR" not in os.environ else None,
+                env={**os.environ, **environ},
+            )
         theirs.close()
 
     @property

@@ -28,8 +28,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("d")
 
 
-# Waiting is all that happens in these.
-SLOW = {"static_timeout_of_the_first_host", "c10d_read_timeout"}
+SLOW = {
+    # Waiting is all that happens in these.
+    "static_timeout_of_the_first_host",
+    "c10d_join_timeout",
+    "c10d_read_timeout",
+    # Ranks or launcher import all of torch; so they do in run_path_fails and events_of_a_failure.
+    "events",
+    "process_group",
+    "recorded_exception",
+    "run_path",
+    # Another end of the same kind is compared: killed_by_sigkill, fails_once, a report that cannot be read, sigterm,
+    # stubborn_rank.
+    "fails_too_often",
+    "killed_by_sigsegv",
+    "report_without_details",
+    "sighup",
+    "stubborn_rank_by_variable",
+}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -131,33 +133,8 @@ def test_the_rank_that_did_not_call_is_named(tmp_path: Path) -> None:
     assert stderr_of(tmp_path) == ""
 
 
-def test_the_rank_that_called_something_else_is_named(tmp_path: Path) -> None:
-    code = "for _ in range(4): dist.all_reduce(x)\n(dist.broadcast(x, 0) if rank == 2 else dist.all_reduce(x))"
-    with ranks(tmp_path, code) as children:
-        found = await_findings(tmp_path, children, lambda found: found.mismatched)
-    assert found.lines == (
-        (
-            "rank 2 called broadcast of shape [3] as collective 5 of group default_pg "
-            "where ranks 0-1 called all_reduce of shape [3]"
-        ),
-    )
-    assert found.culprits == (2,)
-
-
-def test_a_rank_answers_while_c_code_holds_the_interpreters_lock(tmp_path: Path) -> None:
-    """The server's threads are torch's own; no Python runs in them."""
-    code = "dist.all_reduce(x)\nif rank == 0: ctypes.PyDLL(None).sleep(1000)\ndist.barrier()"
-    with ranks(tmp_path, code) as children:
-        found = await_findings(tmp_path, children, lambda found: found.missing and len(found.waiting) == 2)
-    assert found.culprits == (0,)
-    assert found.lines == (
-        "rank 0 has not called collective 2 (barrier) of group default_pg that ranks 1-2 wait in; it is 1 behind",
-    )
-
-
-def test_a_job_that_is_well_gives_no_finding(tmp_path: Path) -> None:
-    """Collectives of all kinds, in several groups, with sizes that rightly differ."""
-    code = """
+# Importing torch is what takes time: one job is well, then waits for rank 0, and then for ever.
+IN_TURN = """
 small, pair = dist.new_group([0, 2]), dist.new_group([1, 2], group_desc="pair")
 several = [torch.ones(3) for _ in range(3)]
 dist.barrier()
@@ -174,14 +151,67 @@ if rank == 1: dist.recv(x, 0)
 dist.monitored_barrier()
 dist.all_reduce(x)
 print(rank, "is there", flush=True)
-time.sleep(1000)
+while not os.path.exists("go on"): time.sleep(0.01)
+if rank == 0:
+    import signal
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    print("it sleeps", flush=True)
+    # Until the signal comes.
+    ctypes.PyDLL(None).sleep(1000)
+dist.barrier()
+dist.broadcast(x, 0) if rank == 2 else dist.all_reduce(x)
 """
-    with ranks(tmp_path, code) as children:
 
-        def are_there(_found: CollectiveFindings) -> bool:
-            return stderr_of(tmp_path).count("is there") == 3
 
-        found = await_findings(tmp_path, children, are_there)
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectiveFindings]:
+    """What is found of the job while it is well, while rank 0 stays away, and when it hangs for good."""
+    folder = tmp_path_factory.mktemp("job")
+    found = {}
+    with ranks(folder, IN_TURN) as children:
+        found["well"] = await_findings(folder, children, lambda _: stderr_of(folder).count("is there") == 3)
+        (folder / "go on").touch()
+        found["missing"] = await_findings(
+            folder,
+            children,
+            lambda found: found.missing and len(found.waiting) == 2 and "it sleeps" in stderr_of(folder),
+        )
+
+        def is_mismatched(found: CollectiveFindings) -> object:
+            # Again and again: the first may come a moment too early.
+            children[0].send_signal(signal.SIGUSR1)
+            return found.mismatched
+
+        found["mismatched"] = await_findings(folder, children, is_mismatched)
+    return found
+
+
+def test_the_rank_that_called_something_else_is_named(in_turn: dict[str, CollectiveFindings]) -> None:
+    """By how many called the other."""
+    found = in_turn["mismatched"]
+    (line,) = found.lines
+    assert re.fullmatch(
+        r"rank 2 called broadcast of shape \[3\] as collective \d+ of group default_pg "
+        r"where ranks 0-1 called all_reduce of shape \[3\]",
+        line,
+    )
+    assert found.culprits == (2,)
+
+
+def test_a_rank_answers_while_c_code_holds_the_interpreters_lock(in_turn: dict[str, CollectiveFindings]) -> None:
+    """The server's threads are torch's own; no Python runs in them."""
+    found = in_turn["missing"]
+    assert found.culprits == (0,)
+    (line,) = found.lines
+    assert re.fullmatch(
+        r"rank 0 has not called collective \d+ \(barrier\) of group default_pg that ranks 1-2 wait in; it is 1 behind",
+        line,
+    )
+
+
+def test_a_job_that_is_well_gives_no_finding(in_turn: dict[str, CollectiveFindings]) -> None:
+    """Collectives of all kinds, in several groups, with sizes that rightly differ."""
+    found = in_turn["well"]
     assert found.lines == ()
     assert found.waiting == ()
     assert {stand.group: len(stand.progress) for stand in found.groups} == {"default_pg": 3, "1": 2, "pair": 2}
@@ -310,7 +340,7 @@ def test_an_exec_gives_the_name_free(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr, ended.returncode) == ("True\nTrue\n", "", 0)
 
 
-@pytest.mark.parametrize("length", [200, 60])
+@pytest.mark.parametrize("length", slow_but([200, 60], "200"))
 def test_a_path_that_is_too_long_costs_the_server_alone(length: int, tmp_path: Path) -> None:
     folder = tmp_path / ("x" * length)
     folder.mkdir()
@@ -345,11 +375,17 @@ if __name__ == "__main__":
     assert (ended.stdout, ended.stderr, ended.returncode) == ("28\n28\n", "", 0)
 
 
-def test_what_a_dead_process_left_refuses_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", slow_but(["torch", "a socket"], "a socket"))
+def test_what_a_dead_process_left_refuses_at_once(tmp_path: Path, who: str) -> None:
     """Nobody tidies up after a SIGKILL; the number may be somebody else's by then."""
-    ended = run(f"{ALONE}print(os.getpid(), flush=True)\nos.kill(os.getpid(), 9)", tmp_path)
-    path = tmp_path / f"a0r0.{int(ended.stdout)}.sock"
-    path.rename(tmp_path / f"a0r0.{os.getpid()}.sock")
+    path = tmp_path / f"a0r0.{os.getpid()}.sock"
+    if who == "torch":
+        ended = run(f"{ALONE}print(os.getpid(), flush=True)\nos.kill(os.getpid(), 9)", tmp_path)
+        (tmp_path / f"a0r0.{int(ended.stdout)}.sock").rename(path)
+    else:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+            left.listen()
     # Whoever waited for an answer would wait for ever.
     never = time.monotonic() + 100_000.0
     captured, content = capture_flight_recorder(CaptureTarget(0, os.getpid(), f"{tmp_path}/a0r0"), never)

@@ -1,4 +1,4 @@
-"""saferun.debug in one gloo job of four ranks: the import of torch is what costs, so all of it is in there."""
+"""saferun.debug in one gloo job: the import of torch is what costs, so all of it is in there."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import running
 
-RANKS = 4
 PROGRAM = """
 import math, os, random, sys, time
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(os.getcwd(), "inductor")
@@ -25,8 +25,16 @@ import torch.distributed as dist
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
-pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-pair = pairs[RANK // 2]
+HALF, LAST = SIZE // 2, SIZE - 1
+# Halves of the ranks: pairs of four.
+halves = [dist.new_group(list(range(HALF))), dist.new_group(list(range(HALF, SIZE)))]
+half = halves[RANK // HALF]
+several = half if HALF > 1 else None
+# How the texts name the rank HALF and the others, rank 1 and the others, and all but rank 0.
+ODD, ONE, REST = {
+    2: ("rank 0; rank 1", "rank 0; rank 1", "rank 1"),
+    4: ("ranks 0-1, 3; rank 2", "ranks 0, 2-3; rank 1", "ranks 1-3"),
+}[SIZE]
 
 def raised(kind, call, *arguments, **named):
     try:
@@ -38,23 +46,24 @@ def raised(kind, call, *arguments, **named):
 # Meetings
 for _ in range(3):
     debug.barrier(60)
-    debug.barrier(60, group=pair)
+    debug.barrier(60, group=half)
 assert debug.all_reduce_check(60) >= 0
-assert debug.all_reduce_check(60, group=pair) >= 0
+assert debug.all_reduce_check(60, group=half) >= 0
 debug.print_in_order("I am", RANK)
-debug.print_in_order("two\\nlines", group=pair)
-if RANK != 3:
+debug.print_in_order("two\\nlines", group=several)
+if RANK != LAST:
     error = raised(debug.RanksMissingError, debug.barrier, 1.5, what="the third epoch")
-    assert error.ranks == (3,)
-    assert str(error) == "the third epoch: rank 3 did not come within 1.5 s; 3 of 4 ranks did", str(error)
+    assert error.ranks == (LAST,)
+    said = f"the third epoch: rank {LAST} did not come within 1.5 s; {LAST} of {SIZE} ranks did"
+    assert str(error) == said, str(error)
     assert isinstance(error, TimeoutError)
 debug.barrier(60)
-if RANK in (0, 3):
-    other = pairs[1 - RANK // 2]
+if RANK in (0, LAST):
+    other = halves[1 - RANK // HALF]
     assert "not in this group" in str(raised(ValueError, debug.barrier, 5, group=other))
 if RANK == 0:
     # The others do not come: it is said before the collective is begun.
-    assert raised(debug.RanksMissingError, debug.all_reduce_check, 0.5, group=pair).ranks == (1,)
+    assert raised(debug.RanksMissingError, debug.all_reduce_check, 0.5, group=several).ranks == (1,)
 
 # Agreement
 torch.manual_seed(1)
@@ -62,16 +71,16 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torc
 assert debug.compare_across_ranks(model) == ""
 assert debug.compare_across_ranks(torch.ones(0)) == ""
 assert debug.compare_across_ranks([torch.ones(2, dtype=torch.bfloat16), torch.tensor(True)]) == ""
-if RANK == 2:
+if RANK == HALF:
     with torch.no_grad():
         model[1].weight[1] += 1e-7
         model[2].bias[0] = math.nan
 found = debug.compare_across_ranks(model)
-assert found == "'1.weight' is the first of 2 of 9 that differ; the same have: ranks 0-1, 3; rank 2", found
-in_pair = "" if RANK < 2 else found.replace("ranks 0-1, 3; rank 2", "rank 2; rank 3")
-assert debug.compare_across_ranks(model, group=pair) == in_pair
+assert found == f"'1.weight' is the first of 2 of 9 that differ; the same have: {ODD}", found
+in_half = found.replace(ODD, "rank 2; rank 3") if SIZE == 4 and RANK >= 2 else ""
+assert debug.compare_across_ranks(model, group=half) == in_half
 found = debug.compare_across_ranks({"a": torch.ones(1), **({} if RANK else {"b": torch.ones(1)})})
-assert found == "'b' is the first of 1 of 2 that differ; the same have: rank 0; ranks 1-3: missing", found
+assert found == f"'b' is the first of 1 of 2 that differ; the same have: rank 0; {REST}: missing", found
 random.seed(5)
 if "numpy" in sys.modules:
     sys.modules["numpy"].random.seed(5)
@@ -79,24 +88,25 @@ debug.assert_same_rng()
 if RANK == 1:
     random.random()
 error = raised(AssertionError, debug.assert_same_rng)
-assert "'random' is the first" in str(error) and "ranks 0, 2-3; rank 1" in str(error), error
+assert "'random' is the first" in str(error) and ONE in str(error), error
 
 # Layouts
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+mesh = init_device_mesh("cpu", (HALF, 2), mesh_dim_names=("dp", "tp"))
 text = debug.describe_mesh(mesh)
-assert text.startswith("mesh of 4 ranks on cpu: dp 2, tp 2\\n"), text
+assert text.startswith(f"mesh of {SIZE} ranks on cpu: dp {HALF}, tp 2\\n"), text
 assert f"rank {RANK} is at dp {RANK // 2}, tp {RANK % 2}" in text, text
 assert f"  tp: in a group with ranks {RANK // 2 * 2}, {RANK // 2 * 2 + 1}" in text, text
 tensor = distribute_tensor(torch.ones(8, 6), mesh, [Shard(0), Replicate()])
 text = debug.describe_dtensor(tensor)
-assert text.startswith("DTensor [8, 6] float32: sharded by dimension 0 over dp (2), replicated over tp (2);"), text
-assert text.endswith("; this rank has [4, 6]"), text
+placements = f"sharded by dimension 0 over dp ({HALF}), replicated over tp (2)"
+assert text.startswith(f"DTensor [8, 6] float32: {placements};"), text
+assert text.endswith(f"; this rank has [{8 // HALF}, 6]"), text
 assert debug.describe_dtensor(torch.ones(2)) == "plain tensor [2] float32 on cpu"
 from torch.distributed.fsdp import fully_shard
 layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False))
-fully_shard(layers[0], mesh=init_device_mesh("cpu", (4,)))
+fully_shard(layers[0], mesh=init_device_mesh("cpu", (SIZE,)))
 text = debug.fsdp_coverage(layers)
 assert "sharded: 2 parameters, 72 elements (52.9 %)" in text, text
 assert "left out: 1 parameters, 64 elements (47.1 %)\\n  1.weight: 64" in text, text
@@ -139,15 +149,17 @@ print("well", flush=True)
 """
 
 
-def test_all_of_it_does_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", slow_but([2, 4], "2"))
+def test_all_of_it_does_what_it_says(tmp_path: Path, ranks: int) -> None:
     """Whatever does not fails its rank."""
-    with running(tmp_path, PROGRAM, "--preflight", "off", "--prefix", "none", nproc=RANKS) as job:
+    with running(tmp_path, PROGRAM, "--preflight", "off", "--prefix", "none", nproc=ranks) as job:
         assert job.wait(240) == 0, job.err
-        assert job.out.count("well") == RANKS
-        assert "rank 0: I am 0\nrank 1: I am 1\nrank 2: I am 2\nrank 3: I am 3\n" in job.out
-        assert "rank 2: two\nrank 2: lines\nrank 3: two\nrank 3: lines\n" in job.out
+        assert job.out.count("well") == ranks
+        assert "".join(f"rank {rank}: I am {rank}\n" for rank in range(ranks)) in job.out
+        second_half = range(ranks // 2, ranks)
+        assert "".join(f"rank {rank}: two\nrank {rank}: lines\n" for rank in second_half) in job.out
         lines = [line for line in job.out.splitlines() if line.startswith("xx")]
-        assert len(lines) == 20 * RANKS
+        assert len(lines) == 20 * ranks
         assert {len(line) for line in lines} == {2001}
 
 

@@ -153,6 +153,8 @@ def test_a_killed_saferun_is_named_by_the_others(tmp_path: Path) -> None:
         jobs[1].assert_nothing_left(timeout_s=20.0)
 
 
+# test_coordinator_lost_hosts.py has the leader's end as the coordinators notice it.
+@pytest.mark.slow
 def test_where_the_host_that_decides_is_gone_the_others_say_so(tmp_path: Path) -> None:
     """They cannot meet any more; their evidence stays with them."""
     with hosts(tmp_path, STAY, sweeps=False) as jobs:
@@ -263,6 +265,8 @@ def test_a_signal_to_one_host_stops_all(tmp_path: Path, signalled: int) -> None:
         assert all("SIGTERM" in job.err for job in jobs)
 
 
+# test_coordinator_meeting.py has these three of coordinators alone.
+@pytest.mark.slow
 def test_hosts_that_do_not_come_are_named(tmp_path: Path) -> None:
     """On every host that waits for them."""
     with hosts(tmp_path, STAY, "--start-timeout", "6", count=3, start=(0, 1), nproc=1) as jobs:
@@ -272,6 +276,7 @@ def test_hosts_that_do_not_come_are_named(tmp_path: Path) -> None:
             assert "hint: " in job.err
 
 
+@pytest.mark.slow
 def test_a_host_waits_for_a_late_master(tmp_path: Path) -> None:
     """It may be started in any order."""
     with hosts(tmp_path, TELL_PLACE, start=(1, 0)) as jobs:
@@ -279,6 +284,7 @@ def test_a_host_waits_for_a_late_master(tmp_path: Path) -> None:
         assert len(places(jobs)) == 2
 
 
+@pytest.mark.slow
 def test_two_hosts_with_one_node_rank_are_told_so(tmp_path: Path) -> None:
     """A slip in a script that is easily made; every host hears of it."""
     with hosts(

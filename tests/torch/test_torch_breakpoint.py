@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.process.launching import until
 from tests.process.test_terminal import on_terminal
 
@@ -45,6 +47,7 @@ train(900)
 """
 
 
+@pytest.mark.slow  # tests/process/test_pdb_option.py has it without a process group
 def test_a_debugger_after_an_exception_comes_behind_its_traceback(tmp_path: Path) -> None:
     """In a process group tracebacks come by way of a buffer of torch; the other rank waits in its barrier."""
     with on_terminal(tmp_path, RAISES, "--pdb", nproc=2, store=True) as (job, terminal):

@@ -198,7 +198,8 @@ class Cluster:
                 return False
             if not self.strays() and (not self.slurm or self._idle_in_slurm() == len(self.hosts)):
                 return True
-            time.sleep(_LOOK_AGAIN_S)
+            # Each look is many processes looked at, and one of Slurm's started.
+            time.sleep(5 * _LOOK_AGAIN_S)
         return False
 
     # -------------------------------------------------------------------------------------------------------- Slurm
@@ -215,7 +216,7 @@ class Cluster:
             if time.monotonic() > give_up_at:
                 said = self.hosts[0].run(["sinfo", "-N", "-l"], stderr=subprocess.STDOUT).stdout
                 raise RuntimeError(f"Slurm has not {wanted} idle hosts after {timeout_s:g} s: {said}")
-            time.sleep(2 * _LOOK_AGAIN_S)
+            time.sleep(5 * _LOOK_AGAIN_S)
 
     def _idle_in_slurm(self) -> int:
         done = self.hosts[0].run(["sinfo", "--noheader", "--states=idle", "--format=%D %T"])
