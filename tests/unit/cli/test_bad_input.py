@@ -325,6 +325,13 @@ def test_an_ambiguous_option_names_each_candidate_once(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         build_parser(ENVIRON).parse_args(["--node", "2", "train.py"])
     assert capsys.readouterr().err.splitlines()[0] == "saferun: ambiguous option: --node could match --node-rank"
+    with pytest.raises(SystemExit) as ended:
+        build_parser(ENVIRON).parse_args(["--host=a", "train.py"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "saferun: ambiguous option: --host could match --hosts, --hostfile, --host-file, --host-timeout",
+        "hint: did you mean --master-addr?",
+    ]
 
 
 def test_an_option_that_resembles_none_gets_the_help(capsys: pytest.CaptureFixture[str]) -> None:
