@@ -35,6 +35,8 @@ _COMPLETE = (
 _REQUESTING = ("scheduler", "hosts", "hostfile")
 # A rank of torchrun's or saferun's: what a scheduler provides was for the launcher above it.
 _WITHIN_A_RANK = ("TORCHELASTIC_RUN_ID", "SAFERUN_RUN_ID")
+# The same of any other launcher's, which may also have got them from the user.
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _MOST_HOSTS = 1 << 17
 # A year; what is beyond is a slip, or not a number at all.
 _LONGEST_S = 366 * 86400.0
@@ -106,15 +108,19 @@ def _around(
         return None, ""
     from saferun.cluster.placement.launcher import find_launcher, starter_of
 
-    around = find_launcher(wanted, environ, surroundings, explicit=explicit)
-    if around is None or not around.above or settings["scheduler"].origin != "default":
+    around = find_launcher(wanted, environ, surroundings, explicit=explicit or values.standalone)
+    if around is None or settings["scheduler"].origin != "default":
         return around, ""
-    is_started, starter = starter_of(surroundings)
-    if is_started is not False:
+    is_started, starter = starter_of(around, surroundings)
+    if is_started is False:
+        note = f"{around.source} did not start this process, but {starter}: its variables are ignored"
+    elif around.scheduler != "ray" and all(name in environ for name in _OF_A_RANK):
+        note = f"this is a rank of another launcher, as {', '.join(_OF_A_RANK)} are set: the variables of "
+        note += f"{around.source} are ignored"
+    else:
         return around, ""
     if not _counts(around, values, settings, explicit=explicit):
         return None, ""  # and would have counted for nothing
-    note = f"{around.source} did not start this process, but {starter}: its variables are ignored"
     return None, f"{note}; --scheduler {around.scheduler} makes them count"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
-from saferun.cluster.placement.pmi import ask_command, ask_process_manager, command_lines_above
-from saferun.cluster.schedulers import BY_NAME, Allocation, Surroundings, detect, started_by
+from saferun.cluster.placement.pmi import ask_command, ask_process_manager, processes_above
+from saferun.cluster.schedulers import BY_NAME, Allocation, Ancestry, Surroundings, detect, started_by
 from saferun.errors import UsageError
 
 _MOST_BYTES = 16 << 20
@@ -40,9 +40,10 @@ def find_launcher(
     return allocation._replace(scheduler=wanted)
 
 
-def starter_of(surroundings: Surroundings | None) -> tuple[bool | None, str]:
-    """Whether a launcher started this process, as far as can be seen (``started_by``)."""
-    return started_by(command_lines_above() if surroundings is None else surroundings.ancestors())
+def starter_of(allocation: Allocation, surroundings: Surroundings | None) -> tuple[bool | None, str]:
+    """Whether its launcher started this process, as far as can be seen (``started_by``)."""
+    above = processes_above() if surroundings is None else Ancestry(surroundings.ancestors())
+    return started_by(above, allocation.scheduler)
 
 
 def incomplete(allocation: Allocation, environ: Mapping[str, str], surroundings: Surroundings | None) -> str:
@@ -51,7 +52,7 @@ def incomplete(allocation: Allocation, environ: Mapping[str, str], surroundings:
     Where a launcher has certainly started this process, whose other processes may know more, the user is asked instead.
     """
     missing = _missing(allocation, environ)
-    if not missing or (not allocation.uniform and starter_of(surroundings)[0]):
+    if not missing or (not allocation.uniform and starter_of(allocation, surroundings)[0]):
         return ""
     note = f"{allocation.source} does not tell this process {missing}, so it is a job of its own"
     return f"{note}; --nnodes, --node-rank and --master-addr make it part of one"
@@ -77,7 +78,7 @@ def this_host(environ: Mapping[str, str]) -> Surroundings:
 
     def ancestors() -> Sequence[Sequence[str]]:
         if not seen:
-            seen.append(command_lines_above())
+            seen.append(processes_above().lines)
         return seen[0]
 
     return Surroundings(

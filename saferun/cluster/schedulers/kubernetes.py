@@ -33,6 +33,8 @@ def kubernetes(surroundings: Surroundings) -> Allocation | None:
 
 def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
     environ = surroundings.environ
+    if "LOCAL_RANK" in environ or "RAY_JOB_ID" in environ:
+        return None  # the variables are those of a rank: of Ray Train's workers, or of another launcher within the pod
     master = environ.get("MASTER_ADDR", "")
     port = number(environ, "MASTER_PORT")
     rank = number(environ, "RANK")

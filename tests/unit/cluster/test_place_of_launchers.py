@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.cluster.placement.pmi import ask_process_manager, command_lines_above
+from saferun.cluster.placement.pmi import ask_process_manager, processes_above
 from saferun.cluster.placement.several_hosts import candidate_ports
 from saferun.config import TaskConfig
 from tests.unit.above import Above
@@ -219,9 +219,10 @@ def test_candidate_ports() -> None:
 
 def test_the_processes_above_are_seen() -> None:
     """The nearest first."""
-    lines = command_lines_above()
-    assert lines
-    assert all(isinstance(word, str) for line in lines for word in line)
+    above = processes_above()
+    assert above.lines
+    assert all(isinstance(word, str) for line in above.lines for word in line)
+    assert all(i < len(above.lines) for i in above.at_terminal)
 
 
 def serve(answers: Mapping[str, str]) -> tuple[socket.socket, list[str], threading.Thread]:
