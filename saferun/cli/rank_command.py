@@ -56,7 +56,9 @@ def _check_script(script: str) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"the script {script} cannot be read: {reason}", "check the path") from None
-    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+    if os.path.isdir(script) and not any(
+        os.path.exists(os.path.join(script, name)) for name in ("__main__.py", "__main__.pyc")
+    ):
         raise UsageError(f"{script} is a directory without a __main__.py", "name the script in it")
     if not os.access(script, os.R_OK):
         raise UsageError(f"the script {script} cannot be read: permission denied", "check its permissions")

@@ -63,8 +63,6 @@ def find_place(
     if values.spares:
         check_spares(values, least, most)
     start_s, host_s = _seconds(values, "start_timeout"), _seconds(values, "host_timeout")
-    if values.node_rank < 0:
-        raise UsageError(f"--node-rank {values.node_rank} is negative", "host 0 is the first one")
     explicit = _is_explicit(settings)
     around, note = _around(values, settings, environ, surroundings, explicit=explicit)
     stop = values.stop_with_parent == "on"
