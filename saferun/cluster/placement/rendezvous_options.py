@@ -112,7 +112,7 @@ def agent_store(environ: Mapping[str, str]) -> bool:
 
 
 def random_number() -> str:
-    """The name of a job that was given an empty one, as torchrun makes it: ``--rdzv-id $SLURM_JOB_ID`` without Slurm."""
+    """As torchrun names a job whose name is empty: ``--rdzv-id $SLURM_JOB_ID`` without Slurm."""
     return str(int.from_bytes(os.urandom(16), "big"))
 
 
