@@ -142,6 +142,8 @@ def _counting(
             return None, note
     if _is_a_job_of_its_own(around, values, settings, environ):
         source = f"each of the {around.tasks} processes that {around.source} has on this host is a job of its own"
+        if around.tasks == 1:
+            source = f"each of the processes of {around.source} is a job of its own"
         return None, f"{source}, as --nproc-per-node is {values.nproc_per_node}"
     return around, ""
 
@@ -226,9 +228,11 @@ def _is_a_job_of_its_own(
     if settings["nproc_per_node"].origin == "default" or settings["scheduler"].origin != "default":
         return False
     # All processes of the job must come to the same conclusion.
-    if allocation.tasks == 1 or any(tasks != allocation.tasks for tasks in allocation.tasks_by_host):
+    tasks = {allocation.tasks, *allocation.tasks_by_host}
+    if tasks == {1}:
         return False
-    return count_ranks(values.nproc_per_node, environ) not in {1, allocation.tasks}
+    ranks = count_ranks(values.nproc_per_node, environ)
+    return ranks != 1 and tasks != {ranks}
 
 
 def _note(

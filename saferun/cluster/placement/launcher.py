@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from saferun.cluster.placement.pmi import ask_command, ask_process_manager, processes_above
 from saferun.cluster.schedulers import BY_NAME, Allocation, Ancestry, Surroundings, detect, started_by
@@ -74,21 +74,25 @@ def this_host(environ: Mapping[str, str]) -> Surroundings:
     """What detectors may look at, on this host; each is read when they ask for it."""
     from saferun.linux.names import own_names
 
-    seen: list[Sequence[Sequence[str]]] = []
+    seen: list[Ancestry] = []
 
-    def ancestors() -> Sequence[Sequence[str]]:
+    def above() -> Ancestry:
         if not seen:
-            seen.append(processes_above().lines)
+            seen.append(processes_above())
         return seen[0]
+
+    def is_left_over() -> bool:
+        # A descriptor of that number may be anything by now.
+        return started_by(above())[0] is False
 
     return Surroundings(
         environ,
         socket.gethostname(),
         _read_text,
-        ancestors,
+        lambda: above().lines,
         lambda names: own_names(names)[0],
-        lambda key: ask_process_manager(key, environ),
-        lambda argv: ask_command(argv, environ),
+        lambda key: None if is_left_over() else ask_process_manager(key, environ),
+        lambda argv: None if is_left_over() else ask_command(argv, environ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_a_launcher_that_is_above_has_started_this_process(above: Above, launche
     environ, above.lines = STARTED[launcher]
     assert config_of(environ=environ).hosts.most == 4
     assert not config_of(environ=environ).hosts.note
+
+
+@pytest.mark.parametrize("way", [SSH, TMUX], ids=["ssh", "tmux"])
+def test_a_descriptor_that_is_left_over_is_not_written_to(above: Above, way: Sequence[Sequence[str]]) -> None:
+    """Of the process manager's number, it is a socket of somebody else's by now."""
+    above.lines = way
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        environ = {**hydra(2, 4, 0, size=8, local_size=2), "PMI_FD": str(theirs.fileno())}
+        assert not config_of(environ=environ).hosts.together
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
 
 
 def test_where_neither_is_to_be_seen_the_variables_count(above: Above) -> None:
