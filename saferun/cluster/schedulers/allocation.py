@@ -187,10 +187,10 @@ def takes_commands(argv: Sequence[str]) -> bool:
     """Whether this is the command line of a shell that has neither a script nor ``-c``, and so reads its commands."""
     if not argv or argv[0].rpartition("/")[2].removeprefix("-") not in _SHELLS:
         return False
-    words = iter(argv[1:])
-    for word in words:
+    rest = iter(argv[1:])
+    for word in rest:
         if word in _WITH_VALUE:
-            next(words, None)
+            next(rest, None)
         elif not word.startswith(("-", "+")) or (not word.startswith("--") and "c" in word):
             return False
     return True
