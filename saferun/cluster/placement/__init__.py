@@ -59,6 +59,18 @@ def find_place(
     Raises:
         UsageError: what the options say and what was detected contradict each other, or something is missing.
     """
+    hosts, rendezvous, ranks = _find(values, settings, environ, surroundings)
+    if hosts.shares_console and not hosts.together:
+        hosts = hosts._replace(shares_console=False)  # beside others, each of which has a job of its own to report
+    return hosts, rendezvous, ranks
+
+
+def _find(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    surroundings: Surroundings | None,
+) -> tuple[HostsConfig, RendezvousConfig, int]:
     least, most = _nnodes(values.nnodes)
     if values.spares:
         check_spares(values, least, most)

@@ -19,7 +19,7 @@ from tests.unit.cluster.placing import (
     place,
     refusal,
 )
-from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, hydra, open_mpi_4, open_mpi_5, prted
+from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, SLURM_TASK_A_RANK, hydra, open_mpi_4, open_mpi_5, prted
 from tests.unit.recorded_schedulers import (
     INDEXED_JOB,
     PYTORCH_JOB,
@@ -150,6 +150,17 @@ def test_options_that_leave_out_the_node_rank_mean_the_first_host_in_a_pod_as_we
     config = config_of("--nnodes", "4", "--master-addr", "train-0.train", environ=PYTORCH_JOB)
     assert place(config) == (4, 4, 0)
     assert not config_of("--nnodes", "4", "--node-rank", "0", "--master-addr", "a", environ=INDEXED_JOB).hosts.note
+
+
+def test_jobs_that_share_a_console_report_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep, ``srun -n8 saferun --standalone sweep.py``: no other process knows of the failure of this one."""
+    monkeypatch.setattr("saferun.linux.streams.is_own_output", lambda _: False)
+    together = config_of(environ=SLURM_TASK_A_RANK).hosts
+    assert (together.shares_console, together.announces) == (True, False)
+    for arguments in (("--standalone",), ("--nnodes", "1"), ("--nproc-per-node", "5"), ("--rdzv-id", "7")):
+        alone = config_of(*arguments, environ=SLURM_TASK_A_RANK).hosts
+        assert (alone.shares_console, alone.announces) == (False, False)  # what all would say at the start, one says
+        assert not config_of(*arguments, "--console", "shared", environ=SLURM_TASK_A_RANK).hosts.shares_console
 
 
 # --------------------------------------------------------------------------------------------------------------------
