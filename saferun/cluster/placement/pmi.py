@@ -29,7 +29,7 @@ def processes_above() -> Ancestry:
         pid = stat.ppid if stat is not None else -1
     # Every process descends from number 1 of its container, but for what was started from outside. Where containers of
     # a pod share their processes, number 1 is the pod's, and all else comes from outside.
-    entered = pid == 0 and os.getpid() != 1 and read_name(1) not in {"", "pause", "catatonit"}
+    entered = pid == 0 and os.getpid() != 1 and read_name(1) not in {"", "pause", "pod", "catatonit"}
     return Ancestry(lines, at_terminal, entered)
 
 

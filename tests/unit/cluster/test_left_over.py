@@ -12,6 +12,7 @@ from saferun.cluster.schedulers import Ancestry, started_by
 from saferun.config import HostsConfig
 from tests.unit.above import Above
 from tests.unit.cluster.placing import config_of, place, refusal
+from tests.unit.cluster.scheduling import found
 from tests.unit.recorded_launchers import (
     PLAIN,
     SLURM_TASK_A_HOST,
@@ -185,6 +186,18 @@ def test_a_rank_of_another_launcher_starts_a_job_of_its_own(environ: Mapping[str
     assert config.hosts._replace(note="") == HostsConfig()
     assert "RANK, LOCAL_RANK, WORLD_SIZE" in config.hosts.note
     assert not config_of("--standalone", environ={**environ, **RANK}).hosts.note
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_pod_that_is_to_meet_others_at_its_own_address_is_none_of_a_pytorch_job(rank: str) -> None:
+    """Somebody has set MASTER_ADDR=localhost, for scripts without a launcher: torchrun reads none of it."""
+    environ = {**PYTORCH_JOB, "MASTER_ADDR": "localhost", "RANK": rank, "WORLD_SIZE": "8"}
+    config = config_of("--nproc-per-node", "8", environ=environ)
+    assert (config.hosts, config.nproc_per_node) == (HostsConfig(), 8)
+    assert (
+        found({**PYTORCH_JOB, "MASTER_ADDR": "localhost", "RANK": "0"}, "train-master-0").master_addr
+        == "train-master-0"
+    )
 
 
 def test_a_rank_within_a_pod_is_no_pod() -> None:
