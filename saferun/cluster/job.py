@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
+# What the coordinator says of hosts and of processes that are missing.
+_MISSING = " did not come within "
 # How to do without what a scheduler provides.
 _OFF = "--scheduler none: as under torchrun"
 # After the loss of a store, how long hosts that think the start not to be over wait for those that may think otherwise.
@@ -429,6 +431,8 @@ class Job(JobSender):
         if hosts.detected and not is_known:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
+        if hosts.detected and _MISSING in what:
+            hint += "; --standalone is for a process that is to be a job of its own"
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
     def _successor(self, reason: str) -> JsonObject | None:

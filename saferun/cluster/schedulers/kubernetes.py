@@ -43,7 +43,7 @@ def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
     if not (master and port and hosts) or port >= 1 << 16 or rank is None or rank >= hosts:
         return None
     if hosts > 1 and master in {"localhost", "127.0.0.1", "::1", "[::1]"}:
-        # Old operators say it so to the first pod; the others need a name. In any other pod somebody has set it.
+        # Old operators say it so to the first pod; the others need a name. In any other pod it is the user's.
         master = surroundings.host_name
         if rank or not master.partition(".")[0].endswith("-master-0"):
             return None

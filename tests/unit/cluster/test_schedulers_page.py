@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from saferun.cluster.schedulers import BY_NAME
 from tests.unit.cluster.placing import config_of
 from tests.unit.recorded_launchers import (
     PLAIN,
@@ -81,6 +82,10 @@ def rows(column: str) -> list[tuple[str, str]]:
 def environment(row: str) -> Mapping[str, str]:
     (found,) = (environ for begins, environ in ENVIRONMENTS.items() if row.startswith(begins))
     return found
+
+
+def test_the_page_has_every_name_of_a_scheduler() -> None:
+    assert {cell.partition(",")[0].strip("`") for _, cell in rows("`--scheduler`") if cell} == set(BY_NAME)
 
 
 @pytest.mark.parametrize(("row", "cell"), rows("`--stop-with-parent auto`"))
