@@ -159,7 +159,7 @@ def test_a_tool_that_has_one_host_keeps_it_under_a_scheduler(folder: Path) -> No
     """``accelerate launch`` asks for machines by its own options: without them there is one, whoever started it."""
     step = slurm_step(0, 1, 1, nodes="node1", hosts=1, tasks=2, tasks_by_host="2", gtids="0,1")
     environ = {name: value for name, value in step.items() if name.startswith("SLURM")}
-    done = run(folder, sys.executable, tool_of(folder), "--nproc-per-node", "2", "train.py", **environ)
+    done = run(folder, sys.executable, tool_of(folder), "--nproc-per-node", "2", "train.py", path=(), **environ)
     assert (done.returncode, [row[1] for row in told(done)]) == (0, ["0", "1"]), done.stderr
     assert has_run(folder)
 
