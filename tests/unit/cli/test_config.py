@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import sys
 import types
@@ -80,6 +81,19 @@ def test_run_path_wins_over_no_python() -> None:
     config = config_of("--run-path", "--no-python")
     assert config.command.run_path
     assert config.command.argv == ("train.py",)
+
+
+def test_a_script_that_can_be_opened_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever access(2) says of it: on some file servers it is stricter than open."""
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert config_of().command.name == "train.py"
+    os.mkfifo(tmp_path / "pipe.py")  # what is in there is the rank's: it is not opened
+    with pytest.raises(UsageError, match="permission denied"):
+        read_config(["pipe.py"], ENVIRON)
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError()))
+    with pytest.raises(UsageError, match="permission denied"):
+        config_of()
 
 
 def test_a_directory_may_have_compiled_code_only(tmp_path: Path) -> None:
