@@ -436,6 +436,10 @@ def test_who_waited_in_vain_for_hosts_that_a_scheduler_has_learns_how_to_be_alon
         (failed,) = listening.events
         assert isinstance(failed, StartFailed)
         assert ("--standalone" in failed.hint) is is_said
+        listening = Listening(detected=detected)
+        for _ in range(2):
+            listening.hear(op="waiting", text="waiting for 3 of 4 hosts: node2, node3, node4 (5 s)")
+        assert ["--standalone" in line for line in listening.said] == [bool(detected), False]
 
 
 def test_what_the_hosts_share_a_secret_by_goes_to_the_coordinator(listening: Listening) -> None:
