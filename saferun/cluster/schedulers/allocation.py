@@ -191,7 +191,7 @@ def takes_commands(argv: Sequence[str]) -> bool:
     for word in rest:
         if word in _WITH_VALUE:
             next(rest, None)
-        elif not word.startswith(("-", "+")) or (not word.startswith("--") and "c" in word):
+        elif not word.startswith(("-", "+")) or word.startswith("--command") or "c" in word.partition("--")[0]:
             return False
     return True
 

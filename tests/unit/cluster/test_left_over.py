@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from saferun.cluster.schedulers import Ancestry, started_by
+from saferun.cluster.schedulers.allocation import takes_commands
 from saferun.config import HostsConfig
 from tests.unit.above import Above
 from tests.unit.cluster.placing import config_of, place, refusal
@@ -236,6 +237,31 @@ def test_the_nearest_of_launchers_and_logins_decides(
 ) -> None:
     """By the name of a program, never by its arguments."""
     assert started_by(Ancestry(lines)) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("bash", True),
+        ("-bash", True),
+        ("/usr/bin/zsh -i -l", True),
+        ("bash --norc --rcfile x", True),
+        ("bash --init-file /x/shell.sh -i", True),
+        ("bash -o pipefail -x", True),
+        ("fish --interactive", True),
+        ("sh -c x", False),
+        ("bash -lc x", False),
+        ("bash -o pipefail -c x", False),
+        ("bash run.sh", False),
+        ("bash -x run.sh --norc", False),
+        ("fish --command=x", False),
+        ("python3", False),
+        ("", False),
+    ],
+)
+def test_a_shell_that_reads_its_commands_has_none_on_its_command_line(line: str, *, expected: bool) -> None:
+    """Neither a script nor ``-c``."""
+    assert takes_commands(line.split()) is expected
 
 
 # --------------------------------------------------------------------------------------------------------------------
