@@ -244,6 +244,7 @@ def _is_a_job_of_its_own(
     if tasks == {1}:
         return False
     ranks = count_ranks(values.nproc_per_node, environ)
+    values.nproc_per_node = str(ranks)  # torch, which may have been asked, takes seconds to answer
     return ranks != 1 and tasks != {ranks}
 
 

@@ -152,6 +152,20 @@ def test_options_that_leave_out_the_node_rank_mean_the_first_host_in_a_pod_as_we
     assert not config_of("--nnodes", "4", "--node-rank", "0", "--master-addr", "a", environ=INDEXED_JOB).hosts.note
 
 
+@pytest.mark.parametrize("devices", [2, 5])
+def test_devices_are_counted_once(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch may have to be asked, which takes as long as importing it."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "saferun.linux.gpus.resolve_nproc_per_node",
+        lambda value, *_: asked.append(value) or devices,  # type: ignore[func-returns-value]
+    )
+    config = config_of("--nproc-per-node", "gpu", environ=SLURM_TASK_A_RANK)
+    assert asked == ["gpu"]
+    assert (config.nproc_per_node, config.hosts.together) == ((1, True) if devices == 2 else (devices, False))
+    assert config.settings["nproc_per_node"].value == "gpu"
+
+
 def test_jobs_that_share_a_console_report_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep, ``srun -n8 saferun --standalone sweep.py``: no other process knows of the failure of this one."""
     monkeypatch.setattr("saferun.linux.streams.is_own_output", lambda _: False)
