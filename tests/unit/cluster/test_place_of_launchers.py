@@ -156,10 +156,12 @@ def test_options_that_leave_out_the_node_rank_mean_the_first_host_in_a_pod_as_we
 def test_devices_are_counted_once(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch may have to be asked, which takes as long as importing it."""
     asked: list[str] = []
-    monkeypatch.setattr(
-        "saferun.linux.gpus.resolve_nproc_per_node",
-        lambda value, *_: asked.append(value) or devices,  # type: ignore[func-returns-value]
-    )
+
+    def count(value: str, *_: object) -> int:
+        asked.append(value)
+        return devices
+
+    monkeypatch.setattr("saferun.linux.gpus.resolve_nproc_per_node", count)
     config = config_of("--nproc-per-node", "gpu", environ=SLURM_TASK_A_RANK)
     assert asked == ["gpu"]
     assert (config.nproc_per_node, config.hosts.together) == ((1, True) if devices == 2 else (devices, False))
