@@ -19,6 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from saferun.cli.argument_parser import build_parser
 from saferun.cli.command_line import parse_plain
+from saferun.cli.options import SAFERUN_OPTIONS
 from saferun.errors import SaferunError
 
 if TYPE_CHECKING:
@@ -196,7 +197,25 @@ def test_every_abbreviation_means_what_it_means_to_torchrun(spelling: str) -> No
 def _was_clear_before(short: str) -> bool:
     """Whether an abbreviation is ambiguous only because of the options that torch 2.14 has added."""
     meant = {action.dest for action in OPTIONS for one in action.option_strings if one.startswith(short)}
-    return len(meant) > 1 and len(meant - {"log_line_prefix_template", "print_completion"}) == 1
+    lately = {"log_line_prefix_template", "print_completion"}
+    return bool(meant & lately) and len(meant - lately) <= 1
+
+
+def test_an_argument_of_the_script_that_abbreviates_several_options_of_saferuns_is_the_scripts() -> None:
+    """``train.py --host 0.0.0.0``: before Python 3.13 argparse refuses what is ambiguous even there.
+
+    One that abbreviates several of torchrun's own torchrun refuses as well.
+    """
+    spellings = sorted(flag for option in SAFERUN_OPTIONS for flag in option.flags)
+    ends = {spelling[:end] for spelling in spellings for end in range(len("--x"), len(spelling))} - set(spellings)
+    several = sorted(short for short in ends if sum(spelling.startswith(short) for spelling in spellings) > 1)
+    assert {"--host", "--env-", "--pre", "--slow", "--trace"} <= set(several)
+    for short in (*several, "--print"):
+        for arguments in (["x.py", short, "1"], ["x.py", f"{short}=a b"]):
+            expected = torchrun_outcome(arguments)
+            if expected != 2 or not _was_clear_before(short):
+                assert saferun_outcome(arguments) == expected, arguments
+        assert saferun_outcome([short, "1", "train.py"]) == 2 or torchrun_outcome([short, "1", "train.py"]) != 2, short
 
 
 COMMAND_LINES = {

@@ -43,12 +43,20 @@ class _Parser(argparse.ArgumentParser):
 
     keeps_dashes = False
 
+    def __init__(self, **arguments: Any) -> None:  # noqa: ANN401 - argparse's
+        self._unclear: dict[str, list[str]] = {}  # what stands for several options, with their names
+        super().__init__(**arguments)
+
     def format_help(self) -> str:
         """The common options."""
         return help_text(width=terminal_width())
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
+        kind, _, rest = message.partition(": ")
+        word = rest.partition(" ")[0].partition("=")[0]
+        if kind == "unrecognized arguments" and word in self._unclear:
+            message = f"ambiguous option: {word} could match {', '.join(self._unclear[word])}"
         if message.startswith("ambiguous option: "):
             message = _once(message)
         print_error(UsageError(message, _meant(message) or _SEE_HELP))
@@ -68,7 +76,13 @@ class _Parser(argparse.ArgumentParser):
         torchruns = [match for match in matches if match[0].dest in _TORCHRUN_DESTS]
         # Nor by one that torchrun has only lately: command lines are older.
         older = [match for match in torchruns if match[0].dest not in _LATELY]
-        return older or torchruns or matches
+        found = older or torchruns or matches
+        if older or len(found) < 2:  # noqa: PLR2004 - several
+            return found
+        # What stands for several options that torchrun lacks is none of them, or else argparse refuses it, before
+        # Python 3.13, behind the script as well. Before the script it is an unknown option.
+        self._unclear[option_string.partition("=")[0]] = [match[1] for match in found]
+        return []
 
 
 class _Store(argparse.Action):

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 from saferun.cli.options import OPTIONS, TYPES, Option, comma_separated_list
 from saferun.config import Origin, Setting
+from saferun.console.stderr import print_error
 from saferun.env.profiles.quoting import nearest, quoted
-from saferun.errors import UsageError
+from saferun.errors import UsageError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
 _OWN_PREFIX = "SAFERUN_"
 _SET_FOR_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOOK", "SAFERUN_HEARTBEAT_FILE"})
-# Others may use the prefix as well: only slips are refused.
+# Others may use the prefix as well: only slips are mentioned.
 _NEARLY = 0.75
 
 
@@ -176,7 +177,9 @@ def _settings_file(
 
 
 def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
-    """Refuse ``SAFERUN_*`` variables that are nearly the name of an option; others may be anybody's.
+    """Warn of ``SAFERUN_*`` variables that are nearly the name of an option; others may be anybody's.
+
+    A launch goes on: what another release knows by this name may be set for all users of a cluster.
 
     Returns:
         The variables that are named like an option and are none here.
@@ -192,7 +195,8 @@ def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
         for name in sorted(unknown):
             near = get_close_matches(name.removeprefix(_OWN_PREFIX), plain, n=1, cutoff=_NEARLY)
             if near:
-                raise UsageError(f"{name}: there is no such setting", f"did you mean {_OWN_PREFIX}{near[0]}?")
+                meant = f"did you mean {_OWN_PREFIX}{near[0]}?"
+                print_error(f"saferun: {printable(name)} is ignored: there is no such setting; {meant}")
     # Within a rank of another run this says where that run's files are, and two runs do not share a directory.
     return services | ({"SAFERUN_RUN_DIR"} if "SAFERUN_RUN_ID" in environ else set())
 

@@ -456,6 +456,7 @@ def _shutdown_timeout_s(value: int | None, environ: Mapping[str, str]) -> float:
             value = int(text)
         except ValueError:
             raise UsageError(f"{name}={text} is not a number of seconds", "use a whole number") from None
+        return float(max(value, 0))  # torchrun takes a negative one, and kills at once
     if value < 0:
         raise UsageError(f"{name} {value} is negative", "use 0 to kill at once")
     return float(value)

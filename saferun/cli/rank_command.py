@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Mapping
 
@@ -48,7 +49,7 @@ def _check_script(script: str) -> None:
         return  # a name that differs by rank; the program comes from standard input
     # Not by opening it: what is in a named pipe is meant for the rank.
     try:
-        os.stat(script)
+        mode = os.stat(script).st_mode
     except FileNotFoundError:
         raise UsageError(
             f"there is no script {script}", "check the path; use -m for a module, --no-python for a program"
@@ -56,10 +57,21 @@ def _check_script(script: str) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"the script {script} cannot be read: {reason}", "check the path") from None
-    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+    if os.path.isdir(script) and not any(
+        os.path.exists(os.path.join(script, name)) for name in ("__main__.py", "__main__.pyc")
+    ):
         raise UsageError(f"{script} is a directory without a __main__.py", "name the script in it")
-    if not os.access(script, os.R_OK):
+    if not os.access(script, os.R_OK) and not (stat.S_ISREG(mode) and _can_be_opened(script)):
         raise UsageError(f"the script {script} cannot be read: permission denied", "check its permissions")
+
+
+def _can_be_opened(path: str) -> bool:
+    """Whether a regular file can, whatever access(2) says: file servers with ACLs may be stricter there."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _check_program(program: str, environ: Mapping[str, str]) -> None:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
+# What the coordinator says of hosts and of processes that are missing.
+_MISSING = " did not come within "
+_ALONE = "--standalone is for a process that is to be a job of its own"
 # How to do without what a scheduler provides.
 _OFF = "--scheduler none: as under torchrun"
 # After the loss of a store, how long hosts that think the start not to be over wait for those that may think otherwise.
@@ -407,8 +410,10 @@ class Job(JobSender):
             case "waiting":
                 waits_for = display_text(message["text"], LONGEST_MESSAGE)
                 if not self._callbacks.set_status(waits_for):
+                    is_first = not self._waited_for and waits_for.startswith("waiting for ")
+                    more = f"; {_ALONE}" if is_first and self._config.hosts.detected else ""
                     self._waited_for = waits_for.rpartition(" (")[0]
-                    self._print_line(f"saferun: {waits_for}")
+                    self._print_line(f"saferun: {waits_for}{more}")
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.
                 which = number(message["device"]), number(message["inode"])
@@ -429,6 +434,8 @@ class Job(JobSender):
         if hosts.detected and not is_known:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
+        if hosts.detected and _MISSING in what:
+            hint += f"; {_ALONE}"
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
     def _successor(self, reason: str) -> JsonObject | None:

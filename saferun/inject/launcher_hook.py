@@ -139,10 +139,16 @@ def _try(options: list, arguments: list) -> None:  # type: ignore[type-arg]
 
 
 class LauncherWatcher:
-    """Stands in ``sys.meta_path``, and replaces ``run`` of torch's launcher when that is imported."""
+    """Stands in ``sys.meta_path``, and replaces ``run`` of torch's launcher when that is imported.
 
-    def __init__(self) -> None:
+    Args:
+        counts_hosts: whether the caller has options of its own for the number of hosts: what it makes of them counts,
+            and not what a scheduler provides.
+    """
+
+    def __init__(self, *, counts_hosts: bool) -> None:
         self._is_waiting = True
+        self._counts_hosts = counts_hosts
         # Those of the caller's libraries are not saferun's to keep: open devices, for instance.
         self._inherited = set(os.listdir("/proc/self/fd"))
 
@@ -172,6 +178,8 @@ class LauncherWatcher:
         def run(args):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
             try:
                 arguments = launcher_arguments(module.get_args_parser(), args)
+                if self._counts_hosts and "PET_NNODES" not in os.environ:
+                    arguments.insert(0, f"--nnodes={args.nnodes}")
             except Exception:
                 arguments = None
             if arguments is None:
@@ -203,7 +211,7 @@ def _act() -> None:
     elif tool == "saferun" or (kind, what) == ("m", "saferun"):
         _clean_environ()
     elif tool in _CALLERS or (kind == "m" and what in _CALLER_MODULES):
-        sys.meta_path.insert(0, LauncherWatcher())
+        sys.meta_path.insert(0, LauncherWatcher(counts_hosts=what != "torch.distributed.launch"))
 
 
 def _leave() -> None:

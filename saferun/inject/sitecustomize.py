@@ -14,7 +14,8 @@ Then the module takes itself away, from ``sys.path`` and the environment too, an
 Python would have found without it. Whatever goes wrong here stays silent: it may not disturb the program.
 
 Only what has been imported before (``os``, ``sys``) and one builtin module may be used: a script that asks what is in
-``sys.modules`` gets the same answer as without. That is also why no ``from __future__`` stands here.
+``sys.modules`` gets the same answer as without. That is also why no ``from __future__`` stands here. The syntax is that
+of Python 3.6: a rank may be a shell script that starts the system's Python as well, which would complain of any other.
 """  # noqa: INP001 - the directory stands on PYTHONPATH; a package it is not
 
 import os
@@ -302,7 +303,8 @@ def _act() -> None:
             _offer_stacks(prefix)
         finally:
             sys.meta_path.insert(0, _TorchWatcher(prefix))
-        if wanted := os.environ.get("SAFERUN_TRACE"):
+        wanted = os.environ.get("SAFERUN_TRACE")
+        if wanted:
             try:
                 __import__("saferun_calls").begin(prefix, wanted)
             finally:

@@ -114,6 +114,36 @@ def test_variables_of_a_step_that_came_by_ssh_make_no_job(cluster: Cluster, tmp_
     assert_nothing_left(cluster)
 
 
+def test_an_interactive_shell_of_a_step_starts_a_job_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
+    """``srun --pty`` ends the shells of all other tasks at once: nobody else comes."""
+    here = cluster.hosts[0]
+    command = shlex.join((*SAFERUN, "--run-dir", "none", "--nproc-per-node", "2", write(tmp_path, TELL_PLACE)))
+    (tmp_path / "typed").write_text(f"cd {tmp_path}\n{command}\n")
+    shell = "srun --nodes=2 --ntasks-per-node=2 --pty sh"
+    job = Job(tmp_path, [here.popen(["sh", "-c", f"script -qec '{shell}' /dev/null < {tmp_path}/typed"], cwd=tmp_path)])
+    assert job.finish() == [0], job.story("failed")
+    assert sorted(json.loads(said.more)[:4] for said in job.words) == [["node1", rank, 2, rank] for rank in (0, 1)]
+    assert_nothing_left(cluster)
+
+
+def test_a_batch_script_that_was_submitted_from_within_a_step_is_no_task_of_that_step(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Sbatch hands on the environment of where it is called, with the variables of the step."""
+    here = cluster.hosts[0]
+    command = shlex.join((*SAFERUN, "--run-dir", "none", write(tmp_path, TELL_PLACE)))
+    (tmp_path / "batch").write_text(f"#!/bin/sh\necho step $SLURM_STEP_ID\ncd {tmp_path}\n{command}\n")
+    submit = f"test $SLURM_PROCID != 0 || sbatch --wait --nodelist=node3 -o {tmp_path}/out {tmp_path}/batch"
+    step = ["srun", "--nodes=2", "--ntasks-per-node=2", "sh", "-c", submit]
+    job = Job(tmp_path, [here.popen(step, cwd=tmp_path)])
+    assert job.finish() == [0], job.story("failed")
+    step_id, note, told = (tmp_path / "out").read_text().strip().splitlines()
+    assert step_id == "step 0"
+    assert "did not start this process, but a batch script" in note
+    assert 'place ["node3", 0, 1, 0' in told
+    assert_nothing_left(cluster)
+
+
 # ------------------------------------------------------------------------------------------------------------ the table
 
 

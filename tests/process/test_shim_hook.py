@@ -13,6 +13,7 @@ import pytest
 from saferun.ctl import main
 from tests.breadth import slow_but
 from tests.process.launching import REPOSITORY
+from tests.unit.recorded_launchers import slurm_step
 
 FIXED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "SAFERUN_LINT": "off", "SAFERUN_PREFLIGHT": "off"}
 # Torch's launcher sets it too; saferun alone leaves a run directory.
@@ -139,20 +140,35 @@ def test_a_hook_that_fails_leaves_torchs_launcher_with_one_line(folder: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
+def tool_of(folder: Path, *lines: str) -> str:
+    """A tool that calls the launcher, with some settings of its own."""
+    (folder / "own").mkdir()
+    tool = folder / "own" / "accelerate"
+    begin = (
+        "import sys, torch.distributed.run as launcher",
+        "args = launcher.get_args_parser().parse_args(sys.argv[1:])",
+    )
+    tool.write_text("\n".join((*begin, *lines, "launcher.run(args)")))
+    hook = folder / "bin" / "python" / "sitecustomize.py"
+    hook.write_text(hook.read_text().replace('os.path.join(sys.prefix, "bin")', repr(str(folder / "own"))))
+    return str(tool)
+
+
+@pytest.mark.slow
+def test_a_tool_that_has_one_host_keeps_it_under_a_scheduler(folder: Path) -> None:
+    """``accelerate launch`` asks for machines by its own options: without them there is one, whoever started it."""
+    step = slurm_step(0, 1, 1, nodes="node1", hosts=1, tasks=2, tasks_by_host="2", gtids="0,1")
+    environ = {name: value for name, value in step.items() if name.startswith("SLURM")}
+    done = run(folder, sys.executable, tool_of(folder), "--nproc-per-node", "2", "train.py", path=(), **environ)
+    assert (done.returncode, [row[1] for row in told(done)]) == (0, ["0", "1"]), done.stderr
+    assert has_run(folder)
+
+
 @pytest.mark.slow
 def test_what_no_command_line_says_is_left_to_torch(folder: Path) -> None:
     """A tool that calls the launcher with a setting of its own."""
-    (folder / "own").mkdir()
-    tool = folder / "own" / "accelerate"
-    tool.write_text("""
-import sys, torch.distributed.run as launcher
-args = launcher.get_args_parser().parse_args(sys.argv[1:])
-args.of_its_own = 1
-launcher.run(args)
-""")
-    hook = folder / "bin" / "python" / "sitecustomize.py"
-    hook.write_text(hook.read_text().replace('os.path.join(sys.prefix, "bin")', repr(str(folder / "own"))))
-    done = run(folder, sys.executable, str(tool), "--standalone", "train.py")
+    tool = tool_of(folder, "args.of_its_own = 1")
+    done = run(folder, sys.executable, tool, "--standalone", "train.py")
     assert (done.returncode, len(told(done))) == (0, 1)
     assert "saferun: what torch's launcher is called with is no command line; torch's launcher runs" in done.stderr
     assert not has_run(folder)

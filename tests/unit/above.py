@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class Above:
-    """The command lines above this process, as detection sees them."""
+    """The processes above this one, as detection sees them (``Ancestry``)."""
 
     lines: Sequence[Sequence[str]] = ()
+    at_terminal: Collection[int] = ()
+    entered = False

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from saferun.cluster.placement import launcher
+from saferun.cluster.schedulers import Ancestry
 from tests.unit.above import Above
 
 # A busy machine makes single examples slow, which is no fault of the code. Counterexamples are printed, not stored.
@@ -28,5 +29,5 @@ def pytest_configure(config: pytest.Config) -> None:
 def above(monkeypatch: pytest.MonkeyPatch) -> Above:
     """Nothing is above this process, unless a test says otherwise; what started the tests themselves is no matter."""
     seen = Above()
-    monkeypatch.setattr(launcher, "command_lines_above", lambda: seen.lines)
+    monkeypatch.setattr(launcher, "processes_above", lambda: Ancestry(seen.lines, seen.at_terminal, seen.entered))
     return seen

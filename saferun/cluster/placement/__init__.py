@@ -35,6 +35,8 @@ _COMPLETE = (
 _REQUESTING = ("scheduler", "hosts", "hostfile")
 # A rank of torchrun's or saferun's: what a scheduler provides was for the launcher above it.
 _WITHIN_A_RANK = ("TORCHELASTIC_RUN_ID", "SAFERUN_RUN_ID")
+# The same of any other launcher's, which may also have got them from the user.
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _MOST_HOSTS = 1 << 17
 # A year; what is beyond is a slip, or not a number at all.
 _LONGEST_S = 366 * 86400.0
@@ -57,12 +59,22 @@ def find_place(
     Raises:
         UsageError: what the options say and what was detected contradict each other, or something is missing.
     """
+    hosts, rendezvous, ranks = _find(values, settings, environ, surroundings)
+    if hosts.shares_console and not hosts.together:
+        hosts = hosts._replace(shares_console=False)  # beside others, each of which has a job of its own to report
+    return hosts, rendezvous, ranks
+
+
+def _find(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    surroundings: Surroundings | None,
+) -> tuple[HostsConfig, RendezvousConfig, int]:
     least, most = _nnodes(values.nnodes)
     if values.spares:
         check_spares(values, least, most)
     start_s, host_s = _seconds(values, "start_timeout"), _seconds(values, "host_timeout")
-    if values.node_rank < 0:
-        raise UsageError(f"--node-rank {values.node_rank} is negative", "host 0 is the first one")
     explicit = _is_explicit(settings)
     around, note = _around(values, settings, environ, surroundings, explicit=explicit)
     stop = values.stop_with_parent == "on"
@@ -106,15 +118,19 @@ def _around(
         return None, ""
     from saferun.cluster.placement.launcher import find_launcher, starter_of
 
-    around = find_launcher(wanted, environ, surroundings, explicit=explicit)
-    if around is None or not around.above or settings["scheduler"].origin != "default":
+    around = find_launcher(wanted, environ, surroundings, explicit=explicit or values.standalone)
+    if around is None or settings["scheduler"].origin != "default":
         return around, ""
-    is_started, starter = starter_of(surroundings)
-    if is_started is not False:
+    is_started, starter = starter_of(around, surroundings)
+    if is_started is False:
+        note = f"{around.source} did not start this process, but {starter}: its variables are ignored"
+    elif around.scheduler != "ray" and all(name in environ for name in _OF_A_RANK):
+        note = f"this is a rank of another launcher, as {', '.join(_OF_A_RANK)} are set: the variables of "
+        note += f"{around.source} are ignored"
+    else:
         return around, ""
     if not _counts(around, values, settings, explicit=explicit):
         return None, ""  # and would have counted for nothing
-    note = f"{around.source} did not start this process, but {starter}: its variables are ignored"
     return None, f"{note}; --scheduler {around.scheduler} makes them count"
 
 
@@ -138,6 +154,8 @@ def _counting(
             return None, note
     if _is_a_job_of_its_own(around, values, settings, environ):
         source = f"each of the {around.tasks} processes that {around.source} has on this host is a job of its own"
+        if around.tasks == 1:
+            source = f"each of the processes of {around.source} is a job of its own"
         return None, f"{source}, as --nproc-per-node is {values.nproc_per_node}"
     return around, ""
 
@@ -222,9 +240,12 @@ def _is_a_job_of_its_own(
     if settings["nproc_per_node"].origin == "default" or settings["scheduler"].origin != "default":
         return False
     # All processes of the job must come to the same conclusion.
-    if allocation.tasks == 1 or any(tasks != allocation.tasks for tasks in allocation.tasks_by_host):
+    tasks = {allocation.tasks, *allocation.tasks_by_host}
+    if tasks == {1}:
         return False
-    return count_ranks(values.nproc_per_node, environ) not in {1, allocation.tasks}
+    ranks = count_ranks(values.nproc_per_node, environ)
+    values.nproc_per_node = str(ranks)  # torch, which may have been asked, takes seconds to answer
+    return ranks != 1 and tasks != {ranks}
 
 
 def _note(

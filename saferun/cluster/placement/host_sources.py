@@ -61,7 +61,7 @@ def agree(
             f"name the hosts with --hosts or --hostfile, or {_COMPLETE_HINT}",
         )
     names = sources.listed or (allocation.names if allocation is not None else ())
-    rendezvous = several(values, settings, environ, Known(most + spares, names, allocation))
+    rendezvous = several(values, settings, environ, Known(most + spares, names, allocation, least))
     rendezvous = rendezvous._replace(control=control_port(values, rendezvous.ports))
     start_s, connect_s = wait_limits(rendezvous.backend, read_conf(values.rdzv_conf))
     hosts = base._replace(
@@ -171,7 +171,7 @@ class _HostSources(Value):
                 f"--node-rank {given}, but {source} says that this host is number {known}{where}",
                 "leave --node-rank out, as the others have theirs from there",
             )
-        if given >= most:
+        if not 0 <= given < most:
             raise UsageError(
                 f"--node-rank {given} does not exist in a job of {most} hosts", f"number the hosts from 0 to {most - 1}"
             )

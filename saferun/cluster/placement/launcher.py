@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from saferun.cluster.placement.pmi import ask_command, ask_process_manager, command_lines_above
-from saferun.cluster.schedulers import BY_NAME, Allocation, Surroundings, detect, started_by
+from saferun.cluster.placement.pmi import ask_command, ask_process_manager, processes_above
+from saferun.cluster.schedulers import BY_NAME, Allocation, Ancestry, Surroundings, detect, started_by
 from saferun.errors import UsageError
 
 _MOST_BYTES = 16 << 20
@@ -40,9 +40,10 @@ def find_launcher(
     return allocation._replace(scheduler=wanted)
 
 
-def starter_of(surroundings: Surroundings | None) -> tuple[bool | None, str]:
-    """Whether a launcher started this process, as far as can be seen (``started_by``)."""
-    return started_by(command_lines_above() if surroundings is None else surroundings.ancestors())
+def starter_of(allocation: Allocation, surroundings: Surroundings | None) -> tuple[bool | None, str]:
+    """Whether its launcher started this process, as far as can be seen (``started_by``)."""
+    above = processes_above() if surroundings is None else Ancestry(surroundings.ancestors())
+    return started_by(above, allocation.scheduler)
 
 
 def incomplete(allocation: Allocation, environ: Mapping[str, str], surroundings: Surroundings | None) -> str:
@@ -51,7 +52,7 @@ def incomplete(allocation: Allocation, environ: Mapping[str, str], surroundings:
     Where a launcher has certainly started this process, whose other processes may know more, the user is asked instead.
     """
     missing = _missing(allocation, environ)
-    if not missing or (not allocation.uniform and starter_of(surroundings)[0]):
+    if not missing or (not allocation.uniform and starter_of(allocation, surroundings)[0]):
         return ""
     note = f"{allocation.source} does not tell this process {missing}, so it is a job of its own"
     return f"{note}; --nnodes, --node-rank and --master-addr make it part of one"
@@ -73,21 +74,25 @@ def this_host(environ: Mapping[str, str]) -> Surroundings:
     """What detectors may look at, on this host; each is read when they ask for it."""
     from saferun.linux.names import own_names
 
-    seen: list[Sequence[Sequence[str]]] = []
+    seen: list[Ancestry] = []
 
-    def ancestors() -> Sequence[Sequence[str]]:
+    def above() -> Ancestry:
         if not seen:
-            seen.append(command_lines_above())
+            seen.append(processes_above())
         return seen[0]
+
+    def is_left_over() -> bool:
+        # A descriptor of that number may be anything by now.
+        return started_by(above())[0] is False
 
     return Surroundings(
         environ,
         socket.gethostname(),
         _read_text,
-        ancestors,
+        lambda: above().lines,
         lambda names: own_names(names)[0],
-        lambda key: ask_process_manager(key, environ),
-        lambda argv: ask_command(argv, environ),
+        lambda key: None if is_left_over() else ask_process_manager(key, environ),
+        lambda argv: None if is_left_over() else ask_command(argv, environ),
     )
 
 

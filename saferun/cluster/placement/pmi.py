@@ -7,7 +7,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from saferun.linux.procfs import read_cmdline, read_stat
+from saferun.cluster.schedulers import Ancestry
+from saferun.linux.procfs import read_cmdline, read_name, read_stat
 
 _MOST_ANCESTORS = 16
 _ANSWER_S = 5.0
@@ -15,15 +16,28 @@ _MOST_BYTES = 1 << 16
 _MOST_ANSWER_BYTES = 1 << 22
 
 
-def command_lines_above() -> list[list[str]]:
-    """The command lines of the processes above this one, the nearest first, as far as they can be seen."""
-    found: list[list[str]] = []
+def processes_above() -> Ancestry:
+    """The processes above this one, the nearest first, as far as they can be seen."""
+    lines: list[list[str]] = []
+    at_terminal: set[int] = set()
     pid = os.getppid()
-    while pid > 1 and len(found) < _MOST_ANCESTORS:
-        found.append(read_cmdline(pid))
+    while pid > 1 and len(lines) < _MOST_ANCESTORS:
+        if _reads_a_terminal(pid):
+            at_terminal.add(len(lines))
+        lines.append(read_cmdline(pid))
         stat = read_stat(pid)
-        pid = stat.ppid if stat is not None else 0
-    return found
+        pid = stat.ppid if stat is not None else -1
+    # Every process descends from number 1 of its container, but for what was started from outside. Where containers of
+    # a pod share their processes, number 1 is the pod's, and all else comes from outside.
+    entered = pid == 0 and os.getpid() != 1 and read_name(1) not in {"", "pause", "pod", "catatonit"}
+    return Ancestry(lines, at_terminal, entered)
+
+
+def _reads_a_terminal(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0").startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+    except OSError:
+        return False
 
 
 def ask_process_manager(key: str, environ: Mapping[str, str]) -> str | None:

@@ -37,9 +37,9 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
         return _on_a_free_port(_random_id(), values, environ)
     if backend == "static":
         host, port = static_address(values)
-        run_id = values.rdzv_id or str(int.from_bytes(os.urandom(16), "big"))
-        return RendezvousConfig("static", run_id, host, port, values.local_addr)
-    if backend == "c10d" and store_type(options) != "file":
+        return RendezvousConfig("static", values.rdzv_id or random_number(), host, port, values.local_addr)
+    # Whoever says which host serves the store knows of names and addresses that lead to this one by detours.
+    if backend == "c10d" and store_type(options) != "file" and "is_host" not in options:
         host, _ = split_endpoint(endpoint)
         from saferun.linux.names import own_names
 
@@ -52,7 +52,7 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
             )
     check_service(backend, endpoint)
     # A file, or a service elsewhere: one host has no other to meet there.
-    return _on_a_free_port(values.rdzv_id, values, environ)
+    return _on_a_free_port(values.rdzv_id or random_number(), values, environ)
 
 
 def check_spares(values: Any, least: int, most: int) -> None:  # noqa: ANN401 - argparse's namespace
@@ -103,14 +103,17 @@ def control_port(values: Any, ports: tuple[int, ...]) -> str:  # noqa: ANN401 - 
 
 
 def _on_a_free_port(run_id: str, values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # noqa: ANN401
-    if not run_id:
-        raise UsageError("--rdzv-id is empty", "give the job a name, or leave --rdzv-id out")
     return RendezvousConfig("c10d", run_id, None, None, values.local_addr, agent_store(environ))
 
 
 def agent_store(environ: Mapping[str, str]) -> bool:
     """Whether the launcher serves the ranks' store, where the rendezvous is not static."""
     return environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+
+def random_number() -> str:
+    """As torchrun names a job whose name is empty: ``--rdzv-id $SLURM_JOB_ID`` without Slurm."""
+    return str(int.from_bytes(os.urandom(16), "big"))
 
 
 def _random_id() -> str:

@@ -10,6 +10,7 @@ from saferun.cluster.placement.rendezvous_options import (
     check_service,
     checked_port,
     join_endpoint,
+    random_number,
     read_conf,
     split_endpoint,
     static_address,
@@ -34,12 +35,13 @@ _CANDIDATES = 8
 class Known(Value):
     """What is known of the hosts of a job before they meet.
 
-    ``allocation`` is what a scheduler provides, if anything that counts.
+    ``allocation`` is what a scheduler provides, if anything that counts; ``least`` is the number of hosts that suffice.
     """
 
     most: int
     names: tuple[str, ...] = ()
     allocation: Allocation | None = None
+    least: int = 0
 
     @property
     def on_one_host(self) -> bool:
@@ -68,6 +70,8 @@ def several(
     run_id = values.rdzv_id
     if known.allocation is not None and settings["rdzv_id"].origin == "default":
         run_id = known.allocation.key
+    if not run_id and backend != "static" and known.least == 1:
+        run_id = random_number()  # as under torchrun: a job of its own on each host, which may be the only one
     if not run_id:
         raise UsageError("--rdzv-id is empty", "give the job a name, or leave --rdzv-id out")
     conf = read_conf(values.rdzv_conf)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from saferun.cluster.schedulers.allocation import Allocation, Surroundings, started_by
+from saferun.cluster.schedulers.allocation import Allocation, Ancestry, Surroundings, started_by
 from saferun.cluster.schedulers.clouds import aws_batch, ray_train, sagemaker
 from saferun.cluster.schedulers.kubernetes import kubernetes
 from saferun.cluster.schedulers.mpi import mpirun_rsh, open_mpi, process_manager
 from saferun.cluster.schedulers.queues import flux, htcondor, lsf, lsf_job, pbs, pbs_job
 from saferun.cluster.schedulers.slurm import slurm, slurm_job
 
-__all__ = ["BY_NAME", "DETECTORS", "Allocation", "Surroundings", "detect", "started_by", "unused_hosts"]
+__all__ = ["BY_NAME", "DETECTORS", "Allocation", "Ancestry", "Surroundings", "detect", "started_by", "unused_hosts"]
 
 Detector = Callable[[Surroundings], Allocation | None]
 

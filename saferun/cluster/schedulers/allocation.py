@@ -30,11 +30,16 @@ _LAUNCHERS = frozenset(
     (
         *("slurmstepd", "orted", "prted", "prte", "prterun", "orterun", "mpirun", "mpiexec", "mpirun.openmpi"),
         *("mpiexec.openmpi", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "mpispawn", "mpirun_rsh"),
-        *("flux-shell", "res", "pbs_mom", "jsrun", "jsmd", "condor_starter"),
+        *("flux-shell", "res", "pbs_mom", "jsrun", "jsmd", "condor_starter", "raylet"),
     )
 )
+_LAUNCHERS_BEGIN = ("mpirun", "mpiexec", "orterun", "prterun")  # mpirun.lsf, mpiexec.mpich, .prterun-wrapped
 # Where a person's shell comes from. A launcher's daemon may itself be below an sshd, but is the nearer one then.
-_LOGINS = frozenset(("sshd", "sshd-session", "tmux", "screen", "SCREEN", "login", "mosh-server"))
+_LOGINS = frozenset(("sshd", "sshd-session", "dropbear", "tmux", "screen", "SCREEN", "login", "mosh-server"))
+_SHELLS = frozenset(("bash", "sh", "dash", "ash", "zsh", "fish", "ksh", "mksh", "tcsh", "csh"))
+_WITH_VALUE = frozenset(("--rcfile", "--init-file", "-o", "+o", "-O", "+O"))
+# A batch script, an interactive shell, what an ssh into a job becomes part of: none is a task of a step.
+_NO_TASK_OF_SLURM = re.compile(r"\[[^\]]*\.(batch|interactive|extern)\]")
 
 
 class Allocation(Value):
@@ -141,19 +146,54 @@ def tasks_on_each(nodes: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def started_by(ancestors: Sequence[Sequence[str]]) -> tuple[bool | None, str]:
-    """Whether a launcher started this process, by the command lines above it, and what they show.
+class Ancestry(Value):
+    """The processes above this one, as far as they can be seen.
 
-    True: its daemon is above. False: the server of a person's shell is nearer, so the variables are left over from
-    somewhere else. None: neither is to be seen, as in a container.
+    Attributes:
+        lines: their command lines, the nearest first.
+        at_terminal: which of them read their standard input from a terminal.
+        entered: whether something outside of this container started a process in it: ``docker exec``, ``kubectl exec``.
     """
-    for argv in ancestors:
-        name = argv[0].partition(" ")[0].rpartition("/")[2].rstrip(":") if argv else ""
-        if name in _LAUNCHERS:
+
+    lines: Sequence[Sequence[str]] = ()
+    at_terminal: Collection[int] = ()
+    entered: bool = False
+
+
+def started_by(ancestry: Ancestry, scheduler: str = "") -> tuple[bool | None, str]:
+    """Whether a launcher started this process, by the processes above it, and what they show.
+
+    True: its daemon is above. False: the server of a person's shell is nearer, or that shell itself, so the variables
+    are left over from somewhere else, or were given to the shell. None: neither is to be seen, as in a container.
+
+    Args:
+        ancestry: the processes above.
+        scheduler: what --scheduler calls the launcher.
+    """
+    for i, argv in enumerate(ancestry.lines):
+        name = argv[0].partition(" ")[0].rpartition("/")[2].rstrip(":").removeprefix(".") if argv else ""
+        if name == "slurmstepd" and scheduler == "slurm" and _NO_TASK_OF_SLURM.search(" ".join(argv)):
+            return False, "a batch script or a shell of Slurm's"
+        if name in _LAUNCHERS or name.startswith(_LAUNCHERS_BEGIN):
             return True, name
         if name in _LOGINS:
             return False, name
-    return None, ""
+        if i in ancestry.at_terminal and takes_commands(argv):
+            return False, "an interactive shell"
+    return (False, "docker exec, kubectl exec or the like") if ancestry.entered else (None, "")
+
+
+def takes_commands(argv: Sequence[str]) -> bool:
+    """Whether this is the command line of a shell that has neither a script nor ``-c``, and so reads its commands."""
+    if not argv or argv[0].rpartition("/")[2].removeprefix("-") not in _SHELLS:
+        return False
+    rest = iter(argv[1:])
+    for word in rest:
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith(("-", "+")) or word.startswith("--command") or "c" in word.partition("--")[0]:
+            return False
+    return True
 
 
 def expand_process_mapping(text: str, size: int) -> tuple[int, ...]:

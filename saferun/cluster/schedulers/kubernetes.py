@@ -33,6 +33,8 @@ def kubernetes(surroundings: Surroundings) -> Allocation | None:
 
 def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
     environ = surroundings.environ
+    if "LOCAL_RANK" in environ or "RAY_JOB_ID" in environ:
+        return None  # the variables are those of a rank: of Ray Train's workers, or of another launcher within the pod
     master = environ.get("MASTER_ADDR", "")
     port = number(environ, "MASTER_PORT")
     rank = number(environ, "RANK")
@@ -40,8 +42,11 @@ def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
     hosts = number(environ, variable, most=MOST_HOSTS)
     if not (master and port and hosts) or port >= 1 << 16 or rank is None or rank >= hosts:
         return None
-    if rank == 0 and master in {"localhost", "127.0.0.1"}:
-        master = surroundings.host_name or master  # old operators say it so; the others need a name
+    if hosts > 1 and master in {"localhost", "127.0.0.1", "::1", "[::1]"}:
+        # Old operators say it so to the first pod; the others need a name. In any other pod it is the user's.
+        master = surroundings.host_name
+        if rank or not master.partition(".")[0].endswith("-master-0"):
+            return None
     return Allocation(
         source="Kubernetes (WORLD_SIZE and RANK of a PyTorchJob)",
         key=f"pytorchjob-{master}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import sys
 import types
@@ -82,6 +83,26 @@ def test_run_path_wins_over_no_python() -> None:
     assert config.command.argv == ("train.py",)
 
 
+def test_a_script_that_can_be_opened_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever access(2) says of it: on some file servers it is stricter than open."""
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert config_of().command.name == "train.py"
+    os.mkfifo(tmp_path / "pipe.py")  # what is in there is the rank's: it is not opened
+    with pytest.raises(UsageError, match="permission denied"):
+        read_config(["pipe.py"], ENVIRON)
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError()))
+    with pytest.raises(UsageError, match="permission denied"):
+        config_of()
+
+
+def test_a_directory_may_have_compiled_code_only(tmp_path: Path) -> None:
+    """Python runs it."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.pyc").write_bytes(b"")
+    assert read_config(["app"], ENVIRON).command.name == "app"
+
+
 def test_another_python_may_be_named(tmp_path: Path) -> None:
     """PYTHON_EXEC, as under torchrun; it has to be there."""
     assert config_of(environ={"PYTHON_EXEC": sys.executable}).command.argv[0] == sys.executable
@@ -114,6 +135,21 @@ def test_the_name_of_the_job() -> None:
     assert config_of("--rdzv-id", "job7", "--rdzv-backend", "c10d").rendezvous.run_id == "job7"
     assert config_of("--rdzv-id", "job7").rendezvous.run_id != "job7"
     assert config_of("--standalone").rendezvous.run_id != config_of("--standalone").rendezvous.run_id
+    # --rdzv-id $SLURM_JOB_ID where there is no Slurm: a number, as under torchrun.
+    for arguments in (
+        ["--rdzv-backend", "c10d"],
+        ["--master-port", "1"],
+        ["--nnodes", "1:2", "--rdzv-backend", "c10d"],
+    ):
+        assert config_of("--rdzv-id", "", *arguments).rendezvous.run_id.isdigit()
+
+
+def test_what_torchrun_ignores_is_no_error() -> None:
+    """Scripts write --node-rank ${SLURM_NODEID:--1}, and an address that leads to this host by a detour."""
+    for arguments in ([], ["--rdzv-backend", "c10d"], ["--nnodes", "2", "--rdzv-backend", "c10d"], ["--standalone"]):
+        assert config_of("--node-rank", "-1", *arguments).hosts.node_rank in {0, None}
+    elsewhere = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:29400", "--rdzv-conf", "is_host=1")
+    assert not config_of(*elsewhere).hosts.together
 
 
 @pytest.mark.parametrize(
@@ -249,6 +285,7 @@ def test_without_shtab_there_is_no_completion_script(
         (["--shutdown-timeout", "7"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}, 7.0),
         (["--shutdown-timeout", "0"], {}, 0.0),
         (["--shutdown-timeout", "7"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, 7.0),
+        ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-5"}, 0.0),
     ],
 )
 def test_the_grace(arguments: list[str], environ: dict[str, str], seconds: float) -> None:

@@ -49,7 +49,7 @@ class Channel:
 class Listening:
     """A job with its surroundings."""
 
-    def __init__(self, backend: str = "static") -> None:
+    def __init__(self, backend: str = "static", *, detected: str = "") -> None:
         self.events: list[Event] = []
         self.places: list[Assignment] = []
         self.said: list[str] = []
@@ -58,7 +58,7 @@ class Listening:
         self.told: list[dict[str, Any]] = []  # of the checks
         self.attempt = 0
         rendezvous = CONFIG.rendezvous._replace(backend=backend)
-        config = CONFIG._replace(hosts=HostsConfig(2, 2, 0), rendezvous=rendezvous)
+        config = CONFIG._replace(hosts=HostsConfig(2, 2, 0, detected=detected), rendezvous=rendezvous)
         self.job = Job(
             config,
             {},

@@ -423,6 +423,25 @@ def test_what_has_been_said_of_hosts_that_do_not_meet_is_known(
     assert listening.job.is_heard is is_heard
 
 
+def test_who_waited_in_vain_for_hosts_that_a_scheduler_has_learns_how_to_be_alone() -> None:
+    """``if [ $SLURM_NODEID = 0 ]; then saferun prepare.py``: torchrun would not have waited."""
+    for detected, what, is_said in (
+        ("Slurm step 4711.0", "3 of 4 hosts did not come within 600 s: node2, node3, node4", True),
+        ("Slurm step 4711.0", "node1 refuses connections", False),
+        ("", "3 of 4 hosts did not come within 600 s: node2, node3, node4", False),
+    ):
+        listening = Listening(detected=detected)
+        listening.job.join(JoinHosts(0))
+        listening.hear(op="join_failed", what=what, hint="see there")
+        (failed,) = listening.events
+        assert isinstance(failed, StartFailed)
+        assert ("--standalone" in failed.hint) is is_said
+        listening = Listening(detected=detected)
+        for _ in range(2):
+            listening.hear(op="waiting", text="waiting for 3 of 4 hosts: node2, node3, node4 (5 s)")
+        assert ["--standalone" in line for line in listening.said] == [bool(detected), False]
+
+
 def test_what_the_hosts_share_a_secret_by_goes_to_the_coordinator(listening: Listening) -> None:
     """Without files there is no directory to share it in."""
     listening.join()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from saferun.cluster.schedulers import started_by
+from saferun.cluster.schedulers import Ancestry, started_by
+from saferun.cluster.schedulers.allocation import takes_commands
 from saferun.config import HostsConfig
 from tests.unit.above import Above
 from tests.unit.cluster.placing import config_of, place, refusal
+from tests.unit.cluster.scheduling import found
 from tests.unit.recorded_launchers import (
     PLAIN,
     SLURM_TASK_A_HOST,
+    SLURM_TASK_A_RANK,
     hydra,
     hydra_proxy,
     intel_mpi,
@@ -21,9 +25,11 @@ from tests.unit.recorded_launchers import (
     open_mpi_4,
     open_mpi_5,
     prted,
+    slurm_step,
 )
 from tests.unit.recorded_schedulers import (
     HTCONDOR,
+    LEADER_WORKER_SET,
     LSF_BATCH_SCRIPT,
     LSF_JSRUN,
     PBS_BATCH_SCRIPT,
@@ -77,6 +83,19 @@ def test_a_launcher_that_is_above_has_started_this_process(above: Above, launche
     assert not config_of(environ=environ).hosts.note
 
 
+@pytest.mark.parametrize("way", [SSH, TMUX], ids=["ssh", "tmux"])
+def test_a_descriptor_that_is_left_over_is_not_written_to(above: Above, way: Sequence[Sequence[str]]) -> None:
+    """Of the process manager's number, it is a socket of somebody else's by now."""
+    above.lines = way
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        environ = {**hydra(2, 4, 0, size=8, local_size=2), "PMI_FD": str(theirs.fileno())}
+        assert not config_of(environ=environ).hosts.together
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+
+
 def test_where_neither_is_to_be_seen_the_variables_count(above: Above) -> None:
     """In a container with processes of its own."""
     for lines in ((), [["/sbin/docker-init", "--", "saferun"]], [[], ["bash"]]):
@@ -86,10 +105,109 @@ def test_where_neither_is_to_be_seen_the_variables_count(above: Above) -> None:
 
 
 def test_pods_and_clouds_have_nothing_above(above: Above) -> None:
-    """``kubectl exec`` aside, and an sshd for debugging may well be there."""
-    above.lines = SSH
-    for environ in (PYTORCH_JOB, SAGEMAKER, aws_batch(1)):
-        assert config_of(environ=environ).hosts.most > 1
+    """The container's own first process at most."""
+    for lines in (
+        (),
+        [["/bin/sh", "-c", "saferun train.py"]],
+        [["ray::RayTrainWorker"], ["/opt/ray/raylet", "--x"], *SSH],
+    ):
+        above.lines = lines
+        for environ in (PYTORCH_JOB, SAGEMAKER, aws_batch(1), ray_train(1, size=2, local_size=1)):
+            assert config_of(environ=environ).hosts.most > 1
+            assert not config_of(environ=environ).hosts.note
+
+
+OTHER_WAYS = {
+    "ssh": (SSH, (), False, "sshd"),
+    "tmux": (TMUX, (), False, "tmux"),
+    "kubectl exec": ((), (), True, "docker exec, kubectl exec or the like"),
+    "a shell by kubectl exec": ([["sh", "-c", "saferun train.py"], ["bash"]], (), True, "docker exec"),
+    "a terminal of the IDE": ([["/bin/bash", "--init-file", "/x/bash.sh"], ["node", "x"]], (0,), False, "interactive"),
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+@pytest.mark.parametrize(
+    "environ",
+    [PYTORCH_JOB, SAGEMAKER, aws_batch(1), LEADER_WORKER_SET, SLURM_TASK_A_HOST],
+    ids=["pytorch job", "sagemaker", "batch", "lws", "slurm, in a container"],
+)
+def test_a_shell_in_a_container_of_a_job_is_on_its_own(above: Above, way: str, environ: Mapping[str, str]) -> None:
+    """It has the container's environment, and the job's own process may be training there: nobody waits for another."""
+    above.lines, above.at_terminal, above.entered, starter = OTHER_WAYS[way]
+    config = config_of("--nproc-per-node", "2", environ=environ)
+    assert config.hosts._replace(note="") == HostsConfig()
+    assert (config.nproc_per_node, config.rendezvous.backend) == (2, "c10d")
+    assert starter in config.hosts.note
+    name = config.hosts.note.partition("--scheduler ")[2].partition(" ")[0]
+    assert config_of("--scheduler", name, environ=environ).hosts.most > 1
+
+
+def test_an_interactive_shell_within_a_step_is_no_task(above: Above) -> None:
+    """``srun -n8 --pty bash``: the other seven have ended at once, and torchrun starts what it is asked for there."""
+    step = slurm_step(0, 0, 0, nodes="node1", hosts=1, tasks=8, tasks_by_host="8", gtids="0,1,2,3,4,5,6,7")
+    above.lines, above.at_terminal = [["/bin/bash", "-l"], ["slurmstepd: [4711.0]"]], (0,)
+    for ranks in (1, 2, 8):
+        config = config_of("--nproc-per-node", str(ranks), environ=step)
+        assert config.hosts._replace(note="") == HostsConfig()
+        assert config.nproc_per_node == ranks
+        assert "an interactive shell" in config.hosts.note
+    hosts = slurm_step(0, 0, 0, nodes="node[1-4]", hosts=4, tasks=4, tasks_by_host="1(x4)")
+    assert config_of(environ=hosts).hosts._replace(note="") == HostsConfig()
+    # srun --pty with the script itself, or with a script of the shell's, is a task on each host.
+    for line in (["bash", "run.sh"], ["bash", "-c", "saferun train.py"], ["bash", "-lc", "x"], ["python", "x.py"]):
+        above.lines = [line, ["slurmstepd: [4711.0]"]]
+        assert config_of(environ=hosts).hosts.most == 4
+    above.lines, above.at_terminal = [["bash"], ["slurmstepd: [4711.0]"]], ()  # srun bash < script
+    assert config_of(environ=hosts).hosts.most == 4
+    # A launcher that was called in that shell is nearer.
+    above.lines, above.at_terminal = [["slurmstepd: [4711.1]"], ["bash"], ["slurmstepd: [4711.0]"]], (1,)
+    assert config_of(environ=hosts).hosts.most == 4
+
+
+@pytest.mark.parametrize("step", ["4712.batch", "4712.interactive", "4712.extern"])
+def test_a_batch_script_that_was_submitted_from_within_a_step_is_no_task_of_that_step(above: Above, step: str) -> None:
+    """Sbatch hands the environment of where it is called on, the variables of the step there among it."""
+    above.lines = [["/bin/bash", "/var/spool/slurmd/job04712/slurm_script"], [f"slurmstepd: [{step}]"]]
+    config = config_of("--nproc-per-node", "2", environ=SLURM_TASK_A_RANK)
+    assert config.hosts._replace(note="") == HostsConfig()
+    assert "Slurm" in config.hosts.note
+    # mpirun's own host: whatever its daemon is called there, the others decide by theirs.
+    environ, _ = STARTED["openmpi4"]
+    assert config_of(environ=environ).hosts.most == 4
+
+
+RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize("environ", [SLURM_TASK_A_HOST, SLURM_TASK_A_RANK, SAGEMAKER], ids=["host", "rank", "cloud"])
+def test_a_rank_of_another_launcher_starts_a_job_of_its_own(environ: Mapping[str, str]) -> None:
+    """An evaluation that one rank of DeepSpeed's or Accelerate's starts, with its environment: no other rank does."""
+    config = config_of("--nproc-per-node", "2", environ={**environ, **RANK})
+    assert config.hosts._replace(note="") == HostsConfig()
+    assert "RANK, LOCAL_RANK, WORLD_SIZE" in config.hosts.note
+    assert not config_of("--standalone", environ={**environ, **RANK}).hosts.note
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_pod_that_is_to_meet_others_at_its_own_address_is_none_of_a_pytorch_job(rank: str) -> None:
+    """Somebody has set MASTER_ADDR=localhost, for scripts without a launcher: torchrun reads none of it."""
+    environ = {**PYTORCH_JOB, "MASTER_ADDR": "localhost", "RANK": rank, "WORLD_SIZE": "8"}
+    config = config_of("--nproc-per-node", "8", environ=environ)
+    assert (config.hosts, config.nproc_per_node) == (HostsConfig(), 8)
+    assert (
+        found({**PYTORCH_JOB, "MASTER_ADDR": "localhost", "RANK": "0"}, "train-master-0").master_addr
+        == "train-master-0"
+    )
+
+
+def test_a_rank_within_a_pod_is_no_pod() -> None:
+    """The same variables, of another launcher; Ray Train's workers in pods are told all by Ray."""
+    pod = {name: value for name, value in PYTORCH_JOB.items() if name.startswith("KUBERNETES")}
+    assert config_of(environ={**pod, **RANK}).hosts == HostsConfig()
+    config = config_of(environ={**pod, **ray_train(3, size=4, local_size=2)})
+    assert config.hosts.detected.startswith("Ray Train")
+    assert (place(config), config.nproc_per_node) == ((2, 2, 1), 1)
 
 
 def test_a_ranks_own_launch_is_not_looked_into(above: Above) -> None:
@@ -107,6 +225,8 @@ def test_a_ranks_own_launch_is_not_looked_into(above: Above) -> None:
         ([["slurmstepd: [4711.0]"]], (True, "slurmstepd")),
         ([["/opt/prrte/bin/prted", "--x"], ["sshd: me@notty"]], (True, "prted")),
         ([["sshd-session: me@pts/0"], ["slurmstepd: [4711.extern]"]], (False, "sshd-session")),
+        ([["mpirun.lsf", "x"], ["sshd: me@notty"]], (True, "mpirun.lsf")),
+        ([["/gnu/store/bin/.prterun-wrapped", "x"], ["sshd: me@notty"]], (True, "prterun-wrapped")),
         ([["/bin/login", "--"]], (False, "login")),
         ([[""], [" "], ["/"], ["sh", "sshd"]], (None, "")),
         ([], (None, "")),
@@ -116,7 +236,32 @@ def test_the_nearest_of_launchers_and_logins_decides(
     lines: Sequence[Sequence[str]], expected: tuple[bool | None, str]
 ) -> None:
     """By the name of a program, never by its arguments."""
-    assert started_by(lines) == expected
+    assert started_by(Ancestry(lines)) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("bash", True),
+        ("-bash", True),
+        ("/usr/bin/zsh -i -l", True),
+        ("bash --norc --rcfile x", True),
+        ("bash --init-file /x/shell.sh -i", True),
+        ("bash -o pipefail -x", True),
+        ("fish --interactive", True),
+        ("sh -c x", False),
+        ("bash -lc x", False),
+        ("bash -o pipefail -c x", False),
+        ("bash run.sh", False),
+        ("bash -x run.sh --norc", False),
+        ("fish --command=x", False),
+        ("python3", False),
+        ("", False),
+    ],
+)
+def test_a_shell_that_reads_its_commands_has_none_on_its_command_line(line: str, *, expected: bool) -> None:
+    """Neither a script nor ``-c``."""
+    assert takes_commands(line.split()) is expected
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -216,7 +216,8 @@ def test_a_host_with_one_task_among_hosts_with_several() -> None:
     last = slurm_step(2, 4, 0, nodes="node[1,3-4]", hosts=3, tasks=5, tasks_by_host="3,1(x2)", gtids="4")
     config = config_of(environ=last)
     assert (config.hosts.task, config.nproc_per_node) == (None, 1)
-    assert "has started 1 process on" in refusal("--nproc-per-node", "3", environ=last).what
+    asked = refusal("--scheduler", "auto", "--nproc-per-node", "3", environ=last)
+    assert "has started 1 process on" in asked.what
     assert config_of(environ=SLURM_UNEQUAL).hosts.task == TaskConfig(2, 3, "slurm-4711-0-0")
 
 
@@ -330,6 +331,13 @@ def test_processes_of_one_host_that_start_several_ranks_each_are_jobs_of_their_o
         assert not config.hosts.together
         assert config.nproc_per_node == 4
         assert "is a job of its own, as --nproc-per-node is 4" in config.hosts.note
+    # Where hosts have three processes, one and one, all of them decide alike.
+    for node, proc, local in ((0, 2, 2), (2, 4, 0)):
+        environ = slurm_step(node, proc, local, nodes="node[1-3]", hosts=3, tasks=5, tasks_by_host="3,1(x2)")
+        for ranks in (2, 3):
+            config = config_of("--nproc-per-node", str(ranks), environ=environ)
+            assert (config.hosts.together, config.nproc_per_node) == (False, ranks)
+            assert "is a job of its own" in config.hosts.note
 
 
 def test_steps_of_one_host_may_make_a_job_by_hand() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.cluster.placement.pmi import ask_process_manager, command_lines_above
+from saferun.cluster.placement.pmi import ask_process_manager, processes_above
 from saferun.cluster.placement.several_hosts import candidate_ports
 from saferun.config import TaskConfig
 from tests.unit.above import Above
@@ -19,7 +19,7 @@ from tests.unit.cluster.placing import (
     place,
     refusal,
 )
-from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, hydra, open_mpi_4, open_mpi_5, prted
+from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, SLURM_TASK_A_RANK, hydra, open_mpi_4, open_mpi_5, prted
 from tests.unit.recorded_schedulers import (
     INDEXED_JOB,
     PYTORCH_JOB,
@@ -152,6 +152,33 @@ def test_options_that_leave_out_the_node_rank_mean_the_first_host_in_a_pod_as_we
     assert not config_of("--nnodes", "4", "--node-rank", "0", "--master-addr", "a", environ=INDEXED_JOB).hosts.note
 
 
+@pytest.mark.parametrize("devices", [2, 5])
+def test_devices_are_counted_once(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch may have to be asked, which takes as long as importing it."""
+    asked: list[str] = []
+
+    def count(value: str, *_: object) -> int:
+        asked.append(value)
+        return devices
+
+    monkeypatch.setattr("saferun.linux.gpus.resolve_nproc_per_node", count)
+    config = config_of("--nproc-per-node", "gpu", environ=SLURM_TASK_A_RANK)
+    assert asked == ["gpu"]
+    assert (config.nproc_per_node, config.hosts.together) == ((1, True) if devices == 2 else (devices, False))
+    assert config.settings["nproc_per_node"].value == "gpu"
+
+
+def test_jobs_that_share_a_console_report_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep, ``srun -n8 saferun --standalone sweep.py``: no other process knows of the failure of this one."""
+    monkeypatch.setattr("saferun.linux.streams.is_own_output", lambda _: False)
+    together = config_of(environ=SLURM_TASK_A_RANK).hosts
+    assert (together.shares_console, together.announces) == (True, False)
+    for arguments in (("--standalone",), ("--nnodes", "1"), ("--nproc-per-node", "5"), ("--rdzv-id", "7")):
+        alone = config_of(*arguments, environ=SLURM_TASK_A_RANK).hosts
+        assert (alone.shares_console, alone.announces) == (False, False)  # what all would say at the start, one says
+        assert not config_of(*arguments, "--console", "shared", environ=SLURM_TASK_A_RANK).hosts.shares_console
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Lists of hosts
 
@@ -219,9 +246,10 @@ def test_candidate_ports() -> None:
 
 def test_the_processes_above_are_seen() -> None:
     """The nearest first."""
-    lines = command_lines_above()
-    assert lines
-    assert all(isinstance(word, str) for line in lines for word in line)
+    above = processes_above()
+    assert above.lines
+    assert all(isinstance(word, str) for line in above.lines for word in line)
+    assert all(i < len(above.lines) for i in above.at_terminal)
 
 
 def serve(answers: Mapping[str, str]) -> tuple[socket.socket, list[str], threading.Thread]:

@@ -226,6 +226,12 @@ def test_only_what_is_there_already_is_imported() -> None:
     assert {"faulthandler", "atexit"} <= set(sys.builtin_module_names)
 
 
+@pytest.mark.parametrize("name", ["sitecustomize", "launcher_hook"])
+def test_older_pythons_can_read_it(name: str) -> None:
+    """One that cannot complains at each start, and leaves out the user's own: RHEL 8's system Python is 3.6."""
+    ast.parse((INJECT / f"{name}.py").read_text(), feature_version=(3, 6))
+
+
 # -------------------------------------------------------------------------------------------------------------- stacks
 
 
