@@ -155,8 +155,15 @@ def _lost_leader(launch: LaunchState, what: str) -> tuple[FaultyHost, ...]:
 
 
 def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
-    """WAITING -> BACKOFF | DONE: a spare that has lost the leader may lead the others, or the job does without it."""
-    if _may_succeed(launch):
+    """WAITING -> BACKOFF | DONE: a spare that has lost the leader may lead the others, or the job does without it.
+
+    Where only the leader's store is gone, the ranks may train on, and if they do not, the leader serves another one.
+    """
+    is_stopped = launch.stop_signum is not None or launch.attempt.peers.is_stopped
+    if event.class_name and not is_stopped:
+        launch.enter(State.BACKOFF, event.at)
+        return [PrintLine(f"{event.what}; this spare host waits for the others to meet again")]
+    if _may_succeed(launch) and not is_stopped:
         launch.left_out = 0
         launch.enter(State.BACKOFF, event.at)
         return [PrintLine(f"{event.what}; this spare host meets the others again")]
@@ -165,6 +172,8 @@ def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
 
 def _exit_code(launch: LaunchState) -> int:
     ending = launch.attempt.ending
+    if isinstance(ending, StartFailed) and launch.has_been_spare and launch.attempt.placement is None:
+        return 0  # the others do without it, and a launcher may end them at the first bad exit code
     return ending.exit_code if isinstance(ending, StartFailed) else launch.failure_code
 
 

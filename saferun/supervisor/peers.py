@@ -100,8 +100,11 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
     if _has_acted(event):
         return []
     end_cause_wait(launch, event.at)
-    ending = _ending(event)
-    if not isinstance(ending, Regroup) or launch.stop_signum is None:
+    ending, own = _ending(event), launch.attempt.ending
+    if isinstance(own, Regroup) and not isinstance(ending, Regroup):
+        # A restart that a user asked this host for, while another host announced the end: all others end for that.
+        launch.attempt.ending = ending
+    elif not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.add_ending(ending)
     return [*announced, *stop_waiting_for_orphans(launch, event.at)]
 
@@ -187,7 +190,7 @@ def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
     if peers.cut_off is not None or peers.decision is not None:
         return []
     peers.cut_off = CutOff(event.what, event.hint, event.class_name)
-    if launch.is_spare and launch.state is State.WAITING and not event.class_name:
+    if launch.is_spare and launch.state is State.WAITING:
         return lose_as_spare(launch, event)
     match launch.state:
         case State.STARTING | State.RUNNING:

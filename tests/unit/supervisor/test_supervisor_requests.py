@@ -30,6 +30,7 @@ from saferun.supervisor.events import (
 )
 from saferun.supervisor.machine import State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, JobPolicy
+from tests.unit.supervisor.fake_job import Job
 from tests.unit.supervisor.fake_world import FAILED, HUNG_S, KILLED, LIMITS, OK, World, only, placement_of, running
 
 
@@ -228,6 +229,22 @@ def test_a_restart_on_another_host_is_one_here() -> None:
     assert [type(action) for action in supervisor.handle(RankExited(world.now, 0, 1, KILLED))] == [SweepOrphans]
     assert supervisor.handle(OrphansGone(world.now, 0, ())) == [ReportRestart(0, "saferunctl restart")]
     assert supervisor.state is State.BACKOFF
+
+
+@pytest.mark.parametrize(("asked", "failing"), [(0, 1), (1, 2), (1, 0)])
+@pytest.mark.parametrize("quiet_s", [0.0, HUNG_S])
+def test_a_restart_that_comes_after_a_failure_elsewhere_is_none(asked: int, failing: int, quiet_s: float) -> None:
+    """All other hosts end for the failure: the one that was asked would wait for them to meet again, in vain."""
+    job = Job(3)
+    job.run()
+    job.interrupted = True
+    began_at = job.now
+    job.hosts[failing].exit(FAILED)
+    job.hosts[asked].deliver(RestartRequested(job.now, 0, "saferunctl restart", quiet_s))
+    job.settle()
+    assert [host.finish.exit_code for host in job.hosts if host.finish is not None] == [1, 1, 1]
+    assert job.now == began_at, "no deadline was waited for"
+    assert job.number == 0
 
 
 @pytest.mark.parametrize("ours", [False, True])
