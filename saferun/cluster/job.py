@@ -471,6 +471,7 @@ class Job(JobSender):
             lost,
             self._callbacks.ranks,
             self._poller,
+            started_by=self.current.began_at + self._config.retry.start_window_s,
             host_timeout_s=self._config.hosts.host_timeout_s,
             hang_timeout_s=self._config.watch.hang_timeout_s,
             post=self._post,

@@ -151,6 +151,7 @@ class JobAttempt:
         self._roster = roster = context.sender.roster
         self._local_ranks = local_ranks or {}
         self.number = number
+        self.began_at = time.monotonic()
         self.leader = leader
         self.leads = leads
         self.lost: dict[int, LostHost] = {}
