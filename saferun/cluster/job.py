@@ -190,7 +190,7 @@ class Job(JobSender):
             # An elastic job is not over where one host could not join it.
             outside = self.current.number < 0 and hosts.least != hosts.most
             self._channel.send({"op": "leave"} if end.leaves or outside else {"op": "close", **note})
-        elif note and self._config.rendezvous.backend != "static":
+        elif note:
             # Of the hosts that this one waits for, some may wait, too.
             self._channel.send({"op": "close", **note})
         self._channel.close()

@@ -524,7 +524,8 @@ def test_a_host_that_waits_to_join_ends_when_a_user_has_ended_the_job(listening:
         ("c10d", Finish(143, by="saferunctl stop", ours=True), True, ["saferunctl stop on node0"]),
         ("c10d", Finish(1), False, None),
         ("c10d", Finish(1), True, [None]),
-        ("static", Finish(143, by="saferunctl stop", ours=True), False, None),
+        ("static", Finish(143, by="saferunctl stop", ours=True), False, ["saferunctl stop on node0"]),
+        ("static", Finish(1), False, None),
         ("static", Finish(0), True, [None]),
     ],
 )
