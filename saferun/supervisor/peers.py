@@ -197,7 +197,8 @@ def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
             return fail(launch, event.at)
         case State.WAITING if _may_end_alone(launch, event):
             return end_well_alone(launch, event.what)
-        case State.WAITING | State.PROBING:
+        case State.WAITING | State.PROBING | State.JOINING:
+            # JOINING: the hosts have met, and this one prepares its ranks, which would look for the store for long.
             launch.add_ending(Failed())
             return diagnose(launch, event.at)
         case State.CAPTURING:

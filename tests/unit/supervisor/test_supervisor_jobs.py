@@ -207,6 +207,26 @@ def test_a_host_that_has_judged_judges_anew_when_it_learns_that_the_one_that_dec
     assert codes(job)[1:] == [1, 1]
 
 
+@pytest.mark.parametrize("class_name", ["", "store_lost"])
+def test_a_leader_that_is_lost_while_a_host_prepares_its_ranks_leaves_it_none_to_start(class_name: str) -> None:
+    """They have met, and its log files are made on a slow file system; its ranks would look for the store for long."""
+    job = Job(3, max_restarts=1)
+    host = job.hosts[1]
+    while host.state is not State.JOINING or job.number < 0:
+        for other in job.hosts:
+            if other is not host or other.state is not State.JOINING:
+                other.take()
+    (met,) = host.inbox
+    assert isinstance(met, HostsJoined)
+    host.deliver(JobLost(job.now, 0, "node0 is gone", "look", class_name=class_name))
+    assert host.state is State.DIAGNOSING
+    while host.inbox:
+        host.take()
+    assert not any(isinstance(action, StartRanks) for action in host.actions)
+    assert (host.state is State.BACKOFF) == bool(class_name)
+    assert (host.finish is None) == bool(class_name)
+
+
 def test_a_decision_that_was_heard_counts_where_the_line_breaks_later() -> None:
     """The host that decides may be gone a moment after its last word."""
     job = started()
