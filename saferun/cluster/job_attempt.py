@@ -188,6 +188,11 @@ class JobAttempt:
         )
 
     @property
+    def is_ending(self) -> bool:
+        """Whether the attempt ends on all hosts, as far as is known here."""
+        return self._is_ending or self._sender.aborted_attempt == self.number
+
+    @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         moments = (self.silent_hosts.deadline, self.chunks.deadline)

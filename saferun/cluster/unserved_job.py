@@ -1,5 +1,7 @@
 """A job whose coordinator on the first host is gone: the ranks may need nothing of it any more, and train on.
 
+So do those of another host whose coordinators are gone, and which is not heard of any more.
+
 With it went the stores. Ranks that have met need theirs for new groups only, so that a training usually goes on; and
 torch's store cannot be had back. So each host watches its own ranks: while they make progress the job goes on, though
 what happens on one host is not reported to the others any more. Soon after the start, ranks that show none are those
@@ -25,6 +27,7 @@ __all__ = ["UnservedJob"]
 _MOVING = "the ranks make progress, so the job goes on"
 _QUIET = "ranks that have met need it for new process groups only, so the job goes on"
 _CONSEQUENCE = "but hosts no longer hear of each other's failures"
+_DEAF = "but this host and the others no longer hear of each other"
 
 
 class UnservedJob:
@@ -41,6 +44,7 @@ class UnservedJob:
         note: called when the job goes on.
         warn: takes the line about that.
         on_lost: called when they do not make progress.
+        has_store: whether only this host is cut off from the stores' messages, for want of a coordinator.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class UnservedJob:
         note: Callable[[], None],
         warn: Callable[[str], None],
         on_lost: Callable[[], None],
+        has_store: bool = False,
     ) -> None:
         self._lost = lost
         self._ranks = ranks
@@ -66,6 +71,7 @@ class UnservedJob:
         self._note = note
         self._warn = warn
         self._on_lost = on_lost
+        self._has_store = has_store
         self._is_over = False
         # The host is up, so that ranks that are at work are enough.
         self._unheard = Unheard(0, "", "cut", lost.what, lost.at)
@@ -99,6 +105,9 @@ class UnservedJob:
         elif (verdict == GO_ON or is_quiet) and not self._unheard.goes_on:
             self._unheard = self._unheard._replace(goes_on=True)
             self._note()
+            if self._has_store:
+                self._warn(f"{self._lost.what}, and none takes its place; the job goes on, {_DEAF}")
+                return
             why = _QUIET if is_quiet else _MOVING
             self._warn(f"{self._lost.what}, and with it the job's store; {why}, {_CONSEQUENCE}")
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from saferun.cluster import unserved_job as unserved_job_module
+from saferun.cluster.coordinator_client import KILLED_HINT
 from saferun.cluster.unserved_job import UnservedJob
 from saferun.linux.poller import Poller
+from saferun.supervisor.actions import JoinHosts
 from saferun.supervisor.events import Event, JobLost
+from tests.unit.cluster.listening_job import JOINED, Listening
 from tests.unit.cluster.test_silent_hosts import Ranks
-
-if TYPE_CHECKING:
-    from tests.unit.cluster.listening_job import Listening
 
 LOST = JobLost(1000.0, 0, "the coordinator of node1 ended (killed by SIGKILL)", "see who", "store_lost")
 TIMEOUT_S = 10.0
@@ -151,3 +151,57 @@ def test_where_nothing_can_be_made_of_the_ranks_the_job_goes_on(listening: Liste
     assert (listening.events, listening.job.deadline) == ([], None)
     listening.job.abort_attempt("failure", "rank 2 has failed")
     assert [event.class_name for event in listening.events if isinstance(event, JobLost)] == ["store_lost"]
+
+
+@pytest.fixture
+def training(listening: Listening) -> Listening:
+    """The second host, whose ranks run."""
+    one: Any = object()
+    listening.job._callbacks = listening.job._callbacks._replace(ranks=lambda: (one,))
+    listening.job.join(JoinHosts(0))
+    listening.hear(**{**JOINED, "host": 1, "leader": False, "base_rank": 2, "label": "node1", "peers": []})
+    return listening
+
+
+def lose_coordinator(listening: Listening) -> None:
+    listening.job._on_channel_lost("the coordinator of node1 ended (killed by SIGKILL)", KILLED_HINT, is_own=True)
+
+
+def lose_store(listening: Listening) -> None:
+    listening.hear(op="store_lost", attempt=0, why="ended", text="the coordinator of node0 ended", again=True)
+
+
+def test_a_host_that_has_no_coordinator_any_more_trains_on(
+    training: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successors were killed as well, or the file system of the Python environment does not answer."""
+    monkeypatch.setattr(unserved_job_module, "ProgressWatch", Ranks)
+    answers: list[int] = []
+    monkeypatch.setattr(training.channel, "answer_end", lambda: answers.append(1))
+    lose_coordinator(training)
+    assert (training.events, answers) == ([], [1])
+    watch: Any = training.job._unserved and training.job._unserved._watch
+    watch.seen = watch.seen._replace(watched_s=1.0)
+    training.job.tick(time.monotonic() + 1.0)
+    (line,) = training.said
+    assert "none takes its place; the job goes on, but this host and the others no longer hear of each other" in line
+    training.job.reports.set_state({"s": "done"})
+    (lost,) = training.events
+    assert isinstance(lost, JobLost)
+    assert (lost.class_name, bool(lost.what)) == ("", True)
+
+
+@pytest.mark.parametrize("lose", [lose_coordinator, lose_store])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_an_attempt_that_is_ending_goes_on_without_no_store(training: Listening, lose: Any, *, is_own: bool) -> None:
+    """No decision can come, for which this host would wait for minutes."""
+    if is_own:
+        training.job.abort_attempt("failure", "rank 2 died")
+    else:
+        message = {"kind": "abort", "host": 0, "task": 0, "label": "node0", "reason": "failure", "text": "rank 0 died"}
+        training.hear(op="entry", attempt=0, k=0, message=message)
+    training.events.clear()
+    lose(training)
+    (lost,) = training.events
+    assert isinstance(lost, JobLost)
+    assert training.job._unserved is None
