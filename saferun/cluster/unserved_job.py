@@ -1,12 +1,12 @@
 """A job whose coordinator on the first host is gone: the ranks may need nothing of it any more, and train on.
 
-So do those of another host whose coordinators are gone, and which is not heard of any more.
-
 With it went the stores. Ranks that have met need theirs for new groups only, so that a training usually goes on; and
 torch's store cannot be had back. So each host watches its own ranks: while they make progress the job goes on, though
 what happens on one host is not reported to the others any more. Soon after the start, ranks that show none are those
 that have yet to meet, and would look for their store for long. Later they may as well write a checkpoint, or wait for
 ranks of another host that do, so that they have as much time as before a hang.
+
+The ranks of a host that serves no store train on as well where its coordinators are gone: it is not heard of any more.
 """
 
 from __future__ import annotations
