@@ -311,6 +311,7 @@ class JobAttempt:
                 found.restarts,
                 found.text,
                 excluded=found.excluded,
+                replaced=found.replaced,
             )
         )
         self._sender.acknowledge()

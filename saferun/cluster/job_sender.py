@@ -92,6 +92,7 @@ class JobSender:
             restarts=action.restarts,
             text=[_for_others(line) for line in list(texts)[:MOST_LINES]],
             excluded=action.excluded,
+            replaced=action.replaced,
         )
 
     def broadcast_judgement(self, number: int, headline: str, *, certain: bool) -> None:

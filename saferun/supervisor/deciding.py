@@ -104,7 +104,15 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
     if broadcasts:
         actions.append(
             BroadcastDecision(
-                launch.number, "restart", 1, decision.wait_s, launch.restarts, diagnosis, decision, excluded
+                launch.number,
+                "restart",
+                1,
+                decision.wait_s,
+                launch.restarts,
+                diagnosis,
+                decision,
+                excluded,
+                launch.policy.replaced,
             )
         )
     if broadcasts and launch.left_out == 0:
@@ -165,6 +173,7 @@ def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
         return [PrintLine(f"{event.what}; this spare host waits for the others to meet again")]
     if _may_succeed(launch) and not is_stopped:
         launch.left_out = 0
+        launch.policy.replaced += 1  # as the others have it, which decide for themselves
         launch.enter(State.BACKOFF, event.at)
         return [PrintLine(f"{event.what}; this spare host meets the others again")]
     return [PrintLine(f"{event.what}; this spare host ends"), *launch.finish(0, leaves=True)]
@@ -192,6 +201,7 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
     if restarting:
         # DIAGNOSING | WAITING -> BACKOFF
         launch.restarts, launch.left_out = decision.restarts, decision.excluded
+        launch.policy.replaced = decision.replaced  # this host may lead one day
         launch.enter(State.BACKOFF, at + decision.wait_s)
         return actions
     # DIAGNOSING | WAITING -> DONE

@@ -256,6 +256,28 @@ def test_a_spare_takes_the_place_of_a_leader_that_is_lost() -> None:
     assert codes(job) == [None, 0, 0, 0]
 
 
+def test_a_spare_that_leads_knows_which_restarts_used_up_none() -> None:
+    """The leader before it has decided that, or each host for itself; the restart that the user allows is still left."""
+    job = Job(6, max_restarts=1, spares=3, moves=True)
+    job.run()
+    job.faulty[1] = "GPU 3 has fallen off the bus"
+    job.hosts[1].exit(FAILED)
+    job.next_attempt()
+    job.power_off(job.hosts[0])
+    job.next_attempt()
+    job.hosts[2].exit(FAILED)
+    job.next_attempt()
+    assert job.leader is job.hosts[4]
+    job.hosts[2].exit(FAILED)
+    job.settle()
+    decisions = [action.decision for action in job.leader.actions if isinstance(action, BroadcastDecision)]
+    said = [decision.message for decision in decisions if decision is not None]
+    assert said == [
+        "starting again (restart 1 of 1): unknown",
+        "not started again: the restart is used up: unknown",
+    ]
+
+
 def test_a_leader_that_is_itself_at_fault_leaves_the_job_to_a_spare() -> None:
     """All hear of it, so that nobody waits for its store, and it ends with exit code 0."""
     job = started(moves=True)
