@@ -275,7 +275,10 @@ class Job(JobSender):
 
     def _on_joined(self, message: JsonObject) -> None:
         if message["op"] == "hosts":
-            self._hosts.append(fit(HostsPart, message))
+            part: HostsPart = fit(HostsPart, message)
+            if part.peers and part.peers[0].host == 0:
+                self._hosts = []  # those before were of a coordinator that ended before it had sent all
+            self._hosts.append(part)
             return
         self._joining = False
         joined: Joined = fit(Joined, message)

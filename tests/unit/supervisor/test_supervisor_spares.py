@@ -257,7 +257,7 @@ def test_a_spare_takes_the_place_of_a_leader_that_is_lost() -> None:
 
 
 def test_a_spare_that_leads_knows_which_restarts_used_up_none() -> None:
-    """The leader before it has decided that, or each host for itself; the restart that the user allows is still left."""
+    """The leader before it has decided that, or each host for itself; the restart that the user allows is left."""
     job = Job(6, max_restarts=1, spares=3, moves=True)
     job.run()
     job.faulty[1] = "GPU 3 has fallen off the bus"
