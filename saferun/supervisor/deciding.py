@@ -64,6 +64,8 @@ def on_diagnosed(launch: LaunchState, event: Diagnosed) -> list[Action]:
 def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """No diagnosis came in time, or no decision."""
     attempt = launch.attempt
+    if attempt.peers.decision is not None and launch.answers_to_job:
+        return follow(launch, attempt.peers.decision, event.at)  # which waited for the diagnosis of this host
     if attempt.own_diagnosis is not None:
         # The leader is there, and yet it does not decide: enough.
         attempt.peers.cut_off = CutOff(is_final=True)

@@ -227,6 +227,23 @@ def test_a_leader_that_is_lost_while_a_host_prepares_its_ranks_leaves_it_none_to
     assert (host.finish is None) == bool(class_name)
 
 
+@pytest.mark.parametrize("next_step", ["restart", "finish"])
+def test_a_decision_counts_where_the_own_diagnosis_does_not_come(next_step: Literal["restart", "finish"]) -> None:
+    """The others would wait for this host in the next attempt."""
+    job = Job(2, max_restarts=1)
+    job.run()
+    host = job.hosts[1]
+    host.exit(FAILED)
+    while host.state is not State.DIAGNOSING:
+        host.take()
+    host.inbox.clear()
+    host.deliver(JobDecided(job.now, 0, next_step, 7, 0.0, 1))
+    assert host.state is State.DIAGNOSING
+    host.expire()
+    assert host.state is (State.BACKOFF if next_step == "restart" else State.DONE)
+    assert host.finish is None or host.finish.exit_code == 7
+
+
 def test_a_decision_that_was_heard_counts_where_the_line_breaks_later() -> None:
     """The host that decides may be gone a moment after its last word."""
     job = started()
