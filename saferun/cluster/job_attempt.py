@@ -300,7 +300,9 @@ class JobAttempt:
             self._sender.broadcast("request", attempt=number, text=found.text, at_once=found.at_once)
 
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
-        found = decision_from(entry)
+        found, current = decision_from(entry), self.context.calls.attempt()
+        if attempt == self._sender.joined_attempt < current and not self.leads:
+            attempt = current  # this host is about to meet the others for it
         self.context.calls.post(
             JobDecided(
                 time.monotonic(),

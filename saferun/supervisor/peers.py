@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         SpareLost,
     )
 
-# Reasons that this host announces without having acted: what it has heard of others.
-_HEARD = frozenset({"membership", "lost", "task_lost"})
+# Reasons that this host announces without having acted: what it has heard of others, and what all hosts do together.
+_HEARD = frozenset({"membership", "lost", "task_lost", "restart"})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -46,6 +46,8 @@ def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     """All hosts end this attempt, for the same reason: the first that any of them announced."""
     peers = launch.attempt.peers
     peers.is_announced = True
+    if not launch.leads:
+        peers.unreachable = ""  # it has been read in the leader's store
     if event.signum and event.reason not in {
         "request",
         "restart",
@@ -100,11 +102,8 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
     if _has_acted(event):
         return []
     end_cause_wait(launch, event.at)
-    ending, own = _ending(event), launch.attempt.ending
-    if isinstance(own, Regroup) and not isinstance(ending, Regroup):
-        # A restart that a user asked this host for, while another host announced the end: all others end for that.
-        launch.attempt.ending = ending
-    elif not isinstance(ending, Regroup) or launch.stop_signum is None:
+    ending = _ending(event)
+    if not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.add_ending(ending)
     return [*announced, *stop_waiting_for_orphans(launch, event.at)]
 
@@ -159,6 +158,14 @@ def on_decided_while_waiting(launch: LaunchState, event: JobDecided) -> list[Act
     if decision is None or (launch.state is State.DIAGNOSING and launch.attempt.own_diagnosis is None):
         return []
     return follow(launch, decision, event.at)
+
+
+def on_decided_between_attempts(launch: LaunchState, event: JobDecided) -> list[Action]:
+    """CHECKING | JOINING | BACKOFF -> DONE: this host is about to meet the others again, and they have ended."""
+    if launch.leads or event.next_step != "finish":
+        return []
+    line = PrintLine("the first host has ended the job: there is no other attempt")
+    return [line, *launch.finish(event.exit_code or 1)]
 
 
 def _heed(launch: LaunchState, event: JobDecided) -> JobDecided | None:
