@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from functools import partial
 
@@ -13,6 +14,7 @@ from saferun.linux.poller import Poller
 __all__ = ["EndAnswers"]
 
 _MOST_AT_ONCE = 64
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class EndAnswers:
@@ -33,12 +35,19 @@ class EndAnswers:
             poller.watch(listener.fileno(), partial(self._answer_all, listener))
 
     def _answer_all(self, listener: Socket) -> None:
-        with suppress(OSError):  # there is no other one
+        try:
             for _ in range(_MOST_AT_ONCE):
                 connection = accept_connection(listener)
                 with suppress(OSError):
                     connection.send(self._answer, MSG_DONTWAIT | MSG_NOSIGNAL)
                 connection.close()
+        except BlockingIOError:
+            return  # there is no other one
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                # It would be ready again at once, and take a whole processor.
+                self._poller.unwatch(listener.fileno())
+                self._listeners.remove(listener)
 
     def close(self) -> None:
         """Another coordinator is to answer there."""

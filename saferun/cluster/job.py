@@ -84,7 +84,7 @@ class Job(JobSender):
             poller,
             callbacks,
             on_message=self._on_message,
-            on_lost=self._on_channel_lost,
+            on_lost=partial(self._on_channel_lost, is_own=True),
             successor=self._successor,
         )
         task = config.hosts.task
@@ -113,7 +113,7 @@ class Job(JobSender):
             self,
             config.hosts.host_timeout_s,
             on_resumed=self._on_resumed,
-            on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT),
+            on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT, is_own=True),
         )
         self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_fault()  # noqa: PLW0108 - of today's attempt
         self._joining = False
@@ -193,7 +193,7 @@ class Job(JobSender):
             # An elastic job is not over where one host could not join it.
             outside = self.current.number < 0 and hosts.least != hosts.most
             self._channel.send({"op": "leave"} if end.leaves or outside else {"op": "close", **note})
-        elif note and self._config.rendezvous.backend != "static":
+        elif note:
             # Of the hosts that this one waits for, some may wait, too.
             self._channel.send({"op": "close", **note})
         self._channel.close()
@@ -278,7 +278,10 @@ class Job(JobSender):
 
     def _on_joined(self, message: JsonObject) -> None:
         if message["op"] == "hosts":
-            self._hosts.append(fit(HostsPart, message))
+            part: HostsPart = fit(HostsPart, message)
+            if part.peers and part.peers[0].host == 0:
+                self._hosts = []  # those before were of a coordinator that ended before it had sent all
+            self._hosts.append(part)
             return
         self._joining = False
         joined: Joined = fit(Joined, message)
@@ -452,7 +455,8 @@ class Job(JobSender):
         self._run_dir.write_event({"event": "CoordinatorReplaced", **at, "what": reason})
         self._warn(f"{reason}; another one has taken its place, and the job goes on")
 
-    def _on_channel_lost(self, what: str, hint: str, class_name: str = "") -> None:
+    def _on_channel_lost(self, what: str, hint: str, class_name: str = "", *, is_own: bool = False) -> None:
+        """The other hosts are not heard any more. ``is_own``: for want of a coordinator of this host."""
         self._callbacks.set_status(None)
         if self._joining or self.client.is_preparing:
             self._joining = self.client.is_preparing = False
@@ -464,10 +468,14 @@ class Job(JobSender):
             self._channel.answer_end()
         self._after_loss = bool(class_name)
         lost = JobLost(time.monotonic(), self._attempt(), what, hint, class_name)
-        may_go_on = class_name and self._config.rendezvous.backend == "static" and self._callbacks.ranks()
-        if not may_go_on or self._unserved is not None or self.current.number != self._attempt():
+        is_deaf = is_own and self.is_head and not class_name
+        current = self.current
+        may_go_on = (class_name or is_deaf) and self._config.rendezvous.backend == "static" and self._callbacks.ranks()
+        if not may_go_on or self._unserved is not None or current.number != self._attempt() or current.is_ending:
             self._post(lost)
             return
+        if is_deaf:
+            self._channel.answer_end()  # the leader finds that this host is up
         self.current.silent_hosts.end()
         at = {"monotonic_s": lost.at, "attempt": lost.attempt}
         # It is the reason only where nothing else comes first.
@@ -478,11 +486,13 @@ class Job(JobSender):
             lost,
             self._callbacks.ranks,
             self._poller,
+            started_by=self.current.began_at + self._config.retry.start_window_s,
             host_timeout_s=self._config.hosts.host_timeout_s,
             hang_timeout_s=self._config.watch.hang_timeout_s,
             post=self._post,
             note=lambda: self._run_dir.write_event({"event": "StoreLost", "time": time.time(), **at, "what": what}),
-            warn=self._warn if speaks else lambda _: None,
+            warn=self._warn if speaks or is_deaf else lambda _: None,
+            has_store=is_deaf,
             on_lost=set_reason,
         )
         self.on_end = self._unserved.conclude

@@ -151,6 +151,7 @@ class JobAttempt:
         self._roster = roster = context.sender.roster
         self._local_ranks = local_ranks or {}
         self.number = number
+        self.began_at = time.monotonic()
         self.leader = leader
         self.leads = leads
         self.lost: dict[int, LostHost] = {}
@@ -185,6 +186,11 @@ class JobAttempt:
             has_ended=lambda: self.report.has_ended,
             is_done=self.states.is_done,
         )
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the attempt ends on all hosts, as far as is known here."""
+        return self._is_ending or self._sender.aborted_attempt == self.number
 
     @property
     def deadline(self) -> float | None:
@@ -294,7 +300,9 @@ class JobAttempt:
             self._sender.broadcast("request", attempt=number, text=found.text, at_once=found.at_once)
 
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
-        found = decision_from(entry)
+        found, current = decision_from(entry), self.context.calls.attempt()
+        if attempt == self._sender.joined_attempt < current and not self.leads:
+            attempt = current  # this host is about to meet the others for it
         self.context.calls.post(
             JobDecided(
                 time.monotonic(),
@@ -305,6 +313,7 @@ class JobAttempt:
                 found.restarts,
                 found.text,
                 excluded=found.excluded,
+                replaced=found.replaced,
             )
         )
         self._sender.acknowledge()

@@ -33,6 +33,7 @@ class JobSender:
         self.roster = roster
         self.on_end: Callable[[bool], object] = _nothing  # called when this host's part of an attempt ends, well or not
         self.joined_attempt = -1  # the last attempt for which the hosts have met
+        self.aborted_attempt = -1  # the last one that this process has announced the end of
         self.leader_clock = clock
         # What this process has broadcast and not read in the log yet; of what never gets there, the newest.
         self._unread: deque[JsonObject] = deque(maxlen=_MOST_UNREAD)
@@ -58,6 +59,7 @@ class JobSender:
             lost_task=lost_task,
             time=time.time(),
         )
+        self.aborted_attempt = self._attempt()
         self.on_end(False)
 
     def announce_cause(self) -> None:
@@ -90,6 +92,7 @@ class JobSender:
             restarts=action.restarts,
             text=[_for_others(line) for line in list(texts)[:MOST_LINES]],
             excluded=action.excluded,
+            replaced=action.replaced,
         )
 
     def broadcast_judgement(self, number: int, headline: str, *, certain: bool) -> None:

@@ -85,7 +85,7 @@ class Heard(Value):
 
 
 class DecisionMessage(Value):
-    """What follows, on all hosts. ``next``: ``restart`` or ``finish``."""
+    """What follows, on all hosts. ``next``: ``restart`` or ``finish``. ``replaced``: as of ``JobDecided``."""
 
     next: Annotated[str, line_of(_LONGEST_REASON)]
     exit_code: Annotated[int, number_of(_HIGHEST_EXIT_CODE)]
@@ -93,6 +93,7 @@ class DecisionMessage(Value):
     restarts: Annotated[int, number_of(_MOST_RESTARTS)]
     text: Annotated[tuple[str, ...], list_of(Line, MOST_LINES)] = ()
     excluded: Annotated[int, number_of(MOST_HOSTS, -1)] = -1
+    replaced: Annotated[int, number_of(_MOST_RESTARTS)] = 0
 
 
 class StopMessage(Value):

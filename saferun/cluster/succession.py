@@ -54,8 +54,8 @@ class Succession:
         self._read = (-1, 0)  # the attempt, and the number of the next entry of its log
 
     def joins(self, message: JsonObject) -> None:
-        """This host asks to join the others."""
-        self._join, self._offer = message, None
+        """This host asks to join the others. Of a successor that has yet to take over, nothing else is wanted now."""
+        self._join, self._offer, self.deadline = message, None, None
 
     def successor(self, attempt: int, reason: str) -> JsonObject | None:
         """With which message another coordinator goes on; None: it could not.

@@ -2,7 +2,11 @@
 
 With it went the stores. Ranks that have met need theirs for new groups only, so that a training usually goes on; and
 torch's store cannot be had back. So each host watches its own ranks: while they make progress the job goes on, though
-what happens on one host is not reported to the others any more.
+what happens on one host is not reported to the others any more. Soon after the start, ranks that show none are those
+that have yet to meet, and would look for their store for long. Later they may as well write a checkpoint, or wait for
+ranks of another host that do, so that they have as much time as before a hang.
+
+The ranks of a host that serves no store train on as well where its coordinators are gone: it is not heard of any more.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.progress import ProgressWatch, WatchedRank
-from saferun.cluster.silence import GO_ON, LOST, Unheard, judge
+from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge
 from saferun.linux.poller import Poller
 
 TYPE_CHECKING = False
@@ -20,7 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["UnservedJob"]
 
-_GOES_ON = "the ranks make progress, so the job goes on, but hosts no longer hear of each other's failures"
+_MOVING = "the ranks make progress, so the job goes on"
+_QUIET = "ranks that have met need it for new process groups only, so the job goes on"
+_CONSEQUENCE = "but hosts no longer hear of each other's failures"
+_DEAF = "but this host and the others no longer hear of each other"
 
 
 class UnservedJob:
@@ -30,12 +37,14 @@ class UnservedJob:
         lost: what is to be posted when they do not, or when this host's part of the attempt ends.
         ranks: returns the ranks of this host that run.
         poller: the loop's.
-        host_timeout_s: half of it is what ranks get to show that they make progress.
-        hang_timeout_s: for how long nothing may move then; 0: that is not checked.
+        started_by: when the start of the ranks is over, in monotonic seconds.
+        host_timeout_s: half of it is what ranks get to show that they make progress, until then.
+        hang_timeout_s: for how long nothing may move later; 0: that is not checked.
         post: takes events.
         note: called when the job goes on.
         warn: takes the line about that.
         on_lost: called when they do not make progress.
+        has_store: whether only this host is cut off from the stores' messages, for want of a coordinator.
     """
 
     def __init__(
@@ -44,21 +53,25 @@ class UnservedJob:
         ranks: Callable[[], Sequence[WatchedRank]],
         poller: Poller,
         *,
+        started_by: float,
         host_timeout_s: float,
         hang_timeout_s: float,
         post: Callable[[Event], None],
         note: Callable[[], None],
         warn: Callable[[str], None],
         on_lost: Callable[[], None],
+        has_store: bool = False,
     ) -> None:
         self._lost = lost
         self._ranks = ranks
+        self._started_by = started_by
         self._host_timeout_s = host_timeout_s
         self._hang_timeout_s = hang_timeout_s
         self._post = post
         self._note = note
         self._warn = warn
         self._on_lost = on_lost
+        self._has_store = has_store
         self._is_over = False
         # The host is up, so that ranks that are at work are enough.
         self._unheard = Unheard(0, "", "cut", lost.what, lost.at)
@@ -71,21 +84,37 @@ class UnservedJob:
         return self._watch.deadline
 
     def tick(self, now: float) -> None:
-        """Look at the ranks, where that is due."""
-        if self._watch.deadline is None or now < self._watch.deadline:
-            return
+        """Look at the ranks, where that is due. Where nothing can be made of how they do, the job goes on."""
+        try:
+            if self._watch.deadline is not None and now >= self._watch.deadline:
+                self._check(now)
+        except Exception as error:
+            self._watch.end()
+            self._warn(f"cannot judge whether the ranks make progress: {type(error).__name__}: {error}")
+
+    def _check(self, now: float) -> None:
         ranks = self._ranks()
         self._watch.tick(now, ranks)
         if not ranks:
             return  # they have ended, and the supervisor knows how
         progress = self._watch.progress(now, runs=True)
         verdict = judge(self._unheard, progress, self._host_timeout_s, self._hang_timeout_s)
-        if verdict == LOST:
+        is_quiet = verdict == LOST and now >= self._started_by
+        if verdict == LOST and not (is_quiet and self._may_be_quiet(progress)):
             self._give_up()
-        elif verdict == GO_ON and not self._unheard.goes_on:
+        elif (verdict == GO_ON or is_quiet) and not self._unheard.goes_on:
             self._unheard = self._unheard._replace(goes_on=True)
             self._note()
-            self._warn(f"{self._lost.what}, and with it the job's store; {_GOES_ON}")
+            if self._has_store:
+                self._warn(f"{self._lost.what}, and none takes its place; the job goes on, {_DEAF}")
+                return
+            why = _QUIET if is_quiet else _MOVING
+            self._warn(f"{self._lost.what}, and with it the job's store; {why}, {_CONSEQUENCE}")
+
+    def _may_be_quiet(self, progress: Progress) -> bool:
+        """Whether ranks that have met may show nothing for as long as they have."""
+        longest_s = max(self._host_timeout_s, self._hang_timeout_s)
+        return self._hang_timeout_s <= 0 or progress.still_s < longest_s
 
     def conclude(self, is_done: bool) -> None:  # noqa: FBT001 - as it is called
         """This host's part of the attempt ends, about which no other host can decide any more.

@@ -51,8 +51,17 @@ def await_assignment(
         CancelledError: no task waits for it any more.
         StoreBrokenError: the store is gone.
     """
-    # By a connection of its own: this one is about to wait.
-    rdzv.on_leave = lambda: _leave(client.another(), prefix, own.name)
+    farewell = _Farewell(client, prefix, own.name, rdzv)
+    rdzv.on_leave = farewell.publish
+    try:
+        return _await_assignment(client, prefix, host, rdzv, own, farewell)
+    finally:
+        farewell.forget()
+
+
+def _await_assignment(
+    client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord, farewell: _Farewell
+) -> HostAssignment:
     signer = client.signer
     if isinstance(signer, SecretAgreement):
         with _telling(client, prefix):
@@ -82,6 +91,7 @@ def await_assignment(
                 "use the same version of saferun on all hosts",
             )
         _check_missed(client, prefix, key, rdzv)
+        farewell.prepare()
         if not client.check(f"{prefix}host/{host}"):
             # Something in front of this host refuses connections, so that it was taken to be gone.
             _publish_record(client, prefix, host, rdzv, own)
@@ -145,6 +155,37 @@ def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: Rendezvou
         expected = stored
 
 
-def _leave(client: StoreClient, prefix: str, name: str) -> None:
-    publish_failure(client, prefix, left_error(name))
-    client.add(f"{prefix}read", 1)
+class _Farewell:
+    """What this host publishes if it leaves while the hosts meet.
+
+    Args:
+        client: a connection to the store, which is about to wait.
+        prefix: of the rendezvous.
+        name: this host's.
+        rdzv: knows why it leaves.
+    """
+
+    def __init__(self, client: StoreClient, prefix: str, name: str, rdzv: RendezvousRound) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._name = name
+        self._rdzv = rdzv
+        self._another: StoreClient | None = None
+
+    def prepare(self) -> None:
+        """Connect, while the store answers: what is sent later is there when a leader that stands still goes on.
+
+        Raises:
+            StoreBrokenError: the store is gone.
+        """
+        self._another = self._another or self._client.another()
+
+    def forget(self) -> None:
+        """This host has been answered, and needs no other connection."""
+        self._another = None
+
+    def publish(self) -> None:
+        """Let the others know that this host has left, and who has ended the job, if that is why."""
+        client = self._another or self._client.another()
+        publish_failure(client, self._prefix, left_error(self._name, self._rdzv.end))
+        client.add(f"{self._prefix}read", 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from saferun.coordinator.liveness_probe import (
@@ -33,6 +34,9 @@ _SEARCH_SHARE = 1 / 6
 _LEAST_SEARCH_S = 0.5
 # A channel that breaks each time that it is used is not made more often.
 _LEAST_PAUSE_S = 1.0
+# Of each address, so many questions may wait for the answer of a process that does not run: each has a thread and a
+# connection, until that process runs again.
+_MOST_UNANSWERED = 4
 # A process that was stopped itself may not blame others for the time.
 _LONGEST_TICK_S = 2.0
 
@@ -91,6 +95,7 @@ class ControlChannel:
         self._closed = False
         self._answers = -1
         self._silent_s = 0.0
+        self._unanswered: Counter[str] = Counter()  # questions, by address
 
     def open(self) -> None:
         """Make the connections and start those who use them."""
@@ -249,10 +254,17 @@ class ControlChannel:
         way, port = broken.address
 
         def answers(address: str) -> bool:
+            with self._lock:
+                if self._unanswered[address] >= _MOST_UNANSWERED:
+                    return False
+                self._unanswered[address] += 1
             try:
                 client = StoreClient.connect(broken.store_class, (address, port), dialled=True, signer=broken.signer)
                 return client.get(self._job_key, _JOB_TIMEOUT_S, forged=FORGED) == self._job.encode()
             except StoreBrokenError:
                 return False
+            finally:
+                with self._lock:
+                    self._unanswered[address] -= 1
 
         return probe_host(self._leader, self._addresses, port, way=way, answers=answers)

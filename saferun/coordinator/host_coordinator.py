@@ -116,6 +116,8 @@ class HostCoordinator:
             case "close":
                 note = message.get("note")
                 end = fit(EndNote, note) if note is not None else None
+                if self._rdzv is not None:
+                    self._rdzv.end = end
                 self._closing = self._in_background(lambda: self._close(end))
             case "counts":
                 connection.send({"op": "counts", "operations": TRAFFIC.operations, "size_bytes": TRAFFIC.size_bytes})
@@ -277,9 +279,12 @@ class HostCoordinator:
             result = rendezvous.meet(rdzv)
             self._begin(rdzv, result, rendezvous)
         except JoinFailedError as error:
-            self._fail(rdzv, error)
+            if error.end is not None:
+                self._answer_end(rdzv, error.end)
+            else:
+                self._fail(rdzv, error)
         except JobEndedError as error:
-            self._answer(rdzv, {"op": "job_ended", **error.note._asdict()})
+            self._answer_end(rdzv, error.note)
         except CancelledError:
             pass
         except Exception as error:
@@ -374,6 +379,9 @@ class HostCoordinator:
         if error.is_published:
             more["published"] = True
         self._answer(rdzv, {"op": "join_failed", "what": error.what, "hint": error.hint, **more})
+
+    def _answer_end(self, rdzv: RendezvousRound, note: EndNote) -> None:
+        self._answer(rdzv, {"op": "job_ended", **note._asdict()})
 
     def _answer(self, rdzv: RendezvousRound, message: Message) -> None:
         """What tasks that wait for a rendezvous hear instead of its result."""

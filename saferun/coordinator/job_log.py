@@ -36,7 +36,9 @@ _LONGEST_TICK_S = 2.0
 _WAIT_AFTER_END_S = 5.0
 _RECHECK_S = 0.1
 _LONGEST_MESSAGE = 200
+# Of what users ask for again and again while the store does not answer; for what ends the attempt there is room.
 _MOST_UNWRITTEN = 1000
+_ROOM_FOR_ENDS = 100
 # Answers to users. In the store all but the newest ones are emptied, however often users ask.
 _ANSWERS = frozenset({"asked_answer", "table"})
 _KEPT_ANSWERS = 8
@@ -114,10 +116,12 @@ class JobLog:
             entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "text": message["text"][:0]}})
             if len(entry) > _LONGEST_ENTRY_BYTES:
                 return
+        kind = str(message.get("kind"))
+        room = _MOST_UNWRITTEN + (_ROOM_FOR_ENDS if kind in _ONCE or kind == "request" else 0)
         with self._written:
-            if len(self._unwritten) < _MOST_UNWRITTEN:
+            if len(self._unwritten) < room:
                 self._own.add(entry.encode())
-                self._unwritten.append((str(message.get("kind")), entry))
+                self._unwritten.append((kind, entry))
                 if is_repeated:
                     self._repeated.add(entry)
                 self._written.notify_all()

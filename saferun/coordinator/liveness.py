@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.heartbeats import HeartbeatMonitor
@@ -25,6 +28,8 @@ _HEARTBEAT_AGAIN_S = 3.0
 # For how many intervals the next heartbeat of a host is waited for that seems to be gone.
 _INTERVALS_TO_WAIT = 1.5
 _PAUSE_S = 0.02
+# So many hosts are probed at once, each at all its addresses; the others wait. One that does not answer takes 3.5 s.
+_MOST_PROBED = 128
 
 
 class Liveness:
@@ -59,6 +64,7 @@ class Liveness:
         self._has_one_port = has_one_port
         self._report = report
         self._probe_host = probe
+        self._probes = _Background(_MOST_PROBED)
 
     def probe(self, hosts: Sequence[int], *, patient: bool) -> None:
         """Probe hosts.
@@ -69,11 +75,15 @@ class Liveness:
         """
         for host in hosts:
             if 0 < host < len(self._records):
-                threading.Thread(target=self._probe, args=(host, patient), daemon=True).start()
+                self._probes.add(partial(self._probe, host, patient))
 
     def find_out(self, host: int) -> None:
-        """Find out about a host whose heartbeats have stopped."""
-        threading.Thread(target=self._find_out, args=(host,), daemon=True).start()
+        """Find out about a host whose heartbeats have stopped.
+
+        Raises:
+            RuntimeError: no thread can be started now.
+        """
+        self._probes.add(partial(self._find_out, host))
 
     def on_waiting(self, host: int, task: int, location: str) -> None:
         """A supervisor waits for a file system, or is stopped, while its host is there."""
@@ -110,6 +120,13 @@ class Liveness:
         monitor = self.monitor
         if monitor is None:
             return
+        try:
+            self._judge(monitor, host)
+        except Exception:
+            monitor.reset(host)  # it is found out after another timeout
+            raise
+
+    def _judge(self, monitor: HeartbeatMonitor, host: int) -> None:
         before = monitor.heartbeat_of(host)
         finding = self._ask(host)
         # One that answers may have been held up, and its next heartbeat is on its way then.
@@ -128,6 +145,51 @@ class Liveness:
             monitor.lose(host)
             op = "lost"
         self._report(op, {"host": host, "label": self._labels[host], "why": finding.why, "text": finding.message})
+
+
+class _Background:
+    """What is done in the background, so much of it at once.
+
+    Args:
+        most: how many threads there are at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._threads = 0
+
+    def add(self, do: Callable[[], None]) -> None:
+        """Do this too, as soon as a thread is free. What it raises costs what it does.
+
+        Raises:
+            RuntimeError: there is no thread, and none can be started now.
+        """
+        with self._lock:
+            self._waiting.append(do)
+            if self._threads >= self._most:
+                return
+            self._threads += 1
+        try:
+            threading.Thread(target=self._run, daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._threads -= 1
+                if self._threads:
+                    return  # those that there are do it when they are free
+                self._waiting.remove(do)
+            raise
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                do = self._waiting.popleft()
+            with suppress(Exception):
+                do()
 
 
 def _has_another(monitor: HeartbeatMonitor, host: int, before: bytes, wait_s: float) -> bool:

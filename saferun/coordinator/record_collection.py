@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from saferun.cluster.join_messages import EndNote
 from saferun.coordinator.assignments import (
     HostAssignment,
     HostRecord,
@@ -29,6 +30,7 @@ from saferun.coordinator.secrecy import MISMATCH_HINT, SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.text.decoding import MALFORMED, display_text, loads
+from saferun.text.typed_json import fit
 
 RECHECK_S = 0.25
 _LIST_MISSING_EVERY_S = 1.0
@@ -54,6 +56,8 @@ class OnePortError(Exception):
 def failure_text(error: JoinFailedError) -> str:
     """The error as ``read_failure`` reads it."""
     message: list[object] = [error.what[:LONGEST_MESSAGE], error.hint[:LONGEST_MESSAGE]]
+    if error.end is not None:
+        return json.dumps([*message, error.is_usage, error.end._asdict()])
     return json.dumps([*message, True] if error.is_usage else message)
 
 
@@ -71,7 +75,8 @@ def read_failure(text: bytes | None) -> JoinFailedError | None:
     try:
         what, hint, *more = loads(text, longest=4 * LONGEST_MESSAGE)
         what, hint = display_text(what, LONGEST_MESSAGE), display_text(hint, LONGEST_MESSAGE)
-        return JoinFailedError(what, hint, is_published=True, is_usage=more == [True])
+        end: EndNote | None = fit(EndNote, more[1]) if len(more) > 1 else None
+        return JoinFailedError(what, hint, is_published=True, is_usage=more[:1] == [True], end=end)
     except MALFORMED:
         return None
 
@@ -132,7 +137,7 @@ class RecordCollection:
             CancelledError: no task waits for it any more.
             StoreBrokenError: the store is gone.
         """
-        rdzv.on_leave = lambda: self.fail(left_error(own.name), self._client.another())
+        rdzv.on_leave = lambda: self.fail(left_error(own.name, rdzv.end), self._client.another())
         try:
             while True:
                 self._wait_for_all(rdzv)
@@ -395,9 +400,10 @@ def withdraw(client: StoreClient, prefix: str, host: int | None, error: JoinFail
         client.check(f"{prefix}fail")
 
 
-def left_error(name: str) -> JoinFailedError:
-    """A host has left before the others had their assignments."""
-    return JoinFailedError(f"{name} left while the hosts of the job met", f"see the output of saferun on {name}")
+def left_error(name: str, end: EndNote | None) -> JoinFailedError:
+    """A host has left before the others had their assignments. ``end``: who has ended the job there, if that is why."""
+    what, hint = f"{name} left while the hosts of the job met", f"see the output of saferun on {name}"
+    return JoinFailedError(what, hint, end=end)
 
 
 def is_gone(record: HostRecord, own: HostRecord) -> bool:

@@ -30,11 +30,18 @@ class JoinFailedError(Exception):
     """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_published``: the other hosts know it already.
 
     ``is_usage``: the hosts were started in a way that cannot work, and so will be the next time.
-    ``is_needless``: the job goes on, or has ended, without this host.
+    ``is_needless``: the job goes on, or has ended, without this host. ``end``: a user has ended the job.
     """
 
     def __init__(
-        self, what: str, hint: str, *, is_published: bool = False, is_usage: bool = False, is_needless: bool = False
+        self,
+        what: str,
+        hint: str,
+        *,
+        is_published: bool = False,
+        is_usage: bool = False,
+        is_needless: bool = False,
+        end: EndNote | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -42,6 +49,7 @@ class JoinFailedError(Exception):
         self.is_published = is_published
         self.is_usage = is_usage
         self.is_needless = is_needless
+        self.end = end
 
 
 class JobEndedError(Exception):
@@ -132,6 +140,7 @@ class RendezvousRound:
         self.on_leave: Callable[[], None] | None = (
             None  # publishes to the other hosts that this one goes, once that is possible
         )
+        self.end: EndNote | None = None  # who has ended the job, where that is why this host goes
         self._joins: dict[int, JoinRequest] = {}
         self._changed = threading.Condition()
         self._message = ""

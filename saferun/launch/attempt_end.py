@@ -114,7 +114,8 @@ class AttemptEnd:
     def post_from_job(self, event: events.Event) -> None:
         """Post what happened on other hosts; the end of an attempt that this host still prepares waits for that."""
         current = self._context.current
-        is_early = self._context.supervisor.state is State.JOINING and not current.has_joined
+        is_met = current.assignment is not None  # else it is of the previous attempt
+        is_early = self._context.supervisor.state is State.JOINING and is_met and not current.has_joined
         if is_early and isinstance(event, events.JobAborted | events.JobDecided):
             current.held.append(event)
             return

@@ -267,7 +267,8 @@ class NotifyDone(Value):
 class BroadcastDecision(Value):
     """Announce to all hosts what follows. ``diagnosis``: of a failed attempt; ``decision``: why.
 
-    ``excluded``: the number of a host that is left out from now on; -1: none.
+    ``excluded``: the number of a host that is left out from now on; -1: none. ``replaced``: of the restarts, how many
+    used up none.
     """
 
     attempt: int
@@ -278,6 +279,7 @@ class BroadcastDecision(Value):
     diagnosis: Diagnosis | None = None
     decision: Decision | None = None
     excluded: int = -1
+    replaced: int = 0
 
 
 class ReportDecision(Value):

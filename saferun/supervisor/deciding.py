@@ -65,6 +65,8 @@ def on_diagnosed(launch: LaunchState, event: Diagnosed) -> list[Action]:
 def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """No diagnosis came in time, or no decision."""
     attempt = launch.attempt
+    if attempt.peers.decision is not None and launch.answers_to_job:
+        return follow(launch, attempt.peers.decision, event.at)  # which waited for the diagnosis of this host
     if attempt.own_diagnosis is not None:
         # The leader is there, and yet it does not decide: enough.
         attempt.peers.cut_off = CutOff(is_final=True)
@@ -105,7 +107,15 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
     if broadcasts:
         actions.append(
             BroadcastDecision(
-                launch.number, "restart", 1, decision.wait_s, launch.restarts, diagnosis, decision, excluded
+                launch.number,
+                "restart",
+                1,
+                decision.wait_s,
+                launch.restarts,
+                diagnosis,
+                decision,
+                excluded,
+                launch.policy.replaced,
             )
         )
     if broadcasts and launch.left_out == 0:
@@ -170,9 +180,17 @@ def _lost_leader(launch: LaunchState, what: str) -> tuple[FaultyHost, ...]:
 
 
 def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
-    """WAITING -> BACKOFF | DONE: a spare that has lost the leader may lead the others, or the job does without it."""
-    if _may_succeed(launch):
+    """WAITING -> BACKOFF | DONE: a spare that has lost the leader may lead the others, or the job does without it.
+
+    Where only the leader's store is gone, the ranks may train on, and if they do not, the leader serves another one.
+    """
+    is_stopped = launch.stop_signum is not None or launch.attempt.peers.is_stopped
+    if event.class_name and not is_stopped:
+        launch.enter(State.BACKOFF, event.at)
+        return [PrintLine(f"{event.what}; this spare host waits for the others to meet again")]
+    if _may_succeed(launch) and not is_stopped:
         launch.left_out = 0
+        launch.policy.replaced += 1  # as the others have it, which decide for themselves
         launch.enter(State.BACKOFF, event.at)
         return [PrintLine(f"{event.what}; this spare host meets the others again")]
     return [PrintLine(f"{event.what}; this spare host ends"), *launch.finish(0, leaves=True)]
@@ -180,6 +198,8 @@ def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
 
 def _exit_code(launch: LaunchState) -> int:
     ending = launch.attempt.ending
+    if isinstance(ending, StartFailed) and launch.has_been_spare and launch.attempt.placement is None:
+        return 0  # the others do without it, and a launcher may end them at the first bad exit code
     return ending.exit_code if isinstance(ending, StartFailed) else launch.failure_code
 
 
@@ -198,6 +218,7 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
     if restarting:
         # DIAGNOSING | WAITING -> BACKOFF
         launch.restarts, launch.left_out = decision.restarts, decision.excluded
+        launch.policy.replaced = decision.replaced  # this host may lead one day
         launch.enter(State.BACKOFF, at + decision.wait_s)
         return actions
     # DIAGNOSING | WAITING -> DONE

@@ -257,7 +257,7 @@ class JobDecided(Value):
     """The leader has decided what follows.
 
     ``messages``: lines for the user. ``restarts``: how many there have been, this one included. ``excluded``: the
-    number of a host that is left out from now on; -1: none.
+    number of a host that is left out from now on; -1: none. ``replaced``: of the restarts, how many used up none.
     """
 
     at: float
@@ -268,6 +268,7 @@ class JobDecided(Value):
     restarts: int
     messages: tuple[str, ...] = ()
     excluded: int = -1
+    replaced: int = 0
 
 
 class HostsDone(Value):

@@ -155,7 +155,7 @@ class LaunchState:
         self.failure_code = 1  # what saferun ends with, if the job is stopped
         self.is_request_ours = False  # whether saferunctl has asked this host
         self.spares: tuple[str, ...] = ()  # on the leader: the hosts that can take the place of one
-        self.has_been_spare = False  # this host
+        self.has_been_spare = False  # this host, when the hosts met last
         self.left_out = -1  # on the leader: the number of the host that was left out last, until the hosts meet again
 
     def enter(self, state: State, deadline: float | None) -> None:

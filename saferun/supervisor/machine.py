@@ -90,6 +90,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         StopRequested: _on_request,
         DeadlineExpired: starting.on_deadline,
         LoopStalled: _resume,
+        JobDecided: peers.on_decided_between_attempts,
     },
     State.JOINING: {
         HostsJoined: starting.on_joined,
@@ -98,6 +99,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         StopRequested: _on_request,
         DeadlineExpired: starting.on_deadline,
         LoopStalled: _resume,
+        JobDecided: peers.on_decided_between_attempts,
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,
         HostsReachable: peers.on_reachability,
@@ -214,6 +216,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         SpareLost: peers.on_spare_lost,
         SignalReceived: stopping.end_backoff,
         StopRequested: _on_request,
+        JobDecided: peers.on_decided_between_attempts,
         DeadlineExpired: deciding.begin_next,
         LoopStalled: deciding.begin_next,
     },
@@ -242,7 +245,7 @@ IGNORED: dict[State, tuple[type, ...]] = {
         *_LATE,
         *_OF_CAPTURES,
         *(HostsDone, StoreUnavailable, OrphansGone, RankExited, StartFailed, Diagnosed),
-        *(JobAborted, JobDecided, JobLost, HostsUnreachable, HostsReachable),
+        *(JobAborted, JobLost, HostsUnreachable, HostsReachable),
     ),
     State.DONE: (),
 }

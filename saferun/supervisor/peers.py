@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         SpareLost,
     )
 
-# Reasons that this host announces without having acted: what it has heard of others.
-_HEARD = frozenset({"membership", "lost", "task_lost"})
+# Reasons that this host announces without having acted: what it has heard of others, and what all hosts do together.
+_HEARD = frozenset({"membership", "lost", "task_lost", "restart"})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -46,6 +46,8 @@ def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     """All hosts end this attempt, for the same reason: the first that any of them announced."""
     peers = launch.attempt.peers
     peers.is_announced = True
+    if not launch.leads:
+        peers.unreachable = ""  # it has been read in the leader's store
     if event.signum and event.reason not in {
         "request",
         "restart",
@@ -158,6 +160,14 @@ def on_decided_while_waiting(launch: LaunchState, event: JobDecided) -> list[Act
     return follow(launch, decision, event.at)
 
 
+def on_decided_between_attempts(launch: LaunchState, event: JobDecided) -> list[Action]:
+    """CHECKING | JOINING | BACKOFF -> DONE: this host is about to meet the others again, and they have ended."""
+    if launch.leads or event.next_step != "finish":
+        return []
+    line = PrintLine("the first host has ended the job: there is no other attempt")
+    return [line, *launch.finish(event.exit_code or 1)]
+
+
 def _heed(launch: LaunchState, event: JobDecided) -> JobDecided | None:
     """Take a decision in, as far as it is believed; the leader knows its own."""
     if launch.leads:
@@ -187,14 +197,15 @@ def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
     if peers.cut_off is not None or peers.decision is not None:
         return []
     peers.cut_off = CutOff(event.what, event.hint, event.class_name)
-    if launch.is_spare and launch.state is State.WAITING and not event.class_name:
+    if launch.is_spare and launch.state is State.WAITING:
         return lose_as_spare(launch, event)
     match launch.state:
         case State.STARTING | State.RUNNING:
             return fail(launch, event.at)
         case State.WAITING if _may_end_alone(launch, event):
             return end_well_alone(launch, event.what)
-        case State.WAITING | State.PROBING:
+        case State.WAITING | State.PROBING | State.JOINING:
+            # JOINING: the hosts have met, and this one prepares its ranks, which would look for the store for long.
             launch.add_ending(Failed())
             return diagnose(launch, event.at)
         case State.CAPTURING:

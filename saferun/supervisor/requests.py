@@ -99,12 +99,19 @@ def _request_of(launch: LaunchState, event: StopRequested) -> list[Action]:
 
 
 def on_restart_requested(launch: LaunchState, event: RestartRequested) -> list[Action]:
-    """STARTING | RUNNING -> STOPPING | CAPTURING: then all ranks are started again, without a failure."""
-    launch.add_ending(Regroup(event.by, event.by))
+    """STARTING | RUNNING -> STOPPING | CAPTURING: then all ranks are started again, without a failure.
+
+    Of several hosts each does that when it reads it in the job's log, this one too: another end of the attempt may be
+    there before, and all hosts end it for the same reason.
+    """
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
+    if launch.job.together:
+        announced = launch.broadcast_abort("restart", event.by, signal.SIGTERM)
+        line = f"{event.by}: all hosts end their ranks to start them again, SIGKILL follows in {grace_s:g} s"
+        return [PrintLine(line), *announced] if announced else []
+    launch.add_ending(Regroup(event.by, event.by))
     line = PrintLine(f"{event.by}: ending {ranks_count(count)} to start them again, SIGKILL follows in {grace_s:g} s")
-    announced = launch.broadcast_abort("restart", event.by, signal.SIGTERM)
-    return [line, *announced, *stop_as_asked(launch, event.at, signal.SIGTERM, event.quiet_s)]
+    return [line, *stop_as_asked(launch, event.at, signal.SIGTERM, event.quiet_s)]
 
 
 def on_checkpoint_requested(launch: LaunchState, event: CheckpointRequested) -> list[Action]:

@@ -54,9 +54,9 @@ def join_hosts(launch: LaunchState, event: ChecksPassed) -> list[Action]:
 def on_joined(launch: LaunchState, event: HostsJoined) -> list[Action]:
     """JOINING -> PROBING | STARTING; of a spare: -> WAITING."""
     _take_part(launch, event)
+    is_known, launch.has_been_spare = launch.has_been_spare, launch.is_spare
     if launch.is_spare:
         launch.enter(State.WAITING, None)
-        is_known, launch.has_been_spare = launch.has_been_spare, True
         line = f"{event.placement.host}: this spare host waits to take the place of one that fails"
         return [] if is_known else [PrintLine(line)]
     if not event.probes:

@@ -344,7 +344,8 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     if attempt.stopping.stage != "sweeping":
         return []
     attempt.stopping.awaits_orphans = False
-    if isinstance(attempt.ending, Regroup):
+    is_left = peers.cut_off is not None and not (peers.cut_off.class_name or launch.job.outlives_leader)
+    if isinstance(attempt.ending, Regroup) and not is_left:
         # STOPPING -> BACKOFF: no failure, and none of the restarts is used up.
         launch.enter(State.BACKOFF, at)
         if attempt.ending.by:

@@ -137,6 +137,26 @@ def test_where_it_served_the_store_the_ranks_train_on_and_end_well(make_cluster:
 
 
 @pytest.mark.slow
+def test_a_host_whose_coordinators_are_all_killed_trains_on(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """Nothing of it is heard any more; the others see that the ranks make progress, and wait for it at the end."""
+    cluster = make_cluster(3)
+    node1, node2, _ = cluster.hosts
+    job = FaultedJob(cluster, tmp_path / "job", WORKS, "--hang-timeout", 600)
+    job.await_steps()
+    for replaced in range(1, 4):
+        node2.kill(job.coordinator(node2))
+        job.job.until(lambda: job.said(node2).count("has taken its place") == replaced, "another one is there")  # noqa: B023
+    job.now()
+    node2.kill(job.coordinator(node2))
+    job.wait_said(node2, r"ended \(killed by SIGKILL\), and none takes its place; the job goes on")
+    job.wait_said(node1, r"no heartbeat received from node2 .*the job goes on")
+    time.sleep(HOST_TIMEOUT_S + KNOCK_S)
+    job.job.release("end")
+    assert set(job.end().values()) == {0}, job.story("not well")
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["fail", "stop", "SIGTERM"])
 def test_what_happens_after_that_ends_each_host_with_its_own_words(
     make_cluster: MakeCluster, tmp_path: Path, end: str

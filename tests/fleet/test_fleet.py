@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+from saferun.supervisor.events import StopRequested
+from saferun.supervisor.machine import State
 from tests.fleet.fleet import Fleet, LawError
 
 # Of the host timeout and what probes take.
@@ -165,6 +167,29 @@ def test_a_host_that_does_not_come_ends_the_start_of_all() -> None:
         fleet.await_end(40.0)
     assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {1}
     assert all(not host.running_since for host in fleet.hosts)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_host_that_is_stopped_between_attempts_ends_the_others_when_the_leader_goes_on(*, at_once: bool) -> None:
+    """The leader stands still, so that the host ends alone, and nothing of it is left that could send more later."""
+    fleet = Fleet(4, restarts=2)
+    by = "saferunctl kill" if at_once else "saferunctl stop"
+    with fleet.running():
+        fleet.await_running()
+        fleet.kill(3)
+        fleet.run(60.0, lambda: all(host.state is State.JOINING for host in fleet.hosts[:3]))
+        fleet.run(20.0)  # they wait for the fourth
+        fleet.freeze(0, 60.0)
+        fleet.run(10.0)  # a heartbeat is on its way, and the request behind it
+        asked = fleet.hosts[1]
+        fleet.simulation.at(fleet.simulation.now, lambda: asked.job.broadcast_request(by, at_once=at_once), asked)
+        asked.later(10.0, StopRequested(fleet.simulation.now, asked.supervisor.attempt, by, at_once))
+        fleet.run(45.0)
+        assert [host.is_gone for host in fleet.hosts[:3]] == [False, True, False]
+        fleet.await_end(30.0)
+    ends = [host.finish for host in fleet.hosts[:3] if host.finish is not None]
+    assert [end.exit_code for end in ends] == [137 if at_once else 143] * 3, fleet.story()
+    assert [end.by for end in ends] == [f"{by} on node1", by, f"{by} on node1"]
 
 
 @pytest.mark.slow

@@ -345,6 +345,8 @@ class FleetHost(Host):
                 self.exchange.share("end", self._evidence(), PEERS_S, partial(self._on_evidence, attempt))
             case actions.BroadcastAbort():
                 self.job.abort_attempt(action.reason, action.message, hint=action.hint, signum=action.signum)
+            case actions.BroadcastRequest():
+                self.job.broadcast_request(action.by, at_once=action.at_once)
             case actions.BroadcastCause():
                 self.job.announce_cause()
             case actions.NotifyDone():

@@ -253,7 +253,9 @@ DECODERS: dict[str, Decoder] = {
     "signed values": Decoder(lambda content: SIGNER.open("a0/log/0", content), (SIGNER.protect("a0/log/0", "7"),)),
     "legible values": Decoder(unverified, (SIGNER.protect("saferun/control", "7"),)),
     "leaders": Decoder(read_address, dumped(LEADER)),
-    "failures": Decoder(read_failure, dumped(["what", "hint"])),
+    "failures": Decoder(
+        read_failure, dumped(["what", "hint"], ["what", "hint", False, {"by": "saferunctl stop", "at_once": True}])
+    ),
     "offers of secrets": Decoder(
         lambda content: read_offer(text_of(content)),
         dumped({"munge": "MUNGE:A:"}, {"file": ".private-" + "0" * 32}),

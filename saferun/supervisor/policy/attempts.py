@@ -306,7 +306,7 @@ class AttemptPolicy:
 
             self._progress = StepProgress()
         self._faults: FaultyHosts | None = None
-        self._replaced = 0  # restarts that the ranks have seen, and that used up none
+        self.replaced = 0  # restarts that the ranks have seen, and that used up none
         self._wait = wait or self._backoff_s
         self._waits_s: tuple[float, ...] = ()
         self._retries = 0  # of this start
@@ -318,7 +318,7 @@ class AttemptPolicy:
         progress = self._progress
         if progress is not None and progress.is_known:
             return progress.has_advanced or progress.in_row <= self._max_restarts
-        return restarts - self._replaced < self._max_restarts
+        return restarts - self.replaced < self._max_restarts
 
     def decide(
         self,
@@ -380,7 +380,7 @@ class AttemptPolicy:
         from saferun.supervisor.policy.faulty_hosts import one_living, replaced_text
 
         counts = facts.started is not False
-        self._replaced += counts
+        self.replaced += counts
         faulty, living = one_living(at_fault)
         reason, message = replaced_text(faulty, spares)
         return Decision("replace", 0.0, message, exclude=living, reason=reason, faulty=faulty, is_counted=counts)
@@ -417,7 +417,7 @@ class AttemptPolicy:
         )
 
     def _restart_text(self, restarts: int) -> str:
-        number, progress = restarts - self._replaced + 1, self._progress
+        number, progress = restarts - self.replaced + 1, self._progress
         if progress is None or not progress.is_known:
             return f"restart {number} of {self._max_restarts}"
         return progress.restart_text(number, self._max_restarts)
@@ -433,7 +433,7 @@ class AttemptPolicy:
     def _exhausted(self, facts: FailureFacts, restarts: int, limit: int, *, is_start: bool) -> Decision:
         """There is no attempt left, or there never was one."""
         what = facts.message or facts.class_name
-        restarts -= self._replaced
+        restarts -= self.replaced
         progress = self._progress
         if progress is not None and progress.is_known and not is_start:
             return _finish(f"{progress.end_text} (--restart-limit progress): {what}")

@@ -60,14 +60,15 @@ def test_where_other_ranks_are_is_known_as_far_as_it_is_told(
     assert found == known | own
 
 
-def test_very_many_hosts_come_in_parts(listening: Listening) -> None:
-    """A message of all of them may be longer than any that is read."""
+@pytest.mark.parametrize("times", [1, 2])
+def test_very_many_hosts_come_in_parts(listening: Listening, times: int) -> None:
+    """A message of all of them may be longer than any that is read. The coordinator may end before it has sent all."""
     peers = [Peer(host, f"node{host}", (f"10.0.0.{host}",), 2 * host, 2) for host in range(5)]
     infos = [HostInfoText(str(host) * 100, "") for host in range(5)]
     *earlier, last = parts_of(peers, infos, part_bytes=250, all_bytes=450)
     assert [len(part.peers) for part in earlier] == [2]
     listening.job.join(JoinHosts(0))
-    for part in earlier:
+    for part in earlier * times:
         listening.hear(op="hosts", attempt=0, **json.loads(json.dumps(part._asdict())))
     listening.hear(**JOINED | json.loads(json.dumps(last._asdict())))
     assert list(listening.job.peers.values()) == peers
@@ -543,7 +544,8 @@ def test_a_host_that_waits_to_join_ends_when_a_user_has_ended_the_job(listening:
         ("c10d", Finish(143, by="saferunctl stop", ours=True), True, ["saferunctl stop on node0"]),
         ("c10d", Finish(1), False, None),
         ("c10d", Finish(1), True, [None]),
-        ("static", Finish(143, by="saferunctl stop", ours=True), False, None),
+        ("static", Finish(143, by="saferunctl stop", ours=True), False, ["saferunctl stop on node0"]),
+        ("static", Finish(1), False, None),
         ("static", Finish(0), True, [None]),
     ],
 )

@@ -83,14 +83,14 @@ def test_an_abort_says_as_little_as_it_may(pair: Pair) -> None:
 @pytest.mark.parametrize("step", ["restart", "finish"])
 def test_a_decision_is_read_by_all(pair: Pair, step: str) -> None:
     """Only the leader makes one."""
-    action = BroadcastDecision(0, step, 137, 2.5, 3, excluded=1)  # type: ignore[arg-type]
+    action = BroadcastDecision(0, step, 137, 2.5, 3, excluded=1, replaced=2)  # type: ignore[arg-type]
     pair.leader.job.broadcast_decision(action, ["why", "what next"])
     message = sent(pair.leader.channel.sent[-1])["message"]
     assert is_sound(message)
-    assert decision_from(message) == (step, 137, 2.5, 3, ("why", "what next"), 1)
+    assert decision_from(message) == (step, 137, 2.5, 3, ("why", "what next"), 1, 2)
     pair.other.hear(op="entry", attempt=0, message=message)
     (decided,) = (event for event in pair.other.events if isinstance(event, JobDecided))
-    assert (decided.next_step, decided.exit_code, decided.restarts) == (step, 137, 3)
+    assert (decided.next_step, decided.exit_code, decided.restarts, decided.replaced) == (step, 137, 3, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -85,6 +85,18 @@ def test_one_that_cannot_take_over_ends_the_attempt_with_the_reason(
     assert [(event.what, event.hint) for event in lost] == [(REASON, KILLED_HINT)]
 
 
+@pytest.mark.parametrize("message", [{"op": "resume_failed", "attempt": 0, "text": "refused"}, None])
+def test_one_that_has_yet_to_take_over_ends_no_later_attempt(other: Listening, message: dict[str, Any] | None) -> None:
+    """The user has had the job started again meanwhile: the hosts meet, and it has nothing to take over any more."""
+    assert die(other) is not None
+    other.attempt = 1
+    other.job.join(JoinHosts(1))
+    if message is not None:
+        other.hear(**message)
+    other.job.tick(time.monotonic() + 3600)
+    assert other.events == []
+
+
 def test_one_that_is_killed_again_and_again_has_no_more_successors(other: Listening) -> None:
     for _ in range(3):
         assert die(other) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from typing import Any
 
@@ -231,3 +232,27 @@ def test_a_store_that_is_only_silent_is_not_asked_how_it_ended(monkeypatch: pyte
     world.repair(is_silent=True)
     world.wait_written("started", "lost")
     assert world.said[-1] == ("lost", (GONE, False))
+
+
+def test_a_store_that_stands_still_for_hours_has_few_questions_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a thread and a connection until it runs again, and the job trains on meanwhile."""
+    world = World(monkeypatch, SilenceReason(FROZEN, "text"))
+    goes_on, asked = threading.Event(), []
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    class Frozen(Client):
+        def get(self, _key: str, _timeout_s: float, **_: Any) -> bytes:
+            asked.append(self.address[0])
+            assert goes_on.wait(DEADLINE_S)
+            return b"job"
+
+    monkeypatch.setattr(StoreClient, "connect", lambda _class, address, **_: Frozen(address[0]))
+    monkeypatch.setattr(channel_module, "probe_host", lambda *_, answers, **__: answers)
+    ask: Any = world.line._ask_leader(world.line.client)
+    for _ in range(20):
+        threading.Thread(target=lambda: answers.put(ask("node1")), daemon=True).start()
+    assert not any(answers.get(timeout=DEADLINE_S) for _ in range(16))
+    goes_on.set()
+    assert all(answers.get(timeout=DEADLINE_S) for _ in range(4))
+    assert asked == ["node1"] * 4
+    assert ask("node1")

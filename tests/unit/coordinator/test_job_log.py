@@ -309,6 +309,28 @@ def test_an_append_that_is_answered_after_its_connection_was_given_up_loses_no_o
     hearing.line.close()
 
 
+def test_what_users_ask_for_takes_no_room_of_what_ends_the_attempt() -> None:
+    """They may ask every second, for hours, while the leader stands still; and then a rank fails."""
+    store = Store()
+    line = Line(store)
+    answers = threading.Event()
+    asked = line.client.compare_set
+
+    def answer_late(key: str, expected: str, value: str) -> bytes:
+        assert answers.wait(DEADLINE_S)
+        return asked(key, expected, value)  # type: ignore[no-any-return]
+
+    line.client.compare_set = answer_late
+    hearing = Hearing(store, 1, line=line)
+    for _ in range(5000):
+        hearing.log.append({"kind": "table_wanted"})
+    hearing.log.append(TROUBLE)
+    hearing.log.append({"kind": "request", "text": "saferunctl stop", "at_once": False})
+    answers.set()
+    hearing.until(*["table_wanted"] * 1000, "abort", "request")
+    hearing.line.close()
+
+
 def test_a_wait_whose_connection_is_gone_without_a_word_is_given_up() -> None:
     """Heartbeats have a connection of their own, and it works: this host would read nothing of the log any more."""
     store = Store()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
 
+from saferun.coordinator import liveness as liveness_module
 from saferun.coordinator.assignments import HostRecord, TaskRecord
 from saferun.coordinator.liveness import Liveness
 from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, SilenceReason
@@ -27,6 +29,9 @@ class Silent:
     def heartbeat_of(self, _host: int) -> bytes:
         look = next(self._with_processes)
         return b"8" if self._beats_again_after is not None and look > self._beats_again_after else b"7"
+
+    def silent_s(self, _host: int) -> float:
+        return 10 * INTERVAL_S
 
     def reset(self, _host: int) -> None:
         self.was_reset = True
@@ -83,3 +88,86 @@ def test_a_host_whose_ranks_may_be_at_work_is_not_given_up(why: str) -> None:
         told = find_out(monitor, found)
         assert [(message["op"], message["host"], message["why"]) for message in told] == [("unheard", 1, found)]
     assert not monitor.was_lost
+
+
+class Many:
+    """A leader to whom many hosts fall silent at once."""
+
+    def __init__(self, hosts: int) -> None:
+        self.released = threading.Event()
+        self.changed = threading.Condition()
+        self.at_once = self.most_at_once = 0
+        self.reported: set[Any] = set()
+        self.broken: set[str] = set()
+        records = [HostRecord(f"node{k}", (TaskRecord(1, "default", 1),), (f"10.0.0.{k}",), 1) for k in range(hosts)]
+        self.liveness = Liveness(
+            records,
+            [record.name for record in records],
+            ("10.0.0.0",),
+            INTERVAL_S,
+            has_one_port=False,
+            report=self._report,
+            probe=self._probe,
+        )
+        self.monitor = Silent(None)
+        stand_in: Any = self.monitor
+        self.liveness.monitor = stand_in
+
+    def _probe(self, name: str, *_: Any, **__: Any) -> SilenceReason:
+        with self.changed:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            self.changed.notify_all()
+        self.released.wait(30.0)
+        with self.changed:
+            self.at_once -= 1
+        if name in self.broken:
+            raise OSError("out of descriptors")
+        return SilenceReason(UNREACHABLE, "in words")
+
+    def _report(self, _op: str, fields: dict[str, Any]) -> None:
+        with self.changed:
+            self.reported.add(fields["host"])
+            self.changed.notify_all()
+
+    def wait(self, what: Any) -> bool:
+        with self.changed:
+            return self.changed.wait_for(what, 30.0)
+
+
+def test_of_many_hosts_that_fall_silent_at_once_only_some_are_probed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of threads and connections, for each address of each host, are more than a process may have."""
+    monkeypatch.setattr(liveness_module, "_MOST_PROBED", 3)
+    many = Many(41)
+    many.broken = {"node7"}
+    for host in range(1, 31):
+        many.liveness.find_out(host)
+    many.liveness.probe(range(31, 41), patient=False)
+    assert many.wait(lambda: many.at_once == 3)
+    many.released.set()
+    assert many.wait(lambda: many.reported == set(range(1, 41)) - {7}), "one that cannot be probed holds up no other"
+    assert many.most_at_once == 3
+    assert many.monitor.was_reset, "it is probed again after another timeout"
+
+
+def test_where_no_thread_can_be_started_the_others_probe_or_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks is to know that nothing will come of it."""
+    many = Many(4)
+    many.liveness.find_out(1)
+    assert many.wait(lambda: many.at_once == 1)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        many.liveness.find_out(2)
+    many.released.set()
+    assert many.wait(lambda: many.reported == {1, 2})
+    assert many.wait(lambda: many.liveness._probes._threads == 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            many.liveness.find_out(3)
+    many.liveness.find_out(3)
+    assert many.wait(lambda: many.reported == {1, 2, 3})

@@ -75,6 +75,14 @@ def test_a_start_that_fails_with_the_hosts_met_comes_before_what_other_hosts_rep
     assert decided == DECIDED
 
 
+def test_what_the_leader_has_decided_of_the_attempt_before_is_not_held() -> None:
+    """The hosts have not met again, and it ends this host, too."""
+    context = Context(State.JOINING)
+    context.current = HostAttempt(3)
+    context.ending.post_from_job(DECIDED)
+    assert context.posted == [DECIDED]
+
+
 @pytest.mark.parametrize("event", [JobLost(1.0, 3, "gone", "hint"), StartFailed(1.0, 3, "no rendezvous", "hint", 1)])
 def test_what_ends_the_rendezvous_itself_is_not_held(event: Event) -> None:
     """Without it this host would wait for ever."""

@@ -358,7 +358,7 @@ class Job:
         for other in self.others(leader):
             event = JobDecided(
                 self.now, action.attempt, action.next_step, action.exit_code, action.wait_s, action.restarts, ("why",)
-            )._replace(excluded=action.excluded)
+            )._replace(excluded=action.excluded, replaced=action.replaced)
             other.inbox.append(event)
 
     def hang(self) -> None:

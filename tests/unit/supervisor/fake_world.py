@@ -33,6 +33,7 @@ from saferun.supervisor.events import (
     EvidenceCaptured,
     HangSuspected,
     HostsJoined,
+    JobAborted,
     LaunchRequested,
     OrphansGone,
     RankExited,
@@ -131,7 +132,7 @@ class World:
     def _note(self, event: Event, *, is_old: bool) -> None:
         if is_old:
             return
-        if isinstance(event, RestartRequested):
+        if isinstance(event, RestartRequested) or (isinstance(event, JobAborted) and event.signum):
             self.interrupted = self.interrupted or event.quiet_s < HUNG_S
         if isinstance(event, SignalReceived | StopRequested):
             if event.signum in {signal.SIGINT, signal.SIGKILL} or event.quiet_s < HUNG_S:

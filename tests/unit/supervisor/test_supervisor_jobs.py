@@ -207,6 +207,43 @@ def test_a_host_that_has_judged_judges_anew_when_it_learns_that_the_one_that_dec
     assert codes(job)[1:] == [1, 1]
 
 
+@pytest.mark.parametrize("class_name", ["", "store_lost"])
+def test_a_leader_that_is_lost_while_a_host_prepares_its_ranks_leaves_it_none_to_start(class_name: str) -> None:
+    """They have met, and its log files are made on a slow file system; its ranks would look for the store for long."""
+    job = Job(3, max_restarts=1)
+    host = job.hosts[1]
+    while host.state is not State.JOINING or job.number < 0:
+        for other in job.hosts:
+            if other is not host or other.state is not State.JOINING:
+                other.take()
+    (met,) = host.inbox
+    assert isinstance(met, HostsJoined)
+    host.deliver(JobLost(job.now, 0, "node0 is gone", "look", class_name=class_name))
+    assert host.state is State.DIAGNOSING
+    while host.inbox:
+        host.take()
+    assert not any(isinstance(action, StartRanks) for action in host.actions)
+    assert (host.state is State.BACKOFF) == bool(class_name)
+    assert (host.finish is None) == bool(class_name)
+
+
+@pytest.mark.parametrize("next_step", ["restart", "finish"])
+def test_a_decision_counts_where_the_own_diagnosis_does_not_come(next_step: Literal["restart", "finish"]) -> None:
+    """The others would wait for this host in the next attempt."""
+    job = Job(2, max_restarts=1)
+    job.run()
+    host = job.hosts[1]
+    host.exit(FAILED)
+    while host.state is not State.DIAGNOSING:
+        host.take()
+    host.inbox.clear()
+    host.deliver(JobDecided(job.now, 0, next_step, 7, 0.0, 1))
+    assert host.state is State.DIAGNOSING
+    host.expire()
+    assert host.state is (State.BACKOFF if next_step == "restart" else State.DONE)
+    assert host.finish is None or host.finish.exit_code == 7
+
+
 def test_a_decision_that_was_heard_counts_where_the_line_breaks_later() -> None:
     """The host that decides may be gone a moment after its last word."""
     job = started()
@@ -302,10 +339,59 @@ def test_a_host_that_cannot_be_heard_waits_for_no_decision() -> None:
     host.deliver(HostsUnreachable(job.now, 0, "node1 cannot be reached"))
     host.exit(FAILED)
     while host.finish is None and host.inbox:
-        host.take()
+        if isinstance(host.inbox[0], JobAborted):
+            host.inbox.popleft()  # it reads nothing
+        else:
+            host.take()
     assert host.finish is not None
     assert host.finish.exit_code == 1
     assert any(isinstance(action, ReportFailure) for action in host.actions)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_host_that_reads_the_log_again_waits_for_the_decision(ended: bool) -> None:
+    """That the leader is heard again is found a moment later; all hosts are to end alike."""
+    job = started(3, max_restarts=1)
+    host = job.hosts[1]
+    if ended:
+        for status in (OK, OK):
+            host.exit(status)
+        while host.inbox:
+            host.take()
+    host.deliver(HostsUnreachable(job.now, 0, "node0 cannot be reached"))
+    job.hosts[2].exit(FAILED)
+    job.next_attempt()
+    assert [other.supervisor.attempt for other in job.hosts] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("state", [State.BACKOFF, State.CHECKING, State.JOINING])
+def test_a_host_that_is_to_meet_the_others_again_ends_where_the_leader_has_ended_the_job(state: State) -> None:
+    """A user has asked one host for another attempt, and another one for the end, at the same moment."""
+    job = started(3)
+    host = job.hosts[1]
+    job.interrupted = True
+    host.deliver(JobAborted(job.now, 0, "restart", "saferunctl restart", "node2", signum=signal.SIGTERM))
+    while host.state is not state:
+        host.take() if host.inbox else host.expire()
+    attempt = host.supervisor.attempt
+    host.deliver(JobDecided(job.now, attempt, "restart", 1, 0.0, 1))
+    assert host.state is state
+    host.deliver(JobDecided(job.now, attempt, "finish", 143, 0.0, 0))
+    assert host.finish is not None
+    assert host.finish.exit_code == 143
+
+
+def test_a_host_that_has_lost_the_leader_does_not_look_for_it_because_of_a_restart() -> None:
+    """It was frozen when the user asked for another attempt, and then for the end."""
+    job = started(3)
+    host = job.hosts[1]
+    job.interrupted = True
+    host.deliver(JobAborted(job.now, 0, "restart", "saferunctl restart", "node2", signum=signal.SIGTERM))
+    host.deliver(JobLost(job.now, 0, "node0 is gone", "look"))
+    while host.finish is None and host.inbox:
+        host.take()
+    assert host.finish is not None
+    assert job.now == 100.0, "nothing was waited for"
 
 
 def test_nobody_tells_twice() -> None:

@@ -30,6 +30,7 @@ from saferun.supervisor.events import (
 )
 from saferun.supervisor.machine import State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, JobPolicy
+from tests.unit.supervisor.fake_job import Job
 from tests.unit.supervisor.fake_world import FAILED, HUNG_S, KILLED, LIMITS, OK, World, only, placement_of, running
 
 
@@ -220,6 +221,19 @@ def test_a_request_on_another_host_is_not_sent_again() -> None:
     assert supervisor.state is State.STOPPING
 
 
+def test_of_several_hosts_the_one_that_is_asked_starts_again_when_it_reads_it_as_the_others_do() -> None:
+    """Another end of the attempt may be in the job's log before."""
+    world, supervisor = one_of_two()
+    asked = RestartRequested(world.now, 0, "saferunctl restart")
+    line, announced = supervisor.handle(asked)
+    assert isinstance(line, PrintLine)
+    assert announced == BroadcastAbort(0, "restart", "saferunctl restart", signal.SIGTERM)
+    assert supervisor.handle(asked) == []
+    assert supervisor.state is State.RUNNING
+    aborted = JobAborted(world.now, 0, "restart", "saferunctl restart", "node1", ours=True, signum=signal.SIGTERM)
+    assert supervisor.handle(aborted) == [SignalRanks(0, (0, 1), signal.SIGTERM)]
+
+
 def test_a_restart_on_another_host_is_one_here() -> None:
     world, supervisor = one_of_two()
     aborted = JobAborted(world.now, 0, "restart", "saferunctl restart", "node2", signum=signal.SIGTERM)
@@ -230,12 +244,28 @@ def test_a_restart_on_another_host_is_one_here() -> None:
     assert supervisor.state is State.BACKOFF
 
 
+@pytest.mark.parametrize(("asked", "failing"), [(0, 1), (1, 2), (1, 0)])
+@pytest.mark.parametrize("quiet_s", [0.0, HUNG_S])
+def test_a_restart_that_comes_after_a_failure_elsewhere_is_none(asked: int, failing: int, quiet_s: float) -> None:
+    """All other hosts end for the failure: the one that was asked would wait for them to meet again, in vain."""
+    job = Job(3)
+    job.run()
+    job.interrupted = True
+    began_at = job.now
+    job.hosts[failing].exit(FAILED)
+    job.hosts[asked].deliver(RestartRequested(job.now, 0, "saferunctl restart", quiet_s))
+    job.settle()
+    assert [host.finish.exit_code for host in job.hosts if host.finish is not None] == [1, 1, 1]
+    assert job.now == began_at, "no deadline was waited for"
+    assert job.number == 0
+
+
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("state", [State.BACKOFF, State.CHECKING, State.JOINING])
 def test_between_attempts_the_leader_has_all_hosts_end(state: State, ours: bool) -> None:
     """Those that wait for the others end when they read it of the leader. Once that is out, it is not said again."""
     world, supervisor = one_of_two()
-    world.deliver(RestartRequested(world.now, world.attempt, "saferunctl restart"))
+    world.deliver(JobAborted(world.now, 0, "restart", "saferunctl restart", "node2", signum=signal.SIGTERM))
     for rank in range(2):
         world.exit(rank, KILLED)
     world.answer_until(State.BACKOFF)

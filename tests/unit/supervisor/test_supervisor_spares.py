@@ -286,6 +286,43 @@ def test_a_spare_that_loses_the_job_ends_without_an_error() -> None:
     assert lines(job.hosts[3]).endswith("node0 does not answer; this spare host ends")
 
 
+LOST_STORE = JobLost(100.0, 0, "the coordinator of node0 ended", "look", class_name="store_lost")
+
+
+def test_a_spare_that_loses_only_the_store_ends_without_an_error_where_the_ranks_train_on() -> None:
+    """The others need the store no more, and do not meet again: a bad exit code would end them under some launchers."""
+    job = started()
+    spare = job.hosts[3]
+    spare.deliver(LOST_STORE)
+    assert lines(spare).endswith("the coordinator of node0 ended; this spare host waits for the others to meet again")
+    while spare.finish is None:
+        spare.take() if spare.inbox else spare.expire()
+    assert codes(job) == [None, None, None, 0]
+    assert all(host.state is State.RUNNING for host in job.hosts[:3])
+    all_end_well(job)
+    assert codes(job) == [0, 0, 0, 0]
+
+
+def test_a_spare_that_loses_the_store_with_all_others_meets_them_again() -> None:
+    """The leader serves another store."""
+    job = started(max_restarts=1)
+    for host in job.hosts:
+        host.deliver(LOST_STORE)
+    job.next_attempt()
+    assert job.is_spare(job.hosts[3])
+    assert job.hosts[3].state is State.WAITING
+    all_end_well(job)
+    assert codes(job) == [0, 0, 0, 0]
+
+
+def test_a_spare_that_was_stopped_waits_for_no_store() -> None:
+    """The user wants an end."""
+    job = started()
+    job.hosts[3].deliver(StopRequested(job.now, 0, "saferunctl stop"))
+    job.hosts[3].deliver(LOST_STORE)
+    assert job.hosts[3].finish is not None
+
+
 def test_a_hang_is_retried_where_all_hosts_are_well_and_else_without_the_sick_one() -> None:
     """With no restart left, the spare decides whether there is another attempt."""
     job = started(hang_policy=HangPolicy("restart"))
@@ -307,6 +344,28 @@ def test_a_spare_takes_the_place_of_a_leader_that_is_lost() -> None:
     assert [ranks_of(host) for host in job.hosts[1:]] == [[(2, 3)] * 2, [(4, 5)] * 2, [(0, 1)]]
     all_end_well(job)
     assert codes(job) == [None, 0, 0, 0]
+
+
+def test_a_spare_that_leads_knows_which_restarts_used_up_none() -> None:
+    """The leader before it has decided that, or each host for itself; the restart that the user allows is left."""
+    job = Job(6, max_restarts=1, spares=3, moves=True)
+    job.run()
+    job.faulty[1] = "GPU 3 has fallen off the bus"
+    job.hosts[1].exit(FAILED)
+    job.next_attempt()
+    job.power_off(job.hosts[0])
+    job.next_attempt()
+    job.hosts[2].exit(FAILED)
+    job.next_attempt()
+    assert job.leader is job.hosts[4]
+    job.hosts[2].exit(FAILED)
+    job.settle()
+    decisions = [action.decision for action in job.leader.actions if isinstance(action, BroadcastDecision)]
+    said = [decision.message for decision in decisions if decision is not None]
+    assert said == [
+        "starting again (restart 1 of 1): unknown",
+        "not started again: the restart is used up: unknown",
+    ]
 
 
 def test_a_leader_that_is_itself_at_fault_leaves_the_job_to_a_spare() -> None:
