@@ -60,7 +60,7 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
 
 
 def is_served(host: str, port: int) -> bool:
-    """Whether somebody accepts connections at an address of another host, within seconds."""
+    """Whether connections to an address of another host are accepted, within seconds."""
     import socket
 
     try:
