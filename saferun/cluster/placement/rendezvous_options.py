@@ -43,13 +43,13 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
         return RendezvousConfig("static", values.rdzv_id or random_number(), host, port, values.local_addr)
     # Whoever says which host serves the store knows of names and addresses that lead to this one by detours.
     if backend == "c10d" and store_type(options) != "file" and "is_host" not in options:
-        host, port = split_endpoint(endpoint)
+        host, given = split_endpoint(endpoint)
         from saferun.linux.names import own_names
 
         own, unanswered = own_names((host,))
         # Where it is not known whose name it is, or a store is there, the launch goes on: one host needs nothing from
         # there. Where there is none, torchrun fails as well.
-        if host not in own and not unanswered and not is_served(host, DEFAULT_C10D_PORT if port is None else port):
+        if host not in own and not unanswered and not is_served(host, DEFAULT_C10D_PORT if given is None else given):
             raise UsageError(
                 f"--rdzv-endpoint {endpoint} is another host, and with --nnodes 1 there is no other host to meet",
                 "pass the number of hosts as --nnodes, or leave --rdzv-endpoint out",
