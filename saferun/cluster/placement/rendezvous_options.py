@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 # What torch 2.13 brings along; others are registered by entry points.
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+# As under torchrun, where an endpoint has no port.
+DEFAULT_C10D_PORT = 29400
 # torch's own default of read_timeout.
 _READ_TIMEOUT_S = 60.0
+_CONNECT_S = 3.0
 _MOST_HOSTS = 1 << 17
 _ENTRY_POINTS = "torchrun.handlers"
 
@@ -40,12 +43,13 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
         return RendezvousConfig("static", values.rdzv_id or random_number(), host, port, values.local_addr)
     # Whoever says which host serves the store knows of names and addresses that lead to this one by detours.
     if backend == "c10d" and store_type(options) != "file" and "is_host" not in options:
-        host, _ = split_endpoint(endpoint)
+        host, given = split_endpoint(endpoint)
         from saferun.linux.names import own_names
 
         own, unanswered = own_names((host,))
-        # Where it is not known whose name it is, the launch goes on: one host needs nothing from there.
-        if host not in own and not unanswered:
+        # Where it is not known whose name it is, or a store is there, the launch goes on: one host needs nothing from
+        # there. Where there is none, torchrun fails as well.
+        if host not in own and not unanswered and not is_served(host, DEFAULT_C10D_PORT if given is None else given):
             raise UsageError(
                 f"--rdzv-endpoint {endpoint} is another host, and with --nnodes 1 there is no other host to meet",
                 "pass the number of hosts as --nnodes, or leave --rdzv-endpoint out",
@@ -53,6 +57,17 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
     check_service(backend, endpoint)
     # A file, or a service elsewhere: one host has no other to meet there.
     return _on_a_free_port(values.rdzv_id or random_number(), values, environ)
+
+
+def is_served(host: str, port: int) -> bool:
+    """Whether connections to an address of another host are accepted, within seconds."""
+    import socket
+
+    try:
+        with socket.create_connection((host, port), _CONNECT_S):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
 
 
 def check_spares(values: Any, least: int, most: int) -> None:  # noqa: ANN401 - argparse's namespace

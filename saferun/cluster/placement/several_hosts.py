@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.placement.rendezvous_options import (
+    DEFAULT_C10D_PORT,
     agent_store,
     check_service,
     checked_port,
@@ -25,8 +26,6 @@ from saferun.text.master_port import CHOSEN, DEFAULT, ENDPOINT, GIVEN, NEEDLESS,
 if TYPE_CHECKING:
     from saferun.cluster.schedulers import Allocation
 
-# As under torchrun, where several hosts are given no port.
-_DEFAULT_C10D_PORT = 29400
 # Below 32768, where Linux begins to hand out ports to outgoing connections.
 _LOWEST_PORT, _PORTS = 20000, 12768
 _CANDIDATES = 8
@@ -190,8 +189,8 @@ def _c10d_address(
 ) -> tuple[str, int]:
     if values.rdzv_endpoint.strip():
         host, port = split_endpoint(values.rdzv_endpoint)
-        return without_brackets(host), _DEFAULT_C10D_PORT if port is None else port
+        return without_brackets(host), DEFAULT_C10D_PORT if port is None else port
     if known.names or known.allocation is not None:
-        ports = _ports(values, known) if known.allocation is not None else (_DEFAULT_C10D_PORT,)
+        ports = _ports(values, known) if known.allocation is not None else (DEFAULT_C10D_PORT,)
         return _master(values, settings, environ, known), ports[0]
-    return "localhost", _DEFAULT_C10D_PORT
+    return "localhost", DEFAULT_C10D_PORT

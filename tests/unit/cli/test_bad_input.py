@@ -17,6 +17,7 @@ from saferun.cli.argument_parser import _OF_OTHERS, build_parser
 from saferun.cli.command_line import parse_plain
 from saferun.cli.main import main, read_config
 from saferun.cli.options import OPTIONS
+from saferun.cluster.placement import rendezvous_options
 from saferun.config import LaunchConfig
 from saferun.diagnosis.causes.python import LAUNCHER_OPTIONS
 from saferun.errors import SaferunError, UsageError
@@ -28,6 +29,7 @@ ENVIRON = {"PATH": "/usr/bin:/bin"}
 def _in_a_directory_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rendezvous_options, "is_served", lambda host, _: host == "192.0.2.7")
 
 
 def config_of(*arguments: str, environ: dict[str, str] | None = None) -> LaunchConfig:
@@ -193,6 +195,12 @@ def test_help_and_version_print_and_end(capsys: pytest.CaptureFixture[str]) -> N
             read_config([argument], ENVIRON)
         assert raised.value.code == 0
         assert words in capsys.readouterr().out
+
+
+def test_a_store_that_is_served_elsewhere_is_no_other_host_to_wait_for() -> None:
+    """Torchrun meets nobody there and goes on; where no store is, it fails."""
+    elsewhere = config_of("--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.7:29400", "--rdzv-id", "7")
+    assert (elsewhere.hosts.together, elsewhere.rendezvous.run_id) == (False, "7")
 
 
 def test_the_command_turns_errors_into_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
