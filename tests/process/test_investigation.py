@@ -139,6 +139,7 @@ await_release("wake")
 while not os.path.exists(FOLDER + "/release.end"):
     print("a step", flush=True)
     sum(range(100000))
+    time.sleep(0.02)
 """
     slow = "import saferun.captures.wire as wire; wire.CaptureReader.feed = lambda self, content: content['no such']"
     environ = customized(tmp_path, in_saferun(slow))

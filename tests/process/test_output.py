@@ -302,7 +302,7 @@ os._exit(1)
 
 def test_a_traceback_of_several_ranks_is_on_the_console_once(tmp_path: Path) -> None:
     """The files keep every copy."""
-    with running(tmp_path, ONE_TRACEBACK, nproc=4) as job:
+    with running(tmp_path, ONE_TRACEBACK, nproc=4, store=False) as job:
         assert job.wait() == 1
         notes = re.findall(
             r"^saferun: ranks? ([0-9, -]+): the same as rank (\d): KeyError: 'labels'$", job.err, re.MULTILINE
@@ -324,7 +324,7 @@ def test_a_traceback_of_several_ranks_is_on_the_console_once(tmp_path: Path) -> 
     ):
         folder = tmp_path / options[0]
         folder.mkdir()
-        with running(folder, ONE_TRACEBACK, *options, nproc=2) as job:
+        with running(folder, ONE_TRACEBACK, *options, nproc=2, store=False) as job:
             assert job.wait() == 1
             assert job.err.count("Traceback (most recent call last):") >= 2
             assert "the same as" not in job.err
