@@ -144,11 +144,11 @@ def test_where_nothing_can_be_made_of_the_ranks_the_job_goes_on(listening: Liste
     listening.job._callbacks = listening.job._callbacks._replace(ranks=lambda: (nonsense,))
     listening.join()
     listening.hear(op="store_lost", attempt=0, why="ended", text="the coordinator of node0 ended", again=True)
-    assert listening.job.deadline is not None
     listening.job.tick(time.monotonic() + 1.0)
     (line,) = listening.said
     assert line.startswith("saferun: warning: cannot judge whether the ranks make progress: AttributeError: ")
-    assert (listening.events, listening.job.deadline) == ([], None)
+    assert listening.events == []
+    assert listening.job.deadline is None
     listening.job.abort_attempt("failure", "rank 2 has failed")
     assert [event.class_name for event in listening.events if isinstance(event, JobLost)] == ["store_lost"]
 

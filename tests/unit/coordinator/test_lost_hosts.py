@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +12,9 @@ from saferun.coordinator import liveness as liveness_module
 from saferun.coordinator.assignments import HostRecord, TaskRecord
 from saferun.coordinator.liveness import Liveness
 from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, SilenceReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 INTERVAL_S = 0.1
 
@@ -130,7 +133,7 @@ class Many:
             self.reported.add(fields["host"])
             self.changed.notify_all()
 
-    def wait(self, what: Any) -> bool:
+    def wait(self, what: Callable[[], bool]) -> bool:
         with self.changed:
             return self.changed.wait_for(what, 30.0)
 

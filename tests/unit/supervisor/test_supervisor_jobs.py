@@ -219,11 +219,10 @@ def test_a_leader_that_is_lost_while_a_host_prepares_its_ranks_leaves_it_none_to
     (met,) = host.inbox
     assert isinstance(met, HostsJoined)
     host.deliver(JobLost(job.now, 0, "node0 is gone", "look", class_name=class_name))
-    assert host.state is State.DIAGNOSING
     while host.inbox:
         host.take()
     assert not any(isinstance(action, StartRanks) for action in host.actions)
-    assert (host.state is State.BACKOFF) == bool(class_name)
+    assert (host.supervisor.state is State.BACKOFF) == bool(class_name)
     assert (host.finish is None) == bool(class_name)
 
 
@@ -238,9 +237,8 @@ def test_a_decision_counts_where_the_own_diagnosis_does_not_come(next_step: Lite
         host.take()
     host.inbox.clear()
     host.deliver(JobDecided(job.now, 0, next_step, 7, 0.0, 1))
-    assert host.state is State.DIAGNOSING
     host.expire()
-    assert host.state is (State.BACKOFF if next_step == "restart" else State.DONE)
+    assert host.supervisor.state is (State.BACKOFF if next_step == "restart" else State.DONE)
     assert host.finish is None or host.finish.exit_code == 7
 
 
