@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from saferun.diagnosis.frames import UserCode, location_text
 from saferun.evidence import Frame, Traceback
@@ -422,7 +423,13 @@ _OUTER_LINES = 12
 
 def likeness(lines: Iterable[str]) -> tuple[str, ...]:
     """Lines without what differs between ranks that fail alike: their numbers, addresses and process numbers."""
-    return tuple(_DIFFERENCES.sub("#", line) for line in lines)
+    return tuple(map(_like, lines))
+
+
+# Ranks that fail alike have the same lines.
+@lru_cache(maxsize=2048)
+def _like(line: str) -> str:
+    return _DIFFERENCES.sub("#", line)
 
 
 def merge_tracebacks(texts: Iterable[tuple[int, Sequence[str]]], most: int = 3) -> tuple[Traceback, ...]:
@@ -432,13 +439,21 @@ def merge_tracebacks(texts: Iterable[tuple[int, Sequence[str]]], most: int = 3) 
         texts: ranks and their lines; the most important first.
         most: how many tracebacks are kept.
     """
-    merged: dict[tuple[str, ...], tuple[list[int], Sequence[str]]] = {}
+    merged: list[tuple[tuple[str, ...], list[int], Sequence[str]]] = []
     for rank, lines in texts:
-        if lines:
-            merged.setdefault(likeness(lines), ([], lines))[0].append(rank)
-    return tuple(
-        Traceback(tuple(sorted(set(ranks))), tuple(_bounded(lines))) for ranks, lines in list(merged.values())[:most]
-    )
+        if not lines:
+            continue
+        same = next((ranks for like, ranks, _ in merged if _is_like(lines, like)), None)
+        if same is not None:
+            same.append(rank)
+        elif len(merged) < most:
+            merged.append((likeness(lines), [rank], lines))
+    return tuple(Traceback(tuple(sorted(set(ranks))), tuple(_bounded(lines))) for _, ranks, lines in merged)
+
+
+def _is_like(lines: Sequence[str], like: tuple[str, ...]) -> bool:
+    """Whether lines are those but for what differs; most others differ in the last line or an early one."""
+    return len(lines) == len(like) and all(_like(lines[index]) == like[index] for index in (-1, *range(len(like) - 1)))
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:

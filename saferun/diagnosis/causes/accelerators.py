@@ -23,7 +23,7 @@ _MEMORY = (
             r"|(?:RESOURCE_EXHAUSTED|Resource exhausted|ResourceExhaustedError)\b.{0,200}\b(?:[Mm]emory|HBM|hbm|OOM)\b"
             r"|(?:RESOURCE_EXHAUSTED|Resource exhausted)(?:\b.{0,80})?: From /job:"
             r"|\b(?:[Oo]ut of|in|exceed\w{0,3}|[Nn]ot enough|[Ii]nsufficient) (?:memory space |the )?(?:device memory"
-            r"|global memory|[Hh][Bb][Mm]|[Vv][Mm][Ee][Mm]|VRAM|vram|GPU memory|video memory)\b(?!.{0,80}: 0\b)"
+            r"|global memory|HBM|hbm|VMEM|vmem|VRAM|vram|GPU memory|video memory)\b(?!.{0,80}: 0\b)"
             rf"|\b{_DEVICE}(?: device)?(?: \d{{1,4}})?:? (?:is |ran |has run )?[Oo]ut of memory\b"
             rf"|\b[Oo]ut of memory (?:on|in|of) .{{0,20}}\b{_DEVICE}\b"
             r"|\bworkspace [Aa]llocation .{0,60}failed|\bRMM(?: failure|_ERROR_OUT_OF_MEMORY)"

@@ -51,21 +51,21 @@ _UCS_STATUS = (
 )
 # ibv_wc_status_str() of rdma-core, which UCX, NIXL, Mooncake and others quote. A flushed request is none of them.
 _WC_STATUS = (
-    r"(?:local (?:length|QP operation|protection|access) error|memory management operation error|bad response error"
-    r"|remote (?:invalid request|access|operation|aborted) error|(?:transport|RNR) retry counter exceeded"
-    r"|local (?:RDD violation|EEC operation) error)"
+    r"(?:[Ll]ocal (?:length|QP operation|protection|access|RDD violation|EEC operation) error"
+    r"|[Mm]emory management operation error|[Bb]ad response error"
+    r"|[Rr]emote (?:invalid request|access|operation|aborted) error|(?:[Tt]ransport|RNR) retry counter exceeded)"
 )
 _FABRIC = (
     TextRule(
         "peer_lost",
-        re.compile(r"\b(?:Work Request Flushed Error|WR flushed error|IBV_WC_WR_FLUSH_ERR)\b", re.IGNORECASE),
+        re.compile(r"\b(?:Work Request Flushed Error|WR flushed error|IBV_WC_WR_FLUSH_ERR)\b"),
         "lost its RDMA connection to another rank",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        re.compile(rf"\b({_WC_STATUS})", re.IGNORECASE),
+        re.compile(rf"\b({_WC_STATUS})"),
         "RDMA failed: {0}",
         _CHECK_LINK,
         in_last_lines=True,

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
+from saferun.diagnosis.causes.literals import first_match, is_found
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
 from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.diagnosis.job_hosts import Hosts
@@ -59,13 +60,14 @@ _NCCL_ERROR = re.compile(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\
 _NCCL_WARNING = re.compile(r"\bNCCL WARN (.{1,500})")
 # A log's words for what is no failure, or none any more; the last of them is how Python shows a warning.
 _GOT_OVER = re.compile(
-    r"(?<!=)\b(?:INFO|DEBUG)\b(?!: \(Fatal\))|^\d{4}-\d\d-\d\d [\d:.]{8,15}: I |^I\d{4} \d\d:\d\d:\d\d"
+    r"(?<!=)\b(?:INFO|DEBUG)\b(?!: \(Fatal\))"
     r"|\bis not a failure\b|[Rr]etrying\b|\b[Rr]etry \d{1,4}/\d|\bautomatically retried\b"
     r"|\battempt \d{1,4} (?:out )?of \d"
     r"|\b(?:entering retry loop|[Ss]kipping|[Ii]gnoring|[Rr]econnecting|[Rr]espawning|trying (?:the next|again|\d)"
     r"|was (?:caught|replaced|restarted|ignored|skipped)|[Ff]alling back|going on without)\b|\(ignored\)"
     r"|\.py:\d{1,6}: \w{1,40}Warning: "
 )
+_INFORMS = re.compile(r"\d{4}-\d\d-\d\d [\d:.]{8,15}: I |I\d{4} \d\d:\d\d:\d\d")
 _INTERPRETER = re.compile(
     r"/libpython|(?:^|/)python[\d.]{0,12}$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
 )
@@ -116,9 +118,7 @@ class Failure(Value):
         messages = (*messages, *(self.cpp_error.message if self.cpp_error is not None else ()))
         # The exception quotes the last warning alone, which is often no more than a consequence.
         messages = _bounded(messages, self.most_chars)
-        if not self.nccl_warnings or not any(map(_NCCL_ERROR.search, messages)):
-            return messages
-        return (*messages, *self.nccl_warnings)
+        return (*messages, *self.nccl_warnings) if self.nccl_warnings and _is_of_nccl(messages) else messages
 
     @property
     def context(self) -> tuple[str, ...]:
@@ -226,9 +226,15 @@ def _bounded(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
+def _is_of_nccl(messages: tuple[str, ...]) -> bool:
+    """Whether an exception reports an error of NCCL's. Each rule asks for it."""
+    return first_match(_NCCL_ERROR, messages) is not None
+
+
+@lru_cache(maxsize=4)
 def _of_failures(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Lines without those that the program got over, by their own words. Many rules ask for the same lines."""
-    return tuple(line for line in lines if _GOT_OVER.search(line) is None)
+    return tuple(line for line in lines if _INFORMS.match(line) is None and not is_found(_GOT_OVER, line))
 
 
 Rule = Callable[[Failure], Cause | None]

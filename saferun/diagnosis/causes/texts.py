@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.literals import first_match
 from saferun.evidence import Cause
 from saferun.model import Value
 
@@ -34,8 +35,13 @@ class TextRule(Value):
 
 def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
     """The cause by the first rule that matches."""
+    messages = failure.messages
     for rule in rules:
-        found = first_line(rule.pattern, _lines(failure, rule))
+        found = first_line(rule.pattern, messages)
+        if found is None and rule.in_context:
+            found = first_line(rule.pattern, failure.context)
+        if found is None and rule.in_last_lines:
+            found = first_line(rule.pattern, failure.closing_lines)
         if found is not None:
             line, match = found
             message = rule.message
@@ -44,16 +50,10 @@ def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
     return None
 
 
-def _lines(failure: Failure, rule: TextRule) -> Iterable[str]:
-    yield from failure.messages
-    if rule.in_context:
-        yield from failure.context
-    if rule.in_last_lines:
-        yield from failure.closing_lines
-
-
 def first_line(pattern: re.Pattern[str], lines: Iterable[str]) -> tuple[str, re.Match[str]] | None:
     """The first line in which the pattern is found."""
+    if isinstance(lines, tuple):
+        return first_match(pattern, lines)
     for line in lines:
         match = pattern.search(line)
         if match is not None:

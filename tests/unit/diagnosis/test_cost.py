@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from saferun.diagnosis.causes import cause_of
 from saferun.diagnosis.causes.failure import Failure, read_failure
+from saferun.diagnosis.tracebacks import merge_tracebacks
 from saferun.evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.operations import operations
@@ -50,3 +51,19 @@ def test_what_all_ranks_have_written_is_searched_up_to_a_limit_for_all_together(
 def test_of_a_usual_message_nothing_is_left_out() -> None:
     message = ("RuntimeError: CUDA out of memory. " + "x" * 900, "and more " * 100)
     assert failure_of(message, 1024).messages == tuple(line.rstrip() for line in message)
+
+
+def test_of_a_long_message_only_what_may_match_is_searched() -> None:
+    """Of a thousand ranks that fail alike each line was searched for each of the known causes."""
+    short, long = (failure_of(("RuntimeError: no such luck", *lines), 1) for lines in ((), (f"{'x ' * 150}.",) * 59))
+    for failure in (short, long):
+        # Literals are looked for once much was searched.
+        for _ in range(20):
+            cause_of(failure)
+    assert operations(lambda: cause_of(long)) < 3 * operations(lambda: cause_of(short))
+
+
+def test_tracebacks_that_are_not_kept_are_not_compared_line_by_line() -> None:
+    """Of a thousand ranks that fail in a thousand ways three tracebacks are shown."""
+    texts = [(rank, (*("  at a place" for _ in range(100)), f"ValueError: {'x' * rank}")) for rank in range(1, 513)]
+    assert operations(lambda: merge_tracebacks(texts)) < 30 * len(texts)

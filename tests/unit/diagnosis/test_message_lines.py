@@ -13,20 +13,17 @@ never a cause. This module prints the rates.
 from __future__ import annotations
 
 import hashlib
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from saferun.diagnosis import causes
 from saferun.diagnosis.causes import cause_of, role_of
 from saferun.diagnosis.causes import hints as hints_of_causes
 from saferun.diagnosis.causes.failure import read_failure
-from saferun.diagnosis.causes.texts import TextRule
 from saferun.evidence import Cause, Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
+from tests.unit.diagnosis.rule_patterns import patterns_of_rules
 
 PLACE = Path(__file__).parent / "message_lines.txt"
 LATER = tuple(
@@ -229,16 +226,7 @@ def repetitions(parsed: Any, depth: int = 0) -> Iterator[tuple[int, int]]:
 
 def test_no_rule_takes_long_whatever_a_rank_prints() -> None:
     """Each repetition is bounded, and of two within each other one is small: lines are bounded too."""
-    modules = [import_module(f"{causes.__name__}.{one.name}") for one in pkgutil.iter_modules(causes.__path__)]
-    patterns = {value.pattern for module in modules for value in vars(module).values() if isinstance(value, re.Pattern)}
-    patterns |= {
-        rule.pattern.pattern
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, tuple)
-        for rule in value
-        if isinstance(rule, TextRule)
-    }
+    patterns = {pattern.pattern for pattern in patterns_of_rules()}
     hints = [pattern.pattern for pattern, _ in hints_of_causes.HINTS]
     patterns |= {*hints}
     assert len(patterns) > 100

@@ -30,6 +30,14 @@ CONTEXT = "During handling of the above exception, another exception occurred:"
 # ----------------------------------------------------------------------------------------------------------- tracebacks
 
 
+@pytest.mark.parametrize("name", ["RayTaskError(ValueError)", "ray.exceptions.RayTaskError(OutOfMemoryError)"])
+def test_an_exception_whose_class_is_named_after_a_cause_is_one(name: str) -> None:
+    """Ray derives such a class from the exception of the task."""
+    error = find_python_error([HEAD, STEP, "    ray.get(task)", f"{name}: ray::step() (pid=7, ip=10.0.0.1)"])
+    assert error is not None
+    assert error.messages == (f"{name}: ray::step() (pid=7, ip=10.0.0.1)",)
+
+
 def test_the_place_is_the_last_call_in_the_users_code() -> None:
     """Most tracebacks end in torch."""
     error = find_python_error([HEAD, STEP, "    y = relu(x)", LIBRARY, "    return f(x)", "ValueError: bad"])
