@@ -360,7 +360,8 @@ _FILE_SYSTEM = (
         "file_system_error",
         # As libraries of C put it, HDF5 before all. EAGAIN is none of them: another process has the lock.
         re.compile(
-            r"\b(errno = (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523|524)\b.{0,120})"
+            r"\b(File locking failed in ADIOI_\w{1,20}\b"
+            r"|errno = (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523|524)\b.{0,120})"
         ),
         "a file system failed: {0}",
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); HDF5 does "

@@ -125,7 +125,7 @@ def _fatal_line(failure: Failure) -> str:
 
 _TIME_LIMIT = re.compile(
     r"(?:CANCELLED|cancelled) .{0,60}DUE TO TIME LIMIT|PBS: job killed: walltime|TERM_RUNLIMIT"
-    r"|exceeded .{0,40}wall ?(?:clock )?time(?: limit)?\b|\bjob\.exception type=timeout\b"
+    r"|exceeded .{0,40}wall ?(?:clock ?)?(?:time|limit)\b|\bjob\.exception type=timeout\b"
 )
 _CANCELLED = re.compile(
     r"slurmstepd\S{0,80}: error: .{0,120}CANCELLED .{0,60}?DUE to (.{1,60}?) \*\*\*"
