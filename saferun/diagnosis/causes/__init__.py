@@ -74,6 +74,7 @@ RULES: tuple[Rule, ...] = (
     exhaustion.file_system_error,
     containers.container_error,
     schedulers.scheduler_error,
+    workers.launched_process,
     # By how it ended.
     fatal_signals.killed_from_outside,
     exhaustion.shared_memory,

@@ -37,6 +37,13 @@ _MEMORY = (
 _RULES = (
     TextRule(
         "collective_timeout",
+        re.compile(r"\b(?:EI000[26]\b.{0,120}\b(?:times? out|timed out|[Tt]imeout)|Getting socket times out)\b"),
+        "another rank did not come to a collective in time",
+        "look at what the other ranks did; where it only takes long, raise HCCL_CONNECT_TIMEOUT and HCCL_EXEC_TIMEOUT",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "collective_timeout",
         re.compile(
             r"\b(?:EI000[26]|HCCL)\b.{0,120}\b(?:times? out|timed out|[Tt]imeout)\b"
             r"|\b(?:[Tt]imes? out|[Tt]imed out)\b.{0,200}\b(?:[Rr]emote|[Pp]eer|[Oo]ther) (?:[Rr]ank|[Tt]ask"
@@ -88,9 +95,10 @@ _RULES = (
     ),
     TextRule(
         "accelerator_error",
-        # What libraries log before they abort: oneCCL, XLA with its status codes.
+        # What libraries log before they abort: CANN with its codes, oneCCL, XLA with its status codes.
         re.compile(
-            r"\|CCL_ERROR\| (.{1,160})|\boneCCL: (ze_\S{1,80}:\d{1,6} .{1,160})"
+            r"^(?:\[PID: \d{1,10}\] )?(E[A-Z]\d{4}: .{1,160})|\|CCL_ERROR\| (.{1,160})"
+            r"|\boneCCL: (ze_\S{1,80}:\d{1,6} .{1,160})"
             r"|\bException in device=(?:TPU|XLA|NEURON)\S{0,8}: ((?:Failed precondition|Internal|Unknown|Aborted"
             r"|Data loss|Unimplemented|FAILED_PRECONDITION|INTERNAL|UNKNOWN|ABORTED)\b.{0,160})"
         ),

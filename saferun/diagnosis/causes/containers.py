@@ -17,8 +17,9 @@ _RULES = (
         re.compile(
             r"^FATAL: {2,8}(.{1,200})|\b(exec: .{1,120}: executable file not found in \$PATH)"
             r"|\b(OCI runtime \w{1,10} failed.{0,200})|\b(nvidia-container-(?:cli|runtime)\S{0,8}: .{1,200})"
-            r"|\b((?:failed|[Uu]nable) to (?:create|start) (?:the )?(?:\w{1,20} )?(?:container|shim task|pod|sandbox)\b"
-            r".{0,160})"
+            r"|\b((?:[Ff]ailed|[Uu]nable) to (?:create|start) (?:the )?(?:\w{1,20} )?"
+            r"(?:container|shim task|pod|sandbox)\b.{0,160})"
+            r"|\b(container creation failed: .{1,160}|[Ff]ailed to mount squashfs image\b.{0,120})"
             r"|^slurmstepd\S{0,80}: error: ((?:pyxis|\w{0,20}container\w{0,20}|spank: required)\b.{1,160})"
             r"|^(?:enroot-\w{1,20}|\[ERROR\]) (.{0,60}\.sqsh\b.{0,120})|^enroot-\w{1,20}: (.{1,160})"
             r"|\b(Error response from daemon: .{1,160})"

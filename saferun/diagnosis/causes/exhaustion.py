@@ -24,6 +24,10 @@ _SCHEDULER_OOM = re.compile(
     r"|PBS: job killed: v?mem |\bTERM_MEMLIMIT\b|\bOOM[ -]?[Kk]illed\b|\bnode was low on resource: memory\b"
     r"|\bMemory cgroup out of memory\b|\bMemoryPressure\b"
 )
+# Of a job's step, whoever of it was killed: the rank itself may be the shell or the launcher around that.
+_STEP_OOM = re.compile(
+    r"^slurmstepd\S{0,80}: error: Detected \d{1,8} oom[-_]kill event|^srun\S{0,40}: error: .{1,80}: Out Of Memory"
+)
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
 _LOST_WORKER = re.compile(
     r"DataLoader (?:worker \(pid(?:\(s\))? (?=[\d, ]{1,80}\) exited unexpectedly)"
@@ -114,6 +118,17 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
+        # Kubernetes' kubelet.
+        re.compile(
+            r"\b(low on resource: (?:ephemeral-storage|inodes)\b.{0,120}|ephemeral local storage usage exceeds\b.{0,80}"
+            r"|local ephemeral storage limit\b.{0,80}|[Uu]sage of EmptyDir volume .{1,80} exceeds the limit.{0,40})"
+        ),
+        "the pod has used up its place on its host's disk: {0}",
+        "ask for more (ephemeral-storage, sizeLimit), or write to a volume; look at what fills /tmp and the caches",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "disk_full",
         re.compile(
             r"No space left on device|[Dd]isk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
             r"|database or disk is full|\b(?:[Dd]isk|[Ff]ile ?system|[Vv]olume|[Pp]artition) is full\b"
@@ -200,7 +215,9 @@ def host_oom_kill(failure: Failure) -> Cause | None:
     elif failure.signum == signal.SIGKILL:
         pid, who = failure.end.pid, ""
     else:
-        return None
+        step = first_line(_STEP_OOM, failure.closing_lines)
+        message = "a process of its step was killed by the kernel's OOM killer"
+        return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=step[0]) if step is not None else None
     line = next((line for line in reversed(failure.kernel_lines) if _names(line, pid)), "")
     scheduler = first_line(_SCHEDULER_OOM, reversed(failure.last_lines))
     oom = failure.oom
@@ -343,7 +360,8 @@ _FILE_SYSTEM = (
         "file_system_error",
         # As libraries of C put it, HDF5 before all. EAGAIN is none of them: another process has the lock.
         re.compile(
-            r"\b(errno = (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523|524)\b.{0,120})"
+            r"\b(File locking failed in ADIOI_\w{1,20}\b"
+            r"|errno = (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523|524)\b.{0,120})"
         ),
         "a file system failed: {0}",
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); HDF5 does "

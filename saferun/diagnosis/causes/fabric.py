@@ -128,7 +128,8 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         re.compile(
-            r"/transport/\S{0,120}: (?:non-zero status|NULL value|init failed).{0,160}|nvshmem setup connections failed"
+            r"/transport/\S{0,120}: (?:non-zero status|NULL value|init failed|[Uu]nable to \w).{0,160}"
+            r"|non-zero status: \d{1,6} .{0,20}\bnvshmem\b.{0,60}\bfailed|\bnvshmem (?:setup|detect) \w{1,20} failed"
             r"|NVSHMEM (?:API called before|(?:initialization|bootstrap) failed|error\b)"
         ),
         "NVSHMEM could not connect the ranks",
@@ -260,6 +261,9 @@ _MPI = (
             r"\*\*\* An error occurred in (MPI_\w{1,40})|Fatal error in (?:internal_|P(?=MPI_))?(MPI_\w{1,40}"
             r"|\w{1,40}(?=: .{1,60} error stack:))"
             r"|Local abort before (MPI_INIT) completed"
+            r"|\b(ORTE|PRTE|PRRTE) daemon has unexpectedly failed\b"
+            r"|\bNo components were able to be opened in the (\w{1,20}) framework"
+            r"|\b([A-Z]ML \w{1,12}) cannot be selected"
             r"|It looks like ((?:\w{1,20} ){0,2}\w{1,20}) failed for some reason"
             r"|\b(lsb_launch|ORTE|PRTE|PRRTE|[Mm]pi(?:run|exec))\b.{0,40}"
             r"(?:unable to (?:reliably )?|failed to )start (?:one or more |the |a )?(?:remote )?daemons?\b"

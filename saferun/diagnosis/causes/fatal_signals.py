@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterable
 
 from saferun.diagnosis.causes.failure import CRASH_SIGNALS, Failure, cause, shortened
+from saferun.diagnosis.causes.schedulers import CRASHED
 from saferun.diagnosis.causes.texts import first_line
 from saferun.evidence import Cause
 from saferun.model import signal_name
@@ -124,13 +125,15 @@ def _fatal_line(failure: Failure) -> str:
 
 _TIME_LIMIT = re.compile(
     r"(?:CANCELLED|cancelled) .{0,60}DUE TO TIME LIMIT|PBS: job killed: walltime|TERM_RUNLIMIT"
-    r"|exceeded .{0,40}wall ?(?:clock )?time(?: limit)?\b|\bjob\.exception type=timeout\b"
+    r"|exceeded .{0,40}wall ?(?:clock ?)?(?:time|limit)\b|\bjob\.exception type=timeout\b"
 )
 _CANCELLED = re.compile(
     r"slurmstepd\S{0,80}: error: .{0,120}CANCELLED .{0,60}?DUE to (.{1,60}?) \*\*\*"
     r"|slurmstepd\S{0,80}: error: .{0,120}CANCELLED",
     re.IGNORECASE,
 )
+# What a task did before the step was cancelled for it.
+_CRASHED_BEFORE = re.compile(rf"srun\S{{0,40}}: error: .{{1,80}}: {CRASHED}")
 _FEW_LINES = 10
 _UNKNOWN_SENDER = (
     "the sender is not known; check dmesg, the scheduler's log, earlyoom or systemd-oomd, a kill -9 by hand"
@@ -163,7 +166,7 @@ def scheduler_timeout(failure: Failure) -> Cause | None:
     if (limit := time_limit(lines)) is not None:
         return limit._replace(ranks=(failure.end.rank,))
     found = first_line(_CANCELLED, lines)
-    if found is not None:
+    if found is not None and first_line(_CRASHED_BEFORE, lines[lines.index(found[0]) :]) is None:
         why = f" ({found[1][1].lower()})" if found[1][1] else ""
         message = f"the scheduler cancelled the job{why}"
         return cause(failure, "killed_from_outside", message, "look at the scheduler's log", proof=found[0])

@@ -35,6 +35,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|(?<!on host: )CUDA_ERROR_OUT_OF_MEMORY"
     r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
     r"|(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'out of memory'|Failed to CUDA (?:host )?[mc]alloc (?:async )?\d{6}"
+    # SGLang.
+    r"|\bNot enough memory\b.{0,40}\bmem-fraction-static"
 )
 _WHOSE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU|MPS) (?:error: )?out of memory")
 _TRIED = re.compile(r"[Tt]ried to allocate (?:more than )?([\d.]{1,12} ?\w{1,5})")

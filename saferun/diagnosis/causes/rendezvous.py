@@ -22,6 +22,18 @@ _STORE = (
     ),
     TextRule(
         "rendezvous_store_failure",
+        # The store of JAX and TensorFlow.
+        re.compile(
+            r"\bcluster registration failed\b|\bWait_for_all_tasks_to_register\b"
+            r"|\bRegisterTask\b.{0,200}\b(?:DEADLINE_EXCEEDED|Deadline Exceeded)\b"
+            r"|\b[Cc]oordination service\b.{0,60}\b(?:in error status|not (?:available|ready)): DEADLINE_EXCEEDED\b"
+        ),
+        "not all tasks have come to the coordination service",
+        _WERE_STARTED,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "rendezvous_store_failure",
         re.compile(r"[Tt]imed out initializing process group|[Tt]imed out.{0,120}store.based barrier"),
         "not all ranks have come to init_process_group",
         _WERE_STARTED,
@@ -131,6 +143,10 @@ _NAME = re.compile(
     r"|\(([\w.:-]{1,253}), ?\d{1,5}\)|\[([\w.:-]{1,253})\]:\d{1,5}"
 )
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use|\[Errno 98\]")
+# What a server logs that gives up; others take the next port.
+_BOUND = re.compile(
+    r"^(?!.{0,200}\bWARN).{0,500}\b(?:bind|listen|binding)\b.{0,200}(?:EADDRINUSE|[Aa]ddress already in use)"
+)
 _PORT = re.compile(r"\bport: ?(\d{1,5})\b|[:\]](\d{2,5})(?: |,|$|\))")
 
 
@@ -174,7 +190,7 @@ def _name_in(match: re.Match[str]) -> str:
 
 def port_in_use(failure: Failure) -> Cause | None:
     """Another process has the port."""
-    found = first_line(_IN_USE, [*failure.messages, *failure.context])
+    found = first_line(_IN_USE, (*failure.messages, *failure.context)) or first_line(_BOUND, failure.closing_lines)
     if found is None:
         return None
     match = _PORT.search(found[0])

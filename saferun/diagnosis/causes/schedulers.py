@@ -14,6 +14,8 @@ from saferun.evidence import Cause
 _SSH_ADVICE = (
     "check that this user reaches that host by ssh without a password (ssh HOST true), and the owner and mode of ~/.ssh"
 )
+CRASHED = r"(?:Bus error|Segmentation fault|Aborted|Floating point exception|Illegal instruction)"
+"""How srun reports a task that crashed; that one exited is no reason, for it wrote its own."""
 _RULES = (
     TextRule(
         "permission_denied",
@@ -72,6 +74,13 @@ _RULES = (
         "the cluster has no place for it: {0}",
         "look at what the pod asks for (GPUs, memory, CPUs, quota) against what its nodes have (kubectl describe node) "
         "and at the device plugin",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "worker_failed",
+        re.compile(rf"^(?:\d{{1,6}}: )?srun: error: (.{{1,80}}: {CRASHED}.{{0,40}})"),
+        "a task of its step crashed: {0}",
+        "look at what that task has written before",
         in_last_lines=True,
     ),
 )

@@ -49,6 +49,7 @@ _MESSAGE = re.compile(
     r"|\b(?:[Ff]ailed|[Uu]nable) to (?:download|upload|fetch) (?:s3|gs|gcs|hf|oci|abfss?|https?)://"
     r"|\b(?:API|HTTP|REST|[Rr]equest)\b.{0,200}?\b(?:failed|rejected|returned|got|response)\b.{0,40}?"
     r"\b(?:code|status)(?: code)?[ :=]{1,3}([45]\d\d)\b|\b[Ss]tatus[ _][Cc]ode[ :=]{1,3}([45]\d\d)\b"
+    r"|\bAWS Error [A-Z][A-Z_]{1,40} (?:\(HTTP status \d{3}\) )?during \w{1,40} operation\b"
     r"|\bTunnel connection failed: ([45]\d\d)\b|\bCAS service error\b|\bReqwest(?:Middleware)? [Ee]rror\b"
     r"|\btoo many (?:clients|connections)\b|\b[Mm]ax(?:imum)? (?:number of )?clients?(?: connections)? reached"
     r"|\bQueuePool limit of size\b|\bStatusCode\.(?:UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|UNAUTHENTICATED)\b"

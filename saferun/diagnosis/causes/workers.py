@@ -92,7 +92,7 @@ _OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120}
 
 def engine_worker(failure: Failure) -> Cause | None:
     """An inference engine whose worker process failed; the worker has written why, in most cases."""
-    found = by_text(failure, (*_ENGINE, _LAUNCHED))
+    found = by_text(failure, _ENGINE)
     if found is None or found.class_name != "worker_failed":
         return found
     if "terminated with signal SIGKILL" in found.proof:
@@ -101,3 +101,8 @@ def engine_worker(failure: Failure) -> Cause | None:
     if why is None:
         return found
     return cause(failure, found.class_name, f"{found.message}: {why[1][1]}", _ABOVE, proof=why[0])
+
+
+def launched_process(failure: Failure) -> Cause | None:
+    """A launcher or a tool that reports how a process of its own ended, where nothing else says why."""
+    return by_text(failure, (_LAUNCHED,))

@@ -481,3 +481,18 @@ def test_a_process_of_the_rank_that_was_killed_may_have_been_the_oom_killers() -
     cause = found_in(evidence_of(ExitStatus(1, None), lines))
     assert cause.class_name == "worker_failed"
     assert "OOM killer (dmesg)" in cause.advice
+
+
+def test_why_a_process_failed_counts_more_than_that_its_launcher_reports_it() -> None:
+    """``make``, ``mpirun`` and ``time`` have the last word, and know nothing."""
+    lines = ("cp: error writing '/data/x': No space left on device", "make: *** [Makefile:3: data] Error 1")
+    assert found_in(evidence_of(ExitStatus(2, None), lines)).class_name == "disk_full"
+
+
+def test_a_task_that_crashed_is_the_cause_of_what_the_scheduler_cancelled_for_it() -> None:
+    cancelled = "slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2026-11-25T20:22:22 ***"
+    found = found_in(evidence_of(ExitStatus(1, None), ("srun: error: node1: task 3: Bus error", cancelled)))
+    assert found.class_name == "worker_failed"
+    assert found_in(evidence_of(ExitStatus(1, None), (cancelled,))).class_name == "killed_from_outside"
+    ended_with_it = (cancelled, "srun: error: node1: task 3: Segmentation fault")
+    assert found_in(evidence_of(ExitStatus(1, None), ended_with_it)).class_name == "killed_from_outside"

@@ -6,8 +6,9 @@ later, from other issues, and measured once before the rules were mended after i
 ``message_lines_wide.txt``, a fifth, ``message_lines_last.txt``, a sixth, ``message_lines_other.txt``, a seventh,
 ``message_lines_seventh.txt``, an eighth, ``message_lines_eighth.txt``, and a ninth, ``message_lines_ninth.txt``. Of a
 tenth part the rules were mended after one half, ``message_lines_tenth.txt``, and are measured by the other,
-``message_lines_tenth_aside.txt``, after which none is written. What healthy jobs print, ``ordinary_lines.txt``, is
-never a cause. This module prints the rates.
+``message_lines_tenth_aside.txt``, after which none is written. Three parts more, the eleventh to the
+thirteenth, are as the third. What healthy jobs print, ``ordinary_lines.txt``, is never a cause. This module prints the
+rates.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.unit.diagnosis.rule_patterns import patterns_of_rules
 PLACE = Path(__file__).parent / "message_lines.txt"
 LATER = tuple(
     Path(__file__).parent / f"message_lines_{part}.txt"
-    for part in ("fresh", "wide", "last", "other", "seventh", "eighth", "ninth")
+    for part in ("fresh", "wide", "last", "other", "seventh", "eighth", "ninth", "eleventh", "twelfth", "thirteenth")
 )
 TENTH = Path(__file__).parent / "message_lines_tenth.txt"
 TENTH_ASIDE = Path(__file__).parent / "message_lines_tenth_aside.txt"
