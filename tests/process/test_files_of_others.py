@@ -65,7 +65,7 @@ def test_a_killed_run_deletes_nothing_that_others_have_planted_under_its_name(
     """The name of the private directories is no secret; others make it where the run has made none."""
     before = content_of(home)
     planted: list[Path] = []
-    with running(tmp_path, STAY, "--run-dir", "none", nproc=1) as job:
+    with running(tmp_path, STAY, "--run-dir", "none", nproc=1, store=False) as job:
         job.hear("ready")
         made = [path for path in Path("/dev/shm").glob("saferun-*") if is_of(path, job.process.pid)]
         name = made[0].name

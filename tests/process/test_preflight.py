@@ -138,7 +138,7 @@ def test_a_check_process_that_breaks_holds_up_nobody_for_long(
     tmp_path: Path, how: str, options: tuple[str, ...]
 ) -> None:
     """It fails by being absent, with one line; ranks that wait for it are started when its time is over."""
-    with running(tmp_path, RAN_AND_WAITS, *options, nproc=2, launcher=broken(how)) as job:
+    with running(tmp_path, RAN_AND_WAITS, *options, nproc=2, launcher=broken(how), store=False) as job:
         job.hear("ran", 2)
         until(lambda: "saferun: preflight checks: the check" in job.err, "it is told")
         job.release("end")
