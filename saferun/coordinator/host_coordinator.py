@@ -61,6 +61,9 @@ class Rendezvous(Protocol):
     def leave(self) -> None:
         """This host will not join again."""
 
+    def miss_next(self, rdzv: RendezvousRound) -> None:
+        """Nor to the rendezvous that the others are about to begin. ``rdzv``: the last one of this host."""
+
     def close(self, note: EndNote | None) -> None:
         """The job is over, for all hosts. ``note``: who has ended it, for those who wait to join."""
 
@@ -450,10 +453,13 @@ class HostCoordinator:
             under_way = rdzv is not None and not rdzv.is_over
             if rdzv is not None:
                 rdzv.is_over = True
+        rendezvous, attempt = self._rendezvous, self._attempt
         if rdzv is not None and under_way and rdzv.on_leave is not None:
             _bounded(rdzv.on_leave, _LEAVE_S)
-        if self._rendezvous is not None:
-            _bounded(self._rendezvous.leave, _LEAVE_S)
+        elif rdzv is not None and rendezvous is not None and attempt is not None and attempt.is_followed:
+            _bounded(lambda: rendezvous.miss_next(rdzv), _LEAVE_S)
+        if rendezvous is not None:
+            _bounded(rendezvous.leave, _LEAVE_S)
 
     def _close(self, note: EndNote | None) -> None:
         rendezvous = self._rendezvous
