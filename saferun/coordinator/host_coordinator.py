@@ -18,7 +18,7 @@ from typing import Protocol
 
 from saferun.cluster.join_messages import EndNote, HostsPart, Joined, JoinRequest, SecretSharing, parts_of
 from saferun.cluster.messages import MOST_TASKS
-from saferun.cluster.signed import CannotSealError, Signer
+from saferun.cluster.signed import CannotSealError
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.rendezvous_round import (
@@ -29,8 +29,8 @@ from saferun.coordinator.rendezvous_round import (
     RendezvousRound,
 )
 from saferun.coordinator.resumption import Resumption, decode_resumption, encode_resumption
-from saferun.coordinator.secrecy import NO_SECRET, Secrecy
-from saferun.coordinator.secret_agreement import SecretAgreement
+from saferun.coordinator.secrecy import NO_SECRET, Secrecy, secrecy_of
+from saferun.coordinator.secret_agreement import SecretAgreement, signed_fields
 from saferun.coordinator.secret_process import SecretProcess
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
@@ -170,7 +170,7 @@ class HostCoordinator:
         with self._lock:
             if secret is not None and self._secrecy is None and connection.is_head:
                 try:
-                    self._secrecy = _secrecy(str(secret))
+                    self._secrecy = secrecy_of(str(secret))
                 except CannotSealError as error:
                     what = f"evidence cannot be encrypted on this host, as the job secret asks for: {error}"
                     hint = "install the Python package cryptography, or pass no --secret-file on any host"
@@ -220,7 +220,7 @@ class HostCoordinator:
     def _take_over(self, rdzv: RendezvousRound, found: Resumption, secret: str | None) -> None:
         with self._lock:
             if secret is not None:
-                self._secrecy = _secrecy(secret)
+                self._secrecy = secrecy_of(secret)
             elif self._sharing is not None:
                 self._secrecy = Secrecy()
             rdzv.secrecy = self._secrecy or NO_SECRET
@@ -352,7 +352,7 @@ class HostCoordinator:
                     spare_peers=result.spare_peers if is_leader else (),
                     replacements=result.replacements,
                     successors=tuple(one.name for one in assignment.successors),
-                    **_signed_fields(result.client.signer),
+                    **signed_fields(result.client.signer),
                 )
                 connection.send({"op": "joined", **joined._asdict()})
             attempt.announce()
@@ -470,26 +470,6 @@ class HostCoordinator:
         thread = threading.Thread(target=do, daemon=True)
         thread.start()
         return thread
-
-
-def _secrecy(secret: str) -> Secrecy:
-    """What is done with the job secret that the supervisor has handed on.
-
-    Raises:
-        CannotSealError: evidence cannot be encrypted.
-    """
-    from saferun.cluster.secret import JobSecret
-
-    return Secrecy(JobSecret(bytes.fromhex(secret)))
-
-
-def _signed_fields(signer: Signer | None) -> dict[str, str]:
-    """By which secret the messages are signed, or why by none."""
-    if not isinstance(signer, SecretAgreement):
-        return {"signed": "secret file" if signer is not None else ""}
-    if signer.is_agreed:
-        return {"signed": signer.way}
-    return {"signed": "", "unsigned_why": signer.why, "offered": signer.way}
 
 
 def _bounded(do: Callable[[], None], timeout_s: float) -> None:
