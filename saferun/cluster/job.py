@@ -471,7 +471,8 @@ class Job(JobSender):
         is_deaf = is_own and self.is_head and not class_name
         current = self.current
         may_go_on = (class_name or is_deaf) and self._config.rendezvous.backend == "static" and self._callbacks.ranks()
-        if not may_go_on or self._unserved is not None or current.number != self._attempt() or current.is_ending:
+        is_ending = current.is_ending or self.aborted_attempt == current.number
+        if not may_go_on or self._unserved is not None or current.number != self._attempt() or is_ending:
             self._post(lost)
             return
         if is_deaf:

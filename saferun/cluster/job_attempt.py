@@ -162,7 +162,7 @@ class JobAttempt:
         self.report = StateReport(self._sender)
         self.states = TaskStates(roster)
         self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe)
-        self._is_ending = False
+        self.is_ending = False  # on all hosts, as the log has it
         self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
         self._lost_tasks: set[tuple[int, int]] = set()
         self._lines = _LinesOfOthers()
@@ -186,11 +186,6 @@ class JobAttempt:
             has_ended=lambda: self.report.has_ended,
             is_done=self.states.is_done,
         )
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the attempt ends on all hosts, as far as is known here."""
-        return self._is_ending or self._sender.aborted_attempt == self.number
 
     @property
     def deadline(self) -> float | None:
@@ -250,7 +245,7 @@ class JobAttempt:
         if heard.lost_task is not None and heard.host in self._roster.peers:
             self._lost_tasks.add((heard.host, heard.lost_task))
         if attempt == self.context.calls.attempt():
-            self._is_ending = True
+            self.is_ending = True
             self.silent_hosts.end()
             rank = heard.ranks[0] if heard.ranks else None
             self.abort_reason = AbortReason(heard.reason, heard.about, heard.text, rank, "", heard.hint)
@@ -394,7 +389,7 @@ class JobAttempt:
     def _on_liveness(self, message: JsonObject) -> None:
         if message.get("host") in self._roster.spares:
             return  # no rank waits for it
-        if not self._is_ending:
+        if not self.is_ending:
             self._guarded(self.silent_hosts.hear, message)
             if self.leads:
                 self._check_end()
@@ -403,7 +398,7 @@ class JobAttempt:
         """A silent host is given up: the ranks stand still, or it is certain that it is gone."""
         if self.leads:
             self._on_lost({"host": host, "why": why, "text": text})
-        elif not self._is_ending:
+        elif not self.is_ending:
             self._lose_store(text, why)
 
     def _on_unheard(self, text: str) -> None:
@@ -422,14 +417,14 @@ class JobAttempt:
         if peer is None or host in self.lost or host in self._left or host == self._roster.host:
             return
         text = display_text(message.get("text") or "it does not answer", LONGEST_MESSAGE)
-        if self.states.is_done(host) and not self._is_ending:
+        if self.states.is_done(host) and not self.is_ending:
             # It is not needed any more. Were another rendezvous to wait for it, that would find out.
             self._left.add(host)
             self.context.warn(f"{text}; the ranks of {peer.label} have ended well, so the job goes on")
         else:
             ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
             self.lost[host] = LostHost(host, peer.label, _why(message), text, ranks)
-            if not self._is_ending:
+            if not self.is_ending:
                 self._sender.abort_attempt("lost", f"{peer.label}: {text}")
         self.chunks.review()
 
@@ -453,7 +448,7 @@ class JobAttempt:
         self.chunks.review()
 
     def _on_membership(self, message: JsonObject) -> None:
-        if not self._is_ending:
+        if not self.is_ending:
             text = display_text(message.get("text") or "a host wants to join", LONGEST_MESSAGE)
             self._sender.abort_attempt("membership", text)
 

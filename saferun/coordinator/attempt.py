@@ -65,6 +65,7 @@ class CoordinatorAttempt:
         self._acked: set[int] = set()
         self._gone: set[int] = set()
         self._closed = False
+        self.is_followed = False  # by another attempt of the same hosts, as the job's log has it
         self._is_called_off = False  # there is no other attempt, by a request that no decision has followed
         self._labels = result.labels if self.is_leader else []
         assignment = result.assignment
@@ -216,6 +217,7 @@ class CoordinatorAttempt:
         if message["kind"] == "malformed":
             self._send_head("malformed", k=k, text=message["text"])
             return
+        self.is_followed = self.is_followed or _is_restart(message)
         # A request while ranks run is followed by a decision, which every host acknowledges.
         self._is_called_off = (self._is_called_off or message["kind"] == "request") and message["kind"] != "decision"
         fields = {"op": "entry", "attempt": self.number, "k": k, "received": time.time(), "message": message}
@@ -347,3 +349,9 @@ class CoordinatorAttempt:
         except StoreBrokenError:
             pass
         self._channel.close()
+
+
+def _is_restart(message: dict[str, Any]) -> bool:
+    """Whether an entry of the log says that the hosts meet again."""
+    word = {"abort": "reason", "decision": "next"}.get(message["kind"], "")
+    return message.get(word) == "restart"

@@ -128,6 +128,9 @@ class HandlerRendezvous:
             # The thread waits for calls without end where membership is not watched.
             self._ask(lambda: None)
 
+    def miss_next(self, rdzv: RendezvousRound) -> None:
+        """Torch's rendezvous knows who waits."""
+
     def leave(self) -> None:
         """Take this host out of the rendezvous at once, so that the others need not wait for it to be missed."""
         handler, self._handler = self._handler, None

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from saferun.cluster.join_messages import EndNote, HostsPart, Joined, JoinRequest, SecretSharing, parts_of
 from saferun.cluster.messages import MOST_TASKS
-from saferun.cluster.signed import CannotSealError, Signer
+from saferun.cluster.signed import CannotSealError
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.rendezvous_round import (
@@ -29,8 +29,8 @@ from saferun.coordinator.rendezvous_round import (
     RendezvousRound,
 )
 from saferun.coordinator.resumption import Resumption, decode_resumption, encode_resumption
-from saferun.coordinator.secrecy import NO_SECRET, Secrecy
-from saferun.coordinator.secret_agreement import SecretAgreement
+from saferun.coordinator.secrecy import NO_SECRET, Secrecy, secrecy_of
+from saferun.coordinator.secret_agreement import SecretAgreement, signed_fields
 from saferun.coordinator.secret_process import SecretProcess
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
@@ -60,6 +60,9 @@ class Rendezvous(Protocol):
 
     def leave(self) -> None:
         """This host will not join again."""
+
+    def miss_next(self, rdzv: RendezvousRound) -> None:
+        """Nor to the rendezvous that the others are about to begin. ``rdzv``: the last one of this host."""
 
     def close(self, note: EndNote | None) -> None:
         """The job is over, for all hosts. ``note``: who has ended it, for those who wait to join."""
@@ -167,7 +170,7 @@ class HostCoordinator:
         with self._lock:
             if secret is not None and self._secrecy is None and connection.is_head:
                 try:
-                    self._secrecy = _secrecy(str(secret))
+                    self._secrecy = secrecy_of(str(secret))
                 except CannotSealError as error:
                     what = f"evidence cannot be encrypted on this host, which the job secret requires: {error}"
                     hint = "install the Python package cryptography, or pass no --secret-file on any host"
@@ -217,7 +220,7 @@ class HostCoordinator:
     def _take_over(self, rdzv: RendezvousRound, found: Resumption, secret: str | None) -> None:
         with self._lock:
             if secret is not None:
-                self._secrecy = _secrecy(secret)
+                self._secrecy = secrecy_of(secret)
             elif self._sharing is not None:
                 self._secrecy = Secrecy()
             rdzv.secrecy = self._secrecy or NO_SECRET
@@ -349,7 +352,7 @@ class HostCoordinator:
                     spare_peers=result.spare_peers if is_leader else (),
                     replacements=result.replacements,
                     successors=tuple(one.name for one in assignment.successors),
-                    **_signed_fields(result.client.signer),
+                    **signed_fields(result.client.signer),
                 )
                 connection.send({"op": "joined", **joined._asdict()})
             attempt.announce()
@@ -450,10 +453,13 @@ class HostCoordinator:
             under_way = rdzv is not None and not rdzv.is_over
             if rdzv is not None:
                 rdzv.is_over = True
+        rendezvous, attempt = self._rendezvous, self._attempt
         if rdzv is not None and under_way and rdzv.on_leave is not None:
             _bounded(rdzv.on_leave, _LEAVE_S)
-        if self._rendezvous is not None:
-            _bounded(self._rendezvous.leave, _LEAVE_S)
+        elif rdzv is not None and rendezvous is not None and attempt is not None and attempt.is_followed:
+            _bounded(lambda: rendezvous.miss_next(rdzv), _LEAVE_S)
+        if rendezvous is not None:
+            _bounded(rendezvous.leave, _LEAVE_S)
 
     def _close(self, note: EndNote | None) -> None:
         rendezvous = self._rendezvous
@@ -464,26 +470,6 @@ class HostCoordinator:
         thread = threading.Thread(target=do, daemon=True)
         thread.start()
         return thread
-
-
-def _secrecy(secret: str) -> Secrecy:
-    """What is done with the job secret that the supervisor has handed on.
-
-    Raises:
-        CannotSealError: evidence cannot be encrypted.
-    """
-    from saferun.cluster.secret import JobSecret
-
-    return Secrecy(JobSecret(bytes.fromhex(secret)))
-
-
-def _signed_fields(signer: Signer | None) -> dict[str, str]:
-    """By which secret the messages are signed, or why by none."""
-    if not isinstance(signer, SecretAgreement):
-        return {"signed": "secret file" if signer is not None else ""}
-    if signer.is_agreed:
-        return {"signed": signer.way}
-    return {"signed": "", "unsigned_why": signer.why, "offered": signer.way}
 
 
 def _bounded(do: Callable[[], None], timeout_s: float) -> None:

@@ -130,3 +130,14 @@ def decode_note(content: bytes | None, first: str, job: str) -> SecretMismatch |
     if note is None or note.job != job or note.kind not in {NONE_HERE, OTHER}:
         return None
     return SecretMismatch(note.host, mismatch_message(note.kind, first, note.name))
+
+
+def secrecy_of(secret: str) -> Secrecy:
+    """What is done with the job secret that the supervisor has handed on.
+
+    Raises:
+        CannotSealError: evidence cannot be encrypted.
+    """
+    from saferun.cluster.secret import JobSecret
+
+    return Secrecy(JobSecret(bytes.fromhex(secret)))

@@ -259,3 +259,12 @@ def _kind_of(key: str) -> str:
 
 def _refusal(what: str) -> JoinFailedError:
     return JoinFailedError(what, _HINT, is_usage=True)
+
+
+def signed_fields(signer: Signer | None) -> dict[str, str]:
+    """By which secret the messages are signed, or why by none."""
+    if not isinstance(signer, SecretAgreement):
+        return {"signed": "secret file" if signer is not None else ""}
+    if signer.is_agreed:
+        return {"signed": signer.way}
+    return {"signed": "", "unsigned_why": signer.why, "offered": signer.way}

@@ -31,6 +31,7 @@ from saferun.coordinator.record_collection import (
     OnePortError,
     RecordCollection,
     attempt_prefix,
+    left_error,
     publish_failure,
     withdraw,
     withdraw_alone,
@@ -184,6 +185,19 @@ class StaticRendezvous:
 
     def leave(self) -> None:
         """Nothing is kept alive between rendezvous."""
+
+    def miss_next(self, rdzv: RendezvousRound) -> None:
+        """The other hosts are to meet again, and this one does not come: they would wait for it."""
+        seat = rdzv.request.node_rank
+        if self._client is None or self._leads or not seat:
+            return
+        client, prefix = self._client.another(), f"r{self._round + 1}/"
+        error = left_error(rdzv.name, rdzv.end)
+        if rdzv.spares and rdzv.end is None:
+            withdraw_alone(client, prefix, seat, error)
+        else:
+            publish_failure(client, prefix, error)
+            client.add(f"{prefix}read", 1)
 
     def close(self, note: EndNote | None) -> None:
         """The stores end with the process."""

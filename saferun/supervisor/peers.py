@@ -96,6 +96,25 @@ def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Actio
     return diagnose(launch, event.at)
 
 
+def note_abort_in_diagnosis(launch: LaunchState, event: JobAborted) -> list[Action]:
+    """DIAGNOSING -> DIAGNOSING: where the others meet again, no decision comes for a host that ends."""
+    announced = note_abort(launch, event)
+    attempt = launch.attempt
+    if _has_acted(event) or not _is_left_by(launch, event):
+        return announced
+    attempt.peers.cut_off = CutOff()
+    if attempt.own_diagnosis is None:
+        return announced
+    attempt.own_diagnosis = None
+    return [*announced, *diagnose(launch, event.at)]
+
+
+def _is_left_by(launch: LaunchState, event: JobAborted) -> bool:
+    """Whether the others meet again without this host, which was sent a signal at the same moment."""
+    is_stopped = launch.stop_signum is not None and not launch.stopped_by and launch.attempt.peers.cut_off is None
+    return is_stopped and isinstance(_ending(event), Regroup)
+
+
 def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Action]:
     """CAPTURING, STOPPING: the ranks are being ended already, or only what they left behind is left."""
     announced = note_abort(launch, event)
@@ -103,7 +122,9 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
         return []
     end_cause_wait(launch, event.at)
     ending = _ending(event)
-    if not isinstance(ending, Regroup) or launch.stop_signum is None:
+    if _is_left_by(launch, event):
+        launch.attempt.peers.cut_off = CutOff()
+    elif not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.add_ending(ending)
     return [*announced, *stop_waiting_for_orphans(launch, event.at)]
 

@@ -22,7 +22,7 @@ from saferun.supervisor.actions import (
 )
 from saferun.supervisor.deciding import diagnose, follow
 from saferun.supervisor.ending import Failed, Leave, Regroup, Stopped
-from saferun.supervisor.launch_state import LaunchState, State
+from saferun.supervisor.launch_state import CutOff, LaunchState, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -282,6 +282,8 @@ def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
     expect_sigkill(launch, event.at)
     leaves = ending is None and peers.may_leave and launch.state in TOGETHER
     launch.add_ending(Leave(event.signum) if leaves else Stopped(event.signum))
+    if isinstance(ending, Regroup) and launch.job.together:
+        peers.cut_off = peers.cut_off or CutOff()  # the others meet again without this host, and decide nothing
     if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
     reason = "leave" if leaves else "parent" if event.why else "signal"

@@ -7,12 +7,13 @@ everywhere, ranks in the same attempt everywhere. At the end everybody has ended
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 
-from saferun.supervisor.events import StopRequested
+from saferun.supervisor.events import RestartRequested, SignalReceived, StopRequested
 from saferun.supervisor.machine import State
 from tests.fleet.fleet import Fleet, LawError
 
@@ -190,6 +191,46 @@ def test_a_host_that_is_stopped_between_attempts_ends_the_others_when_the_leader
     ends = [host.finish for host in fleet.hosts[:3] if host.finish is not None]
     assert [end.exit_code for end in ends] == [137 if at_once else 143] * 3, fleet.story()
     assert [end.by for end in ends] == [f"{by} on node1", by, f"{by} on node1"]
+
+
+@pytest.mark.parametrize("after_s", [-0.001, 0.0, 0.001, 0.05, 0.1])
+def test_a_host_that_is_stopped_while_all_start_again_is_not_waited_for(after_s: float) -> None:
+    """A user asks one host for another attempt, and SIGTERM comes to another one: before it hears of that, or later."""
+    fleet = Fleet(4)
+    with fleet.running():
+        fleet.await_running()
+        asked, stopped = fleet.hosts[1], fleet.hosts[2]
+        now = fleet.simulation.now
+        asked.later(0.01, RestartRequested(now, 0, "saferunctl restart"))
+
+        def stop() -> None:
+            stopped.post(SignalReceived(fleet.simulation.now, stopped.supervisor.attempt, signal.SIGTERM))
+
+        fleet.simulation.at(now + 0.01 + after_s, stop, stopped)
+        fleet.await_end(_AT_ONCE_S)
+    assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {1}
+
+
+@pytest.mark.parametrize("state", [State.CHECKING, State.JOINING])
+def test_a_host_that_ends_between_attempts_is_not_waited_for(state: State) -> None:
+    """It publishes that in the rendezvous that the others are about to begin."""
+    fleet = Fleet(4, restarts=1)
+    with fleet.running():
+        fleet.await_running()
+        stopped = fleet.hosts[2]
+
+        def stop_in_time() -> None:
+            if stopped.state is state and stopped.finish is None:
+                attempt = stopped.supervisor.attempt
+                stopped.post(SignalReceived(fleet.simulation.now, attempt, signal.SIGTERM))
+            elif stopped.finish is None:
+                fleet.simulation.at(fleet.simulation.now + 0.0001, stop_in_time, stopped)
+
+        fleet.simulation.at(fleet.simulation.now, stop_in_time, stopped)
+        fleet.fail(3)
+        fleet.await_end(_AT_ONCE_S)
+    assert {host.finish.exit_code for host in fleet.hosts if host.finish is not None} == {1}
+    assert all(set(host.running_since) == {0} for host in fleet.hosts)
 
 
 @pytest.mark.slow
