@@ -46,7 +46,7 @@ def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     """All hosts end this attempt, for the same reason: the first that any of them announced."""
     peers = launch.attempt.peers
     peers.is_announced = True
-    if not launch.leads:
+    if not launch.leads and not launch.is_spare:
         peers.unreachable = ""  # it has been read in the leader's store
     if event.signum and event.reason not in {
         "request",

@@ -13,7 +13,7 @@ from tests.breadth import slow_but
 from tests.cluster import jobs
 from tests.cluster.machines.host import parent_of
 from tests.cluster.test_ctl_ends_jobs import ask, has_control_sockets
-from tests.process.launching import customized, in_saferun
+from tests.process.launching import customized, in_saferun, is_coordinator
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +99,23 @@ def assert_reported(job: jobs.Job) -> None:
     """The decision is in the leader's report."""
     (row,) = [row for row in decisions(job) if row["next_step"] != "finish"]
     assert (row["next_step"], row["host"], row["spare"]) == ("replace", "node2", "node4")
+
+
+@pytest.mark.slow
+def test_a_spare_ends_no_job_whose_ranks_train_on_without_their_store(cluster: Cluster, tmp_path: Path) -> None:
+    """The coordinator of the first host is killed: the others need it no more, and the spare waits for them in vain."""
+    job = start(cluster, tmp_path, "by_hand")
+    places(job)
+    job.until(lambda: job.saferun_said(WAITS), "the spare waits")
+    first = cluster.hosts[0]
+    (coordinator,) = filter(is_coordinator, first.pids(r"coordinator/__main__\.py"))
+    first.kill(coordinator)
+    lost = r"the coordinator of node1 ended \(killed by SIGKILL\)"
+    job.until(lambda: len(job.saferun_said(rf"saferun: warning: {lost}, .*the job goes on")) == 3, "the others go on")
+    job.until(lambda: job.saferun_said(rf"saferun: {lost}; this spare host waits for the others"), "the spare waits")
+    job.release("end")
+    assert job.finish() == [0, 0, 0, 0], job.story("the spare ended with an error")
+    jobs.assert_nothing_left(cluster)
 
 
 @pytest.mark.parametrize("way", slow_but(["srun", "by_hand"], "srun"))
