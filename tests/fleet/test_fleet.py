@@ -20,6 +20,8 @@ from tests.fleet.fleet import Fleet, LawError
 # Of the host timeout and what probes take.
 _LOST_S = 60.0
 _AT_ONCE_S = 5.0
+_SLOW_START_S = 0.25  # a host, where the leader is slow
+_CLOCKS_S = 0.005  # a host: then the leader has measured all clocks
 _CLOCK_S = 0.005
 _WORST_CLOCK_S = 0.25  # what may be further off is not used
 
@@ -88,8 +90,8 @@ SCENARIOS = {
 def _check(scenario: Scenario, count: int, seed: int) -> None:
     fleet = Fleet(count, seed, network=scenario.network)
     with fleet.running():
-        fleet.await_running()
-        fleet.run(2.0)
+        fleet.await_running(max(120.0, count * _SLOW_START_S))
+        fleet.run(max(2.0, count * _CLOCKS_S))
         scenario.happens(fleet)
         fleet.await_end(scenario.within_s)
     gone = {host.number for host in fleet.hosts if host.is_off or host.is_killed}
@@ -123,8 +125,10 @@ def test_the_laws_hold_on_many_hosts(name: str, seed: int) -> None:
 @pytest.mark.limit_s(1800)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_laws_hold_on_two_thousand_hosts(name: str) -> None:
-    """What is linear for a leader shows."""
-    _check(SCENARIOS[name], 2048, seed=0)
+    """What is linear for a leader shows. One that takes 2 ms for each message could not serve so many."""
+    scenario = SCENARIOS[name]
+    network = {**scenario.network, "store_s": 5e-4} if scenario.network else {}
+    _check(scenario._replace(network=network, within_s=scenario.within_s * (4 if network else 1)), 2048, seed=0)
 
 
 @pytest.mark.parametrize("count", [8, *(pytest.param(count, marks=pytest.mark.slow) for count in (64, 512))])

@@ -164,7 +164,7 @@ def test_a_tool_that_never_ends_is_killed_with_the_deadline(tmp_path: Path, monk
     path = fake_tool(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     monkeypatch.setattr(stacks, "find_tool", lambda _name: path)
     with python(SLEEP) as pid:
-        found = do(CAPTURES[0], pid, 2.0)
+        found = do(CAPTURES[0], pid, 6.0)
     assert found.reader.capture.timed_out == (f"py_spy of rank 0 (pid {pid})",)
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
@@ -214,7 +214,7 @@ def test_a_capture_that_crashes_or_hangs_costs_only_itself() -> None:
 
     reader = CaptureReader()
     steps = [("crash", crash), ("fail", fail), ("hang", hang), ("answer", answer)]
-    capture_processes._run_in_parallel(steps, reader.feed, time.monotonic() + 2.0)
+    capture_processes._run_in_parallel(steps, reader.feed, time.monotonic() + 6.0)
     assert {note.capture: note.failure for note in reader.capture.notes} == {
         "crash": "it was killed by SIGKILL",
         "fail": "KeyError: 'x'",
