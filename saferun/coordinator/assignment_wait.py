@@ -171,14 +171,17 @@ class _Farewell:
         self._name = name
         self._rdzv = rdzv
         self._another: StoreClient | None = None
+        self._is_prepared = False
 
     def prepare(self) -> None:
         """Connect, while the store answers: what is sent later is there when a leader that stands still goes on.
 
-        Raises:
-            StoreBrokenError: the store is gone.
+        A store that takes no more connections is asked once, and costs this host nothing else.
         """
-        self._another = self._another or self._client.another()
+        if not self._is_prepared:
+            self._is_prepared = True
+            with suppress(StoreBrokenError):
+                self._another = self._client.another()
 
     def forget(self) -> None:
         """This host has been answered, and needs no other connection."""
