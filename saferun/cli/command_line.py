@@ -196,7 +196,7 @@ def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
             near = get_close_matches(name.removeprefix(_OWN_PREFIX), plain, n=1, cutoff=_NEARLY)
             if near:
                 meant = f"did you mean {_OWN_PREFIX}{near[0]}?"
-                print_error(f"saferun: {printable(name)} is ignored: there is no such setting; {meant}")
+                print_error(printable(f"saferun: {name} is ignored: there is no such setting; {meant}"))
     # Within a rank of another run this says where that run's files are, and two runs do not share a directory.
     return services | ({"SAFERUN_RUN_DIR"} if "SAFERUN_RUN_ID" in environ else set())
 

@@ -279,7 +279,7 @@ def test_a_writer_that_is_killed_is_replaced_once_and_never_ends_a_job(tmp_path:
         whole = "\n".join(["first", *LINES, ""])
         until(lambda: all(file.read_text() == whole for file in rank_files(job.run_dir)), "the other one goes on")
         kill(writer_of(job), signal.SIGKILL)
-        until(lambda: "console alone" in job.err, "that is said, too")
+        until(lambda: "to the console only" in job.err, "that is said, too")
         job.release("end")
         assert job.wait() == 0
         assert job.out.count("last") == 2

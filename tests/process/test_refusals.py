@@ -305,7 +305,7 @@ class Refusal(NamedTuple):
 
 
 REFUSALS = (
-    Refusal("checks/limits.py check_processes", (too_few_processes,), hosts=False),
+    Refusal("checks/limits.py _room_result", (too_few_processes,), hosts=False),
     Refusal(
         "checks/ports.py _none_free", (a_port_in_use, a_port_that_is_forbidden, a_number_that_is_no_port), hosts=False
     ),

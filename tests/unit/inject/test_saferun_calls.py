@@ -401,7 +401,7 @@ def test_a_profiler_of_the_script_takes_the_place_of_the_record(tmp_path: Path, 
     """
     out, calls = run(tmp_path, memory, source)
     assert out == "1\n"
-    assert "something else watches the calls" in calls.note
+    assert "has taken over the hook for calls" in calls.note
 
 
 @pytest.mark.parametrize("what", SEVERAL)
