@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-QUIET_S = 20.0
-"""How long rank 0 waits."""
+QUIET_S = 15.0
+"""How long rank 0 waits: not until just when a hang that goes on is reported again, after 2, 4, 8 and 16 s or so."""
 TIMEOUT_S = 2.0
 """After which a job hangs: far less."""
 
