@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.process.launching import until
+from tests.process.test_keyboard import asks
 from tests.process.test_terminal import on_terminal
 
 if TYPE_CHECKING:
@@ -25,11 +26,12 @@ dist.destroy_process_group()
 
 def test_torchs_breakpoint_has_the_keyboard_of_its_rank(tmp_path: Path) -> None:
     with on_terminal(tmp_path, PROGRAM, nproc=2, store=True) as (job, terminal):
-        until(lambda: "(Pdb) " in terminal.text, "the debugger asks")
+        asks(terminal)
         terminal.type(b"up\r")
-        until(lambda: terminal.text.count("(Pdb) ") >= 2, "it asks again")
+        # (The prompt is printed again when its rank has the keyboard, and before what was typed ahead is echoed.)
+        until(lambda: "-> dist.breakpoint(1)\r\n" in terminal.text, "it is in the caller's frame")
         terminal.type(b"p value\r")
-        until(lambda: "\n901\r\n" in terminal.text, "the debugger answers")
+        until(lambda: "901\r\n" in terminal.text, "the debugger answers")
         terminal.type(b"c\r")
         assert job.wait() == 0
         until(lambda: terminal.text.count("met\r\n") == 2, "both have gone on")
@@ -51,10 +53,10 @@ train(900)
 def test_a_debugger_after_an_exception_comes_behind_its_traceback(tmp_path: Path) -> None:
     """In a process group tracebacks come by way of a buffer of torch; the other rank waits in its barrier."""
     with on_terminal(tmp_path, RAISES, "--pdb", nproc=2, store=True) as (job, terminal):
-        until(lambda: "(Pdb) " in terminal.text, "the debugger asks")
+        asks(terminal)
         assert "KeyError: 'labels'" in terminal.text[: terminal.text.index("(Pdb) ")]
         terminal.type(b"p value + 1\r")
-        until(lambda: "\n901\r\n" in terminal.text, "the debugger answers")
+        until(lambda: "901\r\n" in terminal.text, "the debugger answers")
         terminal.type(b"q\r")
         assert job.wait() == 1
         until(lambda: "failed first" in terminal.text, "the report is as ever")
