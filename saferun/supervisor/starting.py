@@ -98,8 +98,15 @@ def end_after_checks(launch: LaunchState, event: ChecksOver) -> list[Action]:
 def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
     """The attempt cannot begin, or not with all of its ranks."""
     by_checks = launch.state is State.PROBING
-    reason = ending.StartFailed(event.what, event.hint, event.exit_code, event.class_name, by_checks=by_checks)
-    reason = reason._replace(faulty=event.faulty, may_go_on=event.may_go_on)
+    reason = ending.StartFailed(
+        event.what,
+        event.hint,
+        event.exit_code,
+        event.class_name,
+        by_checks=by_checks,
+        faulty=event.faulty,
+        may_go_on=event.may_go_on,
+    )
     launch.add_ending(reason)
     attempt = launch.attempt
     attempt.running.intersection_update(event.started)
