@@ -73,6 +73,7 @@ class HangIncident(LiveCapture):
         self._number = number
         self._on_doubt = on_doubt
         self._certain_after_s = 0.0  # where it is only suspected until then
+        self._moved_on = False  # it was certain, and the ranks made progress during the capture
         self._before: dict[int, _Progress] = {}  # by local rank, when the capture began
         self._judgement: _Judgement | None = None  # the leader's, on the other hosts
         self._part: tuple[Diagnosis | None, Evidence | None] | None = None  # what is reported when that has come
@@ -124,6 +125,8 @@ class HangIncident(LiveCapture):
         cause = record.diagnosis.cause if record.diagnosis is not None else None
         culprits = cause.ranks if cause is not None else ()
         self._context.launch.job.blamed = culprits
+        if moved:
+            self._context.launch.guarded("see that the ranks make progress", self._take_back)
         doubted = self._context.launch.guarded("see what the ranks wait for", self._doubt) or False
         if self._context.launch.job.leads:
             self._context.launch.guarded("notify the other hosts", self._broadcast)
@@ -137,6 +140,16 @@ class HangIncident(LiveCapture):
         """Let the other hosts report what is known here: only this one has the evidence of all."""
         headline = self._record.diagnosis.headline if self._record.diagnosis is not None else ""
         self._context.launch.job.reports.broadcast_judgement(self._number, headline, certain=self._verdict.certain)
+
+    def _take_back(self) -> None:
+        """The ranks have gone on since the verdict: it was none, whatever the stacks of some of them show by now."""
+        record = self._record
+        self._moved_on = self._verdict.certain
+        self._verdict = record.verdict = self._verdict._replace(certain=False)
+        if record.evidence is not None:
+            record.evidence = record.evidence._replace(hang=self._verdict)
+        if record.diagnosis is not None:
+            record.diagnosis = worded_as_suspicion(record.diagnosis)
 
     def _doubt(self) -> bool:
         """Whether a hang is only suspected: a rank waits for something outside the job, and not for long yet."""
@@ -160,10 +173,14 @@ class HangIncident(LiveCapture):
         return True
 
     def _has_moved(self) -> bool:
-        """Whether there is no hang, or it is over: a rank has worked or written something during the capture."""
-        for rank in self._record.living:
+        """Whether there is no hang, or it is over: a rank has worked, written or ended well during the capture."""
+        for rank in self._record.ranks:
             before = self._before.get(rank.place.local_rank)
             if before is None:
+                continue
+            if rank.end is not None:
+                if rank.end.status.ok:
+                    return True
                 continue
             now = _progress(rank)
             # A rank that busy-loops in a hang goes on doing so.
@@ -232,12 +249,12 @@ class HangIncident(LiveCapture):
             next_s=next_s,
             calls=calls,
         )
-        is_alive = verdict.certain and step == "report" != self._context.launch.config.watch.on_hang
+        is_alive = self._moved_on and step == "report"
         if is_alive:
             lines[-1] = "saferun: job left running: it made progress during the capture"
         seen = _seen(verdict, diagnosis)
         is_counted = False
-        if verdict.certain and not is_alive:
+        if verdict.certain:
             # On a terminal one line counts how long it goes on.
             since = time.monotonic() - verdict.quiet_s if step == "report" else 0.0
             is_counted = self._context.launch.screen.set_status("hang", "the job hangs" if since else None, since=since)
@@ -246,7 +263,7 @@ class HangIncident(LiveCapture):
             if not is_counted:
                 again = hang_goes_on_text(diagnosis, verdict, on_hang=step, count=count, next_s=next_s)
                 self._context.print_lines(again)
-        elif verdict.certain or log.files is None:
+        elif verdict.certain or is_alive or log.files is None:
             self._context.print_lines(lines)
         else:
             lasts_s, wanted = self._certain_after_s, self._context.launch.config.watch.on_hang

@@ -130,6 +130,12 @@ def test_a_hang_that_goes_on_is_shown_once_and_then_as_a_line(tmp_path: Path) ->
         assert report.count("calls of the ranks on") == len(incidents(job)) > 1
 
 
+def slow_capture(folder: Path) -> dict[str, str]:
+    """An environ with which a capture lasts for the whole budget."""
+    slow = "import saferun.captures.wire as wire; wire.CaptureReader.feed = lambda self, content: content['no such']"
+    return customized(folder, in_saferun(slow))
+
+
 def test_a_job_that_comes_to_life_while_it_is_looked_at_is_not_stopped(tmp_path: Path) -> None:
     """A file system that was slow to answer must not cost the job."""
     program = """
@@ -141,10 +147,8 @@ while not os.path.exists(FOLDER + "/release.end"):
     sum(range(100000))
     time.sleep(0.02)
 """
-    slow = "import saferun.captures.wire as wire; wire.CaptureReader.feed = lambda self, content: content['no such']"
-    environ = customized(tmp_path, in_saferun(slow))
     options = (*STOPPED, "--capture-budget", "6")
-    with running(tmp_path / "run", program, *options, nproc=2, environ=environ, store=False) as job:
+    with running(tmp_path / "run", program, *options, nproc=2, environ=slow_capture(tmp_path), store=False) as job:
         job.hear("ready", 2)
         until(lambda: job.has_happened("HangSuspected", state="capturing"), "the hang is being looked at")
         job.release("wake")
@@ -152,6 +156,27 @@ while not os.path.exists(FOLDER + "/release.end"):
         job.release("end")
         assert job.wait() == 0
         assert incidents(job)[0]["outcome"] in {"continued", "recovered"}
+        assert not incidents(job)[0]["verdict"]["certain"]
+        assert "the job hangs: " not in job.err
+
+
+def test_a_rank_that_ends_well_while_the_others_are_captured_shows_that_there_is_no_hang(tmp_path: Path) -> None:
+    """Stacks of two moments do not go together: the others seem to wait for one that had ended."""
+    program = """
+from rank import *
+tell("ready")
+await_release("wake" if RANK == 0 else "end")
+"""
+    options = (*STOPPED, "--capture-budget", "6")
+    with running(tmp_path / "run", program, *options, nproc=2, environ=slow_capture(tmp_path), store=False) as job:
+        job.hear("ready", 2)
+        until(lambda: job.has_happened("HangSuspected", state="capturing"), "the hang is being captured")
+        job.release("wake")
+        until(lambda: "job left running: it made progress during the capture" in job.err, "that is said")
+        job.release("end")
+        assert job.wait() == 0
+        assert "the job may hang: " in job.err
+        assert not incidents(job)[0]["verdict"]["certain"]
 
 
 def test_a_process_that_has_closed_the_file_is_not_asked_for_its_stacks(tmp_path: Path) -> None:
