@@ -121,7 +121,7 @@ class Job(JobSender):
         self.is_heard = False
         self._hosts: list[HostsPart] = []  # the first ones of very many
         self._after_loss = False  # the store of the leader was lost
-        self._unserved: UnservedJob | None = None  # without it the job goes on
+        self.unserved: UnservedJob | None = None  # without it the job goes on
         self.leads = False
         self.leader = ""
         self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
@@ -132,9 +132,9 @@ class Job(JobSender):
 
     def _begin(self, attempt: JobAttempt) -> None:
         self.current.silent_hosts.end()
-        if self._unserved is not None:
-            self._unserved.end()
-        self._unserved = None
+        if self.unserved is not None:
+            self.unserved.end()
+        self.unserved = None
         self.current = attempt
         self.blamed = ()
 
@@ -159,7 +159,7 @@ class Job(JobSender):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        unserved = self._unserved.deadline if self._unserved is not None else None
+        unserved = self.unserved.deadline if self.unserved is not None else None
         moments = (self._channel.deadline, self.current.deadline, self._succession.deadline, unserved)
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -169,8 +169,8 @@ class Job(JobSender):
             self._channel.tick(now)
         self.current.tick(now)
         self._succession.tick(now)
-        if self._unserved is not None:
-            self._unserved.tick(now)
+        if self.unserved is not None:
+            self.unserved.tick(now)
 
     @property
     def pids(self) -> set[int]:
@@ -472,7 +472,7 @@ class Job(JobSender):
         current = self.current
         may_go_on = (class_name or is_deaf) and self._config.rendezvous.backend == "static" and self._callbacks.ranks()
         is_ending = current.is_ending or self.aborted_attempt == current.number
-        if not may_go_on or self._unserved is not None or current.number != self._attempt() or is_ending:
+        if not may_go_on or self.unserved is not None or current.number != self._attempt() or is_ending:
             self._post(lost)
             return
         if is_deaf:
@@ -483,7 +483,7 @@ class Job(JobSender):
         set_reason = partial(setattr, self.current, "abort_reason", self.current.abort_reason)
         self.current.abort_reason = None
         speaks = self.leads or not self._config.hosts.shares_console
-        self._unserved = UnservedJob(
+        self.unserved = UnservedJob(
             lost,
             self._callbacks.ranks,
             self._poller,
@@ -496,4 +496,4 @@ class Job(JobSender):
             has_store=is_deaf,
             on_lost=set_reason,
         )
-        self.on_end = self._unserved.conclude
+        self.on_end = self.unserved.conclude

@@ -15,6 +15,7 @@ from saferun.cluster.join_messages import Peer
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.report_listeners import SoloRankReports
 from saferun.cluster.solo_job import SoloJob
+from saferun.cluster.unserved_job import UnservedJob
 from saferun.linux.part import Part
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
@@ -36,6 +37,7 @@ class JobPort(Part, Protocol):
         end: set before ``close``: how the launch ends; None: by an error.
         nic_fault: returns what is amiss with an interface to other hosts: ``eth1 has no carrier``; empty: nothing.
         blamed: set by whoever finds out: the ranks of the job that caused the last hang.
+        unserved: watches the ranks of a job that goes on without its stores, or without this host's coordinator.
     """
 
     client: CoordinatorClient
@@ -50,6 +52,7 @@ class JobPort(Part, Protocol):
     end: Finish | None
     nic_fault: Callable[[], str]
     blamed: tuple[int, ...]
+    unserved: UnservedJob | None
 
     @property
     def reports(self) -> RankReports | SoloRankReports:

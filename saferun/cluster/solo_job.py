@@ -20,6 +20,7 @@ from saferun.supervisor.topology import single_host
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
+    from saferun.cluster.unserved_job import UnservedJob
     from saferun.linux.bare_socket import Socket
 
 # The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
@@ -40,6 +41,7 @@ class SoloJob:
     """
 
     is_endpoint_here = is_heard = False
+    unserved: UnservedJob | None = None
     abort_reason: AbortReason | None = None
     lost: Mapping[int, LostHost] = {}
 

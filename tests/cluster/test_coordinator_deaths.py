@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,9 @@ def test_where_it_served_the_store_the_ranks_train_on_and_end_well(make_cluster:
     job = without_store(make_cluster, tmp_path)
     # Were a host missed, it would be given up by now.
     time.sleep(HOST_TIMEOUT_S + KNOCK_S)
+    restart = (sys.executable, "-m", "saferun.ctl", "restart", str(tmp_path / "run"))
+    refused = job.hosts[1].run(restart, cwd=tmp_path)
+    assert (refused.returncode, "the hosts no longer hear of each other" in refused.stderr) == (1, True), refused
     job.job.release("end")
     assert set(job.end().values()) == {0}, job.story("not well")
     for host in job.hosts:

@@ -180,7 +180,7 @@ def test_a_host_that_has_no_coordinator_any_more_trains_on(
     monkeypatch.setattr(training.channel, "answer_end", lambda: answers.append(1))
     lose_coordinator(training)
     assert (training.events, answers) == ([], [1])
-    watch: Any = training.job._unserved and training.job._unserved._watch
+    watch: Any = training.job.unserved and training.job.unserved._watch
     watch.seen = watch.seen._replace(watched_s=1.0)
     training.job.tick(time.monotonic() + 1.0)
     (line,) = training.said
@@ -204,4 +204,4 @@ def test_an_attempt_that_is_ending_goes_on_without_no_store(training: Listening,
     lose(training)
     (lost,) = training.events
     assert isinstance(lost, JobLost)
-    assert training.job._unserved is None
+    assert training.job.unserved is None
