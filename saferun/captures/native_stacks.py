@@ -16,9 +16,8 @@ from saferun.evidence import StackDump
 from saferun.linux.child_output import run_program
 from saferun.linux.children import SpawnError
 from saferun.linux.procfs import read_stat
+from saferun.text.wording import NOT_PYTHON
 
-NOT_PYTHON = " is not a Python process"
-"""How the failure of a dump ends whose process has no stacks of Python's."""
 _TIMEOUT_S = 60.0
 _LEAST_S = 1.0
 _MOST_PROCESSES = 8

@@ -26,6 +26,7 @@ from saferun.evidence import StackDump, ThreadStack
 from saferun.linux.memory_limit import TOO_MUCH, limited_memory
 from saferun.linux.small_files import read_link
 from saferun.linux.stuck import mount_of, mounts_of
+from saferun.text.wording import NOT_PYTHON
 
 _AT_ONCE = 4
 _TIMEOUT_S = 3.0
@@ -149,7 +150,7 @@ class _Stacks:
             return self._stuck
         if py_spy.is_denied(end):
             return ptrace_denial(process.pid)
-        return f"{process.snapshot.name} is not a Python process" if py_spy.is_no_python(end) else ""
+        return f"{process.snapshot.name}{NOT_PYTHON}" if py_spy.is_no_python(end) else ""
 
     # ------------------------------------------------------------------------------------------------ what else is left
 
@@ -182,8 +183,7 @@ class _Stacks:
         may_help = [
             self._by_pid[pid]
             for pid, failure in self._left.items()
-            if not failure.endswith((" is not a Python process", "has ended", NOT_READY))
-            and not failure.startswith("ptrace is denied")
+            if not failure.endswith((NOT_PYTHON, "has ended", NOT_READY)) and not failure.startswith("ptrace is denied")
         ]
         if may_help and not self._stuck and has_module("pystack"):
             work = (self._ask_pystack(process) for process in may_help)

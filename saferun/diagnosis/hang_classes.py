@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from saferun.diagnosis.rank_view import NOT_PYTHON
 from saferun.diagnosis.rank_waits import Wait
 from saferun.model import Value
+from saferun.text.wording import NOT_PYTHON
 
 
 class HangClass(Value):

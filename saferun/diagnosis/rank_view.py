@@ -40,10 +40,6 @@ class Found(Value):
         return f"{self.doing}; {self.problem}" if self.problem else self.doing
 
 
-NOT_PYTHON = " is not a Python process"
-"""How the reason ends why a process of another kind has no Python stacks."""
-
-
 class RankView(Value):
     """Everything that was captured of one rank, or of a process that descends from it.
 

@@ -9,10 +9,11 @@ from saferun.diagnosis.frames import UserCode, is_native, location_text
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_thread, waits_for_a_thread, worker_dumps
 from saferun.diagnosis.peer_rules import in_collective
-from saferun.diagnosis.rank_view import NOT_PYTHON, Found, RankView, first_found, user_frame
+from saferun.diagnosis.rank_view import Found, RankView, first_found, user_frame
 from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
 from saferun.model import Value
+from saferun.text.wording import NOT_PYTHON
 
 _IN_THREAD = "in another thread"
 # Vague kinds, which give way to what a thread is in that the main thread waits for.

@@ -14,7 +14,6 @@ from saferun.diagnosis.peer_rules import (
     on_gpu,
 )
 from saferun.diagnosis.rank_view import (
-    NOT_PYTHON,
     Found,
     RankView,
     Rule,
@@ -29,6 +28,7 @@ from saferun.diagnosis.rank_view import (
     waits_on,
     wchan,
 )
+from saferun.text.wording import NOT_PYTHON
 
 # ------------------------------------------------------------------------------------- states of the process as a whole
 

@@ -9,6 +9,9 @@ _DECIMALS_BELOW_S = 10.0
 LONG_STEP = "it may be a long step: nothing is done about it"
 """What is said of ranks that compute for long at one place: it is suspected, and no more, that they hang."""
 
+NOT_PYTHON = " is not a Python process"
+"""How the failure of a dump ends whose process has no stacks of Python's."""
+
 
 def rank_spans(ranks: Iterable[int]) -> tuple[list[str], int]:
     """Ranks in ascending order, consecutive ones as ``0-5``, and how many there are."""
