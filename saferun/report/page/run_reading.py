@@ -6,7 +6,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 from saferun.errors import suppress
@@ -103,6 +104,20 @@ def _earlier(report: ReportPart | None) -> dict[int, frozenset[int]]:
     return found
 
 
+@contextmanager
+def _opened(name: str, dir_fd: int) -> Iterator[int]:
+    """A directory below another one, while it is read.
+
+    Raises:
+        OSError: there is none, or it is a link.
+    """
+    fd = os.open(name, _DIRECTORY, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 class _Directory:
     """An open run directory."""
 
@@ -140,12 +155,9 @@ class _Directory:
             if self._is_late("events"):
                 break
             with suppress(OSError):
-                fd = os.open(name, _DIRECTORY, dir_fd=self._fd)
-                try:
+                with _opened(name, self._fd) as fd:
                     files = [file for file in os.listdir(fd) if re.fullmatch(r"events(\.task_[0-9]+)?\.jsonl", file)]
                     found = [event for file in sorted(files)[:256] for event in self._events_of(fd, file, share)]
-                finally:
-                    os.close(fd)
                 if found:
                     hosts.append(HostEvents(name, tuple(sorted(found, key=lambda event: event.time))))
         return hosts
@@ -166,11 +178,8 @@ class _Directory:
         places: list[tuple[str, int]] = []
         for name in names:
             with suppress(OSError):
-                fd = os.open(f"{name}/attempt_{attempt}", _DIRECTORY, dir_fd=self._fd)
-                try:
+                with _opened(f"{name}/attempt_{attempt}", self._fd) as fd:
                     matches = [match for entry in os.listdir(fd) if (match := _RANK.match(entry))]
-                finally:
-                    os.close(fd)
                 places.extend((name, int(match[1])) for match in matches)
         places.sort(key=lambda place: (place[1] not in culprits, place[1]))
         share = min(max(_OUTPUT_BYTES // max(2 * len(places), 1), _LEAST_OUTPUT), _MOST_OUTPUT)
@@ -178,20 +187,16 @@ class _Directory:
         for number, (host, rank) in enumerate(places[:_MOST_RANKS]):
             if self._is_late("output"):
                 break
-            with suppress(OSError):
-                fd = os.open(f"{host}/attempt_{attempt}/rank_{rank}", _DIRECTORY, dir_fd=self._fd)
-                try:
-                    if number < _MOST_TRIED and len(self.records) < _MOST_RECORDS:
-                        known = self._record(fd)
-                        if known is not None:
-                            self.records.append(RankRecord(host, attempt, rank, known))
-                    for stream in _STREAMS:
-                        size = _MOST_OUTPUT if rank in culprits else share
-                        content, omitted_bytes = self._read(fd, f"{stream}.log", size)
-                        if content:
-                            found.append(RankTail(host, attempt, rank, stream, content, omitted_bytes))
-                finally:
-                    os.close(fd)
+            with suppress(OSError), _opened(f"{host}/attempt_{attempt}/rank_{rank}", self._fd) as fd:
+                if number < _MOST_TRIED and len(self.records) < _MOST_RECORDS:
+                    known = self._record(fd)
+                    if known is not None:
+                        self.records.append(RankRecord(host, attempt, rank, known))
+                for stream in _STREAMS:
+                    size = _MOST_OUTPUT if rank in culprits else share
+                    content, omitted_bytes = self._read(fd, f"{stream}.log", size)
+                    if content:
+                        found.append(RankTail(host, attempt, rank, stream, content, omitted_bytes))
         return found
 
     def gpus(self, names: Sequence[str], attempt: int) -> list[HostGpus]:
@@ -201,11 +206,8 @@ class _Directory:
             if self._is_late("captures of GPUs"):
                 break
             with suppress(OSError):
-                fd = os.open(f"{name}/attempt_{attempt}", _DIRECTORY, dir_fd=self._fd)
-                try:
+                with _opened(f"{name}/attempt_{attempt}", self._fd) as fd:
                     content = self._gpus_below(fd)
-                finally:
-                    os.close(fd)
                 if content:
                     found.append(HostGpus(name, content))
         return found
@@ -213,17 +215,13 @@ class _Directory:
     def _gpus_below(self, fd: int) -> JsonObject:
         captures = [(int(match[1]), entry) for entry in os.listdir(fd) if (match := _CAPTURE.match(entry))]
         for _, entry in sorted(captures, reverse=True)[:_MOST_CAPTURES]:
-            with suppress(OSError):
-                inner = os.open(entry, _DIRECTORY, dir_fd=fd)
-                try:
-                    for name in _GPU_FILES:
-                        content, omitted_bytes = self._read(inner, name, _LONGEST_GPUS)
-                        with suppress(*MALFORMED):
-                            decoded = loads(content) if content and not omitted_bytes else None
-                            if isinstance(decoded, dict) and decoded.get("gpus"):
-                                return decoded
-                finally:
-                    os.close(inner)
+            with suppress(OSError), _opened(entry, fd) as inner:
+                for name in _GPU_FILES:
+                    content, omitted_bytes = self._read(inner, name, _LONGEST_GPUS)
+                    with suppress(*MALFORMED):
+                        decoded = loads(content) if content and not omitted_bytes else None
+                        if isinstance(decoded, dict) and decoded.get("gpus"):
+                            return decoded
         return {}
 
     def earlier_records(self, names: Sequence[str], attempts: Mapping[int, frozenset[int]]) -> list[RankRecord]:
@@ -236,11 +234,8 @@ class _Directory:
             if len(found) >= _MOST_RECORDS or self._is_late("failure records"):
                 break
             with suppress(OSError):
-                fd = os.open(f"{host}/attempt_{attempt}/rank_{rank}", _DIRECTORY, dir_fd=self._fd)
-                try:
+                with _opened(f"{host}/attempt_{attempt}/rank_{rank}", self._fd) as fd:
                     record = self._record(fd)
-                finally:
-                    os.close(fd)
                 if record is not None:
                     found.append(RankRecord(host, attempt, rank, record))
         return found
