@@ -15,7 +15,7 @@ from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.launch.live_capture import LiveCapture
 from saferun.launch.rank import Rank
 from saferun.linux.procfs import main_thread_run_s
-from saferun.model import Value
+from saferun.model import ExitStatus, Value
 from saferun.report.console_text import hang_goes_on_text, hang_text, suspected_hang_text
 from saferun.supervisor.actions import CaptureEvidence, ReportHang
 from saferun.supervisor.events import EvidenceCaptured
@@ -44,6 +44,13 @@ class _Judgement(Value):
 
 def _progress(rank: Rank) -> _Progress:
     return _Progress(rank.output_bytes(), main_thread_run_s(rank.pid))
+
+
+def _end_of(rank: Rank) -> ExitStatus | None:
+    """How a rank has ended, or its script where its tool has not."""
+    if rank.end is not None:
+        return rank.end.status
+    return rank.wrapped.status if rank.wrapped is not None else None
 
 
 class HangIncident(LiveCapture):
@@ -81,7 +88,8 @@ class HangIncident(LiveCapture):
             context.launch.job.reports.subscribe_judgement(self._take_judgement)
 
     def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
-        self._before = {rank.place.local_rank: _progress(rank) for rank in ranks}
+        # A tool that goes on after its script is no rank at work.
+        self._before = {rank.place.local_rank: _progress(rank) for rank in ranks if rank.receiver is not None}
         super()._start(ranks, budget_s)
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -178,9 +186,10 @@ class HangIncident(LiveCapture):
             before = self._before.get(rank.place.local_rank)
             if before is None:
                 continue
-            if rank.end is not None:
-                if rank.end.status.ok:
-                    return True
+            status = _end_of(rank)
+            if status is not None and status.ok:
+                return True
+            if rank.receiver is None or status is not None:
                 continue
             now = _progress(rank)
             # A rank that busy-loops in a hang goes on doing so.
