@@ -147,9 +147,13 @@ def test_a_host_whose_coordinators_are_all_killed_trains_on(make_cluster: MakeCl
     node1, node2, _ = cluster.hosts
     job = FaultedJob(cluster, tmp_path / "job", WORKS, "--hang-timeout", 600)
     job.await_steps()
-    for replaced in range(1, 4):
+
+    def await_replaced(times: int) -> None:
+        job.job.until(lambda: job.said(node2).count("has taken its place") == times, "another one is there")
+
+    for times in range(1, 4):
         node2.kill(job.coordinator(node2))
-        job.job.until(lambda: job.said(node2).count("has taken its place") == replaced, "another one is there")  # noqa: B023
+        await_replaced(times)
     job.now()
     node2.kill(job.coordinator(node2))
     job.wait_said(node2, r"ended \(killed by SIGKILL\), and none takes its place; the job goes on")

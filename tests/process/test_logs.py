@@ -60,7 +60,7 @@ def test_lines_of_all_ranks_are_in_the_order_in_which_they_came(tmp_path: Path) 
                 until(lambda: job.run_dir.joinpath("run.json").exists(), "the run is described")
                 follower = logs(job, "-f")
             # Both streams of a rank are read at once: what is later comes later.
-            until(lambda: len(lines_of(logs(job))) == len(wanted), "the files have it")  # noqa: B023
+            until(lambda: len(lines_of(logs(job))) == len(wanted), "the files have it")  # noqa: B023 - as it is then
             job.release(f"after {number}")
         job.hear("ready", 2)
         assert sorted(lines_of(logs(job))) == sorted(wanted)

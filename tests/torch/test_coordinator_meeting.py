@@ -262,7 +262,7 @@ def test_many_attempts_leave_little_in_the_store() -> None:
             store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["control_port"]})
             if attempt >= 2:
                 last = f"a{attempt - 2}/state/1"
-                until(lambda: not store.check([last]), "the attempt before the last is forgotten")  # noqa: B023
+                until(lambda: not store.check([last]), "the attempt before the last is forgotten")  # noqa: B023 - as it is then
             sizes.append(store.num_keys())
         assert sizes[5] - sizes[3] < 14
 

@@ -236,7 +236,10 @@ def _is_a_job_of_its_own(
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
 ) -> bool:
-    """Whether each of several processes of a host is to start several ranks, which are one job each under torchrun."""
+    """Whether each of several processes of a host is to start several ranks, which are one job each under torchrun.
+
+    ``values.nproc_per_node`` is a number after that: torch, which may have to be asked, takes seconds to answer.
+    """
     if settings["nproc_per_node"].origin == "default" or settings["scheduler"].origin != "default":
         return False
     # All processes of the job must come to the same conclusion.
@@ -244,7 +247,7 @@ def _is_a_job_of_its_own(
     if tasks == {1}:
         return False
     ranks = count_ranks(values.nproc_per_node, environ)
-    values.nproc_per_node = str(ranks)  # torch, which may have been asked, takes seconds to answer
+    values.nproc_per_node = str(ranks)
     return ranks != 1 and tasks != {ranks}
 
 
