@@ -11,7 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.console.drawing import Drawing
     from saferun.console.open_colors import OpenColors
-    from saferun.console.screen import Pane, Screen
+    from saferun.console.pane import Pane
+    from saferun.console.screen import Screen
 
 # A line without an end, a prompt with a long answer for example, is shown in as many rows as it needs, up to this many.
 _MOST_WRAPPED_ROWS = 8

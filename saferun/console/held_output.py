@@ -8,7 +8,7 @@ from saferun.console.harmless import HarmlessText
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.console.screen import Pane
+    from saferun.console.pane import Pane
 
 # The newest lines that are kept for later; all of them are in files, where there are any.
 _MOST_HELD_BYTES = 1 << 20

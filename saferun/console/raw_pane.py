@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.console.screen import Pane
+from saferun.console.pane import Pane
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ class Wakeup:
         signal.signal(signal.SIGCHLD, _ignore)
         if any(pane.target.is_terminal for pane in self._context.screen.panes):
             signal.signal(signal.SIGWINCH, _ignore)
+            signal.signal(signal.SIGCONT, _ignore)
         if signal.SIGINT not in self._stopping and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             # As any Python program has it: the ranks are ended on the way out.
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,6 +64,8 @@ class Wakeup:
                 self._context.loop.reap()
             elif signum == signal.SIGWINCH:
                 self._context.guarded("resize the ranks' terminals", self._resize)
+            elif signum == signal.SIGCONT:
+                self._context.screen.forget_rows()
             elif signum in self._stopping:
                 is_first = self._stop(signum) or is_first
             else:

@@ -67,6 +67,17 @@ def terminal_size(fd: int) -> tuple[int, int]:
     return columns or 80, rows or 24
 
 
+def is_in_background(fd: int) -> bool:
+    """Whether another process group has a terminal: the shell's, while its background jobs run.
+
+    0 is no group, or one of another PID namespace: then this is not known.
+    """
+    try:
+        return os.tcgetpgrp(fd) not in {0, os.getpgrp()}
+    except OSError:
+        return False
+
+
 def leave_keyboard() -> int:
     """In a background job: give this process a terminal of its own as stdin, which has no keyboard.
 

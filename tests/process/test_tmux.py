@@ -125,6 +125,45 @@ def test_bars_of_two_ranks_stand_below_their_lines_also_after_the_window_was_res
     tmux.close()
 
 
+PROGRESS = """
+import os, time
+step = 0
+while not os.path.exists("end"):
+    step += 1
+    print(f"\\rstep {step}", end="", flush=True)
+    if step == 20:
+        open("drawn", "w").close()
+    time.sleep(0.02)
+print(flush=True)
+"""
+
+
+def test_a_background_job_draws_nothing_over_the_shells_prompt(folder: Path) -> None:
+    """Also a job that was stopped by Ctrl-Z and goes on in the background; in the foreground its bar is back."""
+    (folder / "bar.py").write_text(PROGRESS)
+    tmux = Tmux(folder, SHELL)
+    tmux.type("sh saferun.sh --bar-interval 600 bar.py", "Enter")
+    until(lambda: tmux.lines[-1].startswith("[0] step "), "its bar is drawn")
+    tmux.type("C-z")
+    until(lambda: tmux.lines[-1:] == ["$"], "the shell has the terminal")
+    tmux.type("bg", "Enter")
+    until(lambda: any("[1]+ sh saferun.sh" in line for line in tmux.lines), "it goes on in the background")
+    tmux.type("echo one $((1 + 1))", "Enter")
+    until(lambda: "one 2" in tmux.lines, "the shell has its line")
+    tmux.type("(sleep 1; echo two $((1 + 1)))", "Enter")
+    until(lambda: "two 2" in tmux.lines, "a while has passed")
+    lines = tmux.lines
+    assert [line for line in lines if "Stopped" in line], lines
+    assert sum("[0] step " in line for line in lines) <= 2, lines
+    assert "$ (sleep 1; echo two $((1 + 1)))" in lines, lines
+    tmux.type("fg", "Enter")
+    until(lambda: tmux.lines[-1].startswith("[0] step "), "its bar is drawn again")
+    (folder / "end").touch()
+    until(lambda: tmux.lines[-1:] == ["$"], "the shell is back")
+    assert sum("[0] step " in line for line in tmux.lines) <= 3, tmux.lines
+    tmux.close()
+
+
 READS = """
 import os, signal, sys, threading
 def read():

@@ -67,6 +67,32 @@ def bars(step: int, *, first: bool) -> bytes:
     return again + b"\n".join(b"task%d \x1b[35m%s\x1b[0m %3d%%" % (task, b"=" * 20, step) for task in range(3))
 
 
+def test_nothing_is_drawn_on_a_shells_terminal_and_rows_come_back_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a person types at the prompt is neither erased nor moved; a bar is a line now and then, as on a pipe."""
+    background = [False]
+    monkeypatch.setattr("saferun.linux.streams.is_in_background", lambda _fd: background[0])
+    with ranks(2) as job:
+        job.write(0, b"step 1/9")
+        job.wait()
+        assert job.shown.lines == ["[0] step 1/9"]
+        background[0] = True
+        os.write(job.reader.fd, b"\n[1]+ Stopped\n$ ls")
+        for step in range(2, 6):
+            job.write(0, b"\rstep %d/9" % step)
+            job.now += 0.3
+            job.screen.tick(job.now)
+        assert not job.screen.set_status("meeting", "waiting for node1")
+        job.write(1, b"a line\n")
+        lines = ["[0] step 1/9", "[1]+ Stopped", "$ ls[0] step 2/9"]
+        assert job.shown.lines == [*lines, "[1] a line"]
+        background[0] = False
+        assert job.screen.set_status("meeting", "waiting for node1")
+        job.now += 1.0
+        job.screen.tick(job.now)
+        assert job.shown.lines[4:] == ["[0] step 5/9", "saferun: waiting for node1"]
+        job.close()
+
+
 def test_bars_of_several_rows_leave_the_lines_of_other_ranks_alone() -> None:
     with ranks(2) as job:
         job.write(0, HIDE)
@@ -203,7 +229,7 @@ def test_rows_that_cannot_be_drawn_are_lines(monkeypatch: pytest.MonkeyPatch, br
         job.screen.set_status("hosts", "waiting for node2", since=time.monotonic())
         job.write(1, b"Continue? ")
         job.wait()
-        monkeypatch.setattr(f"saferun.console.screen.{broken}", lambda *_: 1 / 0)
+        monkeypatch.setattr(f"saferun.console.pane.{broken}", lambda *_: 1 / 0)
         job.write(0, b"first\n")
         for _ in range(10):
             job.wait()

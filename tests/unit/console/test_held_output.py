@@ -10,7 +10,7 @@ import pytest
 
 from saferun.console import target
 from saferun.console.held_output import HeldOutput
-from saferun.console.screen import Pane
+from saferun.console.pane import Pane
 from saferun.console.target import Target
 
 if TYPE_CHECKING:
