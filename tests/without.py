@@ -36,7 +36,8 @@ _MLOCK2 = {"x86_64": 325, "aarch64": 284}
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _CLOSE_RANGE, _PIDFD_GETFD = 424, 434, 436, 438
 _NEWER = (_PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _CLOSE_RANGE, _PIDFD_GETFD)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_HIGHEST_DESCRIPTOR, _HIGHEST_INT = 65535, 0x7FFFFFFF
+# Beyond the latter: negative numbers, and the one with which tmux closes what is no descriptor.
+_HIGHEST_DESCRIPTOR, _HIGHEST_LOOPED = 65535, 0x7FFFFFFE
 
 
 def _filter(features: Sequence[str]) -> bytes:
@@ -53,7 +54,7 @@ def _filter(features: Sequence[str]) -> bytes:
         steps += [
             (_JUMP_IF_EQUAL, 0, 5, _CLOSE[machine]),
             (_LOAD, 0, 0, _FIRST_ARGUMENT),
-            (_JUMP_IF_GREATER, 2, 0, _HIGHEST_INT),  # a negative number
+            (_JUMP_IF_GREATER, 2, 0, _HIGHEST_LOOPED),
             (_JUMP_IF_GREATER, 0, 1, _HIGHEST_DESCRIPTOR),
             (_RETURN, 0, 0, _KILL_PROCESS),
             (_RETURN, 0, 0, _ALLOW),

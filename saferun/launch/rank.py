@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Of each stream, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
 _LAST_LINES = 200
+_ENDED = frozenset({"Z", "X"})  # in /proc/PID/stat: dead, and not reaped, or just being reaped
 
 
 class AttemptPlan(Value):
@@ -61,7 +62,7 @@ class Script:
         if self.ended_at or self.child.pidfd >= 0:
             return not self.ended_at
         stat = read_stat(self.child.pid)  # the number may be another process's by now
-        return stat is not None and stat.start_ticks == self.ticks
+        return stat is not None and stat.start_ticks == self.ticks and stat.state not in _ENDED
 
 
 class Rank:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _FIRST_QUERY_S = 0.2
 _LONGEST_PAUSE_S = 15.0
 _BUDGET_S = 5.0
+# How often a script is looked at whose end no descriptor tells.
+_LOOK_S = 0.2
 _LARGEST_BYTES = 1 << 16
 _MOST_PROCESSES = 1000
 
@@ -41,12 +43,18 @@ class WrappedRanks(PartBase):
     """Finds the processes of the scripts of an attempt's wrapped ranks, and judges how they end."""
 
     def __init__(self, context: LaunchContext) -> None:
-        self.deadline: float | None = None
         self._context = context
         self._group: RankGroup | None = None
         self._commands: dict[int, tuple[str, list[str]]] = {}  # by tool's pid: its name, the script's command line
         self._pause_s = _FIRST_QUERY_S
         self._query: Answer | None = None
+        self._query_at: float | None = None
+        self._look_at: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        return min((at for at in (self._query_at, self._look_at) if at is not None), default=None)
 
     def begin(self, group: RankGroup) -> None:
         """The ranks of an attempt have been forked."""
@@ -54,17 +62,19 @@ class WrappedRanks(PartBase):
         self._group = group
         self._commands = group.wrapped_commands()
         self._pause_s = _FIRST_QUERY_S
-        self.deadline = time.monotonic() + self._pause_s if self._commands else None
+        self._query_at = time.monotonic() + self._pause_s if self._commands else None
 
     def tick(self, now: float) -> None:
-        """Look for scripts that have not been found, where that is due."""
-        if self.deadline is None or self.deadline > now:
+        """Look for scripts that have not been found, and for the end of others, where that is due."""
+        if self._look_at is not None and self._look_at <= now:
+            self._look(now)
+        if self._query_at is None or self._query_at > now:
             return
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        self.deadline = now + self._pause_s + _BUDGET_S
+        self._query_at = now + self._pause_s + _BUDGET_S
         asked = [[rank.child.pid, self._commands[rank.child.pid][1]] for rank in self._missing()]
         if not asked:
-            self.deadline = None
+            self._query_at = None
             return
         self._end_query()
         with suppress(OSError):
@@ -81,7 +91,7 @@ class WrappedRanks(PartBase):
 
     def close(self) -> None:
         """The attempt is over."""
-        self.deadline = None
+        self._query_at = self._look_at = None
         self._end_query()
         for rank in self._group.ranks if self._group is not None else ():
             self._unwatch(rank.wrapped)
@@ -144,8 +154,8 @@ class WrappedRanks(PartBase):
         self._query = None
         with suppress(ValueError, TypeError):
             self._take(json.loads(answer))
-        if self.deadline is not None:
-            self.deadline = time.monotonic() + self._pause_s
+        if self._query_at is not None:
+            self._query_at = time.monotonic() + self._pause_s
 
     def _take(self, found: Any) -> None:  # noqa: ANN401 - JSON
         for tool_pid, pid, ticks in found:
@@ -169,6 +179,8 @@ class WrappedRanks(PartBase):
         script = rank.wrapped = Script(child, ticks)
         if child.pidfd >= 0:
             self._context.guarded_poller.watch(child.pidfd, partial(self._on_end, rank, script))
+        else:
+            self._look_at = time.monotonic() + _LOOK_S
         self._context.investigation.hangs.rank_found(rank.place.local_rank)
         self._context.log.note("ScriptFound")
 
@@ -181,7 +193,17 @@ class WrappedRanks(PartBase):
         self._context.investigation.hangs.rank_ended(rank.place.local_rank)
         self._context.log.note("ScriptEnded")
         self._pause_s = _FIRST_QUERY_S
-        self.deadline = time.monotonic() + self._pause_s
+        self._query_at = time.monotonic() + self._pause_s
+
+    def _look(self, now: float) -> None:
+        """Look whether scripts have ended that have no descriptor, as on old kernels."""
+        ranks = self._group.by_pid.values() if self._group is not None else ()
+        found = [(rank, rank.wrapped) for rank in ranks if rank.wrapped is not None]
+        looked_at = [(rank, script) for rank, script in found if script.child.pidfd < 0 and not script.ended_at]
+        self._look_at = now + _LOOK_S if looked_at else None
+        for rank, script in looked_at:
+            if not script.lives:
+                self._on_end(rank, script)
 
 
 def find_scripts(asked: Sequence[Any]) -> None:
