@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 
-def sum_of_ranks() -> int:
+def sum_of_ranks() -> torch.Tensor:
     """Adds up the ranks' numbers with a real all_reduce."""
     total = torch.tensor([dist.get_rank()])
     dist.all_reduce(total)
-    return int(total.item())
+    return total
 
 
 def main() -> None:
@@ -31,13 +31,17 @@ def main() -> None:
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    print(f"rank {rank}: attempt {attempt}, sum of the ranks {sum_of_ranks()}", flush=True)
+    # Both tensors live until the group is destroyed: in torch 2.4, a rank can deadlock there if gloo's thread has the last
+    # reference to one.
+    first = sum_of_ranks()
+    print(f"rank {rank}: attempt {attempt}, sum of the ranks {first.item()}", flush=True)
 
     if attempt == 0 and rank == args.rank % world_size:
         message = "the storage went away (it will be back for the next attempt)"
         raise ConnectionError(message)
 
-    print(f"rank {rank}: attempt {attempt} is done, sum of the ranks {sum_of_ranks()}", flush=True)
+    second = sum_of_ranks()
+    print(f"rank {rank}: attempt {attempt} is done, sum of the ranks {second.item()}", flush=True)
     dist.destroy_process_group()
 
 
