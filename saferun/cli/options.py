@@ -254,8 +254,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--control-port PORT",
         "auto",
         RENDEZVOUS,
-        "port on the first host for saferun's own messages: a number; same: the port of the ranks' store; auto: a "
-        "free port, or that of the ranks' store if the hosts cannot reach another one",
+        "port on the leader (node rank 0) for saferun's own messages: a number; same: the port of the ranks' store; "
+        "auto: a free port, or that of the ranks' store if the hosts cannot reach another one",
     ),
     _option(
         "--secret-file FILE",

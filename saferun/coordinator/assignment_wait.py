@@ -87,7 +87,7 @@ def _await_assignment(
                 return assignment
             client.add(f"{prefix}read", 1)
             raise read_failure(text) or JoinFailedError(
-                "the assignment by the first host cannot be read",
+                "the assignment by the leader cannot be read",
                 "use the same version of saferun on all hosts",
             )
         _check_missed(client, prefix, key, rdzv)
@@ -96,7 +96,7 @@ def _await_assignment(
             # Something in front of this host refuses connections, so that it was taken to be gone.
             _publish_record(client, prefix, host, rdzv, own)
         message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:LONGEST_MESSAGE])
-        rdzv.set_status(f"waiting for {message}" if message else "waiting for the first host's answer")
+        rdzv.set_status(f"waiting for {message}" if message else "waiting for the leader's answer")
         if rdzv.remaining_s <= 0:
             with _telling(client, prefix):
                 error = missing_error(message or "hosts", rdzv.timeout_s)

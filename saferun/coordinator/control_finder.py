@@ -107,11 +107,11 @@ class ControlFinder:
     ) -> StoreClient:
         """A connection to the control store of a job that is the right one."""
         if moved and found.job != self.job:
-            raise StoreBrokenError("the first host has gone, and come again")
+            raise StoreBrokenError("the leader is gone, and has come again")
         self.job, self.moves, self.script = found.job, found.moves, found.script
         signer = self.signer(rdzv, found.job)
         if (found.hosts, found.spares) != (rdzv.most, rdzv.spares):
-            first = rdzv.request.expected[0] if rdzv.request.expected else "the first host"
+            first = rdzv.request.expected[0] if rdzv.request.expected else "the leader"
             theirs = hosts_text(found.hosts, found.spares) if found.spares or rdzv.spares else str(found.hosts)
             message = f"{rdzv.name} was started for {rdzv.hosts_text}, {first} for {theirs}"
             option = "--nnodes" if found.hosts != rdzv.most else "--spares"

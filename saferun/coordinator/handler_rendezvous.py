@@ -414,7 +414,7 @@ class HandlerRendezvous:
         *,
         moved: bool,
     ) -> tuple[StoreClient, LeaderAddress, str]:
-        message = "the first host has not published its address yet"
+        message = "the leader has not published its address yet"
         agreement: SecretAgreement | None = None
         failing_since: float | None = None
         search: ControlSearch | None = None
@@ -430,7 +430,7 @@ class HandlerRendezvous:
             if leader is None or stored is None or (moved and not leader.one_port):
                 continue
             if kind := rdzv.secrecy.mismatch(_LEADER_KEY, stored):
-                message = "the first host has another job secret, or none"
+                message = "the leader has another job secret, or none"
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > ASK_AFTER_S:
                     raise self._mismatched(rdzv, own, store, host, kind, leader)

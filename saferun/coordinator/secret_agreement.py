@@ -179,7 +179,7 @@ class SecretAgreement(Signer):
             return
         stored = client.find(OFFER_KEY)
         if stored is None:
-            self.why = "the first host offers no secret"
+            self.why = "the leader offers no secret"
         elif len(stored) > _LONGEST_OFFER_BYTES:
             self.why = "the offer is invalid"
         else:

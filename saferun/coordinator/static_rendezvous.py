@@ -383,7 +383,7 @@ class StaticRendezvous:
                 client.set(late_key(rdzv.request.node_rank or 0), "")
         while not client.await_key(f"r{wanted}/open", max(0.1, min(rdzv.request.report_every_s / 2, rdzv.remaining_s))):
             rdzv.check()
-            first = rdzv.request.expected[0] if rdzv.request.expected else "the first host"
+            first = rdzv.request.expected[0] if rdzv.request.expected else "the leader"
             if self._is_late:
                 self._wait_for_place(rdzv)
                 continue

@@ -116,7 +116,7 @@ class _Terminal:
         """Something has come from the saferun."""
         messages = self._live.receive()
         if messages is None:
-            return "the saferun of rank {rank} has closed the connection"
+            return "the saferun process of rank {rank} has closed the connection"
         return next((ended for message in messages if (ended := self._take(message)) is not None), None)
 
     def _type(self) -> str | None:

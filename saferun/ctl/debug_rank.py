@@ -118,7 +118,7 @@ def _process(live: LiveRun, reply: JsonObject) -> RankProcess:
     try:
         return RankProcess(number(reply["rank"]), number(reply["pid"]), number(reply["ticks"]))
     except MALFORMED:
-        raise UsageError(f"the answer of the saferun of {live.shown} cannot be read", "", exit_code=1) from None
+        raise UsageError(f"the answer of the saferun process of {live.shown} cannot be read", "", exit_code=1) from None
 
 
 def _check(process: RankProcess, shown: str) -> None:
@@ -242,7 +242,7 @@ class _RunningDebugger:
         messages = self._live.receive()
         if messages is None:
             self._is_connected = False
-            yield f"the saferun of rank {self._process.rank} has closed the connection"
+            yield f"the saferun process of rank {self._process.rank} has closed the connection"
         for message in messages or ():
             with suppress(*MALFORMED):
                 yield display_text(message.get("ended", "the launch has ended"), _LONGEST_TEXT)

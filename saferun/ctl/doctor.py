@@ -15,8 +15,8 @@ EPILOG = (
     "there: --nproc-per-node, --nnodes, --hosts, --hostfile, --node-rank, --master-addr, --master-port, --rdzv-*, "
     "--scheduler, --start-timeout, --nic, --preflight-full, --env-profile, --run-dir (for preflight.json) and others. "
     "A training script may be named; it is not run, but is compared between the hosts. Start it on every host like "
-    "saferun: srun saferunctl doctor. The first host prints the table. Exit code: 0, or 1 where a check failed, or 2 "
-    "for a usage error."
+    "saferun: srun saferunctl doctor. The leader (node rank 0) prints the table. Exit code: 0, or 1 where a check "
+    "failed, or 2 for a usage error."
 )
 
 

@@ -178,15 +178,15 @@ def _unreachable(shown: str, records: list[RunRecord], failure: str) -> UsageErr
     hosts = list(dict.fromkeys(record.host for record in records if record.host))
     if not any(record.control_socket for record in records):
         what = f"{shown} has no control socket (yet)"
-        hint = "it is opened some seconds after the start of the ranks; kill -TERM of its saferun does the same as stop"
+        hint = "it opens some seconds after the ranks start; kill -TERM of its saferun process does the same as stop"
         return UsageError(what, hint, exit_code=1)
     named = ", ".join(hosts[:_NAMED_HOSTS]) + (", …" if len(hosts) > _NAMED_HOSTS else "")
     hint = f"run saferunctl on one of its hosts ({named})" if named else "run saferunctl on one of its hosts"
-    return UsageError(f"no saferun of {shown} can be reached from here: {failure}", hint, exit_code=1)
+    return UsageError(f"no saferun process of {shown} can be reached from here: {failure}", hint, exit_code=1)
 
 
 def _silent(shown: str, why: str) -> UsageError:
-    return UsageError(f"the saferun of {shown} does not answer: {why}", "see saferunctl list", exit_code=1)
+    return UsageError(f"the saferun process of {shown} does not answer: {why}", "see saferunctl list", exit_code=1)
 
 
 def _text(value: object) -> str:

@@ -62,7 +62,7 @@ def live_lines(content: JsonObject) -> Iterator[str]:
     hosts = [_Host(fit(_Name, one["host"]), fit(HostReport, one)) for one in content["hosts"][:_MOST_HOSTS]]
     yield _first_line(job, hosts)
     if not job.is_whole:
-        yield f"  of this host's saferun alone: {job.leader}, which collects all hosts, does not answer it"
+        yield f"  of this host's saferun process alone: {job.leader}, which collects all hosts, does not answer it"
     if job.missing:
         more = f" and {len(job.missing) - _NAMED} more" if len(job.missing) > _NAMED else ""
         yield f"  no answer yet from {', '.join(job.missing[:_NAMED])}{more}"

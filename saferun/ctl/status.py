@@ -140,7 +140,7 @@ def status_lines(status: Status, now: float) -> Iterator[str]:
         try:
             yield from list(live_lines(status.live))
         except MALFORMED:
-            yield "  the answer of its saferun cannot be read: use the saferunctl of the same version"
+            yield "  the answer of its saferun process cannot be read: use the saferunctl of the same version"
     elif status.unanswered:
         yield f"  {status.unanswered}"
     if status.waits is not None:

@@ -155,7 +155,7 @@ class _Case:
         ranks = tuple(sorted(rank for host in unheard for rank in host.ranks))
         what = _what_they_wait_in(self._held_up)
         message = f"nothing has come from {names}"
-        advice = f"look at {names}: at its ranks, at its saferun, and at the network to it"
+        advice = f"look at {names}: at the ranks and the saferun process there, and at the network to it"
         cause = Cause("hang_host_silent", message, ranks, "", advice)
         return Judgement(cause, f"nothing has come from {names} ({ranks_text(ranks)}), and all others wait in {what}")
 

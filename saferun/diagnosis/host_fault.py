@@ -276,7 +276,7 @@ def kernel_fault(line: str) -> str:
 _LOSSES = {
     "unreachable": ("lost", "none of its addresses answers"),
     "unknown": ("lost", "no heartbeat is received from it"),
-    "frozen": ("lost", "its saferun makes no progress"),
+    "frozen": ("lost", "the saferun process on it makes no progress"),
     "cut": ("link", "its network is cut"),
 }
 """Not ``gone``: its saferun was killed, which does not mean that the host is bad."""

@@ -46,7 +46,7 @@ _LOSSES = {
     "unknown": _Loss(
         "host_lost",
         "no heartbeat is received from it",
-        "check whether {host} is up, at its network, and whether its saferun runs",
+        "check whether {host} is up, at its network, and whether saferun runs there",
     ),
 }
 _FROM_FAR = frozenset({"unreachable", "cut", "unknown"})

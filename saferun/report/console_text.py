@@ -153,7 +153,7 @@ def suspected_hang_text(
         return [f"saferun: {headline}; {where}"]
     hint = [f"hint: {shown(diagnosis.hint)}"] if diagnosis.hint else _advice_lines(diagnosis)
     until = f" (--on-hang {on_hang} acts on certain hangs only)" if on_hang != "report" else ""
-    until = f" (a certain hang after {duration_text(certain_after_s)})" if certain_after_s > 0 else until
+    until = f" (it counts as a hang after {duration_text(certain_after_s)})" if certain_after_s > 0 else until
     return [f"saferun: {headline}; job left running{until}, {where}", *hint]
 
 

@@ -185,7 +185,7 @@ def on_decided_between_attempts(launch: LaunchState, event: JobDecided) -> list[
     """CHECKING | JOINING | BACKOFF -> DONE: this host is about to meet the others again, and they have ended."""
     if launch.leads or event.next_step != "finish":
         return []
-    line = PrintLine("the first host has ended the job: there is no other attempt")
+    line = PrintLine("the leader has ended the job: there is no other attempt")
     return [line, *launch.finish(event.exit_code or 1)]
 
 

@@ -1,9 +1,10 @@
 """STOPPING: a signal to the ranks, their grace, SIGKILL, and the sweep of what they left behind. Pure.
 
-No other module makes a SignalRanks. ``running`` (a hang), ``peers`` (an abort or a decision of other hosts) and
-``starting`` call ``fail``, ``stop`` or ``stop_as_asked``, and choose SIGTERM or the signal that another host got;
-``on_signal`` takes the signals to this saferun, and ``requests`` what users ask for by saferunctl. When the ranks are
-captured, and when SIGKILL follows, is decided here.
+No other module makes a SignalRanks. The module that ends the attempt chooses the signal: ``running`` after a capture,
+of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``peers`` if it ends on another host
+(SIGTERM, or SIGINT or SIGKILL as there); ``requests`` for saferunctl; ``on_signal`` here for a signal to this saferun.
+They call ``stop``, ``stop_as_asked`` or ``kill``; ``fail``, for a failure, captures first. When the ranks are captured,
+and when SIGKILL follows, is decided here.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 _SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _DECIMALS_BELOW_S = 10.0
-LONG_STEP = "it may be a long step: nothing is done about it"
+LONG_STEP = "it may be a long step; no action is taken"
 """What is said of ranks that compute for long at one place: it is suspected, and no more, that they hang."""
 
 NOT_PYTHON = " is not a Python process"

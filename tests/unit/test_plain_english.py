@@ -236,6 +236,7 @@ OTHER_TOOLS = {
     "missing": "python -m tests.torch.record",
     "mpi": "srun",
     "no_local_rank": "deepspeed",
+    "no-kill": "sbatch",
     "nodes": "srun",
     "ntasks-per-node": "srun",
     "num_gpus": "deepspeed",

@@ -276,8 +276,8 @@ class AttemptPolicy:
         max_restarts: torchrun's ``--max-restarts``.
         start_retries: how often a failed start is tried again; counted from the last start that went well.
         retry_wait_s: before the first retry, in seconds; each further one waits twice as long, up to a minute. Up to
-            as much again is added as jitter (:meth:`take_waits`), so that jobs that failed together do not all come
-            back at once.
+            ``retry_wait_s`` is added to each as jitter (:meth:`take_waits`), so that jobs that failed together do not
+            all come back at once.
         always: the same failure twice in a row is no reason to stop, and unknown causes have all retries.
         exclude_bad_hosts: whether hosts may be left out.
         by_progress: whether only restarts in a row are limited after which no rank had got further.

@@ -37,7 +37,7 @@ complete -c saferun -l virtual-local-rank -d 'give every rank LOCAL_RANK=0 and l
 complete -c saferun -l scheduler -x -a 'auto none slurm openmpi pmi mvapich kubernetes lsf pbs flux htcondor sagemaker batch ray' -d 'scheduler to take node rank and host list from; auto: detect it; none: command-line options only'
 complete -c saferun -l hosts -r -d 'hosts of the job in order of node rank, as node[1-4,7],gpu1; this host finds itself in the list'
 complete -c saferun -l hostfile -r -d 'file with the hosts of the job, one per line: HOST, HOST slots=N or HOST:N (N ranks)'
-complete -c saferun -l control-port -r -d 'port on the first host for saferun\'s own messages: a number; same: the port of the ranks\' store; auto: a free port, or that of the ranks\' store if the hosts cannot reach another one'
+complete -c saferun -l control-port -r -d 'port on the leader (node rank 0) for saferun\'s own messages: a number; same: the port of the ranks\' store; auto: a free port, or that of the ranks\' store if the hosts cannot reach another one'
 complete -c saferun -l secret-file -r -d 'file with a secret, the same on all hosts and readable by this user only: messages between hosts are signed with it, and evidence is encrypted'
 complete -c saferun -l sign-messages -x -a 'auto off required' -d 'without --secret-file: sign messages between hosts with a secret exchanged over a private channel (munge, or run directories that all hosts see); auto: if there is such a channel; required: fail without one'
 complete -c saferun -l start-timeout -x -d 'seconds to wait for late hosts'

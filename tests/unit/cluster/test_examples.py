@@ -164,7 +164,7 @@ def test_a_pytorch_job() -> None:
 
 # The directives that each scheduler reads, by its manual: sbatch(1), qsub(1B), bsub(1), flux-batch(1).
 DIRECTIVES = {
-    "slurm.sh": (r"#SBATCH --(job-name|nodes|ntasks-per-node|gpus-per-node|time)=\S+", SLURM_TASK_A_HOST),
+    "slurm.sh": (r"#SBATCH --(job-name|nodes|ntasks-per-node|gpus-per-node|time|signal)=\S+", SLURM_TASK_A_HOST),
     "pbs.sh": (r"#PBS -(N \S+|l (select|place|walltime)=\S+)", {}),
     "lsf.sh": (r"#BSUB -(J|n|R|gpu|W) \S+", {**LSF_BLAUNCH, "LSB_MCPU_HOSTS": f"{HERE} 1 node2 1"}),
     "flux.sh": (r"# flux: --(job-name=\S+|nodes=\d+|exclusive|time-limit=\w+)", {**flux(2, 0, size=4, hosts=4)}),

@@ -33,7 +33,7 @@ def test_the_parts_of_a_report_have_their_colours() -> None:
 
 
 def test_a_suspicion_and_a_warning_are_yellow_and_other_lines_plain() -> None:
-    suspicion = "saferun: the job may hang: rank 0 computes (it may be a long step: nothing is done about it)\n  more"
+    suspicion = "saferun: the job may hang: rank 0 computes (it may be a long step; no action is taken)\n  more"
     assert list(colors(styled(suspicion, columns=0, is_colored=True)).values()) == ["33"]
     assert list(colors(styled("saferun: warning: low memory", columns=0, is_colored=True)).values()) == ["33"]
     assert styled("saferun: restart 1 of 2", columns=0, is_colored=True) == "saferun: restart 1 of 2"

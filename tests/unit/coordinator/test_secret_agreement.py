@@ -216,7 +216,7 @@ def test_without_a_channel_the_store_holds_what_it_holds_without_all_this() -> N
     assert OFFER_KEY not in store.values
     assert not any(is_signed(value) for value in store.values.values())
     assert hosts[0].agreement.why == "there is no munge; there is no run directory"
-    assert hosts[1].agreement.why == "the first host offers no secret"
+    assert hosts[1].agreement.why == "the leader offers no secret"
 
 
 @pytest.mark.parametrize("missing", ["munge on the first host", "munge on another host", "a agreement of another host"])

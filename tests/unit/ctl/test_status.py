@@ -25,7 +25,9 @@ class ClosedRun:
 
     def ask(self, *_arguments: object, **_keywords: object) -> object:
         """There is no answer."""
-        raise UsageError(f"the saferun of {RUN} does not answer: Connection reset by peer", "see saferunctl list")
+        raise UsageError(
+            f"the saferun process of {RUN} does not answer: Connection reset by peer", "see saferunctl list"
+        )
 
     def close(self) -> None:
         """What every user of a connection does."""
@@ -33,7 +35,7 @@ class ClosedRun:
 
 
 def _unreachable(_directory: Path) -> LiveRun:
-    raise UsageError(f"no saferun of {RUN} can be reached from here: Connection refused", "see saferunctl list")
+    raise UsageError(f"no saferun process of {RUN} can be reached from here: Connection refused", "see saferunctl list")
 
 
 @pytest.mark.parametrize("is_connected", [True, False])

@@ -91,7 +91,7 @@ def test_a_rank_that_spins() -> None:
     # Nobody is told that it hangs: it may as well be a long step.
     assert diagnosis.headline == (
         "rank 1 (node1) has been computing at train.py:60 in bad_spin for 300 s; ranks 0, 2 wait for it in all_reduce "
-        "(it may be a long step: nothing is done about it)"
+        "(it may be a long step; no action is taken)"
     )
 
 

@@ -46,10 +46,7 @@ def test_several_slow_ranks_are_named_together() -> None:
 
 
 def test_the_table_is_as_on_the_page() -> None:
-    rows = [
-        {"rank": rank, "host": f"node{1 + rank // 2}", "waited": share}
-        for rank, share in enumerate([0.22, 0.23, 0.23, 0.01])
-    ]
+    rows = [{"rank": rank, "host": HOSTS[rank], "waited": share} for rank, share in enumerate(SHARES)]
     lines = table_lines({"time": 1000.0, "attempt": 0, "window_s": 60.0, "ranks": rows, "slow": [3]}, 1003.2)
     assert "\n".join(lines) in PAGE
 
