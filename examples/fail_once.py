@@ -31,8 +31,8 @@ def main() -> None:
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # Both tensors live until the group is destroyed: in torch 2.4, a rank can deadlock there if gloo's thread has the last
-    # reference to one.
+    # Both tensors live until the group is destroyed: in torch 2.4, a rank can deadlock there if gloo's thread has the
+    # last reference to one.
     first = sum_of_ranks()
     print(f"rank {rank}: attempt {attempt}, sum of the ranks {first.item()}", flush=True)
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _FIRST_QUERY_S = 0.2
 _LONGEST_PAUSE_S = 15.0
 _BUDGET_S = 5.0
-# How often a script is looked at whose end no descriptor tells.
-_LOOK_S = 0.2
+# How often the end of a script is polled for that has no descriptor.
+_POLL_S = 0.2
 _LARGEST_BYTES = 1 << 16
 _MOST_PROCESSES = 1000
 
@@ -49,12 +49,12 @@ class WrappedRanks(PartBase):
         self._pause_s = _FIRST_QUERY_S
         self._query: Answer | None = None
         self._query_at: float | None = None
-        self._look_at: float | None = None
+        self._poll_at: float | None = None
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        return min((at for at in (self._query_at, self._look_at) if at is not None), default=None)
+        return min((at for at in (self._query_at, self._poll_at) if at is not None), default=None)
 
     def begin(self, group: RankGroup) -> None:
         """The ranks of an attempt have been forked."""
@@ -66,8 +66,8 @@ class WrappedRanks(PartBase):
 
     def tick(self, now: float) -> None:
         """Look for scripts that have not been found, and for the end of others, where that is due."""
-        if self._look_at is not None and self._look_at <= now:
-            self._look(now)
+        if self._poll_at is not None and self._poll_at <= now:
+            self._poll(now)
         if self._query_at is None or self._query_at > now:
             return
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -91,7 +91,7 @@ class WrappedRanks(PartBase):
 
     def close(self) -> None:
         """The attempt is over."""
-        self._query_at = self._look_at = None
+        self._query_at = self._poll_at = None
         self._end_query()
         for rank in self._group.ranks if self._group is not None else ():
             self._unwatch(rank.wrapped)
@@ -180,7 +180,7 @@ class WrappedRanks(PartBase):
         if child.pidfd >= 0:
             self._context.guarded_poller.watch(child.pidfd, partial(self._on_end, rank, script))
         else:
-            self._look_at = time.monotonic() + _LOOK_S
+            self._poll_at = time.monotonic() + _POLL_S
         self._context.investigation.hangs.rank_found(rank.place.local_rank)
         self._context.log.note("ScriptFound")
 
@@ -195,13 +195,13 @@ class WrappedRanks(PartBase):
         self._pause_s = _FIRST_QUERY_S
         self._query_at = time.monotonic() + self._pause_s
 
-    def _look(self, now: float) -> None:
-        """Look whether scripts have ended that have no descriptor, as on old kernels."""
+    def _poll(self, now: float) -> None:
+        """Poll for the end of scripts that have no descriptor, as on old kernels."""
         ranks = self._group.by_pid.values() if self._group is not None else ()
         found = [(rank, rank.wrapped) for rank in ranks if rank.wrapped is not None]
-        looked_at = [(rank, script) for rank, script in found if script.child.pidfd < 0 and not script.ended_at]
-        self._look_at = now + _LOOK_S if looked_at else None
-        for rank, script in looked_at:
+        polled = [(rank, script) for rank, script in found if script.child.pidfd < 0 and not script.ended_at]
+        self._poll_at = now + _POLL_S if polled else None
+        for rank, script in polled:
             if not script.lives:
                 self._on_end(rank, script)
 
