@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from saferun.diagnosis.rank_waits import Wait
+from saferun.diagnosis.wait_rules import OWN_GIL
 from saferun.model import Value
 from saferun.text.wording import NOT_PYTHON
 
@@ -48,6 +49,10 @@ SEVERITY = {kind: order for order, kind in enumerate(CLASSES)}
 _FIFO = HangClass("hang_fifo", "start the process that opens the other end of {what}")
 _LOCK_FILE = "a lock file"
 _LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
+_OWN_GIL_ADVICE = (
+    "a deadlock within torch: keep the tensors of the last collectives until the process group has been destroyed, or"
+    " use a newer torch"
+)
 _NO_PYTHON_ADVICE = "saferunctl stacks shows the native stacks of such processes, by gdb"
 MISMATCH_ADVICE = "compare the code of the ranks: no collective may stand behind a condition that differs between them"
 CIRCLE_ADVICE = "every rank must enter its groups in the same order: compare the order of their calls at these lines"
@@ -70,6 +75,8 @@ def class_of(wait: Wait) -> HangClass:
         return CLASSES["subprocess"]._replace(advice=_FORK_ADVICE)
     if kind == "lock" and what.startswith(_LOCK_FILE):
         return CLASSES["lock"]._replace(advice=_LOCK_FILE_ADVICE)
+    if what == OWN_GIL:
+        return CLASSES["lock"]._replace(advice=_OWN_GIL_ADVICE)
     if kind == "unanswering" and what.endswith(NOT_PYTHON):
         return CLASSES["unanswering"]._replace(advice=_NO_PYTHON_ADVICE)
     return CLASSES[kind]

@@ -60,6 +60,7 @@ class RankView(Value):
         user: distinguishes the user's own code.
         store_port: of the job's store; 0: unknown.
         is_bare: whether there is a dump, and no Python code in it.
+        keeps_gil: whether the main thread holds the GIL while it waits for a thread of torch that needs it.
     """
 
     rank: int
@@ -78,6 +79,7 @@ class RankView(Value):
     hang: HangVerdict | None = None
     store_port: int = 0
     is_bare: bool = False
+    keeps_gil: bool = False
 
 
 Rule = Callable[[RankView], Found | None]

@@ -10,7 +10,7 @@ from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_thread, waits_for_a_thread, worker_dumps
 from saferun.diagnosis.peer_rules import in_collective
 from saferun.diagnosis.rank_view import Found, RankView, first_found, user_frame
-from saferun.diagnosis.wait_rules import RULES
+from saferun.diagnosis.wait_rules import RULES, keeps_gil
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
 from saferun.model import Value
 from saferun.text.wording import NOT_PYTHON
@@ -100,6 +100,7 @@ def rank_waits(
     pending = {wait.rank: wait.op or "a collective" for wait in reversed(findings.waiting)}
     behind = {rank for missing in findings.missing for rank in missing.ranks}
     natives = _natives(dumps, processes)
+    keeping = {_likeness_of(dump, processes.get(rank)) for rank, dump in dumps.items() if keeps_gil(dump)}
     waits = []
     for rank in sorted({*ranks, *dead}):
         found_dump = dumps.get(rank)
@@ -121,7 +122,8 @@ def rank_waits(
             store_port=store_port,
             is_bare=found_dump is not None and _is_bare(found_dump),
         )
-        view = view._replace(frames=natives.get(_likeness(view.frames, view.process), view.frames))
+        likeness = _likeness(view.frames, view.process)
+        view = view._replace(frames=natives.get(likeness, view.frames), keeps_gil=likeness in keeping)
         waits.append(_wait(view, _followed(found_dump, user)))
     return tuple(waits)
 
@@ -161,6 +163,11 @@ def _likeness(frames: Sequence[Frame], process: ProcessSnapshot | None) -> _Like
     return tuple(frame for frame in frames if not is_native(frame)), process.syscall if process is not None else ""
 
 
+def _likeness_of(dump: StackDump, process: ProcessSnapshot | None) -> _Likeness:
+    thread = main_thread(dump)
+    return _likeness(thread.frames if thread is not None else (), process)
+
+
 def _natives(
     dumps: Mapping[int, StackDump], processes: Mapping[int, ProcessSnapshot]
 ) -> dict[_Likeness, tuple[Frame, ...]]:
@@ -195,7 +202,8 @@ def _followed(dump: StackDump | None, user: UserCode) -> Sequence[ThreadStack]:
 def _wait(view: RankView, followed: Sequence[ThreadStack]) -> Wait:
     found = first_found(view, RULES) or Found("unanswering", "", "cannot be inspected")
     place = location_text(user_frame(view.frames, view.user))
-    if view.owns_gil and not view.active and found.kind in _HELD_UP_BY_GIL and not found.of_peers:
+    is_blocked = view.owns_gil and not view.active and not view.keeps_gil
+    if is_blocked and found.kind in _HELD_UP_BY_GIL and not found.of_peers:
         found = found._replace(doing=f"{found.doing} in C code that holds the GIL")
     if found.kind in _VAGUE and followed:
         inner_views = [_view_of(view, thread) for thread in followed]

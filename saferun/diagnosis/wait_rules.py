@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.diagnosis.frames import Calls, last_name, location_text
+from saferun.diagnosis.frames import Calls, is_native, last_name, location_text, native_name
 from saferun.diagnosis.merged_stacks import WORKER_NAME, main_thread, started_in_child
 from saferun.diagnosis.peer_rules import (
     found_in_collective,
@@ -28,6 +28,7 @@ from saferun.diagnosis.rank_view import (
     waits_on,
     wchan,
 )
+from saferun.evidence import StackDump, ThreadStack
 from saferun.text.wording import NOT_PYTHON
 
 # ------------------------------------------------------------------------------------- states of the process as a whole
@@ -258,6 +259,31 @@ _LOCK_NATIVE = tuple(
 _GIL_NATIVE = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure", "pybind11::gil_scoped")
 
 
+OWN_GIL = "a thread of its process group that needs the GIL, which it holds"
+"""What a rank waits for in a deadlock within torch."""
+_DESTRUCTORS = ("c10d::ProcessGroup::~", "c10d::ProcessGroupGloo::~", "c10d::ProcessGroupNCCL::~")
+
+
+def keeps_gil(dump: StackDump) -> bool:
+    """Whether the main thread destroys a process group and waits for a thread of it that needs the GIL.
+
+    Whoever destroys a Python object holds it. Seen in torch 2.4: gloo's thread frees the last reference to a tensor.
+    """
+    main = main_thread(dump)
+    if main is None or not _native_names(main, _DESTRUCTORS):
+        return False
+    others = (thread for thread in dump.threads if thread is not main)
+    return any(_native_names(thread, _GIL_NATIVE) and _native_names(thread, ("c10d::",)) for thread in others)
+
+
+def _native_names(thread: ThreadStack, starts: tuple[str, ...]) -> bool:
+    return any(is_native(frame) and native_name(frame.function).startswith(starts) for frame in thread.frames)
+
+
+def _own_gil(view: RankView) -> Found | None:
+    return _in_lock(OWN_GIL) if view.keeps_gil else None
+
+
 def _lock(view: RankView) -> Found | None:
     if native_call(view, *_GIL_NATIVE):
         return _in_lock("the GIL, which another thread holds")
@@ -399,6 +425,7 @@ _KERNEL_RULES: tuple[Rule, ...] = (_subprocess, _sleep, _file_io, _network, _fut
 RULES: tuple[Rule, ...] = (
     *_STATE_RULES,
     _unanswering,
+    _own_gil,
     in_store,
     in_collective,
     in_native_collective,

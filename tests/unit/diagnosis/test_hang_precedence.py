@@ -12,6 +12,7 @@ from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence import (
     Capture,
     CollectiveCall,
+    Diagnosis,
     Evidence,
     Frame,
     GroupProgress,
@@ -123,6 +124,32 @@ def test_a_rank_that_has_ended_is_named_before_one_that_waits_for_it() -> None:
     found = diagnose_hang(job(IN_STEP, receiving, (), recorders=recorders, ends=(end_of(2),)))
     assert found.cause is not None
     assert (found.cause.class_name, found.cause.ranks) == ("hang_early_exit", (2,))
+
+
+def test_a_deadlock_within_a_rank_comes_before_one_that_has_ended_well() -> None:
+    """As seen with torch 2.4: the destructor of a process group waits for gloo's thread, which waits for the GIL."""
+    destroys = (native("c10d::ProcessGroupGloo::~ProcessGroupGloo"), native("c10d::ProcessGroup::~ProcessGroup"), STEP)
+    frees = (
+        native("pybind11::gil_scoped_acquire::gil_scoped_acquire"),
+        native("c10d::ProcessGroupGloo::AsyncWork::~AsyncWork"),
+        native("c10d::ProcessGroupGloo::runLoop"),
+    )
+
+    def found_with(other: tuple[Frame, ...]) -> Diagnosis:
+        seen = job(destroys, (), ends=(end_of(1),))
+        (dump,) = seen.capture.stacks
+        thread = dump.threads[0]._replace(tid=7, name="", frames=other)
+        dump = dump._replace(threads=(*dump.threads, thread))
+        return diagnose_hang(seen._replace(capture=seen.capture._replace(stacks=(dump,))))
+
+    found = found_with(frees)
+    assert found.cause is not None
+    assert (found.cause.class_name, found.cause.ranks) == ("hang_lock", (0,))
+    assert "waits for a thread of its process group that needs the GIL, which it holds" in found.headline
+    assert "deadlock within torch" in found.cause.advice
+    found = found_with((native("gloo::transport::tcp::UnboundBuffer::waitRecv"), *frees[2:]))
+    assert found.cause is not None
+    assert (found.cause.class_name, found.cause.ranks) == ("hang_early_exit", (1,))
 
 
 def test_ranks_that_saferun_ended_are_not_to_blame() -> None:
