@@ -347,7 +347,7 @@ class ControlPart(PartBase):
         if state not in {State.STARTING, State.RUNNING} or is_ending:
             self._refuse(client, "another attempt")
             return
-        if context.job.unserved is not None:
+        if context.job.storeless_job is not None:
             what = "the hosts no longer hear of each other, and cannot restart their ranks together"
             self._send(client, {"error": what, "hint": "stop the job (saferunctl stop), and start it again"})
             return
