@@ -113,7 +113,8 @@ class Job(JobSender):
             on_resumed=self._on_resumed,
             on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT, is_own=True),
         )
-        self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_fault()  # noqa: PLW0108 - looked up at each call: `current` changes per attempt
+        # Looked up at each call: `current` changes with the attempt.
+        self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_nic_fault()  # noqa: PLW0108 - see above
         self._joining = False
         self._waited_for = ""  # the last line that was printed about the wait for other hosts
         self.is_join_failure_reported = False

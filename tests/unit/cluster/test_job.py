@@ -14,6 +14,7 @@ from saferun.cluster.job_values import EvidenceChunk
 from saferun.cluster.join_messages import HostInfoText, HostsPart, Peer, SecretSharing, parts_of
 from saferun.cluster.roster import Roster
 from saferun.cluster.silence import Progress
+from saferun.cluster.silent_hosts import _OthersProgress
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
 from saferun.supervisor.events import (
@@ -333,7 +334,8 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
     sent = listening.channel.sent
     assert [sent[-1]["message"][name] for name in ("kind", "hosts")] == ["watch", [1, 2]]
     control = listening.job.current.silent_hosts
-    control._others_at = (time.monotonic() - 20.0,) * 3
+    before = time.monotonic() - 20.0
+    control._others = _OthersProgress(before, before, before)
     control._watch._began = control._watch._moved = control._watch._active = time.monotonic() - 20.0
     for told in ([1, 1], "nonsense", [1]):
         changed = {"1/0": {"s": "run", "progress": told}}
