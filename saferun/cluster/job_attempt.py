@@ -30,7 +30,7 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED
-from saferun.model import JsonObject
+from saferun.model import RANKS_LEFT_OVER, JsonObject
 from saferun.supervisor.events import (
     CauseShown,
     CheckpointRequested,
@@ -345,7 +345,7 @@ class JobAttempt:
                 self.silent_hosts.hear_progress(moved=moved)
             if isinstance(route := state.get("route"), str) and self._lines.may_print(key, f"{key} route", route):
                 self.silent_hosts.note(peer.label, route)
-            if state.get("s") == "leftovers" and host != self._roster.host and isinstance(state.get("text"), str):
+            if state.get("s") == RANKS_LEFT_OVER and host != self._roster.host and isinstance(state.get("text"), str):
                 # Another host waits for processes that its ranks left behind, and the job waits for that host.
                 text = display_text(state["text"], _LONGEST_LEFTOVERS)
                 if self._lines.may_print(key, f"{key} leftovers", text):

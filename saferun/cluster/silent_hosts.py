@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from saferun.cluster.progress import ProgressWatch, WatchedRank
+from saferun.cluster.progress import ObservedRank, ProgressWatch
 from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge, together
 from saferun.errors import printable
 from saferun.linux.netlink import route_to
@@ -80,7 +80,7 @@ class SilentHosts:
         addresses: Iterable[str],
         leads: bool,
         speaks: bool,
-        ranks: Callable[[], Sequence[WatchedRank]],
+        ranks: Callable[[], Sequence[ObservedRank]],
         print_line: Callable[[str], None],
         on_lost: Callable[[int, str, str], None],
         on_notice: Callable[[str], None],

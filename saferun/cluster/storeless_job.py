@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.cluster.progress import ProgressWatch, WatchedRank
+from saferun.cluster.progress import ObservedRank, ProgressWatch
 from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge
 from saferun.linux.poller import Poller
 
@@ -50,7 +50,7 @@ class StorelessJob:
     def __init__(
         self,
         lost: JobLost,
-        ranks: Callable[[], Sequence[WatchedRank]],
+        ranks: Callable[[], Sequence[ObservedRank]],
         poller: Poller,
         *,
         started_by: float,
