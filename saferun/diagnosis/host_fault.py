@@ -339,7 +339,7 @@ _BY_CHECK: dict[tuple[str, str], str] = {
     ("nic_errors", "fabric_degraded"): "link",
     ("storage", "file_system_error"): "file_system",
 }
-"""The kind of fault that a check's finding, with its class, shows. Without GPUs in use elsewhere, and settings."""
+"""The kind of fault that a check's finding shows, by check and class. Settings, and GPUs in use by others, are none."""
 
 
 _FAULT_IF_MINORITY = frozenset(
