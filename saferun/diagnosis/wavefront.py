@@ -1,4 +1,4 @@
-"""Which ranks hold up all others, from the calls that each rank waits in: those that wait for nobody else. Pure.
+"""Which ranks hold up all others, from the calls that each rank waits in: those that wait for no other. Pure.
 
 On a GPU calls are only queued: a rank whose GPU hangs goes on calling, and a rank that is held up has several pending
 calls. The first of them counts, in the order in which the rank made them. It waits for the members that have not made

@@ -43,7 +43,7 @@ _SCREEN_S = 0.3
 _KEYS_S = 5.0
 # How often keys that the rank has not read yet are offered to it again.
 _TYPED_S = 0.05
-# If nobody reads typed keys, the keyboard is not watched for this long: at first, and at most.
+# If no rank reads typed keys, the keyboard is not watched for this long: at first, and at most.
 _IDLE_KEYS_S, _LONGEST_IDLE_KEYS_S = 0.2, 2.0
 # Ranks that begin to ask within this time are announced together.
 _ANNOUNCE_S = 0.5

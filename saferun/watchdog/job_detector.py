@@ -89,7 +89,7 @@ class JobDetector:
         whole = combine(states, ranks_of=self._ranks_of)
         if whole is not None:
             return whole
-        # A suspicion about single ranks is reported, and not acted upon.
+        # A suspected hang of single ranks is reported, and not acted upon.
         for task, state in states.items():
             own = self._ranks_of.get(task, ()) if self._ranks_of is not None else None
             verdict = (
