@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from measure import Bar, Options, Scratch, Table, parse_options, progress, say_machine, stop, wait_until
 from saferun.captures.inspection import inspect_ranks
 from saferun.linux.poller import Poller
-from saferun.watchdog.monitor import Watch, WatchedRank
+from saferun.watchdog.monitor import RankMonitor, WatchedRank
 from saferun.watchdog.wait_watch import SampledRank, WaitWatch
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def measure_sampling(scratch: Scratch, script: str, what: str, window_s: float) 
         wait_until((directory / f"ready.{rank}").exists, f"rank {rank}")
     poller = Poller()
     verdicts: list[HangVerdict] = []
-    watch = Watch(HANG_TIMEOUT_S, poller, on_verdict=verdicts.append, on_recovery=lambda _: None)
+    watch = RankMonitor(HANG_TIMEOUT_S, poller, on_verdict=verdicts.append, on_recovery=lambda _: None)
     ranks = [
         WatchedRank(rank, rank, process.pid, lambda: 0, "", os.path.join(directory, f"heartbeat.{rank}"))
         for rank, process in enumerate(processes)

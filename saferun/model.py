@@ -5,6 +5,11 @@ from __future__ import annotations
 import signal
 
 __all__ = [
+    "RANKS_DONE",
+    "RANKS_HELD",
+    "RANKS_LEFT_OVER",
+    "RANKS_QUIET",
+    "RANKS_RUN",
     "ExitStatus",
     "JsonObject",
     "LogDestinations",
@@ -141,6 +146,14 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
+
+
+# How the ranks of one saferun are doing, as it reports that to the leader: the field ``s`` of its state.
+RANKS_RUN = "run"
+RANKS_QUIET = "quiet"  # no rank makes progress
+RANKS_HELD = "held"  # a user holds one up, in a debugger or at a prompt
+RANKS_DONE = "done"  # all have ended with exit code 0
+RANKS_LEFT_OVER = "leftovers"  # as done, but processes that they left behind still run
 
 
 class RankAssignment(Value):

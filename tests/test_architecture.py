@@ -482,7 +482,6 @@ _SHARED_CLASSES = {
     "LostHost": "a host that is silent: in the job, and as evidence is merged",
     "ProbeTarget": "a host to be probed: as it is sent, and as it is used",
     "StartFailed": "the event, and the ending that follows it",
-    "WatchedRank": "a rank that runs: as the watchdog has it, and what is asked of it elsewhere",
 }
 
 

@@ -25,12 +25,12 @@ HINT = "check that this works: python -c 'import torch.distributed'"
 KILLED_HINT = "find out what killed it: dmesg shows whether it was the OOM killer"
 _OPTIONS_HINT = "look at --logs-specs, --event-log-handler and --numa-binding in saferun --help"
 _PAUSE_S = 0.001
-# What no other coordinator than the one that has served an attempt can do anything with.
+# Messages that are of use only to the coordinator that has served the attempt.
 _OF_AN_ATTEMPT = frozenset({"append", "state", "chunk", "ack", "probe", "start_stage"})
 
 
 class CoordinatorClient:
-    """The coordinator, a process of this one's, or the connection to that of the first task of this host.
+    """The coordinator: a child process, or a connection to the coordinator of this host's first task.
 
     Args:
         config: the launch.
@@ -42,8 +42,9 @@ class CoordinatorClient:
         whole_torch: whether all of torch is needed from the start for another reason than the options.
         name: what an error message calls it.
         open_link: starts the process.
-        successor: says with which message another coordinator goes on where one has died, given why; None: with none.
-        connect_again: connects to another coordinator of another process; False: there is none.
+        successor: takes why the coordinator died, and returns the message that starts a replacement; None: there is
+            to be none.
+        connect_again: connects to the replacement that another process has started; False: there is none.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class CoordinatorClient:
         self._links_opened = 0
         self._lines: JsonLines | None = None
         self._unsent: list[JsonObject] = []
-        self._is_lost = False  # and no other one has been started
+        self._is_lost = False  # the coordinator is gone, and no replacement was started
         self.ended_by = 0  # the signal that ended the last one
         self._stderr = LineAssembler()
         self._is_closed = False
@@ -114,7 +115,7 @@ class CoordinatorClient:
             link = self._open_link(
                 fds.pop("store", -1), self._environ, whole_torch=self._whole_torch, more_fds=fds, poller=self._poller
             )
-        except (SpawnError, OSError) as error:  # no descriptors left, for one
+        except (SpawnError, OSError) as error:  # no descriptors are left, for instance
             self._lose(f"the coordinator cannot be started: {error}", HINT)
             return
         self._link = link
@@ -218,7 +219,7 @@ class CoordinatorClient:
         link.close()
 
     def _has_ended(self, link: CoordinatorLink, timeout_s: float) -> bool:
-        """Wait for a coordinator to end, and reap it; what it writes meanwhile is read, so that nothing holds it up."""
+        """Wait for a coordinator to end, and reap it. Reads its output meanwhile, so that it does not block on that."""
         give_up_at = time.monotonic() + timeout_s
         while time.monotonic() < give_up_at:
             try:
@@ -250,7 +251,7 @@ class CoordinatorClient:
                 self._lines.close()
                 self._lines = None
                 self._lose_connection()
-            # The exit of a coordinator of ours follows, and says more.
+            # The exit status of our own coordinator follows, and says more.
 
     def _take(self, messages: Collection[JsonObject]) -> None:
         for message in messages:
@@ -282,12 +283,12 @@ class CoordinatorClient:
         return chunk
 
     def _lose_connection(self) -> None:
-        """Its coordinator may have been killed and replaced; where it is gone as well, no process listens."""
+        """The other process may have replaced its coordinator; if that process is gone too, nothing listens."""
         what = f"{self._name} is gone"
         message = self._successor(what) if not self._is_closed else None
         if message is not None:
             self._unsent.insert(0, message)
-        # Where the process that had started it lives, it may start another one, for the next attempt.
+        # The process that had started it, if it lives, may start another one for the next attempt.
         is_there = not self._is_closed and self._connect_again()
         if message is not None and is_there:
             return

@@ -19,8 +19,8 @@ from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
+from saferun.cluster.storeless_job import StorelessJob
 from saferun.cluster.succession import Succession
-from saferun.cluster.unserved_job import UnservedJob
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
@@ -37,19 +37,17 @@ if TYPE_CHECKING:
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
-# What the coordinator says of hosts and of processes that are missing.
-_MISSING = " did not come within "
 _ALONE = "--standalone is for a process that is to be a job of its own"
 # How to do without what a scheduler provides.
 _OFF = "--scheduler none: as under torchrun"
-# After the loss of a store, how long hosts that think the start not to be over wait for those that may think otherwise.
-_AGAIN_S = 60.0
-# Of other hosts' addresses: to so many the interfaces are looked up that lead there.
+# The rendezvous timeout after a lost store: hosts may disagree whether the start was over, and then some do not come.
+_REJOIN_TIMEOUT_S = 60.0
+# For so many addresses of other hosts, the interface that leads there is looked up.
 _MOST_ROUTES = 8
 
 
 class Job(JobSender):
-    """The other hosts, with the interface of ``cluster.job_port.JobPort``.
+    """The other hosts, with the interface of ``cluster.job_interface.JobPort``.
 
     Args:
         config: the launch.
@@ -115,13 +113,14 @@ class Job(JobSender):
             on_resumed=self._on_resumed,
             on_failed=lambda reason: self._on_channel_lost(reason, KILLED_HINT, is_own=True),
         )
-        self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_fault()  # noqa: PLW0108 - of today's attempt
+        # Looked up at each call: `current` changes with the attempt.
+        self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_nic_fault()  # noqa: PLW0108 - see above
         self._joining = False
-        self._waited_for = ""  # what was printed of it last
-        self.is_heard = False
-        self._hosts: list[HostsPart] = []  # the first ones of very many
+        self._waited_for = ""  # the last line that was printed about the wait for other hosts
+        self.is_join_failure_reported = False
+        self._hosts: list[HostsPart] = []  # of a large job, the parts of the list of hosts that have come so far
         self._after_loss = False  # the store of the leader was lost
-        self.unserved: UnservedJob | None = None  # without it the job goes on
+        self.storeless_job: StorelessJob | None = None  # set while the job runs on without its store
         self.leads = False
         self.leader = ""
         self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
@@ -132,9 +131,9 @@ class Job(JobSender):
 
     def _begin(self, attempt: JobAttempt) -> None:
         self.current.silent_hosts.end()
-        if self.unserved is not None:
-            self.unserved.end()
-        self.unserved = None
+        if self.storeless_job is not None:
+            self.storeless_job.end()
+        self.storeless_job = None
         self.current = attempt
         self.blamed = ()
 
@@ -159,8 +158,8 @@ class Job(JobSender):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        unserved = self.unserved.deadline if self.unserved is not None else None
-        moments = (self._channel.deadline, self.current.deadline, self._succession.deadline, unserved)
+        storeless = self.storeless_job.deadline if self.storeless_job is not None else None
+        moments = (self._channel.deadline, self.current.deadline, self._succession.deadline, storeless)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -169,8 +168,8 @@ class Job(JobSender):
             self._channel.tick(now)
         self.current.tick(now)
         self._succession.tick(now)
-        if self.unserved is not None:
-            self.unserved.tick(now)
+        if self.storeless_job is not None:
+            self.storeless_job.tick(now)
 
     @property
     def pids(self) -> set[int]:
@@ -194,7 +193,7 @@ class Job(JobSender):
             outside = self.current.number < 0 and hosts.least != hosts.most
             self._channel.send({"op": "leave"} if end.leaves or outside else {"op": "close", **note})
         elif note:
-            # Of the hosts that this one waits for, some may wait, too.
+            # Hosts that this one waits for may be waiting for it in turn: they learn that the job has ended.
             self._channel.send({"op": "close", **note})
         self._channel.close()
 
@@ -244,8 +243,8 @@ class Job(JobSender):
         self._begin(JobAttempt(self._context))
         self._joining, self._hosts = True, []
         timeout_s = config.hosts.start_timeout_s
-        # Less where each host decided for itself that they meet again.
-        timeout_s, self._after_loss = min(timeout_s, _AGAIN_S) if self._after_loss else timeout_s, False
+        # Shorter after a lost store: each host decided for itself to meet again, and some may not have.
+        timeout_s, self._after_loss = min(timeout_s, _REJOIN_TIMEOUT_S) if self._after_loss else timeout_s, False
         base = self._run_dir.shared_base if config.shares_secret else ""
         self._own_addresses = tuple(own_addresses())
         record = TaskInfo(
@@ -397,14 +396,15 @@ class Job(JobSender):
                 self._on_joined(message)
             case "join_failed" if self._joining:
                 self._joining = False
-                self.is_heard = message.get("published") is True or (
-                    # It has been said while the others were waited for; the second host says it with its advice.
+                self.is_join_failure_reported = message.get("published") is True or (
+                    # Printed already while the others were waited for; the second host prints it again, with its hint.
                     self._waited_for != ""
                     and str(message["what"]).startswith(self._waited_for)
                     and self._config.hosts.node_rank != 1
                 )
                 code = 2 if message.get("usage") is True else 0 if message.get("needless") is True else 1
-                self._fail(str(message["what"]), str(message["hint"]), code)
+                is_incomplete = message.get("incomplete") is True  # older releases do not say so
+                self._fail(str(message["what"]), str(message["hint"]), code, is_incomplete=is_incomplete)
             case "job_ended" if self._joining:
                 self._joining = False
                 ended: EndNote = fit(EndNote, message)
@@ -431,18 +431,18 @@ class Job(JobSender):
         if self.is_head:
             self._print_line(f"saferun: warning: {display_text(str(what), LONGEST_MESSAGE)}")
 
-    def _fail(self, what: str, hint: str, exit_code: int = 1) -> None:
+    def _fail(self, what: str, hint: str, exit_code: int = 1, *, is_incomplete: bool = False) -> None:
         hosts = self._config.hosts
         is_known = short_host_name() in what or not (hosts.announces or not hosts.shares_console)
         if hosts.detected and not is_known:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
-        if hosts.detected and _MISSING in what:
+        if hosts.detected and is_incomplete:
             hint += f"; {_ALONE}"
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
     def _successor(self, reason: str) -> JsonObject | None:
-        """With which message another coordinator goes on where this one has died; None: with none."""
+        """The message that starts a replacement coordinator; None: there is to be none."""
         attempt = self._attempt()
         # Torch's timers have lost their server with it.
         if self.client.serves_timers or self._joining or self.client.is_preparing or attempt != self.joined_attempt:
@@ -456,7 +456,7 @@ class Job(JobSender):
         self._warn(f"{reason}; another one has taken its place, and the job goes on")
 
     def _on_channel_lost(self, what: str, hint: str, class_name: str = "", *, is_own: bool = False) -> None:
-        """The other hosts are not heard any more. ``is_own``: for want of a coordinator of this host."""
+        """Messages of the other hosts no longer arrive. ``is_own``: because this host has lost its coordinator."""
         self._callbacks.set_status(None)
         if self._joining or self.client.is_preparing:
             self._joining = self.client.is_preparing = False
@@ -464,26 +464,27 @@ class Job(JobSender):
             return
         is_neighbour = self.host == 0 and self.joined_attempt >= 0 and not self.is_head
         if (self.leads and self.is_head) or (is_neighbour and self.client.is_open):
-            class_name = "store_lost"  # this host's own coordinator, which served it
+            class_name = "store_lost"  # this host's own coordinator served it
             self._channel.answer_end()
         self._after_loss = bool(class_name)
         lost = JobLost(time.monotonic(), self._attempt(), what, hint, class_name)
-        is_deaf = is_own and self.is_head and not class_name
+        lost_own_coordinator = is_own and self.is_head and not class_name
         current = self.current
-        may_go_on = (class_name or is_deaf) and self._config.rendezvous.backend == "static" and self._callbacks.ranks()
+        is_static = self._config.rendezvous.backend == "static"
+        may_go_on = is_static and (class_name or lost_own_coordinator) and self._callbacks.ranks()
         is_ending = current.is_ending or self.aborted_attempt == current.number
-        if not may_go_on or self.unserved is not None or current.number != self._attempt() or is_ending:
+        if not may_go_on or self.storeless_job is not None or current.number != self._attempt() or is_ending:
             self._post(lost)
             return
-        if is_deaf:
+        if lost_own_coordinator:
             self._channel.answer_end()  # the leader finds that this host is up
         self.current.silent_hosts.end()
         at = {"monotonic_s": lost.at, "attempt": lost.attempt}
-        # It is the reason only where nothing else comes first.
+        # The loss is why the attempt ends only if nothing else ends it first.
         set_reason = partial(setattr, self.current, "abort_reason", self.current.abort_reason)
         self.current.abort_reason = None
         speaks = self.leads or not self._config.hosts.shares_console
-        self.unserved = UnservedJob(
+        self.storeless_job = StorelessJob(
             lost,
             self._callbacks.ranks,
             self._poller,
@@ -492,8 +493,8 @@ class Job(JobSender):
             hang_timeout_s=self._config.watch.hang_timeout_s,
             post=self._post,
             note=lambda: self._run_dir.write_event({"event": "StoreLost", "time": time.time(), **at, "what": what}),
-            warn=self._warn if speaks or is_deaf else lambda _: None,
-            has_store=is_deaf,
+            warn=self._warn if speaks or lost_own_coordinator else lambda _: None,
+            has_store=lost_own_coordinator,
             on_lost=set_reason,
         )
-        self.on_end = self.unserved.conclude
+        self.on_end = self.storeless_job.conclude

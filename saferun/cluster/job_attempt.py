@@ -30,7 +30,7 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED
-from saferun.model import JsonObject
+from saferun.model import RANKS_LEFT_OVER, JsonObject
 from saferun.supervisor.events import (
     CauseShown,
     CheckpointRequested,
@@ -49,10 +49,10 @@ _LONGEST_NAME = 255
 _MOST_RANKS = 100_000
 _GONE = ("gone", "unreachable")
 _REGROUPS = ("membership", "leave")
-# So many hosts are asked how their ranks do, where another one is silent.
+# While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
-# Of --host-timeout, how long a host is silent before it is probed; that takes the rest, at most six seconds.
+# A host is probed after this share of --host-timeout without a heartbeat; probing takes the rest, 6 s at most.
 SILENT_SHARE = 0.8
 
 
@@ -82,14 +82,14 @@ class JobContext:
 
 
 class _LinesOfOthers:
-    """The lines that were printed for other hosts: no host fills the console of another one."""
+    """Counts the lines printed for other hosts, so that none of them floods this console."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._last: dict[str, str] = {}
 
     def may_print(self, who: str, about: str = "", text: str = "") -> bool:
-        """Whether there may be another line of a saferun's; the last line is not repeated."""
+        """Whether one more line may be printed for this saferun; a line that repeats the last one may not."""
         if about and self._last.get(about) == text[:LONGEST_MESSAGE]:
             return False
         self._counts[who] = self._counts.get(who, 0) + 1
@@ -162,7 +162,7 @@ class JobAttempt:
         self.report = StateReport(self._sender)
         self.states = TaskStates(roster)
         self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe)
-        self.is_ending = False  # on all hosts, as the log has it
+        self.is_ending = False  # the job's log says that the attempt ends on all hosts
         self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
         self._lost_tasks: set[tuple[int, int]] = set()
         self._lines = _LinesOfOthers()
@@ -215,7 +215,7 @@ class JobAttempt:
             method(self, message)
 
     def _guarded(self, call: Callable[[Any], None], argument: object) -> None:
-        """Where nothing can be made of silence, the job goes on."""
+        """Judge silent hosts; if that fails, the job goes on without a verdict."""
         try:
             call(argument)
         except Exception as error:
@@ -280,10 +280,10 @@ class JobAttempt:
                 self.context.calls.post(CheckpointRequested(now, attempt, by, found.signum, ours=False))
 
     def _on_request_between_attempts(self, found: StopMessage, *, is_stop: bool) -> None:
-        """The hosts have not met for the next attempt: it is in the log of the previous one.
+        """The hosts have not met for the next attempt, so that the request is in the log of the previous one.
 
-        They end when they read it of the leader, which repeats what others were asked: its entry is in the log only
-        if the leader has not closed that yet, and so does not go on with the others.
+        They end when they read the leader's request; it repeats those of other hosts. An entry of the leader proves
+        that the leader still had this log open, and has not met the others for the next attempt.
         """
         if not is_stop:
             return
@@ -318,7 +318,7 @@ class JobAttempt:
             self.context.calls.on_preflight(entry)
 
     def _on_notice(self, attempt: int, entry: JsonObject) -> None:
-        # The leader cannot print it itself, and one of the others is enough.
+        # The leader cannot print it itself, and of the other hosts only one does.
         if attempt == self.number and self._roster.host == 1 and self._lines.may_print("notice"):
             self.context.warn(entry["text"])
 
@@ -345,8 +345,8 @@ class JobAttempt:
                 self.silent_hosts.hear_progress(moved=moved)
             if isinstance(route := state.get("route"), str) and self._lines.may_print(key, f"{key} route", route):
                 self.silent_hosts.note(peer.label, route)
-            if state.get("s") == "leftovers" and host != self._roster.host and isinstance(state.get("text"), str):
-                # Another host waits for what its ranks left behind, and so does the job.
+            if state.get("s") == RANKS_LEFT_OVER and host != self._roster.host and isinstance(state.get("text"), str):
+                # Another host waits for processes that its ranks left behind, and the job waits for that host.
                 text = display_text(state["text"], _LONGEST_LEFTOVERS)
                 if self._lines.may_print(key, f"{key} leftovers", text):
                     self.context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
@@ -354,12 +354,12 @@ class JobAttempt:
             if state.get("s") == "gone":
                 self._lost_tasks.add((host, task))
         self.chunks.review()
-        # Whether the job hangs is judged by the hosts that can be heard.
-        self.context.reports.on_states(self.states.of_heard(self.silent_hosts.missing))
+        # Silent hosts without which the job goes on have no say in whether it hangs.
+        self.context.reports.on_states(self.states.of_heard(self.silent_hosts.silent_but_tolerated))
         self._check_end()
 
     def _check_end(self) -> None:
-        """Whether every rank of the job has ended well, or every one that can be heard."""
+        """Post that all ranks of the job have ended well; or that only those of silent hosts have not."""
         if self.states.are_all_done():
             self.context.calls.post(HostsDone(time.monotonic(), self.context.calls.attempt()))
         else:
@@ -367,21 +367,21 @@ class JobAttempt:
 
     def _check_missing(self) -> None:
         living = self.states.living()
-        waits = bool(living) and living <= self.silent_hosts.missing
+        waits = bool(living) and living <= self.silent_hosts.silent_but_tolerated
         if waits != self._waits_for_unheard:
             self._waits_for_unheard = waits
-            self._on_unheard(self.silent_hosts.missing_text() if waits else "")
+            self._on_unheard(self.silent_hosts.tolerated_text() if waits else "")
 
     # ----------------------------------------------------------------------------------------------------------------
     # Hosts that are silent, or lost
 
     def _is_awaited(self, host: int, task: int) -> bool:
-        is_there = host not in self.lost and host not in self._left and host not in self.silent_hosts.missing
-        return is_there and (host, task) not in self._lost_tasks
+        gone = (self.lost, self._left, self.silent_hosts.silent_but_tolerated)
+        return not any(host in hosts for hosts in gone) and (host, task) not in self._lost_tasks
 
     def _ask_others(self) -> bool:
         """Ask some other hosts whether their ranks make progress. Returns whether there are any with ranks."""
-        asked = sorted(self.states.running() - {self._roster.host} - self.silent_hosts.unheard)[:_MOST_ASKED]
+        asked = sorted(self.states.running() - {self._roster.host} - self.silent_hosts.silent)[:_MOST_ASKED]
         if asked:
             self._sender.ask_for_progress(asked)
         return bool(asked)
@@ -418,7 +418,7 @@ class JobAttempt:
             return
         text = display_text(message.get("text") or "it does not answer", LONGEST_MESSAGE)
         if self.states.is_done(host) and not self.is_ending:
-            # It is not needed any more. Were another rendezvous to wait for it, that would find out.
+            # The job no longer needs it. Should the hosts meet again, the rendezvous finds that it is missing.
             self._left.add(host)
             self.context.warn(f"{text}; the ranks of {peer.label} have ended well, so the job goes on")
         else:
@@ -429,7 +429,7 @@ class JobAttempt:
         self.chunks.review()
 
     def _on_store_lost(self, message: JsonObject) -> None:
-        # If a process there holds the port, it is its saferun, which can serve another store.
+        # A process that still holds the port there is its saferun, which can serve another store.
         may_come_again = message.get("again") is True
         self._lose_store(
             display_text(message["text"], LONGEST_MESSAGE), _why(message), "store_lost" if may_come_again else ""
@@ -458,8 +458,8 @@ class JobAttempt:
     def _on_warning(self, message: JsonObject) -> None:
         self.context.warn(message["text"])
 
-    # Each with whether it is for the leader alone, and whether it is ignored in another attempt. ``store_lost`` of the
-    # previous attempt would end the next one: the hosts never end theirs at the same moment.
+    # The handler of each message; whether only the leader takes it; whether it is dropped if it is of another attempt.
+    # The hosts end an attempt at different moments: a ``store_lost`` of the previous one would end the next.
     _BY_OP: ClassVar[dict[str, tuple[Callable[[JobAttempt, JsonObject], None], bool, bool]]] = {
         "entry": (_on_entry, False, False),
         "states": (_on_states, True, False),

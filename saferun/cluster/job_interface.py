@@ -15,7 +15,7 @@ from saferun.cluster.join_messages import Peer
 from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.report_listeners import SoloRankReports
 from saferun.cluster.solo_job import SoloJob
-from saferun.cluster.unserved_job import UnservedJob
+from saferun.cluster.storeless_job import StorelessJob
 from saferun.linux.part import Part
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
@@ -30,14 +30,16 @@ class JobPort(Part, Protocol):
         host: this host's number; like what follows known when the hosts have met.
         leads: whether this process decides for the job.
         leader: the name of the host that does; empty where there is only this one.
-        is_heard: whether another host prints why the hosts have not met, or this one has printed it already.
+        is_join_failure_reported: whether another host prints why the hosts could not meet, or this one printed it
+            while it waited.
         peers: all hosts, on the leader of several.
         other_addresses: of hosts with other ranks of the job, as far as they are known: on the leader all of them.
         chunk_limit_bytes: how large a chunk of evidence may be.
         end: set before ``close``: how the launch ends; None: by an error.
         nic_fault: returns what is amiss with an interface to other hosts: ``eth1 has no carrier``; empty: nothing.
         blamed: set by whoever finds out: the ranks of the job that caused the last hang.
-        unserved: watches the ranks of a job that goes on without its stores, or without this host's coordinator.
+        storeless_job: set while the job runs on without its store, or without this host's coordinator: watches the
+            ranks.
     """
 
     client: CoordinatorClient
@@ -45,14 +47,14 @@ class JobPort(Part, Protocol):
     host: int
     leads: bool
     leader: str
-    is_heard: bool
+    is_join_failure_reported: bool
     peers: Mapping[int, Peer]
     other_addresses: tuple[str, ...]
     chunk_limit_bytes: int
     end: Finish | None
     nic_fault: Callable[[], str]
     blamed: tuple[int, ...]
-    unserved: UnservedJob | None
+    storeless_job: StorelessJob | None
 
     @property
     def reports(self) -> RankReports | SoloRankReports:

@@ -11,7 +11,7 @@ from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.leader_clock import LeaderClock
 from saferun.cluster.messages import LONGEST_MESSAGE, MOST_LINES
 from saferun.cluster.roster import Roster
-from saferun.model import JsonObject
+from saferun.model import RANKS_DONE, RANKS_LEFT_OVER, RANKS_RUN, JsonObject
 from saferun.supervisor.actions import BroadcastDecision
 
 _MOST_UNREAD = 16
@@ -169,20 +169,20 @@ class StateReport:
 
     def __init__(self, sender: JobSender) -> None:
         self._sender = sender
-        self._state: JsonObject = {"s": "run"}
+        self._state: JsonObject = {"s": RANKS_RUN}
         self._more: JsonObject = {}
 
     @property
     def has_ended(self) -> bool:
         """Whether all ranks of this process have ended well."""
-        return self._state.get("s") in {"done", "leftovers"}
+        return self._state.get("s") in {RANKS_DONE, RANKS_LEFT_OVER}
 
     def set(self, state: JsonObject) -> None:
         """How the ranks do."""
         if state != self._state:
             self._state = state
             self._send()
-            if state.get("s") == "done":
+            if state.get("s") == RANKS_DONE:
                 self._sender.on_end(True)
 
     def set_route(self, text: str) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from saferun.cluster.join_messages import HostInfoText, ProbeTarget, Replacement
-    from saferun.cluster.progress import WatchedRank
+    from saferun.cluster.progress import ObservedRank
     from saferun.supervisor.events import Event
 
 
@@ -104,5 +104,5 @@ class JobCallbacks(Value):
     on_torch: Callable[[str], None]
     on_stderr: Callable[[bytes], None]
     print_line: Callable[[str], None]
-    ranks: Callable[[], Sequence[WatchedRank]]
+    ranks: Callable[[], Sequence[ObservedRank]]
     set_status: Callable[[str | None], bool] = lambda _text: False

@@ -1,8 +1,8 @@
-"""Whether the ranks of this host get on, watched while it is in doubt whether another host lives. Never waits.
+"""Whether the ranks of this host make progress: sampled while another host may be dead. Never waits.
 
-A rank that uses its processor all the time may be at work or wait for a dead host, as NCCL does. Its sequence numbers
-tell the two apart: it waits where a collective is under way and none is begun or completed. Where it has no numbers, it
-is taken to be at work.
+A rank that uses its processor all the time may work, or busy-wait for a dead host, as NCCL does. Its sequence numbers
+tell the two apart: it waits if a collective is under way, and none begins or completes. A rank without numbers is taken
+to be at work.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ASK_EVERY = 2
 _QUERY_DEADLINE_S = 2.0
 
 
-class WatchedRank(Protocol):
-    """A rank that runs: as ``saferun.watchdog.monitor`` has it."""
+class ObservedRank(Protocol):
+    """A rank that runs, with what is read of it here: ``saferun.watchdog.monitor.WatchedRank`` has that."""
 
     @property
     def local_rank(self) -> int:
@@ -85,7 +85,7 @@ class ProgressWatch:
             query.give_up()
         self._queries.clear()
 
-    def tick(self, now: float, ranks: Sequence[WatchedRank]) -> None:
+    def tick(self, now: float, ranks: Sequence[ObservedRank]) -> None:
         """Take a sample where it is due."""
         if self.deadline is None or now < self.deadline:
             return
@@ -103,8 +103,8 @@ class ProgressWatch:
             if asks and pid and pid not in self._queries:
                 self._ask(rank, pid, now)
 
-    def _sample(self, rank: WatchedRank, now: float, interval_s: float, newest: int) -> int:
-        """Look at a rank; returns the process that does its work, 0 where there is none."""
+    def _sample(self, rank: ObservedRank, now: float, interval_s: float, newest: int) -> int:
+        """Take a sample of a rank; returns the process that does its work, 0 if there is none."""
         family = self._families.get(rank.pid)
         if family is None:
             family = self._families[rank.pid] = FamilyReader(rank.pid)
@@ -117,7 +117,7 @@ class ProgressWatch:
             rank.local_rank, rank.rank, principal, others, family.is_wrapper, rank.output_bytes(), heartbeat_ns=0
         )
         signs = self._signs.setdefault(rank.pid, RankSigns(self._span_s))
-        # Whether it has been asked for its numbers since the last sample, which is work as well.
+        # A rank that was asked for its numbers since the last sample has worked to answer.
         disturbed = bool(self._queries) or self._samples % _ASK_EVERY == 0
         seen = signs.take(sample, interval_s, disturbed=disturbed, patience_s=self._span_s)
         if seen.moved or (seen.busy_pids and self._works(principal.pid)):
@@ -133,7 +133,7 @@ class ProgressWatch:
         numbers = self._numbers[pid]
         return numbers is None or all(enqueued <= completed for enqueued, completed in numbers.values())
 
-    def _ask(self, rank: WatchedRank, pid: int, now: float) -> None:
+    def _ask(self, rank: ObservedRank, pid: int, now: float) -> None:
         if not rank.hook_prefix:
             self._numbers[pid] = None
             return

@@ -1,8 +1,8 @@
 """What follows when no heartbeats come from another host: is it lost, or only the route to it? Pure.
 
-A host whose control path is cut trains on over its other network, and so does the job; so does one whose saferun was
-stopped (SIGSTOP). A host that is dead stops it: whoever waits for its ranks stands still. So the ranks that can be seen
-tell the two apart. Where they make progress the job goes on, and a verdict is due only when they stop.
+If only the control path of a host is cut, its ranks train on over the other network, and so does the job; likewise if
+its saferun was stopped (SIGSTOP). If the host is dead, all ranks that wait for its ranks stand still. So the ranks that
+can be observed tell the two apart: while they make progress the job goes on, and a verdict is due only when they stop.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ WAIT = "wait"
 GO_ON = "go on"
 LOST = "lost"
 
-# What was found leaves no doubt: its saferun does not run there, and its ranks end with it.
+# Certain: its saferun does not run there any more, and its ranks end with it.
 _CERTAIN = frozenset({"gone"})
 # It is certain that the host is up.
 _UP = frozenset({"cut", "frozen"})
-# Of the host timeout: for how long ranks must have stood still for a silent host to be the reason.
+# Ranks must have stood still for this share of the host timeout before a silent host is taken to be the reason.
 _STILL_SHARE = 0.5
 
 

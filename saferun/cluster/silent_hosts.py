@@ -1,8 +1,8 @@
-"""The control path between the hosts of a job, as a supervisor sees it: who is heard, and what is made of silence.
+"""The control path between the hosts of a job, as a supervisor sees it: which hosts are silent, and what follows.
 
-The coordinator reports what it finds; here it is decided, by how the ranks do (``silence``). On the leader
-this is about all others, on each other host about the one that leads. The ranks are those of this host; the host that
-leads also asks some others how theirs do.
+The coordinator reports what it finds; what follows is decided here, by the progress of the ranks (``silence``). The
+leader decides about all other hosts, each other host about the leader. Each judges by its own ranks; the leader also
+asks some other hosts about theirs.
 """
 
 from __future__ import annotations
@@ -10,22 +10,39 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from saferun.cluster.progress import ProgressWatch, WatchedRank
+from saferun.cluster.progress import ObservedRank, ProgressWatch
 from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge, together
 from saferun.errors import printable
 from saferun.linux.netlink import route_to
 from saferun.linux.nic_state import nic_state, working_nics
 from saferun.linux.poller import Poller
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 
 _LONGEST_MESSAGE = 300
 _SHOWN = 4
-# What several hosts report at once is one line.
+# Notices that come from several hosts within this time are printed as one line.
 _TOGETHER_S = 1.0
-# Of the host timeout, how often a host that was asked says that its ranks move.
+# A host that was asked about the progress of its ranks reports so often, as a share of the host timeout.
 _REPORT_SHARE = 0.125
-# Of the host timeout, for how long ranks are watched after a doubt that nothing came of.
-_DOUBT = 2.0
+# After a doubt about another host, ranks are watched for so many host timeouts, also if the doubt comes to nothing.
+_WATCHED_TIMEOUTS = 2.0
+
+
+class _OthersProgress(Value):
+    """The ranks of other hosts. ``began_at``: since when they are watched; when one moved, or was active, last."""
+
+    began_at: float
+    moved_at: float
+    active_at: float
+
+    def since(self, now: float) -> Progress:
+        """The same as durations."""
+        return Progress(
+            runs=True,
+            watched_s=now - self.began_at,
+            still_s=now - self.moved_at,
+            quiet_s=now - self.active_at,
+        )
 
 
 class SilentHosts:
@@ -44,10 +61,10 @@ class SilentHosts:
         print_line: takes a line for the user.
         on_lost: takes a host that is lost: its number, why, and a message.
         on_notice: takes a line about the route to the leader, which the leader prints.
-        on_unheard: takes a message that the leader sends no heartbeats and the job goes on; empty: it does again.
+        on_unheard: takes the message that the leader is silent while the job goes on; empty: it is heard again.
         ask_others: on the leader: asks some other hosts to report progress; returns whether there are any
             whose ranks run.
-        on_progress: takes what this host was asked to report: how often its ranks were seen to move, and to be active.
+        on_progress: takes this host's answer to the leader: how often its ranks were seen to move, and to be active.
         has_ended: whether all ranks of this host have ended well.
         is_done: whether another host has reported that all of its ranks have.
     """
@@ -63,7 +80,7 @@ class SilentHosts:
         addresses: Iterable[str],
         leads: bool,
         speaks: bool,
-        ranks: Callable[[], Sequence[WatchedRank]],
+        ranks: Callable[[], Sequence[ObservedRank]],
         print_line: Callable[[str], None],
         on_lost: Callable[[int, str, str], None],
         on_notice: Callable[[str], None],
@@ -95,8 +112,7 @@ class SilentHosts:
         self._flush_at: float | None = None
         self._watch_until = 0.0
         self._reported_fault = ""
-        # Of ranks elsewhere: since when they are watched, and when one of them moved, or was active, last.
-        self._others_at: tuple[float, float, float] | None = None
+        self._others: _OthersProgress | None = None  # None: other hosts have not been asked
         self._reports = (0, 0)
         self._report_at: float | None = None
         ways = {_nic_to(address) for address in dict.fromkeys(addresses)}
@@ -117,29 +133,32 @@ class SilentHosts:
             self._flush()
 
     def end(self) -> None:
-        """The attempt ends: nothing is to be decided any more by who is heard."""
+        """The attempt ends: silent hosts no longer matter."""
         self._watch.end()
         self._flush_at = None
 
     @property
-    def missing(self) -> set[int]:
-        """Hosts of which nothing is heard while the job goes on."""
+    def silent_but_tolerated(self) -> set[int]:
+        """Silent hosts without which the job goes on."""
         return {host for host, unheard in self._unheard.items() if unheard.goes_on}
 
     @property
-    def unheard(self) -> set[int]:
-        """Hosts of which nothing is heard, whatever that is going to mean."""
+    def silent(self) -> set[int]:
+        """All silent hosts, those included about which nothing is decided yet."""
         return set(self._unheard)
 
-    def missing_text(self) -> str:
-        """The same in words."""
+    def tolerated_text(self) -> str:
+        """The message that names the ``silent_but_tolerated`` hosts."""
         labels = [unheard.label for unheard in self._unheard.values() if unheard.goes_on]
         return f"nothing has been heard of {_names(labels)}"
 
     # ---------------------------------------------------------------------------------------------------- what is heard
 
     def hear(self, message: JsonObject) -> None:
-        """The coordinator has a doubt (``doubt``), does not hear of a host (``unheard``), or does again (``heard``)."""
+        """Take a message of the coordinator.
+
+        ``doubt``: heartbeats of a host are late; ``unheard``: a host is silent; ``heard``: no longer.
+        """
         now = time.monotonic()
         match message["op"]:
             case "doubt":
@@ -166,15 +185,15 @@ class SilentHosts:
 
     def _begin_watch(self, now: float) -> None:
         self._watch.begin(now)
-        self._watch_until = now + _DOUBT * self._host_timeout_s
-        if self._leads and self._others_at is None and self._ask_others():
-            self._others_at = (now, now, now)
+        self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
+        if self._leads and self._others is None and self._ask_others():
+            self._others = _OthersProgress(now, now, now)
 
     def watch(self) -> None:
-        """The leader wants to know whether the ranks of this one make progress."""
+        """The leader asks whether the ranks of this host make progress: watch them, and report it for a while."""
         now = time.monotonic()
         self._watch.begin(now)
-        self._watch_until = now + _DOUBT * self._host_timeout_s
+        self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
         self._report_at = now
 
     def _report(self, now: float) -> None:
@@ -183,7 +202,7 @@ class SilentHosts:
         interval_s = max(self._host_timeout_s * _REPORT_SHARE, 0.1)
         progress = self._watch.progress(now, runs=bool(self._ranks()))
         moved, active = self._reports
-        # Ranks that have only been watched from now on have not shown anything.
+        # Ranks that have just begun to be watched have shown nothing yet.
         seen_s = min(progress.watched_s, interval_s)
         reports = (moved + (progress.still_s < seen_s), active + (progress.quiet_s < seen_s))
         self._report_at = now + interval_s if now < self._watch_until else None
@@ -192,28 +211,27 @@ class SilentHosts:
             self._on_progress(*reports)
 
     def hear_progress(self, *, moved: bool) -> None:
-        """Ranks of another host have been seen to move, or at least to be active."""
-        if self._others_at is not None:
-            began_at, moved_at, _ = self._others_at
+        """Another host reports that its ranks moved, or at least were active."""
+        others = self._others
+        if others is not None:
             now = time.monotonic()
-            self._others_at = (began_at, now if moved else moved_at, now)
+            self._others = others._replace(moved_at=now if moved else others.moved_at, active_at=now)
 
     def _verdict(self, unheard: Unheard, own: Progress, now: float) -> str:
-        """By the ranks of this host; where these do not show that the job goes on, by those of others as well."""
+        """What to do about a silent host: by the ranks of this host, and if these do not suffice, of others as well."""
         if self._is_done(unheard.host):
-            return GO_ON  # no host waits for it, whatever has become of it
+            return GO_ON  # its ranks have ended well, so that no host waits for it
         ended = self._has_ended()
-        if self._others_at is not None:
+        if self._others is not None:
             verdict = judge(unheard, own, self._host_timeout_s, self._hang_timeout_s)
             if verdict == GO_ON and not (ended and unheard.goes_on):
                 return verdict
-            began_at, moved_at, active_at = self._others_at
-            others = Progress(runs=True, watched_s=now - began_at, still_s=now - moved_at, quiet_s=now - active_at)
-            verdict = judge(unheard, together(own, others), self._host_timeout_s, self._hang_timeout_s)
+            both = together(own, self._others.since(now))
+            verdict = judge(unheard, both, self._host_timeout_s, self._hang_timeout_s)
             if verdict != LOST or not ended or self._ask_others():
                 return verdict
-            # Theirs have ended since, and those of this host before.
-            self._others_at = None
+            # The ranks of this host ended before, and those of the others have ended since.
+            self._others = None
         return judge(unheard, own._replace(ended=ended), self._host_timeout_s, self._hang_timeout_s)
 
     def _hear_again(self, host: int, now: float) -> None:
@@ -225,7 +243,7 @@ class SilentHosts:
             self._on_unheard("")
 
     def note(self, label: str, text: str) -> None:
-        """Another host reports what became of its way to this one."""
+        """Another host reports over which route it reaches this one from now on."""
         if text and self._notices.get(label) != text:
             self._notices[label] = _text(text)
             self._unwritten.append(label)
@@ -240,64 +258,64 @@ class SilentHosts:
             verdict = self._verdict(unheard, progress, now)
             if verdict == LOST:
                 del self._unheard[unheard.host]
-                own = "" if self._leads else self.own_fault()
+                own = "" if self._leads else self.own_nic_fault()
                 self._on_lost(unheard.host, "nic" if own else unheard.why, own or unheard.message)
             elif verdict == GO_ON and not unheard.goes_on:
                 self._unheard[unheard.host] = unheard._replace(goes_on=True)
                 going_on.append(unheard)
         if going_on:
             self._go_on(going_on)
-        if self._unheard and now >= self._watch_until and self._others_at is not None:
-            # Others report for a while; as long as there is something to be decided, they are asked again.
-            self._watch_until = now + _DOUBT * self._host_timeout_s
-            self._others_at = self._others_at if self._ask_others() else None
+        if self._unheard and now >= self._watch_until and self._others is not None:
+            # Others report for a limited time only; while a host is silent, they are asked again.
+            self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
+            self._others = self._others if self._ask_others() else None
         elif not self._unheard and now >= self._watch_until:
             self._watch.end()
-            self._others_at = self._report_at = None
+            self._others = self._report_at = None
 
     def _go_on(self, hosts: Sequence[Unheard]) -> None:
-        own = self.own_fault()
+        own = self.own_nic_fault()
         cause = f"{own}; " if own else ""
         why = "" if own else f" ({hosts[0].message})"
         names = _names([host.label for host in hosts])
         what = f"no heartbeat received from {names}" if self._leads else f"{names} cannot be reached"
         where = f"{self._label}: " if own or not self._leads else ""
-        # How long that is waited for is said by whoever waits.
+        # The supervisor prints how long it waits.
         sequel = "; the ranks make progress, so the job goes on"
         if all(self._is_done(host.host) for host in hosts):
             sequel = "; its ranks have ended well, so the job goes on"
-        elif self._has_ended() and self._others_at is None:
+        elif self._has_ended() and self._others is None:
             sequel = ""
         self._print(f"warning: {where}{cause}{what}{why}{sequel}")
         if not self._leads:
             self._on_unheard(what)
 
-    def own_fault(self) -> str:
-        """What is amiss with the interfaces that led to other hosts when the hosts met."""
+    def own_nic_fault(self) -> str:
+        """The faults of this host's own interfaces, of those that led to other hosts when the hosts met."""
         amiss = [(name, nic_state(name)) for name in self._nics]
         return ", ".join(f"{name} {state}" for name, state in amiss if state)
 
     def _moved_message(self, was: str, now: str) -> str:
         nic = _nic_to(now)
         to = f"over {nic} ({now})" if nic else f"to {now}"
-        cause = self.own_fault() or f"{was} does not answer any more"
+        cause = self.own_nic_fault() or f"{was} does not answer any more"
         return f"{cause}; messages to {self._leader} go {to} now"
 
     def _flush(self) -> None:
-        """Tell what other hosts report, those with the same words together."""
+        """Print the notices of other hosts, equal ones as one line."""
         self._flush_at = None
-        unsaid, self._unwritten = list(dict.fromkeys(self._unwritten)), []
-        own = self.own_fault()
+        unwritten, self._unwritten = list(dict.fromkeys(self._unwritten)), []
+        own = self.own_nic_fault()
         if own:
-            # They lost their way because of this host's own.
+            # Their routes failed because of this host's own interface, which is the one fault to print.
             if own != self._reported_fault:
                 self._reported_fault = own
                 self._print(
                     f"warning: {self._label}: {own}; other hosts reach it over another network; the job goes on"
                 )
             return
-        for text in dict.fromkeys(self._notices[label] for label in unsaid):
-            labels = [label for label in unsaid if self._notices[label] == text]
+        for text in dict.fromkeys(self._notices[label] for label in unwritten):
+            labels = [label for label in unwritten if self._notices[label] == text]
             self._print(f"warning: {_names(labels)}: {text}; the job goes on")
 
     def _print(self, text: str) -> None:
@@ -320,5 +338,5 @@ def _nic_to(address: str) -> str:
 
 
 def _text(value: object) -> str:
-    """A text of another host, fit for a terminal."""
+    """A text of another host, made printable."""
     return printable(str(value or "")[:_LONGEST_MESSAGE])

@@ -20,7 +20,7 @@ from saferun.supervisor.topology import single_host
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
-    from saferun.cluster.unserved_job import UnservedJob
+    from saferun.cluster.storeless_job import StorelessJob
     from saferun.linux.bare_socket import Socket
 
 # The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
@@ -30,7 +30,7 @@ _GOODBYE_S = 5.0
 
 
 class SoloJob:
-    """The job that this host is alone in, with the interface of ``cluster.job_port.JobPort``.
+    """The job that this host is alone in, with the interface of ``cluster.job_interface.JobPort``.
 
     Args:
         config: the launch.
@@ -40,8 +40,8 @@ class SoloJob:
         open_link: starts the coordinator.
     """
 
-    is_endpoint_here = is_heard = False
-    unserved: UnservedJob | None = None
+    is_endpoint_here = is_join_failure_reported = False
+    storeless_job: StorelessJob | None = None
     abort_reason: AbortReason | None = None
     lost: Mapping[int, LostHost] = {}
 

@@ -1,4 +1,4 @@
-"""How the ranks of all hosts do, as their saferuns report it to the leader."""
+"""The states of the ranks of all hosts, as their saferuns report them to the leader."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from saferun.cluster.messages import task_of
 from saferun.cluster.roster import Roster
-from saferun.model import JsonObject
+from saferun.model import RANKS_DONE, RANKS_HELD, RANKS_QUIET, RANKS_RUN, JsonObject
 from saferun.text.decoding import MALFORMED, number
 
-# What a state says of other things than the ranks.
+# Fields of a state that are not about how its ranks are doing.
 _APART = ("route", "progress", "waits", "beside", "status")
-# What it says of them where some run.
-_RUNS = ("run", "quiet", "held")
+# States in which some ranks run.
+_RUNS = (RANKS_RUN, RANKS_QUIET, RANKS_HELD)
 
 
 class TaskStates:
@@ -64,7 +64,7 @@ class TaskStates:
     def living(self) -> set[int]:
         """Hosts with ranks that have not ended well, as far as is known."""
         unknown = set(self._roster.peers) - {task_of(key)[0] for key in self.by_task}
-        return unknown | {task_of(key)[0] for key, state in self.by_task.items() if state.get("s") != "done"}
+        return unknown | {task_of(key)[0] for key, state in self.by_task.items() if state.get("s") != RANKS_DONE}
 
     def are_all_done(self) -> bool:
         """Whether all ranks of the job have ended well."""
@@ -73,8 +73,9 @@ class TaskStates:
     def is_done(self, host: int) -> bool:
         """Whether all ranks of a host have ended well."""
         tasks = self._roster.tasks_of(host)
-        return tasks > 0 and all(self.by_task.get(f"{host}/{task}", {}).get("s") == "done" for task in range(tasks))
+        return tasks > 0 and all(self.by_task.get(f"{host}/{task}", {}).get("s") == RANKS_DONE for task in range(tasks))
 
-    def of_heard(self, missing: Collection[int]) -> Mapping[str, JsonObject]:
-        """The states, as if the ranks of hosts that are not heard of were done."""
-        return {key: {"s": "done"} if task_of(key)[0] in missing else state for key, state in self.by_task.items()}
+    def of_heard(self, silent: Collection[int]) -> Mapping[str, JsonObject]:
+        """The states, as if all ranks of the silent hosts had ended well."""
+        done = {"s": RANKS_DONE}
+        return {key: done if task_of(key)[0] in silent else state for key, state in self.by_task.items()}

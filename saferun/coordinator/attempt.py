@@ -21,6 +21,7 @@ from saferun.coordinator.prefix_store import PrefixStore
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.tasks import TaskConnection, Tasks
+from saferun.model import RANKS_RUN
 
 _BEATS_PER_TIMEOUT = 6
 _ACKS_S = 10.0
@@ -112,7 +113,7 @@ class CoordinatorAttempt:
     def announce(self) -> None:
         """Report the leader's own tasks to it, before any of them sends something itself."""
         if self.is_leader:
-            self._send_head("states", changed={f"0/{task}": {"s": "run"} for task in range(len(self._own.tasks))})
+            self._send_head("states", changed={f"0/{task}": {"s": RANKS_RUN} for task in range(len(self._own.tasks))})
 
     def open(self) -> None:
         """Start to watch, to send heartbeats and, on the leader, to monitor the others."""

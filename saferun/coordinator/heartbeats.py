@@ -23,7 +23,7 @@ from saferun.coordinator.control_channel import ControlChannel
 from saferun.coordinator.evidence_chunks import ASKED
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stuck_processes import LONGEST_LOCATION, stuck_processes, wait_locations
-from saferun.model import Value
+from saferun.model import RANKS_RUN, Value
 from saferun.text.typed_json import line_of, number_of, text_of
 
 CHANGE = 1 << 32
@@ -71,7 +71,7 @@ class Heartbeats:
         self._is_dirty = True
         self._written = 0
         self._wanted = 0
-        self._tasks: dict[str, Any] = {str(task): {"s": "run"} for task in supervisors}
+        self._tasks: dict[str, Any] = {str(task): {"s": RANKS_RUN} for task in supervisors}
         self._chunks: list[ChunkName] = []
         self._stuck: dict[str, str] = {}
         self._locations: dict[str, str] = {}  # where those in state D wait

@@ -379,6 +379,8 @@ class HostCoordinator:
 
     def _fail(self, rdzv: RendezvousRound, error: JoinFailedError) -> None:
         more = {"usage": True} if error.is_usage else {"needless": True} if error.is_needless else {}
+        if error.is_incomplete:
+            more["incomplete"] = True
         if error.is_published:
             more["published"] = True
         self._answer(rdzv, {"op": "join_failed", "what": error.what, "hint": error.hint, **more})

@@ -43,6 +43,7 @@ _LATE_S = 3.0
 _LATE_PAUSE_S = 0.05
 # What a host reads instead of its assignment where the store of the job's messages is another one from now on.
 MOVED = "moved"
+_INCOMPLETE = "incomplete"
 
 
 class MovedError(Exception):
@@ -54,11 +55,15 @@ class OnePortError(Exception):
 
 
 def failure_text(error: JoinFailedError) -> str:
-    """The error as ``read_failure`` reads it."""
+    """The error as ``read_failure`` reads it: what, hint, its kind, and who has ended the job.
+
+    The kind is true for a usage error. Older releases know no other one, and take them all for no usage error.
+    """
+    kind = _INCOMPLETE if error.is_incomplete else error.is_usage
     message: list[object] = [error.what[:LONGEST_MESSAGE], error.hint[:LONGEST_MESSAGE]]
     if error.end is not None:
-        return json.dumps([*message, error.is_usage, error.end._asdict()])
-    return json.dumps([*message, True] if error.is_usage else message)
+        return json.dumps([*message, kind, error.end._asdict()])
+    return json.dumps([*message, kind] if kind else message)
 
 
 def publish_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
@@ -76,7 +81,8 @@ def read_failure(text: bytes | None) -> JoinFailedError | None:
         what, hint, *more = loads(text, longest=4 * LONGEST_MESSAGE)
         what, hint = display_text(what, LONGEST_MESSAGE), display_text(hint, LONGEST_MESSAGE)
         end: EndNote | None = fit(EndNote, more[1]) if len(more) > 1 else None
-        return JoinFailedError(what, hint, is_published=True, is_usage=more[:1] == [True], end=end)
+        is_usage, is_incomplete = more[:1] == [True], more[:1] == [_INCOMPLETE]
+        return JoinFailedError(what, hint, is_published=True, is_usage=is_usage, is_incomplete=is_incomplete, end=end)
     except MALFORMED:
         return None
 
@@ -210,7 +216,7 @@ class RecordCollection:
         self._leave_out(set(self.withdrawn))
         if 1 + len(self._seats) < self._needed and self.withdrawn:
             error = list(self.withdrawn.values())[-1]
-            raise JoinFailedError(error.what, error.hint, is_usage=error.is_usage)
+            raise JoinFailedError(error.what, error.hint, is_usage=error.is_usage, is_incomplete=error.is_incomplete)
         if 1 + len(self._seats) - len(self._missing) < self._needed:
             self._enough_at = None
             return not self._missing
@@ -381,6 +387,7 @@ def missing_error(message: str, timeout_s: float) -> JoinFailedError:
     return JoinFailedError(
         f"{count} did not come within {timeout_s:.0f} s{f': {names}' if names else ''}",
         "check that saferun was started there, and see its output; --start-timeout sets how long to wait",
+        is_incomplete=True,
     )
 
 

@@ -31,6 +31,7 @@ class JoinFailedError(Exception):
 
     ``is_usage``: the hosts were started in a way that cannot work, and so will be the next time.
     ``is_needless``: the job goes on, or has ended, without this host. ``end``: a user has ended the job.
+    ``is_incomplete``: the start timeout is over, and hosts, or processes of this one, are missing.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class JoinFailedError(Exception):
         is_published: bool = False,
         is_usage: bool = False,
         is_needless: bool = False,
+        is_incomplete: bool = False,
         end: EndNote | None = None,
     ) -> None:
         super().__init__(what)
@@ -49,6 +51,7 @@ class JoinFailedError(Exception):
         self.is_published = is_published
         self.is_usage = is_usage
         self.is_needless = is_needless
+        self.is_incomplete = is_incomplete
         self.end = end
 
 
@@ -191,6 +194,7 @@ class RendezvousRound:
                     f"{len(missing)} of {self.task_count} saferun processes on {self.name} did not come within"
                     f" {self.timeout_s:.0f} s: task {shown}",
                     "check that the scheduler has started all of them, and see their output",
+                    is_incomplete=True,
                 )
             self._wait_for_more(self.task_count - len(missing))
 

@@ -44,7 +44,7 @@ class HostFault(Value):
         reason: to follow the name: ``GPU 0000:3b:00 has fallen off the PCIe bus (Xid 79)``.
         host: its number in the job; -1: not known.
         proof: the line that shows it; empty: there is none.
-        hinders: whether it is known before the ranks are started that they cannot work there.
+        unusable: whether it is known before the ranks are started that they cannot work there.
     """
 
     label: str
@@ -52,7 +52,7 @@ class HostFault(Value):
     reason: str
     host: int = -1
     proof: str = ""
-    hinders: bool = False
+    unusable: bool = False
 
     @property
     def may_pass(self) -> bool:
@@ -69,7 +69,7 @@ class HostFinding(Value):
         class_name: of the cause; may be empty.
         message: as it is printed.
         host: its number; -1: not known.
-        hinders: whether the ranks cannot work with it.
+        unusable: whether ranks cannot work on the host as long as this is so.
     """
 
     label: str
@@ -77,7 +77,7 @@ class HostFinding(Value):
     class_name: str
     message: str
     host: int = -1
-    hinders: bool = False
+    unusable: bool = False
 
 
 class BadHost(Value):
@@ -140,9 +140,9 @@ def found_faults(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool
 
 
 def _concluded(found: Iterable[HostFault], hosts: int) -> tuple[HostFault, ...]:
-    """Each once, without what most hosts have alike."""
+    """Each fault once, without those that most hosts share."""
     kept: dict[tuple[str, str], HostFault] = {}
-    for fault in sorted(found, key=lambda fault: not fault.hinders):
+    for fault in sorted(found, key=lambda fault: not fault.unusable):
         kept.setdefault((fault.label, fault.kind), fault)
     counts = Counter(fault.kind for fault in kept.values())
     own = [fault for fault in kept.values() if fault.kind not in _SHARED or _is_of_few(counts[fault.kind], hosts)]
@@ -279,11 +279,11 @@ _LOSSES = {
     "frozen": ("lost", "the saferun process on it makes no progress"),
     "cut": ("link", "its network is cut"),
 }
-"""Not ``gone``: its saferun was killed, which does not mean that the host is bad."""
+"""By the reason of the loss. Not ``gone``: saferun was killed there, which does not mean that the host is bad."""
 
 
 def _lost(evidence: Evidence) -> list[HostFault]:
-    """Hosts that are silent. All others at once are not: then it is the one that judges which is cut off."""
+    """Hosts that are silent. If every other host is silent, the judging host is the one cut off."""
     lost = [host for host in evidence.hosts if host.lost_reason in _LOSSES]
     others = [host for host in evidence.hosts if host.label != evidence.host]
     if len(lost) == len(others) > 1:
@@ -298,7 +298,7 @@ def _lost(evidence: Evidence) -> list[HostFault]:
 
 
 def _of_cause(cause: Cause | None, hosts: Sequence[HostView]) -> list[HostFault]:
-    """What the diagnosis blames on one host."""
+    """The faults of single hosts that the diagnosis found."""
     if cause is None or not cause.ranks:
         return []
     ranks = {*cause.ranks}
@@ -339,23 +339,26 @@ _BY_CHECK: dict[tuple[str, str], str] = {
     ("nic_errors", "fabric_degraded"): "link",
     ("storage", "file_system_error"): "file_system",
 }
-"""What the finding of a check, with its class, says of the host. Not GPUs that another program uses, nor settings."""
+"""The kind of fault that a check's finding shows, by check and class. Settings, and GPUs in use by others, are none."""
 
 
-_RELATIVE = frozenset({("gpus", "missing_gpu"), ("interfaces", "network_interface"), ("memory", "host_out_of_memory")})
-"""What a wrong setting looks like as well: it counts where most other hosts do not have it."""
-_COMPARED = frozenset({("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")})
-"""What a host may have been built with, as ports without a cable, or what a job that runs there takes: likewise, and
-never of a host by itself."""
+_FAULT_IF_MINORITY = frozenset(
+    {("gpus", "missing_gpu"), ("interfaces", "network_interface"), ("memory", "host_out_of_memory")}
+)
+"""At a launch, faults only on hosts that are a minority with them: a wrong setting shows on most hosts, as an
+interface's name that none of them has."""
+_ALWAYS_COMPARED = frozenset({("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")})
+"""The same also without a launch (``saferunctl health``), so that they are never a fault of a host alone: it may have
+been built so, as with a port that has no cable, or a job that runs there may take the memory."""
 
 
 def _of_findings(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool = True) -> list[HostFault]:
     known = [(finding, (finding.check, finding.class_name)) for finding in findings]
-    relative = _RELATIVE | _COMPARED if is_launch else _COMPARED
-    having = {key: len({finding.label for finding, other in known if other == key}) for key in relative}
-    doubtful = {key for key, count in having.items() if not (hosts > 1 and _is_of_few(count, hosts))}
+    relative = _FAULT_IF_MINORITY | _ALWAYS_COMPARED if is_launch else _ALWAYS_COMPARED
+    counts = {key: len({finding.label for finding, other in known if other == key}) for key in relative}
+    doubtful = {key for key, count in counts.items() if not (hosts > 1 and _is_of_few(count, hosts))}
     return [
-        HostFault(finding.label, _BY_CHECK[key], finding.message, finding.host, hinders=finding.hinders)
+        HostFault(finding.label, _BY_CHECK[key], finding.message, finding.host, unusable=finding.unusable)
         for finding, key in known
         if key in _BY_CHECK and key not in doubtful
     ]

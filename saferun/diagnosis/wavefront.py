@@ -1,13 +1,13 @@
-"""Who holds up all the others, by what each rank waits in: the ranks and calls that wait for no other. Pure.
+"""Which ranks hold up all others, from the calls that each rank waits in: those that wait for no other. Pure.
 
-On a GPU calls are only queued: a rank whose GPU hangs goes on calling, and a rank that is held up has several calls
-that are not over. Of these the first counts, in the order in which the rank made them. It waits for the members that
-have not made the call, and for those that have and are still in an earlier one. Who is waited for and waits for none
-is where it began:
+On a GPU calls are only queued: a rank whose GPU hangs goes on calling, and a rank that is held up has several pending
+calls. The first of them counts, in the order in which the rank made them. It waits for the members that have not made
+the call, and for those that have but are still in an earlier one. A hang begins where the waits end:
 
-* a rank that is in no call: it has not come to the one that others are in;
-* a call that all members have made and have nothing before: a GPU, a network, or calls that do not fit each other;
-* ranks that wait for each other in a circle.
+* at a rank in no call, which has not reached the one that others are in;
+* at a call that all members have made and that is the first pending one of each: a GPU, a network, or calls that do not
+  match each other;
+* at ranks that wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNKNOWN_ORDER = 1 << 62
 class Op(Value):
     """A collective, or a send and its receive.
 
-    ``group``: its place in the list. ``number``: of a collective its sequence number, of a transfer its place among
+    ``group``: the index of its group. ``number``: of a collective its sequence number, of a transfer its index among
     those of the two ranks; -1: unknown. ``source`` and ``target`` are -1 for a collective.
     """
 
@@ -40,9 +40,9 @@ class Root(Value):
     Attributes:
         kind: ``absent`` (``ranks`` are in no call, and others wait for them), ``stuck`` (``op`` has been called by all
             of its members and ends on none of ``ranks``), ``circle`` (``ranks`` wait for each other).
-        ranks: as said.
-        op: of a stuck one, the call; of the others one that is waited in.
-        ended: of a stuck one, members on which it has ended.
+        ranks: see ``kind``.
+        op: if ``stuck``, that call; if not, one that others wait in.
+        ended: if ``stuck``, the members on which the call has ended.
         suspects: those of ``ranks`` that may be the cause.
         is_complete: whether nothing is unknown about the members.
     """
@@ -55,8 +55,8 @@ class Root(Value):
     is_complete: bool = True
 
 
-class _Open(Value):
-    """A call of a rank that is not over."""
+class _PendingCall(Value):
+    """A call of a rank that has not ended. ``batch``: the same for calls of one batch; -1: it is in none."""
 
     order: int
     batch: int
@@ -64,7 +64,7 @@ class _Open(Value):
 
 
 class _Members(Value):
-    """The members of a call: those it waits for, those that are in it, those on which it has ended."""
+    """The members of a call: those that it waits for, those in it, and those on which it has ended."""
 
     awaited: tuple[int, ...]
     here: tuple[int, ...]
@@ -76,7 +76,7 @@ Node = int | Op
 
 
 class Wavefront:
-    """What each rank waits in, and who waits for whom.
+    """Which calls each rank waits in, and which ranks wait for which.
 
     Args:
         groups: of the job.
@@ -103,20 +103,20 @@ class Wavefront:
 
     # -------------------------------------------------------------------------------------------------- what is open
 
-    def _open_calls(self) -> dict[int, list[_Open]]:
-        """The first call of each stream of each rank that is not over."""
-        found: dict[int, list[_Open]] = {}
+    def _open_calls(self) -> dict[int, list[_PendingCall]]:
+        """Per rank, the first pending call of each of its streams."""
+        found: dict[int, list[_PendingCall]] = {}
         for place, group in enumerate(self._groups):
             for rank, seq in group.waits_in.items():
                 call = group.call(rank, seq)
-                found.setdefault(rank, []).append(_Open(_order(call), -1, Op(place, seq)))
+                found.setdefault(rank, []).append(_PendingCall(_order(call), -1, Op(place, seq)))
             for rank, streams in group.streams.items():
                 for stream, calls in streams.items():
                     call = _first_open(calls)
                     if call is not None and stream[1] >= 0:
                         op = _transfer(place, rank, stream, call.nth)
                         batch = place << 40 | call.seq
-                        found.setdefault(rank, []).append(_Open(_order(call), batch, op))
+                        found.setdefault(rank, []).append(_PendingCall(_order(call), batch, op))
         return found
 
     # ------------------------------------------------------------------------------------------------ who is waited for
@@ -147,7 +147,11 @@ class Wavefront:
         )
 
     def state_of(self, rank: int, op: Op) -> str:
-        """What an end of a transfer does: ``absent``, ``behind``, ``here``, ``ended``, ``unknown``."""
+        """Where a rank stands at a transfer that it is one end of.
+
+        ``absent``: it has not called; ``behind``: it has, but is still in an earlier call; ``here``: it waits in the
+        transfer; ``ended``: that is over for it; ``unknown``: it has no recorder that answered.
+        """
         if rank not in self._known:
             return "unknown"
         if op in self.first.get(rank, ()):
@@ -164,29 +168,33 @@ class Wavefront:
         return "ended" if call is None or call.retired else "behind"
 
     def _hold_batches(self) -> None:
-        """A batch is over when all of it is: who waits in a part of it holds up the others."""
+        """Make batches wait as a whole: a batch ends when all its calls do.
+
+        A rank that waits in one call of a batch keeps the other calls from ending, also those that all members have
+        made: these wait for that rank. That may block further batches, so it is repeated until nothing changes.
+        """
         todo = [rank for rank, ops in self.first.items() if len(ops) > 1]
-        moves = True
-        while moves:
-            moves = False
+        has_changed = True
+        while has_changed:
+            has_changed = False
             for rank in todo:
                 ops = self.first[rank]
                 if any(self._members[op].awaited for op in ops):
                     for op in ops:
                         members = self._members[op]
                         if not members.awaited and rank in members.here:
-                            moves = True
+                            has_changed = True
                             here = tuple(one for one in members.here if one != rank)
                             self._members[op] = members._replace(awaited=(rank,), here=here)
 
     def awaited(self, rank: int) -> list[tuple[Op, tuple[int, ...]]]:
-        """What a rank waits in, each with the ranks that it waits for there."""
+        """The calls that a rank waits in, each with the ranks that it waits for there."""
         return [(op, self._members[op].awaited) for op in sorted(self.first.get(rank, ())) if self._members[op].awaited]
 
     # ------------------------------------------------------------------------------------------------------------ roots
 
     def roots(self) -> list[Root]:
-        """Where it began."""
+        """Where the hang began."""
         found: list[Root] = []
         idle: dict[int, Op] = {}
         for component in _sinks([*self.first], self._next):
@@ -204,7 +212,7 @@ class Wavefront:
         return [*(Root("absent", (rank,), op, (), (rank,)) for rank, op in sorted(idle.items())), *found]
 
     def _idle(self) -> dict[int, Op]:
-        """Ranks that are in no call and have not made one that others have: they wait for none."""
+        """Ranks that are in no call, and have not made one that others wait in."""
         found = {}
         for place, group in enumerate(self._groups):
             if not group.waits_in:
@@ -227,7 +235,7 @@ class Wavefront:
         return next((op for op, members in self._members.items() if rank in members.awaited), Op(-1, -1))
 
     def _suspects(self, op: Op, members: _Members) -> tuple[int, ...]:
-        """Of those in a call that all have made: who may be the cause."""
+        """Of the members of a call that all have made, those that may be the cause."""
         ranks = list(members.here)
         failing = [rank for rank in ranks if self._known[rank].incomplete]
         if failing:
@@ -239,9 +247,9 @@ class Wavefront:
         return self._of_other_size(calls) or self._least_advanced(op, ranks) or tuple(ranks)
 
     def _least_advanced(self, op: Op, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Those whose other streams have not come as far as those of the rest, which have called as much in them.
+        """Those that have completed less in another group than the other ranks, though all have queued the same there.
 
-        A GPU that is well goes on in its other groups until there is no more to do without this call.
+        A GPU that works goes on with its other groups until everything left depends on this call.
         """
         if op.source >= 0 or len(ranks) < 2:  # noqa: PLR2004 - the two ends of a send do different things
             return ()
@@ -259,7 +267,7 @@ class Wavefront:
 
     @staticmethod
     def _of_other_size(calls: Mapping[int, CollectiveCall | None]) -> tuple[int, ...]:
-        """The one that exchanges another amount than all others, which may differ and seldom does for one alone."""
+        """The only rank whose all_to_all sizes differ (sizes may legally differ, but seldom for one rank alone)."""
         sizes: dict[tuple[str, str], list[int]] = {}
         for rank, call in calls.items():
             if call is None or not call.op.startswith("all_to_all"):
@@ -276,10 +284,10 @@ class Wavefront:
         return _first_open(group.streams.get(rank, {}).get(stream, []))
 
     def _odd_ones(self, ranks: Sequence[int], ops: Sequence[Op]) -> tuple[int, ...]:
-        """Of ranks that wait for each other: who has left the order in which the others call.
+        """Of ranks that wait for each other in a circle, those that call in another order than the rest.
 
-        Where most members of a call are in it, those who are not are the odd ones; where few are in it, those few.
-        Where that decides nothing it is who has not called what the most wait in, and else it is all.
+        If most members of a call are in it, the missing ones are odd; if few are in it, those few are. After a tie: the
+        ranks that have not made the calls in which most wait. After another tie: all.
         """
         odd = dict.fromkeys(ranks, 0.0)
         absent = dict.fromkeys(ranks, 0)
@@ -302,7 +310,7 @@ class Wavefront:
 
 
 def _largest(scores: Mapping[int, float]) -> tuple[int, ...]:
-    """Those with the highest score; none where all have the same."""
+    """Those with the highest score; none if all have the same."""
     most = max(scores.values())
     return tuple(rank for rank, score in scores.items() if score == most) if most > min(scores.values()) else ()
 
@@ -312,7 +320,7 @@ def _order(call: CollectiveCall | None) -> int:
 
 
 def _first_open(calls: Iterable[CollectiveCall]) -> CollectiveCall | None:
-    """The first that is not over; one that has a call behind it that is over counts as over."""
+    """The first pending call. A call before one that has ended counts as ended."""
     found = None
     for call in calls:
         if call.retired:
@@ -328,7 +336,7 @@ def _transfer(group: int, rank: int, stream: Stream, nth: int) -> Op:
 
 
 def _sinks(starts: Sequence[Node], following: Callable[[Node], Iterable[Node]]) -> list[list[Node]]:
-    """The strongly connected parts of a graph that lead nowhere else (Tarjan), without recursion."""
+    """The strongly connected components of a graph from which no edge leads out (Tarjan), without recursion."""
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     component: dict[Node, int] = {}

@@ -1,12 +1,12 @@
-"""What ``saferunctl stacks`` and ``record`` show of a running job: the stacks of each host's ranks, by the leader.
+"""What ``saferunctl stacks`` and ``record`` show of a running job: the stacks of each host's ranks, through the leader.
 
-The leader asks by the job's log. Every host reads its ranks, by the examiner, and hands in what it finds packed, as it
-hands in the evidence of a hang; the leader passes it on to saferunctl as it is, which unpacks it. One round at a time:
-whoever asks for the same meanwhile gets the same answer. While a failure or a hang is captured, nothing is read for
-users: two tools at the same process would be in each other's way.
+The leader sends the request in the job's log. Each host has its examiner read the ranks, and hands in the result
+packed, like the evidence of a hang; the leader forwards it unchanged to saferunctl, which unpacks it. One round runs at
+a time: a user who asks for the same meanwhile gets the same answer. While a failure or a hang is captured, nothing is
+read for users, since two tools at one process get in each other's way.
 
-Where a user asks another host, that one asks the leader, whose answer comes by the job's log, for all who wait for it:
-unless it is too large for an entry.
+If a user asks another host, that host asks the leader. The answer comes in the job's log, for all users who wait for
+it, unless it is too large for an entry.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.job_values import EvidenceChunk
 
-# The examiner ends its work by itself; this is for one that does not.
+# The examiner has a time limit of its own; this one is for an examiner that does not keep it.
 _EXAMINER_S = 5.0
-# Other hosts answer by then, or are left out.
+# Hosts that have not answered by then are left out.
 _OTHERS_S = 10.0
 _LARGEST_BYTES = 4 << 20
-# Of all hosts' stacks in one answer.
+# The stacks of all hosts in one answer.
 _MOST_BYTES = 12 << 20
 # An entry of the job's log has 64 KiB.
 _LONGEST_SHARED = 60_000
 # What an entry has beside the stacks of a host, and what these take at least.
 _AROUND_BYTES = 500
 _LEAST_BYTES = 1000
-# So long the leader has beside, to answer another host.
+# The additional time that the leader has to answer another host.
 _LEADER_S = 5.0
-# Of a recording: its last user has gone.
+# Ends a recording whose last user has gone.
 _END = "end"
 
 
@@ -58,7 +58,7 @@ class AskedStacks:
 
     Args:
         context: the launch.
-        guarded: calls, and costs no more than the control socket if that fails.
+        guarded: wraps a callback: an exception only closes the control socket.
     """
 
     def __init__(self, context: LaunchContext, guarded: Callable[..., Callable[..., None]]) -> None:
@@ -74,9 +74,9 @@ class AskedStacks:
         self._own_number = 0
         self._own_kind = ""
         self._own_until = 0.0
-        self._asking: list[tuple[Wanted, Callable[[JsonObject], None]]] = []  # wait for the leader's answer
+        self._asking: list[tuple[Wanted, Callable[[JsonObject], None]]] = []  # users who wait for the leader's answer
         self._asking_until = 0.0
-        # What other hosts have asked this one for, and what takes the answer.
+        # Requests of other hosts to this one, with what takes the answers.
         self._shares: dict[Wanted, Callable[[JsonObject], None]] = {}
         context.job.reports.subscribe_asked(
             guarded(self._take_asked), guarded(self._take_asked_elsewhere), guarded(self._take_answer)
@@ -123,7 +123,7 @@ class AskedStacks:
         return self._context.job.leader or self._context.investigation.log.host
 
     def request(self, wanted: Wanted, on_done: Callable[[JsonObject], None]) -> None:
-        """Hand over what all hosts find; only in a job of several.
+        """Collect the stacks of all hosts; only in a job of several hosts.
 
         Args:
             wanted: what the user wants.
@@ -142,7 +142,7 @@ class AskedStacks:
             self._context.job.reports.ask_leader(wanted._asdict())
 
     def forget(self, on_done: Callable[[JsonObject], None]) -> None:
-        """Whoever has asked with this is gone: a recording without another user ends now, on all hosts.
+        """The user who asked with ``on_done`` is gone: a recording without another user ends now, on all hosts.
 
         Args:
             on_done: as of ``request``.
@@ -266,7 +266,7 @@ class AskedStacks:
             self._end_own(number)
             return
         if self._own is not None:
-            return  # of an earlier request, which has taken too long
+            return  # the answer to an earlier request that took too long
         context, job = self._context, self._context.job
         self._own_number, self._own_kind = number, wanted.kind
         ranks = [rank for rank in context.current.living() if not wanted.ranks or rank.place.rank in wanted.ranks]
@@ -315,7 +315,7 @@ class AskedStacks:
 
 
 def _wanted_from(asked: object) -> Wanted | None:
-    """What another host asks for; None: it makes no sense."""
+    """The request of another host; None: it is malformed."""
     try:
         wanted: Wanted = fit(Wanted, asked)
     except MALFORMED:

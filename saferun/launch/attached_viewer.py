@@ -27,15 +27,15 @@ class AttachedViewer:
     """One attached terminal.
 
     Args:
-        one: the rank's terminal.
+        terminal: the rank's terminal.
         lines: the connection.
         on_rank_ended: called when the rank is gone.
     """
 
-    def __init__(self, one: RankTerminal, lines: JsonLines, on_rank_ended: Callable[[], None]) -> None:
-        self.keys = TypedKeys(one.rank, one.terminal, None)
+    def __init__(self, terminal: RankTerminal, lines: JsonLines, on_rank_ended: Callable[[], None]) -> None:
+        self.keys = TypedKeys(terminal.rank, terminal.stdin, None)
         self.rank_ended = on_rank_ended
-        self._one = one
+        self._terminal = terminal
         self._lines = lines
         self._harmless = HarmlessText()
         self._skipped_bytes = 0
@@ -43,7 +43,7 @@ class AttachedViewer:
 
     def _show_last(self) -> None:
         """Show what the rank has printed last."""
-        for stream in sorted(self._one.rank.streams, key=lambda stream: not stream.is_stderr):
+        for stream in sorted(self._terminal.rank.streams, key=lambda stream: not stream.is_stderr):
             last = stream.last_bytes(_SHOWN_BYTES)
             if len(last) == _SHOWN_BYTES:
                 last = last[last.find(b"\n") + 1 :]
@@ -70,9 +70,9 @@ class AttachedViewer:
         with suppress(ValueError, TypeError):
             if isinstance(size := message.get("size"), list):
                 columns, rows = (min(max(int(number), 1), _MOST_COLUMNS) for number in size)
-                self._one.terminal.resize(columns, rows)
+                self._terminal.stdin.resize(columns, rows)
             if isinstance(typed := message.get("keys"), str):
-                self._one.typed_at = time.monotonic()
+                self._terminal.typed_at = time.monotonic()
                 self.keys.take(typed.encode("latin-1"))
         if not self._has_begun:
             self._has_begun = True
@@ -98,15 +98,15 @@ def find_terminal(context: LaunchContext, wanted: str) -> RankTerminal | JsonObj
                 "hint": f"its ranks are 0-{plan.placement.world_size - 1}",
             }
         return {"elsewhere": host_of(context, number)}
-    one = terminals.find(number) if terminals is not None else None
-    if one is None and terminals is not None and terminals.has_any and number is None:
+    terminal = terminals.find(number) if terminals is not None else None
+    if terminal is None and terminals is not None and terminals.has_any and number is None:
         return {"error": "no rank asks for input now", "hint": "name one of the ranks: --rank N"}
-    if one is None:
+    if terminal is None:
         what = "the ranks of this launch have" if number is None else f"rank {number} has"
         return {"error": f"{what} no terminal of its own, or has ended", "hint": "start the job with --attach any"}
-    if one.viewer is not None:
-        return {"error": f"another shell is attached to rank {one.number}", "hint": "it detaches with Ctrl-]"}
-    return one
+    if terminal.viewer is not None:
+        return {"error": f"another shell is attached to rank {terminal.number}", "hint": "it detaches with Ctrl-]"}
+    return terminal
 
 
 def host_of(context: LaunchContext, number: int) -> str:

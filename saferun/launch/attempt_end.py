@@ -8,6 +8,7 @@ from functools import partial
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
+from saferun.model import RANKS_DONE
 from saferun.supervisor import actions, events
 from saferun.supervisor.machine import State
 
@@ -120,7 +121,7 @@ class AttemptEnd:
             current.held.append(event)
             return
         if isinstance(event, events.StopRequested) or (isinstance(event, events.JobAborted) and event.signum):
-            event = event._replace(quiet_s=self._context.investigation.hangs.still_s())
+            event = event._replace(quiet_s=self._context.investigation.hangs.strict_quiet_s())
         self._context.post(event)
 
     def broadcast_abort(self, action: actions.BroadcastAbort) -> None:
@@ -161,7 +162,7 @@ class AttemptEnd:
 
     def report_done(self, _action: actions.NotifyDone) -> None:
         """Report to the leader that every rank here has ended with exit code 0."""
-        self._context.job.reports.set_state({"s": "done"})
+        self._context.job.reports.set_state({"s": RANKS_DONE})
 
     def send_decision(self, action: actions.BroadcastDecision) -> None:
         """Send all hosts what follows."""

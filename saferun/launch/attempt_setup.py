@@ -57,7 +57,7 @@ class AttemptSetup:
         if self._is_bound:
             self._check_host(action.attempt)
         else:
-            # A name server may have to be asked whose the endpoint's name is.
+            # The endpoint's name may have to be resolved by a name server.
             self._context.job.find_endpoint(lambda: self._check_host(action.attempt))
 
     def _check_host(self, attempt: int) -> None:
@@ -113,7 +113,7 @@ class AttemptSetup:
         context.job.prepare(self._preparation(placement))
 
     def _wait_as_spare(self, assignment: Assignment) -> None:
-        """Start nothing in this attempt, and answer saferunctl all the same."""
+        """Start no ranks in this attempt, but answer saferunctl."""
         context = self._context
 
         def describe() -> None:
@@ -150,7 +150,7 @@ class AttemptSetup:
     # Environment and files
 
     def on_prepared(self, answer: JsonObject) -> None:
-        """All is known that the ranks are started with. ``answer``: what only torch could answer."""
+        """Everything is known for the start of the ranks. ``answer``: what only torch could answer."""
         current = self._context.current
         assignment = current.assignment
         if assignment is None:
@@ -194,12 +194,12 @@ class AttemptSetup:
         answer: JsonObject,
         changed: Sequence[Mapping[str, str]],
     ) -> None:
-        """The directories of the attempt are there, as far as they are going to be."""
+        """The directories of the attempt have been made, as far as that was possible."""
         run_dir, placement = self._context.run_dir, assignment.placement
         if run_dir.refusal is not None:
             self._post_failed(assignment, run_dir.refusal)
             return
-        # Nothing that is asked for is impossible: from here on the launch leaves files.
+        # Everything that the user asked for is possible: from here on the launch leaves files.
         self._context.guarded("write run.json", self._context.log.plan_description)
         own = self._own_environ()
         for environ, error_file in zip(environs, destinations.error_files, strict=True):
@@ -254,7 +254,7 @@ class AttemptSetup:
         return wrappers
 
     def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:
-        """Env profiles and --env have the last word about the environment of a rank."""
+        """Apply env profiles and --env, which override the rest of a rank's environment."""
         run_dir = self._context.run_dir
         for place, environ in zip(placement.ranks, environs, strict=True):
             apply(
@@ -288,7 +288,7 @@ class AttemptSetup:
         self._post_held()
 
     def _post_failed(self, assignment: Assignment, error: SaferunError) -> None:
-        """This host cannot start its ranks, which the others count on."""
+        """This host cannot start its ranks, for which the others wait."""
         self._context.start_failed(self._context.attempt, error, joined=self._joined(assignment))
         self._post_held()
 

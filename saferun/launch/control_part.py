@@ -1,8 +1,8 @@
-"""Answers saferunctl while the ranks run, by a Unix socket of the same user (``linux/control_socket.py``).
+"""Answers saferunctl while the ranks run, over a Unix socket of the same user (``linux/control_socket.py``).
 
-A request is a JSON object in a line, and so are the answers to it; one request a connection. Whatever a client sends,
-or does not read, costs its connection and nothing else: connections, bytes, time and the number of connections a second
-are bounded. A control socket that fails is closed, with one line, and the launch goes on without it.
+A request is a JSON object on one line, and so is each answer; a connection carries one request. A client that
+misbehaves loses its connection, and nothing else happens: connections, bytes, time and connections per second are
+bounded. If the control socket itself fails it is closed, with one line, and the launch goes on without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saferun.linux.helper import PartBase
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.signals import SURVIVED, caught_signals
 from saferun.model import JsonObject, Value, signal_name
-from saferun.supervisor import requests as _requests  # noqa: F401 - what a request does is in memory before one comes
+from saferun.supervisor import requests as _requests  # noqa: F401 - imported now: no file may be opened once ranks run
 from saferun.supervisor.events import CheckpointRequested, RestartRequested, StopRequested
 from saferun.supervisor.machine import State
 from saferun.text.decoding import MALFORMED
@@ -36,22 +36,23 @@ if TYPE_CHECKING:
     from saferun.linux.bare_socket import Socket
 
 _MOST_CLIENTS = 32
-# Of a client that sends no request, or does not read its answer.
+# A client that sends no request, or does not read its answer, is disconnected after this time.
 _PATIENCE_S = 10.0
 _ACCEPTED_AT_ONCE = 8
-# More connections than that in a second are no person's. The next ones wait until the second is over.
+# No person makes more connections than this in a second. Further ones wait until the second is over.
 _ACCEPTED_A_SECOND = 100
 _LONGEST_REQUEST_BYTES = 1 << 14
 _READ_BYTES = 1 << 12
 _QUEUE_BYTES = 16 << 20
 _LONGEST_NAME = 60
-# What has to be collected of all hosts is there by then.
+# What is collected from all hosts has arrived by then.
 _COLLECTED_S = 30.0
 _LONGEST_WAIT_S = 30 * 86400.0
-# The hosts have yet to meet for the attempt.
-_BETWEEN_ATTEMPTS = frozenset({State.CHECKING, State.JOINING})
-# The leader answers at once where it can. A host without one ends for itself, as for SIGTERM.
-_LEADER_S = 10.0
+# The hosts have yet to meet for the attempt, and must all end together. In BACKOFF they have not met either, but there
+# the supervisor itself broadcasts the request as it ends (``supervisor.requests``).
+_BEFORE_RENDEZVOUS = frozenset({State.CHECKING, State.JOINING})
+# The leader answers at once if it can. A host that gets no answer by then ends by itself, as after SIGTERM.
+_LEADER_REPLY_S = 10.0
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -64,7 +65,7 @@ class ControlRequest(Value):
         signum: of ``checkpoint``: the signal that the ranks handle.
         timeout_s: of ``checkpoint``: how long the ranks may take to end; they are stopped then.
         wanted: of ``stacks``: what of the ranks.
-        rank: of ``attach``, ``locate`` and ``debug``: which one; of ``attach`` empty: the one that asks for input.
+        rank: of ``attach``, ``locate`` and ``debug``: its number; for ``attach`` empty: the rank that asks for input.
     """
 
     op: Annotated[str, line_of(_LONGEST_NAME)]
@@ -76,14 +77,14 @@ class ControlRequest(Value):
 
 
 class _Client:
-    """One connection. ``until``: when it is closed, in monotonic seconds; None: it waits for the end of the launch."""
+    """One connection. ``close_at``: in monotonic seconds; None: it stays open to the end of the launch."""
 
-    def __init__(self, lines: JsonLines, peer: PeerProcess, until: float) -> None:
+    def __init__(self, lines: JsonLines, peer: PeerProcess, close_at: float) -> None:
         self.lines = lines
         self.peer = peer
-        self.until: float | None = until
+        self.close_at: float | None = close_at
         self.has_asked = False
-        self.restarted_attempt: int | None = None  # waits for another one than this
+        self.restarted_attempt: int | None = None  # the client waits for an attempt after this one
         self.is_answered = False
         self.viewer: AttachedViewer | None = None
         self.debugged: DebuggedRank | None = None
@@ -105,12 +106,12 @@ class ControlPart(PartBase):
         self._listen_at: float | None = None  # when connections are accepted again
         self._second = 0.0
         self._accepted = 0
-        self._held: list[StopRequested] = []
-        self._held_until: float | None = None
+        self._deferred_stops: list[StopRequested] = []
+        self._deferred_until: float | None = None  # until the leader has answered, or this moment
         self._stop_at: float | None = None  # when ranks that were to save a checkpoint are stopped
         self._stop_by = ""
-        self._status = LiveStatus(context, self._guarded)
-        self._stacks = AskedStacks(context, self._guarded)
+        self._live_status = LiveStatus(context, self._guarded)
+        self._asked_stacks = AskedStacks(context, self._guarded)
 
     def open(self) -> None:
         """Listen from now on.
@@ -118,7 +119,7 @@ class ControlPart(PartBase):
         Raises:
             OSError: that is not possible here.
         """
-        # The one that was found before the ranks: no file system is searched for another now.
+        # Found before the ranks started: from now on no file system is searched for another one.
         directory = self._context.investigation.hook.memory_directory
         self._listener, self._path = listen(directory, self._context.run_id)
         self._accept_again()
@@ -127,19 +128,19 @@ class ControlPart(PartBase):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = [client.until for client in self._clients.values()]
-        own = (self._listen_at, self._stop_at, self._held_until)
-        moments += [*own, self._status.deadline, self._stacks.deadline]
+        moments = [client.close_at for client in self._clients.values()]
+        own = (self._listen_at, self._stop_at, self._deferred_until)
+        moments += [*own, self._live_status.deadline, self._asked_stacks.deadline]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Drop who is late, and do what had to wait."""
+        """Drop clients that are late, and do what was deferred."""
         for fd, client in list(self._clients.items()):
-            is_over = client.is_answered and client.until is not None and not client.lines.queued_bytes
-            if is_over or (client.until is not None and client.until <= now):
+            is_over = client.is_answered and client.close_at is not None and not client.lines.queued_bytes
+            if is_over or (client.close_at is not None and client.close_at <= now):
                 self._drop(fd)
-        self._status.tick(now)
-        self._stacks.tick(now)
+        self._live_status.tick(now)
+        self._asked_stacks.tick(now)
         if self._listen_at is not None and self._listen_at <= now:
             self._accept_again()
         if self._stop_at is not None and self._stop_at <= now:
@@ -147,24 +148,24 @@ class ControlPart(PartBase):
             self._post_stop(self._stop_by, now=now)
         self._report_restart()
         self._end_debuggers()
-        is_late = self._held_until is not None and self._held_until <= now
-        if self._held and (is_late or self._context.supervisor.state not in _BETWEEN_ATTEMPTS):
-            held, self._held, self._held_until = self._held, [], None
-            for request in held:
+        is_late = self._deferred_until is not None and self._deferred_until <= now
+        if self._deferred_stops and (is_late or self._context.supervisor.state not in _BEFORE_RENDEZVOUS):
+            stops, self._deferred_stops, self._deferred_until = self._deferred_stops, [], None
+            for request in stops:
                 self._context.post(request._replace(at=now, attempt=self._context.attempt))
 
     def close(self) -> None:
         """The launch is over: whoever waits for its end learns of it."""
-        self._status.close()
-        self._stacks.close()
+        self._live_status.close()
+        self._asked_stacks.close()
         ended = self._context.log.ended
         for fd, client in list(self._clients.items()):
-            if ended and client.until is None and client.restarted_attempt is None:
+            if ended and client.close_at is None and client.restarted_attempt is None:
                 client.lines.send(dict(ended))
             self._drop(fd)
         self._listen_at = None
-        self._held.clear()
-        self._held_until = None
+        self._deferred_stops.clear()
+        self._deferred_until = None
         self._stop_at = None
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -177,7 +178,7 @@ class ControlPart(PartBase):
     # --------------------------------------------------------------------------------------------------- connections
 
     def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
-        """A handler of the loop's that may fail."""
+        """Wrap a callback: an exception only disables this feature."""
 
         def guarded(*arguments: object) -> None:
             try:
@@ -282,32 +283,32 @@ class ControlPart(PartBase):
         has_room = client.lines.send(answer)
         client.is_answered = is_last
         if not has_room:
-            client.until = 0.0
-        elif client.until is not None:
-            client.until = time.monotonic() + (_PATIENCE_S if client.lines.queued_bytes or not is_last else 0.0)
+            client.close_at = 0.0
+        elif client.close_at is not None:
+            client.close_at = time.monotonic() + (_PATIENCE_S if client.lines.queued_bytes or not is_last else 0.0)
 
     def _stop(self, client: _Client, request: ControlRequest) -> None:
-        """The job is to end: in good order, or at once."""
+        """End the job: gracefully, or at once (``kill``)."""
         context, by = self._context, self._by(request.op, client, request)
-        client.until = None  # the end of the connection is the end of the launch
-        self._send(client, {**self._scale(), "grace_s": context.config.shutdown_timeout_s})
+        client.close_at = None  # the end of the connection is the end of the launch
+        self._send(client, {**self._job_summary(), "grace_s": context.config.shutdown_timeout_s})
         self._post_stop(by, at_once=request.op == "kill", now=time.monotonic())
 
     def _post_stop(self, by: str, *, at_once: bool = False, now: float) -> None:
         context = self._context
-        quiet_s = context.investigation.hangs.still_s()
+        quiet_s = context.investigation.hangs.strict_quiet_s()
         event = StopRequested(now, context.attempt, by, at_once, quiet_s=quiet_s)
-        if not context.config.hosts.together or context.supervisor.state not in _BETWEEN_ATTEMPTS:
+        if not context.config.hosts.together or context.supervisor.state not in _BEFORE_RENDEZVOUS:
             context.post(event)
             return
-        # Hosts that are about to meet must end together, or they wait for those that did: the leader says when.
+        # Hosts that are about to meet must end together, or some wait for those that have ended: the leader decides.
         context.job.broadcast_request(by, at_once=at_once)
-        self._held.append(event)
-        if self._held_until is None:
-            self._held_until = now + _LEADER_S
+        self._deferred_stops.append(event)
+        if self._deferred_until is None:
+            self._deferred_until = now + _LEADER_REPLY_S
 
-    def _scale(self) -> JsonObject:
-        """What the job is, for the first line that saferunctl prints."""
+    def _job_summary(self) -> JsonObject:
+        """The state and the size of the job, for the first line that saferunctl prints."""
         context, plan = self._context, self._context.current.plan
         return {
             "ok": True,
@@ -317,7 +318,7 @@ class ControlPart(PartBase):
         }
 
     def _checkpoint(self, client: _Client, request: ControlRequest) -> None:
-        """The ranks are to save a checkpoint and to end; if they do not, the job is stopped."""
+        """Have the ranks save a checkpoint and end; if they have not ended in time, stop the job."""
         context = self._context
         ranks = context.current.living()
         name = signal_name(request.signum)
@@ -333,38 +334,38 @@ class ControlPart(PartBase):
             hint = "use --signal with the one that the script handles; saferunctl stop RUN sends SIGTERM"
             self._send(client, {"error": f"no rank of {context.host} handles {name}", "hint": hint})
             return
-        client.until = None
-        self._send(client, {**self._scale(), "handling": handling})
+        client.close_at = None
+        self._send(client, {**self._job_summary(), "handling": handling})
         self._stop_by = self._by("stop --after-checkpoint", client, request)
         now = time.monotonic()
         self._stop_at = now + request.timeout_s
         context.post(CheckpointRequested(now, context.attempt, self._stop_by, request.signum))
 
     def _restart(self, client: _Client, request: ControlRequest) -> None:
-        """All ranks are to be ended and started again."""
+        """End all ranks, and start them again."""
         context = self._context
         state, is_ending = context.supervisor.state, self._stop_at is not None
         if state not in {State.STARTING, State.RUNNING} or is_ending:
             self._refuse(client, "another attempt")
             return
-        if context.job.unserved is not None:
+        if context.job.storeless_job is not None:
             what = "the hosts no longer hear of each other, and cannot restart their ranks together"
             self._send(client, {"error": what, "hint": "stop the job (saferunctl stop), and start it again"})
             return
-        client.until = None
+        client.close_at = None
         client.restarted_attempt = context.attempt
-        self._send(client, {**self._scale(), "grace_s": context.config.shutdown_timeout_s}, is_last=False)
-        now, quiet_s = time.monotonic(), context.investigation.hangs.still_s()
+        self._send(client, {**self._job_summary(), "grace_s": context.config.shutdown_timeout_s}, is_last=False)
+        now, quiet_s = time.monotonic(), context.investigation.hangs.strict_quiet_s()
         context.post(RestartRequested(now, context.attempt, self._by("restart", client, request), quiet_s))
 
     def _report_restart(self) -> None:
-        """Tell those who wait for another attempt that its ranks run."""
+        """Answer clients that wait for the next attempt, once its ranks run."""
         context = self._context
         for client in self._clients.values():
             before = client.restarted_attempt
             if before is not None and context.attempt > before and context.supervisor.state is State.RUNNING:
-                client.restarted_attempt, client.until = None, time.monotonic()
-                self._send(client, {**self._scale(), "attempt": context.attempt})
+                client.restarted_attempt, client.close_at = None, time.monotonic()
+                self._send(client, {**self._job_summary(), "attempt": context.attempt})
 
     def _refuse(self, client: _Client, what: str) -> None:
         state = "being ended" if self._stop_at is not None else self._context.supervisor.state.value
@@ -377,53 +378,53 @@ class ControlPart(PartBase):
         user = f" by {request.user}" if request.user else ""
         return f"saferunctl {verb}{user} (pid {client.peer.pid})"
 
-    def _show(self, client: _Client, _request: ControlRequest) -> None:
-        """What the ranks do."""
-        client.until = time.monotonic() + _COLLECTED_S
+    def _status(self, client: _Client, _request: ControlRequest) -> None:
+        """What all ranks are doing."""
+        client.close_at = time.monotonic() + _COLLECTED_S
 
         def on_done(answer: JsonObject) -> None:
             if client in self._clients.values():
                 self._send(client, answer)
 
-        self._status.request(on_done)
+        self._live_status.request(on_done)
 
-    def _read_ranks(self, client: _Client, request: ControlRequest) -> None:
-        """Where the ranks of all hosts are in their code. Of a job of one host saferunctl looks itself."""
+    def _stacks(self, client: _Client, request: ControlRequest) -> None:
+        """The stacks of the ranks of all hosts. In a job of one host saferunctl reads them itself."""
         together = self._context.config.hosts.together
         self._send(client, {"ok": True, "together": together}, is_last=not together)
         if not together or client not in self._clients.values():
             return
-        client.until = time.monotonic() + longest_s(request.wanted) + _PATIENCE_S
+        client.close_at = time.monotonic() + longest_s(request.wanted) + _PATIENCE_S
 
         def on_done(answer: JsonObject) -> None:
             if client in self._clients.values():
                 self._send(client, answer)
 
-        client.on_gone = lambda: self._stacks.forget(on_done)
-        self._stacks.request(request.wanted, on_done)
+        client.on_gone = lambda: self._asked_stacks.forget(on_done)
+        self._asked_stacks.request(request.wanted, on_done)
 
     def _attach(self, client: _Client, request: ControlRequest) -> None:
-        """A rank gets the terminal that the client is in."""
+        """Connect the client's terminal to a rank."""
         from saferun.launch.attached_viewer import AttachedViewer, find_terminal
 
         terminals, found = self._context.terminals, find_terminal(self._context, request.rank)
         if isinstance(found, dict) or terminals is None:
             self._send(client, found if isinstance(found, dict) else {})
             return
-        one = found
+        terminal = found
 
         def end() -> None:
-            client.until = time.monotonic() + _PATIENCE_S
+            client.close_at = time.monotonic() + _PATIENCE_S
             self._send(client, {"ended": True})
 
-        client.viewer = AttachedViewer(one, client.lines, end)
-        client.until = None
-        client.on_gone = lambda: terminals.detach(one)
-        self._send(client, {"ok": True, "rank": one.number}, is_last=False)
-        terminals.attach(one, client.viewer)
+        client.viewer = AttachedViewer(terminal, client.lines, end)
+        client.close_at = None
+        client.on_gone = lambda: terminals.detach(terminal)
+        self._send(client, {"ok": True, "rank": terminal.number}, is_last=False)
+        terminals.attach(terminal, client.viewer)
 
     def _locate(self, client: _Client, request: ControlRequest) -> None:
-        """Where a rank is that a debugger is wanted for."""
+        """The process of the rank that is to be debugged, or the host that it runs on."""
         from saferun.launch.debugged_ranks import locate
 
         self._send(client, locate(self._context, request.rank))
@@ -437,14 +438,14 @@ class ControlPart(PartBase):
         if isinstance(found, dict):
             self._send(client, found)
             return
-        client.debugged, client.until, client.on_gone = found, None, found.release
+        client.debugged, client.close_at, client.on_gone = found, None, found.release
         self._send(client, {"ok": True, "rank": found.number}, is_last=False)
 
     def _end_debuggers(self) -> None:
-        """Have debuggers let go of ranks that have ended, or are to end; they hold nothing much longer."""
+        """Detach debuggers from ranks that have ended, or are about to."""
         for client in self._clients.values():
-            if client.debugged is not None and client.until is None and (why := client.debugged.end_reason()):
-                client.until = time.monotonic() + _PATIENCE_S
+            if client.debugged is not None and client.close_at is None and (why := client.debugged.end_reason()):
+                client.close_at = time.monotonic() + _PATIENCE_S
                 self._send(client, {"ended": why}, is_last=False)
 
     _METHODS: ClassVar[dict[str, Callable[[ControlPart, _Client, ControlRequest], None]]] = {
@@ -452,8 +453,8 @@ class ControlPart(PartBase):
         "kill": _stop,
         "checkpoint": _checkpoint,
         "restart": _restart,
-        "status": _show,
-        "stacks": _read_ranks,
+        "status": _status,
+        "stacks": _stacks,
         "attach": _attach,
         "locate": _locate,
         "debug": _debug,

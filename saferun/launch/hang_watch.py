@@ -1,9 +1,9 @@
 """From the watchdog of each host to HangSuspected: one class for a job of one host, one for a job of several.
 
-A rank that waits looks like one that hangs, and so does a host. In a job of several hosts the verdict therefore takes
-one way: each host's watchdog tells the job whether anything moves here (``set_state``); on the leader the job-wide
-detector gets the states of all hosts and reports a hang of the job (``broadcast_hang``); each host, also the leader,
-hears it and posts HangSuspected.
+A rank that waits looks like one that hangs, and so does a host. In a job of several hosts no host judges alone: the
+watchdog of each host reports whether its ranks make progress (``set_state``); the job-wide detector on the leader gets
+the states of all hosts and reports a hang of the job (``broadcast_hang``); each host, the leader included, then posts
+HangSuspected.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.model import RANKS_HELD, RANKS_QUIET, RANKS_RUN
 from saferun.supervisor.events import HangSuspected
 
 TYPE_CHECKING = False
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
     from saferun.model import JsonObject
     from saferun.text.script_state import ScriptState
     from saferun.watchdog.job_detector import JobDetector
-    from saferun.watchdog.monitor import Watch, WatchedRank
+    from saferun.watchdog.monitor import RankMonitor, WatchedRank
     from saferun.watchdog.verdicts import Repeat
 
-# How often to see whether the modules that the watch needs are there.
+# How often to check whether the modules that the watch needs have been imported.
 _IMPORTS_S = 30.0
-# Ranks that have ended by then were not worth watching.
+# Ranks that have ended by then are not watched at all.
 _WATCH_DELAY_S = 0.5
 KEYBOARD = "keyboard"
 """Holds a rank that waits at a prompt."""
-_AT_WORK: dict[str, object] = {"s": "run"}
-_HELD: dict[str, object] = {"s": "held"}
+_RUN_STATE: dict[str, object] = {"s": RANKS_RUN}
+_HELD_STATE: dict[str, object] = {"s": RANKS_HELD}
 
 
 class HangWatch:
@@ -52,25 +53,25 @@ class HangWatch:
         self._on_recovery = on_recovery
         self._timeout_s = context.launch.config.watch.hang_timeout_s
         self._has_imported = False
-        self._watch: Watch | None = None
+        self._watch: RankMonitor | None = None
         self._watch_at: float | None = None
         self._slow: SlowRankWatch | None = None
-        self._bad: dict[int, tuple[int, str, str]] = {}  # what ranks reported that is no finite number
+        self._non_finite: dict[int, tuple[int, str, str]] = {}  # by rank, the value that is not finite
         self._has_warned = False
         self._step_notes: StepNotes | None = None
         self._holders = set[str]()
         self.number = 0
-        """Of the job's hang that was reported last."""
+        """The number of the last hang of the job that was reported."""
         context.launch.job.reports.subscribe(self._take_states, self._take_hang)
 
     def begin(self, now: float, *, has_imported: bool) -> None:
-        """Watch from a moment later on. ``has_imported``: the modules that it takes are there."""
+        """Watch the ranks, after a short delay. ``has_imported``: the modules that this needs have been imported."""
         self._has_imported = has_imported
         if self._timeout_s > 0:
             self._watch_at = now + (_WATCH_DELAY_S if has_imported else _IMPORTS_S)
 
     def imported(self) -> None:
-        """The modules that it takes are there."""
+        """The modules that the watch needs have been imported."""
         self._has_imported = True
         if self._watch_at is not None:
             self._watch_at = self._record.started_at + _WATCH_DELAY_S
@@ -100,15 +101,15 @@ class HangWatch:
             self._for_slow_ranks(lambda slow: slow.tick(now))
 
     def _for_slow_ranks(self, call: Callable[[SlowRankWatch], None]) -> None:
-        """What fails costs the comparison of the ranks, and nothing else."""
+        """Call a method of the comparison of the ranks; if it fails, the ranks are no longer compared."""
         if self._slow is not None and not self._context.launch.succeeds("compare the ranks", call, self._slow):
             self._slow.disable()
 
     def _begin_watch(self, now: float) -> None:
-        from saferun.watchdog.monitor import Watch
+        from saferun.watchdog.monitor import RankMonitor
 
         self._context.log.write_preflight()
-        self._watch = Watch(
+        self._watch = RankMonitor(
             self._timeout_s,
             self._context.launch.guarded_poller,
             on_verdict=self._take_verdict,
@@ -128,18 +129,18 @@ class HangWatch:
     def _is_held(self) -> bool:
         """Whether a user holds a rank up: in a debugger of another shell, or at a prompt."""
         terminals = self._context.launch.terminals
-        # First: it finds out that a rank asks no more.
+        # Always called, also while something else holds a rank: it notices when a rank no longer asks.
         is_asking = terminals is not None and bool(
             self._context.launch.guarded("see whether a rank waits for input", terminals.are_asking)
         )
         return is_asking or bool(self._holders - {KEYBOARD})
 
     def hold(self, holder: str, is_held: bool) -> None:  # noqa: FBT001 - the name says what it is
-        """A user holds a rank up, or does so no more: who waits for it is not compared with it.
+        """A user begins, or ceases, to hold a rank up. Meanwhile ranks are not compared, as the others wait for it.
 
         Args:
-            holder: by what. The ranks are compared again when nothing holds one any more.
-            is_held: whether it does.
+            holder: what holds the rank. The ranks are compared again when no holder is left.
+            is_held: whether it begins.
         """
         before = bool(self._holders)
         if is_held:
@@ -150,13 +151,13 @@ class HangWatch:
             self._hold_changed(time.monotonic())
 
     def _hold_changed(self, now: float) -> None:
-        """The first one holds a rank, or the last one holds it no more."""
+        """The first holder has come, or the last one has gone."""
         if self._holders:
             self._for_slow_ranks(lambda slow: slow.pause())
         else:
             self._for_slow_ranks(lambda slow: slow.resume(now))
 
-    def _begin_comparison(self, now: float, ranks: list[WatchedRank], watch: Watch) -> None:
+    def _begin_comparison(self, now: float, ranks: list[WatchedRank], watch: RankMonitor) -> None:
         from saferun.launch.slow_ranks import SlowRankWatch
 
         self._slow = SlowRankWatch(self._context, self._record)
@@ -165,7 +166,7 @@ class HangWatch:
             self._for_slow_ranks(lambda slow: slow.pause())
 
     def watched_ranks(self) -> list[WatchedRank]:
-        """The ranks that run; none where the modules are missing."""
+        """The ranks that run; none if the modules cannot be imported."""
         try:
             from saferun.watchdog.monitor import WatchedRank
         except ImportError:
@@ -182,45 +183,54 @@ class HangWatch:
             )
         return watched
 
-    # What scripts report
+    # Values that scripts report
 
     def _read_script(self, rank: int) -> ScriptState | None:
         state = self._context.hook.script_state(self._context.launch.attempt, rank)
         if state is not None and state.bad is not None and not self._has_warned:
-            self._bad[rank] = state.bad
+            self._non_finite[rank] = state.bad
         return state
 
     def _warn_of_numbers(self) -> None:
-        """A value that is no finite number is one line in an attempt: it does not become one again."""
-        if self._has_warned or not self._bad:
+        """Warn once per attempt of a value that is not finite: later values are not finite either."""
+        if self._has_warned or not self._non_finite:
             return
         self._has_warned = True
         from saferun.text.wording import ranks_text
 
-        number, name, value = first = min(self._bad.values())
-        ranks = ranks_text(tuple(sorted(rank for rank, bad in self._bad.items() if bad == first)))
+        number, name, value = first = min(self._non_finite.values())
+        ranks = ranks_text(tuple(sorted(rank for rank, bad in self._non_finite.items() if bad == first)))
         self._context.launch.warn(f"warning: {name} is {value} in step {number} of {ranks} (reported by saferun.step)")
 
     def quiet_s(self) -> float:
-        """For how many seconds no rank of this host has moved; 0 where they work, or nothing is known."""
+        """For how many seconds no rank of this host has made progress; 0 if one may be working, or nothing is known.
+
+        Reset by output, reading, work in bursts, and by CPU use that is not a wait in a stuck collective.
+        """
         if self._watch is None:
             return 0.0
         return self._context.launch.guarded("check the ranks' progress", self._watch.quiet_s, time.monotonic()) or 0.0
 
-    def still_s(self) -> float:
-        """As ``quiet_s``, where ranks that may be working, if ever so little, must not be held up."""
+    def strict_quiet_s(self) -> float:
+        """As ``quiet_s``, for callers that must not hold up a rank that works only a little.
+
+        Also reset when a main thread does more than a slow polling loop does (0.5 % of a processor).
+        """
         if self._watch is None:
             return 0.0
-        return self._context.launch.guarded("check the ranks' progress", self._watch.still_s, time.monotonic()) or 0.0
+        return (
+            self._context.launch.guarded("check the ranks' progress", self._watch.strict_quiet_s, time.monotonic())
+            or 0.0
+        )
 
     def quiet_by_rank(self) -> dict[int, float]:
-        """For how many seconds each local rank has not moved, as far as is known."""
+        """As ``quiet_s``, for each local rank; empty if nothing is known."""
         if self._watch is None:
             return {}
         return self._context.launch.guarded("check the ranks' progress", self._watch.quiet_by_rank) or {}
 
     def rank_found(self, local_rank: int) -> None:
-        """It is known by now which process runs a rank's script."""
+        """The process that runs a rank's script has been found."""
         if self._watch is not None:
             for rank in self.watched_ranks():
                 if rank.local_rank == local_rank:
@@ -252,7 +262,7 @@ class HangWatch:
         """A hang has been captured; on several hosts, by all of them."""
 
     def resume(self, now: float) -> None:
-        """It has been reported, and the job goes on."""
+        """The hang has been reported, and the job goes on."""
         if self._watch is not None:
             self._context.launch.guarded("watch the ranks", self._watch.captured, now)
         if not self._holders:
@@ -270,13 +280,13 @@ class HangWatch:
         if watch is not None:
             self._context.launch.guarded("end the watch", watch.end)
 
-    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
-        """The hang that has just been captured is only suspected until nothing has moved for so long."""
+    def downgrade_to_suspected(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """Treat the hang just captured as suspected only, until nothing has moved for ``certain_after_s``."""
         if self._watch is not None:
-            self._watch.doubt(verdict, certain_after_s)
+            self._watch.downgrade_to_suspected(verdict, certain_after_s)
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
-        """How often this hang has been reported, and when it is next."""
+        """How often this hang has been reported, and when it is reported next."""
         from saferun.watchdog.verdicts import Repeat
 
         return self._watch.repeat(verdict) if self._watch is not None else Repeat()
@@ -288,10 +298,10 @@ class HangWatch:
         self._on_recovery(lasted_s)
 
     def _take_states(self, states: Mapping[str, JsonObject]) -> None:
-        """No other host has any."""
+        """In a job of one host no other host has a state."""
 
     def _take_hang(self, verdict: HangVerdict, number: int) -> None:
-        """The job hangs: this host captures its ranks."""
+        """The job hangs: have this host capture its ranks."""
         self.number = number
         self._context.post(HangSuspected(time.monotonic(), self._context.launch.attempt, verdict))
 
@@ -308,8 +318,8 @@ class JobHangWatch(HangWatch):
     def __init__(self, context: Context, record: AttemptRecord, on_recovery: Callable[[float], None]) -> None:
         super().__init__(context, record, on_recovery)
         self._detector: JobDetector | None = None
-        self._state: JsonObject = _AT_WORK
-        self._free_at: float | None = None  # when ranks that were held have had time to move
+        self._state: JsonObject = _RUN_STATE
+        self._report_quiet_at: float | None = None  # after a hold: when quiet ranks have had time to move
 
     # ---------------------------------------------------------------------------------------------------- on each host
 
@@ -318,7 +328,7 @@ class JobHangWatch(HangWatch):
         self._for_slow_ranks(lambda slow: slow.pause())
         from saferun.watchdog.job_verdicts import packed
 
-        self._set_state({"s": "quiet", **packed(verdict)})
+        self._set_state({"s": RANKS_QUIET, **packed(verdict)})
         if self._watch is not None:
             self._watch.captured(time.monotonic())
 
@@ -326,31 +336,31 @@ class JobHangWatch(HangWatch):
         """Something moves on this host again."""
         if not self._holders:
             self._for_slow_ranks(lambda slow: slow.resume(time.monotonic()))
-        self._set_state(_AT_WORK)
+        self._set_state(_RUN_STATE)
 
     def _set_state(self, state: JsonObject) -> None:
-        """Report how the ranks of this host do; while a user holds one up, not that they are quiet."""
+        """Report the state of this host's ranks; while a user holds one up, ``held`` instead of ``quiet``."""
         self._state = state
-        if state is _AT_WORK:
-            self._free_at = None
-        if self._free_at is None:
-            is_held = self._holders and state is not _AT_WORK
-            self._context.launch.job.reports.set_state(_HELD if is_held else state)
+        if state is _RUN_STATE:
+            self._report_quiet_at = None
+        if self._report_quiet_at is None:
+            is_held = self._holders and state is not _RUN_STATE
+            self._context.launch.job.reports.set_state(_HELD_STATE if is_held else state)
 
     def _hold_changed(self, now: float) -> None:
-        """What was quiet before has the whole timeout after the hold, as if nothing had been reported."""
+        """After a hold, ranks that were quiet before it get the whole timeout before they are reported as quiet."""
         super()._hold_changed(now)
-        if self._state is _AT_WORK:
+        if self._state is _RUN_STATE:
             return
         if self._holders:
-            self._free_at = None
-            self._context.launch.job.reports.set_state(_HELD)
+            self._report_quiet_at = None
+            self._context.launch.job.reports.set_state(_HELD_STATE)
         else:
-            self._free_at = now + self._timeout_s
+            self._report_quiet_at = now + self._timeout_s
 
     def end(self) -> None:
         """No rank is left, or none that could be captured."""
-        self._free_at = None
+        self._report_quiet_at = None
         super().end()
 
     # --------------------------------------------------------------------------------------------------- on the leader
@@ -366,20 +376,24 @@ class JobHangWatch(HangWatch):
                 self._timeout_s, on_hang=self._context.launch.job.reports.broadcast_hang, on_recovery=self._on_recovery
             )
         peers = self._context.launch.job.peers
-        # A host speaks for its own ranks only.
+        # The verdict of a host may name its own ranks only.
         ranks_of = {task: _ranks_of(peers.get(int(task.partition("/")[0]))) for task in states}
         self._context.launch.guarded("watch the job", self._detector.feed, states, time.monotonic(), ranks_of)
 
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = (super().deadline, self._free_at, self._detector.deadline if self._detector is not None else None)
+        moments = (
+            super().deadline,
+            self._report_quiet_at,
+            self._detector.deadline if self._detector is not None else None,
+        )
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if self._free_at is not None and self._free_at <= now:
-            self._free_at = None
+        if self._report_quiet_at is not None and self._report_quiet_at <= now:
+            self._report_quiet_at = None
             self._set_state(self._state)
         if self._detector is not None and self._detector.deadline is not None and self._detector.deadline <= now:
             self._context.launch.guarded("watch the job", self._detector.tick, now)
@@ -390,13 +404,13 @@ class JobHangWatch(HangWatch):
         if self._detector is not None:
             self._detector.captured(now)
 
-    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
-        """The hang of the job that has just been captured is only suspected until nothing has moved for so long."""
+    def downgrade_to_suspected(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """Treat the hang of the job just captured as suspected only, until nothing moved for ``certain_after_s``."""
         if self._detector is not None:
-            self._detector.doubt(verdict, certain_after_s)
+            self._detector.downgrade_to_suspected(verdict, certain_after_s)
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
-        """How often this hang of the job has been reported, and when it is next."""
+        """How often this hang of the job has been reported, and when it is reported next."""
         return self._detector.repeat(verdict) if self._detector is not None else super().repeat(verdict)
 
 

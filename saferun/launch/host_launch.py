@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 # Reasons for which hosts end an attempt without a failure.
 _NO_FAILURES = frozenset({"signal", "parent", "request", "restart", "membership", "leave"})
-# Processes that got SIGKILL are gone within milliseconds, unless they sleep uninterruptibly.
+# Processes that got SIGKILL end within milliseconds, unless they are in an uninterruptible sleep.
 _HELPERS_S = 0.5
-# From here on the user hears how to remove old runs.
+# With so many runs the user is shown how to remove old ones.
 _MANY_RUNS = 200
 _MANY_BYTES = 5 << 30
 
@@ -216,7 +216,7 @@ class HostLaunch:
         self._context.guarded("prepare report.html", self._prepare_page)  # while they end
 
     def _prepare_page(self) -> None:
-        """Have what a page takes imported, once there is something that it will be about."""
+        """Have the modules of the page imported, once there is something to show on one."""
         context = self._context
         abort = context.job.abort_reason
         is_failure = abort is not None and abort.reason not in _NO_FAILURES
@@ -236,16 +236,16 @@ class HostLaunch:
             self._end()
 
     def _end(self) -> None:
-        """Whatever the reason for the end: no process of ours lives on, and the console has everything.
+        """End the launch, for whatever reason: end all of its processes, and print everything.
 
-        No step that fails keeps the next ones from being taken. The reaper ends what is left after such a failure.
+        A step that fails does not keep the next ones from being taken; the reaper ends what is left after that.
         """
         self._reaper.is_needed = True
         helpers = self._context.loop.pids - self._reaper_part.pids  # that one is dismissed later
         has_failed = False
         for part in self._context.loop.parts:
             has_failed |= not self._is_done(type(part).__name__, part.close)
-        # With processes that are to be left there is nothing that the reaper may end.
+        # Processes that are to be left must not be ended by the reaper either.
         self._reaper.is_needed = has_failed and not self._context.ranks.orphans.is_left
         self._is_done("run.json", self._context.log.describe)
         self._is_done("the files", self._finish_files)

@@ -1,12 +1,13 @@
 """What the supervisor may need once the ranks run, imported at a quiet moment after their start.
 
-While ranks run the supervisor opens no file of saferun's or Python's: the file system that holds them may be the one
-that hangs, and the supervisor would hang with it. At the start nothing is imported that a launch in good order can do
-without, because every launch would wait for it. So it is done in between: the examiner imports all of it beside the
-ranks and forwards the code; the supervisor imports that from memory, a moment later and one module at a time.
+While ranks run the supervisor opens no file of saferun's or Python's: the file system that holds them may hang, and the
+supervisor would hang with it. At the start nothing is imported that a launch without faults does not need, since every
+launch would wait for it. So it is imported in between: the examiner imports all of it beside the ranks and forwards the
+code; the supervisor imports that from memory, a moment later and one module at a time.
 
-Who needs the modules earlier (a rank has failed at once) has the examiner hurry, and is called when they are there. If
-they do not come, nothing waits for them: imports fail, and what needs them is absent, with one line.
+Code that needs the modules earlier (a rank has failed at once) makes the examiner hurry, and is called when they have
+come. If they do not come, nothing waits for them: imports fail, and the features that need them are missing, with one
+line.
 """
 
 from __future__ import annotations
@@ -111,9 +112,9 @@ MODULES = (
     # For a writer that takes the place of one that was lost
     "saferun.files.writer_process",
 )
-"""In the order in which they are wanted."""
+"""In the order in which they are needed."""
 FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence", "saferun.launch.hosts_at_fault")
-"""What a job of several hosts takes beside."""
+"""What a job of several hosts needs in addition."""
 BEFORE_SEVERAL_HOSTS = (
     "saferun.watchdog.job_verdicts",
     "saferun.watchdog.monitor",
@@ -124,20 +125,20 @@ BEFORE_SEVERAL_HOSTS = (
     "saferun.env.lint.findings",
     "saferun.supervisor.requests",
 )
-"""Of that what messages of other hosts may ask for as soon as the ranks run. It is imported while the hosts meet."""
-# The processor is left to the ranks for three times as long as a module takes.
+"""Those of them that messages of other hosts may need as soon as the ranks run: imported while the hosts meet."""
+# After each module the processor is left to the ranks for so many times as long as its import took.
 _PAUSE_FACTOR = 3.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
-# Whoever reads the code has so long for all of it, and is asked again after a while.
+# The process that reads the code has so long for all of it, and is asked again after a while.
 _BUDGET_S = 60.0
 _AGAIN_S = 5.0
-# So long nothing may come before those who wait are called without it; longer where the machine is so busy that whoever
-# reads the code may only wait for a processor.
+# If nothing has come for so long, callers that wait are called without it; longer if the machine is so busy that the
+# process that reads the code may only wait for a processor.
 _PATIENCE_S = 5.0
 _BUSY_PATIENCE_S = 30.0
 _BUSY_PER_PROCESSOR = 2.0
 _RECHECK_S = 1.0
-# The loop itself waits for a module that is missing in these lists.
+# How long the loop itself waits for a module that is missing in these lists.
 _FETCH_S = 2.0
 _READ_BYTES = 1 << 16
 
@@ -212,7 +213,7 @@ class IdleImports(PartBase):
             self._request()
 
     def need(self, call: Callable[[], None]) -> None:
-        """Call when the modules can be imported: at once, where they can, or nothing was sealed yet.
+        """Call back when the modules can be imported: at once if they can be, or if nothing is sealed yet.
 
         Where they do not come they are absent, and the call is made all the same.
         """
@@ -234,12 +235,12 @@ class IdleImports(PartBase):
         return min(moments, default=None)
 
     def tick(self, now: float) -> None:
-        """Import the next one, ask again, or go on without, where that is due."""
+        """Import the next module, ask again, or go on without, whichever is due."""
         try:
             self._tick(now)
         except Exception:
             self._is_patient = False
-            self._call_all()  # no call waits for what will not come
+            self._call_all()  # nothing more will come
             raise
 
     def _tick(self, now: float) -> None:
@@ -255,7 +256,7 @@ class IdleImports(PartBase):
             self._import_next()
 
     def close(self) -> None:
-        """What is not there yet is not needed any more."""
+        """Modules that have not come are no longer needed."""
         self._import_at = self._ask_at = None
         self._is_closed = True
         self._waiting.clear()
@@ -314,7 +315,7 @@ class IdleImports(PartBase):
             self._waiting.popleft()()
 
     def _fetch(self, name: str) -> bool | None:
-        """Have one module read that is missing in the lists. The loop waits for it, though not for long, nor twice."""
+        """Have a module read that is missing in the lists. The loop waits for it briefly, and only once."""
         if self._held is None or self._is_closed or not self._is_patient:
             return False
         try:

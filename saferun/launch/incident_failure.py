@@ -233,7 +233,7 @@ class FailureIncident:
         )
 
     def _own_stage(self, evidence: Evidence) -> str:
-        """How far the ranks of this host came in their start, as far as they show it."""
+        """How far the ranks of this host came in their start, as far as that is known."""
         hook, attempt = self._context.hook, self._context.launch.attempt
         ranks = [rank.place.rank for rank in self._record.ranks]
         marked = ranks_with_group({rank: hook.memory_prefix(attempt, rank) for rank in ranks})
@@ -369,7 +369,7 @@ def peer_lines(
 
 
 def _decided(decision: Decision | None) -> str:
-    """What is said of a decision: nothing, if no other was to be expected."""
+    """The lines about a decision; none if it was the only one to be expected."""
     return decision.message if decision is not None and not decision.is_plain else ""
 
 
@@ -391,7 +391,7 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
     )
     decided = _decided(action.decision)
     before, context.log.reported = context.log.reported, tuple(lines[:-1])
-    # A start that fails as in the previous attempt: the decision has the reason, and the advice has been read.
+    # A start that fails as in the previous attempt: the decision has the reason, and the user has seen the advice.
     is_repeated = diagnosis.first_failure is None and before == context.log.reported and diagnosis.headline in decided
     if not is_repeated:
         return lines
@@ -418,7 +418,7 @@ def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -
 
 
 def _with_logs(outputs: Sequence[RankOutput], reader: CaptureReader) -> tuple[RankOutput, ...]:
-    """NCCL writes its warnings to standard output, unless it is given a file, and they count as if they were there."""
+    """NCCL writes its warnings to standard output, or to a file if one is set; those in a file count as output."""
     lines = {log.rank: log.lines for log in reader.library_logs}
     found = []
     for output in outputs:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_SLOW = 19
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 _MOST_BAD_HOSTS = 1000
-# Of a hang that goes on for days the first reports and the last ones are kept.
+# Of a hang that lasts for days, so many of the first reports and of the last ones are kept.
 _FIRST_HANGS, _LAST_HANGS = 8, 8
 
 
@@ -43,16 +43,16 @@ class Counted(Value):
 class IncidentLog:
     """Incidents in the order of time. The report is written again after each, and at the end.
 
-    Not at once: the console comes first, and the disk may be what hangs.
+    It is written with a delay: the console comes first, and the disk may be what hangs.
 
     Args:
         config: the launch.
         run_dir: where the report goes.
         host: the host's short name.
         run_id: marks the processes of this run.
-        guarded: calls, and says in one line what failed.
-        on_written: called when a report of which there is to be a page has been handed to the writer.
-        notify: takes what happens, for the command of ``--on-event``; None: there is none.
+        guarded: calls a function, and reports its failure in one line.
+        on_written: called when a report that is to be shown as a page has been handed to the writer.
+        notify: takes events for the command of ``--on-event``; None: there is none.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class IncidentLog:
         self._on_written = on_written
         self._notify = notify
         self._incidents: list[Incident] = []
-        self._counts: dict[str, int] = {}  # by kind, also of those that are not kept
+        self._counts: dict[str, int] = {}  # by kind, those included that are not kept
         self._decisions: list[DecisionRow] = []
         self._slow: list[SlowRow] = []
         self._bad_hosts: dict[tuple[str, str], BadHost] = {}  # by host and kind of fault
@@ -173,7 +173,7 @@ class IncidentLog:
         return {"time": now, "attempt": attempt, "host": host, **found._asdict()}
 
     def add_bad_host(self, row: BadHost) -> bool:
-        """A host that is bad: an event, and one more row of the report. Returns whether that was not known yet."""
+        """A bad host was found: an event, and one more row of the report. Returns whether that is new."""
         if len(self._bad_hosts) >= _MOST_BAD_HOSTS:
             return False
         if (row.host, row.kind) in self._bad_hosts:
@@ -186,7 +186,7 @@ class IncidentLog:
         return True
 
     def last_seen_bad(self, row: BadHost) -> float | None:
-        """When the same was noted of this host the last time, in seconds since the epoch; now is the last time."""
+        """When the same fault of this host was last noted, in seconds since the epoch; notes it now."""
         before = self._seen_bad.get((row.host, row.kind))
         if before is not None or len(self._seen_bad) < _MOST_BAD_HOSTS:
             self._seen_bad[row.host, row.kind] = row.time
@@ -211,7 +211,7 @@ class IncidentLog:
         self.is_due = self.is_due or self._has_failed_checks
 
     def write_preflight(self) -> None:
-        """Write preflight.json if there is a run directory, and something new: at a quiet moment."""
+        """Write preflight.json if there is a run directory, and something new. To be called at a quiet moment."""
         if self._has_new_preflight and self._run_dir.path is not None:
             self._has_new_preflight = False
             self._guarded("write the results of the checks", self._write_preflight)
@@ -277,7 +277,7 @@ class IncidentLog:
 
     @property
     def _has_report(self) -> bool:
-        # The end alone may be what the user wanted.
+        # A launch that just ends may have been stopped by the user.
         has_tried_again = any(row.next_step != "finish" for row in self._decisions)
         has_found = bool(self._incidents) or bool(self._slow) or bool(self._bad_hosts)
         return has_found or has_tried_again or self._has_failed_checks
@@ -314,7 +314,7 @@ class IncidentLog:
         text = build_report_text(run, self._incidents, infos=self._host_infos, **known)
         self._run_dir.write_text("report.txt", text)
         has_failed = bool(self._incidents) or self._has_failed_checks
-        # Of ranks that are only slow there is a page at the end, if one is always wanted.
+        # If ranks were only slow, there is a page at the end, and only if one is always wanted.
         if has_failed or (exit_code is not None and (self._decisions or self._is_always_wanted)):
             self._guarded("have report.html made", self._on_written)
 

@@ -168,7 +168,12 @@ class Investigation(PartBase):
             LiveCapture(self._context, self._record, action).begin()
         else:
             self._hang = HangIncident(
-                self._context, self._record, action, action.verdict, self.hangs.number, self.hangs.doubt
+                self._context,
+                self._record,
+                action,
+                action.verdict,
+                self.hangs.number,
+                self.hangs.downgrade_to_suspected,
             )
             self._hang.begin()
 

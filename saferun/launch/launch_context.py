@@ -212,7 +212,7 @@ class LaunchContext:
         job, hosts = self.job, self.config.hosts
         if not self.is_spoken_for:
             return lines
-        if job.is_heard:
+        if job.is_join_failure_reported:
             return ()
         number = job.host if job.leader else hosts.node_rank
         return lines if number == 1 and job.is_head else (f"saferun: {printable(self._named(headline))}",)

@@ -1,11 +1,12 @@
 """What ``saferunctl status`` shows of a running job: each host's ranks, collected on the leader.
 
-The leader asks by the job's log, and every host answers with its state, which goes to the leader anyway: small lists of
-numbers, so that the answers of a thousand hosts are nothing to the store. However often users ask, the hosts are asked
-once in two seconds at most, and more rarely the more of them there are. Whoever does not answer in time is left out.
+The leader sends the request in the job's log, and each host answers in its state, which goes to the leader anyway:
+small lists of numbers, so that the answers of a thousand hosts do not load the store. However often users ask, the
+hosts are asked at most once in two seconds, and less often in a larger job. Hosts that do not answer in time are left
+out.
 
-Where a user asks another host, that one asks the leader, whose answer all hosts can read in the job's log: one for all
-who wait for it. A table with too many ranks for an entry has only their number. Without an answer of the leader the
+If a user asks another host, that host asks the leader, and all hosts read the answer in the job's log: one answer for
+all users who wait. A table with too many ranks for an entry has only their number. Without an answer of the leader a
 host shows its own ranks.
 """
 
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 _USAGE_S = 4.0
 _USAGE_BYTES = 1 << 20
-# Other hosts answer by then, or are left out.
+# Hosts that have not answered by then are left out.
 _OTHERS_S = 8.0
 _LEAST_INTERVAL_S = 2.0
 _HOSTS_A_SECOND = 100
-# So long the leader has beside, to answer another host.
+# The additional time that the leader has to answer another host.
 _LEADER_S = 4.0
 _LONGEST_LEADER_S = 25.0
 # A state has 4 KiB in all.
@@ -93,7 +94,7 @@ class HostReport(Value):
 
 
 class JobReport(Value):
-    """What a saferun knows of the job.
+    """What one saferun knows of the job.
 
     ``time``: seconds since the epoch; ``missing``: hosts that have not answered; ``bad_hosts``: the newest of those
     whose own hardware or system was found to be at fault, with the reason; known to the leader.
@@ -111,11 +112,11 @@ class JobReport(Value):
 
 
 class LiveStatus:
-    """Collects what the ranks do. Its owner wakes it at its deadline.
+    """Collects what the ranks are doing. Its owner calls ``tick`` at its deadline.
 
     Args:
         context: the launch.
-        guarded: calls, and costs no more than the control socket if that fails.
+        guarded: wraps a callback: an exception only closes the control socket.
     """
 
     def __init__(self, context: LaunchContext, guarded: Callable[..., Callable[..., None]]) -> None:
@@ -129,7 +130,7 @@ class LiveStatus:
         self._own_until = 0.0
         self._shares: list[int] = []  # numbers of requests of the leader that this host answers
         self._reports: dict[str, tuple[str, HostReport]] = {}
-        self._asking: list[Callable[[JsonObject], None]] = []  # wait for the leader's answer
+        self._asking: list[Callable[[JsonObject], None]] = []  # users who wait for the leader's answer
         self._asking_until = 0.0
         self._is_asked = False  # by other hosts
         reports = context.job.reports
@@ -149,7 +150,7 @@ class LiveStatus:
         return min(moments, default=None)
 
     def tick(self, now: float) -> None:
-        """Ask, or answer with what has come."""
+        """Send a request, or answer with what has been received."""
         if self._own is not None and self._own_until <= now:
             self._own.close()
             self._take_usage(b"")
@@ -163,7 +164,7 @@ class LiveStatus:
                 self._collect(on_done)
 
     def request(self, on_done: Callable[[JsonObject], None]) -> None:
-        """Hand over what all hosts do: collected here, or by the leader if that answers in time."""
+        """Collect what the ranks of all hosts are doing: here on the leader; elsewhere the leader is asked."""
         job = self._context.job
         if job.leads or not self._context.config.hosts.together:
             self._collect(on_done)
@@ -181,7 +182,7 @@ class LiveStatus:
         self.tick(time.monotonic())
 
     def close(self) -> None:
-        """Nothing is wanted any more."""
+        """The control socket is closed: drop all requests."""
         self._waiting.clear()
         self._asking.clear()
         self._until = None
@@ -305,7 +306,7 @@ class LiveStatus:
                 return
 
     def _take_table(self, table: Any) -> None:  # noqa: ANN401 - JSON
-        """The leader has answered one of those who asked it."""
+        """The leader has answered a host that asked."""
         if not self._asking:
             return
         try:
@@ -326,7 +327,7 @@ class LiveStatus:
         self._ask_usage()
 
     def _ask_usage(self) -> None:
-        """Have the examiner see what the ranks of this host use."""
+        """Have the examiner read which resources the ranks of this host use."""
         if self._own is not None:
             return
         self._own_until = time.monotonic() + _USAGE_S
@@ -346,7 +347,7 @@ class LiveStatus:
             self._take_usage(b"")
 
     def _take_usage(self, content: bytes) -> None:
-        """The examiner has answered; empty: it could not, and what the supervisor knows has to do."""
+        """The examiner has answered; empty: it failed, and the supervisor's own data has to do."""
         self._own = None
         try:
             usage = loads(content) if content else {}

@@ -1,10 +1,10 @@
-"""Orphaned processes: what the ranks left behind when they ended, and what becomes of it.
+"""Orphaned processes: those that the ranks left behind when they ended, and what is done about them.
 
-Only what is provably a rank's counts: a process that carries the run's id in its environment, or that lives in a
-session that a rank made. Whatever else was handed to this process (as the first process of a container, or because it
-became saferun by exec) is reaped when it ends, and never signalled.
+A process counts only if it is provably a rank's: it has the run's id in its environment, or it is in a session that a
+rank made. Any other process that became a child of this one (as the first process of a container, or from before an
+exec to saferun) is reaped when it ends, and never signalled.
 
-After a failure, what is left is ended. After ranks that ended with exit code 0, what still works is waited for.
+After a failure they are ended. After ranks that ended with exit code 0, those that still work are waited for.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from saferun.model import ExitStatus
 _SWEEP_INTERVAL_S = 0.05
 _WAIT_INTERVAL_S = 0.5
 _LAST_SWEEP_S = 2.0
-# Whose a process is that waits for a disk may be read a moment later; one that waits longer, no signal ends anyway.
+# The environment of a process that waits for a disk may be readable soon; if it waits longer, no signal can end it.
 _UNSURE_S = 2.0
-# Helpers of a library that end by themselves when their rank is gone are worth no line.
+# A library's helper processes that end by themselves when their rank is gone are not reported.
 _REPORT_AFTER_S = 1.0
-# The line is repeated after twice the time each, and at least so often.
+# The line is repeated at intervals that double, up to the second value.
 _REPORT_EVERY_S, _LONGEST_REPORT_S = 30.0, 3600.0
 _MOST_NAMED = 4
 _LONGEST_NAME = 60
 
 
 class Orphans(PartBase):
-    """Processes that came from the ranks, the ranks themselves apart.
+    """The processes that descend from the ranks, without the ranks themselves.
 
     Args:
         run_id: marks the processes of this run.
@@ -80,11 +80,11 @@ class Orphans(PartBase):
         self._report_at = 0.0
         self._report_every_s = _REPORT_EVERY_S
         self._activity: Activity | None = None
-        self._unsure: dict[int, float] = {}  # pid -> until when it may turn out to be one of them
-        self._known: set[tuple[int, int]] = set()  # pids and start times of those that have
+        self._unsure: dict[int, float] = {}  # pid -> until when it is still unknown whether it is one of them
+        self._known: set[tuple[int, int]] = set()  # pids and start times of those that are
 
     def begin_attempt(self) -> None:
-        """A new attempt begins: the numbers of the old sessions may be anybody's from now on."""
+        """A new attempt begins: other processes may get the numbers of the old sessions from now on."""
         self._forget()
         self._sessions.clear()
         self._ranks.clear()
@@ -112,7 +112,7 @@ class Orphans(PartBase):
         self._report_at = now + _REPORT_AFTER_S
         self._report_every_s = _REPORT_EVERY_S
         self._activity = Activity() if wait_s > 0 else None
-        # Who is being ended already does not get more time by that.
+        # A process that is being ended already gets no more time.
         self._swept = {pid: min(kill_at, now + term_s) for pid, kill_at in self._swept.items()}
         self._sweep_guarded(now)
 
@@ -122,9 +122,9 @@ class Orphans(PartBase):
         self._on_gone(())
 
     def sweep(self, now: float) -> None:
-        """Look what there is, and signal what is to end: SIGTERM once to each process, SIGKILL later."""
+        """Find the orphans, and signal those that are to end: SIGTERM once to each process, SIGKILL later."""
         pids, unsure = self._scan()
-        # Who waits for a disk is at work.
+        # A process that waits for a disk is at work.
         is_waiting = self._activity is not None and now < self._wait_until
         if not pids and not any(is_waiting or now < self._unsure.setdefault(pid, now + _UNSURE_S) for pid in unsure):
             self.deadline = None
@@ -151,7 +151,7 @@ class Orphans(PartBase):
             self._end(pids, now, "")
 
     def _idle_among(self, pids: list[int], now: float, activity: Activity) -> list[int]:
-        """Those that have done nothing for so long that they are not waited for, and those that are being ended."""
+        """Those that have been idle for too long to be waited for, and those that are being ended."""
         families: dict[int, list[int]] = {}
         root_of: dict[int, int] = {}
         for pid in pids:  # parents come before their children
@@ -167,7 +167,7 @@ class Orphans(PartBase):
         return idle
 
     def _end(self, pids: Iterable[int], now: float, why: str) -> None:
-        """Signal these; what has not been signalled before is reported."""
+        """Signal these, and report those that had not been signalled before."""
         new = [pid for pid in pids if pid not in self._swept]
         if new:
             self._report(f"ending {self._description(new)}{why}")
@@ -183,7 +183,7 @@ class Orphans(PartBase):
                         os.kill(pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """The time for it is over: what is still there is named and left, and the next attempt is not disturbed."""
+        """The time for the sweep is over: report what is left, and leave it, so that the next attempt can begin."""
         if self.deadline is None:
             return
         self.deadline = None
@@ -201,12 +201,12 @@ class Orphans(PartBase):
     # The loop's side
 
     def tick(self, now: float) -> None:
-        """Look again, where that is due."""
+        """Sweep again, if that is due."""
         if self.deadline is not None and self.deadline <= now:
             self._sweep_guarded(now)
 
     def _sweep_guarded(self, now: float) -> None:
-        """Look what there is; where that fails, nothing is left as far as is known, and the job goes on."""
+        """Sweep; if that fails, assume that nothing is left, so that the job goes on."""
         try:
             self.sweep(now)
         except Exception as error:
@@ -215,13 +215,13 @@ class Orphans(PartBase):
             self._on_gone(tuple(sorted(self._swept)))
 
     def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. It may have been one of these: whether that was the last is found out at once."""
+        """A child has been reaped. It may have been the last orphan, so the next sweep is due at once."""
         if self.deadline is not None:
             self.deadline = 0.0
         return False
 
     def close(self) -> None:
-        """Whatever the reason for the end: none of them lives on, unless they are to be left."""
+        """The launch ends, for whatever reason: end all of them, unless they are to be left."""
         give_up_at = time.monotonic() + _LAST_SWEEP_S
         while not self.is_left and (pids := self.remaining()) and time.monotonic() < give_up_at:
             is_late = time.monotonic() > give_up_at - _LAST_SWEEP_S / 2
@@ -239,7 +239,7 @@ class Orphans(PartBase):
         return self._scan()[0]
 
     def _scan(self) -> tuple[list[int], list[int]]:
-        """Those that are there now, and those of which that cannot be known without waiting for them."""
+        """The orphans there are now, and the processes of which that cannot be known without a wait."""
         leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
         found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
         for pid in descendants_of(os.getpid(), frozenset(leave_out)):

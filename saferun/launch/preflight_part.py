@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from saferun.preflight.driver import PreflightFailure, PreflightOutcome, PreflightRun
     from saferun.supervisor.events import Event
 
-# The checks that no rank waits for leave the ranks the processors until they run.
+# Checks that no rank waits for begin with this delay, to leave the processors to the ranks that are being started.
 _BESIDE_DELAY_S = 0.1
-# How long the hosts' verdict is waited for; before the phase is over, which would end the launch.
+# How long to wait for the leader's verdict: less than the phase may last, whose end would end the launch.
 _VERDICT_S = 50.0
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
-# Where a retry waits for memory that the ranks of the previous attempt have not given back yet.
+# If one of these exists, a retry waits for GPU memory that ranks of the previous attempt have not freed yet.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def ranks_wait(config: LaunchConfig, environ: Mapping[str, str], attempt: int = 0) -> bool:
-    """Whether the ranks are not to be started before the checks have reported.
+    """Whether the ranks have to wait for the checks.
 
-    On one host next to nothing can be found that would keep the ranks from being started: saferun binds the port,
-    and needs no names. Whether anything else may be found is known beforehand from the settings and from /proc. So
-    the ranks of most launches wait for nothing, and the checks are made beside them.
+    On one host hardly any check can refuse the launch: saferun binds the port, and needs no name resolution. The
+    settings and /proc show beforehand whether another one may. So in most launches no rank waits, and the checks run
+    beside the ranks.
 
     Args:
         config: the launch.
@@ -56,7 +56,7 @@ def ranks_wait(config: LaunchConfig, environ: Mapping[str, str], attempt: int = 
     if config.hosts.together or checks.preflight == "only" or checks.collective or checks.nics:
         return True
     if checks.health == "full":
-        return True  # what is computed would compete with the ranks
+        return True  # the checks compute, and would compete with the ranks
     if attempt and any(map(os.path.exists, _GPU_NODES)):
         return True
     names = filter(None, environ.get(_GLOO_IFNAME, "").split(","))
@@ -75,25 +75,25 @@ class _EarlyChecks:
         self._take: Callable[[PreflightOutcome], None] | None = None
 
     def counts_for(self, attempt: int, environ: Mapping[str, str]) -> bool:
-        """Whether they need not be made again. What was wrong may have passed while the retry waited."""
+        """Whether these checks need not be repeated. Failed ones are: the fault may have passed during the wait."""
         is_well = self._outcome is None or self._outcome.preflight.verdict in {"ok", "skipped"}
         return is_well and (self.attempt, self.environ) == (attempt, environ)
 
     def on_checked(self, outcome: PreflightOutcome) -> None:
-        """They are over."""
+        """The checks are over."""
         self._outcome = outcome
         if self._take is not None:
             self._take(outcome)
 
     def take(self, take: Callable[[PreflightOutcome], None]) -> None:
-        """Hand on what they come to, now or when they are over."""
+        """Hand over the result, now or when they are over."""
         self._take = take
         if self._outcome is not None:
             take(self._outcome)
 
 
 class PreflightPart:
-    """The checks of a launch, opened when they are needed: what they take to import is not needed at most starts.
+    """The checks of a launch. Their modules are imported when they are needed, which most starts do not.
 
     Args:
         context: the launch.
@@ -112,9 +112,9 @@ class PreflightPart:
         self._is_imported = False
         self._is_awaited = True  # the ranks wait for the checks
         self._is_probed = False  # the leader has found nothing that keeps the ranks from being started
-        self._is_broken = False  # the checks have failed themselves: the launch goes on as if there were none
+        self._is_broken = False  # the checks themselves have failed: the launch goes on without them
         self._without: Callable[[], None] | None = None  # what makes it go on
-        self._verdict_by: float | None = None  # when it goes on without the verdict of the leader
+        self._verdict_by: float | None = None  # when the launch goes on without the leader's verdict
 
     @property
     def is_wanted(self) -> bool:
@@ -140,7 +140,7 @@ class PreflightPart:
         return self._run
 
     def _succeeds(self, call: Callable[..., object], *arguments: object) -> bool:
-        """Whether a step of the checks does not fail. If one does, the launch goes on without them."""
+        """Take a step of the checks; returns whether it succeeded. If not, the launch goes on without them."""
         if self._config.checks.preflight == "only":
             call(*arguments)  # nothing runs that could go on
             return True
@@ -190,7 +190,7 @@ class PreflightPart:
         self._opened().check(context, lambda outcome: self._on_checked(attempt, outcome))
 
     def check_early(self, attempt: int) -> None:
-        """Check this host for the next attempt while that waits; ``check`` then has what was found.
+        """Check this host for the next attempt while that waits; ``check`` then uses the result.
 
         Nothing is done where its ranks would not wait for the checks.
         """
@@ -205,7 +205,7 @@ class PreflightPart:
             self._early = early
 
     def _on_checked(self, attempt: int, outcome: PreflightOutcome) -> None:
-        """This host by itself is checked. Of several hosts the leader decides, so that all learn of it."""
+        """The checks of this host alone are over. In a job of several hosts the leader decides what follows."""
         now = time.monotonic()
         if self._config.hosts.together:
             self._post(ChecksPassed(now, attempt))
@@ -247,7 +247,7 @@ class PreflightPart:
         if self._context.job.leads:
             from saferun.preflight.leader_messages import go_ahead_message
 
-            self._context.job.broadcast_preflight(go_ahead_message(()))  # which this host hears like the others
+            self._context.job.broadcast_preflight(go_ahead_message(()))  # which this host receives like the others
         elif self._is_probed:
             self._context.post(ProbesPassed(time.monotonic(), attempt))
 
@@ -290,11 +290,11 @@ class PreflightPart:
     # Beside the ranks
 
     def imported(self) -> None:
-        """What the checks beside the ranks take is imported by now: until then they do not begin."""
+        """The modules of the checks beside the ranks have been imported, so that these can begin."""
         self._is_imported = True
 
     def begin_beside(self, plan: AttemptPlan) -> None:
-        """Check this host a moment later, beside these ranks, if they have not waited for that."""
+        """Check this host beside these ranks, after a moment, if they did not wait for the checks."""
         if self.is_wanted and not self._is_awaited:
             self._plan = plan
             self._begin_at = time.monotonic() + _BESIDE_DELAY_S

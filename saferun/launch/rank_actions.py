@@ -18,7 +18,7 @@ from saferun.linux.children import signal_child
 from saferun.linux.helper import PartBase
 from saferun.linux.reaper import Reaper
 from saferun.linux.signals import caught_signals
-from saferun.model import ExitStatus, signal_name
+from saferun.model import RANKS_LEFT_OVER, ExitStatus, signal_name
 from saferun.supervisor import actions, events
 from saferun.supervisor.machine import State
 
@@ -241,7 +241,7 @@ class RankActions(PartBase):
             return
         if action.wait_s > 0:
             # The ranks here are done; nothing of them moves any more, and that is no hang.
-            self._context.job.reports.set_state({"s": "leftovers"})
+            self._context.job.reports.set_state({"s": RANKS_LEFT_OVER})
         self.orphans.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
 
     def _report_orphans(self, text: str) -> None:
@@ -252,7 +252,7 @@ class RankActions(PartBase):
             self._context.report(text)
         if self._context.supervisor.state is State.STOPPING and text.startswith("waiting for "):
             # The leader reports it as well: it waits for this host.
-            self._context.job.reports.set_state({"s": "leftovers", "text": text[:_LONGEST_STATE]})
+            self._context.job.reports.set_state({"s": RANKS_LEFT_OVER, "text": text[:_LONGEST_STATE]})
 
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
         self.close()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _RUN_PATH_PROGRAM = os.path.join(_PACKAGE, "coordinator", "run_path.py")
 _NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
-# A rank that ends while something of its family goes on writing is not waited for beyond this.
+# When a rank ends, at most so much of its output is read: a descendant of it may go on writing for ever.
 _MOST_CHUNKS_AT_EXIT = 256
 
 
@@ -56,8 +56,8 @@ class RankGroup:
     Args:
         context: the launch.
         plan: what the ranks are started with.
-        reaper: hears of each rank's session before its program can start anything in it.
-        preparation: what is done in each rank's process before its program starts.
+        reaper: is informed of each rank's session before its program can start a process in it.
+        preparation: done in each rank's process before its program starts.
         spares: processes that may become ranks.
     """
 
@@ -88,9 +88,9 @@ class RankGroup:
         self.by_pid: dict[int, Rank] = {}
 
     def begin_folding(self) -> None:
-        """Have tracebacks that several ranks print shown once; output in torchrun's own shape stays as it is.
+        """Show tracebacks that several ranks print only once; output in torchrun's own format stays as it is.
 
-        The ranks are on their way, and nothing of what they print has been read.
+        To be called once the ranks have been forked, before any of their output is read.
         """
         config, screen = self._config, self._screen
         if screen.folding is not None:
@@ -108,10 +108,10 @@ class RankGroup:
                 screen.folding = Folding()
 
     def start(self) -> tuple[list[ForkedRank], SaferunError | None]:
-        """Begin to start every rank in order of local rank. No program's file is waited for.
+        """Begin to start every rank, in order of local rank, without waiting for any program's file.
 
         Returns:
-            The ranks that have been forked, and why there is not one more (None: those are all).
+            The ranks that have been forked, and the error that kept the next one from it (None: those are all).
         """
         forked: list[ForkedRank] = []
         for place in self.plan.placement.ranks:
@@ -146,7 +146,7 @@ class RankGroup:
         self.by_pid[rank.child.pid] = rank
 
     def drop(self, rank: Rank) -> None:
-        """It never became its program: it is no rank."""
+        """Drop a rank that could not start its program."""
         del self.by_pid[rank.child.pid]
         self.ranks.remove(rank)
         if rank.child.pidfd >= 0:
@@ -228,7 +228,7 @@ class RankGroup:
             raise
 
     def _note_session(self, pid: int) -> None:
-        """On a busy machine a rank's program may run before this process does again, which may be killed meanwhile."""
+        """Inform the reaper at once: the rank's program may begin, and this process be killed, before it runs again."""
         stat = read_stat(pid)
         self._reaper.note_started(pid, stat.start_ticks if stat is not None else 0)
 
@@ -311,7 +311,7 @@ class RankGroup:
                     resize_terminal(stream.fd, columns - len(self._prefix(rank.place)), rows)
 
     def note_size(self) -> None:
-        """Have ranks with such terminals hear of it: these are not the terminals of the ranks' own sessions."""
+        """Send SIGWINCH to ranks with pseudo-terminals, which are not the controlling ones of their sessions."""
         for rank in self.ranks:
             receiver = rank.receiver
             if rank.end is None and receiver is not None and any(os.isatty(stream.fd) for stream in rank.streams):
@@ -412,7 +412,7 @@ class RankGroup:
         _take_in(rank, at)
         place, signals = rank.place, frozenset(rank.signals)
         if script is not None and script.ended_at:
-            # Of a rank its script's end counts, however long its tool went on.
+            # A rank ends when its script does, however long its tool goes on.
             at, time, signals = script.ended_at, script.ended, script.signals
         rank.end = RankEnd(
             place.local_rank,
@@ -478,7 +478,7 @@ def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _modest(child: Child, report: int) -> tuple[Child, int]:
-    """A child without its descriptors where the limit on open files leaves no room: SIGCHLD reports its end, too."""
+    """A child without its descriptors if the limit on open files is reached: SIGCHLD reports its end as well."""
     if has_room_for_files():
         return child, report
     if child.pidfd >= 0:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-import saferun.linux.syscalls  # noqa: F401 - what a keyboard asks for, once no file may be opened any more
+import saferun.linux.syscalls  # noqa: F401 - imported now: no file may be opened once ranks run
 from saferun.errors import suppress
 from saferun.launch.hang_watch import KEYBOARD
 from saferun.launch.keyboard_session import KeyboardSession
@@ -30,21 +30,28 @@ if TYPE_CHECKING:
     from saferun.launch.rank import Rank
     from saferun.launch.rank_group import RankGroup
 
-# After a line without an end: a rank may be on its way to its prompt.
+# After a rank has written a line without an end, which may be its prompt, it is checked after each of these pauses.
 _CHECKS_S = (0.02, 0.1, 0.4, 1.5)
-_CHECK_AGAIN_S = 0.5  # at the earliest, at a rank that does not ask
+# A rank that did not ask at its last check, and has not the keyboard, is not checked again before this.
+_CHECK_AGAIN_S = 0.5
+# How often a rank that asks is checked: with the keyboard or a viewer, and without.
 _ASKING_S = 0.1
 _WAITING_S = 1.0
-# So long after its last prompt a rank still has the screen, and the keys.
+# A rank that has stopped asking counts as asking for this long: between two prompts of a debugger.
 _SCREEN_S = 0.3
+# It keeps the keyboard for this long, so that keys typed ahead of its next prompt reach it.
 _KEYS_S = 5.0
+# How often keys that the rank has not read yet are offered to it again.
 _TYPED_S = 0.05
+# If no rank reads typed keys, the keyboard is not watched for this long: at first, and at most.
 _IDLE_KEYS_S, _LONGEST_IDLE_KEYS_S = 0.2, 2.0
+# Ranks that begin to ask within this time are announced together.
 _ANNOUNCE_S = 0.5
-# Erases what has been typed, then Ctrl-D.
+# Ctrl-U erases what has been typed, Ctrl-D ends the input.
 _END_OF_INPUT = b"\x15\x04"
-_NEXT = b"\x1d"  # Ctrl-]
-# States in which the ranks do their work; in all others Ctrl-C is for saferun.
+# Ctrl-] passes the keyboard on to the next rank that asks.
+_NEXT = b"\x1d"
+# States in which the ranks work. In all others no rank has the keyboard, so that Ctrl-C is for saferun.
 _AT_WORK = frozenset({State.STARTING, State.RUNNING, State.CAPTURING})
 
 
@@ -53,22 +60,23 @@ class RankTerminal:
 
     Attributes:
         asks: whether the rank waits for input.
-        asked_at: when it did last, in monotonic seconds.
-        check_at: when that is checked; None: not before it writes something.
+        asked_at: when it was last seen to wait, in monotonic seconds.
+        check_at: when it is checked next; None: not before it writes something.
         viewer: the terminal of another shell, if one is attached.
     """
 
-    def __init__(self, rank: Rank, terminal: StdinTerminal) -> None:
+    def __init__(self, rank: Rank, stdin: StdinTerminal) -> None:
         self.rank = rank
-        self.terminal = terminal
+        self.stdin = stdin
         self.asks = False
         self.asked_at = float("-inf")
         self.check_at: float | None = None
         self.checked_at = float("-inf")
         self.checks = 0
         self.viewer: AttachedViewer | None = None
-        self.began_at = self.typed_at = 0.0  # to ask; when a key was typed last
-        self.is_announced = False  # that it waits, since it began to ask
+        self.began_at = 0.0  # when it began to ask
+        self.typed_at = 0.0  # when a key was last typed for it
+        self.is_announced = False  # the user has been informed that it asks
 
     @property
     def number(self) -> int:
@@ -76,16 +84,16 @@ class RankTerminal:
         return self.rank.place.rank
 
     def end_idle_prompt(self, now: float, limit_s: float) -> bool:
-        """Type the end of the input where nothing has been typed for so long. Returns whether that was so."""
+        """End the rank's input if nothing has been typed for ``limit_s``. Returns whether it did."""
         if now - max(self.began_at, self.typed_at) < limit_s:
             return False
         self.typed_at = now
-        self.terminal.write(_END_OF_INPUT)
+        self.stdin.write(_END_OF_INPUT)
         return True
 
     def has_reader(self) -> bool:
         """Whether the rank, or the tool that it runs under, waits for input in its main thread."""
-        return any(map(self.terminal.has_reader, {self.rank.pid, self.rank.child.pid}))
+        return any(map(self.stdin.has_reader, {self.rank.pid, self.rank.child.pid}))
 
 
 class RankTerminals(PartBase):
@@ -100,11 +108,11 @@ class RankTerminals(PartBase):
         self._attach = context.config.output.attach
         watch = context.config.watch
         self._idle_limit_s = watch.pdb_timeout_s if watch.pdb else 0.0
-        self._ones: dict[int, RankTerminal] = {}
+        self._terminals: dict[int, RankTerminal] = {}
         self._asking: list[RankTerminal] = []  # the one that has asked first comes first
         self._keyboard: Keyboard | None = None
         self._session: KeyboardSession | None = None
-        self._announced: int | None = None  # the rank that had the keyboard last
+        self._announced: int | None = None  # the rank whose keyboard was announced last
         self._has_explained = False
         self._watch_at: float | None = None  # when the keyboard is watched again
         self._idle_s = _IDLE_KEYS_S
@@ -117,11 +125,15 @@ class RankTerminals(PartBase):
         for rank in group.ranks:
             if rank.terminal is None:
                 continue
-            one = self._ones[rank.place.rank] = RankTerminal(rank, rank.terminal)
+            terminal = self._terminals[rank.place.rank] = RankTerminal(rank, rank.terminal)
             for stream in rank.streams:
-                stream.on_chunk = partial(self._on_chunk, one)
-            self._context.poller.watch(one.terminal.fd, self._guarded(partial(self._on_echo, one)))
-        if self._ones and may_get_keyboard() and any(pane.target.is_terminal for pane in self._context.screen.panes):
+                stream.on_chunk = partial(self._on_chunk, terminal)
+            self._context.poller.watch(terminal.stdin.fd, self._guarded(partial(self._on_echo, terminal)))
+        if (
+            self._terminals
+            and may_get_keyboard()
+            and any(pane.target.is_terminal for pane in self._context.screen.panes)
+        ):
             with suppress(OSError):
                 self._keyboard = Keyboard()
                 self._watch_keyboard()
@@ -129,35 +141,35 @@ class RankTerminals(PartBase):
 
     def close(self) -> None:
         """No rank of this attempt is left, or the launch is over."""
-        for one in list(self._ones.values()):
-            self._remove(one)
+        for terminal in list(self._terminals.values()):
+            self._remove(terminal)
         self._announce_at = None
         self._drop_keyboard()
 
     def rank_ended(self, rank: Rank) -> None:
         """A rank has been reaped, and its last output has been taken in."""
-        one = self._ones.get(rank.place.rank)
-        if one is not None and one.rank is rank:
-            self._remove(one)
+        terminal = self._terminals.get(rank.place.rank)
+        if terminal is not None and terminal.rank is rank:
+            self._remove(terminal)
             self._give_keyboard(time.monotonic())
 
-    def _remove(self, one: RankTerminal) -> None:
-        del self._ones[one.number]
-        for stream in one.rank.streams:
+    def _remove(self, terminal: RankTerminal) -> None:
+        del self._terminals[terminal.number]
+        for stream in terminal.rank.streams:
             stream.on_chunk = None
-        if self._session is not None and self._session.rank is one.rank:
+        if self._session is not None and self._session.rank is terminal.rank:
             self._end_session()
-        if one in self._asking:
-            self._asking.remove(one)
-        self._context.poller.unwatch(one.terminal.fd)
-        one.terminal.close()
-        if one.viewer is not None:
-            one.viewer.rank_ended()
-            one.viewer = None
+        if terminal in self._asking:
+            self._asking.remove(terminal)
+        self._context.poller.unwatch(terminal.stdin.fd)
+        terminal.stdin.close()
+        if terminal.viewer is not None:
+            terminal.viewer.rank_ended()
+            terminal.viewer = None
         self._hold_clock()
 
     def _guarded(self, call: Callable[[], None]) -> Callable[[], None]:
-        """A handler of the loop's that may fail: then the keyboard is saferun's own, as without this part."""
+        """Wrap a callback: an exception only disables this feature, and saferun has the keyboard again."""
 
         def guarded() -> None:
             if not self._context.succeeds("give a rank the keyboard", call):
@@ -168,66 +180,68 @@ class RankTerminals(PartBase):
 
     def resize(self) -> None:
         """The terminal, and with it those of the ranks' output, have another size."""
-        for one in self._ones.values():
-            if one.viewer is None:
-                one.terminal.resize(*size_beside_prefix(one.rank.streams))
+        for terminal in self._terminals.values():
+            if terminal.viewer is None:
+                terminal.stdin.resize(*size_beside_prefix(terminal.rank.streams))
         if self._session is not None:
             self._session.resize()
 
     # ------------------------------------------------------------------------------------------------- who asks
 
     def are_asking(self) -> bool:
-        """Whether a rank waits for input now: the hang clock does not run then."""
+        """Whether a rank waits for input now; if so, the hang clock stands still."""
         now = time.monotonic()
-        for one in list(self._ones.values()):
-            if not one.asks:
-                self._check(one, now)
+        for terminal in list(self._terminals.values()):
+            if not terminal.asks:
+                self._check(terminal, now)
         return bool(self._asking)
 
-    def _on_chunk(self, one: RankTerminal, chunk: bytes) -> None:
-        if one.viewer is not None:
-            one.viewer.show(chunk)
-        # What begins with a carriage return is a progress bar.
-        if one.check_at is None and not chunk.endswith(b"\n") and not chunk.startswith(b"\r"):
-            one.checks = 0
-            has_keys = self._session is not None and self._session.rank is one.rank
+    def _on_chunk(self, terminal: RankTerminal, chunk: bytes) -> None:
+        if terminal.viewer is not None:
+            terminal.viewer.show(chunk)
+        # Output that begins with a carriage return is a progress bar, not a prompt.
+        if terminal.check_at is None and not chunk.endswith(b"\n") and not chunk.startswith(b"\r"):
+            terminal.checks = 0
+            has_keys = self._session is not None and self._session.rank is terminal.rank
             pause_s = _CHECKS_S[0] if has_keys else _CHECK_AGAIN_S
-            one.check_at = max(time.monotonic() + _CHECKS_S[0], one.checked_at + pause_s)
+            terminal.check_at = max(time.monotonic() + _CHECKS_S[0], terminal.checked_at + pause_s)
 
-    def _check(self, one: RankTerminal, now: float) -> None:
+    def _check(self, terminal: RankTerminal, now: float) -> None:
         """See whether a rank waits for input."""
-        one.checked_at = now
-        if one.has_reader():
-            one.asked_at = now
-            has_screen = one.viewer is not None or (self._session is not None and self._session.rank is one.rank)
-            one.check_at = now + (_ASKING_S if has_screen else _WAITING_S)
-            if not one.asks:
-                one.asks, one.began_at = True, now
-                self._asking.append(one)
+        terminal.checked_at = now
+        if terminal.has_reader():
+            terminal.asked_at = now
+            has_screen = terminal.viewer is not None or (
+                self._session is not None and self._session.rank is terminal.rank
+            )
+            terminal.check_at = now + (_ASKING_S if has_screen else _WAITING_S)
+            if not terminal.asks:
+                terminal.asks, terminal.began_at = True, now
+                self._asking.append(terminal)
                 self._give_keyboard(now)
-                one.check_at = now + _ASKING_S
+                terminal.check_at = now + _ASKING_S
                 self._announce_at = self._announce_at or now + _ANNOUNCE_S
             elif self._session is None:
                 self._give_keyboard(now)  # the shell may have brought the launch to the foreground
             self._hold_clock()
-            if self._idle_limit_s and one.end_idle_prompt(now, self._idle_limit_s):
-                text = f"nothing was typed for {self._idle_limit_s:g} s: the debugger of rank {one.number} ends"
+            if self._idle_limit_s and terminal.end_idle_prompt(now, self._idle_limit_s):
+                text = f"nothing was typed for {self._idle_limit_s:g} s: the debugger of rank {terminal.number} ends"
                 self._context.report(text)
-        elif one.asks:
-            one.check_at = now + _ASKING_S
-            if now - one.asked_at >= _SCREEN_S:
-                one.asks = one.is_announced = False
-                self._asking.remove(one)
-                one.check_at = now + _CHECK_AGAIN_S
-                one.checks = 0
+        elif terminal.asks:
+            terminal.check_at = now + _ASKING_S
+            if now - terminal.asked_at >= _SCREEN_S:
+                terminal.asks = terminal.is_announced = False
+                self._asking.remove(terminal)
+                terminal.check_at = now + _CHECK_AGAIN_S
+                terminal.checks = 0
                 self._give_keyboard(now)
                 self._hold_clock()
         else:
-            one.checks += 1
-            one.check_at = now + _CHECKS_S[one.checks] if one.checks < len(_CHECKS_S) else None
+            terminal.checks += 1
+            terminal.check_at = now + _CHECKS_S[terminal.checks] if terminal.checks < len(_CHECKS_S) else None
 
     def _hold_clock(self) -> None:
-        """Who waits for a rank in a debugger is not compared with it."""
+        """While a rank is in a debugger, ranks are not compared, as the others wait for it."""
         if self._is_held != bool(self._asking):
             self._is_held = bool(self._asking)
             self._context.investigation.hangs.hold(KEYBOARD, self._is_held)
@@ -237,11 +251,15 @@ class RankTerminals(PartBase):
     def _give_keyboard(self, now: float) -> None:
         """Give saferun's own keyboard to the rank whose turn it is, or take it back."""
         session = self._session
-        current = self._ones.get(session.rank.place.rank) if session is not None else None
+        current = self._terminals.get(session.rank.place.rank) if session is not None else None
         if self._keyboard is None or self._context.supervisor.state not in _AT_WORK:
             self._end_session()
             return
-        waiting = [one for one in self._asking if one.viewer is None and self._attach in {"auto", "any", one.number}]
+        waiting = [
+            terminal
+            for terminal in self._asking
+            if terminal.viewer is None and self._attach in {"auto", "any", terminal.number}
+        ]
         if session is not None and current is not None and current.viewer is None:
             if current.asks:
                 session.asked_at = now
@@ -253,31 +271,31 @@ class RankTerminals(PartBase):
                     self._end_session()
                 return
         self._end_session()
-        if isinstance(self._attach, int) and (wanted := self._ones.get(self._attach)) and wanted.viewer is None:
+        if isinstance(self._attach, int) and (wanted := self._terminals.get(self._attach)) and wanted.viewer is None:
             waiting = [wanted]
         if waiting and self._keyboard.is_in_foreground:
             self._begin_session(waiting[0], now)
 
-    def _begin_session(self, one: RankTerminal, now: float) -> None:
+    def _begin_session(self, terminal: RankTerminal, now: float) -> None:
         if self._keyboard is None:
             return
-        self._announce(one)
-        session = self._session = KeyboardSession(self._context, one.rank, one.terminal, self._keyboard)
+        self._announce(terminal)
+        session = self._session = KeyboardSession(self._context, terminal.rank, terminal.stdin, self._keyboard)
         session.asked_at = now
-        one.check_at = now + _ASKING_S
-        if one.asks:
+        terminal.check_at = now + _ASKING_S
+        if terminal.asks:
             session.hold()
         else:
             self._keyboard.take()
         if not self._context.poller.is_watched(self._keyboard.fd):
             self._watch_keyboard()
 
-    def _announce(self, one: RankTerminal) -> None:
+    def _announce(self, terminal: RankTerminal) -> None:
         plan = self._context.current.plan
-        if self._announced == one.number or plan is None or plan.placement.world_size == 1:
+        if self._announced == terminal.number or plan is None or plan.placement.world_size == 1:
             return
-        self._announced = one.number
-        text = f"rank {one.number} has the keyboard"
+        self._announced = terminal.number
+        text = f"rank {terminal.number} has the keyboard"
         if not self._has_explained:
             self._has_explained = True
             text += "; Ctrl-C goes to it, twice within a second it stops the launch, as does Ctrl-\\"
@@ -289,16 +307,16 @@ class RankTerminals(PartBase):
             session.close()
 
     def _announce_waiting(self) -> None:
-        """Say which ranks wait for a user to type."""
-        new = [one for one in self._asking if not one.is_announced and one.viewer is None]
+        """Print which ranks wait for input."""
+        new = [terminal for terminal in self._asking if not terminal.is_announced and terminal.viewer is None]
         session = self._session
         if session is not None:
-            new = [one for one in new if one.rank is not session.rank]
-        for one in new:
-            one.is_announced = True
+            new = [terminal for terminal in new if terminal.rank is not session.rank]
+        for terminal in new:
+            terminal.is_announced = True
         if not new:
             return
-        numbers = tuple(sorted(one.number for one in new))
+        numbers = tuple(sorted(terminal.number for terminal in new))
         verb = "waits" if len(new) == 1 else "wait"
         text = f"{ranks_text(numbers)} {verb} for input"
         if session is not None and self._attach in {"auto", "any"}:
@@ -316,7 +334,7 @@ class RankTerminals(PartBase):
             self._context.poller.watch(self._keyboard.fd, self._guarded(self._on_keys))
 
     def _pause_keyboard(self, now: float) -> None:
-        """What has been typed stays where it is for a while."""
+        """Leave what has been typed unread for a while."""
         if self._keyboard is not None:
             self._context.poller.unwatch(self._keyboard.fd)
             self._watch_at = now + self._idle_s
@@ -347,42 +365,42 @@ class RankTerminals(PartBase):
         if typed is None:
             self._drop_keyboard()
         elif self._session is not None:
-            self._ones[self._session.rank.place.rank].typed_at = now
+            self._terminals[self._session.rank.place.rank].typed_at = now
             before, next_one, after = typed.partition(_NEXT)
             self._session.keys.take(before)
             if next_one:
-                self._turn(now)
+                self._pass_keyboard_on(now)
                 if after and self._session is not None:
                     self._session.keys.take(after)
         else:
-            # One rank that reads without being found: in another thread, or without the permission to look.
-            for one in self._ones.values():
-                one.terminal.write(typed)
+            # The only rank may read without being seen to: in another thread, or because its state may not be read.
+            for terminal in self._terminals.values():
+                terminal.stdin.write(typed)
 
     def _find_reader(self, now: float) -> bool:
-        """Whether what is typed is for a rank; gives it the keyboard if it asks."""
-        for one in list(self._ones.values()):
-            self._check(one, now)
-        return self._session is not None or (len(self._ones) == 1 and self._context.supervisor.state in _AT_WORK)
+        """Whether a rank is to get what is typed; a rank that asks gets the keyboard."""
+        for terminal in list(self._terminals.values()):
+            self._check(terminal, now)
+        return self._session is not None or (len(self._terminals) == 1 and self._context.supervisor.state in _AT_WORK)
 
-    def _turn(self, now: float) -> None:
+    def _pass_keyboard_on(self, now: float) -> None:
         """Give the keyboard to the next rank that asks."""
         session = self._session
-        current = self._ones.get(session.rank.place.rank) if session is not None else None
+        current = self._terminals.get(session.rank.place.rank) if session is not None else None
         if current is not None and current in self._asking:
             self._asking.remove(current)
             self._asking.append(current)
-        if any(one is not current and one.viewer is None for one in self._asking):
+        if any(terminal is not current and terminal.viewer is None for terminal in self._asking):
             self._end_session()
             self._give_keyboard(now)
 
-    def _on_echo(self, one: RankTerminal) -> None:
-        echoed = one.terminal.read()
+    def _on_echo(self, terminal: RankTerminal) -> None:
+        echoed = terminal.stdin.read()
         if echoed is None:
-            self._context.poller.unwatch(one.terminal.fd)
-        elif echoed and one.viewer is not None:
-            one.viewer.show(echoed)
-        elif echoed and self._session is not None and self._session.rank is one.rank:
+            self._context.poller.unwatch(terminal.stdin.fd)
+        elif echoed and terminal.viewer is not None:
+            terminal.viewer.show(echoed)
+        elif echoed and self._session is not None and self._session.rank is terminal.rank:
             self._session.echo(echoed)
 
     # ------------------------------------------------------------------------------------------------ other shells
@@ -390,32 +408,32 @@ class RankTerminals(PartBase):
     def find(self, number: int | None) -> RankTerminal | None:
         """The terminal of a rank; without a number, of the one that asks, or of the only one."""
         if number is not None:
-            return self._ones.get(number)
+            return self._terminals.get(number)
         if self._asking:
             return self._asking[0]
-        return next(iter(self._ones.values())) if len(self._ones) == 1 else None
+        return next(iter(self._terminals.values())) if len(self._terminals) == 1 else None
 
     @property
     def has_any(self) -> bool:
         """Whether a rank has a terminal."""
-        return bool(self._ones)
+        return bool(self._terminals)
 
-    def attach(self, one: RankTerminal, viewer: AttachedViewer) -> None:
+    def attach(self, terminal: RankTerminal, viewer: AttachedViewer) -> None:
         """The terminal of another shell is the rank's from now on."""
-        one.viewer = viewer
-        if self._session is not None and self._session.rank is one.rank:
-            self._context.report(f"rank {one.number} has the keyboard of another shell (saferunctl attach)")
+        terminal.viewer = viewer
+        if self._session is not None and self._session.rank is terminal.rank:
+            self._context.report(f"rank {terminal.number} has the keyboard of another shell (saferunctl attach)")
             self._end_session()
         now = time.monotonic()
-        self._check(one, now)
+        self._check(terminal, now)
         self._give_keyboard(now)
 
-    def detach(self, one: RankTerminal) -> None:
+    def detach(self, terminal: RankTerminal) -> None:
         """The other shell has gone."""
-        one.viewer = None
-        one.is_announced = False
-        one.terminal.resize(*size_beside_prefix(one.rank.streams))
-        if self._ones.get(one.number) is one:
+        terminal.viewer = None
+        terminal.is_announced = False
+        terminal.stdin.resize(*size_beside_prefix(terminal.rank.streams))
+        if self._terminals.get(terminal.number) is terminal:
             now = time.monotonic()
             self._announce_at = now + _ANNOUNCE_S
             self._give_keyboard(now)
@@ -425,29 +443,31 @@ class RankTerminals(PartBase):
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        moments = [one.check_at for one in self._ones.values()]
+        moments = [terminal.check_at for terminal in self._terminals.values()]
         moments += [self._watch_at, self._announce_at]
         now = time.monotonic()
         if self._session is not None:
             moments.append(now + _ASKING_S)
             if self._session.keys.has_waiting:
                 moments.append(now + _TYPED_S)
-        if any(one.viewer is not None and one.viewer.keys.has_waiting for one in self._ones.values()):
+        if any(
+            terminal.viewer is not None and terminal.viewer.keys.has_waiting for terminal in self._terminals.values()
+        ):
             moments.append(now + _TYPED_S)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
-        if not self._ones:
+        if not self._terminals:
             return
         self._guarded(partial(self._tick, now))()
 
     def _tick(self, now: float) -> None:
-        for one in list(self._ones.values()):
-            if one.check_at is not None and one.check_at <= now:
-                self._check(one, now)
-            if one.viewer is not None:
-                one.viewer.keys.flush()
+        for terminal in list(self._terminals.values()):
+            if terminal.check_at is not None and terminal.check_at <= now:
+                self._check(terminal, now)
+            if terminal.viewer is not None:
+                terminal.viewer.keys.flush()
         if self._session is not None:
             self._session.keys.flush()
             self._give_keyboard(now)

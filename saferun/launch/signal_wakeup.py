@@ -90,7 +90,7 @@ class Wakeup:
         is_first, self._is_stopped = not self._is_stopped, True
         if is_first:
             self._context.loop.is_interrupted = True
-        quiet_s = self._context.investigation.hangs.still_s()
+        quiet_s = self._context.investigation.hangs.strict_quiet_s()
         self._context.post(SignalReceived(time.monotonic(), self._context.attempt, signum, why, quiet_s))
         return is_first
 

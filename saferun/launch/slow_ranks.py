@@ -1,9 +1,9 @@
-"""Names the rank that the others wait for while the job runs, with what is to be seen beside it.
+"""Names the rank that the others wait for while the job runs, with likely reasons on its host.
 
-On each host the ranks are sampled some times a second (``watchdog.wait_watch``). The counts go to the leader, which
+On each host the ranks are sampled several times a second (``watchdog.wait_watch``). The counts go to the leader, which
 compares all ranks of the job (``watchdog.stragglers``). Ranks that use GPUs are compared by their Flight Recorders, if
-the user wants it (``launch.recorder_rounds``). Where one is slow, its host has its examiner read the clocks of its GPU
-and the errors of its interfaces, once, and the leader reports it. A job of one host is its own leader.
+the user wants that (``launch.recorder_rounds``). If a rank is slow, the examiner on its host reads the clocks of its
+GPU and the errors of its interfaces, once, and the leader reports it. A job of one host is its own leader.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from saferun.watchdog.stragglers import Straggler, Stragglers
     from saferun.watchdog.wait_watch import WaitWatch
 
-# The leader waits longer for what another host reads than the examiner may take there.
+# How long the leader waits for what another host reads: longer than the examiner may take there.
 _BESIDE_S = 10.0
 _ANSWER_S = 13.0
 _LONGEST_LINE = 160
 _MOST_LINES = 5
-# Of a report: it is part of a state, which has a limit of 4 KiB. More ranks take turns.
+# The ranks in a report, which is part of a state of 4 KiB at most. If there are more, they take turns.
 _MOST_ROWS = 56
 _LONGEST_REPORT = 2500
 # Hosts ask their ranks for their recorders at the same time, and not all of them are as fast.
@@ -62,7 +62,7 @@ class SlowRankWatch:
         self._reported_at = 0.0
         self._pids: dict[int, int] = {}
         self._beside: Answer | None = None
-        self._found: Straggler | None = None  # with what is to be seen beside it still to come
+        self._found: Straggler | None = None  # to be reported once its host has answered
         self._found_in: Stragglers | None = None
         self._found_until = 0.0
         if self._is_wanted:
@@ -78,7 +78,7 @@ class SlowRankWatch:
 
     @property
     def earliest(self) -> float | None:
-        """From when on ``tick`` does something, for a loop that is awake anyway."""
+        """The earliest moment at which ``tick`` has something to do, for a loop that is awake anyway."""
         sample_at = self._watch.earliest if self._watch is not None else None
         return min((moment for moment in (self.deadline, sample_at) if moment is not None), default=None)
 
@@ -120,7 +120,7 @@ class SlowRankWatch:
         self._watch.begin(now, {rank.local_rank: SampledRank(rank.rank, partial(process, rank)) for rank in ranks})
 
     def disable(self) -> None:
-        """Compare no ranks any more in this attempt."""
+        """Stop comparing ranks in this attempt."""
         self._window_s = self._dumps_s = 0.0
         self._stragglers = self._recorded = self._found = self._judge_recorded_at = None
         beside, self._beside = self._beside, None
@@ -192,7 +192,7 @@ class SlowRankWatch:
         return [*(row for row in rows if row[0] not in excused), *nothing_of(sorted(excused))] if excused else rows
 
     def _take_slow(self, ranks: Sequence[int]) -> None:
-        """These ranks are slow: see what is beside those of this host."""
+        """These ranks are slow: have the likely reasons read for those of this host."""
         pids = [pid for rank, pid in self._pids.items() if rank in ranks]
         watches = self._watch is not None or self._rounds is not None
         if pids and watches and self._beside is None:
@@ -289,7 +289,7 @@ class SlowRankWatch:
         self._context.launch.log.add_slow(row)
 
     def _write_table(self, stragglers: Stragglers) -> None:
-        """What ``saferunctl status`` shows: what is known of ranks by their recorders, where anything is."""
+        """Write what ``saferunctl status`` shows of ranks that are compared by their recorders, if any are."""
         now = time.monotonic()
         if self._recorded not in {None, stragglers} and self._recorded.counts(now, self._recorded.window_s):
             return

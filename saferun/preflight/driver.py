@@ -21,11 +21,11 @@ from saferun.preflight.outcome import (
     PreflightFailure,
     PreflightOutcome,
     bad_hosts,
-    hindering_hosts,
     message_lines,
     outcome_of,
     problems,
     reason_of,
+    unusable_hosts,
 )
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Preflight
 
@@ -261,7 +261,7 @@ class PreflightRun:
         """The hosts whose places spares take before any rank is started."""
         if not (outcome.faults and self._config.hosts.spares) or self._config.checks.preflight == "warn":
             return ()
-        found = hindering_hosts(outcome)
+        found = unusable_hosts(outcome)
         return found if self._can_replace(found) else ()
 
     def hear(self, message: JsonObject) -> None:

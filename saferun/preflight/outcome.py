@@ -62,7 +62,7 @@ def findings_of(results: Iterable[CheckResult], infos: Mapping[int, HostInfo] | 
             result.class_name,
             result.message,
             numbers.get(result.host, -1),
-            hinders=result.verdict == "fail" or any(name == UNUSABLE for name, *_ in result.facts),
+            unusable=result.verdict == "fail" or any(name == UNUSABLE for name, *_ in result.facts),
         )
         for result in results
         if result.verdict in {"warn", "fail"} and (result.host or not numbers)
@@ -78,7 +78,7 @@ def bad_hosts(preflight: Preflight, infos: Mapping[int, HostInfo]) -> tuple[Host
     return found_faults(findings_of(preflight.results, infos), max(len(infos), 1))
 
 
-def hindering_hosts(outcome: PreflightOutcome) -> tuple[FaultyHost, ...]:
+def unusable_hosts(outcome: PreflightOutcome) -> tuple[FaultyHost, ...]:
     """The hosts without which the ranks could be started, and with which they cannot work.
 
     None where the launch would be ended for something else as well.
@@ -88,7 +88,7 @@ def hindering_hosts(outcome: PreflightOutcome) -> tuple[FaultyHost, ...]:
     found: dict[int, FaultyHost] = {}
     for fault in outcome.faults:
         # What the script may have brought about, or what another host does not change, is none of these.
-        if fault.hinders and fault.host >= 0 and fault.kind not in {"clock", "memory"}:
+        if fault.unusable and fault.host >= 0 and fault.kind not in {"clock", "memory"}:
             found.setdefault(fault.host, FaultyHost(fault.host, fault.label, fault.reason))
     labels = {fault.label for fault in found.values()}
     has_others = outcome.failure is not None and any(

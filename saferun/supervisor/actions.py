@@ -1,4 +1,4 @@
-"""Actions: all that comes out of the supervisor. It wants something done; most answer with an event."""
+"""Actions: all output of the supervisor. Each orders something; most are answered by an event."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class AwaitCause(Value):
 
 
 class ReportHang(Value):
-    """Report the hang that has been captured, and what is done about it."""
+    """Report the hang that has been captured, and what follows."""
 
     attempt: int
     next_step: Literal["report", "stop", "restart"]
@@ -116,7 +116,7 @@ class Diagnose(Value):
         ending: why it ended, as far as this host knows.
         abandoned: local ranks that SIGKILL did not end.
         alone: other hosts have no part in it.
-        lost: how the other hosts were lost, where they were; empty: they were not.
+        lost: how the other hosts were lost; empty: they were not.
         lost_hint: what to do about that.
     """
 
@@ -144,7 +144,7 @@ class Diagnose(Value):
 
     @property
     def error(self) -> str:
-        """What happened, where it was no rank; empty where the ranks know more."""
+        """What happened, if it was not a rank's failure; empty if the ranks show more."""
         return explanation(self.ending)[0] or self.lost
 
     @property
@@ -155,7 +155,7 @@ class Diagnose(Value):
 
     @property
     def error_class(self) -> str:
-        """The class of ``error``, where it has one."""
+        """The class of ``error``, if it has one."""
         if isinstance(self.ending, StartFailed):
             return self.ending.class_name
         return "store_lost" if isinstance(self.ending, StoreLost) else ""
@@ -250,9 +250,9 @@ class ReportRestart(Value):
 
 
 class BroadcastCause(Value):
-    """A rank of this host failed by itself, as far as is known: hosts that wait for such a cause wait no more.
+    """A rank of this host failed by itself, as far as is known: hosts that wait for such a cause stop waiting.
 
-    Where it is a victim as well, nothing is sent. Each host gets CauseShown for it.
+    Not sent if that rank is a victim as well. Each host gets CauseShown for it.
     """
 
     attempt: int

@@ -1,4 +1,4 @@
-"""Events: all that goes into the supervisor. Something happened.
+"""Events: all input of the supervisor. Each says that something happened.
 
 Every event carries ``at`` (monotonic seconds) and the attempt that it belongs to.
 """
@@ -91,10 +91,10 @@ class StartFailed(Value):
     Attributes:
         exit_code: what saferun ends with for it.
         started: the local ranks that run all the same.
-        class_name: the class of the cause, where another try may help; empty: it would not.
-        joined: what the hosts had agreed on, where the supervisor does not know that yet; None: otherwise.
+        class_name: the class of the cause, if another try may help; empty: it would not.
+        joined: what the hosts had agreed on, if the supervisor does not know that yet; None: it does.
         faulty: hosts that are themselves at fault, whose places spares are to take before any rank is started.
-        may_go_on: whether the ranks could be started with these all the same.
+        may_go_on: whether the ranks could also be started with the faulty hosts.
     """
 
     at: float
@@ -137,8 +137,8 @@ class StoreUnavailable(Value):
 class SignalReceived(Value):
     """The user or the scheduler sent saferun a signal.
 
-    ``why``: what happened instead, where it only counts as one: the parent process of saferun is gone.
-    ``quiet_s``: for how long no rank of this host can have made progress; 0 where they may work, or it is unknown.
+    ``why``: what happened instead, if it only counts as a signal: the parent process of saferun is gone.
+    ``quiet_s``: for how long no rank of this host can have made progress; 0 if one may work, or it is unknown.
     """
 
     at: float
@@ -152,7 +152,7 @@ class StopRequested(Value):
     """The user wants the whole job to end, on all its hosts, by ``saferunctl stop`` or ``saferunctl kill``.
 
     Attributes:
-        by: who: the verb, the user, and the host if it is another one.
+        by: who asked: the verb, the user, and the host if it is another one.
         at_once: whether the ranks get SIGKILL now, and no grace.
         ours: whether this host got the request; if not, another one has announced it.
         quiet_s: as of SignalReceived.
@@ -220,7 +220,7 @@ class EvidenceCaptured(Value):
 
 
 class CauseShown(Value):
-    """The cause of a victim's failure is known by now, here or on another host, or no rank is left to show it."""
+    """The cause of a victim's failure has shown, here or on another host, or no rank is left to show it."""
 
     at: float
     attempt: int
@@ -237,9 +237,9 @@ class JobAborted(Value):
         message: what happened, in a few words.
         host: the host that announced it, or that it is about.
         ours: whether this process announced it.
-        signum: the signal, where it was one; 0: none.
+        signum: the signal, if it was one; 0: none.
         culprits: local ranks of this process that a hang is blamed on.
-        quiet_s: for how long no rank of this host has made progress, where it was a signal.
+        quiet_s: after a signal, for how long no rank of this host has made progress.
     """
 
     at: float
@@ -281,7 +281,7 @@ class HostsDone(Value):
 class HostsUnreachable(Value):
     """Hosts cannot be reached, and the job goes on all the same.
 
-    Where this host is the leader, those are the only ones that have not ended well.
+    On the leader: all other hosts have ended well.
     """
 
     at: float
@@ -290,7 +290,7 @@ class HostsUnreachable(Value):
 
 
 class SpareLost(Value):
-    """A host that waited to take the place of another one is gone, of which only the leader hears.
+    """A host that waited to take the place of another one is gone. Only the leader gets this.
 
     ``host``: its name. ``why``: as a sentence.
     """
@@ -302,7 +302,7 @@ class SpareLost(Value):
 
 
 class HostsReachable(Value):
-    """They can be reached again."""
+    """The hosts can be reached again."""
 
     at: float
     attempt: int

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
     from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived, ToolAtWork
 
-# A job without progress for so long hangs, as far as a signal from outside is concerned: its stacks are what the user
-# will ask for, and nothing is lost by taking them first, if that does not take long.
+# When a signal comes from outside, a job without progress for so long is taken to hang: the user will want its stacks,
+# and a short delay for them costs nothing.
 _HUNG_S = 10.0
 FIRST_CAPTURE_S = 2.0
 # Ranks that were working get the signal at once, and are captured if they are still there after this part of their
@@ -40,9 +40,9 @@ _LATE_CAPTURE = 0.5
 _LATE_CAPTURE_SHARE = 0.8
 # How soon a rank whose core is being written is checked again.
 _CHECK_DUMP_S = 0.2
-# The same of a tool whose script has ended.
+# How soon a tool whose script has ended is checked again.
 _CHECK_TOOL_S = 1.0
-# Where the other hosts know of this attempt, and it is not on its way out yet.
+# States in which the other hosts take part in this attempt, and it is not ending yet.
 TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
 
 
@@ -85,7 +85,7 @@ def is_captured_for_failure(launch: LaunchState) -> bool:
 
 
 def end_cause_wait(launch: LaunchState, at: float) -> None:
-    """Ranks that were left alive to show the cause of a failure are stopped now."""
+    """Stop the ranks that were left alive to show the cause of a failure."""
     if launch.state is State.CAPTURING and launch.attempt.awaits_cause:
         launch.enter(State.CAPTURING, at)
 
@@ -147,7 +147,7 @@ def on_deadline(launch: LaunchState, event: DeadlineExpired | CoreDumpSeen | Too
 
 
 def _capture_late(launch: LaunchState, at: float) -> list[Action]:
-    """Ranks that were sent a signal are still there after half of their grace: what do they do?"""
+    """Ranks have not ended after half of their grace: capture what they are doing."""
     attempt, stopping = launch.attempt, launch.attempt.stopping
     stopping.capture_at = None
     attempt.is_captured = True
@@ -157,7 +157,7 @@ def _capture_late(launch: LaunchState, at: float) -> list[Action]:
 
 
 def on_core_dump(launch: LaunchState, event: CoreDumpSeen) -> list[Action]:
-    """SIGKILL would end the dump: the phase goes on for as long as the kernel writes, within bounds."""
+    """The kernel writes a core, which SIGKILL would cut off: extend the phase, within bounds."""
     if not launch.is_due(event.at):
         return []
     stopping = launch.attempt.stopping
@@ -168,7 +168,7 @@ def on_core_dump(launch: LaunchState, event: CoreDumpSeen) -> list[Action]:
 
 
 def on_tool(launch: LaunchState, event: ToolAtWork) -> list[Action]:
-    """SIGKILL would end a tool that writes what it has found: it has more time, and all other ranks have not."""
+    """A tool writes its results, which SIGKILL would cut off: extend the phase for that rank only."""
     if not launch.is_due(event.at):
         return []
     attempt, stopping = launch.attempt, launch.attempt.stopping
@@ -224,7 +224,7 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     if launch.stop_signum is not None:
         return []
     if launch.is_spare:
-        # WAITING -> DONE: the others do without it. Where all of them got the signal, each has heard it itself.
+        # WAITING -> DONE: the others do not need it. If all hosts got the signal, each acts on its own.
         launch.stop_signum = event.signum
         placement = launch.attempt.placement
         where = f" on {placement.host}" if placement is not None else ""
@@ -238,7 +238,7 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
     line = f"{_name(event)}{on_host}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
     if event.signum == signal.SIGINT:
         line += " or at the next Ctrl-C"
-        # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
+        # A user at the keyboard wants an end: this is the only signal that does not wait for evidence.
         return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
     if event.quiet_s >= _HUNG_S:
         line += f"; no sign of progress for {event.quiet_s:.0f} s, so their stacks are captured first"
@@ -269,9 +269,9 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
     if not by_keyboard:
         return announced
     if launch.state is State.CAPTURING and attempt.verdict is not None and not had_failed:
-        # CAPTURING -> STOPPING: whoever is at the keyboard does not want to wait for the picture of a hang.
+        # CAPTURING -> STOPPING: a user at the keyboard does not want to wait for the capture of a hang.
         return [*announced, *stop(launch, event.at, event.signum)]
-    # A launcher sends one Ctrl-C to every host, and the news of another's may be quicker than one's own.
+    # A launcher sends one Ctrl-C to every host, and another host's report of it may come before the signal itself.
     is_another = had_failed and attempt.peers.announced_signum != signal.SIGINT
     return [*announced, *(_end_grace(launch, event.at) if is_another else [])]
 

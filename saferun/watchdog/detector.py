@@ -1,13 +1,13 @@
-"""The watchdog of one host: samples of the ranks in, verdicts and requests for more evidence out. Pure.
+"""Detects hangs of one host's ranks: samples go in, verdicts and requests for more evidence come out. Pure.
 
-It has a clock of its own, which stands still while a rank is being debugged, while a core is being written and while
-the watch is paused, and which a late sample moves by little more than a punctual one: what the ranks could not do, and
-what was not sampled, does not count.
+Time is measured by a clock of its own. It stands still while a rank is being debugged, while a core is being written
+and while the watch is paused, and a late sample moves it by little more than a punctual one: times in which ranks could
+not work, or were not sampled, do not count.
 
 All ranks are judged together, since a rank that waits looks like one that hangs. The ranks hang if for the whole
-timeout none of them moved (see ``signs``) and each either was quiet, or busy-loops in a collective whose sequence
+timeout none of them moved (see ``signs``) and each was either quiet, or busy-looped in a collective whose sequence
 numbers stand still. If a rank busy-loops outside of a collective its stacks are dumped; if they never change while
-others wait, that is reported as suspected, and no more.
+others wait, that is only reported as suspected.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from saferun.watchdog.verdicts import Repeat, Verdicts
 from saferun.watchdog.watched import Watched
 from saferun.watchdog.watched_ranks import WatchedRanks
 
-# When a rank that does not move is asked for its sequence numbers, as shares of the timeout. Rarely: an answer from a
-# full Flight Recorder costs one of the rank's threads 30-40 ms (measured).
+# A rank that does not move is asked for its sequence numbers after these shares of the timeout. Rarely: an answer from
+# a full Flight Recorder costs one of the rank's threads 30-40 ms (measured).
 _ASK_AT = (0.125, 0.25, 0.5, 0.75)
-# When ranks that do not move are inspected, as shares of the timeout; and before a verdict, unless the last inspection
-# has just ended.
+# Ranks that do not move are inspected after these shares of the timeout; and again before a verdict, unless the last
+# inspection is younger than this.
 _INSPECT_AT = (0.2, 0.45, 0.7)
 _INSPECTION_LASTS_S = 15.0
+# Stacks of busy ranks that do not move are dumped from this share of the timeout on.
 _DUMPS_FROM = 0.5
-# One movement is no recovery: some threads wake up once an hour.
+# A hang is over after so many samples with progress: a single one is no recovery, as some threads wake up once an hour.
 _LIVELY = 3
 
 
@@ -39,8 +40,8 @@ def sampling_interval_s(timeout_s: float) -> float:
     return min(max(timeout_s / 20, 0.1), 5.0)
 
 
-class Watchdog:
-    """Watches the ranks of one attempt.
+class HangDetector:
+    """Judges the ranks of one host in one attempt.
 
     Args:
         timeout_s: how long nothing may move.
@@ -57,14 +58,14 @@ class Watchdog:
         self._lively = 0
         self._lively_s = 0.0
         self._is_inspecting = False
-        self._inspected_marks = 0  # how many of the marks
-        self._inspections = 0  # in this silence; 0 as well after one that failed
+        self._inspected_marks = 0  # how many marks of _INSPECT_AT have been inspected at
+        self._inspections = 0  # since a rank last moved; 0 as well after an inspection that failed
         self._inspected_s = float("-inf")
 
-    # ----------------------------------------------------------------------------------------------------- what it sees
+    # ------------------------------------------------------------------------------------------------------------ input
 
     def feed(self, sample: JobSample) -> SampleResult:
-        """Take a sample; the first, and the first after ``captured``, is what the next are compared with."""
+        """Take a sample. The first one, and the first after ``captured``, only serves the next for comparison."""
         is_first = self._at is None
         interval_s = max(sample.at - self._at, 1e-3) if self._at is not None else 1e-3
         self._at = sample.at
@@ -73,7 +74,7 @@ class Watchdog:
         moved = {rank.local_rank: self._take(rank, interval_s) for rank in sample.ranks}
         self._take_phases(sample)
         for local_rank in self._ranks.by_local_rank.keys() - moved.keys():
-            # Of what cannot be read nothing is known.
+            # A rank that cannot be read may be moving.
             self._ranks.by_local_rank[local_rank].move(self._ranks.clock_s)
         ask = [] if is_first else self._numbers_wanted()
         recovered_s = None if is_first else self._recovery(moved=any(moved.values()))
@@ -93,19 +94,19 @@ class Watchdog:
         return SampleResult(verdict, recovered_s, (*ask, *confirm), below, self._confirming, inspection)
 
     def take_numbers(self, local_rank: int, numbers: Numbers | None) -> None:
-        """The answer to ``SampleResult.numbers_wanted``; None where there is none."""
+        """The answer to ``SampleResult.numbers_wanted``; None: there is none."""
         watched = self._ranks.by_local_rank.get(local_rank)
         if watched is not None and watched.take_numbers(numbers, self._ranks.clock_s):
             self._lively += _LIVELY
 
     def take_inspection(self, inspection: JobInspection | None) -> None:
-        """The answer to ``SampleResult.inspection_wanted``; None where there is none."""
+        """The answer to ``SampleResult.inspection_wanted``; None: it failed."""
         self._is_inspecting = False
         self._inspected_s = self._ranks.clock_s
         for watched in self._ranks.all:
             watched.works_unseen = False
         if inspection is None:
-            # Another one is likely to fail, too: the verdict waits for one of them only.
+            # Another one is likely to fail as well, so that the verdict waits for one only.
             self._inspections, self._inspected_marks = 0, max(self._inspected_marks, self._marks_reached())
             return
         self._inspections += 1
@@ -126,18 +127,18 @@ class Watchdog:
                     self._verdicts.close(verdict.kind, self._ranks.clock_s)
 
     def captured(self) -> None:
-        """The verdict has been captured and reported: watch on. What the capture did to the ranks does not count."""
+        """The verdict has been captured and reported: go on. The effects of the capture on the ranks do not count."""
         self._at = None
         self._confirming = self._is_inspecting = False
         for watched in self._ranks.all:
             watched.rebase()
 
-    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
-        """A certain verdict that was just reported is only suspected until nothing has moved for so long."""
-        self._verdicts.doubt(verdict.kind, certain_after_s)
+    def downgrade_to_suspected(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """Treat a verdict just reported as suspected only, until nothing has moved for ``certain_after_s``."""
+        self._verdicts.downgrade_to_suspected(verdict.kind, certain_after_s)
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
-        """How often a verdict of this kind has been reported, and when it is next."""
+        """How often a verdict of this kind has been reported, and when it is reported next."""
         return self._verdicts.repeat(verdict)
 
     def _credit(self, sample: JobSample, interval_s: float) -> float:
@@ -147,7 +148,7 @@ class Watchdog:
         ):
             return 0.0
         if sample.ranks and all(rank.process.state == "T" for rank in sample.ranks):
-            # Who has stopped the whole job may continue it: a scheduler that lends its GPUs to another one does.
+            # Whoever stopped the whole job may continue it, as a scheduler does that lends its GPUs to another job.
             self._ranks.changed_s = self._ranks.clock_s
         if interval_s > max(self._timeout_s / 2, 4 * sample.asked_s):
             # What kept saferun from sampling may have kept the ranks from working.
@@ -165,7 +166,7 @@ class Watchdog:
         )
 
     def _take_phases(self, sample: JobSample) -> None:
-        """Long phases that the scripts have announced. Who has waited for one has the whole timeout after it."""
+        """Take the long phases that scripts announce. Ranks that waited for one get the whole timeout after its end."""
         self._ranks.at = sample.at
         for rank in sample.ranks:
             phase = rank.script.phase if rank.script is not None else None
@@ -174,16 +175,16 @@ class Watchdog:
 
     @property
     def quiet_s(self) -> float:
-        """For how long no rank has moved, as of the last sample; 0 where one may be working, or nothing is known."""
+        """For how long no rank has made progress, as of the last sample; 0 if one may work, or nothing is known."""
         return min(map(self._ranks.idle_s, self._ranks.all), default=0.0)
 
     @property
-    def still_s(self) -> float:
-        """As ``quiet_s``, for whoever must not hold up ranks that may be working, if ever so little."""
-        return min(map(self._ranks.still_s, self._ranks.all), default=0.0)
+    def strict_quiet_s(self) -> float:
+        """As ``quiet_s``, but a rank that works only a little counts as working."""
+        return min(map(self._ranks.strict_idle_s, self._ranks.all), default=0.0)
 
     def quiet_by_rank(self) -> dict[int, float]:
-        """The same for each local rank."""
+        """As ``quiet_s``, for each local rank."""
         return {local_rank: self._ranks.idle_s(watched) for local_rank, watched in self._ranks.by_local_rank.items()}
 
     # ---------------------------------------------------------------------------------------------------------- stacks
@@ -204,7 +205,7 @@ class Watchdog:
                 suspect = watched.suspect(pid)
                 spacing_s = self._timeout_s * (1 - _DUMPS_FROM) / wanted
                 if suspect.dumps >= wanted:
-                    # What is known only needs to be confirmed.
+                    # Enough is known, and only needs to be confirmed.
                     spacing_s *= 4
                 if not suspect.is_running and not suspect.is_unreadable and at - suspect.asked_at >= spacing_s:
                     due.append((suspect.dumps, suspect.asked_at, pid))
@@ -233,7 +234,7 @@ class Watchdog:
             and self._ranks.silent_s(watched) >= self._timeout_s * _DUMPS_FROM
         )
 
-    # ------------------------------------------------------------------------------------------------ what it concludes
+    # --------------------------------------------------------------------------------------------------------- verdicts
 
     def _numbers_wanted(self) -> list[int]:
         return [
@@ -243,7 +244,7 @@ class Watchdog:
         ]
 
     def _inspection_is_due(self) -> bool:
-        """Whether no rank has moved for so long that an inspection is wanted."""
+        """Whether no rank has moved for long enough that an inspection is wanted."""
         reached = self._marks_reached()
         is_due = reached > self._inspected_marks and not self._is_inspecting
         if is_due or reached < self._inspected_marks:
@@ -260,7 +261,7 @@ class Watchdog:
         return sum(silent_s >= part * self._timeout_s for part in _INSPECT_AT)
 
     def _inspection_is_needed(self) -> bool:
-        """Whether a verdict waits for an inspection: what threads do shows only in the comparison of two."""
+        """Whether a verdict has to wait for an inspection: only the comparison of two shows what threads do."""
         is_old = self._ranks.clock_s - self._inspected_s > _INSPECTION_LASTS_S
         return self._confirming and not self._is_inspecting and (is_old or self._inspections == 1)
 
@@ -279,16 +280,16 @@ class Watchdog:
         return hang, []
 
     def _suspected(self) -> HangVerdict | None:
-        """What holds for single ranks."""
+        """The suspicion about single ranks that may be reported now, if any."""
         for verdict in some_hang(self._ranks):
             if self._verdicts.may_report(verdict, self._ranks.clock_s):
                 return verdict
         return None
 
-    # ----------------------------------------------------------------------------------------------- what it takes back
+    # --------------------------------------------------------------------------------------------------------- recovery
 
     def _recovery(self, *, moved: bool) -> float | None:
-        """How long the hangs lasted, if all that were reported are over since this sample."""
+        """How long the hangs lasted, if with this sample all that were reported are over."""
         kinds = {verdict.kind for verdict in self._verdicts.open}
         if moved or ("quiescent" in kinds and self._ranks.busy):
             self._lively += 1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from saferun.evidence import HangVerdict
+from saferun.model import RANKS_HELD, RANKS_QUIET
 from saferun.watchdog.job_verdicts import combine, seconds, verdict_from
 from saferun.watchdog.verdicts import Repeat, Verdicts
 
@@ -61,8 +62,8 @@ class JobDetector:
         """Report a hang, or that one is over."""
         if self.deadline is not None and self.deadline <= now:
             self.deadline = None
-        if now < self._paused_until or any(state.get("s") == "held" for _, state in self._states.values()):
-            return  # who holds a rank in a debugger lets go of it before anything is judged
+        if now < self._paused_until or any(state.get("s") == RANKS_HELD for _, state in self._states.values()):
+            return  # nothing is judged while a rank is held in a debugger
         verdict = self._verdict(now)
         if verdict is None:
             for reported in self._verdicts.open:
@@ -88,17 +89,19 @@ class JobDetector:
         whole = combine(states, ranks_of=self._ranks_of)
         if whole is not None:
             return whole
-        # What stands out by itself is reported, and not acted upon.
+        # A suspected hang of single ranks is reported, and not acted upon.
         for task, state in states.items():
             own = self._ranks_of.get(task, ()) if self._ranks_of is not None else None
-            verdict = verdict_from(state, own=own) if state.get("s") == "quiet" and not state.get("certain") else None
+            verdict = (
+                verdict_from(state, own=own) if state.get("s") == RANKS_QUIET and not state.get("certain") else None
+            )
             if verdict is not None and verdict.ranks and not verdict.certain:
                 return verdict
         return None
 
-    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
-        """A certain verdict that was just reported is only suspected until nothing has moved for so long."""
-        self._verdicts.doubt(verdict.kind, certain_after_s)
+    def downgrade_to_suspected(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """Treat a verdict just reported as suspected only, until nothing has moved for ``certain_after_s``."""
+        self._verdicts.downgrade_to_suspected(verdict.kind, certain_after_s)
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often a verdict of this kind has been reported, and when it is next."""

@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from saferun.evidence import HangVerdict
+from saferun.model import RANKS_DONE, RANKS_LEFT_OVER, RANKS_QUIET
 from saferun.text.decoding import MALFORMED, display_text, measure
 
-# The kind of the job's verdict if those of the hosts differ: what is about single ranks first.
+_ENDED = (RANKS_DONE, RANKS_LEFT_OVER)
+
+# If the kinds of the hosts' verdicts differ, the job's has the first of these: those about single ranks come first.
 _KINDS = ("stopped", "uninterruptible", "heartbeat", "overdue", "spinning", "stuck_collective", "quiescent")
-# What is reported of one rank while the others still move; it is suspected only.
+# Reported of one rank while others still move; then suspected only.
 _OF_SINGLE_RANKS = frozenset({"stopped", "uninterruptible", "heartbeat", "overdue"})
 _MOST_RANKS = 1 << 20
 _LONGEST_PHRASE = 200
@@ -19,22 +22,22 @@ _LONGEST_PHRASE = 200
 def combine(
     states: Mapping[Any, object], *, ranks_of: Mapping[Any, Collection[int]] | None = None
 ) -> HangVerdict | None:
-    """The verdict of the job; None while it is well, as far as anybody knows.
+    """The verdict of the job; None while there is no sign of a hang.
 
     A stopped or uninterruptible rank and a missing heartbeat are only suspected while other hosts are still at work.
 
     Args:
         states: the last state of each host, or of each process of one: an object with ``s`` (``run``, ``done``,
             ``leftovers``, ``quiet``) and, if quiet, ``kind``, ``quiet_s``, ``ranks``, ``busy`` and ``certain``.
-            Whatever does not fit counts as a host at work.
-        ranks_of: the ranks of each of them; others that it names are left out. None: any may be named.
+            A malformed state counts as a host at work.
+        ranks_of: the ranks that each of them may name; others are left out. None: any.
     """
     verdicts: list[HangVerdict] = []
     at_work = False
     for who, state in states.items():
-        if isinstance(state, Mapping) and state.get("s") in ("done", "leftovers"):
+        if isinstance(state, Mapping) and state.get("s") in _ENDED:
             continue
-        is_quiet = isinstance(state, Mapping) and state.get("s") == "quiet"
+        is_quiet = isinstance(state, Mapping) and state.get("s") == RANKS_QUIET
         own = ranks_of.get(who, ()) if ranks_of is not None else None
         verdict = verdict_from(state, own=own) if is_quiet else None
         if verdict is None:

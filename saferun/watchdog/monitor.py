@@ -12,29 +12,34 @@ from saferun.evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.model import Value
 from saferun.text.script_state import ScriptState
-from saferun.watchdog.detector import Watchdog, sampling_interval_s
+from saferun.watchdog.detector import HangDetector, sampling_interval_s
 from saferun.watchdog.flight_recorder_seq import NumbersQuery
 from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
 from saferun.watchdog.quiet_work import inspection_from
 from saferun.watchdog.samples import JobSample, RankSample
 from saferun.watchdog.verdicts import Repeat
 
+# Samples are taken so rarely that they use at most this share of one processor,
 _CPU_SHARE = 0.0008
-# Sampling may become rarer than it was meant to be, so that it costs little, down to so many samples in a timeout.
+# but so many in a timeout at least.
 _SAMPLES_AT_LEAST = 8
+# In a timeout, descendants of the ranks are looked up at most so often if new processes were started on this host, and
+# at least so often if none were.
 _WALKS = 40
 _WALKS_AT_LEAST = 8
+# The interval between samples while a verdict waits for evidence.
 _URGENT_S = 0.25
+# A rank's answer to a query for its sequence numbers, and the dump of a process's stacks, are waited for so long.
 _QUERY_DEADLINE_S = 2.0
 _DUMP_DEADLINE_S = 5.0
 _DUMPS_AT_ONCE = 2
 _DUMP_LIMIT_BYTES = 4 << 20
-# Between the moments of an inspection. What is asked for every two seconds does not come in each of these intervals.
+# Between the moments of an inspection: shorter than a 2 s poll, so that polling misses some intervals.
 _INSPECTION_INTERVAL_S = 1.2
 _INSPECTION_INTERVALS = 8  # at least so many in a timeout
 _INSPECTION_DEADLINE_S = 15.0
 _INSPECTION_LIMIT_BYTES = 8 << 20
-# A signal from outside goes straight to ranks that have moved since then: the supervisor's limit is longer.
+# A quiet time below this is returned without a new sample: the supervisor treats a job as hanging only after longer.
 _SURELY_SHORT_S = 8.0
 
 
@@ -46,8 +51,8 @@ class WatchedRank(Value):
         rank: its number in the job.
         pid: its process.
         output_bytes: how much it has written to stdout and stderr so far.
-        hook_prefix: its ``SAFERUN_HOOK``; empty where there is no hook.
-        heartbeat_file: its ``SAFERUN_HEARTBEAT_FILE``; empty where there is none.
+        hook_prefix: its ``SAFERUN_HOOK``; empty if there is no hook.
+        heartbeat_file: its ``SAFERUN_HEARTBEAT_FILE``; empty if there is none.
         read_script: reads what its script has reported, from memory.
     """
 
@@ -60,13 +65,13 @@ class WatchedRank(Value):
     read_script: Callable[[], ScriptState | None] = lambda: None
 
 
-class Watch:
+class RankMonitor:
     """Watches the ranks of one attempt.
 
     Args:
         hang_timeout_s: how long nothing may move.
         poller: the loop's.
-        on_verdict: takes a verdict. Watching pauses then, until ``captured``.
+        on_verdict: takes a verdict. The watch pauses then, until ``captured``.
         on_recovery: takes how many seconds a hang lasted that is over.
         examiner: dumps the stacks of suspects and inspects quiet ranks; None: neither is done.
         store_port: of the job's store; 0: unknown.
@@ -95,7 +100,7 @@ class Watch:
         self._addresses = tuple(addresses)
         self._is_held = is_held
         can_dump = examiner is not None and "py-spy" in (examiner.tools or ())
-        self._watchdog = Watchdog(hang_timeout_s, can_dump=can_dump)
+        self._detector = HangDetector(hang_timeout_s, can_dump=can_dump)
         self._interval_s = sampling_interval_s(hang_timeout_s)
         self._cost_s = 0.0
         self._ranks: dict[int, WatchedRank] = {}
@@ -140,10 +145,10 @@ class Watch:
             return
         for pid in [pid for pid, (deadline, _) in self._dumps.items() if deadline <= now]:
             self._dumps.pop(pid)[1].close()
-            self._watchdog.take_dump(pid, now, ())
+            self._detector.take_dump(pid, now, ())
         if self._inspection is not None and self._inspection_until <= now:
             self._end_inspection()
-            self._watchdog.take_inspection(None)
+            self._detector.take_inspection(None)
         for local_rank, query in list(self._queries.items()):
             if query.deadline <= now:
                 query.give_up()
@@ -154,21 +159,21 @@ class Watch:
         self._begin_dumps(now)
 
     def quiet_s(self, now: float) -> float:
-        """For how long no rank has moved; 0 where one may be working.
+        """For how long no rank has made progress; 0 if one may be working.
 
-        Takes a sample, which costs milliseconds, where it may be so long that a job hangs.
+        Takes a sample first, which costs milliseconds, if that may be long enough for a hang.
         """
-        if self._sample_at is not None and self._watchdog.quiet_s + now - self._sampled_at >= _SURELY_SHORT_S:
+        if self._sample_at is not None and self._detector.quiet_s + now - self._sampled_at >= _SURELY_SHORT_S:
             self._sample(now)
-        return self._watchdog.quiet_s
+        return self._detector.quiet_s
 
-    def still_s(self, now: float) -> float:
-        """As ``quiet_s``, for whoever must not hold up ranks that may be working, if ever so little."""
-        return min(self.quiet_s(now), self._watchdog.still_s)
+    def strict_quiet_s(self, now: float) -> float:
+        """As ``quiet_s``, but a rank that works only a little counts as working: captures must not hold it up."""
+        return min(self.quiet_s(now), self._detector.strict_quiet_s)
 
     def quiet_by_rank(self) -> dict[int, float]:
-        """For how long each local rank has not moved, as of the last sample, which is not taken for this."""
-        return self._watchdog.quiet_by_rank()
+        """As ``quiet_s``, for each local rank, as of the last sample; takes none."""
+        return self._detector.quiet_by_rank()
 
     def pause(self) -> None:
         """Do nothing until ``captured``."""
@@ -182,26 +187,26 @@ class Watch:
         self._queries.clear()
 
     def captured(self, now: float) -> None:
-        """The verdict has been captured; watch on."""
+        """The verdict has been captured: the watch goes on."""
         self.pause()
-        self._watchdog.captured()
+        self._detector.captured()
         if self._ranks:
             self._sample_at = now
 
-    def doubt(self, verdict: HangVerdict, certain_after_s: float) -> None:
-        """A certain verdict that was just reported is only suspected until nothing has moved for so long."""
-        self._watchdog.doubt(verdict, certain_after_s)
+    def downgrade_to_suspected(self, verdict: HangVerdict, certain_after_s: float) -> None:
+        """Treat a verdict just reported as suspected only, until nothing has moved for ``certain_after_s``."""
+        self._detector.downgrade_to_suspected(verdict, certain_after_s)
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
-        """How often this hang has been reported, and when it is next."""
-        return self._watchdog.repeat(verdict)
+        """How often this hang has been reported, and when it is reported next."""
+        return self._detector.repeat(verdict)
 
     def process_of(self, local_rank: int) -> int | None:
         """The process that does a rank's work, where that is known."""
         return self._principals.get(local_rank)
 
     def rank_found(self, rank: WatchedRank, now: float) -> None:
-        """A rank's work is done by another process than was thought, or by a new one."""
+        """Another process than was assumed, or a new one, does a rank's work."""
         if not self._ranks:
             self._sample_at = now
         self._ranks[rank.local_rank] = rank
@@ -218,7 +223,7 @@ class Watch:
         query = self._queries.pop(local_rank, None)
         if query is not None:
             query.give_up()
-        self._watchdog.rank_ended(local_rank)
+        self._detector.rank_ended(local_rank)
         if not self._ranks:
             self.pause()
 
@@ -233,10 +238,10 @@ class Watch:
     def _sample(self, now: float) -> None:
         began_s = time.thread_time()
         self._sampled_at = now
-        # Whatever happens below, the next one is not due at once.
+        # Also if the code below fails, the next sample is not due at once.
         self._sample_at = now + self._asked_s
         sample = JobSample(now, self._asked_s, tuple(self._read_ranks(now)), self._is_held())
-        outcome = self._watchdog.feed(sample)
+        outcome = self._detector.feed(sample)
         self._below = outcome.read_descendants
         spent_s = time.thread_time() - began_s
         self._cost_s += (spent_s - self._cost_s) / (4 if self._cost_s else 1)
@@ -244,7 +249,7 @@ class Watch:
         self._asked_s = min(max(self._interval_s, self._cost_s / _CPU_SHARE), longest_s)
         if outcome.is_urgent:
             self._asked_s = min(self._asked_s, _URGENT_S)
-        # A phase that takes longer than expected is noticed at once.
+        # A sample is due as soon as an announced phase takes longer than expected.
         phases = [rank.script.phase.until for rank in sample.ranks if rank.script and rank.script.phase]
         self._sample_at = min([now + self._asked_s, *(until for until in phases if until > now)])
         for local_rank in outcome.numbers_wanted:
@@ -294,7 +299,7 @@ class Watch:
     def _ask(self, local_rank: int, now: float) -> None:
         rank = self._ranks.get(local_rank)
         if rank is None or not rank.hook_prefix:
-            self._watchdog.take_numbers(local_rank, None)
+            self._detector.take_numbers(local_rank, None)
             return
         path = f"{rank.hook_prefix}.{self._principals.get(local_rank, rank.pid)}.sock"
         query = NumbersQuery(path, self._poller, now + _QUERY_DEADLINE_S)
@@ -304,12 +309,12 @@ class Watch:
     def _answered(self, local_rank: int, query: NumbersQuery) -> None:
         if self._queries.get(local_rank) is query:
             del self._queries[local_rank]
-            self._watchdog.take_numbers(local_rank, query.numbers)
+            self._detector.take_numbers(local_rank, query.numbers)
 
     # ----------------------------------------------------------------------------------------------------- inspections
 
     def _begin_inspection(self, now: float) -> None:
-        """Have another process read what this one has no time for."""
+        """Have the examiner's process inspect the ranks, which would take too long here."""
         interval_s = min(_INSPECTION_INTERVAL_S, self._timeout_s / _INSPECTION_INTERVALS)
         ranks = [
             (rank.local_rank, rank.pid, self._principals.get(rank.local_rank, rank.pid))
@@ -330,13 +335,13 @@ class Watch:
                 is_urgent=False,
             )
         except OSError:
-            self._watchdog.take_inspection(None)
+            self._detector.take_inspection(None)
             return
         self._inspection_until = now + _INSPECTION_DEADLINE_S
 
     def _take_inspection(self, content: bytes) -> None:
         self._inspection = None
-        self._watchdog.take_inspection(inspection_from(content))
+        self._detector.take_inspection(inspection_from(content))
 
     def _end_inspection(self) -> None:
         if self._inspection is not None:
@@ -349,15 +354,15 @@ class Watch:
         self._dump_at = None
         if self._sample_at is None:
             return
-        for pid in self._watchdog.wanted_dumps(now)[: _DUMPS_AT_ONCE - len(self._dumps)]:
+        for pid in self._detector.wanted_dumps(now)[: _DUMPS_AT_ONCE - len(self._dumps)]:
             self._begin_dump(pid, now)
-        spacing_s = self._watchdog.dump_spacing_s
+        spacing_s = self._detector.dump_spacing_s
         if spacing_s is not None and len(self._dumps) < _DUMPS_AT_ONCE:
             self._dump_at = now + spacing_s
 
     def _begin_dump(self, pid: int, now: float) -> None:
-        """Have py-spy dump the stacks of a process, which does not notice: only its memory is read."""
-        self._watchdog.dump_begun(pid, now)
+        """Have py-spy dump the stacks of a process without stopping it: only its memory is read."""
+        self._detector.dump_begun(pid, now)
         try:
             if self._examiner is None:
                 raise OSError  # noqa: TRY301 - as any other reason for it
@@ -371,14 +376,14 @@ class Watch:
                 limit_bytes=_DUMP_LIMIT_BYTES,
             )
         except OSError:
-            self._watchdog.take_dump(pid, now, ())
+            self._detector.take_dump(pid, now, ())
             return
         self._dumps[pid] = now + _DUMP_DEADLINE_S, answer
 
     def _take_dump(self, pid: int, content: bytes) -> None:
         del self._dumps[pid]
         now = time.monotonic()
-        self._watchdog.take_dump(pid, now, threads_from(content, pid))
+        self._detector.take_dump(pid, now, threads_from(content, pid))
         self._begin_dumps(now)
 
 

@@ -97,13 +97,13 @@ class SampleResult(Value):
     """What follows from a sample.
 
     Attributes:
-        verdict: the ranks hang, or it looks like it. No more samples are wanted before ``Watchdog.captured``.
+        verdict: the ranks hang, or it looks like it. No more samples are wanted before ``HangDetector.captured``.
         recovered_s: a hang that was reported is over, after so many seconds.
         numbers_wanted: local ranks whose sequence numbers are wanted; each is to be answered, see
-            ``Watchdog.take_numbers``.
+            ``HangDetector.take_numbers``.
         read_descendants: local ranks whose other processes are to be in the next sample.
         is_urgent: a verdict waits for nothing but those numbers, an inspection and one more sample.
-        inspection_wanted: an inspection of all ranks is wanted; it is to be answered, see ``Watchdog.take_inspection``.
+        inspection_wanted: an inspection of all ranks is wanted; ``HangDetector.take_inspection`` takes the answer.
     """
 
     verdict: HangVerdict | None = None

@@ -1,13 +1,13 @@
-"""Which rank the others wait for: a straggler. Samples of who waits in, a statistic over minutes out. Pure.
+"""Finds stragglers, ranks that the others wait for: samples of which ranks wait go in, a statistic comes out. Pure.
 
-Ranks that work in step wait for the slowest. A rank that is slower than the others by a third waits almost never, and
-all others do for a quarter of the time; of even ranks each waits as much as any other. So what is compared is the share
-of the samples in which a rank waits. That takes no common clock: each host counts for itself, and the leader compares.
+Ranks that work in step wait for the slowest. A rank that is slower than the others by a third hardly ever waits, while
+each of the others waits for a quarter of the time; equally fast ranks wait equally long. So ranks are compared by the
+share of samples in which they wait. That needs no common clock: each host counts by itself, and the leader compares.
 
-Every wait counts as one observation, however long it lasts. The variance of the time that a rank waits is then the sum
-of the squares of its waits: many short waits, one a step, stand out from chance; a few long ones, while rank 0
-evaluates or writes a checkpoint, do not. Work that is now and then harder on one rank and then on another shows in the
-variance between blocks of a few seconds; of the two variances the larger one counts.
+Every wait is one observation, however long it lasts. The variance of a rank's waiting time is then the sum of the
+squares of its waits: many short waits, one per step, are significant; a few long ones, while rank 0 evaluates or writes
+a checkpoint, are not. Work that is harder now on one rank and then on another shows as variance between blocks of a few
+seconds. The larger of the two variances counts.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from saferun.model import Value
 from saferun.text.decoding import MALFORMED, number
 
 SPANS = (1, 3, 10)
-"""The windows over which ranks are compared, as multiples of the shortest: where steps are long it takes longer."""
+"""The windows over which ranks are compared, as multiples of the shortest: long steps need the longer ones."""
 REPORTS = 4
 """How many reports a host makes in the shortest window."""
-# The others wait for so much longer than the straggler does, as a share of the time. A tenth is usual where the work
-# differs from step to step, or where one rank also writes the log.
+# The others must wait longer than the straggler by this share of the time. A tenth is usual if work differs from step
+# to step, or if one rank also writes the log.
 _LEAST_LAG = 0.15
-# So many standard deviations are no chance, though ranks are compared four times a minute for weeks.
+# The difference must exceed so many standard deviations: ranks are compared four times a minute, for weeks.
 _SIGMAS = 5.0
 _LEAST_SAMPLES = 60
-# The others are alike: between the straggler and the next rank is at least this part of what is between it and most.
+# The gap from the straggler to the next rank is at least this fraction of the gap to the median: the others are alike.
 _CLEAR = 0.5
-# One rank of eight at most; more are parts of the job that do something else.
+# At most one rank in so many is slow; if more are, they are a part of the job that does something else.
 _SLOW_SHARE = 8
-# So much of the job has to be known.
+# Ranks are compared only if at least this share of them is known.
 _KNOWN_SHARE = 0.9
+# The same straggler is reported again after this time, then after twice as long, and so on up to so many times as long.
 _REPEAT_S = 600.0
 _REPEAT_AT_MOST = 16
-# A host whose ranks wait for less than this has nothing to show.
+# A rank that waits for a smaller share of its time than this is not worth a closer look.
 _LITTLE = 0.1
 _MOST_SAMPLES = 1 << 20
 _BLOCK = 25
@@ -48,11 +49,11 @@ class WaitCount(Value):
 
     Attributes:
         rank: its number in the job.
-        samples: in how many it was seen, less those of a wait that goes on.
+        samples: in how many it was seen, without those of a wait that has not ended.
         waits: in how many of these it waited.
         squares: the sum of the squares of the lengths of its waits, in samples.
         blocks: into how many blocks the time is divided.
-        block_squares: the sum of the squares of what it waited in each.
+        block_squares: the sum of the squares of the samples in which it waited, per block.
     """
 
     rank: int
@@ -99,19 +100,19 @@ class WaitCounter:
     """Counts the waits of this host's ranks.
 
     Args:
-        is_alone: whether all ranks of the job are here. Then samples in which all of them wait do not count: the
-            collective itself takes time. Whether ranks elsewhere wait is not known.
+        is_alone: whether all ranks of the job are on this host. Then samples in which all of them wait do not count:
+            that is the time of the collective itself. With ranks elsewhere it is unknown whether all wait.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
         self._is_alone = is_alone
-        self._runs: dict[int, int] = {}  # the length of a wait that goes on
+        self._runs: dict[int, int] = {}  # the lengths of waits that have not ended
         self._counts: dict[int, _Counts] = {}
-        self._block = 0  # how many samples are in it
+        self._block = 0  # how many samples are in the current block
         self._reported = -1  # the rank that was reported last
 
     def take(self, waiting: Mapping[int, bool], times: int = 1) -> None:
-        """Take a sample: which ranks wait. ``times``: it counts for so many, of which no rank waits in any."""
+        """Take a sample: which ranks wait. ``times``: the weight of a sample in which no rank waits."""
         if self._is_alone and all(waiting.values()):
             return
         for rank, waits in waiting.items():
@@ -135,7 +136,7 @@ class WaitCounter:
             counts.end_block()
 
     def forget(self) -> None:
-        """What has been seen since the last report does not count."""
+        """Drop what was counted since the last report."""
         self._runs.clear()
         self._counts.clear()
 
@@ -148,7 +149,7 @@ class WaitCounter:
         """The counts since the last report of the same ranks, as ``counts_from`` reads them.
 
         Args:
-            most: of how many ranks; where there are more, they take turns.
+            most: of how many ranks; if there are more, they take turns.
         """
         self._end_block()
         ranks = sorted(self._counts, key=lambda rank: (rank <= self._reported, rank))[:most]
@@ -160,7 +161,7 @@ class WaitCounter:
 
 
 class _Counts:
-    """What has been counted of a rank since the last report; ``block``: its waits in the block that goes on."""
+    """The counts of a rank since the last report; ``block``: its waits in the current block."""
 
     __slots__ = ("block", "block_squares", "blocks", "samples", "squares", "waits")
 
@@ -175,17 +176,17 @@ class _Counts:
 
 
 def nothing_of(ranks: Iterable[int]) -> list[list[int]]:
-    """A report by which whatever was reported of these ranks is forgotten: they cannot be compared."""
+    """A report that makes the leader forget earlier reports of these ranks: they cannot be compared."""
     return [[rank, *[0] * (_FIELDS - 1)] for rank in ranks]
 
 
 def show_something(rows: Iterable[Sequence[int]]) -> bool:
-    """Whether any rank of a report waited so much that a closer look is worth its cost."""
+    """Whether a rank of a report waited long enough that a closer look is worth its cost."""
     return any(row[2] >= _LITTLE * row[1] for row in rows if row[1])
 
 
 def counts_from(raw: object, own: Collection[int]) -> tuple[WaitCount, ...]:
-    """The counts that a host has reported; what does not fit is left out.
+    """The counts that a host has reported, without malformed ones.
 
     Args:
         raw: the report.
@@ -202,7 +203,7 @@ def counts_from(raw: object, own: Collection[int]) -> tuple[WaitCount, ...]:
         except MALFORMED:
             continue
         if count.rank in own and count.waits <= count.samples <= _MOST_SAMPLES:
-            # What is more certain than it can be is not believed.
+            # A sum of squares below the number of waits is impossible.
             found[count.rank] = count._replace(squares=max(count.squares, count.waits))
     return tuple(found.values())
 
@@ -213,7 +214,7 @@ class Stragglers:
     Args:
         window_s: the shortest time over which they are compared.
         ranks: how many there are.
-        report_s: the time that a host's report has; a part of the window unless given.
+        report_s: the time that one report of a host covers; None: a part of the window.
     """
 
     def __init__(self, window_s: float, ranks: int, *, report_s: float | None = None) -> None:
@@ -231,11 +232,11 @@ class Stragglers:
 
     @property
     def by(self) -> str:
-        """What ranks are compared by, as ``Straggler`` has it."""
+        """What ranks are compared by: see ``Straggler.by``."""
         return "samples"
 
     def take(self, host: str, counts: Iterable[WaitCount], now: float) -> None:
-        """Take a host's report. A rank of which it has seen nothing cannot be compared: what was known is forgotten."""
+        """Take a host's report. A rank without samples in it cannot be compared: its earlier reports are dropped."""
         self._began = min(self._began, now - self._report_s)
         for count in counts:
             if not count.samples:
@@ -246,7 +247,7 @@ class Stragglers:
             self._hosts[count.rank] = host
 
     def forget(self) -> None:
-        """The job hangs, or was stopped: what was counted until now is nothing to go by."""
+        """The job hangs, or was stopped: drop what was counted until now."""
         self._reports.clear()
         self._began = float("inf")
         self.slow = ()
@@ -264,7 +265,7 @@ class Stragglers:
         return found
 
     def counts(self, now: float, window_s: float) -> dict[int, WaitCount]:
-        """What each rank came to in a window."""
+        """The sums of each rank's counts in a window."""
         found = {}
         for rank, reports in self._reports.items():
             recent = [count for at, count in reports if at > now - window_s]
@@ -284,7 +285,7 @@ class Stragglers:
         recent = self.counts(now, self.window_s)
         found = [one for part in self._parts(counts) if (one := self._slow_ones(part, recent)) is not None]
         if len(found) != 1:
-            return None  # of several it is not known which one the others wait for
+            return None  # with several candidates it is unknown which one the others wait for
         ((slow, rest),) = found
         return Straggler(
             tuple(sorted(count.rank for count in slow)),
@@ -295,17 +296,17 @@ class Stragglers:
         )
 
     def _parts(self, counts: Sequence[WaitCount]) -> Iterable[Sequence[WaitCount]]:
-        """Those that can be compared with each other: all. In the order of their shares, as the argument is."""
+        """The groups in which ranks can be compared: one of all. Each is sorted by share, as the argument is."""
         return (counts,)
 
     def _is_enough(self, _slow: Sequence[WaitCount], _rest: Sequence[WaitCount]) -> bool:
-        """Whether so much is known of these ranks that the first ones may be named."""
+        """Whether enough is known of these ranks to name the slow ones."""
         return True
 
     def _slow_ones(
         self, counts: Sequence[WaitCount], recent: Mapping[int, WaitCount]
     ) -> tuple[Sequence[WaitCount], Sequence[WaitCount]] | None:
-        """Those that the others wait for, and the others; None: there are none."""
+        """The ranks that the others wait for, and the others; None: there are no such ranks."""
         for slow in self._candidates(counts) if len(counts) > 1 else ():
             rest = [count for count in counts if count not in slow]
             if _stands_out(slow, rest) and _is_so_still(slow, rest, recent) and self._is_enough(slow, rest):
@@ -313,7 +314,7 @@ class Stragglers:
         return None
 
     def _candidates(self, counts: Sequence[WaitCount]) -> list[list[WaitCount]]:
-        """Those that wait least; and the host that does."""
+        """Sets of ranks that may be the slow ones: those that wait least, and all ranks of the host of the first."""
         most = max(1, len(counts) // _SLOW_SHARE)
         found = [list(counts[:size]) for size in range(1, most + 1)]
         lowest = self._hosts[counts[0].rank]
@@ -324,7 +325,7 @@ class Stragglers:
 
 
 def _stands_out(slow: Sequence[WaitCount], rest: Sequence[WaitCount]) -> bool:
-    """Whether these ranks wait far less than all others, who are alike."""
+    """Whether these ranks wait far less than all others, and the others about equally long."""
     typical, highest, next_one = _median(rest), max(slow, key=lambda count: count.share), rest[0]
     lag = typical.share - highest.share
     return (
@@ -335,12 +336,12 @@ def _stands_out(slow: Sequence[WaitCount], rest: Sequence[WaitCount]) -> bool:
 
 
 def _is_so_still(slow: Sequence[WaitCount], rest: Sequence[WaitCount], recent: Mapping[int, WaitCount]) -> bool:
-    """Whether what a longer window shows is not over."""
+    """Whether what a longer window shows also holds for the most recent reports."""
     late = [recent[count.rank].share for count in slow if count.rank in recent]
     others = sorted(recent[count.rank].share for count in rest if count.rank in recent)
     return bool(late and others) and others[len(others) // 2] - max(late) >= _LEAST_LAG / 2
 
 
 def _median(counts: Sequence[WaitCount]) -> WaitCount:
-    """Of counts in the order of their shares."""
+    """The median of counts that are sorted by share."""
     return counts[len(counts) // 2]

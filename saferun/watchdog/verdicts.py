@@ -21,7 +21,7 @@ class Repeat(Value):
 
 
 class _Reported(Value):
-    """The last report of a hang. ``certain_after_s``: it is doubted until it lasts so long; 0: it is not."""
+    """The last report of a hang. ``certain_after_s``: suspected only until it has lasted so long; 0: not downgraded."""
 
     ranks: frozenset[int]
     clock_s: float
@@ -55,8 +55,8 @@ class Verdicts:
         self._open: dict[str, HangVerdict] = {}
         self._began_s = 0.0
         self._new = {True: _New(), False: _New()}
-        self._doubts = 0  # hangs that were new, and doubted
-        self._doubted_until_s = 0.0  # for how long the last of them is
+        self._doubts = 0  # how many new hangs were downgraded to suspected
+        self._doubted_until_s = 0.0  # ``certain_after_s`` of the last of them
 
     def may_report(self, verdict: HangVerdict, clock_s: float) -> bool:
         """Whether it is new, or was reported long enough ago."""
@@ -82,7 +82,7 @@ class Verdicts:
         return verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks)
 
     def report(self, verdict: HangVerdict, clock_s: float) -> None:
-        """It is being reported."""
+        """Note that a verdict is reported now."""
         last = self._reported.get(verdict.kind)
         is_new = last is None or self._is_new(verdict, last, clock_s)
         if is_new:
@@ -98,11 +98,11 @@ class Verdicts:
         self._began_s = min(self._began_s, began_s) if self._open else began_s
         self._open[verdict.kind] = verdict
 
-    def doubt(self, kind: str, certain_after_s: float) -> None:
-        """The hang of this kind that was just reported may be none: the capture has shown that.
+    def downgrade_to_suspected(self, kind: str, certain_after_s: float) -> None:
+        """The capture has shown that the hang of this kind that was just reported may be none.
 
-        It counts as suspected from now on, and is reported again as soon as it lasts ``certain_after_s``. A job that
-        has many such waits is captured at growing times of quiet.
+        It counts as suspected from now on, and is reported again once it has lasted ``certain_after_s``. In a job with
+        many such waits, the quiet time after which a new hang is reported grows.
         """
         last = self._reported.get(kind)
         if last is None or not last.certain:
@@ -122,7 +122,7 @@ class Verdicts:
         return min(self._pause_s(self._doubts - AT_ONCE + 2), max(self._doubted_until_s, self._timeout_s))
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
-        """How often a verdict of this kind has been reported, and when it is next."""
+        """How often a verdict of this kind has been reported, and when it is reported next."""
         last = self._reported.get(verdict.kind)
         times = last.times if last is not None else 1
         next_s = self._pause_s(times)
@@ -141,7 +141,7 @@ class Verdicts:
         return tuple(self._open.values())
 
     def close(self, kind: str, clock_s: float) -> float | None:
-        """It is over. Returns how long all of it lasted, if that was the last one. The next one is reported as new."""
+        """The hang of a kind is over; a later one is new. If none is left open, returns how long all of them lasted."""
         self._reported.pop(kind, None)
         if self._open.pop(kind, None) is None or self._open:
             return None

@@ -13,8 +13,8 @@ class WatchedRanks:
         can_dump: whether stacks can be dumped.
 
     Attributes:
-        clock_s: the watchdog's own clock, in seconds: it stands still while the ranks cannot do anything.
-        changed_s: when something happened to all of them, by that clock: no rank is older than that.
+        clock_s: the detector's own clock, in seconds: it stands still while the ranks cannot work.
+        changed_s: when something last happened to all ranks, by that clock: all idle times begin then at the earliest.
         at: the time of the last sample, in monotonic seconds.
         by_local_rank: the ranks.
     """
@@ -55,7 +55,7 @@ class WatchedRanks:
         return self.clock_s - max(watched.beat_s, self.changed_s)
 
     def idle_s(self, watched: Watched) -> float:
-        """For how long it cannot have worked; 0 where it may be working."""
+        """For how long it certainly has not worked; 0 if it may be working."""
         if watched.works_unseen:
             return 0.0
         if not watched.busy_pids:
@@ -63,8 +63,8 @@ class WatchedRanks:
         # A busy rank may be working, unless it waits in a collective that makes no progress.
         return min(self.silent_s(watched), watched.frozen_s(self.clock_s)) if watched.is_in_collective else 0.0
 
-    def still_s(self, watched: Watched) -> float:
-        """As ``idle_s``, but it may be working, too, where it does no more than a loop that waits and is in a hurry."""
+    def strict_idle_s(self, watched: Watched) -> float:
+        """As ``idle_s``, but a main thread that does as little as a fast polling loop may be working as well."""
         idle_s = self.idle_s(watched)
         return idle_s if watched.busy_pids else min(idle_s, self.clock_s - watched.stirred_s)
 

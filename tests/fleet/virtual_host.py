@@ -20,7 +20,7 @@ from saferun.model import ExitStatus, JsonObject
 from saferun.preflight.host_messages import encode_endpoint, encode_host_info, encode_probes
 from saferun.preflight.host_probing import HostProbing, LeaderProbing
 from saferun.preflight.leader_messages import go_ahead_message
-from saferun.preflight.outcome import hindering_hosts, outcome_of
+from saferun.preflight.outcome import outcome_of, unusable_hosts
 from saferun.preflight.results import UNUSABLE, CheckResult, HostInfo, Preflight, Probe, ProbeEndpoint
 from saferun.supervisor import actions
 from saferun.supervisor.events import (
@@ -405,7 +405,7 @@ class FleetHost(Host):
         """As ``PreflightRun`` does."""
         now, attempt = self.fleet.simulation.now, self.supervisor.attempt
         assert isinstance(self._probing, LeaderProbing)
-        faulty = hindering_hosts(outcome_of(preflight, self._probing.infos, nics=(), only_warn=False))
+        faulty = unusable_hosts(outcome_of(preflight, self._probing.infos, nics=(), only_warn=False))
         if self.supervisor.can_replace(faulty):
             self.post(StartFailed(now, attempt, "a host is unfit", "", 1, faulty=faulty, may_go_on=True))
         else:

@@ -16,7 +16,7 @@ from saferun.captures.examiner import Examiner
 from saferun.evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import children_of
-from saferun.watchdog.monitor import Watch, WatchedRank
+from saferun.watchdog.monitor import RankMonitor, WatchedRank
 from tests.process.launching import DEADLINE_S
 from tests.process.marks import numbers_in_use, pids_whose_environ_has
 
@@ -86,7 +86,7 @@ class Job:
             assert process.stdout.readline() == b"ready\n"
         self.told_at = 0.0
         self.examiner: Examiner = self._new_examiner(name, value) if shared is None else shared.examiner
-        self.watch = Watch(
+        self.watch = RankMonitor(
             timeout_s,
             self.poller,
             on_verdict=self._take_verdict,

@@ -254,7 +254,12 @@ DECODERS: dict[str, Decoder] = {
     "legible values": Decoder(unverified, (SIGNER.protect("saferun/control", "7"),)),
     "leaders": Decoder(read_address, dumped(LEADER)),
     "failures": Decoder(
-        read_failure, dumped(["what", "hint"], ["what", "hint", False, {"by": "saferunctl stop", "at_once": True}])
+        read_failure,
+        dumped(
+            ["what", "hint"],
+            ["what", "hint", "incomplete"],
+            ["what", "hint", False, {"by": "saferunctl stop", "at_once": True}],
+        ),
     ),
     "offers of secrets": Decoder(
         lambda content: read_offer(text_of(content)),

@@ -1,6 +1,6 @@
-"""The parts of all hosts merged: one evidence for the job, in the clock of the host that judges. Pure.
+"""Merges the parts of all hosts into one evidence for the job, in the clock of the judging host. Pure.
 
-A host may speak of its own ranks only: what it says of others is left out.
+A host's part counts for its own ranks only: what it contains about others is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["merge_parts"]
 
 _MOST_LINES = 2000
 _MOST_NAMED_HOSTS = 4
-# Of clocks that were not measured, a smaller offset is noise.
+# If clocks were not measured, a smaller offset is noise.
 _LEAST_OFFSET_S = 0.25
 _DAY_S = 86400
 
@@ -45,12 +45,12 @@ def merge_parts(
     """One evidence of all hosts.
 
     Args:
-        parts: what has come, the judging host's own among it. Of two parts of one process the later counts.
+        parts: the parts received, and the judging host's own. Of two parts of one process the later counts.
         lost: the hosts that are silent.
         world_size: how many ranks the job has.
-        peers: which ranks are whose; without it hosts are believed, the judging one first.
-        leader: the number of the host that judges: times are in its clocks, paths without a host's name are its own.
-        hang: the job's verdict; without it that of the judging host, or what the others say.
+        peers: the ranks of each host; None: as the hosts say, the judging one first.
+        leader: the number of the judging host: times are in its clock, paths without a host's name are its own.
+        hang: the job's verdict; None: that of the judging host, or of another one.
         abort_reason: what made all hosts stop; without it a signal that a host got.
     """
     by_task = {(part.host, part.task): part for part in parts if part.host >= 0}
@@ -165,7 +165,7 @@ class _Merging:
     # -------------------------------------------------------------------------------------------------- one host's part
 
     def _of_one(self, part: HostPart) -> Evidence:
-        """A part without what is not its own, in the judging host's time, with paths that name the host."""
+        """A part with its own ranks only, in the judging host's time, and with the host's name in paths."""
         evidence = part.evidence
         offset_s = _correction_s(part)
         label = self._labels[part.host]

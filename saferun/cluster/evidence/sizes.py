@@ -1,6 +1,6 @@
-"""What is left out of a host's part where it would be too large: a little first, then more. Pure.
+"""Reduces a host's part that would be too large, step by step. Pure.
 
-Each reduction gets what the previous one has left. They are in the order of what helps least to find a cause.
+Each reduction works on the result of the previous one. What helps least to find a cause is left out first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["REDUCTIONS"]
 
 Reduction = Callable[[Evidence], Evidence]
 
-# What the reader of a part takes at most of a list, with room to spare.
+# The longest list in a part: shorter than what its reader accepts.
 _MOST_ITEMS = 4096
 _MOST_LINKS = 256
 _LONGEST_TEXT = 2000
@@ -167,7 +167,7 @@ def _is_users(thread: ThreadStack) -> bool:
 
 
 def _within_reason(evidence: Evidence) -> Evidence:
-    """What the reader takes at all; numbers that differ between ranks that are alike lose their last digits."""
+    """Only what the reader accepts. Numbers that differ between similar ranks are rounded, so that they pack well."""
     capture = evidence.capture
     ends = tuple(end._replace(at=round(end.at, 4), time=round(end.time, 4)) for end in evidence.ends[:_MOST_ITEMS])
     evidence = evidence._replace(
@@ -193,7 +193,7 @@ def _within_reason(evidence: Evidence) -> Evidence:
 
 
 def _without_notes(evidence: Evidence) -> Evidence:
-    """Captures that worked need no words, nor do most of the host's lines."""
+    """Without the texts of captures that worked, and without most of the host's lines."""
     notes = tuple(note for note in evidence.capture.notes if note.failure)
     evidence = evidence._replace(capture=evidence.capture._replace(notes=notes[:50]))
     return _outputs(_host_lines(_last_calls(evidence, 256, 4), 40), (200, 20, 1000), (30, 5, 400), 64)
@@ -296,7 +296,7 @@ def _shallow(evidence: Evidence) -> Evidence:
 
 
 def _odd_ones(evidence: Evidence) -> Evidence:
-    """Of ranks that are alike in what they wait in, the looks of two."""
+    """Of ranks that wait alike, the details of two only."""
     seen: dict[tuple[str, ...], int] = {}
 
     def is_new(process: ProcessSnapshot) -> bool:

@@ -1,4 +1,4 @@
-"""Options and the scheduler's environment -> the hosts of the job, the node rank of this one, and the rendezvous."""
+"""From options and the scheduler's environment: the hosts of the job, this one's node rank, and the rendezvous."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 __all__ = ["find_place"]
 
-# Without one of these nothing needs to be detected, nor anything be imported that could.
-_MARKS = (
+# Set by launchers. If none is set, detection and its imports are skipped; a new scheduler must add one of its own.
+_LAUNCHER_VARIABLES = (
     *("SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
     *("LSF_PM_TASKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "_CONDOR_PROCNO", "KUBERNETES_SERVICE_HOST"),
     *("SM_CURRENT_HOST", "AWS_BATCH_JOB_NODE_INDEX", "RAY_JOB_ID"),
 )
-# Of a job in whose batch script this process may run, on the first of its hosts only.
-_MARKS_OF_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
-# What torchrun's options say of the place of this process, or of where it meets others. Whoever writes one of them
-# has described the job: what a scheduler provides does not count then, and the options mean what they mean to torchrun.
-_COMPLETE = (
+# Set in a job's batch script, where this process may run too: on the first of the job's hosts only.
+_JOB_VARIABLES = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
+# Options of torchrun's about this process's place in the job, or its rendezvous. If one of them is given, the user has
+# described the job: what a scheduler provides is ignored, and the options mean what they mean to torchrun.
+_TOPOLOGY_OPTIONS = (
     *("nnodes", "node_rank", "master_addr", "master_port"),
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
 )
-# Whoever writes one of these asks for the scheduler's hosts.
+# If one of these is given, the user asks for the scheduler's hosts.
 _REQUESTING = ("scheduler", "hosts", "hostfile")
-# A rank of torchrun's or saferun's: what a scheduler provides was for the launcher above it.
+# Set in a rank of torchrun or saferun: what a scheduler provides was for the launcher above it.
 _WITHIN_A_RANK = ("TORCHELASTIC_RUN_ID", "SAFERUN_RUN_ID")
-# The same of any other launcher's, which may also have got them from the user.
+# Set in a rank of any launcher; a user may also have set them.
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _MOST_HOSTS = 1 << 17
-# A year; what is beyond is a slip, or not a number at all.
+# A year; anything beyond is a typing error, or infinite.
 _LONGEST_S = 366 * 86400.0
 
 
@@ -61,7 +61,7 @@ def find_place(
     """
     hosts, rendezvous, ranks = _find(values, settings, environ, surroundings)
     if hosts.shares_console and not hosts.together:
-        hosts = hosts._replace(shares_console=False)  # beside others, each of which has a job of its own to report
+        hosts = hosts._replace(shares_console=False)  # the other processes there report jobs of their own
     return hosts, rendezvous, ranks
 
 
@@ -76,21 +76,21 @@ def _find(
         check_spares(values, least, most)
     start_s, host_s = _seconds(values, "start_timeout"), _seconds(values, "host_timeout")
     explicit = _is_explicit(settings)
-    around, note = _around(values, settings, environ, surroundings, explicit=explicit)
+    offered, note = _from_launcher(values, settings, environ, surroundings, explicit=explicit)
     stop = values.stop_with_parent == "on"
     if values.stop_with_parent == "auto":
-        stop = around is not None and around.above
+        stop = offered is not None and offered.above
     base = HostsConfig(start_timeout_s=start_s, host_timeout_s=host_s, stop_with_parent=stop)
-    if _shares_console(values.console, around):
-        is_first = around is None or (not around.node_rank and not around.local_rank)
+    if _shares_console(values.console, offered):
+        is_first = offered is None or (not offered.node_rank and not offered.local_rank)
         base = base._replace(shares_console=True, announces=is_first and not values.node_rank)
     if values.standalone:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     allocation = None
-    if around is not None:
-        allocation, note = _counting(around, values, settings, environ, surroundings, explicit=explicit)
+    if offered is not None:
+        allocation, note = _applicable(offered, values, settings, environ, surroundings, explicit=explicit)
     if not explicit and not note:
-        note = _note(values, environ, around, surroundings)
+        note = _note(values, environ, offered, surroundings)
     base = base._replace(note=note)
     is_alone = most == 1 and not values.spares
     if is_alone and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
@@ -100,7 +100,7 @@ def _find(
     return agree(values, settings, environ, allocation, base._replace(least=least, most=most))
 
 
-def _around(
+def _from_launcher(
     values: Any,  # noqa: ANN401 - argparse's namespace
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
@@ -108,34 +108,37 @@ def _around(
     *,
     explicit: bool,
 ) -> tuple[Allocation | None, str]:
-    """What a launcher provides to this process, and what to say where it has only left its variables to it."""
+    """What the launcher of this process provides, and a note for the user.
+
+    There is a note where a launcher's variables are set but ignored, as it did not start this process itself.
+    """
     wanted = values.scheduler
     if wanted == "none":
         return None, ""
     if wanted == "auto" and (
-        not any(mark in environ for mark in _MARKS) or any(name in environ for name in _WITHIN_A_RANK)
+        not any(mark in environ for mark in _LAUNCHER_VARIABLES) or any(name in environ for name in _WITHIN_A_RANK)
     ):
         return None, ""
     from saferun.cluster.placement.launcher import find_launcher, starter_of
 
-    around = find_launcher(wanted, environ, surroundings, explicit=explicit or values.standalone)
-    if around is None or settings["scheduler"].origin != "default":
-        return around, ""
-    is_started, starter = starter_of(around, surroundings)
+    offered = find_launcher(wanted, environ, surroundings, explicit=explicit or values.standalone)
+    if offered is None or settings["scheduler"].origin != "default":
+        return offered, ""
+    is_started, starter = starter_of(offered, surroundings)
     if is_started is False:
-        note = f"{around.source} did not start this process, but {starter}: its variables are ignored"
-    elif around.scheduler != "ray" and all(name in environ for name in _OF_A_RANK):
+        note = f"{offered.source} did not start this process, but {starter}: its variables are ignored"
+    elif offered.scheduler != "ray" and all(name in environ for name in _OF_A_RANK):
         note = f"this is a rank of another launcher, as {', '.join(_OF_A_RANK)} are set: the variables of "
-        note += f"{around.source} are ignored"
+        note += f"{offered.source} are ignored"
     else:
-        return around, ""
-    if not _counts(around, values, settings, explicit=explicit):
-        return None, ""  # and would have counted for nothing
-    return None, f"{note}; --scheduler {around.scheduler} makes them count"
+        return offered, ""
+    if not _applies(offered, values, settings, explicit=explicit):
+        return None, ""  # would not have applied anyway, so that there is nothing to note
+    return None, f"{note}; --scheduler {offered.scheduler} makes them count"
 
 
-def _counting(
-    around: Allocation,
+def _applicable(
+    offered: Allocation,
     values: Any,  # noqa: ANN401 - argparse's namespace
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
@@ -143,32 +146,32 @@ def _counting(
     *,
     explicit: bool,
 ) -> tuple[Allocation | None, str]:
-    """The scheduler's hosts if they are the hosts of the job; else what to say of them, if anything."""
-    if not _counts(around, values, settings, explicit=explicit):
-        return None, _unused(around, values, settings) if explicit else ""
-    if not any(settings[dest].origin != "default" for dest in (*_REQUESTING, *_COMPLETE)):
+    """The scheduler's hosts if they are the hosts of the job; if not, a note about that, or an empty one."""
+    if not _applies(offered, values, settings, explicit=explicit):
+        return None, _unused(offered, values, settings) if explicit else ""
+    if not any(settings[dest].origin != "default" for dest in (*_REQUESTING, *_TOPOLOGY_OPTIONS)):
         from saferun.cluster.placement.launcher import incomplete
 
-        note = incomplete(around, environ, surroundings)
+        note = incomplete(offered, environ, surroundings)
         if note:
             return None, note
-    if _is_a_job_of_its_own(around, values, settings, environ):
-        source = f"each of the {around.tasks} processes that {around.source} has on this host is a job of its own"
-        if around.tasks == 1:
-            source = f"each of the processes of {around.source} is a job of its own"
+    if _is_a_job_of_its_own(offered, values, settings, environ):
+        source = f"each of the {offered.tasks} processes that {offered.source} has on this host is a job of its own"
+        if offered.tasks == 1:
+            source = f"each of the processes of {offered.source} is a job of its own"
         return None, f"{source}, as --nproc-per-node is {values.nproc_per_node}"
-    return around, ""
+    return offered, ""
 
 
-def _shares_console(wanted: str, around: Allocation | None) -> bool:
-    """Whether what this process prints is shown together with what the others of its job print.
+def _shares_console(wanted: str, offered: Allocation | None) -> bool:
+    """Whether this process and the others of its job print to the same console.
 
-    srun and mpirun copy the output of all processes to their own, by way of a pipe, a socket or a pseudo-terminal of
-    theirs. With a file for each process (``srun --output=%N.log``) that file itself is stderr.
+    srun and mpirun copy the output of all processes to their own, through a pipe, a socket or a pseudo-terminal. With
+    a file for each process (``srun --output=%N.log``) that file itself is stderr.
     """
     if wanted != "auto":
         return wanted == "shared"
-    if around is None or around.alone or not around.above:
+    if offered is None or offered.alone or not offered.above:
         return False
     from saferun.linux.streams import is_own_output
 
@@ -176,16 +179,20 @@ def _shares_console(wanted: str, around: Allocation | None) -> bool:
 
 
 def _is_explicit(settings: Mapping[str, Setting]) -> bool:
-    """Whether the user said where this process belongs, and did not ask for the scheduler's hosts.
+    """Whether the user gave this process's place in the job, and did not ask for the scheduler's hosts.
 
-    With spares, the number of hosts says how many of them train, and nothing of which one this is.
+    With spares, --nnodes is only how many hosts train, and does not describe the job.
     """
     has_spares = settings["spares"].origin != "default"
-    given = [dest for dest in _COMPLETE if settings[dest].origin != "default" and not (has_spares and dest == "nnodes")]
+    given = [
+        dest
+        for dest in _TOPOLOGY_OPTIONS
+        if settings[dest].origin != "default" and not (has_spares and dest == "nnodes")
+    ]
     return bool(given) and not any(settings[dest].origin != "default" for dest in _REQUESTING)
 
 
-def _counts(
+def _applies(
     allocation: Allocation,
     values: Any,  # noqa: ANN401 - argparse's namespace
     settings: Mapping[str, Setting],
@@ -198,18 +205,18 @@ def _counts(
     if allocation.above:
         return not explicit
     if not explicit:
-        # The number of a pod alone is a help to those who say that pods belong together, and nothing to others.
+        # A pod's number alone is of use only if --nnodes says that the pods are one job.
         numbered = settings["nnodes"].origin != "default" and settings["node_rank"].origin == "default"
         return allocation.hosts is not None or numbered
     return _completes(allocation, values, settings)
 
 
 def _completes(allocation: Allocation, values: Any, settings: Mapping[str, Setting]) -> bool:  # noqa: ANN401
-    """Whether what the operator of a PyTorchJob says in PET_* is completed by what else it says.
+    """Whether MASTER_ADDR and RANK complete the PET_* variables of a PyTorchJob.
 
-    Its releases say how many pods there are as torchrun reads it (PET_NNODES), and where they meet in MASTER_ADDR,
-    which torchrun does not read: to that every pod is its own master, and nothing comes of it. Nothing is added to what
-    the user wrote.
+    Its operator sets the number of pods where torchrun reads it (PET_NNODES), but the rendezvous only in MASTER_ADDR,
+    which torchrun does not read: under torchrun every pod is its own master, and the job does not start. Options that
+    the user gave are never completed.
     """
     most = _nnodes(values.nnodes)[1]
     if most == 1 or values.rdzv_backend != "static" or values.rdzv_endpoint:
@@ -221,7 +228,7 @@ def _completes(allocation: Allocation, values: Any, settings: Mapping[str, Setti
 
 
 def _unused(allocation: Allocation, values: Any, settings: Mapping[str, Setting]) -> str:  # noqa: ANN401
-    """What to say where options that say everything leave out which of several pods this is; empty: nothing."""
+    """The note where the options describe the whole job, but not which of its pods this is; empty: none."""
     if allocation.above or not allocation.node_rank or settings["node_rank"].origin != "default":
         return ""
     if _nnodes(values.nnodes)[1] == 1 or values.rdzv_backend != "static":
@@ -236,9 +243,9 @@ def _is_a_job_of_its_own(
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
 ) -> bool:
-    """Whether each of several processes of a host is to start several ranks, which are one job each under torchrun.
+    """Whether each of several processes of a host is to start several ranks: under torchrun each is a job of its own.
 
-    ``values.nproc_per_node`` is a number after that: torch, which may have to be asked, takes seconds to answer.
+    Replaces ``values.nproc_per_node`` by a number: torch may have to be asked, and that takes seconds.
     """
     if settings["nproc_per_node"].origin == "default" or settings["scheduler"].origin != "default":
         return False
@@ -254,11 +261,11 @@ def _is_a_job_of_its_own(
 def _note(
     values: Any,  # noqa: ANN401 - argparse's namespace
     environ: Mapping[str, str],
-    around: Allocation | None,
+    offered: Allocation | None,
     surroundings: Surroundings | None,
 ) -> str:
-    """What to say of variables that make no sense, or of hosts that a job was given and that nothing runs on."""
-    is_published = any(mark in environ for mark in (*_MARKS, *_MARKS_OF_JOBS))
+    """The note about variables that are not valid, or about hosts of the job that stay unused; empty: none."""
+    is_published = any(mark in environ for mark in (*_LAUNCHER_VARIABLES, *_JOB_VARIABLES))
     if not is_published or values.scheduler != "auto" or any(name in environ for name in _WITHIN_A_RANK):
         return ""
     from saferun.cluster.schedulers.allocation import odd_values
@@ -266,7 +273,7 @@ def _note(
     odd = odd_values(environ)
     if odd:
         return f"ignored, as the value is not a valid number: {', '.join(odd)}"
-    if around is not None or values.hosts or values.hostfile or not any(mark in environ for mark in _MARKS_OF_JOBS):
+    if offered is not None or values.hosts or values.hostfile or not any(mark in environ for mark in _JOB_VARIABLES):
         return ""
     from saferun.cluster.placement.launcher import this_host
     from saferun.cluster.schedulers import unused_hosts

@@ -1,7 +1,7 @@
 """MPI's launchers: Open MPI (ORTE up to 4, PRRTE since 5), those with hydra (MPICH, Intel MPI, MVAPICH 3), MVAPICH2.
 
-None of them tells node ranks. What is derived here must come out the same in every process of the job: where it might
-not, the answer is None, and the user is asked.
+None of them provides node ranks. All processes of the job must derive the same ones here: if they might not, the result
+is None, and the user has to give them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from saferun.model import Value
 
 
 class _Ranks(Value):
-    """What MPI tells for certain: this process among all, and among those of its host."""
+    """What MPI always provides: this process's rank among all processes, and among those of its host."""
 
     rank: int
     size: int
@@ -267,7 +267,7 @@ def _launcher(surroundings: Surroundings) -> _Launcher | None:
 
 
 def _intel_launcher(surroundings: Surroundings) -> _Launcher | None:
-    """The same for Intel MPI, whose proxy has it in its environment; but for mpiexec's host.
+    """The same for Intel MPI, whose proxy has it in its environment, except for mpiexec's host.
 
     That is where the proxy's ssh comes from, as far as mpiexec itself has started the proxies: beyond the width of its
     tree they start each other.

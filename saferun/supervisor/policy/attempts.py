@@ -37,7 +37,7 @@ TRANSIENT = frozenset(
         "store_lost",
     }
 )
-"""Causes that come from the surroundings and may pass: a failed start is tried again, also when it fails alike."""
+"""Causes in the environment that may pass: a failed start is tried again, even if it fails in the same way."""
 
 PERMANENT = frozenset(
     {
@@ -91,10 +91,10 @@ INCOMPARABLE = frozenset(
         "worker_stopped",
     }
 )
-"""Ends that came from outside or from other ranks: they do not show what would happen another time."""
+"""Ends that came from outside or from other ranks: they say nothing about the next attempt."""
 
 SETTLED = frozenset({"import_error", "syntax_error", "usage_error"})
-"""Causes that stand in the script or its surroundings before it begins: no time and no other process changes them."""
+"""Causes in the script or its environment that exist before it begins: no time and no other process changes them."""
 
 LONGEST_WAIT_S = 60.0
 # More changes nothing: the first wait cannot be that short.
@@ -105,12 +105,12 @@ _MOST_RANKS_SHOWN = 4
 
 
 class Fingerprint(Value):
-    """By what one failure is known again in another attempt.
+    """Identifies a failure across attempts.
 
     Attributes:
         class_name: of the cause.
-        ranks: those that failed so; which of them were seen to depends on who was quicker.
-        place: the last call in the user's code; where there is none, the message without its numbers. Empty: there is
+        ranks: those that failed so; which ones are seen to depends on their timing.
+        place: the last call in the user's code; if there is none, the message without its numbers. Empty: there is
             nothing to compare, and it is never the same as another.
         is_frame: whether ``place`` is a call.
     """
@@ -140,7 +140,7 @@ class Fingerprint(Value):
 
 
 class Life(Value):
-    """How far an attempt had come, as far as anybody can see.
+    """How far an attempt had come, as far as that is known.
 
     Attributes:
         lived_s: from the start of its ranks to the end of the last one, in seconds; 0: no rank was started.
@@ -168,11 +168,11 @@ class Life(Value):
 
 
 class FailureFacts(Value):
-    """What of a failed attempt decides about another one.
+    """The facts about a failed attempt on which the next one depends.
 
     Attributes:
         class_name: of the cause; ``unknown`` where there is none.
-        fingerprint: by what the failure is known again.
+        fingerprint: identifies the failure.
         started: whether the start was over; None: unknown, which counts as over.
         in_init: whether it failed within ``init_process_group``: a script that never calls that is not run twice for a
             unknown reason.
@@ -180,7 +180,7 @@ class FailureFacts(Value):
         host: the number of the host at fault; None: none, or several.
         host_label: its name in the job.
         restarting_allowed: False where the user, a scheduler or the state of the job wants an end.
-        stop_reason: why, where it is: ``stopped by SIGTERM``.
+        stop_reason: why, if so: ``stopped by SIGTERM``.
         message: the cause in a few words: ``port 29500 is in use``.
         port_is_free: whether another port may be taken for the store.
         life: how far the attempt had come; None: unknown, and it may have made progress.
@@ -337,7 +337,7 @@ class AttemptPolicy:
             facts: of the attempt.
             restarts: how many restarts there have been; retries of starts do not count.
             hosts: how many hosts take part.
-            least_hosts: without how many the job cannot be.
+            least_hosts: how many hosts the job needs at least.
             spares: the names of the hosts that can take the place of one.
             moves_leader: whether they can take that of the leader, too.
             at: when it failed, in monotonic seconds.
@@ -431,7 +431,7 @@ class AttemptPolicy:
         return self._start_retries if self._always else min(1, self._start_retries)
 
     def _exhausted(self, facts: FailureFacts, restarts: int, limit: int, *, is_start: bool) -> Decision:
-        """There is no attempt left, or there never was one."""
+        """There is no other attempt: none is left, or none was asked for."""
         what = facts.message or facts.class_name
         restarts -= self.replaced
         progress = self._progress
@@ -485,7 +485,7 @@ class AttemptPolicy:
         self._waits_s = tuple(waits_s)
 
     def _backoff_s(self, retry: int) -> float:
-        """The wait before a retry, from 1; where no schedule has come, as it would be but for the chance in it."""
+        """The wait before a retry, from 1; without a schedule, the wait without its jitter."""
         if retry <= len(self._waits_s):
             return self._waits_s[retry - 1]
         first_s = self._retry_wait_s

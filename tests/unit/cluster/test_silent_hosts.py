@@ -122,11 +122,11 @@ def test_ranks_that_move_are_one_warning_and_hosts_that_are_silent_together_one_
         world.miss(host)
     world.see(watched_s=9.0, still_s=0.0)
     assert world.said == ["saferun: warning: no heartbeat received from node2, node3 (no address answers); " + GOES_ON]
-    assert world.silent_hosts.missing == {1, 2}
+    assert world.silent_hosts.silent_but_tolerated == {1, 2}
     assert not world.lost
     world.hear("heard", host=1)
     assert world.said[1:] == ["saferun: node2 is heard again after 2 s"]
-    assert world.silent_hosts.missing == {2}
+    assert world.silent_hosts.silent_but_tolerated == {2}
 
 
 def test_ranks_that_stand_still_are_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_where_its_ranks_ended_well_a_host_waits_for_the_one_that_it_cannot_hear
     world.miss(0 if not leads else 2)
     world.see(watched_s=99.0, still_s=99.0)
     assert not world.lost
-    assert world.silent_hosts.missing == {0 if not leads else 2}
+    assert world.silent_hosts.silent_but_tolerated == {0 if not leads else 2}
     said = [
         "warning: no heartbeat received from node3 (no address answers)",
         "warning: node3: node1 cannot be reached (no",
@@ -226,4 +226,4 @@ def test_ranks_of_other_hosts_are_asked_where_those_of_this_one_ended_well(monke
         world.now += 4.0
         world.see(watched_s=9.0, still_s=9.0)
         assert bool(world.lost) is still_running
-        assert world.silent_hosts.missing == (set() if still_running else {2})
+        assert world.silent_hosts.silent_but_tolerated == (set() if still_running else {2})

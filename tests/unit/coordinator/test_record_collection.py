@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from saferun.cluster.join_messages import JoinRequest
+from saferun.cluster.join_messages import EndNote, JoinRequest
 from saferun.coordinator import assignment_wait, record_collection
 from saferun.coordinator.assignment_wait import MissedError, await_assignment
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
-from saferun.coordinator.record_collection import RecordCollection, withdraw_alone
+from saferun.coordinator.record_collection import (
+    RecordCollection,
+    failure_text,
+    missing_error,
+    read_failure,
+    withdraw_alone,
+)
 from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
 from saferun.text.typed_json import fit
 from tests.unit.coordinator.fake_store import Client, Store
@@ -152,3 +158,18 @@ def test_a_host_that_comes_when_all_have_their_assignments_hears_that_it_is_late
     rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "spares": 1, "timeout_s": 60}))
     with pytest.raises(MissedError):
         await_assignment(Accepted(store), "r0/", 3, rdzv, OWN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_usage", [False, True])
+@pytest.mark.parametrize("end", [None, EndNote("saferunctl stop")])
+def test_all_hosts_learn_what_kind_of_failure_it_is(end: EndNote | None, *, is_usage: bool) -> None:
+    """Each prints its own hint: how to do without a scheduler's hosts where some are missing."""
+    for error in (JoinFailedError("what", "hint", is_usage=is_usage, end=end), missing_error("hosts: node2", 3.0)):
+        read = read_failure(failure_text(error).encode())
+        assert read is not None
+        assert (read.what, read.hint, read.is_usage, read.is_incomplete, read.end) == (
+            *(error.what, error.hint, error.is_usage, error.is_incomplete, error.end),
+        )
+    older = read_failure(b'["3 of 4 hosts did not come within 600 s", "see there"]')
+    assert older is not None
+    assert not older.is_incomplete

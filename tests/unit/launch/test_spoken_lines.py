@@ -18,7 +18,7 @@ def spoken(hosts: HostsConfig, **job: object) -> tuple[str, ...]:
     """What node3 prints."""
     context = LaunchContext.__new__(LaunchContext)
     context.host = "node3"
-    known = {"leads": False, "leader": "node1", "host": 2, "is_head": True, "is_heard": False, **job}
+    known = {"leads": False, "leader": "node1", "host": 2, "is_head": True, "is_join_failure_reported": False, **job}
     vars(context).update(
         config=SimpleNamespace(hosts=hosts),
         job=SimpleNamespace(**known),
@@ -44,11 +44,11 @@ def test_before_the_hosts_have_met_their_node_ranks_say_who_speaks(
 
 
 def test_what_another_host_has_found_out_is_left_to_it() -> None:
-    assert spoken(SHARED, leader="", host=0, is_heard=True) == ()
+    assert spoken(SHARED, leader="", host=0, is_join_failure_reported=True) == ()
 
 
 def test_on_a_console_of_its_own_each_host_reports_all_of_it() -> None:
     own = HostsConfig(8, 8, 2, shares_console=False, announces=False)
-    assert spoken(own, is_heard=True) == LINES
+    assert spoken(own, is_join_failure_reported=True) == LINES
     leads = cast("dict[str, object]", {"leads": True, "host": 0})
     assert spoken(SHARED, **leads) == LINES

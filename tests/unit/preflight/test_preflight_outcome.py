@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.preflight.outcome import hindering_hosts, message_lines, outcome_of
+from saferun.preflight.outcome import message_lines, outcome_of, unusable_hosts
 from saferun.preflight.results import UNUSABLE, CheckResult, HostInfo, Preflight
 from tests.unit.preflight.preflight_samples import infos_of, judged, lines, probes_of, where
 
@@ -72,7 +72,7 @@ DEAD_STORAGE = CheckResult(
 def hindering(*results: CheckResult, hosts: int = 4, only_warn: bool = False) -> list[str]:
     infos = {number: HostInfo(label=f"node{number + 1}") for number in range(hosts)}
     outcome = outcome_of(Preflight(results=results), infos, nics=(), only_warn=only_warn)
-    return [f"{one.label} ({one.host}): {one.why}" for one in hindering_hosts(outcome)]
+    return [f"{one.label} ({one.host}): {one.why}" for one in unusable_hosts(outcome)]
 
 
 def test_a_host_is_replaced_for_what_the_ranks_cannot_work_with_and_for_nothing_else() -> None:

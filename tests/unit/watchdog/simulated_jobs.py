@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence import Frame, HangVerdict, ThreadStack
 from saferun.text.script_state import ScriptState
-from saferun.watchdog.detector import Watchdog, sampling_interval_s
+from saferun.watchdog.detector import HangDetector, sampling_interval_s
 from saferun.watchdog.samples import JobSample, ProcessSample, RankSample, SampleResult
 
 TIMEOUTS_S = (2.0, 30.0, 300.0)
@@ -129,7 +129,7 @@ class Job:
         self.looked: list[float] = []
         self.timeout_s = timeout_s
         self.interval_s = sampling_interval_s(timeout_s)
-        self.watchdog = Watchdog(timeout_s, can_dump=can_dump)
+        self.watchdog = HangDetector(timeout_s, can_dump=can_dump)
         self.at = 1000.0
         self.began = self.at
         self.does = {
@@ -201,7 +201,7 @@ class Job:
         if outcome.verdict is not None:
             self.told.append((self.elapsed_s, outcome.verdict))
             if outcome.verdict.certain and outcome.verdict.quiet_s < self.doubted_until_s:
-                self.watchdog.doubt(outcome.verdict, self.doubted_until_s)
+                self.watchdog.downgrade_to_suspected(outcome.verdict, self.doubted_until_s)
             self.watchdog.captured()
         return outcome
 

@@ -6,7 +6,7 @@ import pytest
 
 from saferun.captures.inspection_values import JobInspection, RankInspection, Thread
 from saferun.evidence import HangVerdict
-from saferun.watchdog.detector import Watchdog, sampling_interval_s
+from saferun.watchdog.detector import HangDetector, sampling_interval_s
 from saferun.watchdog.samples import JobSample, RankSample
 from tests.unit.watchdog.simulated_jobs import (
     HUNG_IN_GLOO,
@@ -158,7 +158,7 @@ def test_no_verdict_before_the_numbers_have_been_seen() -> None:
 
 def test_an_answer_that_does_not_come_holds_up_the_verdict_and_nothing_else() -> None:
     """Whoever asks has a deadline, and answers with nothing then."""
-    watchdog = Watchdog(2.0)
+    watchdog = HangDetector(2.0)
     process = Process(100)
     asked: list[int] = []
     looks = 0
@@ -186,7 +186,7 @@ def test_an_answer_that_does_not_come_holds_up_the_verdict_and_nothing_else() ->
 @pytest.mark.parametrize("answers_after_s", [1.0, 1.5, 2.2])
 def test_a_verdict_waits_for_the_inspection_that_the_first_one_is_compared_with(answers_after_s: float) -> None:
     """What threads do shows only in the comparison of two, and a busy host may be slow with the first."""
-    watchdog = Watchdog(2.0)
+    watchdog = HangDetector(2.0)
     process = Process(100)
     thread = Thread(12, 100, 1.0, "python3", False, 0, (1, 2), 0, 0, 0, ())
     asked: list[float] = []

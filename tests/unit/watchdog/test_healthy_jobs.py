@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saferun.captures.inspection_values import Connection, JobInspection, RankInspection, Thread
-from saferun.watchdog.detector import Watchdog, sampling_interval_s
+from saferun.watchdog.detector import HangDetector, sampling_interval_s
 from saferun.watchdog.samples import JobSample, RankSample
 from tests.unit.watchdog.simulated_jobs import (
     EVALUATES,
@@ -89,10 +89,10 @@ def test_whoever_uses_a_percent_of_a_core_is_not_said_to_make_no_progress(does: 
     job = Job(300.0, does, HUNG_IN_GLOO)
     assert job.run(0.4) == []
     assert job.watchdog.quiet_s > 60
-    assert (job.watchdog.still_s > 60) is is_still
+    assert (job.watchdog.strict_quiet_s > 60) is is_still
     waits = Job(300.0, SPINS, HUNG_IN_GLOO, numbers=lambda _rank, _at: {"0": (5, 4)})
     assert waits.run(0.4) == []
-    assert waits.watchdog.still_s == waits.watchdog.quiet_s > 60
+    assert waits.watchdog.strict_quiet_s == waits.watchdog.quiet_s > 60
 
 
 @pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
@@ -268,7 +268,7 @@ def test_a_missing_heartbeat_is_not_held_against_a_rank_that_downloads() -> None
 
 def test_a_rank_that_cannot_be_read_is_at_work() -> None:
     """As far as anything is known: saferun may have no descriptor left to read /proc with."""
-    watchdog = Watchdog(2.0)
+    watchdog = HangDetector(2.0)
     first, second = Process(100), Process(101)
     at = 0.0
     for number in range(100):

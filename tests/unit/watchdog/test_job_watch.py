@@ -150,7 +150,7 @@ def test_a_hang_of_the_job_that_is_doubted_is_captured_again_when_it_is_to_be_ce
     watched = Watched()
     watched.feed(quiet([0]), quiet([1]))
     ((first, _),) = watched.hangs
-    watched.watch.doubt(first, 25 * TIMEOUT_S)
+    watched.watch.downgrade_to_suspected(first, 25 * TIMEOUT_S)
     watched.watch.captured(watched.now)
     assert watched.watch.repeat(first).next_s == TIMEOUT_S
     for _ in range(4 * 26):
@@ -158,7 +158,7 @@ def test_a_hang_of_the_job_that_is_doubted_is_captured_again_when_it_is_to_be_ce
         watched.later(TIMEOUT_S / 4)
         for again, _ in watched.hangs[known:]:
             if again.quiet_s < 25 * TIMEOUT_S:
-                watched.watch.doubt(again, 25 * TIMEOUT_S)
+                watched.watch.downgrade_to_suspected(again, 25 * TIMEOUT_S)
     times = [verdict.quiet_s / TIMEOUT_S for verdict, _ in watched.hangs]
     assert times == pytest.approx([1, 2, 4, 8, 16, 25], abs=1.5), "at the usual intervals, and at the bound"
     assert times[-1] >= 25

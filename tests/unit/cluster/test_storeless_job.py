@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from saferun.cluster import unserved_job as unserved_job_module
+from saferun.cluster import storeless_job as storeless_job_module
 from saferun.cluster.coordinator_client import KILLED_HINT
-from saferun.cluster.unserved_job import UnservedJob
+from saferun.cluster.storeless_job import StorelessJob
 from saferun.linux.poller import Poller
 from saferun.supervisor.actions import JoinHosts
 from saferun.supervisor.events import Event, JobLost
@@ -26,13 +26,13 @@ class World:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, started_by: float = 2000.0, hang_timeout_s: float = 60.0
     ) -> None:
-        monkeypatch.setattr(unserved_job_module, "ProgressWatch", Ranks)
+        monkeypatch.setattr(storeless_job_module, "ProgressWatch", Ranks)
         self.posted: list[Event] = []
         self.said: list[str] = []
         self.blamed: list[str] = []
         self.noted: list[int] = []
         self.running: list[Any] = [object()]
-        self.job = UnservedJob(
+        self.job = StorelessJob(
             LOST,
             lambda: self.running,
             Poller(),
@@ -175,12 +175,12 @@ def test_a_host_that_has_no_coordinator_any_more_trains_on(
     training: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its successors were killed as well, or the file system of the Python environment does not answer."""
-    monkeypatch.setattr(unserved_job_module, "ProgressWatch", Ranks)
+    monkeypatch.setattr(storeless_job_module, "ProgressWatch", Ranks)
     answers: list[int] = []
     monkeypatch.setattr(training.channel, "answer_end", lambda: answers.append(1))
     lose_coordinator(training)
     assert (training.events, answers) == ([], [1])
-    watch: Any = training.job.unserved and training.job.unserved._watch
+    watch: Any = training.job.storeless_job and training.job.storeless_job._watch
     watch.seen = watch.seen._replace(watched_s=1.0)
     training.job.tick(time.monotonic() + 1.0)
     (line,) = training.said
@@ -204,4 +204,4 @@ def test_an_attempt_that_is_ending_goes_on_without_no_store(training: Listening,
     lose(training)
     (lost,) = training.events
     assert isinstance(lost, JobLost)
-    assert training.job.unserved is None
+    assert training.job.storeless_job is None

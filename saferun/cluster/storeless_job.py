@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.cluster.progress import ProgressWatch, WatchedRank
+from saferun.cluster.progress import ObservedRank, ProgressWatch
 from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge
 from saferun.linux.poller import Poller
 
@@ -22,15 +22,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.supervisor.events import Event, JobLost
 
-__all__ = ["UnservedJob"]
+__all__ = ["StorelessJob"]
 
 _MOVING = "the ranks make progress, so the job goes on"
 _QUIET = "ranks that have met need it for new process groups only, so the job goes on"
 _CONSEQUENCE = "but hosts no longer hear of each other's failures"
-_DEAF = "but this host and the others no longer hear of each other"
+_CUT_OFF = "but this host and the others no longer hear of each other"
 
 
-class UnservedJob:
+class StorelessJob:
     """Whether the ranks of this host make progress without the stores.
 
     Args:
@@ -44,13 +44,13 @@ class UnservedJob:
         note: called when the job goes on.
         warn: takes the line about that.
         on_lost: called when they do not make progress.
-        has_store: whether only this host is cut off from the stores' messages, for want of a coordinator.
+        has_store: whether the store is still served, and only this host is cut off, as it has lost its coordinator.
     """
 
     def __init__(
         self,
         lost: JobLost,
-        ranks: Callable[[], Sequence[WatchedRank]],
+        ranks: Callable[[], Sequence[ObservedRank]],
         poller: Poller,
         *,
         started_by: float,
@@ -84,7 +84,7 @@ class UnservedJob:
         return self._watch.deadline
 
     def tick(self, now: float) -> None:
-        """Look at the ranks, where that is due. Where nothing can be made of how they do, the job goes on."""
+        """Check the ranks if that is due. If the check fails, the job goes on."""
         try:
             if self._watch.deadline is not None and now >= self._watch.deadline:
                 self._check(now)
@@ -106,7 +106,7 @@ class UnservedJob:
             self._unheard = self._unheard._replace(goes_on=True)
             self._note()
             if self._has_store:
-                self._warn(f"{self._lost.what}, and none takes its place; the job goes on, {_DEAF}")
+                self._warn(f"{self._lost.what}, and none takes its place; the job goes on, {_CUT_OFF}")
                 return
             why = _QUIET if is_quiet else _MOVING
             self._warn(f"{self._lost.what}, and with it the job's store; {why}, {_CONSEQUENCE}")
