@@ -473,6 +473,8 @@ class Job(JobSender):
         is_static = self._config.rendezvous.backend == "static"
         may_go_on = is_static and (class_name or lost_own_coordinator) and self._callbacks.ranks()
         is_ending = current.is_ending or self.aborted_attempt == current.number
+        if self.storeless_job is not None and not self.storeless_job.is_over and self._callbacks.ranks():
+            return  # the first process of this host has ended, as its ranks have; those of this one have not
         if not may_go_on or self.storeless_job is not None or current.number != self._attempt() or is_ending:
             self._post(lost)
             return

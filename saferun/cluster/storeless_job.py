@@ -45,6 +45,9 @@ class StorelessJob:
         warn: takes the line about that.
         on_lost: called when they do not make progress.
         has_store: whether the store is still served, and only this host is cut off, as it has lost its coordinator.
+
+    Attributes:
+        is_over: whether it has been decided how this host's part of the attempt ends.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class StorelessJob:
         self._warn = warn
         self._on_lost = on_lost
         self._has_store = has_store
-        self._is_over = False
+        self.is_over = False
         # The host is up, so that ranks that are at work are enough.
         self._unheard = Unheard(0, "", "cut", lost.what, lost.at)
         self._watch = ProgressWatch(host_timeout_s / 2, poller)
@@ -124,20 +127,20 @@ class StorelessJob:
                 has failed, or a user ends the job: then that is why, and not the coordinator.
         """
         self._watch.end()
-        if not self._is_over:
-            self._is_over = True
+        if not self.is_over:
+            self.is_over = True
             lost = self._lost._replace(at=time.monotonic())
             self._post(lost._replace(class_name="") if is_done else lost._replace(what="", hint=""))
 
     def _give_up(self) -> None:
         """The ranks do not make progress without it."""
         self._watch.end()
-        if not self._is_over:
-            self._is_over = True
+        if not self.is_over:
+            self.is_over = True
             self._on_lost()
             self._post(self._lost._replace(at=time.monotonic()))
 
     def end(self) -> None:
         """There is another attempt."""
-        self._is_over = True
+        self.is_over = True
         self._watch.end()

@@ -191,6 +191,19 @@ def test_a_host_that_has_no_coordinator_any_more_trains_on(
     assert (lost.class_name, bool(lost.what)) == ("", True)
 
 
+def test_a_task_trains_on_where_the_first_one_of_its_host_is_done(training: Listening) -> None:
+    """With one saferun a rank: the ranks of the first have ended well, and without the store it waits for no host."""
+    training.channel.is_head = False
+    lose_store(training)
+    assert training.job.storeless_job is not None
+    training.job._on_channel_lost("saferun of local rank 0 on this host is gone", "look at its last messages")
+    assert training.events == []
+    training.job.reports.set_state({"s": "done"})
+    (lost,) = training.events
+    assert isinstance(lost, JobLost)
+    assert lost.what == "the coordinator of node0 ended"
+
+
 @pytest.mark.parametrize("lose", [lose_coordinator, lose_store])
 @pytest.mark.parametrize("is_own", [False, True])
 def test_an_attempt_that_is_ending_goes_on_without_no_store(training: Listening, lose: Any, *, is_own: bool) -> None:
