@@ -43,6 +43,7 @@ for nic in ("eth0", "eth1"):
 """
 
 
+@pytest.mark.slow
 def test_a_cut_network_is_silent_and_leaves_the_other_alone(cluster: Cluster) -> None:
     """The link stays up, so nothing tells the host; only who asks for an address hears that nobody answers."""
     node1, _, node3, _ = cluster.hosts

@@ -74,6 +74,7 @@ def test_another_one_takes_the_place_of_one_that_serves_no_store(
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_with_one_saferun_a_rank_all_of_a_host_come_to_its_successor(cluster: Cluster, tmp_path: Path) -> None:
     """Under srun. A rank of the second task fails later, which all are told."""
     hosts = cluster.hosts[:3]

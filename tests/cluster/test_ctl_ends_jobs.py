@@ -98,6 +98,7 @@ def test_a_restart_starts_the_ranks_of_all_hosts_again(cluster: Cluster, tmp_pat
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_the_ranks_of_all_hosts_save_a_checkpoint_and_end(cluster: Cluster, tmp_path: Path) -> None:
     hosts = cluster.hosts[:2]
     job = start(cluster, Way("by_hand"), tmp_path, CHECKPOINTS, "--max-restarts", "2", hosts=hosts)

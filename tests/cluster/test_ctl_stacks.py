@@ -148,6 +148,7 @@ def test_a_saferun_a_rank_hands_in_its_own(cluster: Cluster, tmp_path: Path) -> 
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_named_and_the_job_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     hosts = cluster.hosts[:2]
     job = start(cluster, Way("by_hand"), tmp_path, APART, "--host-timeout", "300", hosts=hosts)

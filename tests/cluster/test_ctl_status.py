@@ -85,6 +85,7 @@ def test_it_is_shown_again_until_the_job_has_ended(cluster: Cluster, tmp_path: P
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_named_and_the_others_are_shown(cluster: Cluster, tmp_path: Path) -> None:
     """Its saferun is stopped: the job goes on, and so does the command."""
     hosts = cluster.hosts[:2]
@@ -102,6 +103,7 @@ def test_a_host_that_does_not_answer_is_named_and_the_others_are_shown(cluster: 
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_a_saferun_a_rank_reports_too(cluster: Cluster, tmp_path: Path) -> None:
     """The tasks of one host are one host."""
     job = start(cluster, Way("srun", 2), tmp_path, STAY, hosts=cluster.hosts[:2])

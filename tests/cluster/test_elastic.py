@@ -76,6 +76,7 @@ def test_a_training_restarts_on_all_hosts_after_a_rank_was_killed(
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_a_job_under_slurm_restarts_until_its_restarts_are_used_up(cluster: Cluster, tmp_path: Path) -> None:
     """A rank of another host each time: the count is the job's."""
     job = start(cluster, Way("srun", 2), tmp_path, MEMBER, "--max-restarts", "2")

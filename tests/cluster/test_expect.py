@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.cluster.jobs import Way, assert_nothing_left, start
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def hangs_of(job: Job) -> list[dict[str, Any]]:
     return [one for report in job.reports for one in report["incidents"] if one["kind"] == "hang"]
 
 
+@pytest.mark.slow
 def test_a_phase_on_another_host_is_no_hang_while_it_lasts(cluster: Cluster, tmp_path: Path) -> None:
     """Nothing moves for three times the hang timeout. When it has ended, and nothing moves, that is a hang."""
     job = in_phase(cluster, tmp_path, 600)

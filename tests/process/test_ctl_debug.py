@@ -15,6 +15,7 @@ import pytest
 
 from saferun.captures.ptrace import tracer_of
 from tests import debian_python
+from tests.breadth import slow_but
 from tests.matrix import PLACE
 from tests.process.control_clients import connected, control_socket, saferunctl
 from tests.process.launching import kill, parent_of, running, state_of, two_lines, until
@@ -116,6 +117,7 @@ stay()
         assert job.has_happened("HangSuspected")
 
 
+@pytest.mark.slow
 def test_the_clock_stands_for_a_client_that_has_asked_until_it_is_gone(folder: Path) -> None:
     """Whatever its debugger does meanwhile: one of Python's own traces nothing."""
     program = """
@@ -139,8 +141,10 @@ stay()
         assert job.has_happened("HangSuspected")
 
 
-@pytest.mark.parametrize("when", ["at the prompt", "as the rank is continued", "while the rank runs in gdb"])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "when", slow_but(["at the prompt", "as the rank is continued", "while the rank runs in gdb"], "at the prompt")
+)
+@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], "SIGTERM", "SIGKILL"))
 def test_a_client_that_is_ended_lets_go_of_the_rank(folder: Path, signum: int, when: str) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         if when != "at the prompt":
@@ -164,6 +168,7 @@ def test_a_debugger_that_is_killed_lets_go_of_the_rank(folder: Path) -> None:
         goes_on(job, pid)
 
 
+@pytest.mark.slow
 def test_client_and_debugger_that_are_killed_together_let_go_of_the_rank(folder: Path) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         for one in (shell.process.pid, tracer_of(pid)):

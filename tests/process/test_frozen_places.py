@@ -173,6 +173,7 @@ os._exit(0) if sys.argv[1] == "exit" else stay()
         assert "Traceback" not in job.err
 
 
+@pytest.mark.slow
 def test_native_frames_of_a_rank_whose_libraries_cannot_be_read_are_not_waited_for(tmp_path: Path) -> None:
     """py-spy reads all of them, and no signal would end it."""
     library = f"{tmp_path}/mirror{_json.__file__}"

@@ -155,6 +155,7 @@ def test_a_failure_is_told(tmp_path: Path, disk: FileSystem) -> None:
         assert "rank 0" in (run / "report.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_hang_is_told(tmp_path: Path, disk: FileSystem) -> None:
     """With the stacks, whose files are there once the disk answers again."""
     program = TALK.replace('tell("talked")', 'tell("talked"); stay()')

@@ -71,7 +71,7 @@ if sys.argv[1] != "well":
 """
 
 
-@pytest.mark.parametrize("end", slow_but(["well", "fail", "SIGTERM", "SIGINT"], "well", "fail", "SIGTERM"))
+@pytest.mark.parametrize("end", slow_but(["well", "fail", "SIGTERM", "SIGINT"], "fail", "SIGTERM"))
 def test_no_family_of_a_rank_outlives_saferun(tmp_path: Path, end: str) -> None:
     with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=[end, "changed"], store=False) as job:
         job.hear("ready", 2)

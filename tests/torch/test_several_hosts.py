@@ -86,7 +86,7 @@ NO_MODULES = (
 )
 
 
-@pytest.mark.parametrize("how", slow_but(["exit", "fail"], "fail"))
+@pytest.mark.parametrize("how", slow_but(["exit", "fail"], "exit"))
 def test_hosts_on_which_nothing_can_be_imported_once_the_ranks_run_end_as_one(tmp_path: Path, how: str) -> None:
     """Whatever one host tells another, it is taken in, and the exit code is the job's."""
     program = f"from rank import *\ntell('ready')\nawait_release('end')\nsys.exit({how == 'fail'} and RANK == 1)"
@@ -296,6 +296,7 @@ def test_two_hosts_with_one_node_rank_are_told_so(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_nobody_overwrites_anothers_files_in_a_shared_run_directory(tmp_path: Path) -> None:
     """Two hosts with the same name at that."""
     shared = tmp_path / "shared"

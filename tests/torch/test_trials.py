@@ -274,6 +274,7 @@ def test_a_store_that_is_not_there_is_told() -> None:
 # ---------------------------------------------------------------------------------------------------------- the process
 
 
+@pytest.mark.slow
 def test_members_die_with_their_server(store_port: int) -> None:
     """SIGKILL of the server leaves nothing, and the trial is told to have failed."""
     with host(0, store_port) as one:
