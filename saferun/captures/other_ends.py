@@ -30,6 +30,7 @@ _TRACED_TRIES = 5
 _TRACED_PAUSE_S = 0.02
 _LOCK_TRIES = 10
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
+_RESTARTED = "restart_syscall"
 # What waits for the file system has no descriptor yet.
 _OF_FILE_SYSTEMS = frozenset({"sync", *PATH_CALLS})
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
@@ -78,7 +79,7 @@ class OtherEnds:
         tries = _TRACED_TRIES
         for tid in tids[:_THREADS_LIMIT]:
             call = _call_of(pid, tid)
-            while call is not None and call.name == "restart_syscall" and tries:
+            while call is not None and call.name == _RESTARTED and tries:
                 # A tool that takes stacks has stopped it for the second time: which call it is shows a moment later.
                 tries -= 1
                 time.sleep(_TRACED_PAUSE_S)
@@ -95,7 +96,8 @@ class OtherEnds:
     def of_call(self, pid: int, tid: int, call: SystemCall, *, is_readable: bool) -> ThreadWait:
         """The same of one system call."""
         wait = ThreadWait(tid, timed=_is_timed(call))
-        if call.name in _SLEEPS:
+        if call.name in _SLEEPS or call.name == _RESTARTED:
+            # What is restarted has a timeout. Where a tool still holds the thread, it is not known what it waits for.
             return wait._replace(outside=True, timed=True)
         if call.name in _OF_FILE_SYSTEMS or (call.name == "rt_sigtimedwait" and wait.timed):
             return wait._replace(outside=True)

@@ -16,6 +16,7 @@ from saferun.captures.other_ends import OtherEnds
 from saferun.captures.waiting import Ends
 from saferun.linux.procfs import children_of
 from saferun.linux.small_files import read_bytes, read_link
+from saferun.linux.syscalls import SystemCall
 from saferun.wait_evidence import ThreadWait
 from tests.process.launching import read_stat, until
 
@@ -221,6 +222,14 @@ def test_a_file_lock_is_looked_up_again_while_a_tool_stops_who_waits_for_it(
         wait = main_wait(one.pid, holder.pid)
         assert wait is not None
         assert (wait.outside, wait.pids) == (False, (holder.pid,))
+
+
+def test_a_thread_that_a_tool_holds_for_long_may_wait_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy host the tool that takes stacks does; a thread that slept was then taken for one of a deadlock."""
+    monkeypatch.setattr(other_ends, "_call_of", lambda *_: SystemCall("restart_syscall", (1, 0)))
+    monkeypatch.setattr(other_ends, "_TRACED_PAUSE_S", 0.0)
+    (wait,) = waits_of(os.getpid())[:1]
+    assert (wait.outside, wait.timed, wait.pids) == (True, True, ())
 
 
 def test_other_threads_are_there_with_what_they_wait_for() -> None:
