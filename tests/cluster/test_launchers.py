@@ -171,7 +171,9 @@ def test_what_a_signal_to_the_launcher_does(
     job.processes[0].send_signal(SIGNALS[name])
     measured = outcome(cluster, tmp_path, job)
     print(f"{request.node.callspec.params['way']}: {name}: {measured}")
-    assert measured == row(request)[name]
+    # A host on which saferun is killed later may hear from the other one first, and stop its rank.
+    expected = row(request)[name]
+    assert measured in {expected, expected.replace("are killed", "get SIGTERM or are killed")}
 
 
 def outcome(cluster: Cluster, folder: Path, job: Job) -> str:
