@@ -192,6 +192,7 @@ def test_hosts_may_be_started_in_any_order(cluster: Cluster, tmp_path: Path) -> 
     assert [said.rank for said in job.words] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_task_that_slurm_has_started_and_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
     """By the name of its host; on a console that the hosts share, by one of those that wait for it."""
     saferun = " ".join((*SAFERUN, "--start-timeout", str(START_TIMEOUT_S), write(tmp_path, TELL_PLACE)))
@@ -375,7 +376,7 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("asked", ["service", "0"])
+@pytest.mark.parametrize("asked", slow_but(["service", "0"], "service"))
 def test_who_has_a_port_of_another_host_decides_whether_a_hang_is_certain(
     cluster: Cluster, tmp_path: Path, asked: str
 ) -> None:

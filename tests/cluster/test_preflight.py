@@ -193,6 +193,7 @@ def test_what_can_be_known_at_once_is_told_with_its_host(
     play(make_cluster, tmp_path, {name: TOLD_AT_ONCE[name] for name in names})
 
 
+@pytest.mark.slow
 def test_a_stranger_on_the_port_is_told_from_the_master(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Where the master should be, or where one host looks for it: somebody else answers, in a language of their own."""
     answer = "HTTP/1.1 400 Bad Request\r\n\r\n"
