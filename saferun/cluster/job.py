@@ -38,12 +38,10 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
 _ALONE = "--standalone is for a process that is to be a job of its own"
-# How to do without what a scheduler provides.
-_OFF = "--scheduler none: as under torchrun"
+_OFF = "--scheduler none: as under torchrun"  # to do without what a scheduler provides
 # The rendezvous timeout after a lost store: hosts may disagree whether the start was over, and then some do not come.
 _REJOIN_TIMEOUT_S = 60.0
-# For so many addresses of other hosts, the interface that leads there is looked up.
-_MOST_ROUTES = 8
+_MOST_ROUTES = 8  # addresses of other hosts for which the interface that leads there is looked up
 
 
 class Job(JobSender):
@@ -117,7 +115,7 @@ class Job(JobSender):
         self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_nic_fault()  # noqa: PLW0108 - see above
         self._joining = False
         self._waited_for = ""  # the last line that was printed about the wait for other hosts
-        self.is_join_failure_reported = False
+        self.is_join_failure_reported = self.is_refusal_printed = False
         self._hosts: list[HostsPart] = []  # of a large job, the parts of the list of hosts that have come so far
         self._after_loss = False  # the store of the leader was lost
         self.storeless_job: StorelessJob | None = None  # set while the job runs on without its store
@@ -402,14 +400,14 @@ class Job(JobSender):
                     and str(message["what"]).startswith(self._waited_for)
                     and self._config.hosts.node_rank != 1
                 )
+                self.is_refusal_printed = message.get("published") is message.get("usage") is True
                 code = 2 if message.get("usage") is True else 0 if message.get("needless") is True else 1
                 is_incomplete = message.get("incomplete") is True  # older releases do not say so
                 self._fail(str(message["what"]), str(message["hint"]), code, is_incomplete=is_incomplete)
             case "job_ended" if self._joining:
                 self._joining = False
                 ended: EndNote = fit(EndNote, message)
-                now = time.monotonic()
-                self._post(StopRequested(now, self._attempt(), ended.by, ended.at_once, ours=False))
+                self._post(StopRequested(time.monotonic(), self._attempt(), ended.by, ended.at_once, ours=False))
             case "waiting":
                 waits_for = display_text(message["text"], LONGEST_MESSAGE)
                 if not self._callbacks.set_status(waits_for):
@@ -433,8 +431,8 @@ class Job(JobSender):
 
     def _fail(self, what: str, hint: str, exit_code: int = 1, *, is_incomplete: bool = False) -> None:
         hosts = self._config.hosts
-        is_known = short_host_name() in what or not (hosts.announces or not hosts.shares_console)
-        if hosts.detected and not is_known:
+        is_printed = hosts.shares_console and (self.is_refusal_printed or not hosts.announces)
+        if hosts.detected and not is_printed and short_host_name() not in what:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
         if hosts.detected and is_incomplete:

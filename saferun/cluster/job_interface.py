@@ -32,6 +32,7 @@ class JobPort(Part, Protocol):
         leader: the name of the host that does; empty where there is only this one.
         is_join_failure_reported: whether another host prints why the hosts could not meet, or this one printed it
             while it waited.
+        is_refusal_printed: whether another host has refused to start, which it prints itself.
         peers: all hosts, on the leader of several.
         other_addresses: of hosts with other ranks of the job, as far as they are known: on the leader all of them.
         chunk_limit_bytes: how large a chunk of evidence may be.
@@ -48,6 +49,7 @@ class JobPort(Part, Protocol):
     leads: bool
     leader: str
     is_join_failure_reported: bool
+    is_refusal_printed: bool
     peers: Mapping[int, Peer]
     other_addresses: tuple[str, ...]
     chunk_limit_bytes: int

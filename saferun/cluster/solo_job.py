@@ -40,7 +40,7 @@ class SoloJob:
         open_link: starts the coordinator.
     """
 
-    is_endpoint_here = is_join_failure_reported = False
+    is_endpoint_here = is_join_failure_reported = is_refusal_printed = False
     storeless_job: StorelessJob | None = None
     abort_reason: AbortReason | None = None
     lost: Mapping[int, LostHost] = {}

@@ -210,6 +210,8 @@ class LaunchContext:
             headline: its sentence.
         """
         job, hosts = self.job, self.config.hosts
+        if hosts.shares_console and job.is_refusal_printed:
+            return ()
         if not self.is_spoken_for:
             return lines
         if job.is_join_failure_reported:

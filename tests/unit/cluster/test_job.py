@@ -411,6 +411,7 @@ def test_a_meeting_that_fails_is_a_start_that_failed_and_a_store_that_is_lost_la
     [
         ("", {}, False),
         ("", {"published": True}, True),
+        ("", {"published": True, "usage": True}, True),
         ("node1 refuses connections from node3 (5 s)", {}, True),
         ("waiting for node2 (5 s)", {}, False),
     ],
@@ -424,6 +425,7 @@ def test_what_has_been_said_of_hosts_that_do_not_meet_is_known(
         listening.hear(op="waiting", text=waited_for)
     listening.hear(op="join_failed", what="node1 refuses connections from node3, for 15 s", hint="start it", **more)
     assert listening.job.is_join_failure_reported is is_join_failure_reported
+    assert listening.job.is_refusal_printed is (more.get("usage", False))
 
 
 def test_who_waited_in_vain_for_hosts_that_a_scheduler_has_learns_how_to_be_alone() -> None:

@@ -18,7 +18,8 @@ def spoken(hosts: HostsConfig, **job: object) -> tuple[str, ...]:
     """What node3 prints."""
     context = LaunchContext.__new__(LaunchContext)
     context.host = "node3"
-    known = {"leads": False, "leader": "node1", "host": 2, "is_head": True, "is_join_failure_reported": False, **job}
+    known: dict[str, object] = {"leads": False, "leader": "node1", "host": 2, "is_head": True}
+    known |= {"is_join_failure_reported": False, "is_refusal_printed": False, **job}
     vars(context).update(
         config=SimpleNamespace(hosts=hosts),
         job=SimpleNamespace(**known),
@@ -45,6 +46,14 @@ def test_before_the_hosts_have_met_their_node_ranks_say_who_speaks(
 
 def test_what_another_host_has_found_out_is_left_to_it() -> None:
     assert spoken(SHARED, leader="", host=0, is_join_failure_reported=True) == ()
+
+
+def test_what_a_host_has_printed_before_it_left_is_not_printed_again() -> None:
+    """A script that one of 64 hosts lacks: two lines, and not two more by the leader."""
+    leader = SHARED._replace(announces=True)
+    assert spoken(leader, leader="", host=0) == LINES
+    assert spoken(leader, leader="", host=0, is_refusal_printed=True) == ()
+    assert spoken(leader._replace(shares_console=False), leader="", host=0, is_refusal_printed=True) == LINES
 
 
 def test_on_a_console_of_its_own_each_host_reports_all_of_it() -> None:
