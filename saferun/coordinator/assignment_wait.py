@@ -78,7 +78,7 @@ def _await_assignment(
                 raise MovedError
             assignment = decode_assignment(text)
             if assignment is not None and signer is not None and signer.signs and not _is_for(text, own):
-                time.sleep(RECHECK_S)  # it was recorded earlier; the true one may yet be written over it
+                _await_another(client, prefix, host, rdzv, own)
                 continue
             if assignment is not None:
                 if isinstance(signer, SecretAgreement):
@@ -92,7 +92,7 @@ def _await_assignment(
             )
         _check_missed(client, prefix, key, rdzv)
         farewell.prepare()
-        if not client.check(f"{prefix}host/{host}"):
+        if not _check_place(client, prefix, host, own):
             # Something in front of this host refuses connections, so that it was taken to be gone.
             _publish_record(client, prefix, host, rdzv, own)
         message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:LONGEST_MESSAGE])
@@ -102,6 +102,41 @@ def _await_assignment(
                 error = missing_error(message or "hosts", rdzv.timeout_s)
                 error.is_published = bool(message)  # by the first host, whose time is over as well
                 raise error
+
+
+def _await_another(client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord) -> None:
+    """An assignment is not for this host: recorded earlier, so that the true one may yet come, or another process's."""
+    _check_place(client, prefix, host, own)
+    if rdzv.remaining_s <= 0:
+        raise missing_error("the leader's answer", rdzv.timeout_s)
+    time.sleep(RECHECK_S)
+
+
+def _check_place(client: StoreClient, prefix: str, host: int, own: HostRecord) -> bool:
+    """Whether this host's record is there.
+
+    Raises:
+        JoinFailedError: there is that of another process, to which the leader answers.
+        MissedError: there is none any more, as the others have met.
+    """
+    key = f"{prefix}host/{host}"
+    if not client.check(key):
+        if client.check(f"{prefix}done"):
+            raise MissedError
+        return False
+    other = decode_record(client.find(key) or b"")
+    if other is not None and other.born != own.born:
+        raise _taken_error(other, own, host)
+    return True
+
+
+def _taken_error(other: HostRecord, own: HostRecord, host: int) -> JoinFailedError:
+    if other.name == own.name:
+        hint = "if that is another job, give each its own --master-port or --rdzv-id"
+        return JoinFailedError(f"{own.name} has come to this address twice, with node rank {host}", hint)
+    both = f"{other.name} and {own.name}"
+    hint = "give every host a --node-rank of its own"
+    return JoinFailedError(f"two hosts have the node rank {host}: {both}", hint)
 
 
 def _check_missed(client: StoreClient, prefix: str, key: str, rdzv: RendezvousRound) -> None:
@@ -143,12 +178,7 @@ def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: Rendezvou
             continue
         other = decode_record(found or b"")
         if other is not None and other.born != own.born and not is_gone(other, own):
-            both = f"{other.name} and {own.name}"
-            what, hint = f"two hosts have the node rank {host}: {both}", "give every host a --node-rank of its own"
-            if other.name == own.name:
-                what = f"{own.name} has come to this address twice, with node rank {host}"
-                hint = "if that is another job, give each its own --master-port or --rdzv-id"
-            error = JoinFailedError(what, hint)
+            error = _taken_error(other, own, host)
             publish_failure(client, prefix, error)
             raise error
         # That of a process that has ended, or what this one wrote before it lost the connection.

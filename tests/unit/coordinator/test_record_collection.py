@@ -71,6 +71,39 @@ def test_a_host_whose_record_is_always_exchanged_gives_up_in_time(
         await_assignment(Exchanged(Store()), "r0/", 1, rdzv, OWN)  # type: ignore[arg-type]
 
 
+class Replaced(Accepted):
+    """Another process's record takes the place of what is written here, or nothing is left of it."""
+
+    record: HostRecord | None = OWN._replace(born="another")
+
+    def get(self, key: str, timeout_s: float, **_: object) -> None:  # noqa: ARG002 - as of the store
+        if self.record is not None:
+            self.set("r0/host/1", encode_record(self.record))
+            return
+        self.delete("r0/host/1")
+        self.set("r0/done", "")
+
+
+@pytest.mark.parametrize("name", ["node2", "node3"])
+def test_a_host_whose_place_another_process_has_taken_does_not_wait_for_its_answer(name: str) -> None:
+    """As when two jobs come to one address at the same moment: it waited as long as it would for hosts."""
+    client = Replaced(Store())
+    client.record = OWN._replace(name=name, born="another")
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "timeout_s": 60}))
+    says = "node2 has come to this address twice" if name == "node2" else "two hosts have the node rank 1: node3 and"
+    with pytest.raises(JoinFailedError, match=says):
+        await_assignment(client, "r0/", 1, rdzv, OWN)  # type: ignore[arg-type]
+
+
+def test_a_host_whose_record_is_gone_when_the_others_have_met_is_late() -> None:
+    """The others meet without it, and a record in a rendezvous that is over is read by none of them."""
+    client = Replaced(Store())
+    client.record = None
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "timeout_s": 60}))
+    with pytest.raises(MissedError):
+        await_assignment(client, "r0/", 1, rdzv, OWN)  # type: ignore[arg-type]
+
+
 def test_a_record_that_cannot_be_read_ends_the_meeting_with_its_host_s_number() -> None:
     """On all hosts."""
     store = Store()
