@@ -33,6 +33,7 @@ from saferun.text.decoding import loads
 
 # How often a host checks whether its record is still there.
 _HAND_IN_AGAIN_S = 5.0
+_OTHER_JOB_HINT = "if that is another job, give each its own --master-port or --rdzv-id"
 
 
 class MissedError(Exception):
@@ -68,6 +69,7 @@ def _await_assignment(
             signer.take(client)
     _publish_record(client, prefix, host, rdzv, own)
     key = f"{prefix}assignment/{host}"
+    have_met = False
     while True:
         rdzv.check()
         text = client.get(key, max(0.1, min(rdzv.request.report_every_s / 2, _HAND_IN_AGAIN_S, rdzv.remaining_s)))
@@ -95,21 +97,37 @@ def _await_assignment(
         if not _check_place(client, prefix, host, own):
             # Something in front of this host refuses connections, so that it was taken to be gone.
             _publish_record(client, prefix, host, rdzv, own)
-        message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:LONGEST_MESSAGE])
-        rdzv.set_status(f"waiting for {message}" if message else "waiting for the leader's answer")
-        if rdzv.remaining_s <= 0:
-            with _telling(client, prefix):
-                error = missing_error(message or "hosts", rdzv.timeout_s)
-                error.is_published = bool(message)  # by the first host, whose time is over as well
-                raise error
+        # Assignments follow at once: where there is none the next time either, it is for another process.
+        had_met, have_met = have_met, client.check(f"{prefix}done")
+        _report_wait(client, prefix, rdzv, own, is_late=had_met and have_met)
 
 
 def _await_another(client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord) -> None:
     """An assignment is not for this host: recorded earlier, so that the true one may yet come, or another process's."""
     _check_place(client, prefix, host, own)
-    if rdzv.remaining_s <= 0:
-        raise missing_error("the leader's answer", rdzv.timeout_s)
+    _report_wait(client, prefix, rdzv, own, is_late=True)
     time.sleep(RECHECK_S)
+
+
+def _report_wait(client: StoreClient, prefix: str, rdzv: RendezvousRound, own: HostRecord, *, is_late: bool) -> None:
+    """Say what this host waits for. ``is_late``: the others have met.
+
+    Raises:
+        JoinFailedError: the time for that is over.
+    """
+    if is_late:
+        what = f"the job at this address has begun without {own.name}"
+        rdzv.set_status(f"{what}; waiting for the leader's answer", is_fault=True)
+        if rdzv.remaining_s <= 0:
+            raise JoinFailedError(f"{what}: another process may have its place", _OTHER_JOB_HINT)
+        return
+    message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:LONGEST_MESSAGE])
+    rdzv.set_status(f"waiting for {message}" if message else "waiting for the leader's answer")
+    if rdzv.remaining_s <= 0:
+        with _telling(client, prefix):
+            error = missing_error(message or "hosts", rdzv.timeout_s)
+            error.is_published = bool(message)  # by the first host, whose time is over as well
+            raise error
 
 
 def _check_place(client: StoreClient, prefix: str, host: int, own: HostRecord) -> bool:
@@ -132,8 +150,7 @@ def _check_place(client: StoreClient, prefix: str, host: int, own: HostRecord) -
 
 def _taken_error(other: HostRecord, own: HostRecord, host: int) -> JoinFailedError:
     if other.name == own.name:
-        hint = "if that is another job, give each its own --master-port or --rdzv-id"
-        return JoinFailedError(f"{own.name} has come to this address twice, with node rank {host}", hint)
+        return JoinFailedError(f"{own.name} has come to this address twice, with node rank {host}", _OTHER_JOB_HINT)
     both = f"{other.name} and {own.name}"
     hint = "give every host a --node-rank of its own"
     return JoinFailedError(f"two hosts have the node rank {host}: {both}", hint)

@@ -95,6 +95,22 @@ def test_a_host_whose_place_another_process_has_taken_does_not_wait_for_its_answ
         await_assignment(client, "r0/", 1, rdzv, OWN)  # type: ignore[arg-type]
 
 
+class Begun(Accepted):
+    """The others have met, and the assignment is not for this host, which cannot read it."""
+
+    def get(self, key: str, timeout_s: float, **_: object) -> None:  # noqa: ARG002 - as of the store
+        self.set("r0/done", "")
+
+
+def test_a_host_without_an_assignment_where_the_others_have_met_is_told_so_at_the_end_of_its_time() -> None:
+    """Its own wait for them is over then; no other host has a failure to hear of."""
+    client = Begun(Store())
+    with pytest.raises(JoinFailedError, match="has begun without node2: another process may have its place") as raised:
+        await_assignment(client, "r0/", 1, RendezvousRound(fit(JoinRequest, MEETING)), OWN)  # type: ignore[arg-type]
+    assert "another job" in raised.value.hint
+    assert not client.check("r0/fail")
+
+
 def test_a_host_whose_record_is_gone_when_the_others_have_met_is_late() -> None:
     """The others meet without it, and a record in a rendezvous that is over is read by none of them."""
     client = Replaced(Store())
