@@ -122,6 +122,7 @@ def world(job: Job, size: int, hosts: int, *, before: int) -> list[tuple[int, st
     return placed
 
 
+@pytest.mark.slow
 def test_hosts_join_and_leave_an_elastic_job(cluster: Cluster, tmp_path: Path) -> None:
     """Everybody starts anew with the world of then; no restart is used up, and a failure is a failure all the same."""
     node1, node2, node3, _ = cluster.hosts

@@ -118,9 +118,10 @@ SILENT = {
 
 @pytest.mark.parametrize(
     "names",
-    [list(SILENT)[:4], pytest.param(list(SILENT)[4:], marks=pytest.mark.slow)],
+    [list(SILENT)[:4], list(SILENT)[4:]],
     ids=["hosts", "pairs and packets"],
 )
+@pytest.mark.slow
 def test_where_nothing_answers_host_and_nic_are_named(
     make_cluster: MakeCluster, tmp_path: Path, names: list[str]
 ) -> None:
