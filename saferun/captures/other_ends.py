@@ -31,6 +31,7 @@ _TRACED_PAUSE_S = 0.02
 _LOCK_TRIES = 10
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
 _RESTARTED = "restart_syscall"
+_HELD = "ptrace_stop"  # the kernel function in which a thread that is traced stands still
 # What waits for the file system has no descriptor yet.
 _OF_FILE_SYSTEMS = frozenset({"sync", *PATH_CALLS})
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
@@ -86,7 +87,11 @@ class OtherEnds:
                 call = _call_of(pid, tid)
             if call is None:
                 continue
-            wait = self.of_call(pid, tid, call, is_readable=is_readable)
+            if call.name == _RESTARTED and _wchan(pid, tid).startswith(_HELD):
+                # The tool still holds it. What is restarted has a timeout, and it is not known what it waits for.
+                wait = ThreadWait(tid, outside=True, timed=True)
+            else:
+                wait = self.of_call(pid, tid, call, is_readable=is_readable)
             if tid == pid or wait.outside or wait.addresses or wait.pids:
                 found.append(wait)
             if len(found) >= _KEPT_THREADS or time.monotonic() >= deadline:
@@ -96,8 +101,7 @@ class OtherEnds:
     def of_call(self, pid: int, tid: int, call: SystemCall, *, is_readable: bool) -> ThreadWait:
         """The same of one system call."""
         wait = ThreadWait(tid, timed=_is_timed(call))
-        if call.name in _SLEEPS or call.name == _RESTARTED:
-            # What is restarted has a timeout. Where a tool still holds the thread, it is not known what it waits for.
+        if call.name in _SLEEPS:
             return wait._replace(outside=True, timed=True)
         if call.name in _OF_FILE_SYSTEMS or (call.name == "rt_sigtimedwait" and wait.timed):
             return wait._replace(outside=True)
@@ -196,7 +200,11 @@ class OtherEnds:
 
 def _call_of(pid: int, tid: int) -> SystemCall | None:
     """The system call of a thread; None where it is not known."""
-    return before_restart(read_syscall(pid, tid), read_text(f"/proc/{pid}/task/{tid}/wchan").rstrip("\n"))
+    return before_restart(read_syscall(pid, tid), _wchan(pid, tid))
+
+
+def _wchan(pid: int, tid: int) -> str:
+    return read_text(f"/proc/{pid}/task/{tid}/wchan").rstrip("\n")
 
 
 def _mode_of(pid: int, fd: int) -> int:

@@ -368,6 +368,16 @@ def test_a_host_takes_a_place_that_is_meant_for_it_alone() -> None:
     assert all(b"S3CR3T" not in value for value in store.values.values())
 
 
+def test_an_assignment_that_is_for_another_process_is_waited_over_for_no_longer_than_for_hosts() -> None:
+    """The others have met with that process: it has come to the same place, as when two jobs share an address."""
+    store = MemoryStore()
+    leader = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
+    leader.publish_assignments([record("node1", "b1"), record("node2", "b9")])
+    rdzv = rdzv_of("node2", timeout_s=0.2)
+    with pytest.raises(JoinFailedError, match="has begun without node2: another process may have its place"):
+        await_assignment(store.client(signer()), "r0/", 1, rdzv, record("node2", "b2"))
+
+
 def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
     store = MemoryStore()
     store.write("r0/fail", '["it failed", "elsewhere"]')
