@@ -16,6 +16,7 @@ __all__ = [
     "Placement",
     "RankAssignment",
     "RankEnd",
+    "TorchParts",
     "Value",
     "signal_name",
 ]
@@ -24,7 +25,7 @@ TYPE_CHECKING = False  # importing typing would cost every launch some 5 % of it
 if TYPE_CHECKING:
     # To a type checker a value is a named tuple, and it behaves like one in every way.
     from collections.abc import Iterable
-    from typing import Any, Self
+    from typing import Any, Literal, Self
     from typing import NamedTuple as Value
 else:
     from collections import _tuplegetter  # what named tuples are made of, whatever the interpreter
@@ -221,5 +222,8 @@ class RankEnd(Value):
 
 if TYPE_CHECKING:
     JsonObject = dict[str, Any]
+    # What a coordinator imports of torch: its store, its c10d rendezvous as well, or all of it.
+    TorchParts = Literal["store", "c10d", "all"]
 else:
     JsonObject = dict
+    TorchParts = str

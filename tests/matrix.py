@@ -1,7 +1,9 @@
-"""saferun with the releases of torch and Python that it works with: a demo, a hang, a crash and a restart with each.
+"""saferun with the releases of torch and Python that it works with: five jobs with each.
 
     python -m tests.matrix               # all of it; builds what is missing below .matrix/
     python -m tests.matrix 2.15          # the rows whose torch or Python starts with one of these
+
+The jobs are a demo, a hang, a crash, a restart, and two hosts that meet by torch's c10d rendezvous.
 
 Each row is a virtual environment of its own, kept below ``.matrix/`` until ``make clean``: a release of torch without
 its optional packages, and saferun from this checkout. A row whose interpreter or wheel this machine cannot have is told
@@ -22,10 +24,12 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from tests import debian_python
+from tests.ports import own_port
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".matrix"
@@ -212,6 +216,22 @@ def restart(inner: Path, folder: Path) -> None:
     _need("ConnectionError" in ended.output, "the first failure is not told", ended)
 
 
+def c10d(inner: Path, folder: Path) -> None:
+    """Two hosts meet by torch's c10d rendezvous, which works without the rest of torch, and meet again."""
+    alone = "from saferun.coordinator.torch_store import import_store_class as f; print(f('c10d'))"
+    ended = run([str(inner), "-c", alone], cwd=folder)
+    _need(ended.code == 0, "the rendezvous cannot be imported without the rest of torch", ended)
+    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{own_port()}", "--rdzv-id", "matrix")
+    options = ("--nnodes", "2", *place, "--max-restarts", "1")
+    with ThreadPoolExecutor(2) as hosts:
+        script = str(ROOT / "examples/fail_once.py")
+        runs = [hosts.submit(_job, inner, folder, *options, "--run-dir", str(folder / n), script) for n in ("a", "b")]
+        for host in runs:
+            ended = host.result()
+            _need(ended.code == 0, "the hosts did not meet, or not again", ended)
+            _need("attempt 1 is done" in ended.output, "there was no second attempt", ended)
+
+
 def unit(inner: Path, folder: Path) -> None:
     """The unit tests pass with this Python."""
     del folder
@@ -220,7 +240,7 @@ def unit(inner: Path, folder: Path) -> None:
     _need(ended.code == 0, "unit tests fail", ended)
 
 
-JOBS: tuple[Callable[[Path, Path], None], ...] = (demo, crash, hang, restart)
+JOBS: tuple[Callable[[Path, Path], None], ...] = (demo, crash, hang, restart, c10d)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from saferun.console.lines import LineAssembler
 from saferun.errors import suppress
 from saferun.linux.children import SpawnError
 from saferun.linux.poller import Poller
-from saferun.model import ExitStatus, JsonObject
+from saferun.model import ExitStatus, JsonObject, TorchParts
 from saferun.supervisor.events import StartFailed
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ class CoordinatorClient:
         callbacks: of the job.
         on_message: takes each message but the answers to ``prepare``.
         on_lost: takes why the coordinator is gone, and a hint.
-        whole_torch: whether all of torch is needed from the start for another reason than the options.
+        torch_parts: what is needed of torch from the start, if the options need no more.
         name: what an error message calls it.
         open_link: starts the process.
         successor: takes why the coordinator died, and returns the message that starts a replacement; None: there is
@@ -56,7 +56,7 @@ class CoordinatorClient:
         *,
         on_message: Callable[[JsonObject], None],
         on_lost: Callable[[str, str], None],
-        whole_torch: bool = False,
+        torch_parts: TorchParts = "store",
         name: str = "the coordinator of this host",
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
         successor: Callable[[str], JsonObject | None] = lambda _: None,
@@ -79,7 +79,7 @@ class CoordinatorClient:
         self._callbacks = callbacks
         self._on_message = on_message
         self._on_lost = on_lost
-        self._whole_torch = whole_torch or self.asks_torch
+        self._torch_parts: TorchParts = "all" if self.asks_torch else torch_parts
         self._name = name
         self._open_link = open_link
         self._successor = successor
@@ -113,7 +113,7 @@ class CoordinatorClient:
         fds = dict(listeners)
         try:
             link = self._open_link(
-                fds.pop("store", -1), self._environ, whole_torch=self._whole_torch, more_fds=fds, poller=self._poller
+                fds.pop("store", -1), self._environ, torch_parts=self._torch_parts, more_fds=fds, poller=self._poller
             )
         except (SpawnError, OSError) as error:  # no descriptors are left, for instance
             self._lose(f"the coordinator cannot be started: {error}", HINT)
@@ -180,9 +180,9 @@ class CoordinatorClient:
         if message is not None:
             self._unsent.insert(0, message)
             self.start(self._listeners)
-        elif self.unanswered is not None and not link.whole_torch and self._links_opened == 1:
-            # Perhaps only the import of the store alone is to blame, or a transient lack of memory.
-            self._whole_torch = True
+        elif self.unanswered is not None and link.torch_parts != "all" and self._links_opened == 1:
+            # Perhaps only the import of a part of torch is to blame, or a transient lack of memory.
+            self._torch_parts = "all"
             self._unsent.append(self.unanswered)
             self.start(self._listeners)
         else:

@@ -12,7 +12,7 @@ from saferun.linux.children import Child, spawn_unawaited
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.poller import Poller
 from saferun.linux.signals import JOB_SIGNALS
-from saferun.model import JsonObject
+from saferun.model import JsonObject, TorchParts
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "__main__.py")
 _LAST_STDERR_BYTES = 8 << 10
@@ -24,7 +24,8 @@ class CoordinatorLink:
     Args:
         listen_fd: the store's listening socket, inherited; -1: it serves no store.
         environ: its environment.
-        whole_torch: import all of torch, not only the store (needed for numa binding, events and logs specs).
+        torch_parts: what it imports of torch: ``all`` is needed for numa binding, events, logs specs, and a
+            rendezvous that is neither static nor c10d.
         more_fds: further listening sockets, inherited, each with its name.
         poller: the loop's: what the coordinator does not read at once is sent later.
 
@@ -37,7 +38,7 @@ class CoordinatorLink:
         listen_fd: int,
         environ: Mapping[str, str],
         *,
-        whole_torch: bool,
+        torch_parts: TorchParts,
         more_fds: Mapping[str, int] | None = None,
         poller: Poller | None = None,
     ) -> None:
@@ -46,7 +47,7 @@ class CoordinatorLink:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # By file, and with -P: nothing in the current directory can stand in for a module. By file also works where
         # saferun is importable from the current directory only.
-        argv = [sys.executable, "-P", _PROGRAM, str(theirs.fileno()), str(listen_fd), str(int(whole_torch))]
+        argv = [sys.executable, "-P", _PROGRAM, str(theirs.fileno()), str(listen_fd), torch_parts]
         keep = [theirs.fileno()] + ([listen_fd] if listen_fd >= 0 else [])
         if more_fds:
             argv.append(json.dumps(dict(more_fds)))
@@ -64,7 +65,7 @@ class CoordinatorLink:
             os.close(error_write)
             os.close(null)
         os.set_blocking(error_read, False)
-        self.whole_torch = whole_torch
+        self.torch_parts = torch_parts
         self.stderr_fd = error_read
         self.last_stderr = b""
         self.lines = JsonLines(ours, poller)

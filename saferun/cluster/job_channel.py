@@ -15,8 +15,10 @@ from saferun.linux.listen_port import hold_first, hold_port
 from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
 from saferun.linux.poller import Poller
 from saferun.linux.task_sockets import TaskSockets, connect_to_task
-from saferun.model import ExitStatus, JsonObject
+from saferun.model import ExitStatus, JsonObject, TorchParts
 
+# By rendezvous backend; any other one is torch's or a package's, and may import what it likes.
+_TORCH_PARTS: dict[str, TorchParts] = {"static": "store", "c10d": "c10d"}
 _FIRST_RETRY_S = 0.02
 _LAST_RETRY_S = 0.5
 _NAME_HINT = "look at --rdzv-endpoint, and at /etc/hosts and the name servers of this host"
@@ -67,7 +69,7 @@ class JobChannel:
             callbacks,
             on_message=on_message,
             on_lost=on_lost,
-            whole_torch=config.rendezvous.backend != "static",
+            torch_parts=_TORCH_PARTS.get(config.rendezvous.backend, "all"),
             name=f"the coordinator of {short_host_name()}",
             successor=successor,
             connect_again=self._connect_again,

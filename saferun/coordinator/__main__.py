@@ -1,4 +1,4 @@
-"""The coordinator process: ``python -P …/coordinator/__main__.py SOCKET_FD LISTEN_FD WHOLE_TORCH [FDS]``.
+"""The coordinator process: ``python -P …/coordinator/__main__.py SOCKET_FD LISTEN_FD TORCH_PARTS [FDS]``.
 
 FDS, in a job of several hosts, is a JSON object of more listening sockets. Started by the supervisor beside the ranks.
 It serves torch's TCPStore on the descriptor that the supervisor listens on, and answers what needs torch. It never
@@ -12,6 +12,10 @@ import os
 import signal
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.model import TorchParts
+
 
 def main() -> None:
     """Serve until the supervisor says goodbye or is gone."""
@@ -22,7 +26,8 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     from saferun.coordinator.service import serve
 
-    socket_fd, listen_fd, whole_torch = (int(argument) for argument in sys.argv[1:4])
+    socket_fd, listen_fd = (int(argument) for argument in sys.argv[1:3])
+    torch_parts: TorchParts = sys.argv[3]  # type: ignore[assignment]
     fds = {str(name): int(fd) for name, fd in json.loads(sys.argv[4]).items()} if len(sys.argv) > 4 else {}  # noqa: PLR2004
     # torch's store clients ask the name service for the name of each address that they connect to, only to have it for
     # messages. Where the service is broken, glibc's own patience would cost ten seconds and more a connection.
@@ -38,7 +43,7 @@ def main() -> None:
 
         # Before torch is imported, and before there are threads.
         sharing = SecretProcess((socket_fd, listen_fd, *fds.values()))
-    serve(socket_fd, listen_fd, fds, whole_torch=bool(whole_torch), sharing=sharing)
+    serve(socket_fd, listen_fd, fds, torch_parts=torch_parts, sharing=sharing)
 
 
 if __name__ == "__main__":

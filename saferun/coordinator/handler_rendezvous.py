@@ -39,6 +39,7 @@ from saferun.coordinator.record_collection import (
     attempt_prefix,
     publish_failure,
 )
+from saferun.coordinator.rendezvous_pace import RendezvousPace
 from saferun.coordinator.rendezvous_round import JobEndedError, JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
@@ -78,6 +79,7 @@ class HandlerRendezvous:
         self._endpoint_store: Any = None
         self._handler: Any = None
         self._arrivals: Arrivals | None = None
+        self._pace: RendezvousPace | None = None
         self._one_port = False  # whether some host has asked for it
         self._is_waiting = False  # the handler waits for other hosts
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Answer]] = queue.SimpleQueue()
@@ -198,8 +200,8 @@ class HandlerRendezvous:
             ) from error
 
     def _open_c10d(self, rdzv: RendezvousRound, parameters: Any) -> Any:  # noqa: ANN401
+        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-        from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
         if self._endpoint_fd >= 0:
             self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
@@ -208,7 +210,9 @@ class HandlerRendezvous:
             client = self._find(rdzv, *rdzv.endpoint_address)
         self._arrivals = Arrivals(client.another(), rdzv.run_id, rdzv.name)
         backend = C10dRendezvousBackend(client.store, rdzv.run_id)
-        return create_handler(client.store, backend, parameters)
+        self._pace = RendezvousPace(rdzv.most)
+        self._pace.install(dynamic_rendezvous)
+        return dynamic_rendezvous.create_handler(client.store, backend, parameters)
 
     def _find(self, rdzv: RendezvousRound, host: str, port: int) -> StoreClient:
         search = StoreSearch(self._stores.store_class, host, [port], lambda _: None, here=rdzv.name)
@@ -230,6 +234,8 @@ class HandlerRendezvous:
         handler = self._handler
         rdzv.is_torchs = rdzv.request.backend in {"c10d", "etcd-v2"}
         self._is_waiting = True
+        if self._pace is not None:
+            self._pace.begin()
         answer = self._ask(handler.next_rendezvous)
         ask_at = 0.0
         names: list[str] = []

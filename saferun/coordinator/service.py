@@ -29,6 +29,7 @@ from saferun.coordinator.torch_store import import_store_class, loopback_address
 
 if TYPE_CHECKING:
     from saferun.coordinator.secret_process import SecretProcess
+    from saferun.model import TorchParts
 
 
 def serve(
@@ -36,7 +37,7 @@ def serve(
     listen_fd: int,
     fds: dict[str, int],
     *,
-    whole_torch: bool,
+    torch_parts: TorchParts,
     sharing: SecretProcess | None = None,
 ) -> None:
     """Import torch, then answer messages until goodbye or until the supervisor is gone. Does not return.
@@ -46,24 +47,24 @@ def serve(
         listen_fd: the store's listening socket; -1: there is none.
         fds: the sockets of a job of several hosts: ``control``, ``endpoint``, ``tasks``, each a listening one, each
             optional.
-        whole_torch: whether all of torch is needed, or only its store.
+        torch_parts: what is needed of torch.
         sharing: how a job secret gets to the other hosts, if it is to.
 
     Raises:
         ImportError: there is no torch that can be used.
     """
     try:
-        store_class, torch_version = import_store_class(whole_torch=whole_torch)
+        store_class, torch_version = import_store_class(torch_parts)
     except ModuleNotFoundError:
         raise
     except ImportError:
-        if whole_torch:
+        if torch_parts == "all":
             raise
         # Half of torch is loaded; only a fresh interpreter can load all of it.
         for fd in (socket_fd, listen_fd, *fds.values()):
             if fd >= 0:
                 os.set_inheritable(fd, True)
-        again = [sys.argv[0], str(socket_fd), str(listen_fd), "1", json.dumps(fds)]
+        again = [sys.argv[0], str(socket_fd), str(listen_fd), "all", json.dumps(fds)]
         os.execv(sys.executable, [sys.executable, "-P", *again])
     service = _Service(store_class, torch_version, listen_fd)
     if fds:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saferun.model import TorchParts
 
 _TIMEOUT = timedelta(seconds=300)
+_RENDEZVOUS = "torch.distributed.elastic.rendezvous"
+C10D_MODULES = (f"{_RENDEZVOUS}.c10d_rendezvous_backend", f"{_RENDEZVOUS}.dynamic_rendezvous")
+# Of these and older ones the c10d rendezvous has been seen to work without the rest of torch.
+_NEWEST_RELEASE = (2, 15)
 
 
-def import_store_class(*, whole_torch: bool) -> tuple[Any, str]:
+def import_store_class(torch_parts: TorchParts) -> tuple[Any, str]:
     """Torch's TCPStore class and torch's version.
 
     The store lives in torch's C extension, and importing that alone costs a fourth of ``import torch``. So, unless
     all of torch is wanted, the packages ``torch`` and ``torch.distributed`` are stood in for by empty modules while the
-    extension is loaded. Whatever goes wrong with that ends in a plain import in a fresh interpreter, which the caller
-    arranges (ImportError); nothing else in this process may import torch afterwards.
+    extension is loaded. The c10d rendezvous is Python that needs no more than the stores and modules of its own, so it
+    is imported the same way. Whatever goes wrong with that ends in a plain import in a fresh interpreter, which the
+    caller arranges (ImportError); nothing else in this process may import torch afterwards.
 
     Raises:
         ImportError: torch cannot be imported this way.
     """
-    if whole_torch:
+    if torch_parts == "all":
         import torch
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -34,6 +43,9 @@ def import_store_class(*, whole_torch: bool) -> tuple[Any, str]:
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'torch'")
     location = spec.submodule_search_locations[0]
+    version = _version(location)
+    if torch_parts == "c10d" and _release(version) > _NEWEST_RELEASE:
+        raise ImportError(f"whether the c10d rendezvous of torch {version} needs more of torch is not known")
     for name, path in (("torch", location), ("torch.distributed", os.path.join(location, "distributed"))):
         module = ModuleType(name)
         module.__path__ = [path]
@@ -41,10 +53,16 @@ def import_store_class(*, whole_torch: bool) -> tuple[Any, str]:
     try:
         extension: Any = import_module("torch._C")
         extension._c10d_init()  # noqa: SLF001
-        store_class = extension._distributed_c10d.TCPStore  # noqa: SLF001
+        stores = extension._distributed_c10d  # noqa: SLF001
+        if torch_parts == "c10d":
+            vars(sys.modules["torch.distributed"]).update(
+                {name: value for name, value in vars(stores).items() if not name.startswith("_")}
+            )
+            for rendezvous in C10D_MODULES:
+                import_module(rendezvous)
     except Exception as error:
-        raise ImportError(f"the store alone cannot be imported: {error}") from error
-    return store_class, _version(location)
+        raise ImportError(f"a part of torch cannot be imported alone: {error}") from error
+    return stores.TCPStore, version
 
 
 def _version(location: str) -> str:
@@ -58,6 +76,12 @@ def _version(location: str) -> str:
     except (OSError, SyntaxError, NameError):
         pass
     return str(scope.get("__version__", "unknown"))
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version; an unknown one is newer than all."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (sys.maxsize,)
 
 
 def loopback_address(listen_fd: int) -> tuple[str, int]:

@@ -66,7 +66,7 @@ def _meet_and_withdraw(place: JobPlace, error: SaferunError, environ: Mapping[st
     link = CoordinatorLink(
         store.fileno() if store is not None else -1,
         {**environ, "SAFERUN_SIGN_MESSAGES": "off", "OMP_NUM_THREADS": "1"},
-        whole_torch=False,
+        torch_parts="store",
         more_fds={"control": control.fileno()},
     )
     try:

@@ -17,9 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.torch.forked_coordinators import Forked
+
+if TYPE_CHECKING:
+    from saferun.model import TorchParts
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "saferun" / "coordinator" / "__main__.py"
@@ -122,7 +125,7 @@ class Host(Line):
         control: the one that its control store would be served on; None: one of its own.
         endpoint: the listening socket of the rendezvous' store, if it is here.
         tasks_path: where other tasks of the host connect, if there are any.
-        whole_torch: whether all of torch is needed.
+        torch_parts: what is needed of torch.
         environ: more of the coordinator's environment; with it the coordinator is a program of its own, and no fork.
     """
 
@@ -134,7 +137,7 @@ class Host(Line):
         control: socket.socket | None = None,
         endpoint: socket.socket | None = None,
         tasks_path: Path | None = None,
-        whole_torch: bool = False,
+        torch_parts: TorchParts = "store",
         environ: dict[str, str] | None = None,
     ) -> None:
         ours, theirs = socket.socketpair()
@@ -155,12 +158,12 @@ class Host(Line):
             fds["tasks"] = tasks.fileno()
         self.process: subprocess.Popen[bytes] | Forked
         if environ is None:
-            self.process = Forked(theirs.fileno(), self.ranks.fileno(), fds, whole_torch=whole_torch)
+            self.process = Forked(theirs.fileno(), self.ranks.fileno(), fds, torch_parts)
         else:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), str(self.ranks.fileno())),
-                    *(str(int(whole_torch)), json.dumps(fds)),
+                    *(torch_parts, json.dumps(fds)),
                 ],
                 pass_fds=[theirs.fileno(), *(listener.fileno() for listener in self._listeners)],
                 stdin=subprocess.DEVNULL,

@@ -17,7 +17,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saferun.model import TorchParts
 
 REPOSITORY = Path(__file__).parents[2]
 _MOST_FDS = 16
@@ -27,20 +30,20 @@ _MESSAGE_BYTES = 1 << 12
 _FORKS = """
 import array, json, os, signal, socket, sys
 
-repository, fd, whole_torch = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1"
+repository, fd, torch_parts = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 sys.path.append(repository)
 from saferun.coordinator import __main__ as program, service
 
 # As the coordinator has it, which sets it before it imports torch.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-imported = service.import_store_class(whole_torch=whole_torch)
+imported = service.import_store_class(torch_parts)
 # Of saferun nothing more: a coordinator begins with values of its own, such as those that tell two of them apart.
-if whole_torch:
+if torch_parts == "all":
     import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
     import torch.distributed.elastic.rendezvous.registry
 assert len(os.listdir("/proc/self/task")) == 1
 # It is imported once.
-service.import_store_class = lambda *, whole_torch: imported
+service.import_store_class = lambda torch_parts: imported
 
 connection = socket.socket(fileno=fd)
 while True:
@@ -59,7 +62,7 @@ while True:
         if not answer:
             connection.close()
             names = order["names"]
-            sys.argv = ["", str(fds[0]), str(fds[1]), str(int(whole_torch)), json.dumps(dict(zip(names, fds[2:])))]
+            sys.argv = ["", str(fds[0]), str(fds[1]), torch_parts, json.dumps(dict(zip(names, fds[2:])))]
             program.main()
             os._exit(0)
         for fd in fds:
@@ -71,12 +74,12 @@ while True:
 class _Forks:
     """The process that forks coordinators."""
 
-    def __init__(self, *, whole_torch: bool) -> None:
+    def __init__(self, torch_parts: TorchParts) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-c", _FORKS, str(REPOSITORY), str(theirs.fileno())),
-                str(int(whole_torch)),
+                torch_parts,
             ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -101,8 +104,8 @@ class _Forks:
 
 
 @functools.cache
-def _forks(*, whole_torch: bool) -> _Forks:
-    return _Forks(whole_torch=whole_torch)
+def _forks(torch_parts: TorchParts) -> _Forks:
+    return _Forks(torch_parts)
 
 
 class Forked:
@@ -112,13 +115,13 @@ class Forked:
         supervisor: the descriptor of its end of the connection to its supervisor.
         ranks: that of the ranks' store's listening socket.
         listeners: those of more listening sockets, by name.
-        whole_torch: whether it has all of torch.
+        torch_parts: what it has of torch.
     """
 
     stderr = None
 
-    def __init__(self, supervisor: int, ranks: int, listeners: dict[str, int], *, whole_torch: bool) -> None:
-        self._forks = _forks(whole_torch=whole_torch)
+    def __init__(self, supervisor: int, ranks: int, listeners: dict[str, int], torch_parts: TorchParts) -> None:
+        self._forks = _forks(torch_parts)
         fds = [supervisor, ranks, *listeners.values()]
         self.pid = int(self._forks.ask({"names": list(listeners)}, fds))
         self.returncode: int | None = None

@@ -100,8 +100,8 @@ def test_one_port_is_enough_for_the_hosts_of_a_c10d_rendezvous(*, asked_for: boo
     # At the address that the hosts know of each other, only the ranks' store answers. S104: it is loopback's.
     ranks = [listening("0.0.0.0"), listening("0.0.0.0")]  # noqa: S104
     job = [
-        Host("node1", endpoint=endpoint, ranks=ranks[0], whole_torch=True),
-        Host("node2", ranks=ranks[1], whole_torch=True),
+        Host("node1", endpoint=endpoint, ranks=ranks[0], torch_parts="c10d"),
+        Host("node2", ranks=ranks[1], torch_parts="c10d"),
     ]
     where = {"backend": "c10d", "address": ["127.0.0.1", port_of(endpoint)], "node_rank": None}
     fields: dict[str, Any] = {

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from saferun.coordinator import torch_store
 from tests.torch.coordinating import DECISION, TROUBLE, Host, listening, port_of
 
 # What torch waits for more hosts once there are enough; its own default is 30 s.
@@ -17,12 +20,14 @@ LAST_CALL_S = 1
 
 
 @contextlib.contextmanager
-def c10d_job(*names: str, endpoint_last: bool = False) -> Iterator[tuple[list[Host], dict[str, Any]]]:
-    """Hosts with all of torch, the rendezvous' store on the first (or the last); and the fields of a join."""
+def c10d_job(
+    *names: str, endpoint_last: bool = False, environ: dict[str, str] | None = None
+) -> Iterator[tuple[list[Host], dict[str, Any]]]:
+    """Hosts with torch's c10d rendezvous, its store on the first (or the last); and the fields of a join."""
     endpoint: socket.socket = listening()
     owner = len(names) - 1 if endpoint_last else 0
     started = [
-        Host(name, endpoint=endpoint if number == owner else None, whole_torch=True)
+        Host(name, endpoint=endpoint if number == owner else None, torch_parts="c10d", environ=environ)
         for number, name in enumerate(names)
     ]
     fields = {
@@ -46,6 +51,46 @@ def by_host(hosts: list[Host], joined: list[Any]) -> list[Host]:
     """The hosts in the order that the rendezvous gave them."""
     order = sorted(range(len(hosts)), key=lambda i: joined[i]["host"])
     return [hosts[i] for i in order]
+
+
+# Imported by each interpreter at its start: torch is as it is but for its rendezvous without the rest of it.
+NEEDS_MORE = """
+import os, sys
+
+class NeedsMore:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.distributed.elastic.rendezvous.dynamic_rendezvous":
+            is_whole = hasattr(sys.modules["torch"], "__version__")
+            with open(os.environ["IMPORTS_FILE"], "a") as file:
+                file.write("whole\\n" if is_whole else "part\\n")
+            if not is_whole:
+                raise AttributeError("something of torch")
+
+sys.meta_path.insert(0, NeedsMore())
+"""
+
+
+def test_a_rendezvous_that_needs_more_of_torch_gets_it(tmp_path: Path) -> None:
+    """The process begins again, with all of torch."""
+    (tmp_path / "sitecustomize.py").write_text(NEEDS_MORE, encoding="utf-8")
+    imports = tmp_path / "imports"
+    environ = {"PYTHONPATH": str(tmp_path), "IMPORTS_FILE": str(imports)}
+    with c10d_job("node1", "node2", environ=environ) as (job, fields):
+        for host in job:
+            host.join(**fields)
+        joined = [host.expect("joined", timeout_s=60.0) for host in job]
+        assert sorted(message["host"] for message in joined) == [0, 1]
+    assert sorted(imports.read_text(encoding="utf-8").split()) == ["part", "part", "whole", "whole"]
+
+
+def test_the_rendezvous_of_a_newer_torch_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has seen yet what it needs; so has a torch whose version cannot be read."""
+    before = dict(sys.modules)
+    for version in ("99.0.0+cpu", "unknown"):
+        monkeypatch.setattr(torch_store, "_version", lambda _, version=version: version)
+        with pytest.raises(ImportError, match=f"torch {re.escape(version)}"):
+            torch_store.import_store_class("c10d")
+    assert sys.modules.get("torch") is before.get("torch")
 
 
 def test_c10d_hosts_meet_again_and_again() -> None:
@@ -174,7 +219,7 @@ def test_an_endpoint_that_cannot_be_reached_is_named() -> None:
     address = ["127.0.0.1", port_of(closed)]
     endpoint = f"127.0.0.1:{address[1]}"
     closed.close()
-    host = Host("node2", whole_torch=True)
+    host = Host("node2", torch_parts="c10d")
     try:
         host.join(backend="c10d", address=address, node_rank=None, most=2, least=2, timeout_s=4.0, report_every_s=0.2)
         assert f"{endpoint} refuses connections" in host.expect("waiting")["text"]
@@ -226,7 +271,7 @@ def test_a_registered_handler_of_somebody_else_works(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: file-rendezvous\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text("[torchrun.handlers]\nfiles = file_rendezvous:register\n", encoding="utf-8")
-    job = [Host(name, whole_torch=True, environ={"PYTHONPATH": str(tmp_path)}) for name in ("node1", "node2")]
+    job = [Host(name, torch_parts="all", environ={"PYTHONPATH": str(tmp_path)}) for name in ("node1", "node2")]
     try:
         for host in job:
             endpoint = str(tmp_path / "rendezvous")
@@ -242,7 +287,7 @@ def test_a_registered_handler_of_somebody_else_works(tmp_path: Path) -> None:
 
 def test_a_backend_that_nobody_has_registered_is_said_to_be_one() -> None:
     """With torch's own words."""
-    host = Host("node1", whole_torch=True)
+    host = Host("node1", torch_parts="all")
     try:
         host.join(backend="no-such-backend", endpoint="node1:1", node_rank=None)
         failed = host.expect("join_failed")

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,9 @@ from saferun.supervisor.events import (
 )
 from tests.unit.samples import CONFIG
 
+if TYPE_CHECKING:
+    from saferun.model import TorchParts
+
 NO_PID = 1 << 22  # one above the largest that Linux gives
 
 
@@ -36,7 +39,7 @@ class SilentLink:
         listen_fd: int,
         environ: Mapping[str, str],
         *,
-        whole_torch: bool,
+        torch_parts: TorchParts,
         more_fds: Mapping[str, int],
         poller: Poller,
     ) -> None:
@@ -45,7 +48,7 @@ class SilentLink:
         self.fd, self._other = os.pipe()
         self.stderr_fd, self._stderr = os.pipe()
         self.child = Child(NO_PID, -1)
-        self.whole_torch = whole_torch
+        self.torch_parts = torch_parts
         self.sent: list[JsonObject] = []
         self.said: list[JsonObject] = []
 
@@ -166,7 +169,7 @@ def test_the_first_coordinator_that_fails_is_replaced_by_one_with_all_of_torch(l
     launch.job.serve()
     first = launch.link
     launch.job.on_exit(NO_PID, ExitStatus(1, None))
-    assert (first.whole_torch, launch.link.whole_torch) == (False, True)
+    assert (first.torch_parts, launch.link.torch_parts) == ("store", "all")
     assert launch.link.sent == [{"op": "serve", "attempt": 0}]
     launch.ask()
     assert launch.events == []
@@ -268,7 +271,7 @@ def test_what_only_torch_can_tell_is_asked_before_the_ranks(*, is_usage: bool) -
     """Of all of torch; where it cannot be told, the start fails, and no event goes to a handler that does not work."""
     launch = Launch(event_log_handler="console")
     launch.job.prepare({"nproc": 2})
-    assert launch.link.whole_torch
+    assert launch.link.torch_parts == "all"
     drop, asked = launch.link.sent
     assert drop == {"op": "drop"}
     assert (asked["op"], asked["handler"], asked["nproc"]) == ("prepare", "console", 2)
