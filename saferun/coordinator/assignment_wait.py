@@ -29,10 +29,13 @@ from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRoun
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.errors import printable
+from saferun.model import Value
 from saferun.text.decoding import loads
 
 # How often a host checks whether its record is still there.
 _HAND_IN_AGAIN_S = 5.0
+# When the hosts have met: how long the leader of many may take to answer them all.
+_ANSWER_S = 3.0
 _OTHER_JOB_HINT = "if that is another job, give each its own --master-port or --rdzv-id"
 
 
@@ -40,10 +43,30 @@ class MissedError(Exception):
     """The others have met without this host, which came too late."""
 
 
+class BegunWithout(Value):
+    """What is said of a job that has begun without this host, and what to do if it is another one."""
+
+    what: str
+    hint: str
+
+
 def await_assignment(
-    client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord
+    client: StoreClient,
+    prefix: str,
+    host: int,
+    rdzv: RendezvousRound,
+    own: HostRecord,
+    begun: BegunWithout | None = None,
 ) -> HostAssignment:
     """A host's side of a rendezvous: publish its record, and wait for its assignment.
+
+    Args:
+        client: a connection to the control store.
+        prefix: of the rendezvous's keys.
+        host: where it looks for its assignment.
+        rdzv: the rendezvous.
+        own: what it publishes.
+        begun: what is said if another process gets the assignment; None: that without names.
 
     Raises:
         JoinFailedError: there is none.
@@ -55,13 +78,20 @@ def await_assignment(
     farewell = _Farewell(client, prefix, own.name, rdzv)
     rdzv.on_leave = farewell.publish
     try:
-        return _await_assignment(client, prefix, host, rdzv, own, farewell)
+        begun = begun or BegunWithout(f"the job at this address has begun without {own.name}", _OTHER_JOB_HINT)
+        return _await_assignment(client, prefix, host, rdzv, own, farewell, begun)
     finally:
         farewell.forget()
 
 
 def _await_assignment(
-    client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord, farewell: _Farewell
+    client: StoreClient,
+    prefix: str,
+    host: int,
+    rdzv: RendezvousRound,
+    own: HostRecord,
+    farewell: _Farewell,
+    begun: BegunWithout,
 ) -> HostAssignment:
     signer = client.signer
     if isinstance(signer, SecretAgreement):
@@ -72,7 +102,8 @@ def _await_assignment(
     have_met = False
     while True:
         rdzv.check()
-        text = client.get(key, max(0.1, min(rdzv.request.report_every_s / 2, _HAND_IN_AGAIN_S, rdzv.remaining_s)))
+        wait_s = _ANSWER_S if have_met else min(rdzv.request.report_every_s / 2, _HAND_IN_AGAIN_S)
+        text = client.get(key, max(0.1, min(wait_s, rdzv.remaining_s)))
         if text is not None:
             if text == MOVED.encode():
                 with suppress(StoreBrokenError):
@@ -80,7 +111,7 @@ def _await_assignment(
                 raise MovedError
             assignment = decode_assignment(text)
             if assignment is not None and signer is not None and signer.signs and not _is_for(text, own):
-                _await_another(client, prefix, host, rdzv, own)
+                _await_another(client, prefix, host, rdzv, own, begun)
                 continue
             if assignment is not None:
                 if isinstance(signer, SecretAgreement):
@@ -99,27 +130,28 @@ def _await_assignment(
             _publish_record(client, prefix, host, rdzv, own)
         # Assignments follow at once: where there is none the next time either, it is for another process.
         had_met, have_met = have_met, client.check(f"{prefix}done")
-        _report_wait(client, prefix, rdzv, own, is_late=had_met and have_met)
+        _report_wait(client, prefix, rdzv, begun if had_met and have_met else None)
 
 
-def _await_another(client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord) -> None:
+def _await_another(
+    client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord, begun: BegunWithout
+) -> None:
     """An assignment is not for this host: recorded earlier, so that the true one may yet come, or another process's."""
     _check_place(client, prefix, host, own)
-    _report_wait(client, prefix, rdzv, own, is_late=True)
+    _report_wait(client, prefix, rdzv, begun)
     time.sleep(RECHECK_S)
 
 
-def _report_wait(client: StoreClient, prefix: str, rdzv: RendezvousRound, own: HostRecord, *, is_late: bool) -> None:
-    """Say what this host waits for. ``is_late``: the others have met.
+def _report_wait(client: StoreClient, prefix: str, rdzv: RendezvousRound, begun: BegunWithout | None) -> None:
+    """Say what this host waits for. ``begun``: the others have met.
 
     Raises:
         JoinFailedError: the time for that is over.
     """
-    if is_late:
-        what = f"the job at this address has begun without {own.name}"
-        rdzv.set_status(f"{what}; waiting for the leader's answer", is_fault=True)
+    if begun is not None:
+        rdzv.set_status(f"{begun.what}; waiting for the leader's answer", is_fault=True)
         if rdzv.remaining_s <= 0:
-            raise JoinFailedError(f"{what}: another process may have its place", _OTHER_JOB_HINT)
+            raise JoinFailedError(f"{begun.what}: another process may have its place", begun.hint)
         return
     message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:LONGEST_MESSAGE])
     rdzv.set_status(f"waiting for {message}" if message else "waiting for the leader's answer")

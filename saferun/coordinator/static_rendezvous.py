@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from saferun.coordinator.assignment_wait import MissedError, await_assignment
+from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment
 from saferun.coordinator.control_finder import CONTROL_KEY, NO_CONTROL_S, ControlFinder
 from saferun.coordinator.control_search import JOB_KEY
 from saferun.coordinator.dial import shown
@@ -356,7 +356,7 @@ class StaticRendezvous:
         assignment = None
         while assignment is None:
             try:
-                assignment = await_assignment(self._control, f"r{number}/", host, rdzv, own)
+                assignment = await_assignment(self._control, f"r{number}/", host, rdzv, own, self._begun_without(rdzv))
             except MissedError:
                 self._is_late = True
                 number = self._round = self._wait_for_round(self._control, rdzv)
@@ -400,9 +400,7 @@ class StaticRendezvous:
 
         A job with spares goes on without it, unless another attempt needs it.
         """
-        scripts = [f" (script {script})" if script else "" for script in (self._finder.script, rdzv.request.script)]
-        where = shown(rdzv.master_addr, self._finder.port)
-        what = f"the job at {where}{scripts[0]} has begun without {rdzv.name}{scripts[1]}"
+        what, hint = self._begun_without(rdzv)
         if rdzv.spares:
             rdzv.set_status(f"{what}, which came late and is a spare for its next attempt")
             if rdzv.remaining_s <= 0:
@@ -411,8 +409,13 @@ class StaticRendezvous:
             return
         rdzv.set_status(f"{what}; waiting for its next attempt", is_fault=True)
         if rdzv.remaining_s <= 0:
-            raise JoinFailedError(
-                f"{what}, and did not begin another attempt within {rdzv.timeout_s:.0f} s",
-                f"if that is another job, {another_port_hint(rdzv.request.master.source, self._finder.port)},"
-                " or give each job an --rdzv-id of its own",
-            )
+            raise JoinFailedError(f"{what}, and did not begin another attempt within {rdzv.timeout_s:.0f} s", hint)
+
+    def _begun_without(self, rdzv: RendezvousRound) -> BegunWithout:
+        scripts = [f" (script {script})" if script else "" for script in (self._finder.script, rdzv.request.script)]
+        where = shown(rdzv.master_addr, self._finder.port)
+        port_hint = another_port_hint(rdzv.request.master.source, self._finder.port)
+        return BegunWithout(
+            f"the job at {where}{scripts[0]} has begun without {rdzv.name}{scripts[1]}",
+            f"if that is another job, {port_hint}, or give each job an --rdzv-id of its own",
+        )

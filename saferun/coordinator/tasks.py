@@ -5,6 +5,7 @@ The head (task 0) has a socket pair; the others of the host come over a Unix soc
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -26,6 +27,7 @@ _MOST_UNSENT_BYTES = 96 << 20
 _MOST_CONNECTIONS = 4096
 _CHUNK_BYTES = 1 << 18
 _TICK_S = 0.5
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 # Source: unix(7), SO_PEERCRED: pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
 
@@ -122,6 +124,7 @@ class Tasks:
         self._listener = listener
         self._knocked = probed
         self._answers_probes = probed is not None
+        self._accept_at = 0.0  # no connection is accepted before: there were no descriptors, or no memory
         self._probes_changed = threading.Event()
         self._connections = {self.head.fd: self.head}
         for sock in (listener, probed):
@@ -196,10 +199,11 @@ class Tasks:
         poll.register(self._wake_read, select.POLLIN)
         for connection in self.connected():
             poll.register(connection.fd, select.POLLIN | (select.POLLOUT if connection.unsent_bytes else 0))
-        if self._listener is not None and len(self._connections) < _MOST_CONNECTIONS:
-            poll.register(self._listener.fileno(), select.POLLIN)
-        if self._knocked is not None and self._answers_probes:
-            poll.register(self._knocked.fileno(), select.POLLIN)
+        if time.monotonic() >= self._accept_at:
+            if self._listener is not None and len(self._connections) < _MOST_CONNECTIONS:
+                poll.register(self._listener.fileno(), select.POLLIN)
+            if self._knocked is not None and self._answers_probes:
+                poll.register(self._knocked.fileno(), select.POLLIN)
         self._probes_changed.set()
         return poll.poll(_TICK_S * 1000)
 
@@ -227,10 +231,19 @@ class Tasks:
             on_message(connection, message)
         return True
 
-    def _accept_task(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> socket.socket | None:
+        """A connection that has come; None: whoever came has gone, or there is nothing left to accept it with."""
         try:
-            connection, _ = listener.accept()
-        except OSError:
+            return listener.accept()[0]
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                # It stays where it is, and would wake the loop at once, again and again.
+                self._accept_at = time.monotonic() + _TICK_S
+            return None
+
+    def _accept_task(self, listener: socket.socket) -> None:
+        connection = self._accept(listener)
+        if connection is None:
             return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
@@ -242,7 +255,7 @@ class Tasks:
     def _answer_probe(self) -> None:
         if self._knocked is None or not self._answers_probes:
             return
-        with suppress(OSError):
-            connection, _ = self._knocked.accept()
-            with connection:
+        connection = self._accept(self._knocked)
+        if connection is not None:
+            with connection, suppress(OSError):
                 connection.send(ANSWER, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -18,9 +18,10 @@ from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import ForkedRank, start_error
 
-# Ranks whose programs are read from a slow file system take their time: a warning comes after so long, then they fail.
-_WARN_AFTER_S = 5.0
-_PATIENCE_S = 90.0
+# Ranks whose programs are read from a slow file system take their time: a warning comes after so long each, and they
+# fail when even a file system that moves to another server (Lustre: some 5 minutes) should be back.
+_WARN_AFTER_S = (5.0, 30.0, 120.0, 300.0)
+_PATIENCE_S = 600.0
 # A failure is reported when the others have answered, or after so long.
 _OTHERS_S = 1.0
 
@@ -52,7 +53,8 @@ class ExecWait(PartBase):
         self._failures: dict[int, SaferunError] = {}  # local rank -> why
         self._never: set[int] = set()  # pids of those that failed and have not been reaped
         self._running: set[int] = set()  # local ranks
-        self._give_up_at = 0.0
+        self._since = 0.0
+        self._warned = 0  # times
         self._is_reported = True
 
     def begin(self, started: Sequence[ForkedRank], failure: SaferunError | None) -> None:
@@ -67,8 +69,8 @@ class ExecWait(PartBase):
         self._failures = {-1: failure} if failure is not None else {}
         self._running = {one.local_rank for one in started}
         self._is_reported = False
-        self._give_up_at = now + _PATIENCE_S
-        self.deadline = now + (_OTHERS_S if failure is not None else _WARN_AFTER_S)
+        self._since, self._warned = now, 0
+        self.deadline = now + (_OTHERS_S if failure is not None else _WARN_AFTER_S[0])
         for one in started:
             if one.report >= 0:
                 self._waiting[one.pid] = one
@@ -122,9 +124,11 @@ class ExecWait(PartBase):
         one = next(iter(self._waiting.values()), None)
         if one is None:
             self.deadline = None
-        elif now < self._give_up_at:
-            self.deadline = self._give_up_at
-            self._warn(f"rank {one.rank} has not been started for {_WARN_AFTER_S:g} s: {_exec_state(one)}")
+        elif self._warned < len(_WARN_AFTER_S):
+            waited_s = _WARN_AFTER_S[self._warned]
+            self._warned += 1
+            self.deadline = self._since + (*_WARN_AFTER_S, _PATIENCE_S)[self._warned]
+            self._warn(f"rank {one.rank} has not been started for {waited_s:g} s: {_exec_state(one)}")
         else:
             self._failures[-1] = SaferunError(
                 f"rank {one.rank} cannot be started: {_exec_state(one)} for {_PATIENCE_S:g} s",

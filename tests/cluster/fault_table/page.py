@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ ROWS: tuple[Row, ...] = tuple(row for rows in SECTIONS.values() for row in rows)
 _LONGEST_WORDS = 230
 # What differs from run to run, or is where these tests are.
 _FOLDERS = re.compile(r"/tmp/faults-\w+/")
+_HEALTHY = ("| started by | end s | exit codes | verdict |", "| --- | --- | --- | --- |")
+_FAULTS = (
+    "| fault | started by | what is said | words s | end s | exit codes | verdict | torchrun |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- |",
+)
 _INTRO = """\
 # What saferun prints for which fault
 
@@ -89,7 +94,8 @@ def main(names: Sequence[str], keep: Path | None, *, write: bool) -> int:
     Args:
         names: regular expressions of rows.
         keep: where what all consoles said is kept.
-        write: whether docs/faults.md gets what came of all rows that are kept there.
+        write: whether docs/faults.md gets what came of these rows, and of those that are kept in ``keep``; the others
+            stay as they are.
     """
     chosen = [row for row in ROWS if not names or any(re.fullmatch(name, row.name) for name in names)]
     results = []
@@ -101,7 +107,8 @@ def main(names: Sequence[str], keep: Path | None, *, write: bool) -> int:
     sys.stdout.write(f"{len(results) - wrong} of {len(results)} rows right\n")
     if write:
         kept = {result.row.name: result for result in results}
-        PAGE.write_text(page({**(_kept(keep) if keep is not None else {}), **kept}), encoding="utf-8")
+        everything = {**(_kept(keep) if keep is not None else {}), **kept}
+        PAGE.write_text(page(everything, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 1 if wrong else 0
 
 
@@ -116,41 +123,55 @@ def _kept(keep: Path) -> dict[str, Result]:
     return found
 
 
-def page(results: dict[str, Result]) -> str:
-    """The document."""
-    loads = [result.load for result in results.values()] or [0.0]
+def page(results: dict[str, Result], before: str) -> str:
+    """The document.
+
+    Args:
+        results: by name of the row; of the other rows that stays which is in the document now.
+        before: the document as it is.
+    """
+    loads = [result.load for result in results.values()]
+    loads += map(float, re.findall(r"load (\d+)-(\d+)", before)[0] if len(results) < len(ROWS) else ())
     cores = len(os.sched_getaffinity(0))
-    right = sum(not result.wrong for result in results.values())
+    old = before.splitlines()
+    lines = {row.name: _line(row, results.get(row.name), old) for row in ROWS}
+    verdicts = ["| right |" in line for line in lines.values() if line]
     versions = f"Linux {platform.release()}, Python {platform.python_version()}, torch {version('torch')}"
     machine = (
-        f"{right} of {len(results)} rows are right. {cores} cores, load {min(loads):.0f}-{max(loads):.0f}\n"
+        f"{sum(verdicts)} of {len(verdicts)} rows are right. {cores} cores, load {min(loads):.0f}-{max(loads):.0f}\n"
         f"during the runs (most of it by other programs, so the seconds are upper bounds), {versions}."
     )
     parts = [_INTRO.format(machine=machine)]
     for title, rows in SECTIONS.items():
-        played = [results[row.name] for row in rows if row.name in results]
-        table = _healthy(played) if rows is rows_healthy.ROWS else _faults(played)
+        table = [
+            *(_HEALTHY if rows is rows_healthy.ROWS else _FAULTS),
+            *filter(None, (lines[row.name] for row in rows)),
+        ]
         parts.append(f"## {title}\n\n" + "\n".join(table) + "\n")
     return "\n".join(parts)
 
 
-def _healthy(results: Iterable[Result]) -> list[str]:
-    head = ["| started by | end s | exit codes | verdict |", "| --- | --- | --- | --- |"]
-    return [
-        *head,
-        *(f"| {one.row.launch} | {_seconds(one.end_s)} | {one.codes} | {_verdict(one)} |" for one in results),
-    ]
+def _line(row: Row, result: Result | None, old: list[str]) -> str:
+    """A row of a table: that of its result, else the one of the document; empty where there is neither.
 
-
-def _faults(results: Iterable[Result]) -> list[str]:
-    head = "| fault | started by | what is said | words s | end s | exit codes | verdict | torchrun |"
-    lines = [head, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for one in results:
-        said = f"`{_short(one.words)}`" if one.words else "nothing"
-        figures = f"{_seconds(one.words_s)} | {_seconds(one.end_s)} | {one.codes}"
-        cells = [one.row.fault, one.row.launch, said, figures, _verdict(one), one.row.torchrun]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    Args:
+        row: which it is.
+        result: what came of it, if it was played.
+        old: the document's lines that belong to no other row before this one; its own is taken out.
+    """
+    is_healthy = row in rows_healthy.ROWS
+    cells = [row.launch] if is_healthy else [row.fault, row.launch]
+    begin = f"| {' | '.join(cells)} |"
+    place = next((number for number, line in enumerate(old) if line.startswith(begin)), None)
+    line = old.pop(place) if place is not None else ""
+    if result is None:
+        return line
+    if is_healthy:
+        cells += [_seconds(result.end_s), result.codes, _verdict(result)]
+    else:
+        cells.append(f"`{_short(result.words)}`" if result.words else "nothing")
+        cells += [_seconds(result.words_s), _seconds(result.end_s), result.codes, _verdict(result), row.torchrun]
+    return f"| {' | '.join(cells)} |"
 
 
 def _verdict(result: Result) -> str:

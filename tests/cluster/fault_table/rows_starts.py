@@ -182,17 +182,50 @@ def two_jobs(script: str, later_s: float = 0.0) -> Callable[[Stage], None]:
     """Each of them begins without a port of its own; of the second job the hosts are numbered the other way."""
 
     def play(stage: Stage) -> None:
-        command(stage, default_place, hosts=(1, 2), name="a ", program=STAYS, script="a.py")
+        at_once = () if later_s else LIMIT
+        command(stage, lambda h: (*default_place(h), *at_once), hosts=(1, 2), name="a ", program=STAYS, script="a.py")
         if later_s:
             stage.jobs[0].hear("steps", 2)
             stage.for_a_while(later_s)
             stage.fault()
         command(stage, lambda h: (*default_place(h), *LIMIT), hosts=(1, 2), name="b ", program=STAYS, script=script)
-        if later_s:
-            stage.await_end("a node1", "a node2")
-            stage.release("end")
+        # Two of one job that meet first train, until the others have ended.
+        stage.await_end_of_one_job()
+        stage.release("end")
 
     return play
+
+
+def met_crosswise(first: str, second: str) -> Right:
+    """The first host of one job has met the second host of the other."""
+    return Right(
+        rf"node2: another job \(script {second}\.py of user root\) has come .* on node1 \(script {first}\.py",
+        "--master-port or --rdzv-id of its own",
+        codes={f"{first} node1": 2, f"{first} node2": 1, f"{second} node1": 1, f"{second} node2": 2},
+        words_s=15,
+        end_s=40,
+        sentences=5,
+        hints=2,
+        on=(f"{first} node1", f"{second} node2"),
+        never=("with this --master-port", "two hosts have"),
+        also=("node2 has come to this address twice", r"port 29500 on node1 is in use by pid \d+ \(saferun\)"),
+    )
+
+
+def begun_without(first: str, second: str) -> Right:
+    """The hosts of one job have met before those of the other, which come to its port."""
+    return Right(
+        rf"the job at node1:29500 \(script {first}\.py\) has begun without node2 \(script {second}\.py\);"
+        r" waiting .*\(\d s\)",
+        "if that is another job, pass a free --master-port",
+        codes={f"{first} node1": 0, f"{first} node2": 0, f"{second} node1": 1, f"{second} node2": 1},
+        words_s=10,
+        end_s=60,
+        sentences=5,
+        on=(f"{second} node2",),
+        never=("with this --master-port",),
+        also=(r"port 29500 on node1 is in use by pid \d+ \(saferun\)",),
+    )
 
 
 def mixed(stage: Stage) -> None:
@@ -468,6 +501,7 @@ ROWS = (
             hints=2,
             never=("with this --master-port", "two hosts have"),
         ),
+        or_right=(*(outcome(*jobs) for outcome in (met_crosswise, begun_without) for jobs in ("ab", "ba")),),
         torchrun="mixes them",
     ),
     Row(
@@ -476,17 +510,7 @@ ROWS = (
         "by hand",
         two_jobs("b.py", 6.0),
         hosts=2,
-        right=Right(
-            r"the job at node1:29500 \(script a\.py\) has begun without node2 \(script b\.py\); waiting .*\(\d s\)",
-            "if that is another job, pass a free --master-port",
-            codes={"a node1": 0, "a node2": 0, "b node1": 1, "b node2": 1},
-            words_s=10,
-            end_s=60,
-            sentences=5,
-            on=("b node2",),
-            never=("with this --master-port",),
-            also=(r"port 29500 on node1 is in use by pid \d+ \(saferun\)",),
-        ),
+        right=begun_without("a", "b"),
         torchrun="mixes them",
     ),
     Row(

@@ -71,6 +71,7 @@ class Row(NamedTuple):
         launch: how the job was started.
         play: starts the job, and makes the fault.
         right: what has to come of it.
+        or_right: what else may come of it, where chance decides who is first.
         torchrun: what it did.
         hosts: how many there are.
         slurm: whether they have Slurm.
@@ -86,6 +87,7 @@ class Row(NamedTuple):
     hosts: int = 3
     slurm: bool = False
     cap_s: float = 240.0
+    or_right: tuple[Right, ...] = ()
 
 
 class Result(NamedTuple):
@@ -107,7 +109,7 @@ class Stage:
     Args:
         cluster: hosts that nothing has happened to yet.
         folder: an empty folder that all hosts share.
-        right: what is waited for.
+        row: what is played, and what is waited for.
     """
 
     def __init__(self, cluster: Cluster, folder: Path, row: Row) -> None:
@@ -119,11 +121,8 @@ class Stage:
         self.fault_at = time.monotonic()
         self.expected_ranks = 0
         self.remarks: list[str] = []
-        self._says = (
-            re.compile(rf"^saferun: (?:warning: )?(?:{row.right.says})", re.MULTILINE) if row.right.says else None
-        )
+        self._outcomes = [_Outcome(right) for right in (row.right, *row.or_right)]
         self._seen: dict[str, int] = {}
-        self._said_at: dict[str, float] = {}
         self._ended_at: dict[str, float] = {}
         self._give_up_at = time.monotonic() + row.cap_s
 
@@ -212,8 +211,8 @@ class Stage:
         for name, process in self.consoles.items():
             if name not in self._ended_at and process.poll() is not None:
                 self._ended_at[name] = now
-            if self._says is not None and name not in self._said_at and self._says.search(self.said(name)):
-                self._said_at[name] = now
+            for outcome in self._outcomes:
+                outcome.note(name, self.said(name), now)
 
     def await_said(self, pattern: str, *names: str) -> None:
         """Wait until these consoles, or any where none is named, have said something."""
@@ -248,22 +247,37 @@ class Stage:
                 return
             time.sleep(_LOOK_AGAIN_S)
 
+    def await_end_of_one_job(self) -> None:
+        """Until all launchers of one of the jobs have ended; or the row is given up."""
+        while True:
+            self.look()
+            if any(all(process.poll() is not None for process in job.processes) for job in self.jobs):
+                return
+            if time.monotonic() > self._give_up_at:
+                return
+            time.sleep(_LOOK_AGAIN_S)
+
     # ------------------------------------------------------------------------------------------------------ judging
 
     def result(self, row: Row) -> Result:
-        """What came of it."""
+        """What came of it: the first of the outcomes that are right, or what is wrong by the one that is expected."""
         load = os.getloadavg()[0]
         self.await_end()
-        right = row.right
+        left = self._left()
+        results = [self._compared(row, outcome, load, left) for outcome in self._outcomes]
+        return next((result for result in results if not result.wrong), results[0])
+
+    def _compared(self, row: Row, outcome: _Outcome, load: float, left: Sequence[str]) -> Result:
+        right = outcome.right
         wanted = right.on or tuple(self.consoles)
-        after = {name: at - self.fault_at for name, at in self._said_at.items()}
+        after = {name: at - self.fault_at for name, at in outcome.said_at.items()}
         ends = [at - self.fault_at for at in self._ended_at.values()]
         end_s = max(ends, default=0.0) if len(self._ended_at) == len(self.consoles) else None
         said = {name: self.said(name) for name in self.consoles}
         codes = {name: process.returncode for name, process in self.consoles.items()}
         wrong = list(self.remarks)
         for name in wanted if right.says else ():
-            wrong += self._judge(name, said[name], after.get(name), right)
+            wrong += outcome.judge(name, said[name], after.get(name))
         for name, text in said.items():
             wrong += _too_much(name, text, right)
         texts = list(said.values())
@@ -273,30 +287,12 @@ class Stage:
         elif end_s > right.end_s:
             wrong.append(f"ended after {end_s:.1f} s, not {right.end_s:g}")
         wrong += _other_codes(codes, right)
-        wrong += [] if right.left else self._left()
+        wrong += [] if right.left else left
         words_s = min((after[name] for name in wanted if name in after), default=None)
-        words = next((self._words(said[name]) for name in wanted if name in after), "")
+        words = next((outcome.words(said[name]) for name in wanted if name in after), "")
         consoles = "\n".join(f"===== {name} ({codes[name]})\n{one.err}" for name, one in self.consoles.items())
         shown = ", ".join(map(str, _unique(codes.values())))
         return Result(row, words, words_s, end_s, shown, tuple(wrong), load, consoles)
-
-    def _words(self, said: str) -> str:
-        """The line that was looked for."""
-        found = self._says.search(said) if self._says is not None else None
-        return said[found.start() :].partition("\n")[0].removeprefix("saferun: ") if found else ""
-
-    def _judge(self, name: str, said: str, after_s: float | None, right: Right) -> list[str]:
-        if after_s is None:
-            return [f"{name} does not say it"]
-        wrong = []
-        if after_s > right.words_s:
-            wrong.append(f"{name} says it after {after_s:.1f} s, not {right.words_s:g}")
-        assert self._says is not None
-        if (count := len(self._says.findall(said))) > right.times:
-            wrong.append(f"{name} says it {count} times")
-        if right.hint is not None and not re.search(rf"^hint: .*(?:{right.hint})", said, re.MULTILINE):
-            wrong.append(f"{name} does not advise {right.hint!r}")
-        return wrong
 
     def _left(self) -> list[str]:
         give_up_at = time.monotonic() + 15
@@ -307,6 +303,43 @@ class Stage:
             if not left or time.monotonic() > give_up_at:
                 return [f"left behind: {', '.join(left)}"] if left else []
             time.sleep(0.2)
+
+
+class _Outcome:
+    """Something that may come of a row, and which consoles have said its sentence by now.
+
+    Attributes:
+        right: what it is.
+        said_at: by console, when it was first seen to have said it: monotonic seconds.
+    """
+
+    def __init__(self, right: Right) -> None:
+        self.right = right
+        self.said_at: dict[str, float] = {}
+        self._says = re.compile(rf"^saferun: (?:warning: )?(?:{right.says})", re.MULTILINE) if right.says else None
+
+    def note(self, name: str, said: str, now: float) -> None:
+        """Note that a console has said it, if it has."""
+        if self._says is not None and name not in self.said_at and self._says.search(said):
+            self.said_at[name] = now
+
+    def words(self, said: str) -> str:
+        """The line that was expected."""
+        found = self._says.search(said) if self._says is not None else None
+        return said[found.start() :].partition("\n")[0].removeprefix("saferun: ") if found else ""
+
+    def judge(self, name: str, said: str, after_s: float | None) -> list[str]:
+        """What is wrong with what a console has said, which is to say it."""
+        if after_s is None or self._says is None:
+            return [f"{name} does not say it"]
+        wrong = []
+        if after_s > self.right.words_s:
+            wrong.append(f"{name} says it after {after_s:.1f} s, not {self.right.words_s:g}")
+        if (count := len(self._says.findall(said))) > self.right.times:
+            wrong.append(f"{name} says it {count} times")
+        if self.right.hint is not None and not re.search(rf"^hint: .*(?:{self.right.hint})", said, re.MULTILINE):
+            wrong.append(f"{name} does not advise {self.right.hint!r}")
+        return wrong
 
 
 def _has(pattern: str, text: str) -> bool:

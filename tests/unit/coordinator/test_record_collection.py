@@ -9,7 +9,7 @@ import pytest
 
 from saferun.cluster.join_messages import EndNote, JoinRequest
 from saferun.coordinator import assignment_wait, record_collection
-from saferun.coordinator.assignment_wait import MissedError, await_assignment
+from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
 from saferun.coordinator.record_collection import (
     RecordCollection,
@@ -109,6 +109,10 @@ def test_a_host_without_an_assignment_where_the_others_have_met_is_told_so_at_th
         await_assignment(client, "r0/", 1, RendezvousRound(fit(JoinRequest, MEETING)), OWN)  # type: ignore[arg-type]
     assert "another job" in raised.value.hint
     assert not client.check("r0/fail")
+    begun = BegunWithout("the job at node1:29500 (script a.py) has begun without node2", "pass a free --master-port")
+    with pytest.raises(JoinFailedError, match=r"\(script a\.py\) has begun without node2: another process") as raised:
+        await_assignment(client, "r0/", 1, RendezvousRound(fit(JoinRequest, MEETING)), OWN, begun)  # type: ignore[arg-type]
+    assert raised.value.hint == "pass a free --master-port"
 
 
 def test_a_host_whose_record_is_gone_when_the_others_have_met_is_late() -> None:

@@ -1,0 +1,48 @@
+"""The loop that reads the connections of a host."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from saferun.coordinator import tasks
+from saferun.coordinator.liveness_probe import ANSWER
+from saferun.coordinator.tasks import Tasks
+
+
+class Exhausted(socket.socket):
+    """A listening socket for whose connections there are no descriptors, while ``is_exhausted``."""
+
+    is_exhausted = True
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.is_exhausted:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_a_connection_without_a_descriptor_does_not_wake_the_loop_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Descriptors run out where there are many hosts; the loop tries again half a second later."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(tasks, "_TICK_S", 0.02)
+    supervisor, head = socket.socketpair()
+    with supervisor, head, Exhausted(socket.AF_INET) as probed:
+        probed.bind(("127.0.0.1", 0))
+        probed.listen()
+        loop = Tasks(head, probed=probed)
+        with socket.create_connection(probed.getsockname(), timeout=10.0) as prober:
+            assert [fd for fd, _ in loop._polled()] == [probed.fileno()]
+            loop._answer_probe()
+            assert loop._polled() == []  # it waited for a tick
+            clock.now += 1.0
+            probed.is_exhausted = False
+            assert [fd for fd, _ in loop._polled()] == [probed.fileno()]
+            loop._answer_probe()
+            assert prober.recv(100) == ANSWER
