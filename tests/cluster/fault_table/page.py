@@ -51,9 +51,10 @@ do not come (`--start-timeout`).
 | torchrun | what torchrun 2.13 did at the same fault, measured earlier; empty: not measured |
 
 A row is right if the sentence, the advice, the consoles that have them and the exit codes are as expected, no other
-host is blamed, no sentence is repeated, and no process and no file is left on any host. `tests/cluster/fault_table` has
-these expectations, several where it depends on chance which host is first. Some of them, and the time limits, were changed after a first run had been read. torchrun was
-measured with four hosts on the same kind of cluster with idle processors, and watched for 180 s.
+host is blamed, no sentence is repeated, and no process and no file is left on any host. `tests/cluster/fault_table`
+has these expectations, several where it depends on chance which host is first. Some of them, and the time limits,
+were changed after a first run had been read. torchrun was measured with four hosts on the same kind of cluster with
+idle processors, and watched for 180 s.
 
 {machine}
 """
