@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOSTS = 2
+# Two ranks each; the more hosts on one machine, the more of the time is its processors'.
+MEETING_HOSTS = (2, 4)
+# Of torchrun's time until every rank runs.
+MEETING_BARS = {"static": Bar(1.0, "torchrun"), "c10d": Bar(0.6, "torchrun")}
 # As many as one machine can hold; a job's hosts say how they do every five seconds.
 COST_HOSTS = (2, 4, 16, 64)
 HOST_TIMEOUT_S = 30.0
@@ -68,31 +72,33 @@ if os.environ["BENCHMARK_DYING"]:
 """
 
 
-def place(backend: str, port: int, host: int) -> list[str]:
+def host_options(backend: str, port: int, host: int) -> list[str]:
     """The options of one host."""
     if backend == "static":
         return ["--node-rank", str(host), "--master-addr", "127.0.0.1", "--master-port", str(port)]
     return ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "bench"]
 
 
-def launch(scratch: Scratch, script: str, backend: str, dying: str, side: str) -> dict[str, float]:
-    """One job of two hosts: seconds to the first line of its last rank, or from a death to each host's end."""
+def launch(scratch: Scratch, script: str, backend: str, hosts: int, dying: str, side: str) -> dict[str, float]:
+    """One job: seconds to the first line of its last rank, or from the death of rank ``dying`` to the last host's end."""
     directory = scratch.new_directory()
     port = own_port()
     started = time.monotonic()
     processes = []
     extra = {"BENCHMARK_DYING": dying, "SAFERUN_LINT": "off", "SAFERUN_ENV_PROFILE": "none"}
-    for host in range(HOSTS):
-        options = ["--nnodes", str(HOSTS), "--nproc-per-node", "2", *place(backend, port, host)]
+    for host in range(hosts):
+        options = ["--nnodes", str(hosts), "--nproc-per-node", "2", *host_options(backend, port, host)]
         more = ["--run-dir", str(directory / "runs")] if side.startswith("saferun") else []
         arguments = [*command(side), *options, *more, script]
         processes.append(scratch.start(arguments, directory, extra={**extra, "BENCHMARK_DIR": str(directory)}))
-    ranks = [directory / f"at.{rank}" for rank in range(2 * HOSTS)]
+    ranks = [directory / f"at.{rank}" for rank in range(2 * hosts)]
     wait_until(lambda: all(path.exists() for path in ranks), "all ranks run", timeout_s=120)
     if not dying:
         for process in processes:
             wait(process, 120)
-        return {f"{backend}: the last rank runs": max(float(path.read_text()) for path in ranks) - started}
+        return {
+            f"{backend}, {hosts} hosts: the last rank runs": max(float(path.read_text()) for path in ranks) - started
+        }
     for process in processes:
         with contextlib.suppress(Exception):
             wait(process, 60)
@@ -201,15 +207,15 @@ def main() -> None:
     table = Table(["torchrun"])
     with Scratch() as scratch:
         script = scratch.script("rank.py", RANK)
-        for backend in ("static", "c10d"):
-            if backend in options.only:
-                progress(f"{backend}: two hosts meet")
-                one = functools.partial(launch, scratch, script, backend, "")
+        for backend, bar in MEETING_BARS.items():
+            for hosts in MEETING_HOSTS if backend in options.only else ():
+                progress(f"{backend}: {hosts} hosts meet")
+                one = functools.partial(launch, scratch, script, backend, hosts, "")
                 for metric, values in alternate(options.sides, rounds, one).items():
-                    table.add(metric, "s", values, {"saferun": [Bar(1.0, "torchrun")]})
+                    table.add(metric, "s", values, {"saferun": [bar]})
         if "death" in options.only:
             progress("a rank is killed")
-            one = functools.partial(launch, scratch, script, "static", "3")
+            one = functools.partial(launch, scratch, script, "static", HOSTS, "3")
             sides = [side for side in options.sides if side.startswith("saferun")]
             for metric, values in alternate(sides, rounds, one).items():
                 table.add(metric, "s", values, {"saferun": [Bar(2.0)]})
