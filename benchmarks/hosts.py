@@ -80,7 +80,7 @@ def host_options(backend: str, port: int, host: int) -> list[str]:
 
 
 def launch(scratch: Scratch, script: str, backend: str, hosts: int, dying: str, side: str) -> dict[str, float]:
-    """One job: seconds to the first line of its last rank, or from the death of rank ``dying`` to the last host's end."""
+    """One job: seconds to the first line of its last rank, or from the death of rank ``dying`` to the last end."""
     directory = scratch.new_directory()
     port = own_port()
     started = time.monotonic()
