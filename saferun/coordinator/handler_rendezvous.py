@@ -39,6 +39,7 @@ from saferun.coordinator.record_collection import (
     attempt_prefix,
     publish_failure,
 )
+from saferun.coordinator.rendezvous_file import await_file
 from saferun.coordinator.rendezvous_pace import RendezvousPace
 from saferun.coordinator.rendezvous_round import JobEndedError, JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import SecretMismatch
@@ -176,15 +177,8 @@ class HandlerRendezvous:
             **rdzv.request.conf,
         }
         try:
-            parameters = RendezvousParameters(
-                rdzv.request.backend,
-                rdzv.request.endpoint,
-                rdzv.run_id,
-                rdzv.least,
-                rdzv.most,
-                rdzv.request.local_addr,
-                **conf,
-            )
+            place = (rdzv.request.backend, rdzv.request.endpoint, rdzv.run_id)
+            parameters = RendezvousParameters(*place, rdzv.least, rdzv.most, rdzv.request.local_addr, **conf)
             if rdzv.request.backend == "c10d":
                 return self._open_c10d(rdzv, parameters)
             from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -200,18 +194,21 @@ class HandlerRendezvous:
             ) from error
 
     def _open_c10d(self, rdzv: RendezvousRound, parameters: Any) -> Any:  # noqa: ANN401
-        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-        from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+        from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, dynamic_rendezvous
 
+        self._pace = RendezvousPace(rdzv.most)
+        self._pace.install(dynamic_rendezvous)
+        if rdzv.request.conf.get("store_type", "tcp").strip().lower() == "file":
+            await_file(rdzv)
+            backend, store = c10d_rendezvous_backend.create_backend(parameters)
+            return dynamic_rendezvous.create_handler(store, backend, parameters)
         if self._endpoint_fd >= 0:
             self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
             client = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
         else:
             client = self._find(rdzv, *rdzv.endpoint_address)
         self._arrivals = Arrivals(client.another(), rdzv.run_id, rdzv.name)
-        backend = C10dRendezvousBackend(client.store, rdzv.run_id)
-        self._pace = RendezvousPace(rdzv.most)
-        self._pace.install(dynamic_rendezvous)
+        backend = c10d_rendezvous_backend.C10dRendezvousBackend(client.store, rdzv.run_id)
         return dynamic_rendezvous.create_handler(client.store, backend, parameters)
 
     def _find(self, rdzv: RendezvousRound, host: str, port: int) -> StoreClient:

@@ -70,6 +70,43 @@ sys.meta_path.insert(0, NeedsMore())
 """
 
 
+def test_hosts_meet_again_and_again_by_a_file_that_they_share(tmp_path: Path) -> None:
+    """Torch's c10d rendezvous with ``--rdzv-conf store_type=file``: there is no address, and no port."""
+    job = [Host(name, torch_parts="c10d") for name in ("node1", "node2")]
+    fields = {"backend": "c10d", "endpoint": str(tmp_path / "rendezvous"), "conf": {"store_type": "File"}}
+    try:
+        for attempt in range(2):
+            for host in job:
+                host.join(**fields, node_rank=None, least=2, most=2, attempt=attempt, restarts=attempt)
+            joined = [host.expect("joined") for host in job]
+            assert sorted(message["host"] for message in joined) == [0, 1]
+            leader, follower = by_host(job, joined)
+            follower.send("append", attempt=attempt, message=TROUBLE)
+            leader.send("append", attempt=attempt, message={**DECISION, "next": "restart"})
+            for host in job:
+                host.expect("entry", attempt=attempt)
+                host.expect("entry", attempt=attempt)
+                host.send("ack", attempt=attempt)
+    finally:
+        for host in job:
+            host.close()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """With the options that name it."""
+    host = Host("node1", torch_parts="c10d")
+    try:
+        path = str(tmp_path / "missing" / "rendezvous")
+        conf = {"store_type": "file"}
+        host.join(backend="c10d", endpoint=path, conf=conf, node_rank=None, least=2, most=2, timeout_s=4.0)
+        assert path in host.expect("waiting")["text"]
+        failed = host.expect("join_failed")
+        assert path in failed["what"]
+        assert "--rdzv-endpoint" in failed["hint"]
+    finally:
+        host.close()
+
+
 def test_a_rendezvous_that_needs_more_of_torch_gets_it(tmp_path: Path) -> None:
     """The process begins again, with all of torch."""
     (tmp_path / "sitecustomize.py").write_text(NEEDS_MORE, encoding="utf-8")
