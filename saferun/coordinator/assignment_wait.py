@@ -34,6 +34,7 @@ from saferun.text.decoding import loads
 
 # How often a host checks whether its record is still there.
 _HAND_IN_AGAIN_S = 5.0
+_HOST_S = 0.01
 # When the hosts have met: how long the leader of many may take to answer them all.
 _ANSWER_S = 3.0
 _OTHER_JOB_HINT = "if that is another job, give each its own --master-port or --rdzv-id"
@@ -102,7 +103,9 @@ def _await_assignment(
     have_met = False
     while True:
         rdzv.check()
-        wait_s = _ANSWER_S if have_met else min(rdzv.request.report_every_s / 2, _HAND_IN_AGAIN_S)
+        # All hosts together ask a leader that may be slow: the more of them, the less often each.
+        wait_s = max(_HAND_IN_AGAIN_S, rdzv.most * _HOST_S)
+        wait_s = _ANSWER_S if have_met else min(rdzv.request.report_every_s / 2, wait_s)
         text = client.get(key, max(0.1, min(wait_s, rdzv.remaining_s)))
         if text is not None:
             if text == MOVED.encode():
@@ -125,11 +128,11 @@ def _await_assignment(
             )
         _check_missed(client, prefix, key, rdzv)
         farewell.prepare()
-        if not _check_place(client, prefix, host, own):
+        had_met, have_met = have_met, client.check(f"{prefix}done")
+        if not _check_place(client, prefix, host, own, is_late=have_met):
             # Something in front of this host refuses connections, so that it was taken to be gone.
             _publish_record(client, prefix, host, rdzv, own)
         # Assignments follow at once: where there is none the next time either, it is for another process.
-        had_met, have_met = have_met, client.check(f"{prefix}done")
         _report_wait(client, prefix, rdzv, begun if had_met and have_met else None)
 
 
@@ -137,7 +140,7 @@ def _await_another(
     client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord, begun: BegunWithout
 ) -> None:
     """An assignment is not for this host: recorded earlier, so that the true one may yet come, or another process's."""
-    _check_place(client, prefix, host, own)
+    _check_place(client, prefix, host, own, is_late=True)
     _report_wait(client, prefix, rdzv, begun)
     time.sleep(RECHECK_S)
 
@@ -162,8 +165,8 @@ def _report_wait(client: StoreClient, prefix: str, rdzv: RendezvousRound, begun:
             raise error
 
 
-def _check_place(client: StoreClient, prefix: str, host: int, own: HostRecord) -> bool:
-    """Whether this host's record is there.
+def _check_place(client: StoreClient, prefix: str, host: int, own: HostRecord, *, is_late: bool) -> bool:
+    """Whether this host's record is there. ``is_late``: the others have met.
 
     Raises:
         JoinFailedError: there is that of another process, to which the leader answers.
@@ -171,10 +174,11 @@ def _check_place(client: StoreClient, prefix: str, host: int, own: HostRecord) -
     """
     key = f"{prefix}host/{host}"
     if not client.check(key):
-        if client.check(f"{prefix}done"):
+        if is_late:
             raise MissedError
         return False
-    other = decode_record(client.find(key) or b"")
+    # Until then nothing depends on whose it is: whoever comes second finds that out.
+    other = decode_record(client.find(key) or b"") if is_late else None
     if other is not None and other.born != own.born:
         raise _taken_error(other, own, host)
     return True

@@ -21,7 +21,7 @@ from saferun.coordinator.prefix_store import PrefixStore
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.tasks import TaskConnection, Tasks
-from saferun.model import RANKS_RUN
+from saferun.model import RANKS_DONE, RANKS_RUN
 
 _BEATS_PER_TIMEOUT = 6
 _ACKS_S = 10.0
@@ -65,6 +65,7 @@ class CoordinatorAttempt:
         self._host_timeout_s = rdzv.request.host_timeout_s
         self._acked: set[int] = set()
         self._gone: set[int] = set()
+        self._done: set[int] = set()  # tasks whose ranks have all ended with exit code 0
         self._closed = False
         self.is_followed = False  # by another attempt of the same hosts, as the job's log has it
         self._is_called_off = False  # there is no other attempt, by a request that no decision has followed
@@ -172,6 +173,10 @@ class CoordinatorAttempt:
         """A task's state has changed."""
         if not isinstance(state, dict):
             return
+        if state.get("s") == RANKS_DONE:
+            self._done.add(task)
+        else:
+            self._done.discard(task)
         if self.is_leader:
             self._send_head("states", changed={f"0/{task}": state})
         else:
@@ -197,6 +202,15 @@ class CoordinatorAttempt:
         """A task has gone; nothing is expected of it any more."""
         self._gone.add(task)
         self._check_acks()
+
+    def does_without(self, task: int) -> bool:
+        """Whether the job needs nothing of a task that has gone: its ranks have ended well, or this host is a spare."""
+        if task not in self._done and not self.assignment.is_spare:
+            return False
+        why = "this host is a spare" if self.assignment.is_spare else "its ranks have ended well"
+        text = f"the saferun of task {task} of {self._own.name} is gone; {why}, so the job goes on"
+        self._send_head("warn", text=text)
+        return True
 
     def _check_acks(self) -> None:
         if not self.is_leader and self._all_acked():

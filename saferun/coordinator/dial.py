@@ -89,15 +89,22 @@ def dial(
         return None, UNKNOWN_NAME, f"the name {host} cannot be resolved on {here or 'this host'}"
     on_resolved()
     kind, message = UNREACHABLE, f"{where} has no address"
+    is_tried = False
     for family, type_, proto, _, address in infos:
         numeric = str(address[0])
         subject = where if numeric == host else f"{where} ({numeric})"
-        connection = socket.socket(family, type_, proto)
+        connection: socket.socket | None = None
         try:
+            # The kernel may have no sockets of this family (IPv6), or none left.
+            connection = socket.socket(family, type_, proto)
             connection.settimeout(timeout_s)
             connection.connect(address)
         except OSError as error:
-            connection.close()
+            if connection is not None:
+                connection.close()
+            elif is_tried:
+                continue  # what became of the other address says more
+            is_tried = True
             kind = kind_of(error)
             message = _message_of(kind, error, subject, here)
             continue

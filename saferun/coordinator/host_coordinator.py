@@ -427,9 +427,10 @@ class HostCoordinator:
         task = connection.task
         if task is None:
             return
-        if self._attempt is not None:
-            self._attempt.lose_task(task)
-        if not connection.is_leaving:
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.lose_task(task)
+        if not (connection.is_leaving or (attempt is not None and attempt.does_without(task))):
             self._tasks.send_all({"op": "task_lost", "task": task})
 
     def farewell(self, done: Callable[[], None]) -> None:

@@ -71,40 +71,67 @@ def probe_host(
     tried = list(dict.fromkeys(([way] if way else []) + list(addresses)))[:_MOST_ADDRESSES]
     if not port or not tried:
         return SilenceReason(UNKNOWN, f"no address is known for {name}")
-    observations: dict[str, Observation] = {}
-    seen_one = threading.Condition()
-
-    def ask(address: str) -> None:
-        observation = _ask(address, port, answers)
-        with seen_one:
-            observations[address] = observation
-            seen_one.notify_all()
-
-    def is_complete() -> bool:
-        return len(observations) == len(tried)
-
-    def is_refused() -> bool:
-        return any(observation.kind == REFUSED and not observation.answered for observation in observations.values())
-
-    for address in tried:
-        try:
-            threading.Thread(target=ask, args=(address,), daemon=True).start()
-        except RuntimeError:
-            ask(address)  # no thread can be started now
-    answer_s = _ANSWER_TIMEOUT_S if answers is None else _STORE_ANSWER_TIMEOUT_S
-    with seen_one:
-        seen_one.wait_for(lambda: is_complete() or is_refused(), 2 * _CONNECT_TIMEOUT_S + answer_s + 0.5)
-        if is_refused():
-            # The host is up. Where saferun runs there, another address says so at once.
-            seen_one.wait_for(is_complete, _AFTER_REFUSAL_S)
-        seen = [observations.get(a) or Observation(a, SILENT, f"{a} does not answer", answered=False) for a in tried]
-    return judge(name, seen, way)
+    return judge(name, _Probe(port, answers).results(tried), way)
 
 
-def _ask(address: str, port: int, answers: Callable[[str], bool] | None) -> Observation:
+class _Probe:
+    """Connections to all addresses of a host at once."""
+
+    def __init__(self, port: int, answers: Callable[[str], bool] | None) -> None:
+        self._port = port
+        self._answers = answers
+        self._observations: dict[str, Observation] = {}
+        self._connected: set[str] = set()  # addresses that accept connections; they may have yet to answer
+        self._changed = threading.Condition()
+
+    def results(self, addresses: Sequence[str]) -> list[Observation]:
+        """What comes of each address. A refusal ends the wait for those that say nothing at all."""
+        for address in addresses:
+            try:
+                threading.Thread(target=self._ask, args=(address,), daemon=True).start()
+            except RuntimeError:
+                self._ask(address)  # no thread can be started now
+        answer_s = _ANSWER_TIMEOUT_S if self._answers is None else _STORE_ANSWER_TIMEOUT_S
+
+        def is_complete() -> bool:
+            return len(self._observations) == len(addresses)
+
+        with self._changed:
+            self._changed.wait_for(lambda: is_complete() or self._is_refused(), 2 * _CONNECT_TIMEOUT_S + answer_s + 0.5)
+            if self._is_refused():
+                # The host is up. Where saferun runs there, another address says so at once.
+                self._changed.wait_for(is_complete, _AFTER_REFUSAL_S)
+                if self._connected - self._observations.keys():
+                    # Something listens there that is slow to answer: the refusal may be that of another machine.
+                    self._changed.wait_for(is_complete, answer_s)
+            return [self._observation(address) for address in addresses]
+
+    def _is_refused(self) -> bool:
+        return any(seen.kind == REFUSED and not seen.answered for seen in self._observations.values())
+
+    def _observation(self, address: str) -> Observation:
+        kind = CONNECTED if address in self._connected else SILENT
+        silent = Observation(address, kind, f"{address} does not answer", answered=False)
+        return self._observations.get(address, silent)
+
+    def _ask(self, address: str) -> None:
+        observation = _ask(address, self._port, self._answers, self._note_connected)
+        with self._changed:
+            self._observations[address] = observation
+            self._changed.notify_all()
+
+    def _note_connected(self, address: str) -> None:
+        with self._changed:
+            self._connected.add(address)
+
+
+def _ask(
+    address: str, port: int, answers: Callable[[str], bool] | None, on_connected: Callable[[str], None]
+) -> Observation:
     connection, kind, message = dial(address, port, _CONNECT_TIMEOUT_S)
     if connection is None:
         return Observation(address, kind, message, answered=False)
+    on_connected(address)
     with connection:
         if answers is None:
             connection.settimeout(_ANSWER_TIMEOUT_S)

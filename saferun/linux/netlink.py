@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from saferun.linux.nic import Nic
+from saferun.linux.nic import Nic, is_decoy
 from saferun.linux.small_files import list_directory, read_line
 from saferun.model import Value
 
@@ -144,7 +144,9 @@ def own_addresses() -> list[str]:
         nics = read_nics()
     except OSError:
         return []
-    found = [address for nic in nics for address in nic.addresses if not address.startswith(_LOCAL)]
+    usable = [(nic, address) for nic in nics for address in nic.addresses if not address.startswith(_LOCAL)]
+    # Networks of containers on this host: elsewhere their addresses are another host's, or any router answers for them.
+    found = [address for nic, address in usable if not is_decoy(nic.name)] or [address for _, address in usable]
     found.sort(key=lambda address: ":" in address)
     return list(dict.fromkeys(found))[:_MOST_ADDRESSES]
 

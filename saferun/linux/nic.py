@@ -4,6 +4,28 @@ from __future__ import annotations
 
 from saferun.model import Value
 
+# What containers, virtual machines and their networks leave on a host: they lead nowhere, or to the same address on
+# every host.
+_DECOYS = (
+    *("docker", "podman", "cni", "veth", "virbr", "vnet", "vmnet", "vboxnet", "lxcbr", "lxdbr", "lxc", "incusbr"),
+    *(
+        "flannel",
+        "cali",
+        "vxlan.calico",
+        "cilium",
+        "weave",
+        "antrea",
+        "tunl",
+        "kube-",
+        "nodelocaldns",
+        "ovn-",
+        "genev_",
+    ),
+    *("ifb", "dummy", "sit", "ip6tnl", "ip6gre", "gre", "gretap", "erspan", "tmfifo_net"),
+)
+_DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are often the way out
+_HEXADECIMAL = frozenset("0123456789abcdef")
+
 
 class Nic(Value):
     """A network interface of a host.
@@ -29,3 +51,11 @@ class Nic(Value):
     speed_bits_s: int = 0
     labels: tuple[str, ...] = ()
     rdma: tuple[str, ...] = ()
+
+
+def is_decoy(name: str) -> bool:
+    """Whether an interface's name says that it leads to containers or virtual machines of the same host."""
+    if name.startswith(_DOCKER_NETWORK):
+        digits = name.removeprefix(_DOCKER_NETWORK)
+        return len(digits) == 12 and _HEXADECIMAL.issuperset(digits)  # noqa: PLR2004 - as docker names its networks
+    return name.startswith(_DECOYS)

@@ -73,7 +73,10 @@ class Spares:
         """
         if not self._waiting:
             return None
-        message = marshal.dumps((list(argv), dict(environ), None if preparation is None else tuple(preparation), files))
+        # It was forked before the caller had handlers, and may have inherited these signals as ignored.
+        handled = [signum for signum in ALL_SIGNALS if callable(_signal.getsignal(signum))]
+        prepared = None if preparation is None else tuple(preparation)
+        message = marshal.dumps((list(argv), dict(environ), prepared, files, handled))  # type: ignore[arg-type]
         if len(message) > _LONGEST_BYTES:
             return None
         pid, connection = self._waiting.popleft()
@@ -147,7 +150,10 @@ def _wait(connection: Socket, mask: set[int | signal.Signals], parent_pid: int) 
             os.dup2(own_stdin[0], 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        argv, environ, preparation, files = marshal.loads(message)  # noqa: S302 - from the parent process
+        argv, environ, preparation, files, handled = marshal.loads(message)  # noqa: S302 - from the parent process
+        for signum in handled:
+            with suppress(OSError, ValueError):
+                signal.signal(signum, signal.SIG_DFL)
         where = "prepare"
         if preparation is not None:
             prepare_rank(RankPreparation(*preparation))

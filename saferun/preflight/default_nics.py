@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.linux.nic import Nic
+from saferun.linux.nic import Nic, is_decoy
 from saferun.model import Value
 from saferun.preflight.results import CheckResult, HostInfo, Pairs
 
@@ -19,27 +19,6 @@ AUTO = "auto"
 _LOOPBACK = "127.0.0.1"
 _LEAST_VALUE = 2  # both take a value of one letter for none
 _MOST_INTERFACES = 16  # that NCCL looks at, and names that it reads
-# What containers, virtual machines and their networks leave on a host: they lead nowhere, or to the same address on
-# every host.
-_DECOYS = (
-    *("docker", "podman", "cni", "veth", "virbr", "vnet", "vmnet", "vboxnet", "lxcbr", "lxdbr", "lxc", "incusbr"),
-    *(
-        "flannel",
-        "cali",
-        "vxlan.calico",
-        "cilium",
-        "weave",
-        "antrea",
-        "tunl",
-        "kube-",
-        "nodelocaldns",
-        "ovn-",
-        "genev_",
-    ),
-    *("ifb", "dummy", "sit", "ip6tnl", "ip6gre", "gre", "gretap", "erspan", "tmfifo_net"),
-)
-_DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are often the way out
-_HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 class Choice(Value):
@@ -66,14 +45,6 @@ def is_loopback(address: str) -> bool:
 def is_link_local(address: str) -> bool:
     """Whether an address is valid on its own link only."""
     return address.startswith(("169.254.", "fe8", "fe9", "fea", "feb"))
-
-
-def is_decoy(name: str) -> bool:
-    """Whether an interface's name says that it leads to containers or virtual machines of the same host."""
-    if name.startswith(_DOCKER_NETWORK):
-        digits = name.removeprefix(_DOCKER_NETWORK)
-        return len(digits) == 12 and _HEXADECIMAL.issuperset(digits)  # noqa: PLR2004 - as docker names its networks
-    return name.startswith(_DECOYS)
 
 
 def address_to_reach(nic: Nic) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.preflight.default_nics import is_decoy
+from saferun.linux.nic import is_decoy
 
 __all__ = ["FROM_HOST", "NO_HOST", "ONE_WAY", "TO_HOST", "TWO", "hint_of", "sentence"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from saferun.linux.nic import is_decoy
 from saferun.preflight.best_nic import best_nic, suggested
-from saferun.preflight.default_nics import AUTO, is_decoy, loopback_between
+from saferun.preflight.default_nics import AUTO, loopback_between
 from saferun.preflight.faults import KnownLinks, fault_results
 from saferun.preflight.nic_links import Column, Uses, columns_of, hosts_text, label_of, matrix_of, uses_of
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight, Probe

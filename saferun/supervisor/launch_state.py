@@ -42,7 +42,7 @@ class Limits(Value):
     checks_s: float = 60.0
     join_s: float = 600.0
     probe_s: float = 60.0
-    start_s: float = 120.0
+    start_s: float = 660.0  # longer than the part that starts ranks waits for their programs
     capture_s: float = 20.0
     cause_s: float = 10.0  # how long ranks are left alive, after a victim's failure, to show its cause
     grace_s: float = 30.0

@@ -163,7 +163,8 @@ os._exit(0) if sys.argv[1] == "exit" else stay()
         frozen.system.freeze()
         if end == "stop":
             job.send(signal.SIGTERM)
-        job.release("end")
+        else:
+            job.release("end")
         assert job.wait(SLOW_S) == (0 if end == "exit" else 1)
         if end == "crash":
             assert "rank 1" in job.err

@@ -299,6 +299,23 @@ def test_ranks_begin_with_the_signal_dispositions_that_saferun_was_given(tmp_pat
         assert int(alone.split()[-1], 16) & wanted == wanted
 
 
+@pytest.mark.parametrize("ignored", ["INT", "QUIT", "TERM"])
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_signal_that_stops_a_job_is_not_ignored_by_its_ranks(tmp_path: Path, ignored: str, attempt: int) -> None:
+    """As torchrun has it.
+
+    A shell starts what it puts into the background with SIGINT ignored, and a rank may save its state on
+    KeyboardInterrupt.
+    """
+    before = ["sh", "-c", f"trap '' {ignored}; exec \"$@\"", "sh"]
+    source = f"[ $TORCHELASTIC_RESTART_COUNT -ge {attempt} ] || exit 3; grep SigIgn: /proc/self/status"
+    launcher = [*SAFERUN, "--no-python", "--prefix", "none", "--max-restarts", "1"]
+    with running(tmp_path, "", launcher=launcher, before=before, script=("sh", "-c", source)) as job:
+        assert job.wait() == 0
+        ignores = int(job.out.split()[-1], 16)
+        assert not ignores & 1 << getattr(signal, "SIG" + ignored) - 1
+
+
 # ------------------------------------------------------------------------------------------------------ the coordinator
 
 

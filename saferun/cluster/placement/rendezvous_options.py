@@ -221,7 +221,7 @@ def _conf_seconds(conf: Mapping[str, str], key: str) -> float | None:
 
 def store_type(options: Mapping[str, str]) -> str:
     """Where c10d keeps its things: ``tcp`` or ``file``."""
-    kind = options.get("store_type", "tcp").lower()
+    kind = options.get("store_type", "tcp").strip().lower()
     if kind not in {"tcp", "file"}:
         raise UsageError(f"--rdzv-conf store_type={kind}: there is no such store", "use tcp or file")
     is_host = options.get("is_host", "0").lower()

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from saferun.linux.netlink import read_nics
-from saferun.linux.nic import Nic
+from saferun.linux.nic import Nic, is_decoy
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
@@ -22,7 +22,6 @@ from saferun.preflight.default_nics import (
     address_to_reach,
     candidates,
     gloo_choice,
-    is_decoy,
     is_loopback,
     named,
     nccl_choice,

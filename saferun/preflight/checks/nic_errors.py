@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator, Mapping
 
 from saferun.linux.link_counters import read_link_counters
+from saferun.linux.nic import is_decoy
 from saferun.linux.small_files import list_directory, read_line
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.default_nics import is_decoy
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import count_text, duration_text
 

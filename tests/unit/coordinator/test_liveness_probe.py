@@ -77,8 +77,8 @@ def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytes
     never = threading.Event()
     is_over: list[str] = []
 
-    def look(address: str, port: int, answers: object) -> Observation:
-        del port, answers
+    def look(address: str, port: int, answers: object, on_connected: object) -> Observation:
+        del port, answers, on_connected
         if address == DATA:
             never.wait(60.0)
             is_over.append(address)
@@ -95,8 +95,8 @@ def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyP
     """One of its networks has a firewall that refuses."""
     refused = threading.Event()
 
-    def look(address: str, port: int, answers: object) -> Observation:
-        del port, answers
+    def look(address: str, port: int, answers: object, on_connected: object) -> Observation:
+        del port, answers, on_connected
         if address == DATA:
             refused.set()
             return sight(DATA, REFUSED)

@@ -79,8 +79,8 @@ class Replaced(Accepted):
     def get(self, key: str, timeout_s: float, **_: object) -> None:  # noqa: ARG002 - as of the store
         if self.record is not None:
             self.set("r0/host/1", encode_record(self.record))
-            return
-        self.delete("r0/host/1")
+        else:
+            self.delete("r0/host/1")
         self.set("r0/done", "")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from saferun.linux.nic import Nic
+from saferun.linux.nic import Nic, is_decoy
 from saferun.preflight.checks import interfaces
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.interfaces import check_interfaces
@@ -17,7 +17,6 @@ from saferun.preflight.default_nics import (
     address_to_reach,
     candidates,
     gloo_choice,
-    is_decoy,
     loopback_between,
     mpirun_options,
     nccl_choice,
