@@ -120,7 +120,8 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | Libr
             ranks = sorted({find.rank for find in batch})
             yield CoresFound(tuple(ranks), sum(find.notes.size_bytes for find in batch))
             for find, reading in zip(batch, _readings(batch, deadline, gdb=request.gdb), strict=True):
-                dump = _conclude(request, find, reading, groups)
+                # Where cores were switched on before saferun was started, they are the user's.
+                dump = _conclude(request, find, reading, groups, may_delete=limits[0] == 0)
                 yield dump
                 if unwritten := _write(request, find, dump, reading, deadline):
                     yield Unwritten(unwritten)
@@ -295,7 +296,9 @@ def _unpacked(core: CoreFile, directory: str, deadline: float) -> Iterator[IO[by
 # ---------------------------------------------------------------------------------------------------------- concluding
 
 
-def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: set[tuple[object, ...]]) -> CoreDump:
+def _conclude(
+    request: CoreRequest, find: _Find, reading: CoreReading, groups: set[tuple[object, ...]], *, may_delete: bool
+) -> CoreDump:
     """Delete or keep the core, and describe it."""
     notes, core = find.notes, find.core
     path, is_kept, failure = core.path, True, reading.failure
@@ -306,7 +309,7 @@ def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: s
             groups.add(group)
             if request.directory:
                 path, failure = _moved(core, os.path.join(request.directory, _file_name(find, "core")))
-        elif not core.is_managed:
+        elif may_delete and not core.is_managed:
             error = call_in_child(lambda: delete_core(core), _DELETE_S)
             error = "its file system does not answer" if error is None else error
             is_kept = bool(error)

@@ -522,8 +522,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--cores {backtrace,keep,off}",
         "backtrace",
         HANGS,
-        "core files of crashed ranks; backtrace: read the stacks and delete the core; keep: keep it as well; off: "
-        "change nothing about cores",
+        "core files of crashed ranks; backtrace: read the stacks and delete the core, unless the limit on cores "
+        "(`ulimit -c`) was above 0 at the start; keep: keep it as well; off: change nothing about cores",
     ),
     _option("--keep-cores N", 4, HANGS, "with --cores keep: how many cores to keep at most, one of each kind of crash"),
     _option("--gdb", False, HANGS, "also read cores with gdb (slow); otherwise gdb is used only if pystack is missing"),

@@ -40,7 +40,8 @@ def rank_command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command
         _check_program(python, environ)
     if values.module:
         return Command((python, "-u", "-m", script, *rest), run_path=False, name=script)
-    _check_script(script)
+    if python == sys.executable:  # another program may go elsewhere before it reads the script: into a container
+        _check_script(script)
     return Command((python, "-u", script, *rest), run_path=False, name=script)
 
 

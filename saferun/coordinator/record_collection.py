@@ -24,7 +24,7 @@ from saferun.coordinator.assignments import (
     encode_assignment,
     missing_text,
 )
-from saferun.coordinator.liveness_probe import GONE, probe_host
+from saferun.coordinator.liveness_probe import GONE, UNREACHABLE, probe_host
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import MISMATCH_HINT, SecretMismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
@@ -414,6 +414,20 @@ def left_error(name: str, end: EndNote | None) -> JoinFailedError:
 
 
 def is_gone(record: HostRecord, own: HostRecord) -> bool:
-    """Whether the process that wrote a record has certainly ended."""
+    """Whether the process that wrote a record has certainly ended.
+
+    So it has if it belonged to the supervisor of this one, or to a host of the same name that nothing leads to any
+    more: a pod that was made again.
+    """
+    is_namesake = record.name == own.name
+    if is_namesake and _supervisors(record) and _supervisors(record) == _supervisors(own):
+        return True
     addresses = [a for a in record.addresses if a not in own.addresses] or list(record.addresses)
-    return probe_host(record.name, addresses, record.port, way=None).why == GONE
+    why = probe_host(record.name, addresses, record.port, way=None).why
+    return why == GONE or (is_namesake and why == UNREACHABLE)
+
+
+def _supervisors(record: HostRecord) -> tuple[object, ...]:
+    """What the processes of one supervisor have in common; empty: unknown."""
+    pids = [task.pid for task in record.tasks if task.pid > 0]
+    return (pids, record.port, record.addresses) if pids and record.port and record.addresses else ()

@@ -14,6 +14,7 @@ UCX (``ucx_shm_posix_…``), Open MPI (``vader_segment.…``, ``sm_segment.…``
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -23,10 +24,12 @@ from saferun.linux.small_files import list_directory, read_link
 
 SHM = "/dev/shm"  # noqa: S108 - where the C library puts shared memory
 
-# Prefixes of segments that are of no use once the processes that map them have exited.
+# Names of segments that are of no use once the processes that map them have exited. Whole names: a user's own file may
+# well begin like one of them, such as torch_cache.bin.
 _TRANSIENT = (
-    *("torch_", "nccl-", "psm_", "sem.mp-", "pym-", "loky-", "sem.loky-", "cuda.shm.", "__KMP_REGISTERED_LIB_"),
-    *("ucx_shm_posix_", "vader_segment.", "sm_segment."),
+    *(r"torch_\d+_\d+(_\d+)?", r"nccl-\w{6}", r"psm_[0-9a-f]{8}", r"sem\.mp-\w{8}", r"pym-\d+-\w+"),
+    *(r"(sem\.)?loky-\d+-\w+", r"cuda\.shm\.[0-9a-f]+\.[0-9a-f]+\.[0-9a-f]+", r"__KMP_REGISTERED_LIB_\d+(_\d+)?"),
+    *(r"ucx_shm_posix_[0-9a-f]+", r"(vader|sm)_segment\.[\w.-]+"),
 )
 # Prefixes that are followed by the creator's pid, the base of that number, and the character after it.
 _WITH_PID = (
@@ -106,7 +109,7 @@ def remove_orphans(
 
 def _is_transient(path: str, shm: str) -> bool:
     directory, _, name = path.rpartition("/")
-    return directory == shm and name.startswith(_TRANSIENT)
+    return directory == shm and any(re.fullmatch(pattern, name) for pattern in _TRANSIENT)
 
 
 def _named_after(pids: set[int], shm: str) -> Iterator[str]:

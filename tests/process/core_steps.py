@@ -148,8 +148,17 @@ class Crew:
             if fd >= 0:
                 os.close(fd)
 
-    def examine(self, *, hard_limit: int | None = None, cwd: Path | None = None, **wanted: Any) -> list[CoreDump]:
-        """What the capture process says of their cores; the rank of a process is its place in the crew."""
+    def examine(
+        self, *, hard_limit: int | None = None, soft_limit: int = 0, cwd: Path | None = None, **wanted: Any
+    ) -> list[CoreDump]:
+        """What the capture process says of their cores; the rank of a process is its place in the crew.
+
+        Args:
+            hard_limit: the limit on cores with which it starts; None: that of the tests.
+            soft_limit: the same of the soft one, where there is no hard one here.
+            cwd: where the ranks were started; None: the directory of the crew.
+            wanted: more of the request.
+        """
         dead = tuple(
             DeadProcess(rank, pid, self.ends[pid].signum or 0, str(cwd or self.directory))
             for rank, pid in enumerate(self.pids)
@@ -157,8 +166,10 @@ class Crew:
         request = CoreRequest(dead, directory=str(self.files), since=self.began, budget_s=60.0)._replace(**wanted)
 
         def limit() -> None:
+            soft, hard = soft_limit, resource.getrlimit(resource.RLIMIT_CORE)[1]
             if hard_limit is not None:
-                resource.setrlimit(resource.RLIMIT_CORE, (hard_limit, hard_limit))
+                soft = hard = hard_limit
+            resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
         done = subprocess.run(
             [sys.executable, "-m", "tests.process.one_capture"],

@@ -69,6 +69,18 @@ def test_a_core_is_deleted_once_its_stacks_are_taken(crew: Crew) -> None:
     assert crew.cores() == []
 
 
+def test_a_core_that_the_user_had_switched_on_stays(crew: Crew) -> None:
+    """Its stacks are shown all the same; torchrun leaves it as well."""
+    crew.start("step")
+    crew.crash()
+    before = crew.cores()
+    assert before
+    [look] = crew.examine(soft_limit=1 << 20)
+    assert look.kept
+    assert look.threads
+    assert crew.cores() == before
+
+
 def test_an_abort_is_the_process_s_own(crew: Crew) -> None:
     """It sent the signal itself, which is no news to anybody."""
     crew.start("give_up")

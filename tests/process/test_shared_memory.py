@@ -64,7 +64,8 @@ def name() -> Iterator[Callable[[str], str]]:
     paths: list[str] = []
 
     def path(beginning: str) -> str:
-        paths.append(f"{SHM}/{beginning}{uuid.uuid4().hex[:12]}")
+        digits = {"nccl-": 6, "psm_": 8}.get(beginning, 12)
+        paths.append(f"{SHM}/{beginning}{uuid.uuid4().hex[:digits]}")
         return paths[-1]
 
     yield path
@@ -122,6 +123,21 @@ def test_what_was_there_before_the_ranks_stays(start: Start, name: Callable[[str
 def test_a_data_set_that_the_ranks_only_read_stays(start: Start, name: Callable[[str], str]) -> None:
     """Copied to /dev/shm for speed, it is the user's, and costs an hour to copy again."""
     path = name("train-shard-")
+    rank = start(path)
+    held = segments_of([rank.pid])
+    assert held == {path}
+    assert remove_orphans(held, [kill(rank)]) == ()
+    assert os.path.exists(path)
+
+
+@pytest.mark.parametrize(
+    "beginning", ["torch_cache.", "torch_7_cache", "psm_data_", "loky-", "nccl-tuning-", "pym-", "sem.mp-of-mine-"]
+)
+def test_a_file_that_only_begins_like_a_library_s_stays(
+    start: Start, name: Callable[[str], str], beginning: str
+) -> None:
+    """The next attempt reads what this one has put there."""
+    path = name(beginning)
     rank = start(path)
     held = segments_of([rank.pid])
     assert held == {path}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +16,7 @@ _ASK = (
     "sys.stdout.write('\\nsaferun-answer ' + json.dumps([sys.prefix, sys.path]))"
 )
 _ANSWER = b"\nsaferun-answer "
+_ELF = b"\x7fELF"
 _SYSTEM_LIBRARIES = (
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"),
     *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"),
@@ -44,15 +46,19 @@ class Installation(Value):
 def find_installation(
     environ: Mapping[str, str], *, python: str = sys.executable, script: str | None = None, timeout_s: float = 10.0
 ) -> Installation | None:
-    """The software of ranks with this environment and interpreter; None if the interpreter did not respond.
+    """The software of ranks with this environment and interpreter; None if the interpreter did not respond, or is none.
 
     Args:
         environ: the ranks' environment.
-        python: their interpreter; run in a child unless it is this one.
+        python: their interpreter; run in a child unless it is this one. A script in its place is not run.
         script: the training script, whose directory is searched too.
         timeout_s: how long the interpreter may take.
     """
-    answer = _own() if python == sys.executable else _ask(python, environ, timeout_s)
+    if python == sys.executable:
+        answer: tuple[str, list[str]] | None = _own()
+    else:
+        # A wrapper may do anything with another start: claim a licence, start a container, overwrite a profile.
+        answer = _ask(python, environ, timeout_s) if _is_interpreter(python) else None
     if answer is None:
         return None
     prefix, path = answer
@@ -75,6 +81,17 @@ def find_installation(
     ]
     loaded = [name for name in preloaded if name.startswith("/")]
     return Installation(_few(packages), _few(sources), _few(libraries), _few(loaded))
+
+
+def _is_interpreter(program: str) -> bool:
+    path = shutil.which(program)
+    if path is None or not os.path.basename(path).startswith(("python", "pypy")):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False
 
 
 def _own() -> tuple[str, list[str]]:

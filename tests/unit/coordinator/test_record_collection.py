@@ -11,9 +11,11 @@ from saferun.cluster.join_messages import EndNote, JoinRequest
 from saferun.coordinator import assignment_wait, record_collection
 from saferun.coordinator.assignment_wait import BegunWithout, MissedError, await_assignment
 from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
+from saferun.coordinator.liveness_probe import SilenceReason
 from saferun.coordinator.record_collection import (
     RecordCollection,
     failure_text,
+    is_gone,
     missing_error,
     read_failure,
     withdraw_alone,
@@ -211,6 +213,27 @@ def test_a_host_that_comes_when_all_have_their_assignments_hears_that_it_is_late
     rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "spares": 1, "timeout_s": 60}))
     with pytest.raises(MissedError):
         await_assignment(Accepted(store), "r0/", 3, rdzv, OWN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "gone"),
+    [
+        ({}, "reached", True),  # the coordinator before this one, of the same supervisor: this one answers there
+        ({"tasks": (TaskRecord(1, "default", 8),)}, "reached", False),
+        ({"addresses": ("10.0.0.3",)}, "reached", False),
+        ({"port": 4712}, "reached", False),
+        ({"port": 4712}, "gone", True),
+        ({"addresses": ("10.0.0.3",)}, "unreachable", True),  # a pod that was made again has another address
+        ({"name": "node3", "addresses": ("10.0.0.3",)}, "unreachable", False),
+    ],
+)
+def test_the_record_of_a_process_that_has_ended_may_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], why: str, *, gone: bool
+) -> None:
+    """That of another host with the same number may not: one of them is wrong."""
+    monkeypatch.setattr(record_collection, "probe_host", lambda *_, **__: SilenceReason(why, "as it was found"))
+    own = OWN._replace(port=4711, addresses=("10.0.0.2",))
+    assert is_gone(own._replace(born="another", **changes), own) is gone
 
 
 @pytest.mark.parametrize("is_usage", [False, True])

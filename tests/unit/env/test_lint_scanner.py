@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,19 @@ def test_the_environment_says_where_libraries_and_code_are(tmp_path: Path) -> No
 def test_an_interpreter_that_does_not_answer_is_told_apart_from_one_with_nothing(tmp_path: Path) -> None:
     assert find_installation({}, python="/nowhere/python") is None
     broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho not json\n")
-    broken.chmod(0o755)
+    broken.symlink_to("/bin/true")
     assert find_installation({}, python=str(broken)) is None
+
+
+def test_a_wrapper_of_the_interpreter_is_not_started_once_more(tmp_path: Path) -> None:
+    """It may claim a licence, start a container, or overwrite what the rank's own start has written."""
+    started = tmp_path / "started"
+    for name in ("python", "python.sh"):
+        wrapper = tmp_path / name
+        wrapper.write_text(f'#!/bin/sh\ntouch {started}\nexec {sys.executable} "$@"\n')
+        wrapper.chmod(0o755)
+        assert find_installation({}, python=str(wrapper)) is None
+    assert not started.exists()
+    other = tmp_path / "python3"
+    other.symlink_to(sys.executable)
+    assert find_installation({}, python=str(other)) is not None
