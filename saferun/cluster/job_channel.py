@@ -155,7 +155,7 @@ class JobChannel:
         host = rendezvous.address[0] if rendezvous.address is not None else ""
         wanted = conf.get("is_host", "").lower()
         known: bool | None = False
-        if self.is_head and rendezvous.backend != "static" and conf.get("store_type", "tcp").strip().lower() == "tcp":
+        if self.is_head and rendezvous.backend != "static" and conf.get("store_type", "tcp") == "tcp":
             known = wanted in _IS_TRUE if wanted or not host else known_at_once(host)
         if known is not None:
             self.is_endpoint_here = known

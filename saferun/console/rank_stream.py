@@ -106,6 +106,11 @@ class RankStream:
         return self.is_full
 
     @property
+    def is_shown(self) -> bool:
+        """Whether its lines go to the console."""
+        return self._console is not None
+
+    @property
     def is_full(self) -> bool:
         """Whether to pause reading: its console is slow and no file has a copy, or its files are slow."""
         if self._console is not None and self._console.is_full:

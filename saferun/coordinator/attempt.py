@@ -198,13 +198,20 @@ class CoordinatorAttempt:
         self._acked.add(task)
         self._check_acks()
 
-    def lose_task(self, task: int) -> None:
-        """A task has gone; nothing is expected of it any more."""
+    def lose_task(self, task: int, *, is_leaving: bool = False) -> bool:
+        """A task has gone; nothing is expected of it any more.
+
+        Args:
+            task: which.
+            is_leaving: whether it has said goodbye.
+
+        Returns:
+            Whether the job can do without it: its ranks have ended well, or this host is a spare.
+        """
         self._gone.add(task)
         self._check_acks()
-
-    def does_without(self, task: int) -> bool:
-        """Whether the job needs nothing of a task that has gone: its ranks have ended well, or this host is a spare."""
+        if is_leaving:
+            return True
         if task not in self._done and not self.assignment.is_spare:
             return False
         why = "this host is a spare" if self.assignment.is_spare else "its ranks have ended well"

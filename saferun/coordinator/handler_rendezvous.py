@@ -198,10 +198,10 @@ class HandlerRendezvous:
 
         self._pace = RendezvousPace(rdzv.most)
         self._pace.install(dynamic_rendezvous)
-        if rdzv.request.conf.get("store_type", "tcp").strip().lower() == "file":
+        if rdzv.request.conf.get("store_type") == "file":
             await_file(rdzv)
             backend, store = c10d_rendezvous_backend.create_backend(parameters)
-            return dynamic_rendezvous.create_handler(store, backend, parameters)
+            return self._pace.apply(dynamic_rendezvous.create_handler(store, backend, parameters))
         if self._endpoint_fd >= 0:
             self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
             client = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
@@ -209,7 +209,7 @@ class HandlerRendezvous:
             client = self._find(rdzv, *rdzv.endpoint_address)
         self._arrivals = Arrivals(client.another(), rdzv.run_id, rdzv.name)
         backend = c10d_rendezvous_backend.C10dRendezvousBackend(client.store, rdzv.run_id)
-        return dynamic_rendezvous.create_handler(client.store, backend, parameters)
+        return self._pace.apply(dynamic_rendezvous.create_handler(client.store, backend, parameters))
 
     def _find(self, rdzv: RendezvousRound, host: str, port: int) -> StoreClient:
         search = StoreSearch(self._stores.store_class, host, [port], lambda _: None, here=rdzv.name)

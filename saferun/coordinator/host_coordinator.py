@@ -250,8 +250,8 @@ class HostCoordinator:
         if self._rejoin_s is not None and self._rejoin_s > 0:
             self._rejoin_s -= seconds
             for task in attempt.missing() if self._rejoin_s <= 0 else ():
-                attempt.lose_task(task)
-                self._tasks.send_all({"op": "task_lost", "task": task})
+                if not attempt.lose_task(task):
+                    self._tasks.send_all({"op": "task_lost", "task": task})
 
     def _agreement_maker(
         self, rdzv: RendezvousRound, settings: SecretSharing | None
@@ -427,10 +427,8 @@ class HostCoordinator:
         task = connection.task
         if task is None:
             return
-        attempt = self._attempt
-        if attempt is not None:
-            attempt.lose_task(task)
-        if not (connection.is_leaving or (attempt is not None and attempt.does_without(task))):
+        attempt, is_leaving = self._attempt, connection.is_leaving
+        if not (attempt.lose_task(task, is_leaving=is_leaving) if attempt is not None else is_leaving):
             self._tasks.send_all({"op": "task_lost", "task": task})
 
     def farewell(self, done: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
 """How often torch's dynamic rendezvous reads its state while hosts are waited for.
 
-torch reads it every second, whatever the number of hosts, and lets each host begin up to 0.3 s late: two hosts would
-wait for nothing most of that time. Here few hosts read it more often at first, and all of them every second, as torch
-has it, once hosts have been waited for longer.
+torch reads it every second, whatever the number of hosts, keeps what it has read for a second, and lets each host begin
+up to 0.3 s late: two hosts would wait for nothing most of that time. Here few hosts read it more often at first, and
+all of them every second, as torch has it, once hosts have been waited for longer.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ class RendezvousPace:
     def begin(self) -> None:
         """Another round begins: whoever is waited for may come at once."""
         self._since = time.monotonic()
+
+    def apply(self, handler: Any) -> Any:  # noqa: ANN401 - torch may be there in part only
+        """Have a handler keep the state no longer than the shortest pause, where it keeps one. Returns the handler."""
+        holder: Any = getattr(handler, "_state_holder", None)
+        kept_s = getattr(holder, "_cache_duration", None)
+        if isinstance(kept_s, int | float):
+            holder._cache_duration = min(kept_s, self._least_s)  # noqa: SLF001 - torch has no setting for it
+        return handler
 
     def pause(self, seconds: float | tuple[float, float]) -> float | tuple[float, float]:
         """What takes the place of a pause that torch wants: as long or shorter, seconds.

@@ -237,12 +237,25 @@ class RankActions(PartBase):
     def sweep(self, action: actions.SweepOrphans) -> None:
         """End what the ranks left behind, or wait for its end; OrphansGone follows."""
         if action.leave:
+            self._context.guarded("keep the output of what is left running", self._copy_left_output)
             self.orphans.leave()
             return
         if action.wait_s > 0:
             # The ranks here are done; nothing of them moves any more, and that is no hang.
             self._context.job.reports.set_state({"s": RANKS_LEFT_OVER})
         self.orphans.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
+
+    def _copy_left_output(self) -> None:
+        """Processes that live on can write to their pipes for as long as they do."""
+        group = self._context.current.group
+        if group is None:
+            return
+        streams = [stream for rank in group.ranks for stream in rank.streams]
+        pipes = [(stream.fd, (2 if stream.is_stderr else 1) if stream.is_shown else -1) for stream in streams]
+        if pipes:
+            from saferun.linux.left_output import copy_left_output
+
+            copy_left_output(pipes)
 
     def _report_orphans(self, text: str) -> None:
         is_counted = text.startswith("waiting for ") and self._context.screen.set_status(

@@ -43,6 +43,7 @@ Files
     current directory; OSError if none can be made. For sockets one with a short path, in memory if possible.
     ``abandoned_scratch``: such directories whose run and reaper were killed; those that others may use are left.
     ``shm_segments``: segments that ranks have left in /dev/shm; none are removed if not all processes can be scanned.
+    ``left_output``: what processes that are left running print; it is lost, and ends them, if no process can be forked.
     ``error_files``, ``file_systems``, ``streams``: ranks' error files (None: malformed), types of file systems (empty:
     unknown), pipes, and pseudo-terminals (OSError if there are none). ``keyboard``, ``terminal_mode``: the terminal
     while a rank has it; without the permission to read system calls its reader is found by the kernel function.

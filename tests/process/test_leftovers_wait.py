@@ -140,6 +140,37 @@ def test_with_leftovers_leave_they_live_on(tmp_path: Path) -> None:
         until((tmp_path / "uploaded.0").exists, "it is uploaded")
 
 
+TALKING = """
+import subprocess
+from rank import *
+work = '''
+import os, sys, time
+folder, rank = sys.argv[1:3]
+while not os.path.exists(folder + "/release.upload"):
+    time.sleep(0.01)
+for number in range(3):
+    print("line", number, "of rank", rank, flush=True)
+    print("error", number, "of rank", rank, file=sys.stderr, flush=True)
+open(f"{folder}/uploaded.{rank}", "w").write("whole")
+'''
+subprocess.Popen([sys.executable, "-c", work, FOLDER, str(RANK)], start_new_session=True, stdin=subprocess.DEVNULL)
+tell("ready")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--run-dir", "none"), ("-r", "3")], ids=["files", "no files", "redirected"])
+def test_with_leftovers_leave_they_may_write_as_before(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """As under torchrun, whose ranks have the console itself. They were killed by SIGPIPE."""
+    with running(tmp_path, TALKING, "--leftovers", "leave", *options, nproc=2, sweeps=False, store=False) as job:
+        assert job.wait() == 0
+        job.release("upload")
+        until(lambda: all((tmp_path / f"uploaded.{rank}").exists() for rank in (0, 1)), "they have worked on")
+        if options != ("-r", "3"):
+            until(lambda: job.out.count("line 2 of rank") == 2, "the last line is there")
+            until(lambda: job.err.count("error 2 of rank") == 2, "the last line of stderr is there")
+        until(lambda: not job.left(), "nothing of it is left")
+
+
 @pytest.mark.parametrize("leftovers", ["wait", "leave"])
 def test_after_a_failure_they_are_ended_and_that_is_said(tmp_path: Path, leftovers: str) -> None:
     """They would hold the GPUs' memory, ports and files of the next attempt."""

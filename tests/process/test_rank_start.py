@@ -12,12 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from saferun.launch import exec_wait
 from saferun.launch.exec_wait import ExecWait
 from saferun.linux.children import SpawnError, begin_spawn, spawn_error, spawn_unawaited
 from saferun.linux.core_limits import why_no_cores
 from saferun.linux.core_pattern import read_core_pattern
 from saferun.linux.poller import Poller
 from saferun.linux.program_start import ForkedRank, start_error
+from saferun.supervisor.machine import Limits
 from tests.process.frozen import mirror, needs_mounts
 from tests.process.launching import DEADLINE_S, SAFERUN, running, two_lines, until
 
@@ -119,6 +121,11 @@ def test_a_rank_that_is_not_started_is_named_and_given_up_in_the_end(start: Star
     assert "rank 4 cannot be started: exec of /net/program has not returned" in what
     assert running_ranks == (0, 1)
     assert start.start.deadline is None
+
+
+def test_the_supervisor_waits_for_the_start_longer_than_ranks_are_waited_for() -> None:
+    """Else its own deadline would end the start that this one has patience with."""
+    assert Limits().start_s > exec_wait._PATIENCE_S + exec_wait._OTHERS_S
 
 
 def test_the_answer_is_taken_in_when_it_comes(start: Start) -> None:

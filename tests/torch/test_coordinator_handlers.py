@@ -73,7 +73,7 @@ sys.meta_path.insert(0, NeedsMore())
 def test_hosts_meet_again_and_again_by_a_file_that_they_share(tmp_path: Path) -> None:
     """Torch's c10d rendezvous with ``--rdzv-conf store_type=file``: there is no address, and no port."""
     job = [Host(name, torch_parts="c10d") for name in ("node1", "node2")]
-    fields = {"backend": "c10d", "endpoint": str(tmp_path / "rendezvous"), "conf": {"store_type": "File"}}
+    fields = {"backend": "c10d", "endpoint": str(tmp_path / "rendezvous"), "conf": {"store_type": "file"}}
     try:
         for attempt in range(2):
             for host in job:
@@ -128,6 +128,16 @@ def test_the_rendezvous_of_a_newer_torch_gets_all_of_it(monkeypatch: pytest.Monk
         with pytest.raises(ImportError, match=f"torch {re.escape(version)}"):
             torch_store.import_store_class("c10d")
     assert sys.modules.get("torch") is before.get("torch")
+
+
+def test_what_torch_does_only_every_second_is_where_it_is_looked_for() -> None:
+    """What is shortened must exist in this torch: else nothing gets faster, and no other test would notice."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    settings: Any = None
+    holder = dynamic_rendezvous._BackendRendezvousStateHolder(settings, settings)
+    assert holder._cache_duration == 1
+    assert callable(vars(dynamic_rendezvous)["_delay"])
 
 
 def test_c10d_hosts_meet_again_and_again() -> None:

@@ -74,6 +74,8 @@ def several(
     if not run_id:
         raise UsageError("--rdzv-id is empty", "give the job a name, or leave --rdzv-id out")
     conf = read_conf(values.rdzv_conf)
+    if backend == "c10d" and "store_type" in conf:
+        conf = {**conf, "store_type": store_type(conf)}  # torch takes capitals as well
     if known.on_one_host:
         ports = _ports(values, known)
         port = ports[0] if len(ports) == 1 else None

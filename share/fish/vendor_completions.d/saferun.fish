@@ -81,7 +81,7 @@ complete -c saferun -l slow-window -x -d 'seconds over which ranks are compared 
 complete -c saferun -l slow-dumps -x -d 'also compare ranks that use GPUs: ask each rank for its Flight Recorder every so many seconds, 60 at least, which costs it some milliseconds; 0: never'
 complete -c saferun -l native-stacks -x -a 'auto always never' -d 'capture C and C++ frames as well; auto: of the few ranks that differ from the rest, if their stacks end in C'
 complete -c saferun -l strace -d 'count the system calls of hung ranks for a second, if strace is installed'
-complete -c saferun -l cores -x -a 'backtrace keep off' -d 'core files of crashed ranks; backtrace: read the stacks and delete the core; keep: keep it as well; off: change nothing about cores'
+complete -c saferun -l cores -x -a 'backtrace keep off' -d 'core files of crashed ranks; backtrace: read the stacks and delete the core, unless the limit on cores (`ulimit -c`) was above 0 at the start; keep: keep it as well; off: change nothing about cores'
 complete -c saferun -l keep-cores -x -d 'with --cores keep: how many cores to keep at most, one of each kind of crash'
 complete -c saferun -l gdb -d 'also read cores with gdb (slow); otherwise gdb is used only if pystack is missing'
 complete -c saferun -l pdb -d 'open a debugger in the first rank of the job that an exception ends, on the terminal or for saferunctl attach; ranks that fail meanwhile wait. The exit code is that of the exception'

@@ -119,6 +119,11 @@ def test_what_a_rendezvous_is_handed() -> None:
     assert place(config) == (2, 4, None)
     file = config_of("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=/srv/x", "--rdzv-conf=store_type=file")
     assert (file.rendezvous.endpoint, file.rendezvous.address) == ("/srv/x", None)
+    for written, read in (("TCP", "tcp"), (" File", "file")):
+        config = config_of(
+            "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1:1", f"--rdzv-conf=store_type={written}"
+        )
+        assert dict(config.rendezvous.conf) == {"store_type": read}
 
 
 def test_standalone_wins() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 from typing import Any
@@ -133,6 +134,34 @@ def test_what_waiting_will_hardly_mend_is_told_sooner(*, is_fault: bool, after_s
 def test_errors_of_connect_are_kinds(error: OSError, kind: str) -> None:
     """Source: connect(2), ip(7)."""
     assert kind_of(error) == kind
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_an_address_for_which_the_kernel_has_no_sockets_is_one_that_fails(
+    monkeypatch: pytest.MonkeyPatch, *, is_last: bool
+) -> None:
+    """A name with addresses of both families, on a host without IPv6: the other address decides."""
+    port = own_port()
+    infos = [
+        (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", port)),
+        (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("::1", port, 0, 0)),
+    ]
+    make = socket.socket
+
+    def without_ipv6(family: int = -1, *more: Any, **named: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return make(family, *more, **named)
+
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: infos if is_last else infos[::-1])
+    connection, kind, message = dial("node1", port)
+    assert (connection, kind) == (None, REFUSED)
+    assert message == f"node1:{port} (127.0.0.1) refuses connections"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: infos[1:])
+    connection, _, message = dial("node1", port)
+    assert connection is None
+    assert "node1" in message
 
 
 def test_the_words_name_the_address_behind_a_name() -> None:

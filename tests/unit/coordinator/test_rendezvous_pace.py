@@ -50,6 +50,18 @@ def test_no_pause_gets_longer() -> None:
 
 
 @pytest.mark.usefixtures("clock")
+def test_a_state_that_was_read_is_not_kept_for_longer_than_a_pause() -> None:
+    """Else the shorter pauses would read nothing new; a handler of another kind is left as it is."""
+    handler = SimpleNamespace(_state_holder=SimpleNamespace(_cache_duration=1))
+    assert RendezvousPace(2).apply(handler) is handler
+    assert handler._state_holder._cache_duration == pytest.approx(0.05)
+    RendezvousPace(1000).apply(handler)
+    assert handler._state_holder._cache_duration == pytest.approx(0.05)
+    other = SimpleNamespace(_state_holder=object())
+    assert RendezvousPace(2).apply(other) is other
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_torch_that_pauses_otherwise_is_left_as_it_is() -> None:
     """There is nothing public to set, so what is set may be gone one day."""
     module = SimpleNamespace()
