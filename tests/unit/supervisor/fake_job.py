@@ -159,7 +159,8 @@ class Host:
                 job.decided(action, self)
             case Finish():
                 self.finish = action
-                if action.reraise is not None:
+                # The store of a leader ends with it: the others have read its decision by then, if there was one.
+                if action.reraise is not None or (self in job.met[:1] and job.number not in job.decisions):
                     job.vanished(self)
                 job.meet()
 
@@ -227,6 +228,7 @@ class Job:
         self.number = -1
         self.troubles: dict[int, str] = {}
         self.done_hosts: set[int] = set()
+        self.decisions: set[int] = set()  # attempts whose leader has decided
         self.hosts: list[Host] = []
         for number in range(hosts):
             self.hosts.append(Host(self, number))
@@ -355,6 +357,7 @@ class Job:
             leader.inbox.append(Diagnosed(self.now, leader.supervisor.attempt, DIAGNOSIS, facts=self.facts()))
 
     def decided(self, action: BroadcastDecision, leader: Host) -> None:
+        self.decisions.add(action.attempt)
         for other in self.others(leader):
             event = JobDecided(
                 self.now, action.attempt, action.next_step, action.exit_code, action.wait_s, action.restarts, ("why",)

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from saferun.supervisor.actions import (
@@ -458,6 +458,15 @@ def let_happen(job: Job, kind: str, host: Host) -> None:
 
 
 @settings(max_examples=200, deadline=None)
+# A leader that is stopped when the others have met it already.
+@example(
+    steps=[*(("take", number) for number in range(5)), ("stop", 0)],
+    max_restarts=0,
+    spares=1,
+    hang="report",
+    moves=False,
+    unfit=set(),
+)
 @given(
     steps=STEPS,
     max_restarts=st.integers(0, 2),
