@@ -47,7 +47,7 @@ ROWS = (
 _PLAIN = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "numpy")
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 _OURS = tuple(package for package in _PROJECT["dependencies"] if not package.startswith("torch"))
-_TESTING = ("pytest>=9,<10", "pytest-xdist", "hypothesis", "jsonschema", "pyte")
+_TESTING = ("pytest>=9,<10", "pytest-xdist", "hypothesis", "jsonschema", "pyte", "prometheus-client")
 _BUILD_S = 1800.0
 _RUN_S = 180.0
 _LATE_FILES_S = 20
