@@ -13,7 +13,7 @@ import codecs
 import re
 import unicodedata
 
-from saferun.console.screen_row import Row, Style
+from saferun.console.screen_row import Row, Style, without_controls
 
 MOST_ROWS = 40
 """The most rows that stay live; what is above them is a line."""
@@ -153,7 +153,7 @@ class Rows:
         return self._lines_so_far()
 
     def _lines_so_far(self) -> bytes:
-        lines = b"".join(self._lines)
+        lines = without_controls(b"".join(self._lines))  # a line may be several rows
         self._lines.clear()
         return lines
 

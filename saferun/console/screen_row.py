@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from saferun.model import Value
 
+# UTF-8 of the control characters of ECMA-48, and what is shown in their place.
+_CONTROL, _REPLACEMENT = re.compile(rb"\xc2[\x80-\x9f]"), b"\xef\xbf\xbd"
 _RESET = "\x1b[0m"
 # SGR of ECMA-48: which parameters set or end the same thing.
 _SLOTS = {
@@ -139,4 +143,9 @@ class Row:
             pieces.append("".join(self._cells[start:end]))
             start = end
         text = "".join(pieces) + _RESET if current else "".join(pieces).rstrip(" ")
-        return text.encode(errors="surrogateescape")
+        return without_controls(text.encode(errors="surrogateescape"))
+
+
+def without_controls(encoded: bytes) -> bytes:
+    """Text in which bytes that are no characters each are no control character together, either."""
+    return _CONTROL.sub(_REPLACEMENT, encoded) if b"\xc2" in encoded else encoded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from saferun.console.rows import MOST_ROWS, Rows, moves_cursor, without_movements
@@ -115,10 +115,15 @@ def test_rows_are_lines_again_when_nothing_moves_up_any_more() -> None:
     assert shown.is_plain
 
 
-@given(
-    st.binary(max_size=400)
-    | st.lists(st.sampled_from([b"\x1b[", b"A", b"99", b"\n", b"x", b";", b"H", b"\x1b[99A"])).map(b"".join)
-)
+PIECES = [
+    *(b"\x1b[", b"A", b"99", b"\n", b"x", b";", b"H", b"\x1b[99A", b"\x1bM", b"\x1bE", b"\x1bc", b"\x1b7", b"\x1b8"),
+    *(b"?25l", b"\x1b#8", b"\x1b]", b"\x07", b"\t", b"\r", b"\x0b", b"\xc2", b"\x84", b"\x9b", b"\xe2", b"\xff"),
+]
+
+
+@given(st.binary(max_size=400) | st.lists(st.sampled_from(PIECES)).map(b"".join))
+@example(b"\x1bM" + b"x" * (WIDTH - 1) + b"\xc2\x0b\x9b\n")  # the same at the end of a row
+@example(b"\x1bM\xc2\x0b\x9bA")  # two bytes that are a control character as soon as what is between them has gone
 def test_no_bytes_at_all_break_it(written: bytes) -> None:
     """A rank may print a picture, a core or noise."""
     shown = Rows(WIDTH)
