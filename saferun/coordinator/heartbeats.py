@@ -381,8 +381,9 @@ class HeartbeatMonitor:
         """All are read in one go, which waits for those that were deleted."""
         for host, seen in self._seen.items():
             if not seen.is_lost:
-                self._client.compare_set(f"{self._prefix}heartbeat/{host}", "", "0")
-                self._client.compare_set(f"{self._prefix}state/{host}", "", "")
+                # Its host may set it again at any moment.
+                self._client.swap(f"{self._prefix}heartbeat/{host}", b"", "0")
+                self._client.swap(f"{self._prefix}state/{host}", b"", "")
 
     def _read(self, elapsed_s: float) -> None:
         hosts = [host for host, seen in self._seen.items() if not seen.is_lost]

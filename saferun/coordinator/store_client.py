@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from saferun.coordinator.dial import dial
 
@@ -64,6 +64,9 @@ class StoreClient:
         address: where it leads.
         signer: signs what is written, and says what of what is read has a valid signature; None: nothing is signed.
     """
+
+    wakes_waiting: ClassVar[bool] = True
+    """Whether the server of this torch wakes those that wait for a key which ``compare_set`` sets; a ``set`` does."""
 
     def __init__(
         self,
@@ -159,8 +162,13 @@ class StoreClient:
         """Set a key that has the expected value (empty: that does not exist), and return what it has now.
 
         ``FORGED`` where that is not signed. Where values are signed, only the empty one can be expected: see ``swap``.
+        Whoever waits for the key sees it at once; no other value may be set before this returns.
         """
-        found = self.swap(key, expected.encode(), value)[1]
+        stored = self._protected(key, value)
+        now = self._compare_set(key, expected.encode(), stored)
+        if now == _encoded(stored) and not self.wakes_waiting:
+            self._set(key, stored)
+        found = self._opened(key, now)
         return FORGED if found is None else found
 
     def swap(self, key: str, expected: bytes, value: str) -> tuple[bytes, bytes | None]:

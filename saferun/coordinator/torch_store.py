@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from saferun.coordinator.store_client import StoreClient
+
 if TYPE_CHECKING:
     from saferun.model import TorchParts
 
@@ -20,6 +22,8 @@ _RENDEZVOUS = "torch.distributed.elastic.rendezvous"
 C10D_MODULES = (f"{_RENDEZVOUS}.c10d_rendezvous_backend", f"{_RENDEZVOUS}.dynamic_rendezvous")
 # Of these and older ones the c10d rendezvous has been seen to work without the rest of torch.
 _NEWEST_RELEASE = (2, 15)
+# The store of torch 2.4 leaves those asleep that wait for a key which compare_set sets; that of 2.8 does not.
+_WAKES_WAITING = (2, 8)
 
 
 def import_store_class(torch_parts: TorchParts) -> tuple[Any, str]:
@@ -38,12 +42,15 @@ def import_store_class(torch_parts: TorchParts) -> tuple[Any, str]:
         import torch
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        return TCPStore, str(torch.__version__)
+        version = str(torch.__version__)
+        StoreClient.wakes_waiting = _release(version) >= _WAKES_WAITING
+        return TCPStore, version
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'torch'")
     location = spec.submodule_search_locations[0]
     version = _version(location)
+    StoreClient.wakes_waiting = _release(version) >= _WAKES_WAITING
     if torch_parts == "c10d" and _release(version) > _NEWEST_RELEASE:
         raise ImportError(f"whether the c10d rendezvous of torch {version} needs more of torch is not known")
     for name, path in (("torch", location), ("torch.distributed", os.path.join(location, "distributed"))):

@@ -86,6 +86,10 @@ class Client:
                 self.at.changed.notify_all()
             return keys.get(key, expected.encode())
 
+    def swap(self, key: str, expected: bytes, value: str) -> tuple[bytes, bytes]:
+        found = self.compare_set(key, expected.decode(), value)
+        return found, found
+
     def check(self, key: str) -> bool:
         with self.at.changed:
             return key in self._begin()

@@ -19,6 +19,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.wakes_waiting = True  # when compare_set sets a key
         self._changed = threading.Condition()
 
     def client(self, signer: Signer | None = None) -> StoreClient:
@@ -61,7 +62,8 @@ class MemoryStore:
                 return wanted
             if found is None or found == wanted:
                 self.values[key] = value.encode() if isinstance(value, str) else value
-                self._changed.notify_all()
+                if self.wakes_waiting:
+                    self._changed.notify_all()
             return self.values[key]
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:

@@ -461,3 +461,24 @@ def test_the_keys_of_two_jobs_are_different_whatever_they_are_called() -> None:
     signers = [secrecy.signer(*names) for names in (("a", "bc"), ("ab", "c"), ('a", "b', "c"), ("", "abc"))]
     stored = [one.protect("k", b"7") for one in signers if one is not None]
     assert len(set(stored)) == 4
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_a_store_that_wakes_nobody_on_compare_set_is_made_to(
+    monkeypatch: pytest.MonkeyPatch, *, is_signed: bool
+) -> None:
+    """As torch 2.4 has it: what a host appended to the job's log was read by the others two minutes later."""
+    monkeypatch.setattr(StoreClient, "wakes_waiting", False)
+    store = MemoryStore()
+    store.wakes_waiting = False
+    reader, writer = (store.client(signer() if is_signed else None) for _ in range(2))
+    read: list[bytes | None] = []
+    thread = threading.Thread(target=lambda: read.append(reader.get("a0/log/0", DEADLINE_S)))
+    thread.start()
+    time.sleep(0.2)
+    assert writer.compare_set("a0/log/0", "", "an entry") == b"an entry"
+    thread.join(DEADLINE_S)
+    assert read == [b"an entry"]
+    # What another host has written before stays.
+    assert writer.compare_set("a0/log/0", "", "another entry") == b"an entry"
+    assert reader.find("a0/log/0") == b"an entry"
