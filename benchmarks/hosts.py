@@ -2,8 +2,9 @@
 
 python benchmarks/hosts.py [--quick] [--sides saferun,torchrun] [--only static,c10d,death,cost]
 
-The hosts are processes of this machine, so that the network costs nothing. ``cost`` drives coordinators alone: 2, 4, 16
-and 64 of them, and what each counts of its own operations on the store.
+The hosts are processes of this machine, so that the network costs nothing. torch asks the name service for each address
+that it connects to: where that may drop a question, `unshare -n sh -c 'ip link set lo up && ...'` measures without it.
+``cost`` drives coordinators alone: 2, 4, 16 and 64 of them, and what each counts of its own operations on the store.
 """
 
 from __future__ import annotations
