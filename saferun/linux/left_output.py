@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from saferun.errors import suppress
 from saferun.linux.children import fork
 from saferun.linux.descriptors import close_all_but
+from saferun.linux.prctl import set_name
 
 _CHUNK_BYTES = 64 << 10
 _DROPPED = -1
@@ -44,6 +45,7 @@ def _has_writers(source: int) -> bool:
 
 def _copy(pipes: Sequence[tuple[int, int]]) -> None:
     """In the forked process."""
+    set_name("sr-output")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     targets = dict(pipes)
     close_all_but(*targets, *(target for target in targets.values() if target != _DROPPED))
