@@ -106,7 +106,7 @@ class HostsConfig(Value):
     task: TaskConfig | None = None
     detected: str = ""
     found: tuple[str, ...] = ()
-    start_timeout_s: float = 600.0
+    start_timeout_s: float = 900.0
     connect_timeout_s: float = 0.0
     host_timeout_s: float = 30.0
     stop_with_parent: bool = False

@@ -272,7 +272,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "without --secret-file: sign messages between hosts with a secret exchanged over a private channel (munge, "
         "or run directories that all hosts see); auto: if there is such a channel; required: fail without one",
     ),
-    _option("--start-timeout SECONDS", 600.0, RENDEZVOUS, "seconds to wait for late hosts"),
+    # As long as torchrun waits with its static rendezvous.
+    _option("--start-timeout SECONDS", 900.0, RENDEZVOUS, "seconds to wait for late hosts"),
     _option(
         "--preflight {on,warn,off,only}",
         "on",

@@ -46,8 +46,8 @@ def rank_command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command
 
 
 def _check_script(script: str) -> None:
-    if "$" in script or script == "-":
-        return  # a name that differs by rank; the program comes from standard input
+    if "$" in script or script.startswith("-"):
+        return  # a name that differs by rank; the program comes from standard input, or is an option of the interpreter
     # Not by opening it: what is in a named pipe is meant for the rank.
     try:
         mode = os.stat(script).st_mode

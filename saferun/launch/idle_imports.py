@@ -53,6 +53,7 @@ MODULES = (
     "saferun.linux.core_saving",
     "saferun.linux.core_files",
     "saferun.linux.core_notes",
+    "saferun.linux.left_output",
     "saferun.linux.shm_segments",
     "saferun.linux.start_marks",
     "saferun.diagnosis",

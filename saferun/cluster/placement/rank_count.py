@@ -22,7 +22,8 @@ def count_ranks(value: str, environ: Mapping[str, str]) -> int:
         # Only words that ask for a count of this host's devices pay for the import.
         from saferun.linux.gpus import resolve_nproc_per_node
 
-        return resolve_nproc_per_node(value, environ.get("PYTHON_EXEC", sys.executable), environ)
+        # By the launcher's own torch, as under torchrun: PYTHON_EXEC may be anything that runs a script.
+        return resolve_nproc_per_node(value, sys.executable, environ)
     return checked_ranks(count, f"--nproc-per-node {value}")
 
 

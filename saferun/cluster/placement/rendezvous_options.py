@@ -17,6 +17,7 @@ _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 # As under torchrun, where an endpoint has no port.
 DEFAULT_C10D_PORT = 29400
 # torch's own default of read_timeout.
+_MOST_DIGITS, _FOR_EVER_S = 9, 1e9  # some 30 years
 _READ_TIMEOUT_S = 60.0
 _CONNECT_S = 3.0
 _MOST_HOSTS = 1 << 17
@@ -214,9 +215,10 @@ def _conf_seconds(conf: Mapping[str, str], key: str) -> float | None:
     text = conf.get(key)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):  # noqa: PLR2004 - some 30 years
+    if not (text.isascii() and text.isdigit() and text.strip("0")):
         raise UsageError(f"--rdzv-conf {key}={text} is not a number of seconds", "use a whole number above 0")
-    return float(text)
+    # Nines without end are how people write for ever.
+    return float(text) if len(text.lstrip("0")) <= _MOST_DIGITS else _FOR_EVER_S
 
 
 def store_type(options: Mapping[str, str]) -> str:

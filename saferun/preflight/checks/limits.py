@@ -34,7 +34,7 @@ _READINGS, _READ_AGAIN_S = 3, 0.1
 # manual and that of the InfiniBand drivers ask for no limit at all.
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 _LITTLE_LOCKED_BYTES = 64 * MIB
-_CAP_SYS_RESOURCE, _CAP_IPC_LOCK = 24, 14
+_CAP_SYS_RESOURCE, _CAP_SYS_ADMIN, _CAP_IPC_LOCK = 24, 21, 14
 
 
 def check_open_files(context: CheckContext) -> CheckResult:
@@ -88,7 +88,7 @@ def _room_result(context: CheckContext) -> CheckResult:
         hint = "raise the limit of the container or job (docker --pids-limit, Kubernetes podPidsLimit, pids.max)"
         rooms.append((cgroup_room, "this control group", hint))
     # The user's limit does not hold for who may exceed it.
-    if soft is not None and 0 <= soft < _MANY_PROCESSES and not _has_capability(context, _CAP_SYS_RESOURCE):
+    if soft is not None and 0 <= soft < _MANY_PROCESSES and not _is_unlimited_user(context):
         used = _own_threads(context)
         facts = (*facts, ("used", str(used)))
         hint = _raise_hint("-u", _MANY_PROCESSES, hard, "--ulimit nproc=-1", "LimitNPROC=")
@@ -162,6 +162,15 @@ def _raise_hint(option: str, wanted: int | str, hard: int | None, docker: str, u
     if enough:
         return f"run `ulimit {option} {wanted}` before saferun"
     return f"raise the hard limit (limits.conf; {docker} in docker; {unit} of the scheduler's service)"
+
+
+def _is_unlimited_user(context: CheckContext) -> bool:
+    """Whether the limit on a user's processes does not hold. Source: kernel/fork.c, copy_process."""
+    if _has_capability(context, _CAP_SYS_RESOURCE) or _has_capability(context, _CAP_SYS_ADMIN):
+        return True
+    # The root user of the host, whatever its capabilities; within a user namespace another user goes by this number.
+    is_host = read_text(context.path("proc/self/uid_map"), 4096).split()[:2] == ["0", "0"]
+    return is_host and os.getuid() == 0
 
 
 def _has_capability(context: CheckContext, number: int) -> bool:

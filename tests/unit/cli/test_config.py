@@ -15,8 +15,10 @@ import pytest
 
 from saferun.cli.main import read_config
 from saferun.cli.options import OPTIONS, SAFERUN_OPTIONS, TORCHRUN_OPTIONS, comma_separated_list
+from saferun.cluster.placement.rank_count import count_ranks
 from saferun.config import LaunchConfig, Origin
 from saferun.errors import UsageError
+from saferun.linux import gpus
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -108,6 +110,36 @@ def test_another_python_may_be_named(tmp_path: Path) -> None:
     assert config_of(environ={"PYTHON_EXEC": sys.executable}).command.argv[0] == sys.executable
     with pytest.raises(UsageError, match="no-such-python"):
         config_of(environ={"PYTHON_EXEC": str(tmp_path / "no-such-python")})
+
+
+def test_another_python_may_find_its_script_elsewhere(tmp_path: Path) -> None:
+    """A wrapper may go into a container, or to another directory, before it reads the script."""
+    wrapper = tmp_path / "python.sh"
+    wrapper.write_text("#!/bin/sh\n")
+    wrapper.chmod(0o755)
+    environ = {**ENVIRON, "PYTHON_EXEC": str(wrapper)}
+    assert read_config(["/only/there/train.py"], environ).command.argv == (str(wrapper), "-u", "/only/there/train.py")
+    with pytest.raises(UsageError, match=r"there is no script /only/there/train\.py"):
+        read_config(["/only/there/train.py"], ENVIRON)
+
+
+def test_options_of_the_interpreter_may_stand_for_the_script() -> None:
+    """Torchrun puts whatever it is behind ``python -u``."""
+    command = read_config(["--", "-W", "ignore", "train.py", "a"], ENVIRON).command
+    assert command.argv[1:] == ("-u", "-W", "ignore", "train.py", "a")
+
+
+def test_the_launcher_s_own_torch_counts_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under torchrun. PYTHON_EXEC may have no torch, or be no Python at all."""
+    asked: list[str] = []
+
+    def count(value: str, python: str, environ: object) -> int:
+        asked.append(python)
+        return len(value) + bool(environ)
+
+    monkeypatch.setattr(gpus, "resolve_nproc_per_node", count)
+    assert count_ranks("auto", {"PYTHON_EXEC": "/of/the/ranks/python"}) == 5
+    assert asked == [sys.executable]
 
 
 @pytest.mark.parametrize(

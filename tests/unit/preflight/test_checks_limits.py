@@ -123,11 +123,25 @@ def test_threads_of_a_moment_refuse_no_launch(root: Root, monkeypatch: pytest.Mo
 
 
 def test_who_may_exceed_the_limit_on_processes_is_not_counted(root: Root) -> None:
-    """Root and its like: CAP_SYS_RESOURCE."""
+    """Root and its like: CAP_SYS_RESOURCE, CAP_SYS_ADMIN."""
     root.limits(processes="100 100")
-    root.status(capabilities=1 << 24)
     _process(root, 10, 3000)
-    assert check_processes(root.context(nproc=8)).verdict == "ok"
+    for capability in (24, 21):
+        root.status(capabilities=1 << capability)
+        assert check_processes(root.context(nproc=8)).verdict == "ok"
+
+
+@pytest.mark.parametrize(("uid_map", "verdict"), [("0 0 4294967295", "ok"), ("0 1000 1", "fail"), ("", "fail")])
+def test_the_host_s_root_has_no_limit_on_processes(
+    root: Root, monkeypatch: pytest.MonkeyPatch, uid_map: str, verdict: str
+) -> None:
+    """Also without any capability, as in a container of Docker; the root of a user namespace is any user."""
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    root.limits(processes="100 100")
+    root.status()
+    root.write("proc/self/uid_map", f"         {uid_map}\n")
+    monkeypatch.setattr(limits, "_own_threads", lambda _: 3000)
+    assert check_processes(root.context(nproc=8)).verdict == verdict
 
 
 def test_a_high_limit_on_processes_costs_no_look_at_all_processes(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
