@@ -162,7 +162,8 @@ class StoreClient:
         """Set a key that has the expected value (empty: that does not exist), and return what it has now.
 
         ``FORGED`` where that is not signed. Where values are signed, only the empty one can be expected: see ``swap``.
-        Whoever waits for the key sees it at once; no other value may be set before this returns.
+        Whoever waits for the key sees it at once. With an old torch it is set twice, so another host's value that comes
+        between the two would be lost.
         """
         stored = self._protected(key, value)
         now = self._compare_set(key, expected.encode(), stored)

@@ -285,7 +285,10 @@ def _record_failures(prefix: str) -> None:
         keep(error, trace)
 
     def at_exit() -> None:
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        # Not by its truth value, which is code of the script's.
+        error = getattr(sys, "last_exc", None)
+        if error is None:
+            error = getattr(sys, "last_value", None)
         keep(error, getattr(sys, "last_traceback", None))
 
     # Whoever compares the two finds them the same, as ever.

@@ -51,8 +51,14 @@ class LintPart(PartBase):
             self._begin(self._plan)
 
     def _begin(self, plan: AttemptPlan) -> None:
-        # Without the hook: the lint is no rank, and is not captured.
-        environ = {name: value for name, value in plan.environs[0].items() if name != "SAFERUN_HOOK"}
+        # Without the hook: the lint is no rank, and is not captured. And without what only the launcher sets, of which
+        # an older torch may read less.
+        users = self._context.environ
+        environ = {
+            name: value
+            for name, value in plan.environs[0].items()
+            if name != "SAFERUN_HOOK" and (name in users or not name.startswith("TORCHELASTIC_"))
+        }
         python = self._context.environ.get("PYTHON_EXEC", sys.executable)
         asked = {"environ": environ, "python": python, "script": str(self._context.config.command.name)}
         # Whatever goes wrong with it is not reported: the job does not depend on it.

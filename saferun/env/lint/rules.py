@@ -194,10 +194,16 @@ def _shows_its_names(name: str, library: str, known: KnownNames) -> bool:
     return any(reader.startswith(library) for reader in known.readers_of(name))
 
 
+def _is_read_by_its_family(name: str, known: KnownNames) -> bool:
+    if not name.startswith(("TORCH_", "PYTORCH_")):
+        return known.is_read(name)
+    return any(reader.startswith(("libtorch", "libc10", "torch ")) for reader in known.readers_of(name))
+
+
 def _advised(name: str, value: str, advice: Advice, known: KnownNames) -> Finding | None:
     if advice.still_read:
-        # In older releases the old name is right.
-        if advice.instead and not known.is_read(advice.instead) and known.owners.get("torch"):
+        # In older releases the old name is right, also if a script sets both.
+        if advice.instead and known.owners.get("torch") and not _is_read_by_its_family(advice.instead, known):
             return None
     else:
         readers = known.readers_of(name)

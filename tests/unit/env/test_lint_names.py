@@ -52,6 +52,13 @@ def test_wrong_names_that_wikis_spread_get_the_right_advice(
     assert finding.source.startswith("https://")
 
 
+def test_a_script_that_sets_both_names_makes_no_torch_newer() -> None:
+    """The old one is right for as long as torch itself does not read the new one."""
+    older = installed()
+    known = older._replace(readers={**older.readers, "TORCH_FR_BUFFER_SIZE": ("/home/me/project",)})
+    assert lint({"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}, known, HostFacts()) == ()
+
+
 def test_a_name_that_the_users_script_reads_is_not_called_unread_at_launch() -> None:
     """Many scripts read NCCL_TIMEOUT themselves and pass it on."""
     known = TODAY._replace(readers={**TODAY.readers, "NCCL_TIMEOUT": ("/home/me/project",)})

@@ -180,6 +180,16 @@ def test_no_code_of_the_script_is_run(tmp_path: Path) -> None:
     assert not any("value" in row for row in found.values())
 
 
+@pytest.mark.parametrize("method", ["__bool__", "__len__", "__eq__", "__hash__"])
+def test_an_exception_is_not_asked_for_its_truth(method: str, tmp_path: Path) -> None:
+    """That is code of the script's as well, and may print, raise or wait."""
+    script = (
+        f"class Mine(Exception):\n    def {method}(self, *a):\n        print('asked'); 1 / 0\nraise Mine('wrong')\n"
+    )
+    record = failed(tmp_path, script)
+    assert record["exceptions"][0]["type"] == "__main__.Mine"
+
+
 @pytest.mark.parametrize(
     "method",
     ["__str__", "__getattribute__", "__cause__", "args", "__traceback__"],
