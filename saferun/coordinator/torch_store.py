@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT = timedelta(seconds=300)
 _RENDEZVOUS = "torch.distributed.elastic.rendezvous"
-C10D_MODULES = (f"{_RENDEZVOUS}.c10d_rendezvous_backend", f"{_RENDEZVOUS}.dynamic_rendezvous")
+_C10D_MODULES = (f"{_RENDEZVOUS}.c10d_rendezvous_backend", f"{_RENDEZVOUS}.dynamic_rendezvous")
 # Of these and older ones the c10d rendezvous has been seen to work without the rest of torch.
 _NEWEST_RELEASE = (2, 15)
 # The store of torch 2.4 leaves those asleep that wait for a key which compare_set sets; that of 2.8 does not.
@@ -65,7 +65,7 @@ def import_store_class(torch_parts: TorchParts) -> tuple[Any, str]:
             vars(sys.modules["torch.distributed"]).update(
                 {name: value for name, value in vars(stores).items() if not name.startswith("_")}
             )
-            for rendezvous in C10D_MODULES:
+            for rendezvous in _C10D_MODULES:
                 import_module(rendezvous)
     except Exception as error:
         raise ImportError(f"a part of torch cannot be imported alone: {error}") from error

@@ -5,6 +5,7 @@ The loop reaps children (``event_loop.EventLoop.reap``) and calls ``on_exit`` fo
 
 from __future__ import annotations
 
+import os
 import time
 
 from saferun.console.intake import Intake
@@ -237,25 +238,32 @@ class RankActions(PartBase):
     def sweep(self, action: actions.SweepOrphans) -> None:
         """End what the ranks left behind, or wait for its end; OrphansGone follows."""
         if action.leave:
-            self._context.guarded("keep the output of what is left running", self._copy_left_output)
+            what = "keep the output of what is left running"
+            pipes = self._context.guarded(what, self._left_pipes) or []
             self.orphans.leave()
+            self._context.guarded(what, self._copy_left_output, pipes)
             return
         if action.wait_s > 0:
             # The ranks here are done; nothing of them moves any more, and that is no hang.
             self._context.job.reports.set_state({"s": RANKS_LEFT_OVER})
         self.orphans.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
 
-    def _copy_left_output(self) -> None:
-        """Processes that live on can write to their pipes for as long as they do."""
+    def _left_pipes(self) -> list[tuple[int, int]]:
+        """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes."""
         group = self._context.current.group
-        if group is None:
-            return
-        streams = [stream for rank in group.ranks for stream in rank.streams]
-        pipes = [(stream.fd, (2 if stream.is_stderr else 1) if stream.is_shown else -1) for stream in streams]
-        if pipes:
-            from saferun.linux.left_output import copy_left_output
+        streams = [stream for rank in group.ranks for stream in rank.streams] if group is not None else []
+        return [(os.dup(stream.fd), (2 if stream.is_stderr else 1) if stream.is_shown else -1) for stream in streams]
 
-            copy_left_output(pipes)
+    def _copy_left_output(self, pipes: list[tuple[int, int]]) -> None:
+        """Processes that live on can write to their pipes for as long as they do."""
+        try:
+            if pipes:
+                from saferun.linux.left_output import copy_left_output
+
+                copy_left_output(pipes)
+        finally:
+            for fd, _ in pipes:
+                os.close(fd)
 
     def _report_orphans(self, text: str) -> None:
         is_counted = text.startswith("waiting for ") and self._context.screen.set_status(

@@ -145,8 +145,9 @@ def own_addresses() -> list[str]:
     except OSError:
         return []
     usable = [(nic, address) for nic in nics for address in nic.addresses if not address.startswith(_LOCAL)]
-    # Networks of containers on this host: elsewhere their addresses are another host's, or any router answers for them.
-    found = [address for nic, address in usable if not is_decoy(nic.name)] or [address for _, address in usable]
+    # Bridges of containers on this host: elsewhere their addresses are another host's, or any router answers for them.
+    found = [address for nic, address in usable if nic.kind != "bridge" or not is_decoy(nic.name)]
+    found = found or [address for _, address in usable]
     found.sort(key=lambda address: ":" in address)
     return list(dict.fromkeys(found))[:_MOST_ADDRESSES]
 

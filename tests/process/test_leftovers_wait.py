@@ -171,6 +171,24 @@ def test_with_leftovers_leave_they_may_write_as_before(tmp_path: Path, options: 
         until(lambda: not job.left(), "nothing of it is left")
 
 
+@pytest.mark.parametrize("name", ["_left_pipes", "_copy_left_output"])
+def test_without_a_process_for_their_output_they_are_left_all_the_same(tmp_path: Path, name: str) -> None:
+    """What saferun adds to it is absent, with one line."""
+    broken = (
+        "from saferun.launch.rank_actions import RankActions as owner\n"
+        "    def fail(*_): raise RuntimeError('planted')\n"
+        f"    owner.{name} = fail"
+    )
+    environ = customized(tmp_path, in_saferun(broken))
+    with running(
+        tmp_path, UPLOADING, "--leftovers", "leave", arguments=["session"], environ=environ, sweeps=False, store=False
+    ) as job:
+        assert job.wait() == 0
+        assert job.err.count("cannot keep the output of what is left running: RuntimeError: planted") == 1
+        job.release("upload")
+        until((tmp_path / "uploaded.0").exists, "it is uploaded")
+
+
 @pytest.mark.parametrize("leftovers", ["wait", "leave"])
 def test_after_a_failure_they_are_ended_and_that_is_said(tmp_path: Path, leftovers: str) -> None:
     """They would hold the GPUs' memory, ports and files of the next attempt."""

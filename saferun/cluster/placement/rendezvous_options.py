@@ -17,8 +17,8 @@ _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 # As under torchrun, where an endpoint has no port.
 DEFAULT_C10D_PORT = 29400
 # torch's own default of read_timeout.
-_MOST_DIGITS, _FOR_EVER_S = 9, 1e9  # some 30 years
 _READ_TIMEOUT_S = 60.0
+_MOST_DIGITS, _FOR_EVER_S = 9, 1e9  # some 30 years
 _CONNECT_S = 3.0
 _MOST_HOSTS = 1 << 17
 _ENTRY_POINTS = "torchrun.handlers"
