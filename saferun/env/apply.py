@@ -10,6 +10,7 @@ from saferun.env.profiles import Resolution, default_search_path, load_profiles,
 from saferun.env.profiles.profile_values import COMPONENTS, Removed, Vendor
 from saferun.linux.gpu_nodes import gpu_vendor
 from saferun.linux.installed_versions import read_package_versions
+from saferun.linux.nccl_files import variables_in_nccl_files
 from saferun.model import RankAssignment
 
 # Variables that torchrun sets by default, and that may be unset.
@@ -34,6 +35,7 @@ def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolu
         user_environ=environ,
         env=config.env,
         unset=config.unset,
+        nccl_files=variables_in_nccl_files(environ),
     )
     # Variables that the ranks would not inherit, but get by default.
     known = {*(removed.name for removed in resolution.removed), *(s.variable.name for s in resolution.settings)}

@@ -23,13 +23,14 @@ def read_bytes(path: str, most_bytes: int = _MOST_BYTES) -> bytes:
     return b"".join(pieces)
 
 
-def read_at_once(path: str, most_bytes: int) -> bytes:
-    """A regular file's content in memory, up to a limit; empty if it is missing, a link, or no such file.
+def read_at_once(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
+    """A regular file's content, up to a limit; empty if it is missing, no such file, or a link without ``follow``.
 
-    Whatever stands in its place is not waited for.
+    Whatever stands in its place, like a named pipe without a writer, is not waited for.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+        descriptor = os.open(path, flags)
     except OSError:
         return b""
     try:

@@ -7,7 +7,7 @@ environment sets wins over a profile, unless the profile forces its value. ``--e
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.env.profiles import templates
 from saferun.env.profiles.profile_values import (
@@ -39,6 +39,7 @@ def resolve(
     user_environ: Mapping[str, str],
     env: Sequence[tuple[str, str]] = (),
     unset: Sequence[str] = (),
+    nccl_files: Collection[str] = (),
     exists: Callable[[str], bool] = os.path.exists,
 ) -> Resolution:
     """Resolve the layered profiles, ``--env`` and ``--unset``.
@@ -51,13 +52,14 @@ def resolve(
         user_environ: the environment that the ranks would inherit.
         env: the name and value of each ``--env``; values may hold placeholders.
         unset: the name of each ``--unset``.
+        nccl_files: the variables that NCCL reads from its own files, where the environment does not set them.
         exists: whether a file exists.
 
     Raises:
         UsageError: an unknown profile, a malformed profile or one that extends itself, a malformed ``--env``.
     """
     layers = layered(profiles, names)
-    state = _Layering(vendor, versions, exists)
+    state = _Layering(vendor, versions, nccl_files, exists)
     for profile in layers:
         state.add(profile)
     for name, value in env:
@@ -146,9 +148,16 @@ def _parent(profiles: ProfileSet, profile: Profile, name: str) -> Profile:
 class _Layering:
     """The variables chosen so far, as one profile after another is applied."""
 
-    def __init__(self, vendor: Vendor, versions: Mapping[str, str], exists: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        vendor: Vendor,
+        versions: Mapping[str, str],
+        nccl_files: Collection[str],
+        exists: Callable[[str], bool],
+    ) -> None:
         self._vendor = vendor
         self._versions = versions
+        self._nccl_files = nccl_files
         self._exists = exists
         self.chosen: dict[str, tuple[Variable, Profile]] = {}
         self.skipped: list[Skipped] = []
@@ -186,6 +195,8 @@ class _Layering:
             reason = what_breaks(variable.breaks_with, self._versions)
         if reason is None and variable.needs_file and not self._exists(variable.needs_file):
             reason = f"{variable.needs_file} is not here"
+        if reason is None and variable.together_with and variable.name in self._nccl_files:
+            reason = "nccl.conf sets it"
         return reason
 
 

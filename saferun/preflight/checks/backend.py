@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import stat
 from typing import TYPE_CHECKING
 
+from saferun.linux.small_files import read_at_once
 from saferun.preflight.checks.context import CheckContext
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ _CHOOSES = "SOCKET_IFNAME"
 # Below /dev: Trainium, newer TPUs (which are handed through), and others that torch has a backend of its own for.
 _MORE_DEVICES = ("neuron", "vfio", "cambricon", "mtgpu", "rbln", "tenstorrent", "xpu", "npu")
 _ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "execv", "execve", "execvp", "execvpe"})
+_RUNS_MORE = frozenset({"import_module", "__import__", "exec", "eval", "run_path", "run_module", "load_dotenv"})
+# These and the standard library set no variable of an interface. Any other module may, a file beside the script most of
+# all.
+_QUIET_MODULES = frozenset({"saferun", "torch", "torchvision", "torchaudio", "numpy"})
 _PRINT_AND_EXIT = frozenset({"-h", "--help", "--version"})
 
 
@@ -27,7 +31,8 @@ def known_backend(context: CheckContext) -> str:
     """``gloo`` or ``nccl`` where the ranks are certain to connect to each other with it, else ``UNKNOWN``.
 
     It is certain where several ranks run a Python script whose way leads straight to
-    ``init_process_group("gloo")``: no condition, loop or handler before it, and no word of an interface of its own.
+    ``init_process_group("gloo")``: no condition, loop, handler or module of its own before it, and no word of an
+    interface of its own.
     Gloo is only believed where the host shows no accelerator of any vendor, NCCL only where it shows NVIDIA's or AMD's.
     Everything else (``python -m``, another framework, MPI, TPUs, a backend from an argument) is unknown: nothing may be
     refused because of it.
@@ -81,7 +86,11 @@ def _follow(body: list[ast.stmt], functions: dict[str, ast.FunctionDef], depth: 
     import ast
 
     for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Pass)):
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            if not _is_quiet(node):
+                return UNKNOWN
             continue
         if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign)):
             found = _called(node, functions, depth)
@@ -110,13 +119,27 @@ def _called(node: ast.stmt, functions: dict[str, ast.FunctionDef], depth: int) -
             given = next((one.value for one in call.keywords if one.arg == "backend"), given)
             value = given.value if isinstance(given, ast.Constant) else None
             return value.lower() if isinstance(value, str) and value.lower() in {GLOO, NCCL} else UNKNOWN
-        if name in _ENDS:
+        if name in _ENDS or name in _RUNS_MORE:
             return UNKNOWN
         if name in functions and isinstance(call.func, ast.Name):
             found = _follow(functions[name].body, functions, depth - 1) if depth else UNKNOWN
             if found is not None:
                 return found
     return None
+
+
+def _is_quiet(node: ast.Import | ast.ImportFrom) -> bool:
+    """Whether only modules are imported that leave the environment as it is."""
+    import ast
+    import sys
+
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif node.level or node.module is None:
+        return False
+    else:
+        modules = [node.module]
+    return all(name.partition(".")[0] in _QUIET_MODULES | sys.stdlib_module_names for name in modules)
 
 
 def _is_main(test: ast.expr) -> bool:
@@ -126,17 +149,5 @@ def _is_main(test: ast.expr) -> bool:
 
 
 def _read(path: str) -> str:
-    import os
-
-    try:
-        # Without O_NONBLOCK, a named pipe without a writer would block its reader.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return ""
-            content = os.read(fd, _MOST_BYTES + 1)
-        finally:
-            os.close(fd)
-    except OSError:
-        return ""
+    content = read_at_once(path, _MOST_BYTES + 1, follow=True)
     return content.decode(errors="replace") if len(content) <= _MOST_BYTES else ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
+from saferun.linux.nccl_files import variables_in_nccl_files
 from saferun.linux.netlink import read_nics
 from saferun.linux.nic import Nic, is_decoy
-from saferun.linux.small_files import read_text
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.common import listed, listed_are
@@ -70,24 +70,12 @@ def check_interfaces(context: CheckContext) -> CheckResult:
 
 
 def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
-    """The ranks' environment, and what NCCL's own files add to it.
-
-    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, its first paragraph. Variables win.
-    """
+    """The ranks' environment, and what NCCL's own files add to it. Variables win."""
     environ = context.environ
     if context.vendor == "none" or (NCCL_IFNAME in environ and NCCL_FAMILY in environ):
         return environ
-    found: dict[str, str] = {}
-    # The user's file, which is read first, wins over the system's.
-    for path in (
-        environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf",
-        context.path("etc/nccl.conf"),
-    ):
-        for line in read_text(path, 65536).splitlines():
-            name, is_set, value = line.partition("=")
-            if is_set and name.strip() in {NCCL_IFNAME, NCCL_FAMILY}:
-                found.setdefault(name.strip(), value.strip())
-    return {**found, **environ}
+    found = variables_in_nccl_files(environ, context.path("etc/nccl.conf"))
+    return {**{name: found[name] for name in (NCCL_IFNAME, NCCL_FAMILY) if name in found}, **environ}
 
 
 def _resolve(context: CheckContext, environ: Mapping[str, str]) -> tuple[Lookup, Lookup]:

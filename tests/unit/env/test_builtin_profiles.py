@@ -369,3 +369,28 @@ def test_every_profile_is_for_a_job_without_a_run_directory_too() -> None:
         assert not any("{" in value for value in got.values())
         needing = {v.name for layer in layers_of(name) for v in layer.variables if needs_run_dir(v)}
         assert not got.keys() & needing
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE"])
+def test_what_nccls_own_files_set_stays_as_it_is(name: str) -> None:
+    """A variable of the environment would win over them, and the user's messages would leave the console."""
+    resolution = resolve(
+        load_profiles([]), ["production"], vendor="nvidia", versions={}, user_environ={}, nccl_files={name: "/my/file"}
+    )
+    assert not {setting.variable.name for setting in resolution.settings} & {"NCCL_DEBUG", "NCCL_DEBUG_FILE"}
+    assert [
+        (skipped.variable.name, skipped.reason) for skipped in resolution.skipped if skipped.variable.name == name
+    ] == [(name, "nccl.conf sets it")]
+
+
+def test_a_profile_that_the_user_names_wins_over_nccls_files() -> None:
+    """As a variable of the environment does."""
+    resolution = resolve(
+        load_profiles([]),
+        ["nccl-debug"],
+        vendor="nvidia",
+        versions={},
+        user_environ={},
+        nccl_files={"NCCL_DEBUG": "WARN"},
+    )
+    assert [s.profile for s in resolution.settings if s.variable.name == "NCCL_DEBUG"] == ["nccl-debug"]

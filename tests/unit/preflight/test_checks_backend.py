@@ -57,6 +57,11 @@ def test_a_backend_that_stands_on_the_straight_way_is_certain(given: str, backen
         'os._exit(0)\ninit_process_group("gloo")\n',
         'size > 1 and init_process_group("gloo")\n',
         "def again():\n    again()\nagain()\n",
+        'import settings\ninit_process_group("gloo")\n',
+        'from settings.network import set_up\ninit_process_group("gloo")\n',
+        'from . import settings\ninit_process_group("gloo")\n',
+        'def main():\n    import dotenv\n    init_process_group("gloo")\nmain()\n',
+        'exec(open("settings.py").read())\ninit_process_group("gloo")\n',
         'init_process_group("gloo"',
         "\0",
         "",
@@ -65,6 +70,11 @@ def test_a_backend_that_stands_on_the_straight_way_is_certain(given: str, backen
 def test_whatever_depends_on_something_is_unknown(text: str) -> None:
     """An unknown backend refuses nothing."""
     assert backend_of(text) == ""
+
+
+def test_modules_that_set_no_variable_change_nothing() -> None:
+    modules = "from __future__ import annotations\nimport os, sys\nimport numpy as np\nfrom torch import nn\n"
+    assert backend_of(f"{modules}from torch.distributed import *\ninit_process_group('gloo')\nimport mine\n") == "gloo"
 
 
 def test_gloo_is_believed_where_the_host_shows_no_accelerator_of_any_vendor(tmp_path: Path) -> None:
