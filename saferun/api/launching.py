@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pickle
 import selectors
@@ -11,12 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any, NamedTuple
 
-from saferun.api.rank_function import CALL_NAME, open_private, read_private, result_name, write_private
+from saferun.api.rank_function import (
+    CALL_NAME,
+    failure_name,
+    open_private,
+    read_private,
+    result_name,
+    write_private,
+)
 from saferun.api.report import NAME, Report, read_report
 from saferun.errors import SaferunError, UsageError, suppress
 from saferun.files.run_dir import BASE
@@ -32,7 +41,8 @@ _CANDIDATES = 50
 _CLOCK_S = 5.0
 _STOP_S = 90.0
 _POLL_S = 0.2
-_OWN_OPTIONS = ("--stop-with-parent", "on")
+# A program within a step of a scheduler launches on its own host, and meets no other: options come after, and win.
+_OWN_OPTIONS = ("--stop-with-parent", "on", "--scheduler", "none")
 
 
 class RunResult(NamedTuple):
@@ -97,7 +107,8 @@ def run(
         capture: return the output instead of passing it on to this process's stdout and stderr.
 
     Raises:
-        SaferunError: the function cannot be launched; its text has a hint. A launch that fails is a result.
+        SaferunError: the function cannot be launched, or what it returned cannot be pickled; its text has a hint. A
+            launch that fails is a result.
         KeyboardInterrupt: Ctrl-C; the launch has been stopped.
     """
     with ExitStack() as stack:
@@ -110,7 +121,18 @@ def run(
             program = ["--module", "saferun.api.rank_function", path]
         else:
             program = [os.fspath(target), *map(str, args)]
-        command = [sys.executable, "-m", "saferun", *_OWN_OPTIONS, "--nproc-per-node", str(nproc), *options, *program]
+        # -P: a module in the current directory would stand in for one of Python's.
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "saferun",
+            *_OWN_OPTIONS,
+            "--nproc-per-node",
+            str(nproc),
+            *options,
+            *program,
+        ]
         environ = _environ(env or {})
         began = time.time()
         process = subprocess.Popen(
@@ -199,10 +221,17 @@ def _is_importable(function: Callable[..., object]) -> bool:
 
 
 def _values(directory: int) -> Iterable[Any]:
-    """What the ranks returned, in their order. Only files of this user are unpickled."""
+    """What the ranks returned, in their order. Only files of this user are unpickled.
+
+    Raises:
+        SaferunError: it cannot be pickled.
+    """
     with os.scandir(directory) as entries:
-        names = [entry.name for entry in entries if entry.name.startswith("result_")]
-    for rank in sorted(int(name.partition("_")[2]) for name in names):
+        names = {entry.name for entry in entries if entry.name.startswith(("result_", "failure_"))}
+    for rank in sorted({int(name.partition("_")[2]) for name in names}):
+        if failure_name(rank) in names:
+            text = read_private(failure_name(rank), directory).decode(errors="replace")
+            raise SaferunError(text, "return numbers, strings, lists or CPU tensors; the ranks themselves ended well")
         yield pickle.loads(read_private(result_name(rank), directory))  # noqa: S301
 
 
@@ -225,7 +254,7 @@ def _follow(process: subprocess.Popen[bytes], *, capture: bool) -> tuple[deque[b
                 (process.stderr, sys.stderr, kept[1]),
             ):
                 if pipe is not None:
-                    selector.register(pipe, selectors.EVENT_READ, chunks if capture else stream)
+                    selector.register(pipe, selectors.EVENT_READ, chunks if capture else _PassedOn(stream))
             while True:
                 try:
                     _pump(process, selector)
@@ -252,10 +281,10 @@ def _pump(process: subprocess.Popen[bytes], selector: selectors.BaseSelector) ->
             chunk = os.read(key.fd, _CHUNK_BYTES)
             if not chunk:
                 selector.unregister(key.fileobj)
-            elif isinstance(key.data, deque):
+            if isinstance(key.data, _PassedOn):
+                key.data.write(chunk)
+            elif chunk:
                 _keep(key.data, chunk)
-            else:
-                _show(key.data, chunk)
 
 
 def _keep(chunks: deque[bytes], chunk: bytes) -> None:
@@ -264,10 +293,39 @@ def _keep(chunks: deque[bytes], chunk: bytes) -> None:
         chunks.popleft()
 
 
-def _show(stream: IO[str] | None, chunk: bytes) -> None:
-    if stream is not None:
-        stream.write(chunk.decode(errors="replace"))
-        stream.flush()
+class _PassedOn:
+    """What is printed goes on to a stream of the caller, whatever that stream does with it.
+
+    Args:
+        stream: that of a notebook, a test or a log; it may be closed, or its disk full. None: there is none.
+    """
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self._stream = stream
+        # A character may come in two pieces.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._has_failed = False
+
+    def write(self, chunk: bytes) -> None:
+        """Pass on one piece; empty: the end. A stream that fails costs its text, and not the launch."""
+        text = self._decoder.decode(chunk, final=not chunk)
+        if self._stream is None or not text:
+            return
+        try:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                encoding = getattr(self._stream, "encoding", None) or "ascii"
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            if hasattr(self._stream, "flush"):
+                self._stream.flush()
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                what = f"saferun: the output of the ranks cannot be written: {type(error).__name__}: {error}"
+                # With -W error, a warning is an exception, too.
+                with suppress(RuntimeWarning):
+                    warnings.warn(what, RuntimeWarning, stacklevel=2)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -21,6 +21,11 @@ def result_name(rank: int) -> str:
     return f"result_{rank}"
 
 
+def failure_name(rank: int) -> str:
+    """The file that says why what a rank returned cannot be handed on."""
+    return f"failure_{rank}"
+
+
 def open_private(path: str) -> int:
     """A descriptor of a directory that is this user's, and closed to all others.
 
@@ -61,16 +66,19 @@ def main(path: str) -> None:
     """Call the function, and leave what it returns."""
     fd = open_private(path)
     search_path, call = pickle.loads(read_private(CALL_NAME, fd))  # noqa: S301 - written by this user's own call
-    sys.path += [entry for entry in search_path if entry not in sys.path]
+    # In the order of the program that has made the call: a module of its own may have the name of an installed one.
+    sys.path[:] = [*search_path, *(entry for entry in sys.path if entry not in search_path)]
     function, args = pickle.loads(call)  # noqa: S301 - likewise
     value = function(*args)
     rank = int(os.environ["RANK"])
     try:
         content = pickle.dumps(value)
     except Exception as error:
+        # The rank has done its work, and others may still be at theirs: nothing has failed that would stop them.
         text = f"rank {rank}: what {function.__qualname__} returned cannot be pickled: {type(error).__name__}: {error}"
-        raise SystemExit(f"{text}\nhint: return numbers, strings, lists or CPU tensors") from None
-    write_private(result_name(rank), content, fd)
+        write_private(failure_name(rank), text.encode(errors="replace"), fd)
+    else:
+        write_private(result_name(rank), content, fd)
 
 
 if __name__ == "__main__":

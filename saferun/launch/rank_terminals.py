@@ -16,8 +16,10 @@ from saferun.errors import suppress
 from saferun.launch.hang_watch import KEYBOARD
 from saferun.launch.keyboard_session import KeyboardSession
 from saferun.launch.stdin_terminals import size_beside_prefix
-from saferun.linux.helper import PartBase
+from saferun.linux.helper import Helper, PartBase
 from saferun.linux.keyboard import Keyboard, StdinTerminal, may_get_keyboard
+from saferun.linux.procfs import descendants_of
+from saferun.model import ExitStatus
 from saferun.supervisor.machine import State
 from saferun.text.wording import ranks_text
 
@@ -45,6 +47,7 @@ _KEYS_S = 5.0
 _TYPED_S = 0.05
 # If no rank reads typed keys, the keyboard is not watched for this long: at first, and at most.
 _IDLE_KEYS_S, _LONGEST_IDLE_KEYS_S = 0.2, 2.0
+_MOST_DESCENDANTS = 16
 # Ranks that begin to ask within this time are announced together.
 _ANNOUNCE_S = 0.5
 # Ctrl-U erases what has been typed, Ctrl-D ends the input.
@@ -92,8 +95,9 @@ class RankTerminal:
         return True
 
     def has_reader(self) -> bool:
-        """Whether the rank, or the tool that it runs under, waits for input in its main thread."""
-        return any(map(self.stdin.has_reader, {self.rank.pid, self.rank.child.pid}))
+        """Whether the rank, its tool, or a program of a rank that is a script waits for input in its main thread."""
+        is_asking = any(map(self.stdin.has_reader, {self.rank.pid, self.rank.child.pid}))
+        return is_asking or any(map(self.stdin.has_reader, descendants_of(self.rank.pid)[:_MOST_DESCENDANTS]))
 
 
 class RankTerminals(PartBase):
@@ -109,6 +113,7 @@ class RankTerminals(PartBase):
         watch = context.config.watch
         self._idle_limit_s = watch.pdb_timeout_s if watch.pdb else 0.0
         self._terminals: dict[int, RankTerminal] = {}
+        self._owners: list[Helper] = []  # of those and of earlier ones, until they have been reaped
         self._asking: list[RankTerminal] = []  # the one that has asked first comes first
         self._keyboard: Keyboard | None = None
         self._session: KeyboardSession | None = None
@@ -126,6 +131,7 @@ class RankTerminals(PartBase):
             if rank.terminal is None:
                 continue
             terminal = self._terminals[rank.place.rank] = RankTerminal(rank, rank.terminal)
+            self._owners.append(rank.terminal.owner)
             for stream in rank.streams:
                 stream.on_chunk = partial(self._on_chunk, terminal)
             self._context.poller.watch(terminal.stdin.fd, self._guarded(partial(self._on_echo, terminal)))
@@ -439,6 +445,19 @@ class RankTerminals(PartBase):
             self._give_keyboard(now)
 
     # ------------------------------------------------------------------------------------------------------ a part
+
+    @property
+    def pids(self) -> set[int]:
+        """The owners of the terminals."""
+        return {pid for owner in self._owners for pid in owner.pids}
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was the owner of a terminal."""
+        owner = next((owner for owner in self._owners if owner.on_exit(pid, status)), None)
+        if owner is None:
+            return False
+        self._owners.remove(owner)
+        return True
 
     @property
     def deadline(self) -> float | None:

@@ -42,11 +42,14 @@ def open_stdin(
     if not is_asked and not os.isatty(0):
         return None, 0
     try:
-        from saferun.linux.keyboard import StdinTerminal, has_keyboard, may_get_keyboard
+        from saferun.linux.keyboard import StdinTerminal, can_open_keyboard, has_keyboard, may_get_keyboard
 
         # A rank is in a session of its own, which no shell can stop when it reads in the background: it would take
         # what is typed at the shell.
         if not is_asked and not (may_get_keyboard() and (is_seen or not has_keyboard())):
+            return None, 0
+        # Where saferun may not read what is typed, nobody would feed a terminal of the rank's own.
+        if not is_asked and not can_open_keyboard():
             return None, 0
         terminal = StdinTerminal(*size_beside_prefix(streams))
     except (OSError, ImportError) as error:

@@ -13,11 +13,13 @@ from saferun.errors import suppress
 from saferun.linux.small_files import read_bytes, read_link
 from saferun.linux.streams import resize_terminal
 from saferun.linux.terminal_mode import COOKED, INPUT, LOCAL, OUTPUT, raw_mode
+from saferun.linux.terminal_owner import own_terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_OPEN_KEYBOARD = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _READ_BYTES = 4096
 _SELECTS = frozenset({"select", "pselect6"})
 _EPOLLS = frozenset({"epoll_wait", "epoll_pwait", "epoll_pwait2"})
@@ -37,7 +39,7 @@ class Keyboard:
 
     def __init__(self) -> None:
         # An open file of its own: the mode of the shared one is that of the shell, too.
-        self.fd = os.open("/proc/self/fd/0", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        self.fd = os.open("/proc/self/fd/0", _OPEN_KEYBOARD)
         self._before: list[Any] | None = None
         self._ours: list[Any] = []
 
@@ -109,6 +111,7 @@ class StdinTerminal:
     Attributes:
         fd: our end, non-blocking.
         path: the terminal's name.
+        owner: the process that keeps the sessions of ranks from taking it (``terminal_owner``).
     """
 
     def __init__(self, columns: int, rows: int) -> None:
@@ -135,6 +138,11 @@ class StdinTerminal:
             mode[LOCAL] |= COOKED
             termios.tcsetattr(self._slave, termios.TCSANOW, mode)
         self.resize(columns, rows)
+        try:
+            self.owner = own_terminal(self._slave)
+        except OSError:
+            self._close_ends()
+            raise
 
     def take_slave(self) -> int:
         """The rank's end, which the caller closes once the rank has it."""
@@ -172,7 +180,11 @@ class StdinTerminal:
             return None
 
     def close(self) -> None:
-        """Close our end."""
+        """Close our end. The owner ends by itself."""
+        self.owner.kill()
+        self._close_ends()
+
+    def _close_ends(self) -> None:
         for fd in (self.fd, self._slave):
             if fd >= 0:
                 os.close(fd)
@@ -214,6 +226,15 @@ def may_get_keyboard() -> bool:
         return os.isatty(0) and os.tcgetpgrp(0) > 0
     except OSError:
         return False
+
+
+def can_open_keyboard() -> bool:
+    """Whether this process may open the terminal that is its stdin: after ``su`` it is another user's."""
+    try:
+        os.close(os.open("/proc/self/fd/0", _OPEN_KEYBOARD))
+    except OSError:
+        return False
+    return True
 
 
 def has_keyboard() -> bool:

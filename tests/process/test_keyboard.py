@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import termios
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from saferun.launch.stdin_terminals import open_stdin
+from saferun.linux import keyboard
 from tests.process.launching import running, until
+from tests.process.somebody import as_user, needs_root
 from tests.process.test_terminal import Terminal, on_terminal
 
 if TYPE_CHECKING:
@@ -354,3 +358,63 @@ await_release("end")
         terminal.type(b"c\r")
         job.release("end")
         assert job.wait() == 0
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["script", "child"])
+def test_no_shell_takes_the_terminal_of_a_rank_and_its_upload_goes_on(tmp_path: Path, wrapped: bool) -> None:
+    """bash, as the leader of a session, opens the terminal that is its stdin; the end of it would end the upload.
+
+    With torchrun that terminal is of the user's session, and nobody else's.
+    """
+    upload = '(sleep 0.7; echo whole > "$OUT") & sleep 0.2'
+    program = f"""
+from rank import *
+import subprocess
+os.environ["OUT"] = f"{{FOLDER}}/uploaded.{{RANK}}"
+if {wrapped}:
+    os.execvp("bash", ["bash", "-c", {upload!r}])
+subprocess.Popen(["bash", "-c", {upload!r}], start_new_session=True)
+"""
+    with on_terminal(tmp_path, program, nproc=2) as (job, _):
+        assert job.wait() == 0
+        assert [(tmp_path / f"uploaded.{rank}").read_text() for rank in (0, 1)] == ["whole\n"] * 2
+
+
+def test_the_program_of_a_shell_script_asks_for_its_rank(tmp_path: Path) -> None:
+    """The rank itself waits for its child."""
+    program = """
+from rank import *
+import subprocess
+if RANK == 0:
+    ask = "import sys; print('name? ', end='', flush=True); print('heard', sys.stdin.readline().strip())"
+    tell(subprocess.run([sys.executable, "-c", ask], stdout=2).returncode)
+await_release("end")
+"""
+    with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
+        until(lambda: "name? " in terminal.text and is_raw(terminal), "it has the keyboard")
+        terminal.type(b"Ada\r")
+        until(lambda: "heard Ada" in terminal.text, "it has got what was typed")
+        job.release("end")
+        assert job.wait() == 0
+
+
+@needs_root
+def test_a_terminal_of_another_user_stays_the_stdin_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After su: saferun has inherited the terminal, and may not open it; nobody would feed another one."""
+    monkeypatch.setattr(keyboard, "may_get_keyboard", lambda: True)
+    monkeypatch.setattr(keyboard, "has_keyboard", lambda: False)
+    config: Any = SimpleNamespace(output=SimpleNamespace(attach="auto"))
+    master, slave = os.openpty()
+    before = os.dup(0)
+    try:
+        os.fchmod(slave, 0o600)
+        os.dup2(slave, 0)
+        assert as_user(lambda: repr(open_stdin(config, 0, (), print))) == "(None, 0)"
+        terminal, stdin = open_stdin(config, 0, (), print)
+        assert terminal is not None
+        terminal.close()
+        os.close(stdin)
+    finally:
+        os.dup2(before, 0)
+        for fd in (before, master, slave):
+            os.close(fd)

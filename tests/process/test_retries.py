@@ -186,6 +186,23 @@ def test_a_failure_that_nobody_knows_is_not_tried_again_where_there_was_no_start
         assert len(job.said("ran")) == 1
 
 
+@pytest.mark.parametrize(
+    "fails",
+    [
+        "raise OSError('<urlopen error [Errno -3] Temporary failure in name resolution>')",
+        "raise OSError(98, 'Address already in use')",
+        "raise OSError(116, 'Stale file handle', '/data/shard-3')",
+        "print('NCCL error: unhandled system error', file=sys.stderr); sys.exit(1)",
+    ],
+)
+def test_what_a_script_does_by_itself_at_first_is_done_once(tmp_path: Path, fails: str) -> None:
+    """As under torchrun: the causes pass, but it has met nobody, and may have left something behind."""
+    with running(tmp_path, f"{RAN}\n{fails}", store=False) as job:
+        assert job.wait() == 1
+        assert len(job.said("ran")) == 1
+        assert "starting again" not in job.err
+
+
 @pytest.mark.parametrize("rank_of_many", [1, 2])
 def test_a_syntax_error_that_the_script_raises_leaves_all_restarts(tmp_path: Path, rank_of_many: int) -> None:
     """Text that it evaluates may be data, hours after the start; torchrun restarts after it."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -43,7 +46,11 @@ def of_rank(factor: int) -> int:
 
 
 def with_lambda() -> Any:
-    return lambda: None
+    if os.environ["RANK"] == "0":
+        return lambda: None
+    time.sleep(0.5)
+    Path("written.1").touch()
+    return 1
 
 
 def failing() -> None:
@@ -87,10 +94,62 @@ def test_a_function_that_raises_has_no_value_and_a_report() -> None:
     assert "ValueError: bad batch" in result.report.failure.headline
 
 
-def test_a_value_that_cannot_be_pickled_fails_the_rank() -> None:
-    result = saferun.run(with_lambda, options=QUIET, capture=True)
-    assert result.exit_code == 1
-    assert "cannot be pickled" in result.stderr
+def test_a_value_that_cannot_be_pickled_ends_no_other_rank() -> None:
+    """Its rank has done its work, and another one may be writing its last file."""
+    with pytest.raises(SaferunError, match=r"rank 0: what with_lambda returned cannot be pickled[^\n]*\nhint: return"):
+        saferun.run(with_lambda, nproc=2, options=QUIET, capture=True)
+    assert Path("written.1").exists()
+
+
+def test_a_module_of_the_program_is_found_before_an_installed_one(tmp_path: Path) -> None:
+    """In the ranks as in the program, whose directory is the first on its search path."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "pluggy.py").write_text("def evaluate(): return 'mine'\n")
+    program = f"import pluggy, saferun; print(saferun.run(pluggy.evaluate, options={QUIET!r}).values)"
+    (tmp_path / "scripts" / "main.py").write_text(program)
+    (tmp_path / "signal.py").write_text("raise RuntimeError('not the one of Python')")
+    command = [sys.executable, "scripts/main.py"]
+    assert "('mine',)" in subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize("failure", ["latin-1", "raises", "closed"])
+def test_a_stream_of_the_caller_that_fails_costs_its_text_alone(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, a log of another encoding, a notebook that was closed: the ranks go on."""
+    source = "import pathlib, time\nprint('loss \\u2193', flush=True)\ntime.sleep(0.5)\npathlib.Path('done').touch()"
+
+    class Full(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    stream: IO[str] = Full() if failure == "raises" else (tmp_path / "log").open("w", encoding="latin-1")
+    if failure == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    with nullcontext() if failure == "latin-1" else pytest.warns(RuntimeWarning, match="cannot be written"):
+        assert saferun.run(script(source), options=(*QUIET, "--prefix", "none")).ok
+    assert Path("done").exists()
+    if failure == "latin-1":
+        stream.close()
+        assert "loss \\u2193" in (tmp_path / "log").read_text("latin-1")
+
+
+def test_a_character_that_comes_in_two_pieces_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_CHUNK_BYTES", 2)
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert saferun.run(script("print('é█→')"), options=(*QUIET, "--prefix", "none")).ok
+    assert stream.getvalue() == "é█→\n"
+
+
+def test_a_program_within_a_step_launches_on_its_own_host() -> None:
+    """Other tasks of the step may launch nothing, or something else."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_NNODES": "2"}
+    step |= {"SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "vm,other", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+    source = "import os; print('size', os.environ['WORLD_SIZE'])"
+    result = saferun.run(script(source), nproc=2, env=step, options=(*QUIET, "--start-timeout", "5"), capture=True)
+    assert result.stdout.count("size 2") == 2
 
 
 def test_a_function_that_ranks_cannot_import_is_an_error_of_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ FLAKY = (
     BEGIN
     + """
 if RANK == 1 and number < 2:
-    raise RuntimeError(
+    raise dist.DistBackendError(
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error "
         "(run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\\n"
         "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error."

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from saferun.cluster.placement.pmi import ask_command, ask_process_manager, processes_above
 from saferun.cluster.schedulers import BY_NAME, Allocation, Ancestry, Surroundings, detect, started_by
+from saferun.cluster.schedulers.allocation import named_master
 from saferun.errors import UsageError
 
 _MOST_BYTES = 16 << 20
@@ -66,7 +67,7 @@ def _missing(allocation: Allocation, environ: Mapping[str, str]) -> str:
         return ""
     if allocation.node_rank is None:
         return f"which of {allocation.hosts} hosts it is on"
-    is_known = allocation.names or allocation.master_addr or environ.get("MASTER_ADDR")
+    is_known = allocation.names or allocation.master_addr or named_master(environ, allocation.hosts)
     return "" if is_known else "which host has rank 0"
 
 

@@ -18,6 +18,7 @@ from saferun.cluster.placement.rendezvous_options import (
     store_type,
     without_brackets,
 )
+from saferun.cluster.schedulers.allocation import named_master
 from saferun.config import DEFAULT_PORT, RendezvousConfig, Setting
 from saferun.errors import UsageError, suppress
 from saferun.model import Value
@@ -140,7 +141,8 @@ def _master(
     if known_addr is not None and not (allocation is not None and allocation.guessed_master):
         return known_addr
     # MPI does not provide the host of rank 0; users have long set this variable for it.
-    address = environ.get("MASTER_ADDR") or known_addr
+    hosts = allocation.hosts if allocation is not None else None
+    address = named_master(environ, hosts or 0) or known_addr
     if not address:
         source = allocation.source if allocation is not None else "the scheduler"
         raise UsageError(

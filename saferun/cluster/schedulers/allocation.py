@@ -138,6 +138,16 @@ def number(environ: Mapping[str, str], *names: str, most: int = _MOST_RANKS) -> 
     return None
 
 
+def named_master(environ: Mapping[str, str], hosts: int) -> str:
+    """``MASTER_ADDR``; empty: it is not set, or is no address of another host where there are several.
+
+    Base images and shell profiles set it to localhost, for scripts without a launcher.
+    """
+    master = environ.get("MASTER_ADDR", "")
+    is_own = master in {"localhost", "::1", "[::1]"} or master.startswith("127.")
+    return "" if is_own and hosts > 1 else master
+
+
 def tasks_on_each(nodes: Sequence[int]) -> tuple[int, ...]:
     """How many processes each node has, by the node of each process."""
     counts = [0] * (max(nodes, default=-1) + 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from saferun.cluster.schedulers.allocation import MOST_HOSTS, Allocation, Surroundings, number
+from saferun.cluster.schedulers.allocation import MOST_HOSTS, Allocation, Surroundings, named_master, number
 
 _HOSTS_FILE = "/etc/hosts"
 
@@ -42,7 +42,7 @@ def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
     hosts = number(environ, variable, most=MOST_HOSTS)
     if not (master and port and hosts) or port >= 1 << 16 or rank is None or rank >= hosts:
         return None
-    if hosts > 1 and master in {"localhost", "127.0.0.1", "::1", "[::1]"}:
+    if not named_master(environ, hosts):
         # Old operators say it so to the first pod; the others need a name. In any other pod it is the user's.
         master = surroundings.host_name
         if rank or not master.partition(".")[0].endswith("-master-0"):

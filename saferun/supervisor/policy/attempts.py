@@ -176,6 +176,8 @@ class FailureFacts(Value):
         started: whether the start was over; None: unknown, which counts as over.
         in_init: whether it failed within ``init_process_group``: a script that never calls that is not run twice for a
             unknown reason.
+        of_start: whether it is the meeting of the ranks that failed, or a GPU that was busy: what else a script does at
+            first may have left something behind, and is not run twice for it.
         transient: whether the cause may go away by itself; None: its class tells.
         host: the number of the host at fault; None: none, or several.
         host_label: its name in the job.
@@ -195,6 +197,7 @@ class FailureFacts(Value):
     fingerprint: Fingerprint = Fingerprint()
     started: bool | None = None
     in_init: bool = False
+    of_start: bool = True
     transient: bool | None = None
     host: int | None = None
     host_label: str = ""
@@ -212,6 +215,11 @@ class FailureFacts(Value):
     def is_transient(self) -> bool:
         """Whether the cause may go away by itself."""
         return self.transient if self.transient is not None else self.class_name in TRANSIENT
+
+    @property
+    def is_flaky_start(self) -> bool:
+        """Whether it is a start that failed, for a reason that may go away by itself."""
+        return self.started is False and self.of_start and self.is_transient
 
     def is_bound_to_repeat(self, before: FailureFacts | None) -> bool:
         """Whether the next attempt is known to end like this one and the previous one.
@@ -264,8 +272,8 @@ class AttemptPolicy:
     """Decides what follows each failed attempt of a launch; it remembers the previous one.
 
     * A failed start is tried again ``start_retries`` times where its cause may pass (:data:`TRANSIENT`, or a check says
-      so); never where another try changes nothing (:data:`PERMANENT`); once where the cause is unknown, if it failed
-      within ``init_process_group``.
+      so) and it is the start itself that failed (``of_start``); never where another try changes nothing
+      (:data:`PERMANENT`); once where the cause is unknown, if it failed within ``init_process_group``.
     * Anything else, and a start whose retries are used up, is restarted ``max_restarts`` times.
     * The same failure twice in a row ends both only where it is bound to come again, and no attempt can have made
       progress (:meth:`FailureFacts.is_bound_to_repeat`). ``--max-restarts`` is torchrun's otherwise.
@@ -397,7 +405,7 @@ class AttemptPolicy:
     ) -> Decision:
         """Another attempt: a retry where ``retry_limit`` is not 0, else a restart. ``alone``: on one host."""
         wait_s = 0.0
-        if retry_limit or (facts.started is False and facts.is_transient):
+        if retry_limit or facts.is_flaky_start:
             # A restart that follows the last retry goes on waiting.
             self._retries += 1
             wait_s = max(0.0, self._wait(self._retries))
@@ -425,7 +433,7 @@ class AttemptPolicy:
     def _retry_limit(self, facts: FailureFacts) -> int:
         """How often a start that failed so is tried again."""
         if facts.is_transient:
-            return self._start_retries
+            return self._start_retries if facts.of_start else 0
         if facts.transient is False or facts.class_name in PERMANENT or not facts.in_init:
             return 0
         return self._start_retries if self._always else min(1, self._start_retries)
@@ -443,7 +451,7 @@ class AttemptPolicy:
         if restarts:
             counted = "the restart is" if restarts == 1 else f"all {restarts} restarts are"
             return _finish(f"{counted} used up: {what}")
-        if not is_start:
+        if not is_start or (facts.is_transient and not facts.of_start):
             why = "no restarts were asked for (--max-restarts)"
         elif facts.is_transient:
             why = "no retries were asked for (--start-retries)"

@@ -19,6 +19,11 @@ _FROM_THE_SCRIPT = frozenset(
 )
 """What a script brings about unless torch raised it within ``init_process_group``."""
 _IN_INIT = "in init_process_group"
+_FRAME = re.compile(r'\s{0,40}File "([^"]{1,600})", line \d{1,9}')
+_MEETS_IN = "/torch/distributed/"
+_MEETS_WITH = re.compile(
+    r"(?:torch\.distributed\.|torch\._C\._distributed_c10d\.)?Dist(?:Network|Store|Backend)Error\b"
+)
 _VARYING = frozenset(
     {
         "accelerator_error",
@@ -112,6 +117,7 @@ def facts_from(
         _fingerprint(diagnosis, class_name),
         started=diagnosis.start == "through" if diagnosis.start else None,
         in_init=is_inside,
+        of_start=_is_of_start(diagnosis, class_name, life),
         host=host,
         host_label=label,
         restarting_allowed=restarting_allowed,
@@ -155,6 +161,23 @@ def _was_raised_in_init(diagnosis: Diagnosis) -> bool:
     ranks |= {diagnosis.first_failure.rank} if diagnosis.first_failure is not None else set()
     printed = (line for text in diagnosis.tracebacks if ranks & {*text.ranks} for line in text.lines)
     return any(_IN_INIT in line for line in printed)
+
+
+def _is_of_start(diagnosis: Diagnosis, class_name: str, life: Life | None) -> bool:
+    """Whether it was the start of the job that failed, and not something that the script does by itself.
+
+    A script may also look up a name, bind a port or read a file, and be one that must not run twice.
+    """
+    cause = diagnosis.cause
+    if cause is None or not cause.ranks or class_name == "gpu_busy" or (life is not None and not life.lived_s):
+        return True
+    ranks = {*cause.ranks}
+    text = next((text for text in diagnosis.tracebacks if ranks & {*text.ranks}), None)
+    if text is None:
+        return diagnosis.start == "inside"
+    # Where it was raised: what is further up calls anything.
+    files = [frame[1] for frame in map(_FRAME.match, text.lines) if frame is not None]
+    return (bool(files) and _MEETS_IN in files[-1]) or _MEETS_WITH.match(cause.proof) is not None
 
 
 def _is_unread(diagnosis: Diagnosis, script: str, life: Life | None) -> bool:

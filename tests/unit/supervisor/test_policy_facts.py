@@ -38,6 +38,42 @@ def test_a_scripts_own_exception_is_not_raised_in_init_because_others_wait_there
     assert not facts_from(diagnosis("python_exit")).in_init
 
 
+TORCHS = ("Traceback", '  File "t.py", line 1, in main', '  File "/x/torch/distributed/rendezvous.py", line 4, in f')
+OWN = ("Traceback", '  File "/x/torch/distributed/rendezvous.py", line 4, in f', '  File "t.py", line 1, in main')
+
+
+@pytest.mark.parametrize(
+    ("class_name", "lines", "proof", "of_start"),
+    [
+        ("port_in_use", TORCHS, "RuntimeError: the server socket has failed to listen", True),
+        ("port_in_use", OWN, "OSError: [Errno 98] Address already in use", False),
+        ("master_unreachable", OWN, "torch.distributed.DistNetworkError: The client socket has timed out", True),
+        ("nccl_system_error", OWN, "DistBackendError: NCCL error in: init.cu:77, unhandled system error", True),
+        ("name_resolution", OWN, "socket.gaierror: [Errno -3] Temporary failure in name resolution", False),
+        ("gpu_busy", OWN, "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
+    ],
+)
+def test_of_the_start_is_what_torch_raises_where_ranks_meet(
+    class_name: str,
+    lines: tuple[str, ...],
+    proof: str,
+    of_start: bool,
+) -> None:
+    """Others that wait in init_process_group make nobody else's failure one of the start."""
+    texts = (Traceback((1,), TORCHS), Traceback((3,), lines))
+    for start in ("before", "inside"):
+        found = diagnosis(class_name, start=start, proof=proof, tracebacks=texts)
+        assert facts_from(found, life=Life(lived_s=1.0)).of_start is of_start
+
+
+def test_without_a_traceback_it_is_of_the_start_where_a_rank_was_in_it() -> None:
+    """NCCL's own lines, and an abort."""
+    for start, of_start in (("inside", True), ("before", False)):
+        assert facts_from(diagnosis("nccl_system_error", start=start), life=Life(lived_s=1.0)).of_start is of_start
+    # No rank was started: it is saferun's own failure.
+    assert facts_from(diagnosis("port_in_use", start="before"), life=Life()).of_start
+
+
 def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_numbers() -> None:
     """Ports and process numbers differ from attempt to attempt."""
     assert facts_from(diagnosis()).fingerprint == Fingerprint("import_error", (3,), "train.py:12", is_frame=True)
