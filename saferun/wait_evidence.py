@@ -18,6 +18,7 @@ class ThreadWait(Value):
         timed: whether the call has a timeout.
         pids: processes of the job on this host that can, other than its own.
         addresses: the other ends of connections that no process of the job on this host has: ``10.0.0.2:5432``.
+        by_descriptor: whether a descriptor leads outside: a socket that listens, a pipe or a file, and not a clock.
     """
 
     tid: int
@@ -25,6 +26,7 @@ class ThreadWait(Value):
     timed: bool = False
     pids: tuple[int, ...] = ()
     addresses: tuple[str, ...] = ()
+    by_descriptor: bool = False
 
 
 class JobPorts(Value):

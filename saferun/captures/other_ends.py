@@ -34,11 +34,19 @@ _RESTARTED = "restart_syscall"
 _HELD = "ptrace_stop"  # the kernel function in which a thread that is traced stands still
 # What waits for the file system has no descriptor yet.
 _OF_FILE_SYSTEMS = frozenset({"sync", *PATH_CALLS})
+# Signals, and what System V and POSIX have for messages between any processes.
+_OF_ANYBODY = frozenset(
+    {
+        *("pause", "rt_sigsuspend", "rt_sigtimedwait", "msgrcv", "msgsnd", "semop", "semtimedop"),
+        *("mq_timedreceive", "mq_timedsend"),
+    }
+)
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
 # The index of the argument with the timeout, in milliseconds or as the address of one.
 _TIMEOUT_MS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}
 _TIMEOUT_AT = {"ppoll": 2, "select": 4, "pselect6": 4, "epoll_pwait2": 3, "futex": 3, "rt_sigtimedwait": 2}
 _POLLS = frozenset({"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"})
+_ZEROMQ = "ZMQbg"
 _READABLE, _WRITABLE = stat.S_IRUSR, stat.S_IWUSR
 _CLOCKS_AND_FILES = ("anon_inode:[timerfd]", "anon_inode:inotify", "anon_inode:[signalfd]")
 
@@ -63,6 +71,7 @@ class OtherEnds:
         self._locks: list[list[str]] = []
         self._lock_tries = _LOCK_TRIES
         self._modes: dict[int, dict[str, int]] = {}  # of the pipes that a process has open
+        self._messengers: dict[int, bool] = {}
         self._found: dict[tuple[int, int], _End] = {}  # by process and descriptor: threads poll the same ones
 
     def of_process(self, pid: int, *, is_readable: bool, deadline: float = math.inf) -> tuple[ThreadWait, ...]:
@@ -103,7 +112,7 @@ class OtherEnds:
         wait = ThreadWait(tid, timed=_is_timed(call))
         if call.name in _SLEEPS:
             return wait._replace(outside=True, timed=True)
-        if call.name in _OF_FILE_SYSTEMS or (call.name == "rt_sigtimedwait" and wait.timed):
+        if call.name in _OF_FILE_SYSTEMS or call.name in _OF_ANYBODY:
             return wait._replace(outside=True)
         if call.name in _LOCK_CALLS:
             return self._of_lock(wait, pid)
@@ -128,7 +137,7 @@ class OtherEnds:
         wait = _with_pids(wait, end.pids) if end.pids else wait
         if end.address:
             wait = wait._replace(addresses=tuple(dict.fromkeys((*wait.addresses, end.address)))[:_KEPT_ADDRESSES])
-        return wait._replace(outside=True) if end.outside else wait
+        return wait._replace(outside=True, by_descriptor=True) if end.outside else wait
 
     def _end_of(self, pid: int, fd: int) -> _End:
         link = read_link(f"/proc/{pid}/fd/{fd}")
@@ -140,8 +149,19 @@ class OtherEnds:
         if link == "anon_inode:[pidfd]":
             child = read_pairs(f"/proc/{pid}/fdinfo/{fd}").get("Pid", "")
             return _End(pids=(int(child),)) if child.isdigit() else _End()
+        if link == "anon_inode:[eventfd]" and self._has_messenger(pid):
+            return _End(outside=True)
         is_device = link.startswith("/dev/") and not link.startswith(("/dev/pts/", "/dev/tty", "/dev/shm/"))  # noqa: S108
         return _End(outside=link.startswith(_CLOCKS_AND_FILES) or (link.startswith("/") and not is_device))
+
+    def _has_messenger(self, pid: int) -> bool:
+        """Whether ZeroMQ receives in threads of its own, which wake the others by eventfds."""
+        found = self._messengers.get(pid)
+        if found is None:
+            tids = list_directory(f"/proc/{pid}/task")[:_THREADS_LIMIT]
+            names = (read_text(f"/proc/{pid}/task/{tid}/comm") for tid in tids)
+            found = self._messengers[pid] = any(name.startswith(_ZEROMQ) for name in names)
+        return found
 
     def _end_of_socket(self, pid: int, inode: int) -> _End:
         found = self._ends.socket(pid, inode)

@@ -55,7 +55,14 @@ _PLAIN_WAITS = frozenset(
     ]
 )
 # So does a process that sleeps, or waits for a child, in one of these calls.
-_PLAIN_CALLS = frozenset(["clock_nanosleep", "nanosleep", "pause", "wait4", "waitid"])
+_PLAIN_CALLS = frozenset(
+    [
+        *("clock_nanosleep", "nanosleep", "pause", "wait4", "waitid"),
+        # These end with EINTR when their thread is stopped (signal(7)), and it may not be prepared for that.
+        *("io_getevents", "msgrcv", "msgsnd", "mq_timedreceive", "mq_timedsend", "rt_sigsuspend", "rt_sigtimedwait"),
+        *("semop", "semtimedop"),
+    ]
+)
 
 
 def capture_stacks(scene: Scene) -> None:
@@ -122,7 +129,9 @@ class _Stacks:
                 failure = self._stuck or "the process has ended"
                 break
             held = bool(UNPTRACEABLE_STATES & set(states.values()))
-            flags = ("--nonblocking",) if held or was_killed or is_traced or attempt == _ATTEMPTS - 1 else ()
+            # To stop a thread ends some calls that it sleeps in with EINTR, and what sleeps can be read as it is.
+            sleeps = not attempt and set(states.values()) <= {"S", "I"}
+            flags = ("--nonblocking",) if held or sleeps or was_killed or is_traced or attempt == _ATTEMPTS - 1 else ()
             end = yield Tool(py_spy.argv_of(program, process.pid, *flags), _TIMEOUT_S)
             was_killed = end.was_killed
             if was_killed:

@@ -37,6 +37,8 @@ _ASKED_IN_A_THREAD = Calls(("/fsspec/asyn.py", ()), ("/grpc/_channel.py", ()), (
 # A loop of asyncio waits for whatever its threads and its children do.
 _EVENT_LOOP = Calls(("/asyncio/base_events.py", ()), ("/asyncio/runners.py", ()))
 _LOCK, _QUEUE, _POOL = "a lock", "a queue", "a process pool"
+# What another thread gives to the one that waits, whichever that is.
+_GIVEN = frozenset({_QUEUE, "an event", "a condition", "a semaphore"})
 _EVENT_WAIT = Calls(("/threading.py", ("wait",)))
 _CERTAIN = frozenset({"stopped", "spinning", "gpu", "unanswering", "dead"})
 _FILE_LOCK = ("a lock on ", "a lock file")
@@ -161,11 +163,11 @@ class _Case:
         """Whether a process waits for something outside the job, and else for which others of the job."""
         found, process, dump = one.found, one.process, one.dump
         thread = main_thread(dump) if dump is not None else None
-        # A call that holds the GIL keeps all threads of the rank from doing anything.
+        # A call that holds the GIL keeps all threads of the rank from doing anything, and a server not.
         holds_gil = thread is not None and thread.owns_gil and not thread.active
-        if found.of_peers or holds_gil or found.kind in _CERTAIN:
-            return _NOTHING
         main = _main_wait(process) if process is not None else None
+        if found.of_peers or found.kind in _CERTAIN or (holds_gil and not self._leads_to_others(main, one.rank)):
+            return _NOTHING
         if found.kind == "uninterruptible":
             # A file server may answer again; what a driver waits for is not to be seen.
             return main is not None and main.outside, ()
@@ -221,6 +223,10 @@ class _Case:
             for host, found in ports.items()
         }
 
+    def _leads_to_others(self, wait: ThreadWait | None, rank: int) -> bool:
+        """Whether a descriptor of a wait leads out of the job."""
+        return wait is not None and (wait.by_descriptor or self._has_address_outside(wait, rank))
+
     def _is_outside(self, wait: ThreadWait, rank: int) -> bool:
         return wait.outside or any(self._leads_out(address, rank) for address in wait.addresses)
 
@@ -236,6 +242,10 @@ class _Case:
         )
         if found.detail == _LOCK and any(self._has_address_outside(wait, one.rank) for wait in waits.values()):
             # A library that has threads of its own shows as a lock, too.
+            return _OUTSIDE
+        own_threads = [waits.get(thread.tid) for thread in dump.threads if thread is not main and thread.frames]
+        if found.detail in _GIVEN and any(self._leads_to_others(wait, one.rank) for wait in own_threads):
+            # A server of Python's, or a library's, that receives what the main thread waits for.
             return _OUTSIDE
         if not is_awaited and found.kind != "lock":
             return _NOTHING

@@ -122,6 +122,12 @@ def _has_room_for(threads: int) -> bool:
 
     The server's thread makes the others and cannot bear to be refused one: the rank would die of it.
     """
+    for line in _read("/proc/self/limits").splitlines():
+        # Each thread takes a stack of it, of many megabytes.
+        if line.startswith(("Max address space", "Max data size")) and line[25:].split()[0] != "unlimited":
+            return False
+    if _read("/proc/sys/vm/overcommit_memory").strip() == "2":
+        return False
     wanted = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) + _SPARE_THREADS
     limit = os.sysconf("SC_CHILD_MAX")  # RLIMIT_NPROC; a user has at most as many threads as the host
     if limit >= 0 and int(_read("/proc/loadavg").split()[3].partition("/")[2]) + wanted > limit:
@@ -200,12 +206,19 @@ class _TorchWatcher:
             _serve(prefix)
             return
 
+        has_begun = False
+
         def register_first(*arguments: object, **named: object) -> object:
-            setattr(module, "_register_process_group", register)  # noqa: B010 - mypy knows no such module
-            try:
-                _serve(prefix)
-            except Exception:  # noqa: S110 - silent
-                pass
+            nonlocal has_begun
+            if getattr(module, "_register_process_group", None) is register_first:
+                # A program may have put something of its own in its place, which calls this.
+                setattr(module, "_register_process_group", register)  # noqa: B010 - mypy knows no such module
+            if not has_begun:
+                has_begun = True
+                try:
+                    _serve(prefix)
+                except Exception:  # noqa: S110 - silent
+                    pass
             return register(*arguments, **named)
 
         setattr(module, "_register_process_group", register_first)  # noqa: B010 - as above

@@ -67,8 +67,9 @@ def _heartbeat(ranks: WatchedRanks) -> HangVerdict | None:
     late = [one for one in ranks.all if one.beat_ns > 0 and ranks.beatless_s(one) >= ranks.timeout_s]
     if not late:
         return None
-    # While something still moves it is reported, and not acted upon.
-    certain = not any(ranks.silent_s(one) < ranks.timeout_s / 2 or ranks.is_doubted(one) for one in late)
+    # While something still moves it is reported, and not acted upon: they may wait for the rank that does.
+    certain = not any(ranks.silent_s(one) < ranks.timeout_s / 2 for one in ranks.all)
+    certain = certain and not any(map(ranks.is_doubted, late))
     about = tuple(sorted(watched.rank for watched in late))
     return HangVerdict("heartbeat", about, min(map(ranks.beatless_s, late)), certain, ranks.busy)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -68,6 +69,8 @@ def main_wait(pid: int, *others: int) -> ThreadWait | None:
         "listener = socket.create_server(('127.0.0.1', 0))\n" + READY + "listener.accept()",
         "import asyncio\n" + READY + "asyncio.run(asyncio.sleep(1000))",
         READY + "signal.sigtimedwait([signal.SIGUSR1], 1000)",
+        READY + "signal.sigwait([signal.SIGUSR1])",
+        READY + "signal.pause()",
         "path = sys.argv[1] + '/fifo'\nos.mkfifo(path)\n" + READY + "os.open(path, os.O_RDONLY)",
     ],
 )
@@ -77,6 +80,55 @@ def test_clocks_and_pipes_and_sockets_of_others_are_outside(tmp_path: Path, prog
         until(lambda: (wait := main_wait(one.pid)) is not None and wait.outside, "it waits")
 
 
+def test_whoever_has_the_message_queue_is_outside() -> None:
+    libc = ctypes.CDLL(None)
+    queue = libc.msgget(0, 0o600)
+    try:
+        waits = f"import ctypes\n{READY}ctypes.CDLL(None).msgrcv({queue}, ctypes.create_string_buffer(99), 9, 0, 0)"
+        with process(waits) as one:
+            until(lambda: (wait := main_wait(one.pid)) is not None and wait.outside, "it waits")
+    finally:
+        libc.msgctl(queue, 0, None)  # IPC_RMID
+
+
+def test_a_thread_of_zeromq_receives_what_an_event_descriptor_is_for() -> None:
+    """The sockets are that thread's, and it wakes the one that waits."""
+    program = """
+event = os.eventfd(0)
+def receive():
+    open("/proc/thread-self/comm", "w").write("ZMQbg/IO/0")
+    time.sleep(1000)
+threading.Thread(target=receive, daemon=True).start()
+while "ZMQbg/IO/0\\n" not in [open(f"/proc/self/task/{tid}/comm").read() for tid in os.listdir("/proc/self/task")]:
+    time.sleep(0.01)
+print("ready", flush=True)
+select.select([event], [], [])
+"""
+    with process(program) as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert wait.outside
+
+
+@pytest.mark.parametrize(
+    ("program", "leads"),
+    [
+        ("listener = socket.create_server(('127.0.0.1', 0))\n" + READY + "listener.accept()", True),
+        (READY + "select.select([sys.stdin], [], [])", True),
+        (READY + "time.sleep(1000)", False),
+        (READY + "select.select([], [], [], 1000)", False),
+        (READY + "signal.pause()", False),
+    ],
+)
+def test_a_descriptor_that_leads_outside_is_known_from_a_clock(program: str, leads: bool) -> None:
+    with process(program) as one:
+        until(lambda: (wait := main_wait(one.pid)) is not None and wait.outside, "it waits")
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert wait.by_descriptor is leads
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -84,8 +136,7 @@ def test_clocks_and_pipes_and_sockets_of_others_are_outside(tmp_path: Path, prog
         "a, b = socket.socketpair()\n" + READY + "a.recv(1)",
         "a, b = os.pipe()\n" + READY + "os.read(a, 1)",
         "a, b = os.pipe()\n" + READY + "select.select([a], [], [])",
-        READY + "signal.pause()",
-        READY + "signal.sigwait([signal.SIGUSR1])",
+        "event = os.eventfd(0)\n" + READY + "os.read(event, 8)",
     ],
 )
 def test_what_a_process_waits_for_of_itself_is_not(program: str) -> None:

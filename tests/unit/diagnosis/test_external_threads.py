@@ -56,6 +56,11 @@ SAVES = (
 )
 SLEEPER = ThreadWait(TID, outside=True)
 DOWNLOAD = ThreadWait(TID, addresses=("10.9.9.9:443",))
+SERVER = ThreadWait(TID, outside=True, timed=True, by_descriptor=True)
+SERVES = (
+    Frame("_PollLikeSelector.select", f"{LIBRARY}/selectors.py", 415),
+    Frame("BaseServer.serve_forever", f"{LIBRARY}/socketserver.py", 232),
+)
 LOADER = Frame("_try_get_data", f"{SITE}/torch/utils/data/dataloader.py", 1000)
 WORKER = (*MP_QUEUE[:2], Frame("_worker_loop", f"{SITE}/torch/utils/data/_utils/worker.py", 3))
 
@@ -74,6 +79,8 @@ def with_thread(*frames: Frame, thread: tuple[Frame, ...], wait: ThreadWait | No
         pytest.param(with_thread(*MAP, thread=IN_POOL, wait=SLEEPER), id="a pool of threads"),
         pytest.param(with_thread(*IN_LOOP, thread=IN_POOL, wait=SLEEPER, syscall="epoll_wait"), id="to_thread"),
         pytest.param(with_thread(*QUEUE, thread=IN_POOL, wait=DOWNLOAD), id="a queue that a library's download feeds"),
+        pytest.param(with_thread(*QUEUE, thread=SERVES, wait=SERVER), id="a queue that a server's thread feeds"),
+        pytest.param(with_thread(*EVENT, thread=SERVES, wait=SERVER), id="an event beside a server's thread"),
         pytest.param(
             job(LOAD, waits=(ThreadWait(PID), DOWNLOAD)), id="a call in C whose own threads have a connection"
         ),
@@ -92,6 +99,9 @@ def test_threads_of_libraries_count_where_they_are_waited_for(found: Evidence) -
         pytest.param(with_thread(*EVENT, thread=IN_POOL, wait=SLEEPER), id="an event beside a library's that sleeps"),
         pytest.param(with_thread(*IN_LOOP, thread=EVENT, wait=None, syscall="epoll_wait"), id="a loop without work"),
         pytest.param(job(*FUTURE, waits=waits()), id="a future that nobody computes"),
+        pytest.param(
+            job(*QUEUE, waits=(ThreadWait(PID), SERVER)), id="a queue beside a thread in C that listens, as gloo's does"
+        ),
     ],
 )
 def test_threads_that_are_not_waited_for_and_locks_change_nothing(found: Evidence) -> None:

@@ -154,6 +154,14 @@ POLL: dict[str, Any] = {"syscall": "poll", "waits_on": "a pipe"}
             job(THREADING, Frame("sync", f"{SITE}/fsspec/asyn.py", 91), LOAD, waits=waits()),
             id="a library's own thread",
         ),
+        pytest.param(
+            job(LOAD, **RECV, waits=waits(addresses=("10.9.9.9:27000",)), owns_gil=True),
+            id="a server that C code with the GIL waits for",
+        ),
+        pytest.param(
+            job(LOAD, **RECV, waits=waits(outside=True, by_descriptor=True), owns_gil=True),
+            id="a pipe of another program that C code with the GIL reads",
+        ),
         pytest.param(evidence_of("sleep"), id="recorded sleep"),
         pytest.param(evidence_of("poll", native=False, recorder=False), id="recorded poll"),
         pytest.param(evidence_of("subprocess"), id="recorded subprocess"),
