@@ -15,6 +15,20 @@ from saferun.model import RankAssignment
 
 # Variables that torchrun sets by default, and that may be unset.
 _DEFAULTS_OF_TORCHRUN = ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+# What a profile has a rank write into its own directory.
+_FILES_OF_A_RANK = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "NCCL_DEBUG_FILE")
+
+
+def without_outer_files(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment without what another saferun has set for the rank that this one was started from.
+
+    The ranks of this launch would write their dumps over those of that rank.
+    """
+    outer = environ.get("SAFERUN_RUN_DIR") if "SAFERUN_RUN_ID" in environ else None
+    names = {name for name in _FILES_OF_A_RANK if outer and environ.get(name, "").startswith(f"{outer}/")}
+    if "NCCL_DEBUG_FILE" in names:
+        names.add("NCCL_DEBUG")  # they are set together
+    return {name: value for name, value in environ.items() if name not in names} if names else environ
 
 
 def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolution:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from saferun.config import HostsConfig, LaunchConfig, OutputConfig
 from saferun.console.screen import Screen
-from saferun.env.apply import resolve_environ
+from saferun.env.apply import resolve_environ, without_outer_files
 from saferun.env.profiles import Resolution
 from saferun.errors import SaferunError, printable, suppress
 from saferun.files.run_dir import RunDirectory
@@ -64,6 +64,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
         from saferun.launch.nic_variables import with_nics
 
         environ = with_nics(config, environ)
+    environ = without_outer_files(environ)
     resolution = resolve_environ(config.environ, environ)
     # Here, because a file system that hangs may hold it: it is never read again.
     secret = _read_secret(config)

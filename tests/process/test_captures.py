@@ -169,6 +169,43 @@ def test_what_a_process_waits_for_is_known_after_a_stop_too() -> None:
     assert look_of(reader, pid).waits_on.startswith("connections to 127.0.0.1:")
 
 
+@pytest.mark.parametrize("call", ["recv", "epoll"])
+def test_a_call_that_a_stop_would_end_is_not_ended(call: str) -> None:
+    """These return EINTR when their thread was stopped, and C code may take that for a failure (signal(7))."""
+    source = """
+import ctypes, select, struct
+libc = ctypes.CDLL(None, use_errno=True)
+server = socket.create_server(("127.0.0.1", 0))
+mine = socket.create_connection(server.getsockname())
+theirs, _ = server.accept()
+mine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1000, 0))
+epoll = select.epoll()
+epoll.register(mine.fileno(), select.EPOLLIN)
+events = ctypes.create_string_buffer(64)
+wait = {
+    "recv": lambda: libc.recv(mine.fileno(), events, 1, 0),
+    "epoll": lambda: libc.epoll_wait(epoll.fileno(), events, 1, 1000_000),
+}["CALL"]
+def end():
+    sys.stdin.read(1)
+    theirs.send(b"x")
+threading.Thread(target=end, daemon=True).start()
+print("ready", flush=True)
+sys.exit(0 if wait() == 1 else 9)
+""".replace("CALL", call)
+    command = [sys.executable, "-c", f"import socket, sys, threading, time\n{source}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        await_syscall(process.pid, {"recv": "recvfrom", "epoll": "epoll_wait"}[call])
+        reader = capture(CaptureTarget(0, process.pid), native="off")
+        assert python_dump_of(reader, process.pid).threads
+        process.stdin.write(b"x")
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
 def test_a_stopped_process_is_read_and_stays_stopped() -> None:
     """Waiting for it would take as long as it is stopped; setting it going is not ours."""
     with python(SLEEP) as pid:

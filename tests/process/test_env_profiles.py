@@ -119,6 +119,28 @@ def test_the_default_profile_gives_evidence_for_a_failure(folder: Path) -> None:
             assert Path(dump).parent == attempt_dir / f"rank_{rank}"
 
 
+@pytest.mark.parametrize("profile", ["production", "none"])
+def test_a_launch_from_within_a_rank_does_not_write_over_that_rank_s_files(folder: Path, profile: str) -> None:
+    """Its environment, and a job's that it submits, has the paths of the outer run."""
+    outer = "/outer/runs/1"
+    environ = {
+        "SAFERUN_RUN_ID": "1",
+        "SAFERUN_RUN_DIR": outer,
+        "TORCH_FR_DUMP_TEMP_FILE": f"{outer}/vm/attempt_0/rank_0/flight_recorder_",
+        "NCCL_DEBUG_FILE": f"{outer}/vm/attempt_0/rank_0/nccl.%h.%p.log",
+        "NCCL_DEBUG": "WARN",
+        "TORCH_TRACE": f"{outer}/mine",
+    }
+    with launch(folder, "--env-profile", profile, environ=environ) as job:
+        assert job.wait() == 0
+        assert words_of(job) == []
+        found = environ_of(job)
+        assert found["TORCH_TRACE"] == f"{outer}/mine"
+        own = {name for name in environ if found.get(name, "").startswith(outer)} - {"TORCH_TRACE"}
+        assert not own
+        assert ("NCCL_DEBUG" in found) is (profile == "production")
+
+
 def test_nccl_s_own_log_of_a_rank_counts_as_evidence(folder: Path) -> None:
     with launch(folder, "--max-restarts", "0", program=NCCL_FAILS) as job:
         assert job.wait() == 1

@@ -297,6 +297,44 @@ ENDS = {
 ENDED = {"return": 0, "sys.exit": 3 << 8, "exception": 1 << 8, "_exit": 4 << 8, "signal": 15, "forked": 0}
 
 
+def test_what_a_program_puts_in_place_of_torchs_registration_stays(tmp_path: Path) -> None:
+    """A vendor's plugin sees each of its process groups."""
+    code = f"""{SETUP}
+import torch.distributed.distributed_c10d as c10d
+before, seen = c10d._register_process_group, []
+def register(*arguments, **named):
+    seen.append(1)
+    return before(*arguments, **named)
+c10d._register_process_group = register
+dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+dist.new_group([0])
+print(len(seen), c10d._register_process_group is register, flush=True)
+os._exit(0)
+"""
+    plain, hooked = run(code, tmp_path, hooked=False), run(code, tmp_path)
+    assert (hooked.stdout, hooked.returncode) == (plain.stdout, 0)
+    assert hooked.stdout.endswith("True\n")
+
+
+@pytest.mark.parametrize("limit", ["-v 8000000", "-d 8000000"])
+def test_a_limit_on_memory_costs_the_server_alone(limit: str, tmp_path: Path) -> None:
+    """Each of the server's threads takes a stack; one that is refused would end the rank."""
+    (tmp_path / "alone.py").write_text(f"{ALONE}print('fine', flush=True)\nos._exit(0)\n")
+    shell = f"ulimit -s 1000000 {limit}; exec {sys.executable} alone.py"
+    environ = environ_of(tmp_path, 0)
+    ended = subprocess.run(
+        ["bash", "-c", shell],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.stdout, ended.returncode) == ("fine\n", 0)
+    assert not list(tmp_path.glob("*.sock"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_process_ends_as_ever_in_six_ways(times: int, tmp_path: Path) -> None:
