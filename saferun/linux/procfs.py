@@ -28,6 +28,11 @@ def read_stat(pid: int | str) -> Stat | None:
     return parse_stat(read_bytes(f"/proc/{pid}/stat"))
 
 
+def has_variable(pid: int, name: str, value: str) -> bool:
+    """Whether a process was started with this variable; False where that may not be read."""
+    return os.fsencode(f"{name}={value}") in read_bytes(f"/proc/{pid}/environ").split(b"\0")
+
+
 def parse_stat(content: bytes) -> Stat | None:
     """Parse /proc/PID/stat; None if it is malformed."""
     # The name is in parentheses and may itself hold spaces and parentheses.

@@ -11,3 +11,4 @@ class Above:
     lines: Sequence[Sequence[str]] = ()
     at_terminal: Collection[int] = ()
     entered = False
+    pids: Sequence[int] = ()

@@ -29,5 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def above(monkeypatch: pytest.MonkeyPatch) -> Above:
     """Nothing is above this process, unless a test says otherwise; what started the tests themselves is no matter."""
     seen = Above()
-    monkeypatch.setattr(launcher, "processes_above", lambda: Ancestry(seen.lines, seen.at_terminal, seen.entered))
+    monkeypatch.setattr(
+        launcher, "processes_above", lambda: Ancestry(seen.lines, seen.at_terminal, seen.entered, seen.pids)
+    )
     return seen

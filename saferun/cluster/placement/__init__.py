@@ -59,10 +59,23 @@ def find_place(
     Raises:
         UsageError: what the options say and what was detected contradict each other, or something is missing.
     """
-    hosts, rendezvous, ranks = _find(values, settings, environ, surroundings)
+    hosts, rendezvous, ranks = _find(values, settings, _without_left_over_rank(environ), surroundings)
     if hosts.shares_console and not hosts.together:
         hosts = hosts._replace(shares_console=False)  # the other processes there report jobs of their own
     return hosts, rendezvous, ranks
+
+
+def _without_left_over_rank(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment without the variables of a rank that submitted this job, or started this step."""
+    mark = next((name for name in reversed(_WITHIN_A_RANK) if name in environ), "")
+    if not mark or not any(name in environ for name in _LAUNCHER_VARIABLES):
+        return environ
+    from saferun.cluster.placement.launcher import is_rank_left_over
+
+    if not is_rank_left_over(mark, environ[mark]):
+        return environ
+    left_over = {*_WITHIN_A_RANK, *_OF_A_RANK, "MASTER_ADDR", "MASTER_PORT"}
+    return {name: value for name, value in environ.items() if name not in left_over}
 
 
 def _find(

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from saferun.cluster.placement.pmi import ask_command, ask_process_manager, processes_above
 from saferun.cluster.schedulers import BY_NAME, Allocation, Ancestry, Surroundings, detect, started_by
-from saferun.cluster.schedulers.allocation import named_master
+from saferun.cluster.schedulers.allocation import named_master, nearest_launcher
 from saferun.errors import UsageError
+from saferun.linux.procfs import has_variable
 
 _MOST_BYTES = 16 << 20
 
@@ -45,6 +46,23 @@ def starter_of(allocation: Allocation, surroundings: Surroundings | None) -> tup
     """Whether its launcher started this process, as far as can be seen (``started_by``)."""
     above = processes_above() if surroundings is None else Ancestry(surroundings.ancestors())
     return started_by(above, allocation.scheduler)
+
+
+def is_rank_left_over(mark: str, value: str) -> bool:
+    """Whether the variables of a rank were there before a launcher started this process, or one above it.
+
+    A rank may submit the next job, or start a step, whose processes then have its variables.
+
+    Args:
+        mark: a variable that only a rank's launcher sets.
+        value: its value here.
+    """
+    above = processes_above()
+    at = nearest_launcher(above)
+    if at is None:
+        return False
+    # What the launcher's daemon has started; with 0 that is this process.
+    return at == 0 or (at <= len(above.pids) and has_variable(above.pids[at - 1], mark, value))
 
 
 def incomplete(allocation: Allocation, environ: Mapping[str, str], surroundings: Surroundings | None) -> str:

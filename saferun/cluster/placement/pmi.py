@@ -19,18 +19,20 @@ _MOST_ANSWER_BYTES = 1 << 22
 def processes_above() -> Ancestry:
     """The processes above this one, the nearest first, as far as they can be seen."""
     lines: list[list[str]] = []
+    pids: list[int] = []
     at_terminal: set[int] = set()
     pid = os.getppid()
     while pid > 1 and len(lines) < _MOST_ANCESTORS:
         if _reads_a_terminal(pid):
             at_terminal.add(len(lines))
         lines.append(read_cmdline(pid))
+        pids.append(pid)
         stat = read_stat(pid)
         pid = stat.ppid if stat is not None else -1
     # Every process descends from number 1 of its container, but for what was started from outside. Where containers of
     # a pod share their processes, number 1 is the pod's, and all else comes from outside.
     entered = pid == 0 and os.getpid() != 1 and read_name(1) not in {"", "pause", "pod", "catatonit"}
-    return Ancestry(lines, at_terminal, entered)
+    return Ancestry(lines, at_terminal, entered, pids)
 
 
 def _reads_a_terminal(pid: int) -> bool:

@@ -163,11 +163,28 @@ class Ancestry(Value):
         lines: their command lines, the nearest first.
         at_terminal: which of them read their standard input from a terminal.
         entered: whether something outside of this container started a process in it: ``docker exec``, ``kubectl exec``.
+        pids: their numbers.
     """
 
     lines: Sequence[Sequence[str]] = ()
     at_terminal: Collection[int] = ()
     entered: bool = False
+    pids: Sequence[int] = ()
+
+
+def nearest_launcher(ancestry: Ancestry) -> int | None:
+    """Which process above is the nearest daemon of a launcher, from 0; None: none, or a login is nearer."""
+    for i, argv in enumerate(ancestry.lines):
+        name = _name_of(argv)
+        if name in _LAUNCHERS or name.startswith(_LAUNCHERS_BEGIN):
+            return i
+        if name in _LOGINS:
+            return None
+    return None
+
+
+def _name_of(argv: Sequence[str]) -> str:
+    return argv[0].partition(" ")[0].rpartition("/")[2].rstrip(":").removeprefix(".") if argv else ""
 
 
 def started_by(ancestry: Ancestry, scheduler: str = "") -> tuple[bool | None, str]:
@@ -181,7 +198,7 @@ def started_by(ancestry: Ancestry, scheduler: str = "") -> tuple[bool | None, st
         scheduler: what --scheduler calls the launcher.
     """
     for i, argv in enumerate(ancestry.lines):
-        name = argv[0].partition(" ")[0].rpartition("/")[2].rstrip(":").removeprefix(".") if argv else ""
+        name = _name_of(argv)
         if name == "slurmstepd" and scheduler == "slurm" and _NO_TASK_OF_SLURM.search(" ".join(argv)):
             return False, "a batch script or a shell of Slurm's"
         if name in _LAUNCHERS or name.startswith(_LAUNCHERS_BEGIN):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 from saferun.cluster.schedulers import Ancestry, started_by
 from saferun.cluster.schedulers.allocation import takes_commands
 from saferun.config import HostsConfig
+from saferun.linux.procfs import has_variable
+from tests.process.launching import until
 from tests.unit.above import Above
 from tests.unit.cluster.placing import config_of, place, refusal
 from tests.unit.cluster.scheduling import found
@@ -349,3 +353,34 @@ def test_jobs_of_one_user_on_the_same_hosts_do_not_meet() -> None:
         first, second = config_of(environ=environ).rendezvous, config_of(environ={**environ, **other}).rendezvous
         assert first.run_id != second.run_id
         assert first.ports != second.ports
+
+
+@pytest.mark.parametrize("child", ["saferun", "shell"])
+def test_a_job_that_a_rank_has_submitted_is_one_job_all_the_same(child: str, above: Above) -> None:
+    """``sbatch next.sh`` in train.py: srun's tasks have the variables of the rank, from before the launcher."""
+    rank = {
+        **RANK,
+        "TORCHELASTIC_RUN_ID": "slurm-1-0",
+        "SAFERUN_RUN_ID": "01",
+        "MASTER_ADDR": "old",
+        "MASTER_PORT": "9",
+    }
+    with subprocess.Popen(["sleep", "1000"], env=rank) as process:
+        try:
+            above.lines = (["slurmstepd: [4711.0]"],) if child == "saferun" else (["bash"], ["slurmstepd: [4711.0]"])
+            above.pids = (1,) if child == "saferun" else (process.pid, 1)
+            until(lambda: has_variable(process.pid, "RANK", rank["RANK"]), "it has its environment")
+            config = config_of(environ={**SLURM_TASK_A_HOST, **rank})
+            assert config.hosts.detected == "Slurm step 4711.0"
+            assert config.rendezvous.master_addr == "node1"
+        finally:
+            process.kill()
+
+
+def test_a_launch_within_a_rank_of_a_step_is_a_job_of_its_own(above: Above) -> None:
+    """What the daemon has started is the launcher of the rank, and has none of its variables."""
+    above.lines = (["python", "train.py"], ["saferun"], ["slurmstepd: [4711.0]"])
+    above.pids = (os.getpid(), os.getpid(), 1)
+    assert config_of(environ={**SLURM_TASK_A_HOST, "SAFERUN_RUN_ID": "01"}).hosts == HostsConfig()
+    above.lines = (["python", "train.py"], ["saferun"], ["-bash"], ["sshd: me@pts/3"])
+    assert config_of(environ={**SLURM_TASK_A_HOST, "SAFERUN_RUN_ID": "01"}).hosts == HostsConfig()
