@@ -35,7 +35,7 @@ _HELD = "ptrace_stop"  # the kernel function in which a thread that is traced st
 # What waits for the file system has no descriptor yet.
 _OF_FILE_SYSTEMS = frozenset({"sync", *PATH_CALLS})
 # Signals, and what System V and POSIX have for messages between any processes.
-_OF_ANYBODY = frozenset(
+_FROM_ANY_PROCESS = frozenset(
     {
         *("pause", "rt_sigsuspend", "rt_sigtimedwait", "msgrcv", "msgsnd", "semop", "semtimedop"),
         *("mq_timedreceive", "mq_timedsend"),
@@ -112,7 +112,7 @@ class OtherEnds:
         wait = ThreadWait(tid, timed=_is_timed(call))
         if call.name in _SLEEPS:
             return wait._replace(outside=True, timed=True)
-        if call.name in _OF_FILE_SYSTEMS or call.name in _OF_ANYBODY:
+        if call.name in _OF_FILE_SYSTEMS or call.name in _FROM_ANY_PROCESS:
             return wait._replace(outside=True)
         if call.name in _LOCK_CALLS:
             return self._of_lock(wait, pid)

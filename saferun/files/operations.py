@@ -6,10 +6,11 @@ Each is a function of JSON values whose answer is a JSON value; an OSError is an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from saferun.errors import suppress
 from saferun.files import trees
+from saferun.files.earlier_run import set_aside
 from saferun.files.exclude_list import add_hosts
 from saferun.files.failure_files import take_failure_record
 from saferun.files.live_records import LiveRecord
@@ -30,27 +31,38 @@ _scratches: dict[tuple[str, int], Scratch] = {}
 _records: list[LiveRecord] = []
 
 
-def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str]) -> None:
+def make_run_directory(
+    path: str, host_path: str, ignored: str, latest: list[str], earlier: Sequence[int] = ()
+) -> tuple[str, bool]:
     """Make the directory of a launch and of this host in it.
 
     Args:
         path: the run directory.
         host_path: where this host's files go.
-        ignored: where a .gitignore is put if there is none; empty where it would be an intrusion into what was there
-            before, unless the run directory is new.
+        ignored: where a .gitignore is put if there is none; empty: the user has named the directory.
         latest: a temporary name and the name, beside the run directory, of a link to it; empty: there is to be none.
+        earlier: whether this process writes what is about the whole job, 0 or 1, where the directory may have been used
+            before; empty: what is there is left where it is.
+
+    Returns:
+        The name of the directory into which what an earlier run left was moved, empty: there was nothing; and whether
+        another run uses the directory now.
 
     Raises:
         NotOursError: it, or the directory of all runs, belongs to another user.
         OSError: it cannot be made.
     """
     tree = add_tree(Tree(ignored or path))
-    is_new = tree.make()
+    tree.make()
     fd = tree.open()
+    moved, is_used = "", False
     try:
-        if ignored or is_new:
+        if ignored:
             with suppress(OSError):
                 trees.write_gitignore(fd)
+        for leads in earlier:
+            with suppress(OSError):
+                moved, is_used = set_aside(fd, os.path.basename(host_path), leads=bool(leads))
         trees.make_directories(host_path)
         if latest:
             with suppress(OSError):
@@ -62,6 +74,7 @@ def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str
                     os.unlink(latest[0], dir_fd=fd)
     finally:
         os.close(fd)
+    return moved, is_used
 
 
 def make_directories(paths: list[str], outdated: list[str]) -> None:

@@ -71,6 +71,7 @@ class RunDirectory:
         self._event_file: FileStream | None = None
         self._events: list[JsonObject] = []
         self._is_part = False
+        self._has_neighbours = False  # further processes of this launch on this host, with the same directory
         self._part = ""
         self.refusal: SaferunError | None = None
         """Why the launch cannot be: the user has chosen another user's directory."""
@@ -92,7 +93,7 @@ class RunDirectory:
         except OSError:  # the current directory is gone
             return ""
 
-    def join(self, name: str, *, host: str, is_part: bool, task: int) -> None:
+    def join(self, name: str, *, host: str, is_part: bool, task: int = 0, tasks: int = 1) -> None:
         """This launch is part of a job of several. Does nothing once the directory is open.
 
         Args:
@@ -100,8 +101,10 @@ class RunDirectory:
             host: this host's name in the job.
             is_part: files about the whole job are written elsewhere; ours go to the host's directory.
             task: which of several processes of this host this is; 0 is the first.
+            tasks: how many there are.
         """
         self._is_part = is_part
+        self._has_neighbours = tasks > 1
         if self._is_open:
             return
         self._host = _file_name(host) or self._host
@@ -145,14 +148,22 @@ class RunDirectory:
                 elif answer.error is not None:
                     self._refuse(chosen, path, answer.error)
                 else:
+                    self._note_earlier_run(chosen, *answer.value)
                     self._begin_run(path, host_path, top if ours else "")
             except Exception as error:
                 self.path = self.host_path = None
                 self._warn(f"no run directory: {chosen}: {type(error).__name__}: {error}")
             self._begin()  # the ranks wait for it
 
-        arguments: list[object] = [path, host_path, top if ours else "", latest if ours else []]
+        earlier = [] if ours or self._has_neighbours else [int(not self._is_part)]
+        arguments: list[object] = [path, host_path, top if ours else "", latest if ours else [], earlier]
         self.files.ask("make_run_directory", arguments, on_answer)
+
+    def _note_earlier_run(self, chosen: str, moved: str, is_used: bool) -> None:  # noqa: FBT001 - a value of JSON
+        if moved:
+            self._warn(f"{chosen} had the files of an earlier run: they are in {os.path.join(chosen, moved)} now")
+        elif is_used:
+            self._warn(f"another run writes to {chosen}: their files are mixed; give each a --run-dir of its own")
 
     def _refuse(self, chosen: str, path: str, error: OSError) -> None:
         """There is no run directory. Where the user has chosen another user's, there is no launch either."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 RUN_JSON = "run.json"
+EARLIER = "earlier-"
+"""Directories in which an earlier run lies that used the same run directory begin so."""
 _UNHEARD_S = 5 * BEAT_S
 # A file system may not answer for long, and clocks differ.
 _SURELY_UNHEARD_S = 24 * 3600.0
@@ -167,24 +169,40 @@ def host_names(fd: int) -> list[str]:
     """The names of the hosts that have files here, sorted."""
     names = []
     for name in names_in(fd, _MOST_HOSTS):
+        if name.startswith(EARLIER):
+            continue
         with suppress(OSError):
             if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                 names.append(name)
     return sorted(names)
 
 
-def _parts(fd: int, host: str) -> Iterator[RunRecord]:
-    """The run.json files of the saferun processes of a host that do not lead the job."""
+def open_below(fd: int, host: str) -> int:
+    """A descriptor of the directory of a host; -1: there is none."""
     try:
-        below = os.open(host, _DIRECTORY, dir_fd=fd)
+        return os.open(host, _DIRECTORY, dir_fd=fd)
     except OSError:
+        return -1
+
+
+def run_records(below: int, host: str) -> list[RunRecord]:
+    """The run.json files of the saferun processes of a host that do not lead the job. ``below``: its directory."""
+    names = [name for name in names_in(below, _MOST_FILES) if name.startswith("run") and name.endswith(".json")]
+    records = (read_record(below, name) for name in names)
+    return [record._replace(host=host) for record in records if record is not None]
+
+
+def has_ended(fd: int, record: RunRecord) -> bool:
+    """Whether a saferun that used a run directory has ended, or has not been heard of for long."""
+    return record.end is not None or not _lives(fd, record, time.time(), _UNHEARD_S)
+
+
+def _parts(fd: int, host: str) -> Iterator[RunRecord]:
+    below = open_below(fd, host)
+    if below < 0:
         return
     try:
-        for name in names_in(below, _MOST_FILES):
-            if name.startswith("run") and name.endswith(".json"):
-                record = read_record(below, name)
-                if record is not None:
-                    yield record._replace(host=host)
+        yield from run_records(below, host)
     finally:
         os.close(below)
 

@@ -40,6 +40,7 @@ class Tree:
         self.file_mode = file_mode
         self._directory_mode = directory_mode
         self._owner = -1  # besides this user: see owner_of_new
+        self._has_been_open = False
 
     def open(self, folders: list[str] | tuple[str, ...] = ()) -> int:
         """A descriptor of a directory in it. What is missing is made.
@@ -95,10 +96,17 @@ class Tree:
 
     def _top(self) -> int:
         try:
-            return open_directory(self.path, or_root=True, mapped=True, links=True)
+            fd = open_directory(self.path, or_root=True, mapped=True, links=True)
         except FileNotFoundError:
-            self.make()
-            return open_directory(self.path, or_root=True, mapped=True, links=True)
+            if self._has_been_open:
+                # What was above it has been moved or removed since, and is not made again in its old place.
+                with suppress(FileExistsError):
+                    os.mkdir(self.path, self._directory_mode)
+            else:
+                self.make()
+            fd = open_directory(self.path, or_root=True, mapped=True, links=True)
+        self._has_been_open = True
+        return fd
 
     def _opened(self, fd: int, name: str, path: str) -> int:
         if name in {"", ".", ".."}:

@@ -102,8 +102,10 @@ class AttemptSetup:
         context.current = HostAttempt(assignment.number, assignment)
         context.host = placement.host or context.host
         context.checks.begin_attempt(probes=assignment.checked and bool(placement.ranks))
-        local_rank = task.local_rank if task is not None else 0
-        context.run_dir.join(assignment.files, host=context.host, is_part=not assignment.leads, task=local_rank)
+        local_rank, tasks = (task.local_rank, task.local_world_size) if task is not None else (0, 1)
+        context.run_dir.join(
+            assignment.files, host=context.host, is_part=not assignment.leads, task=local_rank, tasks=tasks
+        )
         context.investigation.log.host = context.host
         if assignment.replacements:
             context.guarded("report which spares have a place", _note_replacements, context, assignment)

@@ -108,6 +108,7 @@ class RankActions(PartBase):
 
             context.terminals = RankTerminals(context)
             context.loop.add_watching(context.terminals)
+            context.loop.add_watching(context.terminals.owners)
         context.terminals.begin(group)
 
     def _on_started(self) -> None:

@@ -16,10 +16,10 @@ from saferun.errors import suppress
 from saferun.launch.hang_watch import KEYBOARD
 from saferun.launch.keyboard_session import KeyboardSession
 from saferun.launch.stdin_terminals import size_beside_prefix
-from saferun.linux.helper import Helper, PartBase
+from saferun.linux.helper import PartBase
 from saferun.linux.keyboard import Keyboard, StdinTerminal, may_get_keyboard
 from saferun.linux.procfs import descendants_of
-from saferun.model import ExitStatus
+from saferun.linux.terminal_owner import TerminalOwners
 from saferun.supervisor.machine import State
 from saferun.text.wording import ranks_text
 
@@ -113,7 +113,7 @@ class RankTerminals(PartBase):
         watch = context.config.watch
         self._idle_limit_s = watch.pdb_timeout_s if watch.pdb else 0.0
         self._terminals: dict[int, RankTerminal] = {}
-        self._owners: list[Helper] = []  # of those and of earlier ones, until they have been reaped
+        self.owners = TerminalOwners()
         self._asking: list[RankTerminal] = []  # the one that has asked first comes first
         self._keyboard: Keyboard | None = None
         self._session: KeyboardSession | None = None
@@ -131,7 +131,7 @@ class RankTerminals(PartBase):
             if rank.terminal is None:
                 continue
             terminal = self._terminals[rank.place.rank] = RankTerminal(rank, rank.terminal)
-            self._owners.append(rank.terminal.owner)
+            self.owners.add(rank.terminal.owner)
             for stream in rank.streams:
                 stream.on_chunk = partial(self._on_chunk, terminal)
             self._context.poller.watch(terminal.stdin.fd, self._guarded(partial(self._on_echo, terminal)))
@@ -445,19 +445,6 @@ class RankTerminals(PartBase):
             self._give_keyboard(now)
 
     # ------------------------------------------------------------------------------------------------------ a part
-
-    @property
-    def pids(self) -> set[int]:
-        """The owners of the terminals."""
-        return {pid for owner in self._owners for pid in owner.pids}
-
-    def on_exit(self, pid: int, status: ExitStatus) -> bool:
-        """A child has been reaped. Returns whether it was the owner of a terminal."""
-        owner = next((owner for owner in self._owners if owner.on_exit(pid, status)), None)
-        if owner is None:
-            return False
-        self._owners.remove(owner)
-        return True
 
     @property
     def deadline(self) -> float | None:

@@ -48,7 +48,7 @@ def open_stdin(
         # what is typed at the shell.
         if not is_asked and not (may_get_keyboard() and (is_seen or not has_keyboard())):
             return None, 0
-        # Where saferun may not read what is typed, nobody would feed a terminal of the rank's own.
+        # Where saferun may not read what is typed, no keys would reach a terminal of its own.
         if not is_asked and not can_open_keyboard():
             return None, 0
         terminal = StdinTerminal(*size_beside_prefix(streams))

@@ -8,6 +8,7 @@ import re
 import time
 
 from saferun.errors import suppress
+from saferun.linux.file_systems import is_on_network
 from saferun.linux.ownership import open_directory, remove_tree
 from saferun.linux.scratch import shared_bases
 
@@ -30,6 +31,8 @@ def remove_abandoned() -> list[str]:
     removed = []
     for base in dict.fromkeys(shared_bases()):
         names: list[str] = []
+        if is_on_network(base):
+            continue  # where locks are each host's own, a run that lives on another one has none here
         with suppress(OSError):
             names = [name for name in os.listdir(base)[:_MOST_LISTED] if _NAME.fullmatch(name)]
         for name in names:

@@ -50,9 +50,9 @@ def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, aske
     pattern = read_core_pattern()
     return RankPreparation(
         not _why_no_limit(pattern, asked=asked),
-        # A filter that is not the kernel's default was set on purpose and is kept. Shared memory of data loaders and
-        # ranks would be repeated in each core.
-        _read_filter() == _DEFAULT_FILTER,
+        # A filter that is not the kernel's default was set on purpose and is kept, and so is what is in the cores of a
+        # user who has switched them on. Shared memory of data loaders and ranks would be repeated in each core.
+        _read_filter() == _DEFAULT_FILTER and resource.getrlimit(resource.RLIMIT_CORE)[0] == 0,
         tracer_pid,
         pattern.directory(cwd),
         _cores_bytes(ranks),

@@ -43,6 +43,11 @@ def is_in_memory(path: str) -> bool:
     return kind_of(path) in _MEMORY.values()
 
 
+def is_on_network(path: str) -> bool:
+    """Whether a path is on a file system that other hosts may share."""
+    return kind_of(path) in _NETWORK.values()
+
+
 def kind_of(path: str) -> str:
     """The file system's type if it is no place for large files: a network file system, container layers, memory.
 

@@ -18,7 +18,8 @@ import termios
 
 from saferun.errors import suppress
 from saferun.linux.bare_socket import Socket
-from saferun.linux.helper import Helper
+from saferun.linux.helper import Helper, PartBase
+from saferun.model import ExitStatus
 
 _NAME = "sr-terminal"
 _READY_MS = 1000
@@ -40,7 +41,7 @@ def own_terminal(slave: int) -> Helper:
         for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-        # As long as any process has it open, nobody sees that the rank has closed it.
+        # While any process has it open, the other end does not show that the rank has closed it.
         os.close(slave)
         os.write(ready_write, b"x")
         os.close(ready_write)
@@ -63,3 +64,39 @@ def own_terminal(slave: int) -> Helper:
     finally:
         os.close(ready_read)
     return owner
+
+
+class TerminalOwners(PartBase):
+    """The owners of the terminals of ranks, of earlier attempts as well, until they have been reaped."""
+
+    def __init__(self) -> None:
+        self._owners: list[Helper] = []
+
+    @property
+    def deadline(self) -> float | None:
+        """None: nothing is due by time."""
+        return None
+
+    def tick(self, now: float) -> None:
+        """Nothing is due."""
+
+    def close(self) -> None:
+        """End those that are left."""
+        for owner in self._owners:
+            owner.kill()
+
+    def add(self, owner: Helper) -> None:
+        """This process is not an orphan of a rank."""
+        self._owners.append(owner)
+
+    @property
+    def pids(self) -> set[int]:
+        """Those that have not been reaped."""
+        return {pid for owner in self._owners for pid in owner.pids}
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was one of these."""
+        owner = next((owner for owner in self._owners if owner.on_exit(pid, status)), None)
+        if owner is not None:
+            self._owners.remove(owner)
+        return owner is not None

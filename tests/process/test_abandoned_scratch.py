@@ -59,6 +59,14 @@ def test_what_may_not_have_been_locked_yet_is_kept(base: Path) -> None:
     assert path.exists()
 
 
+def test_where_other_hosts_may_use_it_nothing_is_removed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some network file systems a lock is known on its own host only: what lives elsewhere seems abandoned."""
+    path = make(base)
+    monkeypatch.setattr("saferun.linux.abandoned_scratch.is_on_network", lambda _: True)
+    assert remove_abandoned() == []
+    assert path.exists()
+
+
 @pytest.mark.parametrize("name", ["saferun-0123", "saferun_runs", "saferun-0123456789abcdeg", f"x{NAME}", f"{NAME}0"])
 def test_other_names_are_not_touched(base: Path, name: str) -> None:
     path = make(base, name)

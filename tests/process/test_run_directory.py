@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -176,3 +177,55 @@ for number in range(30000, 60000): print(f"{number:09d}")
         assert file.stat().st_size <= 70_000
         assert (lines[0], lines[1000], lines[-1]) == (f"{0:09d}", f"{1000:09d}", f"{59999:09d}")
         assert sum("are left out here: --keep-output" in line for line in lines) in {1, 2}
+
+
+def test_a_directory_that_is_named_again_shows_the_new_run_and_keeps_the_earlier_one(tmp_path: Path) -> None:
+    """A job that is requeued: its report was the failure of the run before, and its logs were half of each."""
+    program = "from rank import *\nfailed = os.path.exists(f'{FOLDER}/failed')\n"
+    program += "open(f'{FOLDER}/failed', 'w').close()\nprint('run', failed)\nif not failed: raise ValueError('first')"
+    with running(tmp_path, program, "--run-dir", "out", store=False) as job:
+        assert job.wait() == 1
+        out = tmp_path / "job" / "out"
+        (out / "mine.txt").write_text("mine")
+        again = subprocess.run(
+            job.process.args, cwd=tmp_path / "job", env=job.environ, capture_output=True, timeout=DEADLINE_S, check=True
+        )
+        assert json.loads((out / "run.json").read_text())["end"]["outcome"] == "succeeded"
+        assert not list(out.glob("report.*"))
+        (earlier,) = out.glob("earlier-*")
+        assert f"had the files of an earlier run: they are in out/{earlier.name} now" in again.stderr.decode()
+        assert "ValueError: first" in (earlier / "report.txt").read_text()
+        logs = {path.parts[-5]: path.read_text() for path in out.rglob("stdout.log")}
+        assert logs == {"out": "run True\n", earlier.name: "run False\n"}
+        assert (out / "mine.txt").read_text() == "mine"
+        assert not (out / ".gitignore").exists()
+
+
+def test_a_directory_that_another_run_uses_is_left_as_it_is(tmp_path: Path) -> None:
+    program = "from rank import *\ntell('ran')\nawait_release('end')"
+    with running(tmp_path, program, "--run-dir", "out", store=False) as job:
+        job.hear("ran")
+        until((tmp_path / "job" / "out" / "run.json").exists, "the first run is described")
+        (tmp_path / "job" / "train.py").write_text("")
+        again = subprocess.run(
+            job.process.args, cwd=tmp_path / "job", env=job.environ, capture_output=True, timeout=DEADLINE_S, check=True
+        )
+        assert "another run writes to out: their files are mixed" in again.stderr.decode()
+        assert not list((tmp_path / "job" / "out").glob("earlier-*"))
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_a_directory_that_is_moved_while_it_is_used_is_not_made_anew(tmp_path: Path) -> None:
+    """``mv work final`` at the end of a job: what comes later goes nowhere, and not to where it was."""
+    program = "from rank import *\nprint('before')\ntell('ran')\nawait_release('end')\nprint('after')"
+    with running(tmp_path, program, store=False) as job:
+        job.hear("ran")
+        logs = "saferun_runs/2*/*/attempt_0/rank_0/stdout.log"
+        until(lambda: [log for log in (tmp_path / "job").glob(logs) if log.read_bytes()], "its output is kept")
+        (tmp_path / "job").rename(tmp_path / "moved")
+        job.release("end")
+        assert job.wait() == 0
+        assert not (tmp_path / "job").exists()
+        (log,) = (tmp_path / "moved").glob(logs)
+        assert log.read_text() == "before\nafter\n"

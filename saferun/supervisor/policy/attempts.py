@@ -174,10 +174,8 @@ class FailureFacts(Value):
         class_name: of the cause; ``unknown`` where there is none.
         fingerprint: identifies the failure.
         started: whether the start was over; None: unknown, which counts as over.
-        in_init: whether it failed within ``init_process_group``: a script that never calls that is not run twice for a
-            unknown reason.
-        of_start: whether it is the meeting of the ranks that failed, or a GPU that was busy: what else a script does at
-            first may have left something behind, and is not run twice for it.
+        in_init: whether it failed within ``init_process_group``: only then is it retried for an unknown reason.
+        of_start: whether the meeting of the ranks failed, or a GPU was busy: nothing else is run twice.
         transient: whether the cause may go away by itself; None: its class tells.
         host: the number of the host at fault; None: none, or several.
         host_label: its name in the job.
@@ -187,8 +185,8 @@ class FailureFacts(Value):
         port_is_free: whether another port may be taken for the store.
         life: how far the attempt had come; None: unknown, and it may have made progress.
         may_differ: whether the cause may be gone the next time although it is the same: input and output, networks.
-        unreadable: whether Python could not read the script itself, so that none of it ran. Not even restarts are
-            tried then. An exception that the script raises never counts as that, whatever its name.
+        unreadable: whether Python could not read the script itself, so that none of it ran, and no restart can help. An
+            exception that the script raises never counts as that.
         faulty: the hosts that are themselves at fault, the worst first.
         step: the last step that a rank has reported; -1: none has reported any.
     """
@@ -215,11 +213,6 @@ class FailureFacts(Value):
     def is_transient(self) -> bool:
         """Whether the cause may go away by itself."""
         return self.transient if self.transient is not None else self.class_name in TRANSIENT
-
-    @property
-    def is_flaky_start(self) -> bool:
-        """Whether it is a start that failed, for a reason that may go away by itself."""
-        return self.started is False and self.of_start and self.is_transient
 
     def is_bound_to_repeat(self, before: FailureFacts | None) -> bool:
         """Whether the next attempt is known to end like this one and the previous one.
@@ -250,8 +243,7 @@ class Decision(Value):
         exclude: the number of a host that is left out from now on, and has to hear of it.
         reason: the same line without what follows: only why.
         retry: which of the start's retries this is, from 1; 0: none.
-        is_plain: whether nothing was to be decided: the attempt came to its end, and no other was asked for. The
-            line may be left out.
+        is_plain: whether nothing was to be decided, and no other attempt asked for. The line may be left out.
         faulty: the hosts whose places spares take.
         is_counted: whether the ranks see one more restart (TORCHELASTIC_RESTART_COUNT).
     """
@@ -272,8 +264,8 @@ class AttemptPolicy:
     """Decides what follows each failed attempt of a launch; it remembers the previous one.
 
     * A failed start is tried again ``start_retries`` times where its cause may pass (:data:`TRANSIENT`, or a check says
-      so) and it is the start itself that failed (``of_start``); never where another try changes nothing
-      (:data:`PERMANENT`); once where the cause is unknown, if it failed within ``init_process_group``.
+      so) and the start itself failed (``of_start``); never where another try changes nothing (:data:`PERMANENT`);
+      once where the cause is unknown, if it failed within ``init_process_group``.
     * Anything else, and a start whose retries are used up, is restarted ``max_restarts`` times.
     * The same failure twice in a row ends both only where it is bound to come again, and no attempt can have made
       progress (:meth:`FailureFacts.is_bound_to_repeat`). ``--max-restarts`` is torchrun's otherwise.
@@ -405,7 +397,7 @@ class AttemptPolicy:
     ) -> Decision:
         """Another attempt: a retry where ``retry_limit`` is not 0, else a restart. ``alone``: on one host."""
         wait_s = 0.0
-        if retry_limit or facts.is_flaky_start:
+        if retry_limit or (facts.started is False and facts.of_start and facts.is_transient):
             # A restart that follows the last retry goes on waiting.
             self._retries += 1
             wait_s = max(0.0, self._wait(self._retries))
@@ -433,7 +425,7 @@ class AttemptPolicy:
     def _retry_limit(self, facts: FailureFacts) -> int:
         """How often a start that failed so is tried again."""
         if facts.is_transient:
-            return self._start_retries if facts.of_start else 0
+            return self._start_retries * facts.of_start
         if facts.transient is False or facts.class_name in PERMANENT or not facts.in_init:
             return 0
         return self._start_retries if self._always else min(1, self._start_retries)

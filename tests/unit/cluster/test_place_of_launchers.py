@@ -90,6 +90,16 @@ def test_the_master_that_mpiexec_does_not_tell(above: Above) -> None:
     assert place(config) == (4, 4, 2)
 
 
+def test_a_loopback_master_is_none_of_several_hosts(above: Above) -> None:
+    """Base images and shell profiles set it; the others would wait for their own host."""
+    above.lines = [["sh"]]
+    environ = {name: value for name, value in hydra(2, 5, 1, size=8, local_size=2).items() if name != "PMI_FD"}
+    for master in ("localhost", "127.0.0.1", "::1"):
+        config = config_of(environ={**environ, "MASTER_ADDR": master})
+        assert not config.hosts.together
+        assert "so it is a job of its own" in config.hosts.note
+
+
 def test_master_addr_in_the_environment_is_ignored_otherwise() -> None:
     """As under torchrun: it may be a left-over, and the scheduler knows better."""
     environ = {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}

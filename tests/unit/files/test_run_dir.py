@@ -71,12 +71,10 @@ def test_by_default_each_run_has_a_directory_below_the_current_one(tmp_path: Pat
     assert warnings == []
 
 
-def test_a_new_directory_of_the_users_is_ignored_by_git_and_an_old_one_left_alone(
-    tmp_path: Path, warnings: Warnings
-) -> None:
-    """A .gitignore in somebody's project would be an intrusion."""
+def test_a_directory_that_the_user_names_is_not_hidden_from_git(tmp_path: Path, warnings: Warnings) -> None:
+    """It may be where the configuration and the results of an experiment are, too."""
     make("fresh", warnings).close()
-    assert (tmp_path / "fresh" / ".gitignore").exists()
+    assert not (tmp_path / "fresh" / ".gitignore").exists()
     (tmp_path / "mine").mkdir()
     make("mine", warnings).close()
     assert not (tmp_path / "mine" / ".gitignore").exists()
@@ -148,7 +146,7 @@ def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, warni
     run_dir.write_json("run.json", {"a": 1})
     run_dir.close()
     assert len(warnings) == 1
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".gitignore", "node3", "run.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["node3", "run.json"]
 
 
 def scratch_of(run_dir: RunDirectory, *, is_large: bool = False) -> Path:

@@ -86,6 +86,14 @@ def test_the_supervisor_does_not_look_at_the_file_system_of_the_ranks(
     assert (plan.core_directory, plan.cores_bytes) == ("/", 100 * GB)
 
 
+def test_the_cores_of_a_user_who_has_switched_them_on_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun's: with the memory that ranks and loaders share."""
+    monkeypatch.setattr(core_limits, "_read_filter", lambda: core_limits._DEFAULT_FILTER)
+    for soft, drops in ((0, True), (1 << 30, False), (resource.RLIM_INFINITY, False)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, resource.RLIM_INFINITY))
+        assert plan_preparation("/", 1, cores=True, tracer_pid=0).drop_shared_memory is drops
+
+
 @pytest.mark.parametrize("free", [100 * GB, 200 * GB])
 def test_the_rank_raises_its_limit_where_there_is_room(
     host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, free: int
