@@ -349,7 +349,8 @@ class Evidence(Value):
     ranks. ``start`` is how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside``
     (not all had got through it), ``through``; empty: not known.
     Of several hosts: ``hosts`` are all of them, ``host`` is the one that judges, and times are its own. What is one
-    host's only (``supervisor_pid``, ``oom``, ``abandoned``, ``nics``) is in ``hosts``; ``kernel_lines`` are all hosts'
+    host's only (``supervisor_pid``, ``oom``, ``abandoned``, ``nics``, and ``bridges``: the addresses of its containers'
+    bridges, which other hosts may have, too) is in ``hosts``; ``kernel_lines`` are all hosts'
     with labels. ``abort_reason`` made all hosts stop. ``started_time``: when the ranks were started, since the epoch.
     """
 
@@ -378,6 +379,7 @@ class Evidence(Value):
     start: str = ""
     is_checked: bool = False
     nics: tuple[str, ...] = ()
+    bridges: tuple[str, ...] = ()
 
     @property
     def outputs_by_rank(self) -> dict[int, RankOutput]:

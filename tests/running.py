@@ -70,6 +70,9 @@ _TOGETHER = "tests/cluster"
 # What takes longest, longest first, by `--durations` of `make test`: begun last, it would run alone at the end.
 LONGEST = (
     _TOGETHER,
+    # By `make test-all`: nearly all of these are slow tests.
+    "tests/fleet/test_fleet.py",
+    "tests/unit/watchdog/test_recorded_stragglers.py",
     "tests/torch/test_differential.py",
     "tests/torch/test_hangs.py",
     "tests/process/test_watch_run.py",

@@ -152,6 +152,13 @@ def own_addresses() -> list[str]:
     return list(dict.fromkeys(found))[:_MOST_ADDRESSES]
 
 
+def bridge_addresses() -> list[str]:
+    """The addresses of the bridges of containers on this host, which are addresses of other hosts as well."""
+    nics = read_nics()
+    found = [address for nic in nics if nic.kind == "bridge" and is_decoy(nic.name) for address in nic.addresses]
+    return [address for address in dict.fromkeys(found) if not address.startswith(_LOCAL)][:_MOST_ADDRESSES]
+
+
 def route_to(address: str) -> Route:
     """The route of packets to an address; nothing is sent.
 

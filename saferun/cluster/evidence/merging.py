@@ -81,6 +81,9 @@ class _Merging:
         for peer in peers:
             known = self._addresses.get(peer.host, ())
             self._addresses[peer.host] = tuple(dict.fromkeys((*known, *peer.addresses)))
+        for part in parts:
+            known = self._addresses.get(part.host, ())
+            self._addresses[part.host] = tuple(dict.fromkeys((*known, *part.evidence.bridges)))
         self._owner = self._owners(peers)
         base = self._own or (parts[0].evidence if parts else None)
         self._started_at = base.started_at if base is not None else 0.0

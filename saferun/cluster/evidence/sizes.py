@@ -137,6 +137,7 @@ def _host_lines(evidence: Evidence, most: int) -> Evidence:
     return evidence._replace(
         kernel_lines=_texts(evidence.kernel_lines, most, 400),
         nics=_texts(evidence.nics, most, 100),
+        bridges=_texts(evidence.bridges, most, 100),
         capture=capture._replace(host_lines=tuple(line[:400] for line in capture.host_lines[:most])),
     )
 

@@ -162,9 +162,9 @@ def test_an_address_that_every_host_has_for_itself_is_the_wrong_interface(addres
         "RuntimeError: Gloo connectFullMesh failed with [/x/gloo/transport/tcp/pair.cc:144] timed out connecting: "
         f"SO_ERROR: Connection refused, remote=[{address}]:14999"
     )
-    peers = [peer._replace(addresses=(*peer.addresses, "172.17.0.1")) for peer in peers_of(4)]
-    parts = [HostPart(host, 0, f"node{host + 1}", 0.0, timed_out(host, message=message)) for host in range(4)]
-    found = diagnose(merge_parts(parts, world_size=8, peers=peers))
+    ends = [timed_out(host, message=message)._replace(bridges=("172.17.0.1",)) for host in range(4)]
+    parts = [HostPart(host, 0, f"node{host + 1}", 0.0, evidence) for host, evidence in enumerate(ends)]
+    found = diagnose(merge_parts(parts, world_size=8, peers=peers_of(4)))
     assert cause_of(found).class_name == "network_interface"
     assert address in found.headline
     assert advice in cause_of(found).advice

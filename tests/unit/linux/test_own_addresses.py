@@ -28,3 +28,9 @@ def test_a_bridge_of_containers_is_no_way_to_this_host(
     """Who is refused at such an address must not take this host to be gone."""
     monkeypatch.setattr(netlink, "read_nics", lambda: tuple(nics))
     assert netlink.own_addresses() == found
+
+
+def test_the_addresses_of_such_bridges_are_known_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that exchange them reach none but themselves."""
+    monkeypatch.setattr(netlink, "read_nics", lambda: (DOCKER, ETH, BRIDGE, DUMMY))
+    assert netlink.bridge_addresses() == ["172.17.0.1"]
