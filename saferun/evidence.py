@@ -62,8 +62,7 @@ class ProcessSnapshot(Value):
         threads: how many it has.
         tracer_pid: the process that traces it; 0: none.
         core_dumping, rss_bytes: whether the kernel is writing its core; its resident memory.
-        waits_on: what the system call waits for: ``a connection to 10.0.0.2:29500 (ESTABLISHED)``,
-            ``the FIFO /tmp/x``; empty where it is not known.
+        waits_on: what the system call waits for: ``the FIFO /tmp/x``; empty where it is not known.
         cpu_s: CPU time of all its threads.
         waits: who could end the waits of its threads, the main thread's first; empty where nothing is known.
     """
@@ -347,11 +346,10 @@ class Evidence(Value):
     the kernel log since the start (Xid, OOM). ``supervisor_pid`` distinguishes our own signals from others,
     ``store_port`` connections to the store. ``is_checked``: ``error`` is what the checks of all hosts found before the
     ranks. ``start`` is how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside``
-    (not all had got through it), ``through``; empty: not known.
-    Of several hosts: ``hosts`` are all of them, ``host`` is the one that judges, and times are its own. What is one
-    host's only (``supervisor_pid``, ``oom``, ``abandoned``, ``nics``, and ``bridges``: the addresses of its containers'
-    bridges, which other hosts may have, too) is in ``hosts``; ``kernel_lines`` are all hosts'
-    with labels. ``abort_reason`` made all hosts stop. ``started_time``: when the ranks were started, since the epoch.
+    (not all had got through it), ``through``; empty: not known. ``started_time``: the start, since the epoch. Of
+    several hosts: ``hosts`` are all of them, ``host`` judges, and times are its own. What is one host's
+    (``supervisor_pid``, ``oom``, ``abandoned``, ``nics``, ``bridges`` of containers) is in ``hosts``; ``kernel_lines``
+    are all hosts' with labels. ``abort_reason`` made all hosts stop.
     """
 
     host: str

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import stat
 import time
 from collections.abc import Sequence
 
 from saferun.captures.waiting import HELD_LIMIT, PATH_CALLS, Ends, awaited_child, list_fds, polled_by
+from saferun.linux.signals import caught_signals
 from saferun.linux.small_files import list_directory, read_bytes, read_link, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, descriptor_of, read_syscall
 from saferun.model import Value
@@ -34,11 +36,18 @@ _RESTARTED = "restart_syscall"
 _HELD = "ptrace_stop"  # the kernel function in which a thread that is traced stands still
 # What waits for the file system has no descriptor yet.
 _OF_FILE_SYSTEMS = frozenset({"sync", *PATH_CALLS})
-# Signals, and what System V and POSIX have for messages between any processes.
+# They return after a signal that has a handler. Of these every rank may have one: Python's, faulthandler's, torch's.
+_FOR_HANDLERS = frozenset({"pause", "rt_sigsuspend"})
+_OF_EVERY_RANK = frozenset(
+    {
+        *(signal.SIGINT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGCHLD),
+        *(32, 33, signal.SIGRTMAX - 1),  # the C library's, and the one by which saferun asks for stacks
+    }
+)
+# Signals that are waited for, and what System V and POSIX have for messages between any processes.
 _FROM_ANY_PROCESS = frozenset(
     {
-        *("pause", "rt_sigsuspend", "rt_sigtimedwait", "msgrcv", "msgsnd", "semop", "semtimedop"),
-        *("mq_timedreceive", "mq_timedsend"),
+        *("rt_sigtimedwait", "msgrcv", "msgsnd", "semop", "semtimedop", "mq_timedreceive", "mq_timedsend"),
     }
 )
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
@@ -114,6 +123,8 @@ class OtherEnds:
             return wait._replace(outside=True, timed=True)
         if call.name in _OF_FILE_SYSTEMS or call.name in _FROM_ANY_PROCESS:
             return wait._replace(outside=True)
+        if call.name in _FOR_HANDLERS:
+            return wait._replace(outside=bool(caught_signals(pid) - _OF_EVERY_RANK))
         if call.name in _LOCK_CALLS:
             return self._of_lock(wait, pid)
         if call.name in {"wait4", "waitid"}:

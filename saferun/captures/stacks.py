@@ -147,7 +147,7 @@ class _Stacks:
             if not is_traced and (why := self._why_no_other_try(end, process)):
                 failure = why
                 break
-            if was_killed and flags:
+            if was_killed and flags and attempt:
                 break  # a third time would take as long
         if not silent:
             self._fail("py_spy", process, started_at, failure)

@@ -47,6 +47,7 @@ Files
     ``error_files``, ``file_systems``, ``streams``: ranks' error files (None: malformed), types of file systems (empty:
     unknown), pipes, and pseudo-terminals (OSError if there are none). ``keyboard``, ``terminal_mode``: the terminal
     while a rank has it; without the permission to read system calls its reader is found by the kernel function.
+    ``terminal_owner``: a process that keeps sessions of ranks from taking their terminal; OSError if it has none.
 Network
     ``bare_socket``: sockets without the modules that Python's own import; OSError as theirs.
     ``listen_port``: the port of the ranks' store; SaferunError if it is in use. ``task_sockets``: a Unix socket in a
@@ -54,7 +55,8 @@ Network
     separate process, with a deadline.
     ``netlink``, ``nic_state``, ``link_counters``: network interfaces (``nic``) and routes; OSError, or an empty list,
     if the kernel refuses.
-    ``munge``: credentials; None if it is not installed.
+    ``munge``: credentials; None if it is not installed. ``nccl_files``: what NCCL's own files set; nothing if they
+    cannot be read.
 GPUs and torch
     ``gpus``, ``gpu_drivers``, ``gpu_nodes``: the number of GPUs; None if only torch can tell, which is then asked by
     ``installed_torch``. ``installed_versions``: versions from files; those that are missing are left out.

@@ -70,7 +70,7 @@ def main_wait(pid: int, *others: int) -> ThreadWait | None:
         "import asyncio\n" + READY + "asyncio.run(asyncio.sleep(1000))",
         READY + "signal.sigtimedwait([signal.SIGUSR1], 1000)",
         READY + "signal.sigwait([signal.SIGUSR1])",
-        READY + "signal.pause()",
+        "signal.signal(signal.SIGUSR1, print)\n" + READY + "signal.pause()",
         "path = sys.argv[1] + '/fifo'\nos.mkfifo(path)\n" + READY + "os.open(path, os.O_RDONLY)",
     ],
 )
@@ -118,7 +118,7 @@ select.select([event], [], [])
         (READY + "select.select([sys.stdin], [], [])", True),
         (READY + "time.sleep(1000)", False),
         (READY + "select.select([], [], [], 1000)", False),
-        (READY + "signal.pause()", False),
+        (READY + "signal.sigwait([signal.SIGUSR1])", False),
     ],
 )
 def test_a_descriptor_that_leads_outside_is_known_from_a_clock(program: str, leads: bool) -> None:
@@ -136,6 +136,7 @@ def test_a_descriptor_that_leads_outside_is_known_from_a_clock(program: str, lea
         "a, b = socket.socketpair()\n" + READY + "a.recv(1)",
         "a, b = os.pipe()\n" + READY + "os.read(a, 1)",
         "a, b = os.pipe()\n" + READY + "select.select([a], [], [])",
+        READY + "signal.pause()",
         "event = os.eventfd(0)\n" + READY + "os.read(event, 8)",
     ],
 )
