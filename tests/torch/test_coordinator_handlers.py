@@ -107,6 +107,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         host.close()
 
 
+@pytest.mark.slow
 def test_a_rendezvous_that_needs_more_of_torch_gets_it(tmp_path: Path) -> None:
     """The process begins again, with all of torch."""
     (tmp_path / "sitecustomize.py").write_text(NEEDS_MORE, encoding="utf-8")
