@@ -151,7 +151,7 @@ def torchrun_refusals(cases: Sequence[Case], folder: Path) -> dict[str, Refusal]
             text=True,
             env=environment(Case("refused"), job, port),
             cwd=job / "work",
-            timeout=2 * TIMEOUT_S,
+            timeout=4 * TIMEOUT_S,  # fifty command lines, on a machine that does much else
             check=True,
         )
     finally:
