@@ -46,9 +46,7 @@ _OF_EVERY_RANK = frozenset(
 )
 # Signals that are waited for, and what System V and POSIX have for messages between any processes.
 _FROM_ANY_PROCESS = frozenset(
-    {
-        *("rt_sigtimedwait", "msgrcv", "msgsnd", "semop", "semtimedop", "mq_timedreceive", "mq_timedsend"),
-    }
+    ("rt_sigtimedwait", "msgrcv", "msgsnd", "semop", "semtimedop", "mq_timedreceive", "mq_timedsend")
 )
 _LOCK_CALLS = frozenset({"flock", "fcntl"})
 # The index of the argument with the timeout, in milliseconds or as the address of one.

@@ -163,18 +163,13 @@ class AttemptRecord:
             world_size=placement.world_size if placement is not None and config.hosts.together else 0,
             abort_reason=abort_reason_of(self._context.launch.job),
             nics=(fault,) if (fault := self._nic_fault()) else (),
-            bridges=self._bridges() if config.hosts.together else (),
+            bridges=self._context.launch.bridges,
         )
 
     def _nic_fault(self) -> str:
         """What has become of an interface that led to other hosts when they met."""
         launch = self._context.launch
         return launch.guarded("look at the interfaces", launch.job.nic_fault) or ""
-
-    def _bridges(self) -> tuple[str, ...]:
-        from saferun.linux.netlink import bridge_addresses
-
-        return tuple(self._context.launch.guarded("look at the bridges of containers", bridge_addresses) or ())
 
     def _outputs(self) -> tuple[RankOutput, ...]:
         """What the ranks have written last, with the last steps that their scripts have reported."""

@@ -95,6 +95,8 @@ class AttemptSetup:
         context.job.join(action, *context.checks.host_info())
         if self._config.hosts.together:
             context.imports.import_now(BEFORE_SEVERAL_HOSTS)  # the other hosts take longer
+            # Now, because what holds up a hung job may hold up who reads its interfaces, too.
+            context.bridges = context.guarded("read the interfaces", _read_bridges) or ()
 
     def on_assigned(self, assignment: Assignment) -> None:
         """The hosts have met: this process knows its ranks."""
@@ -311,6 +313,12 @@ class AttemptSetup:
         current.has_joined = True
         for event in current.held:
             self._context.ending.post_from_job(event)
+
+
+def _read_bridges() -> tuple[str, ...]:
+    from saferun.linux.netlink import bridge_addresses
+
+    return tuple(bridge_addresses())
 
 
 def _note_replacements(context: LaunchContext, assignment: Assignment) -> None:

@@ -134,6 +134,7 @@ class LaunchContext:
         self.screen = screen
         self.run_dir = run_dir
         self.host = host  # its name in the job, once the hosts have met
+        self.bridges: tuple[str, ...] = ()  # addresses of containers' bridges, as they were when the hosts met
         self.run_id = run_id
         self.poller = Poller()
         self.guarded_poller = GuardedPoller(

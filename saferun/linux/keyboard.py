@@ -180,7 +180,7 @@ class StdinTerminal:
             return None
 
     def close(self) -> None:
-        """Close our end. The owner ends by itself."""
+        """Close our end, and end the owner, which the loop reaps."""
         self.owner.kill()
         self._close_ends()
 

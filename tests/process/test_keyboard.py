@@ -12,7 +12,7 @@ import pytest
 
 from saferun.launch.stdin_terminals import open_stdin
 from saferun.linux import keyboard
-from tests.process.launching import running, until
+from tests.process.launching import customized, in_saferun, running, until
 from tests.process.somebody import as_user, needs_root
 from tests.process.test_terminal import Terminal, on_terminal
 
@@ -378,6 +378,20 @@ subprocess.Popen(["bash", "-c", {upload!r}], start_new_session=True)
     with on_terminal(tmp_path, program, nproc=2) as (job, _):
         assert job.wait() == 0
         assert [(tmp_path / f"uploaded.{rank}").read_text() for rank in (0, 1)] == ["whole\n"] * 2
+
+
+def test_where_no_process_can_own_a_terminal_the_ranks_have_saferuns_stdin(tmp_path: Path) -> None:
+    """As under torchrun, with one line."""
+    fails = "import saferun.linux.keyboard as keyboard\n    def fail(_): raise OSError(11, 'no more processes')\n"
+    fails += "    keyboard.own_terminal = fail"
+    program = "from rank import *\ntell(os.readlink('/proc/self/fd/0'))\nawait_release('end')"
+    environ = customized(tmp_path, in_saferun(fails))
+    with on_terminal(tmp_path / "launch", program, nproc=2, environ=environ) as (job, terminal):
+        until(lambda: len(job.said()) == 2, "the ranks run")
+        assert {word.word for word in job.said()} == {os.ttyname(terminal.slave)}
+        job.release("end")
+        assert job.wait() == 0
+        assert terminal.text.count("no pseudo-terminal for the input of rank") == 2
 
 
 def test_the_program_of_a_shell_script_asks_for_its_rank(tmp_path: Path) -> None:

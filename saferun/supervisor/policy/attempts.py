@@ -425,7 +425,7 @@ class AttemptPolicy:
     def _retry_limit(self, facts: FailureFacts) -> int:
         """How often a start that failed so is tried again."""
         if facts.is_transient:
-            return self._start_retries * facts.of_start
+            return self._start_retries if facts.of_start else 0
         if facts.transient is False or facts.class_name in PERMANENT or not facts.in_init:
             return 0
         return self._start_retries if self._always else min(1, self._start_retries)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from saferun.files import earlier_run, operations
 from saferun.files.file_stream import OnAnswer
 from saferun.files.run_dir import BASE, RunDirectory
 from tests.direct_files import DirectFiles
@@ -218,3 +219,39 @@ def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: 
     assert not scratch.exists()
     assert not disk.exists()
     assert warnings == []
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_run_that_cannot_be_set_aside_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """A disk without room for one directory more."""
+    (tmp_path / "run.json").write_text("{}")
+    monkeypatch.setattr(earlier_run, "read_record", lambda _: object())
+    monkeypatch.setattr(earlier_run, "has_ended", lambda *_: True)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if is_full:
+        monkeypatch.setattr(os, "mkdir", fail)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        moved, is_used = earlier_run.set_aside(fd, "node3", leads=True)
+    finally:
+        os.close(fd)
+    assert (bool(moved), is_used) == (not is_full, False)
+    assert (tmp_path / moved / "run.json").exists()
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left"), NotADirectoryError(20, "a file")])
+def test_a_failure_while_an_earlier_run_is_looked_at_makes_the_directory_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError
+) -> None:
+    def fail(*_: object, **__: object) -> tuple[str, bool]:
+        raise failure
+
+    monkeypatch.setattr(operations, "set_aside", fail)
+    path = str(tmp_path / "run")
+    assert operations.make_run_directory(path, f"{path}/node3", "", [], [1]) == ("", False)
+    assert (tmp_path / "run" / "node3").is_dir()
