@@ -53,6 +53,10 @@ _LOCK_CALLS = frozenset({"flock", "fcntl"})
 _TIMEOUT_MS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}
 _TIMEOUT_AT = {"ppoll": 2, "select": 4, "pselect6": 4, "epoll_pwait2": 3, "futex": 3, "rt_sigtimedwait": 2}
 _POLLS = frozenset({"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"})
+# A futex that only threads of one process share has this in its operation. Source: futex(2).
+_PRIVATE_FUTEX = 128
+_MAPS_LIMIT_BYTES = 8 << 20
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - only listed; where the C library keeps named semaphores
 _ZEROMQ = "ZMQbg"
 _READABLE, _WRITABLE = stat.S_IRUSR, stat.S_IWUSR
 _CLOCKS_AND_FILES = ("anon_inode:[timerfd]", "anon_inode:inotify", "anon_inode:[signalfd]")
@@ -79,6 +83,7 @@ class OtherEnds:
         self._lock_tries = _LOCK_TRIES
         self._modes: dict[int, dict[str, int]] = {}  # of the pipes that a process has open
         self._messengers: dict[int, bool] = {}
+        self._shared: dict[int, tuple[range, ...]] = {}  # the memory of a process that any other one could map
         self._found: dict[tuple[int, int], _End] = {}  # by process and descriptor: threads poll the same ones
 
     def of_process(self, pid: int, *, is_readable: bool, deadline: float = math.inf) -> tuple[ThreadWait, ...]:
@@ -125,6 +130,8 @@ class OtherEnds:
             return wait._replace(outside=bool(caught_signals(pid) - _OF_EVERY_RANK))
         if call.name in _LOCK_CALLS:
             return self._of_lock(wait, pid)
+        if call.name == "futex" and is_readable and not call.arguments[1] & _PRIVATE_FUTEX:
+            return wait._replace(outside=any(call.arguments[0] in memory for memory in self._shared_memory(pid)))
         if call.name in {"wait4", "waitid"}:
             child = awaited_child(call)
             return _with_pids(wait, [child]) if child in self._ends.pids else wait
@@ -171,6 +178,21 @@ class OtherEnds:
             names = (read_text(f"/proc/{pid}/task/{tid}/comm") for tid in tids)
             found = self._messengers[pid] = any(name.startswith(_ZEROMQ) for name in names)
         return found
+
+    def _shared_memory(self, pid: int) -> tuple[range, ...]:
+        """What a process shares by files that still have a name, as named semaphores do.
+
+        Those of multiprocessing have none any more: only the processes of the job have them.
+        """
+        if pid not in self._shared:
+            lines = (line.split(maxsplit=5) for line in read_bytes(f"/proc/{pid}/maps", _MAPS_LIMIT_BYTES).splitlines())
+            shared = [line for line in lines if line[5:] and line[1][3:4] == b"s" and line[5].startswith(b"/")]
+            # Who makes a semaphore maps it under another name first, which is deleted.
+            named = _inodes_of(_SHARED_MEMORY) if shared else ()
+            found = [line for line in shared if not line[5].endswith(b" (deleted)") or int(line[4]) in named]
+            bounds = [line[0].split(b"-") for line in found]
+            self._shared[pid] = tuple(range(int(begin, 16), int(end, 16)) for begin, end in bounds)
+        return self._shared[pid]
 
     def _end_of_socket(self, pid: int, inode: int) -> _End:
         found = self._ends.socket(pid, inode)
@@ -230,6 +252,14 @@ class OtherEnds:
 def _call_of(pid: int, tid: int) -> SystemCall | None:
     """The system call of a thread; None where it is not known."""
     return before_restart(read_syscall(pid, tid), _wchan(pid, tid))
+
+
+def _inodes_of(directory: str) -> frozenset[int]:
+    try:
+        with os.scandir(directory) as entries:
+            return frozenset(entry.inode() for entry in entries)
+    except OSError:
+        return frozenset()
 
 
 def _wchan(pid: int, tid: int) -> str:

@@ -1,8 +1,8 @@
 """Whether a hang may be none, because the rank that the others wait for waits for something outside the job. Pure.
 
 A sleep, an answer of a database, a file lock of another job, a program that the rank has started: whether they end in a
-minute or never cannot be observed. What can be seen not to end by itself is no such wait: a collective, a lock
-between threads, a call that holds the GIL, another rank.
+minute or never cannot be observed. The same goes for what a GPU computes. What can be seen not to end by itself is no
+such wait: a collective, a lock between threads, a call that holds the GIL, another rank, a GPU that has failed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.frames import Calls, UserCode
+from saferun.diagnosis.hang_gpus import has_failed_gpu
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.merged_stacks import (
     WORKER_NAME,
@@ -40,7 +41,8 @@ _LOCK, _QUEUE, _POOL = "a lock", "a queue", "a process pool"
 # What another thread gives to the one that waits, whichever that is.
 _GIVEN = frozenset({_QUEUE, "an event", "a condition", "a semaphore"})
 _EVENT_WAIT = Calls(("/threading.py", ("wait",)))
-_CERTAIN = frozenset({"stopped", "spinning", "gpu", "unanswering", "dead"})
+_CERTAIN = frozenset({"stopped", "spinning", "unanswering", "dead"})
+_ON_GPU = "gpu"
 _FILE_LOCK = ("a lock on ", "a lock file")
 
 
@@ -168,6 +170,9 @@ class _Case:
         main = _main_wait(process) if process is not None else None
         if found.of_peers or found.kind in _CERTAIN or (holds_gil and not self._leads_to_others(main, one.rank)):
             return _NOTHING
+        if found.kind == _ON_GPU:
+            # Kernels of minutes are rare, and of one that never ends no more is to be seen.
+            return not has_failed_gpu(self._hosts, one.rank), ()
         if found.kind == "uninterruptible":
             # A file server may answer again; what a driver waits for is not to be seen.
             return main is not None and main.outside, ()
@@ -349,9 +354,13 @@ def _does_its_work(child: ProcessSnapshot, parent: ProcessSnapshot) -> bool:
 
 def suspected(diagnosis: Diagnosis, ranks: Sequence[int], certain_after_s: float) -> Diagnosis:
     """The diagnosis of a hang that is only suspected, because these ranks wait for something outside the job."""
-    wait = "waits" if len(ranks) == 1 else "wait"
+    on_gpu = {rank for group in diagnosis.groups if group.kind == _ON_GPU for rank in group.ranks}
+    is_one = len(ranks) == 1
+    what = "something outside the job, which may still come"
+    if on_gpu.issuperset(ranks):
+        what = "its GPU, which may still compute" if is_one else "their GPUs, which may still compute"
     line = (
-        f"{ranks_text(ranks)} {wait} for something outside the job, which may still come: "
+        f"{ranks_text(ranks)} {'waits' if is_one else 'wait'} for {what}: "
         f"the hang is certain after {duration_text(certain_after_s)} (--external-wait-timeout)"
     )
     return worded_as_suspicion(diagnosis)._replace(findings=(line, *diagnosis.findings))

@@ -91,6 +91,36 @@ def test_whoever_has_the_message_queue_is_outside() -> None:
         libc.msgctl(queue, 0, None)  # IPC_RMID
 
 
+SEMAPHORE = """
+import ctypes
+libc, name = ctypes.CDLL(None), sys.argv[1].encode()
+libc.sem_open.restype = ctypes.c_void_p
+semaphore = ctypes.c_void_p(libc.sem_open(name, os.O_CREAT, 0o600, 0))
+"""
+AWAIT_IT = READY + "libc.sem_wait(semaphore)"
+
+
+def test_any_process_can_post_a_semaphore_that_has_a_name() -> None:
+    name = f"/saferun-test-{os.getpid()}"
+    try:
+        with process(SEMAPHORE + AWAIT_IT, name) as one:
+            until(lambda: (wait := main_wait(one.pid)) is not None and wait.outside, "it waits")
+            # It waits for the lock on its memory where that may block.
+            waits = OtherEnds(Ends([(0, one.pid, "")])).of_process(one.pid, is_readable=False)
+            assert not any(wait.outside for wait in waits)
+    finally:
+        ctypes.CDLL(None).sem_unlink(name.encode())
+
+
+def test_only_processes_of_the_job_have_a_semaphore_without_a_name() -> None:
+    """As those of multiprocessing are."""
+    with process(SEMAPHORE + "libc.sem_unlink(name)\n" + AWAIT_IT, f"/saferun-test-{os.getpid()}") as one:
+        asleep(one.pid)
+        wait = main_wait(one.pid)
+        assert wait is not None
+        assert not wait.outside
+
+
 def test_a_thread_of_zeromq_receives_what_an_event_descriptor_is_for() -> None:
     """The sockets are that thread's, and it wakes the one that waits."""
     program = """
