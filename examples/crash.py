@@ -89,7 +89,7 @@ def open_too_many_files() -> None:
 
 
 def use_a_taken_port() -> None:
-    """Wants a port that somebody has."""
+    """Wants a port that is in use."""
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
@@ -121,7 +121,7 @@ def lose_a_loader_worker() -> None:
 
 
 def wait_to_be_killed() -> None:
-    """Until somebody does it from outside."""
+    """Until it is done from outside."""
     print("waiting", flush=True)
     while True:
         signal.pause()

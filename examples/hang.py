@@ -54,7 +54,7 @@ def wait_for_a_queue() -> None:
 
 
 def spin_in_python() -> None:
-    """Waits for a flag that nobody sets, with all of a processor."""
+    """Waits for a flag that is never set, with all of a processor."""
     done = False
     while not done:
         pass
@@ -66,7 +66,7 @@ def block_in_c() -> None:
 
 
 def read_from_a_fifo() -> None:
-    """Opens a FIFO that nobody writes to."""
+    """Opens a FIFO without a writer."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "fifo")
         os.mkfifo(path)

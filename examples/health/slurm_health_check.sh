@@ -13,7 +13,7 @@ reason=$("$SAFERUNCTL" health --brief --timeout 20 --path /scratch)
 # 0: healthy, or it could not be checked; 2: the command line is wrong. Neither is a fault of the node.
 [ $? -eq 1 ] || exit 0
 
-# A node that somebody has drained keeps that reason.
+# A node that has been drained by hand keeps that reason.
 case $(scontrol show node --oneliner "$NODE") in
 *DRAIN*) ;;
 *) scontrol update NodeName="$NODE" State=DRAIN Reason="saferun: $reason" ;;

@@ -7,4 +7,4 @@
 # pbsdsh starts a process on each host, without the list of hosts, in the home directory, and without this environment.
 cd "$PBS_O_WORKDIR" || exit
 sort -u "$PBS_NODEFILE" > "hosts.$PBS_JOBID"
-pbsdsh -- "$(command -v bash)" -lc "cd '$PWD' && exec saferun --hostfile 'hosts.$PBS_JOBID' --nproc-per-node 8 train.py"
+pbsdsh -- "$(command -v bash)" -lc "cd '$PWD' && exec '$(command -v saferun)' --hostfile 'hosts.$PBS_JOBID' --nproc-per-node 8 train.py"

@@ -177,7 +177,7 @@ def _settings_file(
 
 
 def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
-    """Warn of ``SAFERUN_*`` variables that are nearly the name of an option; others may be anybody's.
+    """Warn of ``SAFERUN_*`` variables that are nearly the name of an option; others may belong to any program.
 
     A launch goes on: what another release knows by this name may be set for all users of a cluster.
 

@@ -1,6 +1,6 @@
 """How a job secret gets to all hosts by itself, where they have a private channel.
 
-The leader makes the secret and an *offer*, a short text that may be read by anybody. It holds either
+The leader makes the secret and an *offer*, a short text that any user may read. It holds either
 
 * a MUNGE credential with the secret in it, which only the same user can read, on hosts with the same key; or
 * the name of a file, 0600 in a directory of its own, 0700, in the directory where each host keeps its run directories.

@@ -246,7 +246,7 @@ class HostCoordinator:
                 self._rejoined.append((connection, task))
 
     def _note_missing(self, attempt: CoordinatorAttempt, seconds: float) -> None:
-        """Tasks that do not rejoin have ended without anybody to notice."""
+        """Tasks that do not rejoin have ended, which no other process notices."""
         if self._rejoin_s is not None and self._rejoin_s > 0:
             self._rejoin_s -= seconds
             for task in attempt.missing() if self._rejoin_s <= 0 else ():

@@ -128,7 +128,7 @@ class JobLog:
 
     @property
     def _is_over(self) -> bool:
-        # On other hosts it is over when the attempt is: anybody can write that it has ended.
+        # On other hosts it is over when the attempt is: every host can write that it has ended.
         return self._ended and self._is_ending
 
     def end(self) -> None:

@@ -320,7 +320,7 @@ class RecordCollection:
             self._client.set(f"{self._prefix}assignment/{seat}", text)
         if self._needed is not None:
             self._client.set(f"{self._prefix}handed_out", "")  # whoever has none is too late
-        # An answer, so that all has arrived before anybody may end the store.
+        # An answer, so that all has arrived before a host may end the store.
         self._client.check(f"{self._prefix}fail")
         return assignments[0]
 

@@ -60,7 +60,7 @@ class Secrecy:
         self._last = ""
         self.greeting = Signer(secret, _GREETING, seals=False) if secret is not None else None
         if secret is not None:
-            cipher_of(secret.sealing_key(""))  # before anybody is met
+            cipher_of(secret.sealing_key(""))  # before the hosts meet
 
     def signer(self, run_id: str, job: str) -> Signer | None:
         """What signs the messages of a job.

@@ -89,7 +89,7 @@ class SecretProcess:
         return b"", "an invalid answer"
 
     def withdraw(self) -> None:
-        """All have taken the offer: remove what anybody could still read."""
+        """All have taken the offer: remove what others could still read."""
         self._ask(op="withdraw")
 
     def close(self) -> None:

@@ -246,7 +246,7 @@ class StaticRendezvous:
         return result._replace(replacements=replacements)
 
     def _serve(self, rdzv: RendezvousRound) -> None:
-        """Serve both stores, before anybody is waited for: whoever comes finds them."""
+        """Serve both stores, before waiting for hosts, so that those that arrive find them."""
         self._one_port = rdzv.request.one_port
         if not self._one_port:
             self._client = self._stores.serve_control()

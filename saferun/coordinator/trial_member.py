@@ -39,7 +39,7 @@ _LONGEST_MESSAGE = 400
 _TORCH_SHARE = 0.8
 # How long a member that is done waits for the others' word that they are.
 _GOODBYE_S = 5.0
-# "[/build/gloo/transport/tcp/device.cc:84] " and "[enforce fail at /build/device.cc:84] ": of no use to anybody here.
+# "[/build/gloo/transport/tcp/device.cc:84] " and "[enforce fail at /build/device.cc:84] ": of no use here.
 _SOURCE_LOCATION = re.compile(
     r"\[[^\]\s]*?(?:enforce fail at )?[^\]\s]*\.(?:cc|cpp|cu|h|hpp):\d+\]\s*|\[enforce fail at [^\]]*\]\s*"
 )

@@ -24,7 +24,7 @@ from saferun.model import JsonObject, Value
 BEAT_S = 60.0
 """How often the writer process of a launch sets the time of its events.jsonl: it lives."""
 _BEGIN_AFTER_S = 0.5
-# At the end of a short launch; removal of what was asked for may take longer than a look.
+# At the end of a short launch; removal of what was asked for may take longer than a check.
 _LAST_S = 0.5
 _LAST_REMOVAL_S = 3.0
 _COUNTING_S = 10.0

@@ -18,7 +18,7 @@ from saferun.linux.ownership import make_directory, open_directory
 from saferun.model import Value
 
 MOST_ENTRIES = 1000
-# Not one at a time: each removal is a look at all of them.
+# Not one at a time: each removal goes through all of them.
 _KEPT_ENTRIES = 900
 _MOST_READ = 5000
 _NAME = re.compile(r"[0-9]{8}-[0-9]{6}-([0-9a-f]{16})")

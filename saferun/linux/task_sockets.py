@@ -212,7 +212,7 @@ def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None
         connection.close()
         return None
     if owner != os.getuid():
-        connection.close()  # anybody can take an abstract name
+        connection.close()  # any user can take an abstract name
         return None
     return JsonLines(connection, poller)
 

@@ -15,7 +15,7 @@ __all__ = ["GoAhead", "PairAgain", "again_message", "go_ahead_from", "go_ahead_m
 _MOST_PAIRS = 64
 _MOST_NICS = 8
 _LONGEST_ENDPOINT = 16 << 10
-# An entry of the job's log may have 64 KiB; a longer one would not reach anybody.
+# An entry of the job's log may have 64 KiB; a longer one would not arrive.
 _LONGEST_PAIRS_BYTES = 48 << 10
 
 Host = Annotated[int, number_of(MOST_HOSTS)]

@@ -232,7 +232,7 @@ def _read_status(pid: int) -> tuple[bool, bool, int]:
 
 
 def _number_in(status: bytes, name: bytes) -> int:
-    """A number in /proc/PID/status, without a look at the fifty lines that are not wanted; 0 where there is none."""
+    """A number in /proc/PID/status, without parsing the fifty lines that are not wanted; 0 where there is none."""
     _, found, rest = status.partition(b"\n" + name + b":\t")
     return int(rest.partition(b"\n")[0]) if found else 0
 

@@ -13,14 +13,14 @@ WORDS = "hsn0 does not answer (timeout) from 3 of 3 hosts; its eth0 does"
 
 def dead_nic(host: str) -> CheckResult:
     """A host that cannot be reached over its fast network."""
-    hint = f"check the cable/VLAN of {host}'s hsn0, or run with --nic eth0"
+    hint = f"check the cable, the switch port and the VLAN of {host}'s hsn0, and firewalls, or run with --nic eth0"
     return CheckResult("links", "fail", WORDS, hint, (("from", "3"),), 0.31, "nic_unreachable", host=host)
 
 
 def small_shm(host: str, size: str = "64 MiB") -> CheckResult:
     """A host with little shared memory."""
-    hint = "give the container more: docker run --shm-size=8g"
-    return CheckResult("shared_memory", "warn", f"/dev/shm has {size}", hint, (("size", size),), 0.001, host=host)
+    hint = "give it more (docker: --shm-size=8g or --ipc=host)"
+    return CheckResult("shared_memory", "warn", f"/dev/shm has only {size}", hint, (("size", size),), 0.001, host=host)
 
 
 def good(name: str, words: str, hosts: Iterable[str]) -> list[CheckResult]:
@@ -70,9 +70,9 @@ def found(count: int = 4) -> Preflight:
             dead_nic("node3"),
             small_shm("node1"),
             small_shm("node2"),
-            CheckResult("fabric", "skipped", "no InfiniBand here", host="node1"),
+            CheckResult("gpus", "skipped", "the GPUs' driver could not be asked", host="node1"),
             *good("names", "node1 resolves to 10.0.0.1", hosts),
-            *good("limits", "1048576 open files", hosts[:1]),
+            *good("open_files", "1048576 open files", hosts[:1]),
             CheckResult("versions", "ok", f"torch 2.13.0 and Python 3.11.9 on all {count} hosts"),
         ),
         tuple(cut_off(host, count - 1) if host == "node3" else well(host, count - 1) for host in hosts),

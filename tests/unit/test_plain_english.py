@@ -32,7 +32,7 @@ STANDARD = {
     r"laid (?:together|over)": "merged, applied",
     r"(?:is|are|was|were|being) looked at": "is captured, is checked",
     r"nobody looks": "checks are skipped",
-    r"nobody|somebody": "no user, no process, another process",
+    r"nobody|somebody|anybody": "no user, no process, another process",
     r"(?:what|which) (?:had |has )?started": "parent process",
     r"looked into": "captured, inspected",
     r"look whether": "check whether",
@@ -212,6 +212,7 @@ def test_words_of_our_own_are_found(text: str, found: set[str]) -> None:
 
 _FLAG = re.compile(r"(?<![\w/.-])--([a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)(\*?)(?![\w-])")
 OTHER_TOOLS = {
+    "cap-add": "docker run",
     "bind-to": "mpirun",
     "bind_cores_to_rank": "deepspeed",
     "cpus": "docker run",

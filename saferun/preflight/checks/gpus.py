@@ -1,6 +1,6 @@
 """The GPUs that the ranks will use: how many, how healthy, in whose use, and whether the driver serves torch.
 
-Where no device node of a GPU's driver exists, nothing is asked of anybody.
+Where no device node of a GPU's driver exists, no driver is asked.
 
 Sources: NVML API Reference Guide; NVIDIA GPU Memory Error Management (row remapping, page retirement); CUDA
 Compatibility guide; Linux, Documentation/gpu/amdgpu.
@@ -29,7 +29,7 @@ from saferun.text.wording import count_text, size_text
 DRIVER_TIMEOUT_S = 25.0
 _SYSFS_TIMEOUT_S = 3.0
 
-# A desktop's programs and an idle CUDA context share a GPU with anybody. Who holds this much has a job there.
+# A desktop's programs and an idle CUDA context share a GPU with any job. Who holds this much has a job there.
 _NOTABLE_BYTES = 512 * MIB
 _NOTABLE_SHARE = 0.05
 # Memory in use that no process is seen to hold, after ranks of ours ended: beyond what drivers and desktops keep.

@@ -29,7 +29,7 @@ _FLAPS = 2
 _FEW_ERRORS = 100
 _ERROR_SHARE = 1e-4  # of the packets
 _BOOT, _NAMESPACE, _AT = "boot", "namespace", "at_s"
-# How many of each within an hour, or since a look that is less long ago, are no accident. Retransmissions
+# How many of each within an hour, or since a check that is less long ago, are no accident. Retransmissions
 # (packet_seq_err …) come with congestion, too.
 _RDMA = {
     "link_error_recovery": 2,

@@ -10,7 +10,7 @@ from saferun.linux.nic import Nic
 NO_SOURCE = ""
 """The system chooses the address that a connection comes from."""
 
-# An error that comes this late was not sent by anybody: the kernel waited for an answer on the link.
+# An error that comes this late was not sent by a host: the kernel waited for an answer on the link.
 _LATE_S = 0.5
 
 

@@ -29,9 +29,9 @@ ROWS: tuple[Row, ...] = tuple(row for rows in SECTIONS.values() for row in rows)
 _LONGEST_WORDS = 230
 # What differs from run to run, or is where these tests are.
 _FOLDERS = re.compile(r"/tmp/faults-\w+/")
-_HEALTHY = ("| started by | end s | exit codes | verdict |", "| --- | --- | --- | --- |")
+_HEALTHY = ("| started by | end after (s) | exit codes | verdict |", "| --- | --- | --- | --- |")
 _FAULTS = (
-    "| fault | started by | what is said | words s | end s | exit codes | verdict | torchrun |",
+    "| fault | started by | message | message after (s) | end after (s) | exit codes | verdict | torchrun |",
     "| --- | --- | --- | --- | --- | --- | --- | --- |",
 )
 _INTRO = """\
@@ -44,14 +44,14 @@ do not come (`--start-timeout`).
 
 | column | meaning |
 | --- | --- |
-| what is said | the sentence of saferun's that names the host and the cause |
-| words s | seconds from the fault (or the launch, if the fault was there before) to that sentence on a console |
-| end s | seconds from the same moment to the end of the last launcher |
+| message | what saferun prints that names the host and the cause |
+| message after (s) | seconds from the fault (or the launch, if the fault was there before) to that message on a console |
+| end after (s) | seconds from the same moment to the end of the last launcher |
 | verdict | `right`, or what was not as expected |
 | torchrun | what torchrun 2.13 did at the same fault, measured earlier; empty: not measured |
 
-A row is right if the sentence, the advice, the consoles that have them and the exit codes are as expected, no other
-host is blamed, no sentence is repeated, and no process and no file is left on any host. `tests/cluster/fault_table`
+A row is right if the message, the advice, the consoles that have them and the exit codes are as expected, no other
+host is blamed, no message is repeated, and no process and no file is left on any host. `tests/cluster/fault_table`
 has these expectations, several where it depends on chance which host is first. Some of them, and the time limits,
 were changed after a first run had been read. torchrun was measured with four hosts on the same kind of cluster with
 idle processors, and watched for 180 s.

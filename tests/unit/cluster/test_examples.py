@@ -164,7 +164,10 @@ def test_a_pytorch_job() -> None:
 
 # The directives that each scheduler reads, by its manual: sbatch(1), qsub(1B), bsub(1), flux-batch(1).
 DIRECTIVES = {
-    "slurm.sh": (r"#SBATCH --(job-name|nodes|ntasks-per-node|gpus-per-node|time|signal)=\S+", SLURM_TASK_A_HOST),
+    "slurm.sh": (
+        r"#SBATCH --(job-name|nodes|ntasks-per-node|gpus-per-node|cpus-per-task|time|signal)=\S+",
+        SLURM_TASK_A_HOST,
+    ),
     "pbs.sh": (r"#PBS -(N \S+|l (select|place|walltime)=\S+)", {}),
     "lsf.sh": (r"#BSUB -(J|n|R|gpu|W) \S+", {**LSF_BLAUNCH, "LSB_MCPU_HOSTS": f"{HERE} 1 node2 1"}),
     "flux.sh": (r"# flux: --(job-name=\S+|nodes=\d+|exclusive|time-limit=\w+)", {**flux(2, 0, size=4, hosts=4)}),
@@ -186,10 +189,10 @@ def test_a_batch_script(name: str) -> None:
     if name == "pbs.sh":
         Path("hosts.8817").write_text(f"{HERE}\nnode2\n")
         environ = {"PBS_JOBID": "8817"}
-    (line,) = [line for line in text.splitlines() if "saferun " in line and not line.startswith("#")]
-    words = shlex.split(
-        line.replace("$PBS_JOBID", "8817").replace("exec saferun", "saferun").rstrip('"').replace('"cd ', "cd ")
-    )
+    (line,) = [line for line in text.splitlines() if " --nproc-per-node" in line and not line.startswith("#")]
+    # pbsdsh's has the path of this host.
+    line = line.replace("exec '$(command -v saferun)'", "saferun").replace("exec saferun", "saferun")
+    words = shlex.split(line.replace("$PBS_JOBID", "8817").rstrip('"').replace('"cd ', "cd "))
     if environ.get("LSF_PM_TASKID"):
         environ = {**environ, "LSF_PM_TASKID": "1"}
     config = started(words, {**environ, "MASTER_ADDR": "node1"})

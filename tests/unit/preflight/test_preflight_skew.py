@@ -149,12 +149,12 @@ def test_two_addresses_of_one_host_are_one_host() -> None:
 
 def test_what_a_host_found_at_home_is_told_with_its_name_and_the_worst_first() -> None:
     infos = infos_of(3)
-    infos[0] = infos[0]._replace(results=(CheckResult("shared_memory", "warn", "/dev/shm has 64 MiB", "more"),))
+    infos[0] = infos[0]._replace(results=(CheckResult("shared_memory", "warn", "/dev/shm has only 64 MiB", "more"),))
     infos[2] = infos[2]._replace(
         results=(CheckResult("limits", "fail", "too few files", "ulimit"), CheckResult("cpus", "ok", "8"))
     )
     verdict = judged(infos, probes_of(3))
-    assert lines(verdict) == ["fail node2: too few files", "warn node0: /dev/shm has 64 MiB"]
+    assert lines(verdict) == ["fail node2: too few files", "warn node0: /dev/shm has only 64 MiB"]
     assert verdict.verdict == "fail"
 
 

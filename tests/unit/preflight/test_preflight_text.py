@@ -24,12 +24,13 @@ from tests.unit.found_samples import (
 
 TABLE = """\
 fail     links          node3         hsn0 does not answer (timeout) from 3 of 3 hosts; its eth0 does
-                                      hint: check the cable/VLAN of node3's hsn0, or run with --nic eth0
-warn     shared_memory  node1, node2  /dev/shm has 64 MiB
-                                      hint: give the container more: docker run --shm-size=8g
-skipped  fabric         node1         no InfiniBand here
+                                      hint: check the cable, the switch port and the VLAN of node3's hsn0, and
+                                      firewalls, or run with --nic eth0
+warn     shared_memory  node1, node2  /dev/shm has only 64 MiB
+                                      hint: give it more (docker: --shm-size=8g or --ipc=host)
+skipped  gpus           node1         the GPUs' driver could not be asked
 ok       names          all 4 hosts   node1 resolves to 10.0.0.1
-ok       limits         node1         1048576 open files
+ok       open_files     node1         1048576 open files
 ok       versions       the job       torch 2.13.0 and Python 3.11.9 on all 4 hosts
 
 interfaces as the other hosts reach them:
@@ -50,9 +51,9 @@ def test_only_what_is_wrong_is_told_failures_first() -> None:
     results = [*good("names", "fine", ["node1"]), small_shm("node1"), dead_nic("node3")]
     assert result_lines(results) == [
         f"saferun: node3: {WORDS}",
-        "hint: check the cable/VLAN of node3's hsn0, or run with --nic eth0",
-        "saferun: warning: node1: /dev/shm has 64 MiB",
-        "hint: give the container more: docker run --shm-size=8g",
+        "hint: check the cable, the switch port and the VLAN of node3's hsn0, and firewalls, or run with --nic eth0",
+        "saferun: warning: node1: /dev/shm has only 64 MiB",
+        "hint: give it more (docker: --shm-size=8g or --ipc=host)",
     ]
     assert result_lines(good("names", "fine", hosts_of(4))) == []
 
@@ -68,7 +69,7 @@ def test_the_same_of_several_hosts_is_said_once() -> None:
     """Eight hosts from one image have the same fault."""
     hosts = [host for host in hosts_of(9) if host != "node2"]
     assert result_lines([small_shm(host) for host in hosts])[0] == (
-        "saferun: warning: node1, node3-node9 (8 hosts): /dev/shm has 64 MiB"
+        "saferun: warning: node1, node3-node9 (8 hosts): /dev/shm has only 64 MiB"
     )
 
 
@@ -77,7 +78,7 @@ def test_a_hint_that_names_its_host_is_for_all_of_them() -> None:
     lines = result_lines([dead_nic("node3"), dead_nic("node4")])
     assert lines == [
         f"saferun: node3, node4: {WORDS}",
-        "hint: check the cable/VLAN of <host>'s hsn0, or run with --nic eth0",
+        "hint: check the cable, the switch port and the VLAN of <host>'s hsn0, and firewalls, or run with --nic eth0",
     ]
 
 
@@ -85,7 +86,7 @@ def test_many_that_differ_in_a_number_only_are_one_sentence() -> None:
     """Free space is never the same twice."""
     lines = result_lines([small_shm(host, f"{size} MiB") for size, host in enumerate(hosts_of(1000), 60)])
     assert lines[0] == (
-        "saferun: warning: node1-node1000 (1000 hosts): /dev/shm has 60 MiB (node1; the others' numbers differ)"
+        "saferun: warning: node1-node1000 (1000 hosts): /dev/shm has only 60 MiB (node1; the others' numbers differ)"
     )
     assert len(lines) == 2
 
@@ -103,8 +104,8 @@ def test_two_hosts_that_differ_in_a_number_keep_their_own() -> None:
     """There is room for both."""
     lines = result_lines([small_shm("node1", "60 MiB"), small_shm("node2", "61 MiB")])
     assert [line for line in lines if line.startswith("saferun")] == [
-        "saferun: warning: node1: /dev/shm has 60 MiB",
-        "saferun: warning: node2: /dev/shm has 61 MiB",
+        "saferun: warning: node1: /dev/shm has only 60 MiB",
+        "saferun: warning: node2: /dev/shm has only 61 MiB",
     ]
 
 
@@ -179,8 +180,8 @@ def test_the_table_has_a_line_a_check_and_the_matrix() -> None:
 def test_on_one_host_there_is_neither_a_column_of_hosts_nor_a_matrix() -> None:
     one = Preflight((*good("names", "node1 resolves to 10.0.0.1", [""]), small_shm("")), (), 0.02)
     assert table_lines(one, {}, width=120) == [
-        "warn  shared_memory  /dev/shm has 64 MiB",
-        "                     hint: give the container more: docker run --shm-size=8g",
+        "warn  shared_memory  /dev/shm has only 64 MiB",
+        "                     hint: give it more (docker: --shm-size=8g or --ipc=host)",
         "ok    names          node1 resolves to 10.0.0.1",
         "",
         "2 checks in 0.02 s: 1 warning, 1 ok",
