@@ -238,8 +238,9 @@ class JobAttempt:
 
     def _on_abort(self, attempt: int, entry: JsonObject) -> None:
         heard = abort_from(entry)
-        hosts = self.context.config.hosts
-        if heard.reason in _REGROUPS and hosts.least == hosts.most:
+        hosts, rendezvous = self.context.config.hosts, self.context.config.rendezvous
+        is_elastic = hosts.least != hosts.most or (heard.reason == "leave" and rendezvous.backend != "static")
+        if heard.reason in _REGROUPS and not is_elastic:
             # No host comes or goes in this job, whatever it says: it ends as one that has failed.
             heard = heard._replace(reason="failure")
         if heard.lost_task is not None and heard.host in self._roster.peers:
@@ -448,7 +449,8 @@ class JobAttempt:
         self.chunks.review()
 
     def _on_membership(self, message: JsonObject) -> None:
-        if not self.is_ending:
+        # What is over is not begun again for a host that comes then.
+        if not self.is_ending and not self.states.have_all_ended():
             text = display_text(message.get("text") or "a host wants to join", LONGEST_MESSAGE)
             self._sender.abort_attempt("membership", text)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from saferun.cluster.messages import task_of
 from saferun.cluster.roster import Roster
-from saferun.model import RANKS_DONE, RANKS_HELD, RANKS_QUIET, RANKS_RUN, JsonObject
+from saferun.model import RANKS_DONE, RANKS_HELD, RANKS_LEFT_OVER, RANKS_QUIET, RANKS_RUN, JsonObject
 from saferun.text.decoding import MALFORMED, number
 
 # Fields of a state that are not about how its ranks are doing.
@@ -69,6 +69,11 @@ class TaskStates:
     def are_all_done(self) -> bool:
         """Whether all ranks of the job have ended well."""
         return len(self.by_task) >= self._roster.task_count and not self.living()
+
+    def have_all_ended(self) -> bool:
+        """The same, also where processes that they left behind still run."""
+        ended = [state.get("s") in {RANKS_DONE, RANKS_LEFT_OVER} for state in self.by_task.values()]
+        return len(ended) >= self._roster.task_count and all(ended)
 
     def is_done(self, host: int) -> bool:
         """Whether all ranks of a host have ended well."""

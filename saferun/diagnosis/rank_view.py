@@ -47,7 +47,7 @@ class RankView(Value):
         frames: the calls of the thread that represents it, innermost first; empty where there are none.
         active: whether that thread was running Python when it was captured.
         owns_gil: whether that thread held the GIL.
-        look: the process as /proc shows it, where it does.
+        process: the process as /proc shows it, where it does.
         is_main: whether ``frames`` are the main thread's, the only ones whose system call /proc has.
         children: its descendants, as /proc shows them.
         workers: the dumps of its descendants, by pid.

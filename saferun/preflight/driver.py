@@ -351,7 +351,13 @@ class PreflightRun:
 
     @property
     def _only_warns(self) -> bool:
-        return self._attempt.beside or self._config.checks.preflight == "warn"
+        return self._attempt.beside or self._config.checks.preflight == "warn" or self._has_newcomers
+
+    @property
+    def _has_newcomers(self) -> bool:
+        """Whether hosts may have come to an elastic job that has run without them, which is not to end for them."""
+        assignment, hosts = self._attempt.assignment, self._config.hosts
+        return assignment is not None and assignment.number > 0 and hosts.least != hosts.most
 
     def _outcome(self, preflight: Preflight) -> PreflightOutcome:
         nics = self._config.checks.nics

@@ -214,7 +214,7 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
     if restarting and placement is not None and decision.excluded == placement.group_rank:
         # DIAGNOSING -> DONE: the others go on without this host. A launcher that ends all of them at the first bad exit
         # code (srun --kill-on-bad-exit, mpirun) is to let them.
-        return [*actions, *launch.finish(0 if launch.job.has_spares else 1, leaves=True)]
+        return [*actions, *launch.finish(0, leaves=True)]
     if restarting:
         # DIAGNOSING | WAITING -> BACKOFF
         launch.restarts, launch.left_out = decision.restarts, decision.excluded
@@ -224,7 +224,8 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
     # DIAGNOSING | WAITING -> DONE
     ending = launch.attempt.ending
     is_own = isinstance(ending, StartFailed) and decision.exit_code != 0
-    return [*actions, *launch.finish(_exit_code(launch) if is_own else decision.exit_code)]
+    leaves = decision.next_step == "restart" and launch.leaves_by_signal
+    return [*actions, *launch.finish(_exit_code(launch) if is_own else decision.exit_code, leaves=leaves)]
 
 
 def begin_next(launch: LaunchState, event: DeadlineExpired) -> list[Action]:

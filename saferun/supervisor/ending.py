@@ -35,11 +35,13 @@ class Stopped(Value):
 class Regroup(Value):
     """Other hosts form the job from now on, this one among them: it is no failure.
 
-    ``by``: who asked for another attempt of the same hosts, by saferunctl; empty: no user did.
+    ``by``: who asked for another attempt of the same hosts, by saferunctl; empty: no user did. ``is_counted``: whether
+    it uses a restart, because the job has to wait for a host that takes the place of one.
     """
 
     message: str
     by: str = ""
+    is_counted: bool = False
 
 
 class Leave(Value):

@@ -7,7 +7,7 @@ from enum import Enum
 
 from saferun.model import Value
 from saferun.supervisor.actions import Action, BroadcastAbort, BroadcastCause, Finish
-from saferun.supervisor.ending import Ending, Failed, Leave, prevailing
+from saferun.supervisor.ending import Ending, Failed, Leave, StartFailed, prevailing
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 
 TYPE_CHECKING = False
@@ -203,10 +203,26 @@ class LaunchState:
         is_awaited = peers.awaits_cause and peers.cut_off is None and isinstance(self.attempt.ending, Failed)
         return [BroadcastCause(self.number)] if is_awaited else []
 
+    @property
+    def _is_left(self) -> bool:
+        """Whether the others may form the job again without this host: it ends, and the job need not."""
+        ending, peers = self.attempt.ending, self.attempt.peers
+        if isinstance(ending, Leave) or peers.cut_off is None:
+            return isinstance(ending, Leave)
+        has_given_up_place = isinstance(ending, StartFailed) and peers.may_leave
+        return has_given_up_place or self.leaves_by_signal
+
+    @property
+    def leaves_by_signal(self) -> bool:
+        """Whether the signal that this host got is no end of the job, where the others are about to meet again."""
+        is_signalled = self.stop_signum is not None and not self.stopped_by
+        may_leave = self.attempt.peers.may_leave or self.stop_signum != signal.SIGINT
+        return self.job.outlives_leader and is_signalled and may_leave
+
     def finish(self, exit_code: int, reraise: int | None = None, *, leaves: bool = False) -> list[Action]:
         """The launch is over."""
         self.enter(State.DONE, None)
-        end = Finish(exit_code, reraise, leaves=leaves or isinstance(self.attempt.ending, Leave))
+        end = Finish(exit_code, reraise, leaves=leaves or self._is_left)
         if self.stop_signum is not None and self.stopped_by:
             at_once = self.stop_signum == signal.SIGKILL
             end = end._replace(by=self.stopped_by, at_once=at_once, ours=self.is_request_ours)

@@ -66,7 +66,7 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     note_abort(launch, event)
     if _has_acted(event):
         return []
-    launch.add_ending(Hung() if event.reason == "hang" else _ending(event))
+    launch.add_ending(Hung() if event.reason == "hang" else _ending(launch, event))
     if event.reason == "hang":
         if not launch.attempt.is_captured:
             return capture(launch, event.at)
@@ -87,8 +87,9 @@ def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Actio
     note_abort(launch, event)
     if _has_acted(event):
         return []
-    launch.add_ending(_ending(event))
+    launch.add_ending(_ending(launch, event))
     if isinstance(launch.attempt.ending, Regroup):
+        launch.restarts += launch.attempt.ending.is_counted
         launch.enter(State.BACKOFF, event.at)
         return []
     if launch.is_spare:
@@ -112,16 +113,18 @@ def note_abort_in_diagnosis(launch: LaunchState, event: JobAborted) -> list[Acti
 def _is_left_by(launch: LaunchState, event: JobAborted) -> bool:
     """Whether the others meet again without this host, which was sent a signal at the same moment."""
     is_stopped = launch.stop_signum is not None and not launch.stopped_by and launch.attempt.peers.cut_off is None
-    return is_stopped and isinstance(_ending(event), Regroup)
+    return is_stopped and isinstance(_ending(launch, event), Regroup)
 
 
 def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Action]:
     """CAPTURING, STOPPING: the ranks are being ended already, or only what they left behind is left."""
+    if _is_too_late_to_join(launch, event):
+        return []
     announced = note_abort(launch, event)
     if _has_acted(event):
         return []
     end_cause_wait(launch, event.at)
-    ending = _ending(event)
+    ending = _ending(launch, event)
     if _is_left_by(launch, event):
         launch.attempt.peers.cut_off = CutOff()
     elif not isinstance(ending, Regroup) or launch.stop_signum is None:
@@ -129,20 +132,28 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
     return [*announced, *stop_waiting_for_orphans(launch, event.at)]
 
 
+def _is_too_late_to_join(launch: LaunchState, event: JobAborted) -> bool:
+    """Whether a host wants to join a job of this host alone, whose ranks have all ended well."""
+    attempt = launch.attempt
+    has_ended_well = launch.state is State.STOPPING and attempt.stopping.stage == "sweeping" and attempt.ending is None
+    is_alone = attempt.placement is not None and attempt.placement.group_world_size == 1
+    return event.reason == "membership" and is_alone and has_ended_well
+
+
 def _has_acted(event: JobAborted) -> bool:
     """Whether this host has acted already, and announced it."""
     return event.ours and event.reason not in _HEARD
 
 
-def _ending(event: JobAborted) -> Ending:
+def _ending(launch: LaunchState, event: JobAborted) -> Ending:
     match event.reason:
         case "membership":
             return Regroup(event.message)
         case "restart":
             return Regroup(event.message, event.message)
-        case "leave":
+        case "leave" if launch.attempt.peers.may_leave or launch.policy.may_restart(launch.restarts):
             why = f": {event.message}" if event.message and not event.signum else ""
-            return Regroup(f"{event.host} leaves the job{why}")
+            return Regroup(f"{event.host} leaves the job{why}", is_counted=not launch.attempt.peers.may_leave)
         case "signal" | "parent":
             return Stopped(event.signum, event.host or "another host")
         case "request":

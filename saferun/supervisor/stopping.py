@@ -210,13 +210,13 @@ def _kill(launch: LaunchState, at: float) -> list[Action]:
 def end_at_once(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """-> DONE: nothing runs yet, so the signal ends saferun as it would end any program."""
     launch.stop_signum = event.signum
-    return launch.finish(1, reraise=event.signum)
+    return launch.finish(1, reraise=event.signum, leaves=launch.leaves_by_signal)
 
 
 def end_backoff(launch: LaunchState, event: SignalReceived) -> list[Action]:
-    """BACKOFF -> DONE: there is no other attempt."""
+    """BACKOFF -> DONE: there is no other attempt on this host."""
     launch.stop_signum = event.signum
-    return launch.finish(1)
+    return launch.finish(1, leaves=launch.leaves_by_signal)
 
 
 def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
@@ -229,6 +229,11 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         placement = launch.attempt.placement
         where = f" on {placement.host}" if placement is not None else ""
         return [PrintLine(f"{_name(event)}{where}: this spare host ends"), *launch.finish(1, leaves=True)]
+    if launch.state is State.WAITING and launch.job.together and not launch.leads:
+        # WAITING -> DONE: nor the one whose ranks have ended well, as under torchrun.
+        launch.stop_signum = event.signum
+        line = f"{_name(event)}: all ranks of this host have ended well, and it does not wait for the others"
+        return [PrintLine(line), *launch.finish(1, leaves=True)]
     announced = _ordered(launch, event)
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
@@ -281,7 +286,7 @@ def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
     ending, peers = launch.attempt.ending, launch.attempt.peers
     launch.stop_signum = event.signum
     expect_sigkill(launch, event.at)
-    leaves = ending is None and peers.may_leave and launch.state in TOGETHER
+    leaves = ending is None and launch.state in TOGETHER and (peers.may_leave or _may_be_awaited(launch, event))
     launch.add_ending(Leave(event.signum) if leaves else Stopped(event.signum))
     if isinstance(ending, Regroup) and launch.job.together:
         peers.cut_off = peers.cut_off or CutOff()  # the others meet again without this host, and decide nothing
@@ -289,6 +294,15 @@ def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
         return []
     reason = "leave" if leaves else "parent" if event.why else "signal"
     return launch.broadcast_abort(reason, _name(event), event.signum)
+
+
+def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
+    """Whether the others may meet again with whoever takes the place of this host, as under torchrun.
+
+    Its node may be drained, or its pod evicted. A user at the keyboard wants an end.
+    """
+    is_by_system = event.signum == signal.SIGTERM and not event.why
+    return is_by_system and launch.job.outlives_leader and launch.policy.may_restart(launch.restarts)
 
 
 def _end_grace(launch: LaunchState, at: float) -> list[Action]:
@@ -349,12 +363,13 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     attempt.stopping.awaits_orphans = False
     is_left = peers.cut_off is not None and not (peers.cut_off.class_name or launch.job.outlives_leader)
     if isinstance(attempt.ending, Regroup) and not is_left:
-        # STOPPING -> BACKOFF: no failure, and none of the restarts is used up.
+        # STOPPING -> BACKOFF: no failure.
+        launch.restarts += attempt.ending.is_counted
         launch.enter(State.BACKOFF, at)
         if attempt.ending.by:
             return [ReportRestart(launch.number, attempt.ending.by)]
-        line = f"{attempt.ending.message}: starting all ranks again with the hosts that are there"
-        return [PrintLine(line)]
+        hosts = "a host that takes its place" if attempt.ending.is_counted else "the hosts that are there"
+        return [PrintLine(f"{attempt.ending.message}: starting all ranks again with {hosts}")]
     if attempt.ending is not None:
         return diagnose(launch, at)
     if not launch.job.together:

@@ -45,7 +45,7 @@ do not come (`--start-timeout`).
 | column | meaning |
 | --- | --- |
 | message | what saferun prints that names the host and the cause |
-| message after (s) | seconds from the fault (or the launch, if the fault was there before) to that message on a console |
+| message after (s) | seconds from the fault (or the launch, if the fault came first) to that message on a console |
 | end after (s) | seconds from the same moment to the end of the last launcher |
 | verdict | `right`, or what was not as expected |
 | torchrun | what torchrun 2.13 did at the same fault, measured earlier; empty: not measured |

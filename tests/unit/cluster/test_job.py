@@ -15,7 +15,7 @@ from saferun.cluster.join_messages import HostInfoText, HostsPart, Peer, SecretS
 from saferun.cluster.roster import Roster
 from saferun.cluster.silence import Progress
 from saferun.cluster.silent_hosts import _OthersProgress
-from saferun.model import JsonObject
+from saferun.model import RANKS_DONE, RANKS_LEFT_OVER, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
 from saferun.supervisor.events import (
     HostsDone,
@@ -506,6 +506,29 @@ def test_a_job_of_a_fixed_number_of_hosts_takes_nobody_in(listening: Listening, 
     assert event.reason == "failure"
     assert listening.job.abort_reason is not None
     assert (listening.job.abort_reason.reason, listening.job.abort_reason.message) == ("failure", "wants to join")
+
+
+def test_a_host_may_leave_a_job_whose_hosts_meet_by_a_handler_of_torch_s() -> None:
+    """There another one can take its place."""
+    listening = Listening("c10d")
+    listening.join()
+    trouble = {"kind": "abort", "host": 1, "task": 0, "label": "node1", "reason": "leave", "text": "SIGTERM"}
+    listening.hear(op="entry", attempt=0, k=0, message=trouble)
+    (event,) = listening.events
+    assert isinstance(event, JobAborted)
+    assert event.reason == "leave"
+
+
+@pytest.mark.parametrize("last", ["run", RANKS_LEFT_OVER, RANKS_DONE])
+def test_a_job_whose_ranks_have_all_ended_well_takes_nobody_in(last: str) -> None:
+    """What they left behind, an upload for instance, is not ended for a host that comes then."""
+    listening = Listening("c10d")
+    listening.join()
+    states = {"0/0": {"s": RANKS_DONE}, "1/0": {"s": last}}
+    listening.hear(op="states", attempt=0, changed=states)
+    listening.channel.sent.clear()
+    listening.hear(op="membership", attempt=0, text="a host wants to join")
+    assert bool(listening.channel.sent) is (last == "run")
 
 
 # --------------------------------------------------------------------------------------------------- between attempts

@@ -34,8 +34,15 @@ HINT = "look"
 class Leader:
     """The first of three hosts, of which each may have found something about itself."""
 
-    def __init__(self, found: dict[int, CheckResult], *options: str, spares: Sequence[str] = ("node4",)) -> None:
-        words = ["--nnodes", "3", "--spares", "1", "--node-rank", "0", "--master-addr", "node1", *options, __file__]
+    def __init__(
+        self,
+        found: dict[int, CheckResult],
+        *options: str,
+        spares: Sequence[str] = ("node4",),
+        hosts: Sequence[str] = ("--nnodes", "3", "--spares", "1", "--node-rank", "0", "--master-addr", "node1"),
+        attempt: int = 0,
+    ) -> None:
+        words = [*hosts, *options, __file__]
         self.posted: list[Event] = []
         self.lines: list[str] = []
         self.spares = spares
@@ -43,7 +50,9 @@ class Leader:
         infos = [HostInfo(results=(found[host],) if host in found else ()) for host in range(3)]
         placement = Placement(0, 3, 3, 1, (), "node1", 29500, "job")
         texts = tuple(HostInfoText(encode_host_info(info), "") for info in infos)
-        assignment = Assignment(placement, 0, leads=True, may_leave=False, files="", checked=True, host_infos=texts)
+        assignment = Assignment(
+            placement, attempt, leads=True, may_leave=False, files="", checked=True, host_infos=texts
+        )
         peers = {host: Peer(host, f"node{host + 1}", (), host, 1) for host in range(3)}
         job = SimpleNamespace(
             leads=True,
@@ -102,6 +111,24 @@ class Leader:
 @pytest.fixture(autouse=True)
 def _no_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_part, "_note_bad_hosts", lambda *_: None)
+
+
+ELASTIC = ("--nnodes", "2:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29400", "--rdzv-id", "job")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "attempt", "expected"),
+    [(ELASTIC, 0, StartFailed), (ELASTIC, 1, ProbesPassed), (("--nnodes", "3", *ELASTIC[2:]), 1, StartFailed)],
+)
+def test_an_elastic_job_that_has_run_is_not_ended_by_a_check_of_hosts_that_came_later(
+    hosts: Sequence[str], attempt: int, expected: type[Event]
+) -> None:
+    """Under torchrun it would be tried. What was found is printed."""
+    leader = Leader({2: CUT_OFF}, spares=(), hosts=hosts, attempt=attempt)
+    event = leader.end()
+    assert isinstance(event, expected)
+    printed = [*leader.lines, *([event.what] if isinstance(event, StartFailed) else [])]
+    assert any(CUT_OFF.message in line for line in printed)
 
 
 def test_an_unfit_host_is_replaced_before_the_ranks_are_started() -> None:

@@ -198,6 +198,7 @@ class Job:
         spares: how many of the hosts wait to take the place of one.
         moves: whether of the leader, too.
         hang_policy: what is done about hangs.
+        handler: whether one of torch's handlers has the hosts meet, though their number is fixed.
     """
 
     def __init__(
@@ -209,12 +210,13 @@ class Job:
         bad_checks: Container[int] = (),
         spares: int = 0,
         moves: bool = False,
+        handler: bool = False,
     ) -> None:
         self.now = 100.0
         self.max_restarts = max_restarts
         self.spares, self.moves = spares, moves
         self.least = least if least is not None else hosts - spares
-        self.elastic = not spares and self.least != hosts
+        self.elastic = handler or (not spares and self.least != hosts)
         self.order: list[Host] = []  # with spares: those that train, then the spares
         self.left_out: set[int] = set()
         self.faulty: dict[int, str] = {}  # hosts that are themselves at fault, and why

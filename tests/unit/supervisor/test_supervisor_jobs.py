@@ -169,7 +169,90 @@ def test_a_signal_while_the_hosts_regroup_stops_this_host() -> None:
         host.take()
     host.signal(signal.SIGTERM)
     job.settle()
-    assert host.finish == Finish(1)
+    assert host.finish == Finish(1, leaves=True)
+
+
+@pytest.mark.parametrize("state", [State.CAPTURING, State.STOPPING, State.DIAGNOSING, State.BACKOFF, State.CHECKING])
+def test_a_host_that_is_ended_before_a_restart_does_not_keep_the_others_from_it(state: State) -> None:
+    """Two hosts are reclaimed within seconds, or one while a failure of another one is captured."""
+    job = started(least=1, max_restarts=2)
+    host = job.hosts[1]
+    job.hosts[2].exit(FAILED)
+    while host.state is not state:
+        is_between = not host.inbox and state is State.CHECKING and host.state is State.BACKOFF
+        if is_between or not any(one.inbox for one in job.hosts):
+            host.expire()
+        for one in job.hosts:
+            if host.state is not state:
+                one.take()
+    host.signal(signal.SIGTERM)
+    job.next_attempt()
+    assert host.finish is not None
+    assert (host.finish.exit_code, host.finish.leaves) == (1, True)
+    assert [one.supervisor.attempt for one in job.hosts if one is not host] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("signum", "max_restarts", "is_awaited"), [("TERM", 1, True), ("TERM", 0, False), ("INT", 1, False)]
+)
+def test_a_host_whose_place_can_be_taken_is_waited_for(signum: str, max_restarts: int, is_awaited: bool) -> None:
+    """A pod that is evicted comes again: torch's rendezvous handlers wait for it, if restarts are left.
+
+    A user who presses Ctrl-C wants an end, and so does one who allows no restart.
+    """
+    job = started(max_restarts=max_restarts, handler=True)
+    job.hosts[2].signal(signal.Signals[f"SIG{signum}"])
+    if not is_awaited:
+        job.settle()
+        assert codes(job) == [1, 1, 1]
+        return
+    for _ in range(100):
+        for host in job.hosts:
+            host.take()
+            if host.state is State.BACKOFF:
+                host.expire()
+    assert job.hosts[2].finish == Finish(1, leaves=True)
+    assert [host.state for host in job.hosts[:2]] == [State.JOINING] * 2
+    assert [host.supervisor._launch.restarts for host in job.hosts[:2]] == [1, 1]
+
+
+def test_hosts_leave_no_more_often_than_the_job_may_be_restarted() -> None:
+    """Whatever another host says."""
+    job = started(handler=True)
+    job.interrupted = True
+    for host in job.hosts:
+        host.deliver(JobAborted(job.now, 0, "leave", "SIGTERM", "node2", signum=signal.SIGTERM))
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+
+
+def test_a_host_that_comes_when_the_job_is_over_does_not_begin_it_again() -> None:
+    """What the ranks have left behind, an upload for instance, is waited for as before."""
+    job = started(hosts=1, handler=True)
+    (host,) = job.hosts
+    host.exit(OK)
+    host.exit(OK)
+    actions = host.supervisor.handle(JobAborted(job.now, 0, "membership", "a host wants to join", "node9"))
+    assert actions == []
+    job.settle()
+    assert codes(job) == [0]
+
+
+def test_a_host_whose_ranks_have_ended_well_may_be_ended_without_harm_to_the_others() -> None:
+    """As under torchrun: its node is drained while rank 0 writes the last checkpoint."""
+    job = started()
+    for status in (OK, OK):
+        job.hosts[2].exit(status)
+    while job.hosts[2].state is not State.WAITING:
+        job.hosts[2].take()
+    job.hosts[2].signal(signal.SIGTERM)
+    assert job.hosts[2].finish == Finish(1, leaves=True)
+    for host in job.hosts[:2]:
+        assert host.state is State.RUNNING
+        host.exit(OK)
+        host.exit(OK)
+    job.settle()
+    assert codes(job) == [0, 0, 1]
 
 
 def test_a_lost_host_ends_a_fixed_job() -> None:

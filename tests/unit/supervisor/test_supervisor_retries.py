@@ -135,7 +135,7 @@ def test_a_host_that_cannot_start_leaves_a_job_that_goes_on_without_it() -> None
     assert only(BroadcastAbort, actions).reason == "leave"
     assert only(Diagnose, actions).alone
     actions = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
-    assert only(Finish, actions).exit_code == 2
+    assert only(Finish, actions) == Finish(2, leaves=True)
 
 
 def test_a_master_whose_port_is_taken_tries_again_while_the_others_wait_for_it() -> None:
@@ -171,7 +171,8 @@ def test_a_host_that_is_left_out_leaves_and_the_others_go_on() -> None:
         leader.handle(_expiry(leader))
         if not attempt:
             bad.handle(_expiry(bad))
-    assert last[-1] == Finish(1, leaves=True)
+    # A launcher may end all hosts at the first bad exit code.
+    assert last[-1] == Finish(0, leaves=True)
     assert leader.state is State.CHECKING
 
 
