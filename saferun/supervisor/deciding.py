@@ -13,7 +13,7 @@ from saferun.supervisor.actions import (
     RunChecks,
     Undiagnosed,
 )
-from saferun.supervisor.ending import Failed, Leave, StartFailed, explanation, is_final
+from saferun.supervisor.ending import Failed, Leave, StartFailed, Stopped, explanation, is_final
 from saferun.supervisor.launch_state import Attempt, CutOff, LaunchState, State
 from saferun.supervisor.policy import FailureFacts
 
@@ -121,6 +121,9 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
     if broadcasts and launch.left_out == 0:
         # DIAGNOSING -> DONE: this is the host that is left out.
         return [*actions, *launch.finish(0, leaves=True)]
+    if launch.stop_signum is not None:
+        # DIAGNOSING -> DONE: the others meet again without it.
+        return [*actions, *launch.finish(launch.failure_code, leaves=True)]
     launch.enter(State.BACKOFF, at + decision.wait_s)
     return actions
 
@@ -152,6 +155,8 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
         # Each host decides for itself, and all the same: the leader can serve another store.
         facts = facts._replace(class_name=lost.class_name, transient=True, message=what or lost.what, host=None)
     reason = ""
+    if _leaves_to_others(launch):
+        return facts
     if launch.stop_signum is not None:
         reason = f"stopped by {launch.stopped_by or signal_name(launch.stop_signum)}"
     elif peers.is_stopped or launch.stopped_by:
@@ -163,6 +168,14 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
     elif lost.is_final or is_final(ending):
         reason = facts.message or "another attempt would not help"
     return facts._replace(restarting_allowed=False, stop_reason=reason) if reason else facts
+
+
+def _leaves_to_others(launch: LaunchState) -> bool:
+    """Whether this leader was sent a signal after a failure, after which the others can meet again without it."""
+    attempt = launch.attempt
+    is_over = isinstance(attempt.ending, Stopped | Leave) or attempt.peers.is_stopped
+    has_others = attempt.placement is not None and attempt.placement.group_world_size > 1
+    return launch.leaves_by_signal and launch.leads and launch.answers_to_job and has_others and not is_over
 
 
 def _may_succeed(launch: LaunchState) -> bool:

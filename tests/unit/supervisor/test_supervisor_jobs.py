@@ -172,11 +172,12 @@ def test_a_signal_while_the_hosts_regroup_stops_this_host() -> None:
     assert host.finish == Finish(1, leaves=True)
 
 
+@pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("state", [State.CAPTURING, State.STOPPING, State.DIAGNOSING, State.BACKOFF, State.CHECKING])
-def test_a_host_that_is_ended_before_a_restart_does_not_keep_the_others_from_it(state: State) -> None:
+def test_a_host_that_is_ended_before_a_restart_does_not_keep_the_others_from_it(state: State, number: int) -> None:
     """Two hosts are reclaimed within seconds, or one while a failure of another one is captured."""
     job = started(least=1, max_restarts=2)
-    host = job.hosts[1]
+    host = job.hosts[number]
     job.hosts[2].exit(FAILED)
     while host.state is not state:
         is_between = not host.inbox and state is State.CHECKING and host.state is State.BACKOFF
