@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol, cast
 
 from saferun import __version__
 from saferun.console.stderr import print_error
-from saferun.errors import SaferunError, UsageError
+from saferun.errors import EXIT_USAGE, SaferunError, UsageError
 from saferun.model import Value
 
 
@@ -122,6 +122,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SaferunError as error:
         print_error(error)
         return error.exit_code
+    except FileNotFoundError:
+        if _has_current_directory():
+            raise
+        print_error(UsageError("the current directory is gone", "change to another one with cd"))
+        return EXIT_USAGE
     except BrokenPipeError:
         # The reader has seen enough, and what is left in the buffer must not be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -129,3 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _has_current_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True

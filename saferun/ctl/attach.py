@@ -96,6 +96,8 @@ class _Terminal:
 
     def _step(self) -> str | None:
         """Wait for one thing to happen; returns how it ended, None where it goes on."""
+        if self._live.has_pending:
+            return self._show()
         poll = select.poll()
         for fd in (0, self._signals, self._live.fileno()):
             poll.register(fd, select.POLLIN)

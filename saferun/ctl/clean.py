@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
+from saferun.console.stderr import print_error
 from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.durations import seconds_of
 from saferun.ctl.list_runs import age_text, outcome_text
 from saferun.errors import UsageError
 from saferun.files.run_dir import BASE, shorter_path
 from saferun.files.run_index import index_path, read_index
-from saferun.files.run_removal import OldRun, old_run, open_base, remove_run, run_names, size_of
+from saferun.files.run_removal import RUN_NAME, OldRun, old_run, open_base, remove_run, run_names, size_of
 from saferun.model import JsonObject, Value
 from saferun.text.wording import count_text, size_text
 
@@ -59,26 +60,36 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.keep is not None and arguments.keep < 0:
         raise UsageError(f"--keep {arguments.keep} is negative", "use 0 to keep none")
     older_s = seconds_of("--older-than", arguments.older_than) if arguments.older_than is not None else 0.0
-    bases = _bases(arguments.directories, everywhere=arguments.everywhere)
-    chosen = [one for base in bases for one in candidates(base, arguments.keep or 0, older_s, time.time())]
+    chosen: list[Candidate] = []
+    has_failed = False
+    for base in _bases(arguments.directories, everywhere=arguments.everywhere):
+        try:
+            chosen += candidates(base, arguments.keep or 0, older_s, time.time())
+        except UsageError as error:
+            if not arguments.everywhere:
+                raise
+            print_error(error)
+            has_failed = True
     left = [] if arguments.dry_run else [one for one in chosen if not _remove(one)]
     if arguments.json:
         gone = [] if arguments.dry_run else [one for one in chosen if one not in left]
         answer_json({"dry_run": arguments.dry_run, "runs": [_as_json(one, is_removed=one in gone) for one in chosen]})
-        return 1 if left else 0
+        return 1 if left or has_failed else 0
     removed = [one for one in chosen if one not in left]
     total = count_text(len(removed), "run") + f", {size_text(sum(one.size_bytes for one in removed))}"
     lines = list(_lines(removed)) if arguments.dry_run else []
     lines += [f"{shorter_path(one.path)}: cannot be removed" for one in left]
     lines.append(f"would remove {total}" if arguments.dry_run else f"removed {total}")
     answer("".join(f"{line}\n" for line in lines))
-    return 1 if left else 0
+    return 1 if left or has_failed else 0
 
 
 def _bases(directories: Iterable[str], *, everywhere: bool) -> list[str]:
     bases = [os.path.realpath(path) for path in directories]
     if everywhere:
-        bases += [os.path.dirname(os.path.realpath(entry.path)) for entry in read_index(index_path(os.environ))]
+        paths = [os.path.realpath(entry.path) for entry in read_index(index_path(os.environ))]
+        # What is beside a directory of --run-dir is no run.
+        bases += [os.path.dirname(path) for path in paths if RUN_NAME.fullmatch(os.path.basename(path))]
     if not bases and not everywhere:
         if not os.path.isdir(BASE):
             raise UsageError(f"there is no {BASE} here", "name a directory of runs, or pass --everywhere")

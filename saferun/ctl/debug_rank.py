@@ -223,6 +223,8 @@ class _RunningDebugger:
 
     def _reasons(self) -> Iterator[str]:
         """Wait for one thing to happen, and return what ends the debugger."""
+        if self._live.has_pending:
+            yield from self._heard()
         poll = select.poll()
         poll.register(self._wake_end, select.POLLIN)
         if self._is_connected:

@@ -11,6 +11,7 @@ from itertools import islice
 
 from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.run_directory import FoundRun, known_runs
+from saferun.errors import UsageError
 from saferun.files.run_files import RunState, open_run, read_state, size_bytes
 from saferun.model import JsonObject, Value
 from saferun.text.wording import size_text
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list."""
+    if arguments.n < 0:
+        raise UsageError(f"-n {arguments.n} is negative", "use 0 for all runs")
     now = time.time()
     runs = sorted(
         (run for run in known_runs() if run.is_here or not arguments.here), key=lambda run: run.name, reverse=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import time
@@ -26,12 +25,13 @@ from saferun.diagnosis.rank_waits import wait_groups
 from saferun.errors import SaferunError, UsageError
 from saferun.evidence import Capture, Evidence, ProcessSnapshot, StackDump, WaitGroup
 from saferun.files.run_dir import BASE, shorter_path
-from saferun.files.run_files import RUN_JSON, living_records, open_run
+from saferun.files.run_files import RUN_JSON, living_records, open_run, read_json
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_cmdline, waits_uninterruptibly
 from saferun.model import JsonObject, Value
 from saferun.report.text_diagram import group_lines, tree_lines
 from saferun.text.bounded_json import shown
+from saferun.text.decoding import MALFORMED
 from saferun.text.evidence_redaction import capture_without_secrets
 from saferun.text.wording import ranks_text
 
@@ -282,14 +282,15 @@ def _run_ids_of(directory: str) -> set[str]:
 
 
 def _run_id_of(directory: str) -> str:
-    path = os.path.join(directory, "run.json")
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-        run_id = content["run_id"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        fd = open_run(directory)
+        try:
+            return str(read_json(fd, RUN_JSON)["run_id"])
+        finally:
+            os.close(fd)
+    except (OSError, *MALFORMED) as error:
+        path = os.path.join(directory, RUN_JSON)
         raise UsageError(f"{path} cannot be read: {error}", "name the run's id, or a pid") from None
-    return str(run_id)
 
 
 def _with_script(scene: AskedProcesses) -> AskedProcesses:

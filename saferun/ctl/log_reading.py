@@ -6,23 +6,21 @@ knows the times are not known: they come last, one after the other.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
+import time
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
+from saferun.ctl.open_files import OpenFiles
+from saferun.ctl.pace import Pace
 from saferun.errors import suppress
-from saferun.files.run_files import host_names, names_in, open_run
-from saferun.files.time_index import LARGEST_BYTES, NAME, NO_CUT, SUFFIX
+from saferun.files.time_index import LARGEST_BYTES, NAME, NO_CUT, SUFFIX, Cut
 from saferun.files.time_index_reader import CutFile, Growth, IndexReader, NamedFile
-from saferun.linux.ownership import CAREFULLY
 from saferun.model import Value
 
 _PATH = re.compile(r"attempt_([0-9]{1,9})/rank_([0-9]{1,9})/(stdout|stderr)\.log")
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ATTEMPT = re.compile(r"attempt_[0-9]{1,9}")
 _PIECE_BYTES = 64 << 10
 # Of the indexes of many hosts together, and of one of them.
 _ALL_PIECES_BYTES, _LEAST_PIECE_BYTES = 1 << 20, 1 << 10
@@ -30,8 +28,9 @@ _ALL_PIECES_BYTES, _LEAST_PIECE_BYTES = 1 << 20, 1 << 10
 _MOST_READ_BYTES = 1 << 20
 _NEWLINE = ord("\n")
 LONGEST_LINE_BYTES = 64 << 10
-_MOST_OPEN = 200
-_MOST_NAMES = 100_000
+# How old the names of files may be while a run is followed.
+_LISTED_S = 5.0
+_LARGEST_FILE = 1 << 62
 # Of unfinished lines of all files together.
 _MOST_KEPT_BYTES = 64 << 20
 
@@ -97,12 +96,13 @@ class RunLogs:
     """
 
     def __init__(self, path: str, is_wanted: Callable[[LogName], bool], since: float = 0.0) -> None:
-        self._fd = open_run(path)
+        self._files = OpenFiles(path)
         self._is_wanted = is_wanted
         self._since = since
-        self._files: dict[LogName, LogFile] = {}
-        self._open: OrderedDict[LogName, int] = OrderedDict()
-        self._indexes: dict[tuple[str, str], _Index] = {}
+        self._logs: dict[LogName, LogFile] = {}
+        self._indexes: dict[str, _Index] = {}
+        self._found: Sequence[LogName] = ()
+        self._listing = Pace(_LISTED_S)
         self._kept_bytes = 0
         self.find_indexes()
 
@@ -117,24 +117,22 @@ class RunLogs:
 
     def close(self) -> None:
         """Nothing more is read."""
-        for fd in (*self._open.values(), self._fd):
-            os.close(fd)
-        for index in self._indexes.values():
-            index.close()
+        self._files.close()
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """What could not be read, by its path in the run directory, and why."""
+        return self._files.failures
 
     def find_indexes(self) -> None:
         """Find the indexes of hosts, which may have joined meanwhile."""
-        for host in host_names(self._fd):
-            with suppress(OSError):
-                folder = os.open(host, _DIRECTORY, dir_fd=self._fd)
-                try:
-                    for name in names_in(folder, _MOST_NAMES):
-                        if name.startswith(NAME) and name.endswith(SUFFIX) and (host, name) not in self._indexes:
-                            self._indexes[host, name] = _Index(
-                                host, os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=folder)
-                            )
-                finally:
-                    os.close(folder)
+        for host in self._files.hosts():
+            for name in self._files.names_below(host):
+                path = f"{host}/{name}"
+                if not (name.startswith(NAME) and name.endswith(SUFFIX)) or path in self._indexes:
+                    continue
+                if self._files.is_readable(path):
+                    self._indexes[path] = _Index(host, path, self._files)
 
     def read_timed(self) -> Iterator[list[Piece]]:
         """The lines that have come since, as far as their times are known."""
@@ -144,25 +142,25 @@ class RunLogs:
         for steps in _merged([index.steps(self._file, most) for index in self._indexes.values()]):
             yield from self._timed(steps)
 
-    def read_rest(self) -> Iterator[list[Piece]]:
-        """What is in the files beyond that."""
-        for name in self._names():
+    def read_rest(self, *, known: bool = False) -> Iterator[list[Piece]]:
+        """What is in the files beyond that. ``known``: those that were found some seconds ago are enough."""
+        for name in self._names(known=known):
             file = self._file(name)
-            if self._since and not file.is_timed and self._changed_at(name) < self._since:
+            if self._since and not file.is_timed and self._files.changed_at(name.path) < self._since:
                 continue
             yield from self._read(file, None, None)
 
     def finish(self) -> Iterator[list[Piece]]:
         """The last lines, which no newline ends."""
-        for file in self._files.values():
+        for file in self._logs.values():
             if file.rest:
                 rest, file.rest = file.rest, b""
                 yield [(file, None, rest)]
 
     def _file(self, name: LogName) -> LogFile:
-        file = self._files.get(name)
+        file = self._logs.get(name)
         if file is None:
-            file = self._files[name] = LogFile(name, is_wanted=self._is_wanted(name))
+            file = self._logs[name] = LogFile(name, is_wanted=self._is_wanted(name))
         return file
 
     def _timed(self, steps: list[_Step]) -> Iterator[list[Piece]]:
@@ -192,14 +190,14 @@ class RunLogs:
             start = file.position
             if upto <= start:
                 continue
-            if file.content is None:
+            content_at = file.content_at
+            text = file.content[start - content_at : upto - content_at] if file.content is not None else b""
+            if len(text) != upto - start:  # of an index that is damaged positions may go back
                 if pieces:
                     yield pieces
                     pieces = []
                 yield from self._read(file, upto, time_ms)
                 continue
-            content_at = file.content_at
-            text = file.content[start - content_at : upto - content_at]
             file.position = upto
             if file.rest or text[-1] != _NEWLINE or len(text) > LONGEST_LINE_BYTES:
                 pieces += self._whole_lines(file, text, time_ms)
@@ -229,92 +227,52 @@ class RunLogs:
         if not 0 < count <= _MOST_READ_BYTES:
             return
         with suppress(OSError):
-            content = os.pread(self._opened(file.name), count, at)
+            content = self._files.read(file.name.path, count, at)
             if len(content) == count:
                 file.content, file.content_at = content, file.position
 
-    def _names(self) -> Iterable[LogName]:
-        """All files that are wanted, in the order of attempts, hosts and ranks."""
-        found = [name for name in self._all_names() if self._is_wanted(name)]
-        return sorted(found, key=lambda name: (name.attempt, name.host, name.rank, name.stream != "stdout"))
+    def _names(self, *, known: bool = False) -> Sequence[LogName]:
+        """All files that are wanted, in the order of attempts, hosts and ranks. ``known``: as of ``read_rest``."""
+        if not known or self._listing.is_due():
+            began_at = time.monotonic()
+            found = [name for name in self._all_names() if self._is_wanted(name)]
+            found.sort(key=lambda name: (name.attempt, name.host, name.rank, name.stream != "stdout"))
+            self._found = found
+            self._listing.took(time.monotonic() - began_at)
+        return self._found
 
     def _all_names(self) -> Iterator[LogName]:
-        for host in host_names(self._fd):
-            for attempt in self._below(host):
-                for rank in self._below(f"{host}/{attempt}"):
+        for host in self._files.hosts():
+            for attempt in self._files.names_below(host):
+                if not _ATTEMPT.fullmatch(attempt):
+                    continue
+                for rank in self._files.names_below(f"{host}/{attempt}"):
                     for stream in ("stdout", "stderr"):
                         name = log_name(host, f"{attempt}/{rank}/{stream}.log")
                         if name is not None:
                             yield name
 
-    def _below(self, path: str) -> list[str]:
-        try:
-            fd = self._open_folder(path)
-        except OSError:
-            return []
-        try:
-            return names_in(fd, _MOST_NAMES)
-        finally:
-            os.close(fd)
-
-    def _open_folder(self, path: str) -> int:
-        fd = os.dup(self._fd)
-        for name in path.split("/"):
-            try:
-                below = os.open(name, _DIRECTORY, dir_fd=fd)
-            finally:
-                os.close(fd)
-            fd = below
-        return fd
-
-    def _changed_at(self, name: LogName) -> float:
-        try:
-            return os.fstat(self._opened(name)).st_mtime
-        except OSError:
-            return 0.0
-
-    def _opened(self, name: LogName) -> int:
-        fd = self._open.get(name)
-        if fd is not None:
-            self._open.move_to_end(name)
-            return fd
-        folder, _, file = name.path.rpartition("/")
-        parent = self._open_folder(folder)
-        try:
-            fd = os.open(file, os.O_RDONLY | CAREFULLY, dir_fd=parent)
-        finally:
-            os.close(parent)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError("not a regular file")
-        while len(self._open) >= _MOST_OPEN:
-            os.close(self._open.popitem(last=False)[1])
-        self._open[name] = fd
-        return fd
-
     def _read(self, file: LogFile, upto: int | None, time_ms: int | None) -> Iterator[list[Piece]]:
         """The lines up to a position; None: up to the end of the file."""
-        try:
-            fd = self._opened(file.name)
+        path = file.name.path
+        with suppress(OSError):
             while upto is None or file.position < upto:
                 count = _PIECE_BYTES if upto is None else min(upto - file.position, _PIECE_BYTES)
                 cut = file.cut
                 gap_end = cut.kept_bytes + cut.left_out_bytes
                 if file.position < cut.kept_bytes:
-                    content = os.pread(fd, min(count, cut.kept_bytes - file.position), file.position)
+                    content = self._files.read(path, min(count, cut.kept_bytes - file.position), file.position)
                 elif file.position < gap_end:
                     # The mark stands for all that is left out, whenever that was written.
-                    yield self._whole_lines(file, os.pread(fd, cut.mark_bytes, cut.kept_bytes), time_ms)
+                    yield self._whole_lines(file, self._files.read(path, cut.mark_bytes, cut.kept_bytes), time_ms)
                     file.position = gap_end
                     continue
                 else:
-                    content = os.pread(fd, count, cut.offset_in_file(file.position))
+                    content = self._files.read(path, count, cut.offset_in_file(file.position))
                 if not content:
                     return
                 file.position += len(content)
                 yield self._whole_lines(file, content, time_ms)
-        except OSError:
-            return
 
     def _whole_lines(self, file: LogFile, content: bytes, time_ms: int | None) -> list[Piece]:
         """The lines that end in a part of the file. What follows them is kept."""
@@ -337,9 +295,10 @@ class RunLogs:
 class _Index:
     """An index, as far as it has been read."""
 
-    def __init__(self, host: str, fd: int) -> None:
+    def __init__(self, host: str, path: str, files: OpenFiles) -> None:
         self._host = host
-        self._fd = fd
+        self._path = path
+        self._files = files
         self._entries = IndexReader()
         self._cuts = IndexReader(has_growth=False)
         self._offset = 0
@@ -348,9 +307,6 @@ class _Index:
         self._cut_streams: dict[int, LogName] = {}
         self._claimed: dict[int, int] = {}
         self._time_ms = self._latest_ms = 0
-
-    def close(self) -> None:
-        os.close(self._fd)
 
     @property
     def is_full(self) -> bool:
@@ -366,7 +322,7 @@ class _Index:
                     name = log_name(self._host, entry.path)
                     if name is not None:
                         self._cut_streams[entry.stream] = name
-                elif isinstance(entry, CutFile) and entry.stream in self._cut_streams:
+                elif isinstance(entry, CutFile) and entry.stream in self._cut_streams and _is_possible(entry.cut):
                     file_of(self._cut_streams[entry.stream]).cut = entry.cut
 
     def steps(self, file_of: Callable[[LogName], LogFile], most_bytes: int) -> Iterator[list[_Step]]:
@@ -407,7 +363,7 @@ class _Index:
 
     def _next(self, offset: int, most_bytes: int) -> bytes:
         try:
-            return os.pread(self._fd, most_bytes, offset)
+            return self._files.read(self._path, most_bytes, offset)
         except OSError:
             return b""
 
@@ -425,6 +381,11 @@ class _Source:
         if self.at == len(self.steps):
             self.steps, self.at = next(self._batches, []), 0
         return bool(self.steps)
+
+
+def _is_possible(cut: Cut) -> bool:
+    """Whether a file may have had this left out: the index may be damaged."""
+    return cut.kept_bytes + cut.left_out_bytes < _LARGEST_FILE and cut.mark_bytes <= LONGEST_LINE_BYTES
 
 
 def _merged(indexes: list[Iterator[list[_Step]]]) -> Iterator[list[_Step]]:

@@ -10,17 +10,23 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from saferun.console.stderr import print_error
 from saferun.ctl.durations import seconds_of
+from saferun.ctl.pace import Pace
 from saferun.ctl.rank_lists import ranks_of
 from saferun.ctl.run_directory import FoundRun, add_run_argument, find_run, state_of
 from saferun.errors import UsageError, printable
 from saferun.files.run_dir import shorter_path
+from saferun.linux.limits import raise_files
 from saferun.model import Value
+from saferun.text.wording import count_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from saferun.ctl.log_prefixes import Prefixes
     from saferun.ctl.log_reading import LogFile, LogName, Piece, RunLogs
 
@@ -58,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the lines."""
+    """Print the lines; 1 where there are files that could not be read."""
     from saferun.ctl.log_prefixes import Prefixes
     from saferun.ctl.log_reading import RunLogs
 
@@ -68,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.lines is not None and not 0 <= arguments.lines <= _MOST_LAST:
         raise UsageError(f"--lines {arguments.lines} is out of range", f"use 0 to {_MOST_LAST}")
     path = str(find_run(arguments.run_dir, living_first=True))
+    raise_files()
     try:
         logs = RunLogs(path, chosen.is_wanted, since)
     except OSError as error:
@@ -85,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     collects = gc.isenabled()
     gc.disable()
     try:
-        batches = _all_pieces(logs, path, follows=arguments.follow)
+        batches = _all_pieces(logs, path, out, follows=arguments.follow)
         wanted = (pieces if matcher is None or pieces is None else matcher.matching(pieces) for pieces in batches)
         for pieces in _last(wanted, arguments.lines):
             if pieces is None:
@@ -99,7 +106,16 @@ def run(arguments: argparse.Namespace) -> int:
         logs.close()
         if matcher is not None:
             matcher.close()
-    return 0
+    return _exit_code(logs.failures)
+
+
+def _exit_code(failures: Mapping[str, str]) -> int:
+    """1, and a line that says so, where output may be missing."""
+    if not failures:
+        return 0
+    path, why = next(iter(failures.items()))
+    print_error(printable(f"saferunctl: {count_text(len(failures), 'file')} could not be read: {path}: {why}"))
+    return 1
 
 
 def _without_files(path: str) -> UsageError | None:
@@ -209,35 +225,34 @@ class _BoundedMatch:
             )
 
 
-def _all_pieces(logs: RunLogs, path: str, *, follows: bool) -> Iterator[list[Piece] | None]:
-    """The lines; None: that is all for now."""
+def _all_pieces(logs: RunLogs, path: str, out: BinaryIO, *, follows: bool) -> Iterator[list[Piece] | None]:
+    """The lines; None: that is all for now. ``out``: where they are written."""
     found = FoundRun(path, is_here=False)
     has_ended = not follows or not found.read_state().is_living
-    found_at = time.monotonic()
+    rest, finding = Pace(_FIND_S), Pace(_FIND_S)
     while True:
         yield from logs.read_timed()
         if has_ended:
             break
-        if not logs.has_times:
-            yield from logs.read_rest()
+        if not logs.has_times and rest.is_due():
+            yield from rest.timed(logs.read_rest(known=True))
         yield None
         time.sleep(_AGAIN_S)
-        if time.monotonic() - found_at >= _FIND_S:
-            found_at = time.monotonic()
+        if finding.is_due():
+            began_at = time.monotonic()
             logs.find_indexes()
             has_ended = not found.read_state().is_living
+            finding.took(time.monotonic() - began_at)
     for number, pieces in enumerate(filter(None, logs.read_rest())):
         if not number:
-            yield None
-            sys.stderr.write(
-                "saferunctl: the times of the output that follows are unknown: it is printed file by file\n"
-            )
+            out.flush()
+            print_error("saferunctl: the times of the output that follows are unknown: it is printed file by file")
         yield pieces
     yield from logs.finish()
 
 
 def _last(batches: Iterable[list[Piece] | None], count: int | None) -> Iterator[list[Piece] | None]:
-    """The last so many of the lines up to the first None, and all that follow."""
+    """The last so many of the lines up to the first None, or of all, and all that follow it."""
     if count is None:
         yield from batches
         return

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from saferun.captures.tools import find_tool
 from saferun.console.stderr import print_error
-from saferun.ctl.live_run import connections
+from saferun.ctl.live_run import connections, open_own_run
 from saferun.errors import UsageError, printable, suppress
-from saferun.files.run_files import host_names, living_records, names_in, open_run
+from saferun.files.run_files import host_names, living_records, names_in
 from saferun.linux.prctl import die_with_parent
 from saferun.linux.process_identity import is_living
 from saferun.model import JsonObject, Value, signal_name
@@ -103,9 +103,12 @@ def destination(directory: Path, rank: str, named: str = "") -> Destination | No
         directory: the run's.
         rank: its number.
         named: the host that a saferun of the job has named.
+
+    Raises:
+        UsageError: the directory is another user's, who would choose the host.
     """
     try:
-        fd = open_run(str(directory))
+        fd = open_own_run(directory)
     except OSError:
         return None
     try:

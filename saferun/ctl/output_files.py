@@ -14,8 +14,8 @@ def write_output(path: str, content: bytes) -> None:
     Raises:
         SaferunError: it cannot be written; with a hint at ``--output``.
     """
-    folder, name = os.path.split(os.path.abspath(path))
     try:
+        folder, name = os.path.split(os.path.abspath(path))
         folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fd, temporary = open_temporary(f".{name}", dir_fd=folder_fd)

@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Have the ranks started again. Returns 0 when they run."""
-    live = find_live(find_run(arguments.run_dir))
+    # Of one that is frozen, and goes on later, another one would have asked for the same restart again.
+    live = find_live(find_run(arguments.run_dir, ends=True))
     started: JsonObject | None = None
     try:
         reply = live.ask("restart")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from saferun.files.run_dir import BASE, shorter_path
 from saferun.files.run_files import RUN_JSON, RunState, open_run, read_state
 from saferun.files.run_index import index_path, read_index
 from saferun.files.run_removal import open_base, run_names
+from saferun.linux.ownership import ROOT, NotOursError, followed
 from saferun.model import Value
 
 LATEST = "latest"
@@ -32,6 +34,9 @@ REQUIRED_HELP = (
 _MOST_CANDIDATES = 100
 _NAMED = 5
 _DATE_CHARS = len("20260131-140500")
+# A directory's name has six digits of the run's id.
+_NAME_DIGITS = 6
+_LONG_ID = re.compile(r"[0-9a-f]{7,16}")
 
 
 class FoundRun(Value):
@@ -76,23 +81,30 @@ def add_run_argument(parser: argparse.ArgumentParser, *, is_required: bool = Fal
     parser.add_argument("run_dir", nargs="?", default=LATEST, metavar="RUN", help=RUN_HELP)
 
 
-def find_run(word: str, *, living_first: bool = False) -> Path:
+def find_run(word: str, *, living_first: bool = False, ends: bool = False) -> Path:
     """The directory of the run that a word means.
 
     Args:
         word: as on the command line.
         living_first: whether ``latest`` is a run that lives elsewhere rather than one that has ended here.
+        ends: whether the verb ends the ranks: ``latest`` is then a run of this directory, and of several runs that a
+            word may mean none is chosen because it alone lives.
 
     Raises:
-        UsageError: there is none, or there are several.
+        UsageError: there is none, or there are several, or a link to it is another user's.
     """
-    named = _directory(word)
+    named = _directory(word, ends=ends)
     if named is not None:
         return named
     if word == LATEST:
-        return Path(_latest(living_first=living_first).path)
-    matches = [run for run in known_runs() if _is_meant(word, run)]
-    if len(matches) > 1:
+        return Path(_latest(living_first=living_first, ends=ends).path)
+    runs = list(known_runs())
+    matches = [run for run in runs if _is_meant(word, run)]
+    if not matches and _LONG_ID.fullmatch(word):
+        # The index, which has whole ids, may lack the run.
+        alike = [run for run in runs if run.name.endswith(word[:_NAME_DIGITS])]
+        matches = [run for run in alike if _run_id_of(run.path).startswith(word)]
+    if len(matches) > 1 and not ends:
         matches = [run for run in matches if run.read_state().is_living] or matches
     if len(matches) > 1:
         names = ", ".join(run.shown for run in matches[:_NAMED])
@@ -103,33 +115,58 @@ def find_run(word: str, *, living_first: bool = False) -> Path:
     return Path(matches[0].path)
 
 
-def _directory(word: str) -> Path | None:
+def _directory(word: str, *, ends: bool) -> Path | None:
     if word == LATEST and not os.path.isdir(word):
         return None
     for path in (word, os.path.join(BASE, word)):
         if word and os.path.isdir(path):
+            if ends or word == LATEST:
+                _check_link(path.rstrip("/") or "/", or_by_root=not ends)
             return Path(os.path.realpath(path))
     return None
 
 
-def _latest(*, living_first: bool) -> FoundRun:
+def _check_link(path: str, *, or_by_root: bool) -> None:
+    """Check that a path is no link of another user, who would choose the run. ``or_by_root``: root may follow it."""
+    if or_by_root and os.geteuid() == ROOT:
+        return
+    with suppress(OSError):
+        try:
+            followed(path, None)
+        except NotOursError as error:
+            hint = "name a run by its own directory, or its id"
+            raise UsageError(f"{path} leads through a link of another user: {error.strerror}", hint) from None
+
+
+def _latest(*, living_first: bool, ends: bool) -> FoundRun:
     runs = list(known_runs())
     here = [run for run in runs if run.is_here]
-    link = os.path.realpath(os.path.join(BASE, LATEST))
+    elsewhere = [] if ends else [run for run in runs if not run.is_here]
+    link = _latest_link()
     # The link has the newest one that was started here, which may be on a host whose clock is behind.
     newest = next((run for run in here if run.path == link), None)
-    if newest is None and os.path.isdir(link):
+    if newest is None and link and not ends:
         newest = FoundRun(link, is_here=True)
     newest = newest or next(iter(here), None)
-    elsewhere = [run for run in runs if not run.is_here]
     ordered = [*here, *elsewhere] if living_first or not here else here
     for run in ordered[:_MOST_CANDIDATES]:
         if run.read_state().is_living:
             return run
     newest = newest or next(iter(elsewhere), None)
     if newest is None:
-        raise UsageError(f"there is no {BASE}/{LATEST} here, and no other run", "name a run by its directory")
-    return newest
+        others = "" if ends else ", and no other run"
+        raise UsageError(f"there is no {BASE}/{LATEST} here{others}", "name a run by its directory")
+    return newest  # a verb that ends a job is refused by how this one has ended
+
+
+def _latest_link() -> str:
+    """The directory that saferun_runs/latest leads to; empty: there is none."""
+    path = os.path.join(BASE, LATEST)
+    if not os.path.isdir(path):
+        return ""
+    for part in (BASE, path):
+        _check_link(part, or_by_root=True)
+    return os.path.realpath(path)
 
 
 def _is_meant(word: str, run: FoundRun) -> bool:
@@ -146,7 +183,7 @@ def known_runs() -> Iterator[FoundRun]:
     seen: set[str] = set()
     entries = read_index(index_path(os.environ))
     ids = {entry.path: entry.run_id for entry in reversed(entries)}
-    for path in _below(os.path.abspath(BASE)):
+    for path in _below(BASE):
         seen.add(path)
         yield FoundRun(path, is_here=True, run_id=ids.get(path, ""))
     # Both kinds of names begin with the date and the time.
@@ -176,7 +213,10 @@ def _below(base: str) -> Iterable[str]:
         names = run_names(fd)
     finally:
         os.close(fd)
-    real = os.path.realpath(base)
+    try:
+        real = os.path.realpath(base)
+    except OSError:  # the current directory is gone
+        return
     yield from (os.path.join(real, name) for name in names)
 
 

@@ -7,6 +7,7 @@ how it ended. The waits are those that the first host has written last.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from saferun.ctl.live_run import find_live
 from saferun.ctl.run_directory import add_run_argument, find_run, state_of
 from saferun.errors import SaferunError, UsageError
 from saferun.files.run_dir import shorter_path
-from saferun.files.run_files import RunState
+from saferun.files.run_files import RunState, open_run, read_json
 from saferun.model import JsonObject, Value
-from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
+from saferun.text.decoding import MALFORMED, display_text, measure, number
 from saferun.text.wording import duration_text
 
 _MOST_BYTES = 64 << 20
@@ -27,7 +28,8 @@ _LONGEST_NAME = 100
 _INTERVAL_S = 2.0
 # Hosts that do not answer are left out after some seconds.
 _COLLECTED_S = 40.0
-_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+# What the terminal has scrolled off stays.
+_CLEAR = "\x1b[H\x1b[2J"
 
 
 class Status(Value):
@@ -91,7 +93,7 @@ def read_status(directory: Path) -> Status:
     state = state_of(directory)
     if state.name == "unknown":
         raise UsageError(f"{shorter_path(str(directory))} has no run.json that can be read", "see saferunctl list")
-    status = Status(directory, state, waits=_read(directory / "waits.json"))
+    status = Status(directory, state, waits=_read(directory, "waits.json"))
     if not state.is_living:
         return status
     try:
@@ -178,9 +180,13 @@ def table_lines(content: JsonObject, now: float) -> Iterator[str]:
         yield f"  {rank:>5}  {host:<{width}}  {waited * 100:4.0f} %{note}"
 
 
-def _read(path: Path) -> JsonObject | None:
+def _read(directory: Path, name: str) -> JsonObject | None:
     try:
-        content = loads(path.read_bytes(), longest=_MOST_BYTES)
+        fd = open_run(str(directory))
+        try:
+            content = read_json(fd, name, _MOST_BYTES)
+        finally:
+            os.close(fd)
     except (OSError, *MALFORMED):
         return None
     return content if isinstance(content, dict) else None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.durations import seconds_of
-from saferun.ctl.live_run import LiveRun, find_live
+from saferun.ctl.live_run import LiveRun, ask_living
 from saferun.ctl.run_directory import add_run_argument, find_run, state_of
 from saferun.errors import UsageError
 from saferun.files.run_files import RunState
@@ -76,9 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def end_job(arguments: argparse.Namespace, verb: str, **fields: float) -> int:
     """Have the job end. ``fields``: of the request."""
-    live = find_live(find_run(arguments.run_dir))
+    live, reply = ask_living(find_run(arguments.run_dir, ends=True), verb, **fields)
     try:
-        reply = live.ask(verb, **fields)
         if not arguments.json:
             answer(f"{live.shown}: {_what_follows(reply, verb, fields)}\n")
         end = None if arguments.no_wait else _await_end(live)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,15 @@ from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.run_directory import add_run_argument, find_run
 from saferun.errors import UsageError, suppress
 from saferun.files.run_dir import shorter_path
+from saferun.files.run_files import host_names, names_in, open_below, open_run
+from saferun.linux.ownership import CAREFULLY, check_regular
 from saferun.model import JsonObject
 from saferun.text.decoding import MALFORMED, loads
 
 _INDENT = " " * 14
+_MOST_NAMES = 100_000
+_MOST_BYTES = 16 << 20
+_LONGEST_LINE = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the story of each host."""
     directory = find_run(arguments.run_dir)
-    paths = sorted(directory.glob("*/story*.jsonl"))
+    paths = _paths(directory)
     if not paths:
         raise UsageError(
             f"there is no story in {shorter_path(str(directory))}",
@@ -40,24 +46,58 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _paths(directory: Path) -> list[Path]:
+    try:
+        fd = open_run(str(directory))
+    except OSError:
+        return []
+    found: list[Path] = []
+    try:
+        for host in host_names(fd):
+            below = open_below(fd, host)
+            if below < 0:
+                continue
+            try:
+                names = sorted(names_in(below, _MOST_NAMES))
+            finally:
+                os.close(below)
+            found += [directory / host / name for name in names if name.startswith("story") and name.endswith(".jsonl")]
+    finally:
+        os.close(fd)
+    return found
+
+
+def _read(path: Path) -> Iterator[str]:
+    """The lines of a file, up to a bound.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | CAREFULLY)
+    with open(fd, "rb") as file:
+        check_regular(os.fstat(fd), str(path))
+        left = _MOST_BYTES
+        while left > 0 and (line := file.readline(_LONGEST_LINE)):
+            left -= len(line)
+            yield line.rstrip(b"\n").decode(errors="replace")
+
+
 def _entries(path: Path) -> Iterator[JsonObject]:
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+    with suppress(OSError):
+        for line in _read(path):
             with suppress(*MALFORMED):
                 yield loads(line)
 
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        for line in _read(path):
+            try:
+                yield from list(_entry_lines(loads(line)))
+            except (OSError, *MALFORMED):
+                yield f"{_INDENT}(a line that cannot be read)"
     except OSError as error:
         yield f"cannot be read: {error.strerror}"
-        return
-    for line in text.splitlines():
-        try:
-            yield from _entry_lines(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
-            yield f"{_INDENT}(a line that cannot be read)"
 
 
 def _entry_lines(entry: JsonObject) -> Iterator[str]:

@@ -36,12 +36,12 @@ _MOST_ARGUMENTS = 1000
 _MOST_HOSTS = 20_000
 _MOST_FILES = 100_000
 _LATEST_TIME = 1e11
-_OUTCOMES = ("succeeded", "failed", "stopped")
+_OUTCOMES = ("succeeded", "failed", "stopped", "left")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RunEnd(Value):
-    """How a launch ended: ``succeeded``, ``failed`` or ``stopped``. ``time`` is in seconds since the epoch."""
+    """How a launch ended: ``succeeded``, ``failed``, ``stopped`` or ``left``. ``time``: seconds since the epoch."""
 
     time: float
     exit_code: int
@@ -79,8 +79,8 @@ class RunState(Value):
     """A run.
 
     Attributes:
-        name: ``running``, ``hung``, ``succeeded``, ``failed``, ``stopped``, ``lost`` (killed, or its host is gone) or
-            ``unknown``.
+        name: ``running``, ``hung``, ``succeeded``, ``failed``, ``stopped``, ``left`` (the job can go on without its
+            host), ``lost`` (killed, or its host is gone) or ``unknown``.
         headline: what went wrong last, if something did.
         record: what run.json says; None: there is none that can be read.
     """
@@ -114,6 +114,9 @@ def read_state(fd: int, now: float | None = None) -> RunState:
     if not records:
         return RunState("unknown")
     record = records[0]
+    if record.end is not None and record.end.outcome == "left" and (living := living_records(fd, now)):
+        # Another host leads now: what it wrote before is below its name.
+        records, record = living, living[0]
     end = record.end
     if end is not None:
         return RunState(end.outcome, end.headline, record)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from saferun.evidence import Diagnosis
     from saferun.files.file_stream import WriterAnswer
     from saferun.launch.retry_waits import RetryWaits
+    from saferun.report.report_json import Outcome
 
 # Of more retries than that the waits are those of the policy itself.
 _MOST_WAITS = 64
@@ -199,8 +200,11 @@ class AttemptEnd:
 
     def _write_end(self, action: actions.Finish, *, stopped: bool) -> None:
         incidents = self._context.investigation.log
-        incidents.finish(action.exit_code, stopped=stopped)
-        self._context.log.finish(action.exit_code, stopped=stopped, headline=incidents.last_headline)
+        outcome: Outcome = "left" if action.leaves else "succeeded" if action.exit_code == 0 else "failed"
+        if stopped:
+            outcome = "stopped"  # perhaps all hosts got the signal
+        incidents.finish(action.exit_code, outcome)
+        self._context.log.finish(action.exit_code, outcome, headline=incidents.last_headline)
 
 
 def _write_error_file(context: LaunchContext, diagnosis: Diagnosis, stop_signum: int | None) -> None:

@@ -66,6 +66,7 @@ class ControlRequest(Value):
         timeout_s: of ``checkpoint``: how long the ranks may take to end; they are stopped then.
         wanted: of ``stacks``: what of the ranks.
         rank: of ``attach``, ``locate`` and ``debug``: its number; for ``attach`` empty: the rank that asks for input.
+        run_id: the run that is meant; empty: whichever this is.
     """
 
     op: Annotated[str, line_of(_LONGEST_NAME)]
@@ -74,6 +75,7 @@ class ControlRequest(Value):
     timeout_s: Annotated[float, seconds_of(_LONGEST_WAIT_S)] = 0.0
     wanted: Wanted = Wanted("stacks")
     rank: Annotated[str, line_of(_LONGEST_NAME)] = ""
+    run_id: Annotated[str, line_of(_LONGEST_NAME)] = ""
 
 
 class _Client:
@@ -271,6 +273,10 @@ class ControlPart(PartBase):
             method = self._METHODS[request.op]
         except MALFORMED:
             self._send(client, {"error": "the request is not known", "hint": "use the saferunctl of the same version"})
+            return
+        if request.run_id and request.run_id != self._context.run_id:
+            what = f"this is not run {request.run_id}: the directory of that run names the control socket of another"
+            self._send(client, {"error": what, "hint": "see saferunctl list, and name the run that is meant"})
             return
         try:
             method(self, client, request)

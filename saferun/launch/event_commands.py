@@ -28,14 +28,20 @@ _LINE_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 13
 _POLL_MS = 50
 _KILL_PASSES = 20
+# What waits for a disk does not end, and each try reads all of /proc.
+_KILL_AGAIN_S, _KILL_SELDOM_S = 1.0, 60.0
 
 
 class CommandLimits(Value):
-    """How long a command may take before SIGTERM, how long then before SIGKILL, and how many run at a time."""
+    """How long a command may take before SIGTERM, how long then before SIGKILL, and how many run at a time.
+
+    ``stuck_s``: how long after SIGKILL another one may take its place, though it has not ended.
+    """
 
     run_s: float = 30.0
     term_s: float = 2.0
     at_once: int = 4
+    stuck_s: float = 300.0
 
 
 class _Running(Value):
@@ -71,6 +77,7 @@ class EventCommands:
         self._kept: dict[int, bytearray] = {}  # by the descriptor of the output
         self._dropped: dict[int, int] = {}
         self._termed: set[int] = set()
+        self._kill_at: dict[int, tuple[float, float]] = {}  # by pid: when next, and how long to wait after that
         self._rest = b""
 
     def serve(self) -> None:
@@ -140,14 +147,17 @@ class EventCommands:
     def _check(self) -> None:
         """See which commands have ended, and end those that take too long."""
         now = time.monotonic()
+        kill_s = self._limits.run_s + self._limits.term_s
         for pid, running in list(self._running.items()):
             elapsed_s = now - running.started_at
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 # Before it is reaped: until then no other session can have its number.
                 _kill_session(pid)
                 self._ended(running, exit_status(os.waitpid(pid, 0)[1]).returncode, elapsed_s)
-            elif elapsed_s >= self._limits.run_s + self._limits.term_s:
-                _kill_session(pid)
+            elif elapsed_s >= kill_s + self._limits.stuck_s:
+                self._ended(running, -signal.SIGKILL, elapsed_s, is_stuck=True)
+            elif elapsed_s >= kill_s:
+                self._kill(pid, now)
             elif elapsed_s >= self._limits.run_s and pid not in self._termed:
                 self._termed.add(pid)
                 with suppress(OSError):
@@ -155,8 +165,16 @@ class EventCommands:
         if not self._running:
             reap()  # what was left behind by a command that had moved it to another session
 
-    def _ended(self, running: _Running, returncode: int, elapsed_s: float) -> None:
+    def _kill(self, pid: int, now: float) -> None:
+        at, wait_s = self._kill_at.get(pid, (now, _KILL_AGAIN_S))
+        if at <= now:
+            _kill_session(pid, _KILL_PASSES if pid not in self._kill_at else 1)
+            self._kill_at[pid] = now + wait_s, min(wait_s * 2, _KILL_SELDOM_S)
+
+    def _ended(self, running: _Running, returncode: int, elapsed_s: float, *, is_stuck: bool = False) -> None:
+        """A command has ended, or ``is_stuck``: nothing can end it, and it is not waited for any more."""
         del self._running[running.child.pid]
+        self._kill_at.pop(running.child.pid, None)
         if running.child.pidfd >= 0:
             os.close(running.child.pidfd)
         error = ""
@@ -180,6 +198,7 @@ class EventCommands:
             "returncode": returncode,
             "elapsed_s": round(elapsed_s, 3),
             "is_late": running.child.pid in self._termed,
+            "is_stuck": is_stuck,
             "output": self._kept.pop(fd).decode(errors="replace"),
             "dropped_bytes": self._dropped.pop(fd),
         }
@@ -211,15 +230,17 @@ def _restore_signals() -> None:
         signal.signal(signum, signal.SIG_DFL)
 
 
-def _kill_session(leader: int) -> None:
+def _kill_session(leader: int, passes: int = _KILL_PASSES) -> None:
     """Kill every process of a session whose leader has not been reaped."""
-    for _ in range(_KILL_PASSES):
-        members = [pid for pid in living_processes() if _session_of(pid) == leader]
+    killed: set[int] = set()
+    for _ in range(passes):
+        members = [pid for pid in living_processes() if pid not in killed and _session_of(pid) == leader]
         for pid in members:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         if not members:
             return
+        killed.update(members)
 
 
 def _session_of(pid: int) -> int:

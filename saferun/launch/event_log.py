@@ -97,9 +97,8 @@ class EventLog:
         if self._is_described or self._context.run_dir.path is None:
             self._write_run_json()
 
-    def finish(self, exit_code: int, *, stopped: bool, headline: str) -> None:
+    def finish(self, exit_code: int, outcome: Outcome, *, headline: str) -> None:
         """Write to run.json how the launch has ended, and the headline of its last incident."""
-        outcome: Outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
         self.ended = {"outcome": outcome, "exit_code": exit_code}
         self._is_described = self._context.run_dir.path is not None  # a launch that was refused has not got so far
         if not self._is_described:

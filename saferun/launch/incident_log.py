@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from saferun.evidence import Diagnosis, Evidence
     from saferun.preflight.results import HostInfo, Preflight
     from saferun.report.event_json import LaunchEvent
-    from saferun.report.report_json import Incident, SlowRow
+    from saferun.report.report_json import Incident, Outcome, SlowRow
     from saferun.supervisor.policy.decision_row import DecisionRow
     from saferun.watchdog.stragglers import Straggler
 
@@ -230,18 +230,18 @@ class IncidentLog:
             headline = f"the hang is over after {lasted_s:.0f} s"
             self._send_event("recovery", self._incidents[-1].attempt, headline, outcome="recovered")
 
-    def finish(self, exit_code: int, *, stopped: bool) -> None:
+    def finish(self, exit_code: int, outcome: Outcome) -> None:
         """The launch is over; if nothing went wrong there is no report."""
         self.is_due = False
         self.exit_code = exit_code
-        outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
         if self._has_report or self._is_always_wanted:
             self._guarded("write the report", self._write, exit_code, outcome)
         elif self._preflight is not None and self._config.checks.preflight == "only":
             self._run_dir.open()  # which does nothing if no files are wanted
         self.write_preflight()
         attempts = [one.attempt for one in self._incidents] + [row.attempt for row in self._decisions]
-        headline = f"the launch has {'been stopped' if stopped else outcome} (exit code {exit_code})"
+        how = {"left": "this host has left the job", "stopped": "the launch has been stopped"}
+        headline = f"{how.get(outcome, f'the launch has {outcome}')} (exit code {exit_code})"
         self._send_event("end", max(attempts, default=0), headline, exit_code=exit_code, outcome=outcome)
 
     def counted(self, attempt: int) -> Counted:
@@ -282,7 +282,7 @@ class IncidentLog:
         has_found = bool(self._incidents) or bool(self._slow) or bool(self._bad_hosts)
         return has_found or has_tried_again or self._has_failed_checks
 
-    def _write(self, exit_code: int | None = None, outcome: str = "running") -> None:
+    def _write(self, exit_code: int | None = None, outcome: Outcome = "running") -> None:
         if not self._incidents:
             self._run_dir.open()  # perhaps no rank has been started
         if self._run_dir.path is None:
@@ -298,7 +298,7 @@ class IncidentLog:
             self.launched_time,
             ended_at=time.time() if exit_code is not None else None,
             exit_code=exit_code,
-            outcome=outcome,  # type: ignore[arg-type]
+            outcome=outcome,
             files=self.files or "",
             clock=time.strftime(_CLOCK, time.localtime(self.launched_time)),
         )

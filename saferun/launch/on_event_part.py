@@ -60,7 +60,7 @@ class OnEventPart(PartBase):
     def notify(self, event: LaunchEvent) -> None:
         """Something has happened: the command gets it, if this host leads the job."""
         context = self._context
-        if not context.job.leads:
+        if not self._is_sender:
             return
         if len(self._waiting) + len(self._sent) >= _MOST_WAITING:
             context.warn(f"--on-event: the command is too slow: events are left out while {_MOST_WAITING} wait")
@@ -70,6 +70,15 @@ class OnEventPart(PartBase):
         host = context.investigation.log.host
         self._waiting.append(event_json(event, run_id=context.run_id, run_dir=run_dir, host=host))
         self._is_new = True
+
+    @property
+    def _is_sender(self) -> bool:
+        """Whether this process sends the events of the job: the leader, or the first host while they have not met."""
+        job, config = self._context.job, self._context.config
+        if job.leads or job.leader:
+            return job.leads
+        is_first = config.hosts.node_rank == 0 if config.rendezvous.backend == "static" else job.is_endpoint_here
+        return job.is_head and is_first
 
     @property
     def deadline(self) -> float | None:
@@ -156,6 +165,8 @@ class OnEventPart(PartBase):
         how = f"exit code {returncode}" if returncode >= 0 else f"killed by signal {-returncode}"
         if message.get("error"):
             how = f"cannot be started: {message['error']}"
+        elif message.get("is_stuck"):
+            how = f"took longer than {self._limits.run_s:g} s, and does not end even by SIGKILL"
         elif message.get("is_late"):
             how = f"took longer than {self._limits.run_s:g} s, and was ended"
         clock = time.strftime("%Y-%m-%d %H:%M:%S")

@@ -48,7 +48,7 @@ _SLOW_BYTES = 1 << 17
 _BAD_HOSTS_BYTES = 1 << 17
 
 Kind = Literal["hang", "failure"]
-Outcome = Literal["running", "succeeded", "failed", "stopped"]
+Outcome = Literal["running", "succeeded", "failed", "stopped", "left"]
 IncidentOutcome = Literal["continued", "recovered", "stopped", "restarted", "ended"]
 _INCIDENT_OUTCOMES = ("continued", "recovered", "stopped", "restarted", "ended")
 _START_STAGES = {"before": "before", "inside": "during", "through": "after"}
@@ -66,7 +66,7 @@ class Run(Value):
         started_at: seconds since the epoch.
         ended_at: the same; None while it runs.
         exit_code: saferun's; None while it runs.
-        outcome: ``stopped``: by the user or the scheduler.
+        outcome: ``stopped``: by the user or the scheduler; ``left``: the job can go on without this host.
         files: the run directory; empty where there is none.
         clock: when it started, as it is to be shown; empty where that is not wanted.
     """

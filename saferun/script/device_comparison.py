@@ -81,7 +81,8 @@ def _moved(value: Any, device: str) -> Any:  # noqa: ANN401 - what the user pass
     if isinstance(value, torch.Tensor):
         return value.detach().clone().to(device)
     if isinstance(value, list | tuple):
-        return type(value)(_moved(item, device) for item in value)
+        items = [_moved(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return {name: _moved(item, device) for name, item in value.items()} if isinstance(value, dict) else value
 
 

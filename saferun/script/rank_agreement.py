@@ -21,7 +21,7 @@ _LONGEST_NAME = 200
 
 
 def compare_across_ranks(
-    what: torch.nn.Module | torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch.Tensor],
+    what: torch.nn.Module | torch.Tensor | Mapping[str, object] | Sequence[object],
     group: ProcessGroup | None = None,
     timeout_s: float = 300.0,
 ) -> str:
@@ -29,7 +29,7 @@ def compare_across_ranks(
 
     All ranks of the group call it. Each tensor is copied to the host, one at a time, and hashed (some 1 GB/s); 16 bytes
     a rank go to the store, and where they differ, 8 more for each tensor. Shards of a DTensor differ by nature, and
-    are left out.
+    are left out, as is what has no bits of its own to compare: meta, sparse and nested tensors, and other values.
 
     Args:
         what: a module (its parameters and buffers), a tensor, or several. NaNs of the same bits are the same.
@@ -102,7 +102,7 @@ def _ranks(ranks: list[int]) -> str:
 def _tensors(what: object) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
-    named: list[tuple[str, torch.Tensor]]
+    named: list[tuple[str, object]]
     if isinstance(what, torch.nn.Module):
         named = [*what.named_parameters(), *what.named_buffers()]
     elif isinstance(what, torch.Tensor):
@@ -112,14 +112,16 @@ def _tensors(what: object) -> Iterator[tuple[str, torch.Tensor]]:
     else:
         named = [(str(number), tensor) for number, tensor in enumerate(what)]  # type: ignore[arg-type,var-annotated]
     for name, tensor in named:
-        if not hasattr(tensor, "placements"):
+        if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "placements"):
+            continue
+        if tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_nested):
             yield name, tensor
 
 
 def _hash(tensor: torch.Tensor) -> str:
     import torch
 
-    whole = tensor.detach().to("cpu").contiguous()
+    whole = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     shape = f"{whole.dtype}{list(whole.shape)}".encode()
     return _digest(shape, whole.reshape(-1).view(torch.uint8).numpy() if whole.numel() else b"")
 

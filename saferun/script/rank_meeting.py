@@ -34,7 +34,7 @@ class RanksMissingError(TimeoutError):
 class StoreMeeting:
     """One meeting of the ranks of a group: each can leave something, and read what others have left.
 
-    The keys of a meeting are removed at the next one of its kind, when all ranks have left it.
+    The keys of a meeting are removed at the next one of its kind, when all ranks have left it, or by ``remove``.
 
     Args:
         purpose: all ranks meet for the same purpose in the same order.
@@ -110,11 +110,19 @@ class StoreMeeting:
         who = f"rank{'s' if len(missing) > 1 else ''} {named}"
         return f"{self._what}: {who} did not come within {self._timeout_s:g} s; {came} of {len(self.ranks)} ranks did"
 
+    def remove(self, rank: int) -> None:
+        """Remove what a rank has left, where this one alone reads it."""
+        self._delete(self._key(str(rank)))
+
     def _remove_last(self) -> None:
         """All have come to this meeting, so all have left the one before."""
         if self._store is not None and self._number > 1:
+            self._delete(self._key(str(self.rank), self._number - 1))
+
+    def _delete(self, key: str) -> None:
+        if self._store is not None:
             try:
-                self._store.delete_key(self._key(str(self.rank), self._number - 1))
+                self._store.delete_key(key)
             except (RuntimeError, NotImplementedError):
                 pass  # some stores cannot
 

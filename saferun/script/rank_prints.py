@@ -48,6 +48,9 @@ def print_in_order(*values: object, group: ProcessGroup | None = None, timeout_s
         said = meeting.read(rank).decode(errors="replace") if rank not in missing else "(has not come)"
         lines += [f"rank {rank}: {line}" for line in said.replace("\0", "").split("\n")]
     print(printable_lines("\n".join(lines)), flush=True)  # noqa: T201 - as above
+    for rank in meeting.ranks:
+        if rank not in missing:
+            meeting.remove(rank)
 
 
 def locked_print(*values: object) -> None:

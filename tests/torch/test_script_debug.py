@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+from saferun.script.device_comparison import compare_devices
+from saferun.script.rank_agreement import _hash, _tensors, compare_across_ranks
 from tests.breadth import slow_but
 from tests.process.launching import running
 
@@ -161,6 +164,44 @@ def test_all_of_it_does_what_it_says(tmp_path: Path, ranks: int) -> None:
         lines = [line for line in job.out.splitlines() if line.startswith("xx")]
         assert len(lines) == 20 * ranks
         assert {len(line) for line in lines} == {2001}
+
+
+def test_a_state_dict_is_compared_whatever_is_in_it() -> None:
+    """What has bits is compared by them; the rest is left out. Each of these once ended in an exception."""
+    import torch
+
+    class Counts(torch.nn.Linear):
+        def get_extra_state(self) -> object:
+            return 3
+
+        def set_extra_state(self, state: object) -> None:
+            assert state == 3
+
+    state = Counts(2, 2).state_dict()
+    assert not isinstance(state["_extra_state"], torch.Tensor)
+    turned = torch.tensor([1 + 2j, 3j])
+    odd = {"none": None, "meta": torch.ones(2, device="meta"), "sparse": torch.eye(2).to_sparse()}
+    views = {"conj": turned.conj(), "neg": turned.conj().imag}
+    assert compare_across_ranks({**state, **odd, **views}) == ""
+    assert [name for name, _ in _tensors({**state, **odd, **views})] == ["weight", "bias", "conj", "neg"]
+    assert _hash(turned.conj()) == _hash(turned.conj().resolve_conj()) != _hash(turned)
+    assert _hash(turned.conj().imag) == _hash(torch.tensor([-2.0, -3.0])) != _hash(turned.imag)
+
+
+class Batch(NamedTuple):
+    """What a data loader may return."""
+
+    x: Any
+    y: Any
+
+
+def test_devices_are_compared_where_the_inputs_are_a_named_tuple() -> None:
+    import torch
+
+    def sum_of(batch: Batch) -> Batch:
+        return Batch(batch.x + batch.y, batch.y)
+
+    assert compare_devices(sum_of, [Batch(torch.ones(2), torch.ones(2))], ("cpu", "cpu")) == ""
 
 
 @pytest.mark.slow

@@ -236,6 +236,8 @@ def _without_incident(run: Launch, preflight: PreflightSection | None) -> Verdic
         return Verdict(tone, "Succeeded", "All ranks ended with exit code 0.")
     if run.outcome == "stopped":
         return Verdict(tone, "Stopped", "The launch was stopped by a signal.")
+    if run.outcome == "left":
+        return Verdict(tone, "Left", "This host left the job, which can go on without it.")
     if run.outcome == "failed":
         return Verdict(tone, "Failed", f"The launch ended with exit code {run.exit_code}.")
     if run.outcome != "running":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from saferun import ctl
+from saferun.ctl import clean
+from saferun.files import run_removal
 from tests.unit.described_runs import HERE, make_run
 
 if TYPE_CHECKING:
@@ -120,3 +123,27 @@ def test_another_users_directory_is_refused(base: Path, capsys: pytest.CaptureFi
     assert code == 2
     assert (base / NAMES[0] / "run.json").exists()
     capsys.readouterr()
+
+
+def test_a_directory_of_the_index_that_cannot_be_read_does_not_keep_the_others(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is named, and the exit code is 1. What is beside a directory of --run-dir is no directory of runs."""
+    index = tmp_path / "state" / "saferun" / "runs"
+    index.mkdir(parents=True)
+    closed = make_run(tmp_path / "closed", NAMES[0]).parent
+    (index / "20260109-120000-abcdef0000000000").symlink_to(closed / NAMES[0])
+    (index / "20260108-120000-abcdef0000000001").symlink_to(make_run(tmp_path / "chosen", "20260101-120000-run"))
+    (index / "20260101-120000-abcdef0000000002").symlink_to(base / NAMES[0])
+
+    def open_base(path: str) -> int:
+        if path in {str(closed), str(tmp_path / "chosen")}:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return run_removal.open_base(path)
+
+    monkeypatch.setattr(clean, "open_base", open_base)
+    assert ctl.main(["clean", "--everywhere", "--keep", "2"]) == 1
+    assert left(base) == NAMES[4:]
+    out, err = capsys.readouterr()
+    assert out.startswith("removed 4 runs, ")
+    assert err.splitlines() == ["saferun: closed: Permission denied", "hint: name a directory of runs of yours"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import resource
 import time
 from typing import TYPE_CHECKING
 
@@ -12,16 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saferun import ctl
-from saferun.ctl import log_reading, logs
+from saferun.ctl import log_reading, logs, open_files
 from saferun.ctl.log_reading import RunLogs
 from saferun.ctl.logs import harmless, since_time
+from saferun.ctl.run_directory import FoundRun
 from saferun.errors import UsageError
 from saferun.files.file_server import FileServer
 from saferun.files.file_stream import LAZY
 from saferun.files.ring import DATA, OPEN, Record
+from saferun.files.run_files import RunState
 from tests.unit.described_runs import make_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 NAME = "20260101-120000-abcdef"
@@ -155,13 +161,17 @@ def test_an_index_that_is_none_costs_the_order_alone(
 def test_a_link_in_place_of_a_file_is_not_followed(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """That its output is missing is said."""
     (tmp_path / "secret").write_text("secret\n")
     folder = run / "node1" / "attempt_0" / "rank_0"
     folder.mkdir(parents=True)
     (folder / "stdout.log").symlink_to(tmp_path / "secret")
     os.mkfifo(folder / "stderr.log")
     (run / "node1" / "attempt_0" / "rank_1").symlink_to(folder)
-    assert printed(capfd) == []
+    assert ctl.main(["logs", NAME]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("saferunctl: 4 files could not be read: node1/attempt_0/rank_0/stdout.log: Too many levels")
 
 
 def test_a_file_without_newlines_is_read_in_pieces(
@@ -251,7 +261,7 @@ def test_times_are_understood_in_many_forms() -> None:
 def test_more_files_than_may_be_open_are_read(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(log_reading, "_MOST_OPEN", 3)
+    monkeypatch.setattr(open_files, "_MOST_OPEN", 3)
     host = Host(run, "node1", monkeypatch)
     for at in range(3):
         host.write(AT + at, *((rank, f"{at}\n") for rank in range(10)))
@@ -368,3 +378,160 @@ def test_each_file_is_read_once_a_batch(run: Path, monkeypatch: pytest.MonkeyPat
     finally:
         reader.close()
     assert len(reads) < 20
+
+
+# ------------------------------------------------------------------------------------------------ files and failures
+
+
+def test_output_that_cannot_be_read_is_no_success(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Silence and exit code 0 would look like a rank without output."""
+    Host(run, "node1", monkeypatch).write(AT, (0, "a\n"), (1, "b\n"))
+    opened = os.open
+
+    def fail(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == "stdout.log" and "rank_1" in os.readlink(f"/proc/self/fd/{dir_fd}"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return opened(path, flags, mode, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        assert ctl.main(["logs", NAME]) == 1
+    out, err = capfd.readouterr()
+    assert out == "[node1:0] a\n"
+    assert err == ("saferunctl: 1 file could not be read: node1/attempt_0/rank_1/stdout.log: Too many open files\n")
+
+
+def test_the_limit_on_open_files_is_raised_and_bounds_them(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each host has an index, each rank two files."""
+    for number in range(40):
+        Host(run, f"node{number}", monkeypatch).write(AT + number, (number, f"{number}\n"))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
+    assert len(printed(capfd)) == 40
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    monkeypatch.setattr(logs, "raise_files", lambda: None)
+    monkeypatch.setattr(open_files, "_SPARE_FILES", used + 6)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 10, hard))
+    assert len(printed(capfd)) == 40
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_the_last_lines_are_so_many_without_times_too(
+    run: Path, capfd: pytest.CaptureFixture[str], follow: tuple[str, ...]
+) -> None:
+    """Also those that no newline ends."""
+    for rank in range(3):
+        folder = run / "node1" / "attempt_0" / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text("one\ntwo\nlast")
+    assert printed(capfd, "-n", "4", *follow) == ["[node1:2] two", *(f"[node1:{rank}] last" for rank in range(3))]
+
+
+def entry(*numbers: int, path: str = "") -> bytes:
+    """An entry of an index."""
+    content = bytearray()
+    for number in numbers:
+        rest = number
+        while rest >= 0x80:
+            content.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        content.append(rest)
+    return bytes(content) + path.encode()
+
+
+LOG = "attempt_0/rank_0/stdout.log"
+FILE = entry(1, 1, 0, len(LOG), path=LOG)
+GROWN = entry(4, 0, 4)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        FILE + entry(2, 1, 2, 2, 1 << 62) + GROWN,
+        FILE + entry(2, 1, 2, 1 << 68, 2) + GROWN,
+        FILE + entry(2, 1, 0, 0, 1 << 68) + GROWN,
+        FILE + entry(4, 0, 12) + entry(1, 1, 0, len(LOG), path=LOG) + GROWN,
+        FILE + GROWN + entry(1, 1, 12, len(LOG), path=LOG) + GROWN + FILE + entry(4, 0, 8),
+        FILE + GROWN + entry(1, 1, 1 << 68, len(LOG), path=LOG) + GROWN,
+        FILE + entry(4, 0, 1 << 60) + GROWN,
+    ],
+    ids=["long mark", "much left out", "absurd mark", "back", "back and on", "far", "long"],
+)
+def test_positions_that_make_no_sense_cost_the_order_alone(
+    run: Path, capfd: pytest.CaptureFixture[str], damage: bytes
+) -> None:
+    folder = run / "node1" / "attempt_0" / "rank_0"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").write_text("".join(f"{number:03d}\n" for number in range(5)))
+    (run / "node1" / "output.index").write_bytes(entry(0, int(AT * 1000)) + damage)
+    assert printed(capfd) == [f"[node1:0] {number:03d}" for number in range(5)]
+
+
+def test_a_position_out_of_range_is_a_failure_and_no_traceback(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a file that is said to be older than wanted up to there."""
+    folder = run / "node1" / "attempt_0" / "rank_0"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").write_text("one\n")
+    far = entry(1, 1, 1 << 68, len(LOG), path=LOG) + GROWN
+    (run / "node1" / "output.index").write_bytes(entry(0, int(AT * 1000)) + far)
+    assert ctl.main(["logs", NAME, "--since", f"@{AT + 1}"]) == 1
+    assert "node1/attempt_0/rank_0/stdout.log: Value too large" in capfd.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------- following
+
+
+def test_following_spares_a_slow_file_system(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a second is done again after twenty; how long the reader takes does not count."""
+    folder = run / "node1" / "attempt_0" / "rank_0"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").write_text("one\n")
+    now, done = [0.0], [""]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slept(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", slept)
+    reader = RunLogs(str(run), lambda _name: True)
+    names, find = reader._all_names, reader.find_indexes
+
+    def slow_names() -> Iterator[log_reading.LogName]:
+        done.append("names")
+        now[0] += 0.5
+        yield from names()
+
+    def slow_find() -> None:
+        done.append("find")
+        now[0] += 1.0
+        find()
+
+    monkeypatch.setattr(reader, "_all_names", slow_names)
+    monkeypatch.setattr(reader, "find_indexes", slow_find)
+    monkeypatch.setattr(FoundRun, "read_state", lambda _self: RunState("running" if now[0] < 60 else "failed"))
+    try:
+        for pieces in logs._all_pieces(reader, str(run), io.BytesIO(), follows=True):
+            now[0] += 3.0 if pieces else 0.0
+    finally:
+        reader.close()
+    assert 3 <= done.count("find") <= 5
+    assert 4 <= done.count("names") <= 9, "each 10 s, and afresh at the end"
+
+
+def test_a_file_that_appears_while_a_run_is_followed_is_found(run: Path) -> None:
+    """At the latest when the run has ended, however old the listing is."""
+    reader = RunLogs(str(run), lambda _name: True)
+    try:
+        assert list(reader.read_rest(known=True)) == []
+        folder = run / "node1" / "attempt_0" / "rank_0"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text("one\n")
+        assert list(reader.read_rest(known=True)) == []
+        assert [text for pieces in reader.read_rest() for _, _, text in pieces] == [b"one"]
+    finally:
+        reader.close()

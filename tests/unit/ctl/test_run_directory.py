@@ -16,6 +16,7 @@ from saferun.errors import UsageError
 from tests.unit.described_runs import HERE, make_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 OLD, NEW, OTHER = "20260101-120000-abcdef", "20260102-120000-abc123", "20260103-120000-fedcba"
@@ -101,7 +102,91 @@ def test_an_entry_that_leads_to_another_users_directory_is_passed_over(here: Pat
         find_run("fedcba")
 
 
+def test_a_verb_that_ends_a_job_takes_no_latest_run_of_another_directory(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest one here that lives; without one the newest, whose end is the refusal."""
+    index = here / "state" / "saferun" / "runs"
+    other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
+    (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
+    assert find_run("latest", living_first=True) == other
+    assert find_run("latest", ends=True).name == NEW
+    own = make_run(here / "saferun_runs", "20250102-120000-bbbbbb", process=HERE, end=None)
+    assert find_run("latest", ends=True) == own
+    (here / "empty").mkdir()
+    monkeypatch.chdir(here / "empty")
+    assert find_run("latest") == other
+    with pytest.raises(UsageError, match="there is no saferun_runs/latest here"):
+        find_run("latest", ends=True)
+
+
+@pytest.mark.parametrize("verb", ["stop", "kill", "restart"])
+def test_what_ends_a_job_chooses_none(here: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    """Neither elsewhere, nor because it is the only one of several that lives."""
+    index = here / "state" / "saferun" / "runs"
+    other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
+    (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
+    assert ctl.main([verb, "2"]) == 2
+    assert "2 may be several runs" in capsys.readouterr().err
+    assert ctl.main([verb, "latest"]) == 1
+    assert f"{NEW} has ended: succeeded" in capsys.readouterr().err
+
+
+def test_a_run_is_found_by_its_whole_id_without_the_index(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that cannot be written, its name has the first digits alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(here / "no state"))
+    for word in ("abc1230000000000", "abc1230"):
+        assert find_run(word).name == NEW
+    for word in ("abc1231", "abc1230000000001", "abc12300000000000"):
+        with pytest.raises(UsageError, match="there is no run"):
+            find_run(word)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a link of another user")
+def test_a_link_of_another_user_does_not_choose_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read through it, and ends no job through it."""
+    link = here / "saferun_runs" / "latest"
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    assert find_run("latest").name == NEW
+    with pytest.raises(UsageError, match="link of another user"):
+        find_run("saferun_runs/latest", ends=True)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with pytest.raises(UsageError, match="saferun_runs/latest leads through a link of another user"):
+        find_run("latest")
+
+
+@pytest.fixture
+def nowhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A current directory that has been removed."""
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    yield
+    os.chdir(here)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_runs_of_the_index_are_found_where_the_current_directory_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl.main(["list"]) == 0
+    assert OTHER in capsys.readouterr().out
+    assert ctl.main(["status"]) == 0
+    assert ": succeeded " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("words", [("shim", "x"), ("clean", "--keep", "1", "x"), ("core", "x"), ("status", ".")])
+def test_a_relative_path_there_is_a_usage_error(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert ctl.main(list(words)) == 2
+    assert capsys.readouterr().err.startswith("saferun: the current directory is gone\nhint: ")
+
+
 # ---------------------------------------------------------------------------------------------------------------- list
+
+
+def test_a_negative_number_of_runs_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl.main(["list", "-n", "-1"]) == 2
+    assert capsys.readouterr().err == "saferun: -n -1 is negative\nhint: use 0 for all runs\n"
 
 
 def test_the_list_has_one_line_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from saferun import ctl
+from saferun.ctl import story
 
 ENTRY: dict[str, Any] = {
     "time": 1_700_000_000.25,
@@ -86,3 +88,23 @@ def test_where_there_is_no_story_the_answer_says_when_there_is_one(
     assert run_dir.is_dir()
     assert ctl.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_is_no_regular_file_is_not_read(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A FIFO would not end, and a link may lead anywhere; of what is too large only the beginning is read."""
+    os.mkfifo(run_dir / "node1" / "story.jsonl")
+    (tmp_path / "secret.jsonl").write_text(json.dumps({**ENTRY, "before": "secret"}))
+    (run_dir / "node1" / "story.link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    (run_dir / "node2" / "story.jsonl").write_text(f"{json.dumps(ENTRY)}\n" * 1000)
+    monkeypatch.setattr(story, "_MOST_BYTES", 3 * len(json.dumps(ENTRY)))
+    assert ctl.main(["story", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "cannot be read: not a regular file" in out
+    assert "cannot be read: Too many levels of symbolic links" in out
+    assert "secret" not in out.replace("secret.jsonl", "")
+    assert out.count("RankExited") == 3
+    assert ctl.main(["story", str(run_dir), "--json"]) == 0
+    fifo, link, large = json.loads(capsys.readouterr().out)["stories"]
+    assert (fifo["entries"], link["entries"], len(large["entries"])) == ([], [], 3)

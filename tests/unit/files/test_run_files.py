@@ -40,7 +40,7 @@ def lives(path: Path) -> bool:
         os.close(fd)
 
 
-@pytest.mark.parametrize("outcome", ["succeeded", "failed", "stopped"])
+@pytest.mark.parametrize("outcome", ["succeeded", "failed", "stopped", "left"])
 def test_a_run_that_has_ended_is_what_it_ended_as(tmp_path: Path, outcome: str) -> None:
     path = make_run(tmp_path, NAME, end=(1, outcome), headline="rank 3: KeyError")
     assert (state_of(path).name, state_of(path).headline) == (outcome, "rank 3: KeyError")
@@ -84,6 +84,18 @@ def test_another_host_of_the_job_may_outlive_the_leader(tmp_path: Path) -> None:
     (path / "node2" / "run.json").write_text(json.dumps({**part, "host": "node2"}))
     assert state_of(path).name == "succeeded"
     assert lives(path)
+
+
+@pytest.mark.parametrize(("process", "name"), [(HERE, "running"), (GONE, "left")])
+def test_a_run_whose_leader_has_left_lives_while_another_host_does(
+    tmp_path: Path, process: ProcessIdentity, name: str
+) -> None:
+    """A spare leads the job then, whose record has stood below its name from the start."""
+    path = make_run(tmp_path, NAME, end=(0, "left"))
+    part = json.loads((path / "run.json").read_text())
+    (path / "node2").mkdir()
+    (path / "node2" / "run.json").write_text(json.dumps({**part, "process": process._asdict(), "end": None}))
+    assert state_of(path).name == name
 
 
 def test_a_hang_that_goes_on_is_the_state(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What other hosts report while this one still prepares an attempt."""
+"""What other hosts report while this one still prepares an attempt; and what is written of the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from saferun.launch.attempt_end import AttemptEnd
 from saferun.launch.attempt_setup import AttemptSetup
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.model import Placement, RankAssignment
+from saferun.supervisor.actions import Finish
 from saferun.supervisor.events import Event, HostsJoined, JobAborted, JobDecided, JobLost, StartFailed
 from saferun.supervisor.machine import State
 
@@ -97,3 +98,31 @@ def test_later_nothing_is_held(state: State) -> None:
     context = Context(state)
     context.ending.post_from_job(ABORTED)
     assert context.posted == [ABORTED]
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        (Finish(0), "succeeded"),
+        (Finish(1), "failed"),
+        (Finish(0, leaves=True), "left"),
+        (Finish(1, leaves=True), "left"),
+        (Finish(143, by="a user", leaves=True), "stopped"),
+    ],
+)
+def test_a_host_that_the_job_goes_on_without_has_not_succeeded(action: Finish, outcome: str) -> None:
+    """Whoever gets the event of the end would take the job for done."""
+    written: list[object] = []
+    log = SimpleNamespace(finish=lambda code, outcome: written.append((code, outcome)), last_headline="")
+    context: Any = SimpleNamespace(
+        attempt=0,
+        ended=None,
+        job=SimpleNamespace(abort_reason=None),
+        torchrun_events=SimpleNamespace(launch_ended=lambda *_, **__: None),
+        checks=SimpleNamespace(settle=bool),
+        guarded=lambda _what, call, *arguments: call(*arguments),
+        investigation=SimpleNamespace(log=log),
+        log=SimpleNamespace(finish=lambda code, outcome, **_: written.append((code, outcome))),
+    )
+    AttemptEnd(context).finish(action)
+    assert written == [(action.exit_code, outcome)] * 2

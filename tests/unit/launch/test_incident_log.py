@@ -16,6 +16,7 @@ from saferun.diagnosis.host_fault import BadHost
 from saferun.files.run_dir import RunDirectory
 from saferun.launch.incident_log import IncidentLog
 from saferun.preflight.results import Preflight
+from saferun.report.event_json import LaunchEvent
 from saferun.watchdog.stragglers import Straggler
 from tests.direct_files import DirectFiles
 from tests.unit.found_samples import FINISH, RETRY, found, good, infos_of
@@ -48,8 +49,15 @@ class Launch:
             files=DirectFiles(),
         )
         self.pages = 0
+        self.events: list[LaunchEvent] = []
         self.log = IncidentLog(
-            config, self.directory, host="node1", run_id="5f2c1a", guarded=call, on_written=self.add_page
+            config,
+            self.directory,
+            host="node1",
+            run_id="5f2c1a",
+            guarded=call,
+            on_written=self.add_page,
+            notify=self.events.append,
         )
 
     def add_page(self) -> None:
@@ -89,7 +97,7 @@ def test_a_healthy_launch_has_no_report_but_what_the_checks_found(launch: Launch
     launch.directory.open()
     launch.log.write()
     assert launch.files == set()
-    launch.log.finish(0, stopped=False)
+    launch.log.finish(0, "succeeded")
     assert launch.files == {"preflight.json"}
     content = checked_preflight(launch.read("preflight.json"))
     assert [result["verdict"] for result in content["results"]] == ["ok"]
@@ -103,7 +111,7 @@ def test_what_the_checks_found_can_be_written_at_a_quiet_moment(launch: Launch) 
     launch.directory.open()
     launch.log.write_preflight()
     (launch.path / "preflight.json").unlink()
-    launch.log.finish(0, stopped=False)
+    launch.log.finish(0, "succeeded")
     assert launch.files == set()
 
 
@@ -113,7 +121,7 @@ def test_a_launch_that_the_checks_end_has_a_report(launch: Launch) -> None:
     assert launch.log.is_due
     launch.log.write()
     assert launch.files == {"report.json", "report.txt", "preflight.json"}
-    launch.log.finish(2, stopped=False)
+    launch.log.finish(2, "failed")
     report = checked(launch.read("report.json"))
     assert report["preflight"]["verdict"] == "fail"
     assert (report["run"]["outcome"], report["run"]["exit_code"]) == ("failed", 2)
@@ -128,7 +136,7 @@ def test_a_start_that_succeeded_in_the_end_shows_what_was_decided(launch: Launch
     launch.log.add_decision(RETRY)
     launch.log.set_preflight(GOOD, {})
     launch.directory.open()
-    launch.log.finish(0, stopped=False)
+    launch.log.finish(0, "succeeded")
     report = checked(launch.read("report.json"))
     assert [(row["attempt"], row["next_step"]) for row in report["decisions"]] == [(0, "retry")]
     assert report["preflight"]["verdict"] == "ok"
@@ -144,7 +152,7 @@ def test_decisions_stand_beside_the_incidents(launch: Launch) -> None:
     launch.log.add_decision(RETRY._replace(next_step="restart"))
     fail(launch)
     launch.log.add_decision(FINISH)
-    launch.log.finish(1, stopped=False)
+    launch.log.finish(1, "failed")
     report = checked(launch.read("report.json"))
     assert len(report["incidents"]) == 2
     assert [row["next_step"] for row in report["decisions"]] == ["restart", "finish"]
@@ -155,8 +163,20 @@ def test_an_end_that_was_asked_for_needs_no_report(launch: Launch) -> None:
     launch.directory.open()
     launch.log.add_decision(FINISH)
     assert not launch.log.is_due
-    launch.log.finish(130, stopped=True)
+    launch.log.finish(130, "stopped")
     assert launch.files == set()
+
+
+def test_a_host_that_leaves_the_job_has_neither_succeeded_nor_failed(launch: Launch) -> None:
+    """A spare has taken its place, and reports how the job ends."""
+    launch.directory.open()
+    fail(launch)
+    launch.log.finish(0, "left")
+    report = checked(launch.read("report.json"))
+    assert (report["run"]["outcome"], report["run"]["exit_code"]) == ("left", 0)
+    end = launch.events[-1]
+    assert (end.kind, end.outcome, end.exit_code) == ("end", "left", 0)
+    assert end.headline == "this host has left the job (exit code 0)"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +187,7 @@ def test_checks_alone_leave_files_where_a_directory_is_given(
 ) -> None:
     launch = Launch(tmp_path, "--preflight", "only", "--run-dir", str(tmp_path / "run"))
     launch.log.set_preflight(preflight, {})
-    launch.log.finish(0, stopped=False)
+    launch.log.finish(0, "succeeded")
     launch.directory.close()
     assert launch.files == files
 
@@ -180,7 +200,7 @@ def test_where_no_files_are_wanted_there_are_none(tmp_path: Path, preflight: Pre
         launch.log.set_preflight(preflight, {})
         launch.log.add_decision(RETRY)
         launch.log.write()
-        launch.log.finish(2, stopped=False)
+        launch.log.finish(2, "failed")
         launch.directory.close()
         assert not launch.path.exists()
 
@@ -220,7 +240,7 @@ def test_a_page_is_made_of_hangs_and_failures_and_not_of_slow_ranks(launch: Laun
     )
     launch.log.write()
     assert launch.pages == 1
-    launch.log.finish(1, stopped=False)
+    launch.log.finish(1, "failed")
     assert launch.pages == 2
 
 
@@ -229,7 +249,7 @@ def test_a_page_at_every_end_is_made_once_and_comes_with_a_report(tmp_path: Path
     launch.directory.open()
     launch.log.write()
     assert launch.pages == 0
-    launch.log.finish(0, stopped=False)
+    launch.log.finish(0, "succeeded")
     assert launch.pages == 1
     assert {"report.json", "report.txt"} <= launch.files
 
@@ -243,7 +263,7 @@ def test_a_host_that_was_found_bad_stands_in_the_report_once_for_each_kind_of_fa
     assert launch.log.add_bad_host(BAD)
     assert not launch.log.add_bad_host(BAD._replace(time=6.0, attempt=2))
     assert launch.log.add_bad_host(BAD._replace(kind="link", reason="hsn0 has no carrier", found_by="checks"))
-    launch.log.finish(0, stopped=False)
+    launch.log.finish(0, "succeeded")
     report = checked(launch.read("report.json"))
     assert [(row["host"], row["kind"], row["found_by"]) for row in report["bad_hosts"]] == [
         ("node3", "gpu", "failure"),
@@ -261,7 +281,7 @@ def test_bad_hosts_are_bounded_whatever_they_are_called(launch: Launch) -> None:
     launch.directory.open()
     for number in range(2000):
         launch.log.add_bad_host(BAD._replace(host=f"{number}" * 500, reason="x" * 10_000))
-    launch.log.finish(1, stopped=False)
+    launch.log.finish(1, "failed")
     report = checked(launch.read("report.json"))
     assert 0 < len(report["bad_hosts"]) < 1000
     assert report["bad_hosts_omitted"] == 1000 - len(report["bad_hosts"])

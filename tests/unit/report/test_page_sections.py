@@ -44,6 +44,7 @@ def test_a_launch_that_the_checks_refused_says_so_first() -> None:
         ("succeeded", "Succeeded", "good"),
         ("stopped", "Stopped", "warn"),
         ("failed", "Failed", "bad"),
+        ("left", "Left", "plain"),
         ("running", "Running", "plain"),
     ],
 )

@@ -383,7 +383,7 @@ RUNS = st.builds(
     ANY_NUMBER,
     st.none() | ANY_NUMBER,
     st.none() | st.integers(0, 255),
-    st.sampled_from(["running", "succeeded", "failed", "stopped"]),
+    st.sampled_from(["running", "succeeded", "failed", "stopped", "left"]),
     ANY_TEXT,
     ANY_TEXT,
 )
