@@ -181,7 +181,7 @@ class ConsoleStream:
             is_whole = False
         if not is_whole and self._folder is not None and self._folder.folding is not None:
             try:
-                self._folder.folding.spoil(self, self.rank)
+                self._folder.folding.invalidate(self, self.rank)
             except Exception:
                 self._folder.abandon_folding(now)
         if self._lines:

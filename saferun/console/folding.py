@@ -345,7 +345,7 @@ class Folding:
             self._finish(key, stream.own)
         return passed + left
 
-    def spoil(self, key: Key, rank: int) -> None:
+    def invalidate(self, key: Key, rank: int) -> None:
         """Bytes of a stream were not shown: its tracebacks may not be whole on the console."""
         stream = self._streams.get(key)
         if stream is not None and not stream.candidates:

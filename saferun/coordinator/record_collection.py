@@ -185,7 +185,7 @@ class RecordCollection:
             listed_at = now
             self._list_missing(now)
             message = missing_text(self._missing, self._hosts, rdzv.request.expected)
-            if not self._missing or (self._needed is not None and self._suffice(rdzv, now)):
+            if not self._missing or (self._needed is not None and self._has_enough_hosts(rdzv, now)):
                 return
             mismatch = self._mismatch()
             if mismatch is not None and mismatch.host in self._missing:
@@ -202,7 +202,7 @@ class RecordCollection:
                 self._seen_at[host] = now
         self._missing = missing
 
-    def _suffice(self, rdzv: RendezvousRound, now: float) -> bool:
+    def _has_enough_hosts(self, rdzv: RendezvousRound, now: float) -> bool:
         """Whether the job can do without the hosts that are missing.
 
         Raises:

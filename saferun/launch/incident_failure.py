@@ -287,7 +287,7 @@ class FailureIncident:
         if evidence is not None:
             window_s = config.retry.start_window_s
             life = life_of(
-                evidence, lived_s=self._lived_s(evidence), window_s=window_s, has_beaten=self._has_heartbeat()
+                evidence, lived_s=self._lived_s(evidence), window_s=window_s, has_sent_heartbeat=self._has_heartbeat()
             )
         rendezvous = config.rendezvous
         # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.

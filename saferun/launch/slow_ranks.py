@@ -184,12 +184,12 @@ class SlowRankWatch:
 
     def _without_phases(self, rows: list[list[int]]) -> list[list[int]]:
         """A rank that has announced a long phase (``saferun.expect``) cannot be compared with the others."""
-        from saferun.watchdog.stragglers import nothing_of
+        from saferun.watchdog.stragglers import empty_rows
 
         hook, attempt, since = self._context.hook, self._context.launch.attempt, self._reported_at
         self._reported_at = time.monotonic()
         excused = {rank for rank in self._pids if hook.was_in_phase(attempt, rank, since)}
-        return [*(row for row in rows if row[0] not in excused), *nothing_of(sorted(excused))] if excused else rows
+        return [*(row for row in rows if row[0] not in excused), *empty_rows(sorted(excused))] if excused else rows
 
     def _take_slow(self, ranks: Sequence[int]) -> None:
         """These ranks are slow: have the likely reasons read for those of this host."""

@@ -80,12 +80,12 @@ class Stopping:
     """
 
     def __init__(self) -> None:
-        self.stage: Literal["asked", "killed", "sweeping"] = "asked"
+        self.stage: Literal["signalled", "killed", "sweeping"] = "signalled"
         self.kill_at = 0.0
-        self.killed_by: float | None = None  # when a scheduler that asked for the end would kill them itself
+        self.scheduler_kill_at: float | None = None  # when a scheduler that asked for the end would kill them itself
         self.capture_at: float | None = None  # when ranks that were sent a signal, and are still there, are captured
-        self.dumped_by = 0.0  # when SIGKILL waits for no core dump any more
-        self.tools_by = 0.0  # when SIGKILL waits for no tool any more
+        self.core_dump_deadline = 0.0  # when SIGKILL waits for no core dump any more
+        self.tools_deadline = 0.0  # when SIGKILL waits for no tool any more
         self.awaits_tools = False  # it waits for one
         self.awaits_orphans = False  # all ranks ended well, and processes of theirs work on
         self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end

@@ -96,12 +96,12 @@ def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] =
     if not attempt.running:
         return sweep(launch, at)
     kill_at = at + launch.limits.grace_s
-    if stopping.killed_by is not None:
-        kill_at = max(min(kill_at, stopping.killed_by), at)
+    if stopping.scheduler_kill_at is not None:
+        kill_at = max(min(kill_at, stopping.scheduler_kill_at), at)
     stopping.kill_at = kill_at
-    stopping.stage = "asked"
-    stopping.dumped_by = at + launch.limits.grace_s + launch.limits.dump_s
-    stopping.tools_by = kill_at + (launch.limits.tools_s if stopping.killed_by is None else 0.0)
+    stopping.stage = "signalled"
+    stopping.core_dump_deadline = at + launch.limits.grace_s + launch.limits.dump_s
+    stopping.tools_deadline = kill_at + (launch.limits.tools_s if stopping.scheduler_kill_at is None else 0.0)
     launch.enter(State.STOPPING, kill_at if stopping.capture_at is None else min(stopping.capture_at, kill_at))
     asked = tuple(sorted(attempt.running.difference(aborted)))
     return [
@@ -126,14 +126,14 @@ def stop_as_asked(launch: LaunchState, at: float, signum: int, quiet_s: float) -
 def expect_sigkill(launch: LaunchState, at: float) -> None:
     """A scheduler has sent a signal that SIGKILL will follow."""
     stopping = launch.attempt.stopping
-    if launch.job.hurries and stopping.killed_by is None:
-        stopping.killed_by = at + launch.limits.grace_s
+    if launch.job.hurries and stopping.scheduler_kill_at is None:
+        stopping.scheduler_kill_at = at + launch.limits.grace_s
 
 
 def on_deadline(launch: LaunchState, event: DeadlineExpired | CoreDumpSeen | ToolAtWork) -> list[Action]:
     """The next step: the late capture, SIGKILL, giving a rank up, or the end of the sweep."""
     stopping = launch.attempt.stopping
-    if stopping.stage == "asked":
+    if stopping.stage == "signalled":
         if stopping.capture_at is not None and event.at < stopping.kill_at:
             return _capture_late(launch, event.at)
         return _kill(launch, event.at)
@@ -161,9 +161,9 @@ def on_core_dump(launch: LaunchState, event: CoreDumpSeen) -> list[Action]:
     if not launch.is_due(event.at):
         return []
     stopping = launch.attempt.stopping
-    if stopping.stage == "sweeping" or event.at >= stopping.dumped_by:
+    if stopping.stage == "sweeping" or event.at >= stopping.core_dump_deadline:
         return on_deadline(launch, event)
-    launch.enter(State.STOPPING, min(event.at + _CHECK_DUMP_S, stopping.dumped_by))
+    launch.enter(State.STOPPING, min(event.at + _CHECK_DUMP_S, stopping.core_dump_deadline))
     return []
 
 
@@ -173,15 +173,15 @@ def on_tool(launch: LaunchState, event: ToolAtWork) -> list[Action]:
         return []
     attempt, stopping = launch.attempt, launch.attempt.stopping
     tools = attempt.running.intersection(event.local_ranks)
-    if stopping.stage != "asked" or not tools or event.at < stopping.kill_at or event.at >= stopping.tools_by:
+    if stopping.stage != "signalled" or not tools or event.at < stopping.kill_at or event.at >= stopping.tools_deadline:
         return on_deadline(launch, event)
-    launch.enter(State.STOPPING, min(event.at + _CHECK_TOOL_S, stopping.tools_by))
+    launch.enter(State.STOPPING, min(event.at + _CHECK_TOOL_S, stopping.tools_deadline))
     actions: list[Action] = []
     if not stopping.awaits_tools:
         stopping.awaits_tools = True
         whose = "the script of 1 rank" if len(tools) == 1 else f"the scripts of {len(tools)} ranks"
         has = "its tool has" if len(tools) == 1 else "their tools have"
-        kill = f"SIGKILL follows in {stopping.tools_by - event.at:.0f} s, or at Ctrl-C"
+        kill = f"SIGKILL follows in {stopping.tools_deadline - event.at:.0f} s, or at Ctrl-C"
         actions.append(PrintLine(f"{whose} ended, {has} not: {kill}"))
     others = tuple(sorted(attempt.running - tools))
     return [*actions, *([SignalRanks(launch.number, others, signal.SIGKILL)] if others else [])]
@@ -194,7 +194,7 @@ def kill(launch: LaunchState, at: float) -> list[Action]:
         return [SweepOrphans(launch.number, 0.0)]
     if not launch.attempt.running:
         return sweep(launch, at)
-    return _kill(launch, at) if stopping.stage == "asked" else []
+    return _kill(launch, at) if stopping.stage == "signalled" else []
 
 
 def _kill(launch: LaunchState, at: float) -> list[Action]:

@@ -57,14 +57,15 @@ class Signs(Value):
         busy_pids: processes, the rank or its children, that may be working or busy-looping.
         main_is_busy: whether the main thread of the rank is.
         may_work: whether a child shows the weak signs that the rank has waited too long for.
-        stirs: whether the main thread did more than the rarest of loops that wait do, though not enough to count.
+        is_slightly_active: whether the main thread used more CPU than a slow polling loop, but too little to count as
+            work.
     """
 
     moved: bool
     busy_pids: frozenset[int] = frozenset()
     main_is_busy: bool = False
     may_work: bool = False
-    stirs: bool = False
+    is_slightly_active: bool = False
 
 
 class _Rate:
@@ -145,9 +146,13 @@ class RankSigns:
         below = self._descendant_signs(sample, interval_s, patience_s)
         self._intervals_of_work += works
         self._idle_s = 0.0 if works else self._idle_s + interval_s
-        stirs = sample.process.main_run_ns - before.process.main_run_ns > interval_s * 1e9 * _STIR_SHARE
+        is_slightly_active = sample.process.main_run_ns - before.process.main_run_ns > interval_s * 1e9 * _STIR_SHARE
         return Signs(
-            moved or below.moved, frozenset(busy_pids | below.busy_pids), main == "busy", below.may_work, stirs
+            moved or below.moved,
+            frozenset(busy_pids | below.busy_pids),
+            main == "busy",
+            below.may_work,
+            is_slightly_active,
         )
 
     # ----------------------------------------------------------------------------------------------------- its threads
@@ -229,8 +234,8 @@ class RankSigns:
         if share <= limit:
             return Signs(moved=False)
         # A busy program of another kind is work; the rank's own may busy-loop, which its stacks show.
-        burns = does_the_ranks_work and share > _SERVICE_SHARE
-        return Signs(not burns, frozenset({now.pid}) if burns else frozenset())
+        is_busy_looping = does_the_ranks_work and share > _SERVICE_SHARE
+        return Signs(not is_busy_looping, frozenset({now.pid}) if is_busy_looping else frozenset())
 
 
 def main_thread_signs(before: ProcessSample, now: ProcessSample, interval_s: float) -> str:

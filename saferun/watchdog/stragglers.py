@@ -175,13 +175,13 @@ class _Counts:
         self.block = 0
 
 
-def nothing_of(ranks: Iterable[int]) -> list[list[int]]:
+def empty_rows(ranks: Iterable[int]) -> list[list[int]]:
     """A report that makes the leader forget earlier reports of these ranks: they cannot be compared."""
     return [[rank, *[0] * (_FIELDS - 1)] for rank in ranks]
 
 
-def show_something(rows: Iterable[Sequence[int]]) -> bool:
-    """Whether a rank of a report waited long enough that a closer look is worth its cost."""
+def have_long_waits(rows: Iterable[Sequence[int]]) -> bool:
+    """Whether a rank of a report waited long enough that counting more often is worth its cost."""
     return any(row[2] >= _LITTLE * row[1] for row in rows if row[1])
 
 

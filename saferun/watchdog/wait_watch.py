@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from saferun.model import Value
-from saferun.watchdog.stragglers import REPORTS, WaitCounter, nothing_of, show_something
+from saferun.watchdog.stragglers import REPORTS, WaitCounter, empty_rows, have_long_waits
 from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
 
 _SAMPLES = 300  # in a window
@@ -154,10 +154,10 @@ class WaitWatch:
             self._sampler.close()
             self._turns += 1
             first = self._turns % self._turns_of_a_report() * self._most_rows
-            self._on_report(nothing_of([rank.rank for rank in self._ranks.values()][first:][: self._most_rows]))
+            self._on_report(empty_rows([rank.rank for rank in self._ranks.values()][first:][: self._most_rows]))
             return
         rows = self._counter.report(self._most_rows)
-        self._pace = 1.0 if show_something(rows) else self._relaxed
+        self._pace = 1.0 if have_long_waits(rows) else self._relaxed
         self._on_report(rows)
 
     def rank_ended(self, local_rank: int) -> None:

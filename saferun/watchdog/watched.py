@@ -92,7 +92,7 @@ class Watched:
         self.busy_pids, self.main_is_busy = signs.busy_pids, signs.main_is_busy
         if signs.may_work:
             self.doubted_s = clock_s
-        if signs.stirs:
+        if signs.is_slightly_active:
             self.stirred_s = clock_s
         self._take_state(sample.process, clock_s, moved=signs.moved)
         if sample.heartbeat_ns != self.beat_ns:

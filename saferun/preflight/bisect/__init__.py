@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TypeVar
 
 from saferun.preflight.bisect.finding_text import Names, Tally, describe_all_alone, describe_hosts, describe_parts, over
-from saferun.preflight.bisect.halving import Explained, Search, Wish, explain, merge, side_by_side
+from saferun.preflight.bisect.halving import Explained, Search, TrialRequest, explain, merge, side_by_side
 from saferun.preflight.bisect.trial_values import (
     LOOPBACK,
     BisectFinding,
@@ -147,7 +147,7 @@ class Bisection:
         if not all_hosts:
             return
         for interface in self._interfaces:
-            [failed] = yield from self._try(Wish("all", (all_hosts,)), interface)
+            [failed] = yield from self._try(TrialRequest("all", (all_hosts,)), interface)
             (self._fails if failed else self._works).append(interface)
         if not self._fails:
             return
@@ -160,7 +160,7 @@ class Bisection:
     def _over_loopback(self) -> Generator[Trial, Sequence[TrialResult], dict[int, Group]]:
         """Find the parts that fail within their host. Returns what is left of every host."""
         groups = tuple(self._hosts.values())
-        failed = yield from self._try(Wish("each host alone over loopback", groups), LOOPBACK)
+        failed = yield from self._try(TrialRequest("each host alone over loopback", groups), LOOPBACK)
         left = dict(self._hosts)
         bad = [group for group, is_bad in zip(groups, failed, strict=True) if is_bad]
         if not bad:
@@ -206,33 +206,33 @@ class Bisection:
             self._left_works[interface] = rest
 
     def _search(self, search: Search[_T], interface: str) -> Generator[Trial, Sequence[TrialResult], _T]:
-        """Have the wishes of a search tried."""
+        """Have the requests of a search tried."""
         try:
-            wish = next(search)
+            request = next(search)
             while True:
-                failed = yield from self._try(wish, interface)
-                wish = search.send(failed)
+                failed = yield from self._try(request, interface)
+                request = search.send(failed)
         except StopIteration as end:
             result: _T = end.value
             return result
 
-    def _try(self, wish: Wish, interface: str) -> Generator[Trial, Sequence[TrialResult], list[bool]]:
+    def _try(self, request: TrialRequest, interface: str) -> Generator[Trial, Sequence[TrialResult], list[bool]]:
         """Try groups, and those that fail once more. Returns which failed at least once."""
-        if not wish.groups:
+        if not request.groups:
             return []
-        first = yield from self._try_once(wish, interface)
-        failed = tuple(group for group, is_bad in zip(wish.groups, first, strict=True) if is_bad)
+        first = yield from self._try_once(request, interface)
+        failed = tuple(group for group, is_bad in zip(request.groups, first, strict=True) if is_bad)
         if failed:
-            yield from self._try_once(Wish(f"{wish.name}, again", failed), interface)
+            yield from self._try_once(TrialRequest(f"{request.name}, again", failed), interface)
         return first
 
-    def _try_once(self, wish: Wish, interface: str) -> Generator[Trial, Sequence[TrialResult], list[bool]]:
+    def _try_once(self, request: TrialRequest, interface: str) -> Generator[Trial, Sequence[TrialResult], list[bool]]:
         if self._trials >= self.limit:
             raise _TrialsSpentError
-        outcomes = yield Trial(self._trials + 1, wish.name, wish.groups, interface, self._deadline_s)
+        outcomes = yield Trial(self._trials + 1, request.name, request.groups, interface, self._deadline_s)
         by_member = {outcome.member: outcome for outcome in outcomes}
         failed = []
-        for group in wish.groups:
+        for group in request.groups:
             answers = [by_member.get(member) or TrialResult(member, "timeout", "no answer") for member in group]
             bad = tuple(answer for answer in answers if answer.kind != "ok")
             before = self._tally(group, interface)

@@ -145,7 +145,7 @@ def describe_all_alone(hosts: Sequence[Unit], names: Names, tally: Callable[[Gro
     message = f"no host works, not even alone and over loopback: {names.hosts(hosts)}{why}"
     hint = "the network is not the cause: check the versions of torch and its libraries, drivers and limits"
     members = tuple(sorted(member for unit in hosts for member in unit))
-    return FailingSet("nobody", members, LOOPBACK, message, hint, "", failed, of)
+    return FailingSet("no_pair", members, LOOPBACK, message, hint, "", failed, of)
 
 
 def describe_hosts(
@@ -197,8 +197,8 @@ def describe_hosts(
         case "untried":
             kind, message = "untried", f"{label} failed{way} in every set, and too few others work to try each of them"
             hint = f"repair or leave out those that were found first, and try again{or_nic}"
-        case "nobody":
-            kind, message = "nobody", f"no two of {label} work together{way}, though each works alone{why}"
+        case "no_pair":
+            kind, message = "no_pair", f"no two of {label} work together{way}, though each works alone{why}"
             hint = f"check that this network lets hosts connect: firewall, the interface used{or_nic or ', --nic'}"
         case _:
             kind, message = "together", f"{label} fail together{way}, and no smaller set that was tried does{why}"

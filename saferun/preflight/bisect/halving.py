@@ -31,14 +31,14 @@ _PASSES = 4
 _TURNS = 6
 
 
-class Wish(Value):
+class TrialRequest(Value):
     """Disjoint groups to be tried at the same time, and the trial's name."""
 
     name: str
     groups: tuple[Group, ...]
 
 
-Search = Generator[Wish, Sequence[bool], _T]
+Search = Generator[TrialRequest, Sequence[bool], _T]
 
 
 class Blame(Value):
@@ -72,23 +72,25 @@ def merge(units: Sequence[Unit]) -> Group:
 
 
 def side_by_side(searches: Sequence[Search[_T]]) -> Search[list[_T]]:
-    """Several searches among different units, each of whose wishes are tried together with those of the others."""
+    """Several searches among different units, each of whose requests are tried together with those of the others."""
     done: dict[int, _T] = {}
-    wishes: dict[int, Wish] = {}
+    requests: dict[int, TrialRequest] = {}
     for number, search in enumerate(searches):
         try:
-            wishes[number] = next(search)
+            requests[number] = next(search)
         except StopIteration as end:
             done[number] = end.value
-    while wishes:
-        name = next(iter(wishes.values())).name
-        failed = iter((yield Wish(name, tuple(group for wish in wishes.values() for group in wish.groups))))
-        answers = {number: [next(failed) for _ in wish.groups] for number, wish in wishes.items()}
+    while requests:
+        name = next(iter(requests.values())).name
+        failed = iter(
+            (yield TrialRequest(name, tuple(group for request in requests.values() for group in request.groups)))
+        )
+        answers = {number: [next(failed) for _ in request.groups] for number, request in requests.items()}
         for number, answer in answers.items():
             try:
-                wishes[number] = searches[number].send(answer)
+                requests[number] = searches[number].send(answer)
             except StopIteration as end:
-                del wishes[number]
+                del requests[number]
                 done[number] = end.value
     return [done[number] for number in range(len(searches))]
 
@@ -103,7 +105,7 @@ def explain(units: Sequence[Unit], noun: str, *, known_to_fail: bool) -> Search[
     """
     if len(units) == 1 and known_to_fail:
         return Explained((Blame("alone", tuple(units)),), (), works=True)
-    alone = yield Wish(f"each of {len(units)} {noun} alone", tuple(units))
+    alone = yield TrialRequest(f"each of {len(units)} {noun} alone", tuple(units))
     bad = tuple(unit for unit, failed in zip(units, alone, strict=True) if failed)
     if len(bad) == len(units):
         return Explained((Blame("alone", bad),), (), works=True)
@@ -114,7 +116,7 @@ def explain(units: Sequence[Unit], noun: str, *, known_to_fail: bool) -> Search[
         if len(rest) < 2:  # noqa: PLR2004 - two make a group
             return Explained(tuple(blames), rest, works=True)
         if not known_to_fail:
-            [known_to_fail] = yield Wish(f"the other {len(rest)} {noun} together", (merge(rest),))
+            [known_to_fail] = yield TrialRequest(f"the other {len(rest)} {noun} together", (merge(rest),))
             if not known_to_fail:
                 return Explained(tuple(blames), rest, works=True)
         found = yield from _narrow(rest, noun)
@@ -166,7 +168,7 @@ def rounds(units: Sequence[_T]) -> Iterator[list[tuple[_T, _T]]]:
 def _all_pairs(units: Units, noun: str) -> Search[list[Blame]]:
     bad: set[frozenset[Unit]] = set()
     for number, pairs in enumerate(rounds(units), 1):
-        failed = yield Wish(f"pairs of {noun}, round {number}", tuple(merge(pair) for pair in pairs))
+        failed = yield TrialRequest(f"pairs of {noun}, round {number}", tuple(merge(pair) for pair in pairs))
         bad.update(frozenset(pair) for pair, is_bad in zip(pairs, failed, strict=True) if is_bad)
     return judge_pairs(units, bad)
 
@@ -174,7 +176,7 @@ def _all_pairs(units: Units, noun: str) -> Search[list[Blame]]:
 def judge_pairs(units: Units, bad: set[frozenset[Unit]]) -> list[Blame]:
     """Who is to blame when these of all pairs fail. Empty: no pair fails."""
     if len(bad) == len(units) * (len(units) - 1) // 2:
-        return [Blame("nobody", units)]
+        return [Blame("no_pair", units)]
     guilty: list[Unit] = []
     left = list(units)
     while True:
@@ -223,7 +225,7 @@ def _halves(units: Units, noun: str) -> Search[list[Blame]]:
     crosses: list[tuple[Units, Units]] = []
     while sets:
         halves = [half for failing in sets for half in (failing[: len(failing) // 2], failing[len(failing) // 2 :])]
-        failed = yield Wish(f"halves of {len(sets[0])} {noun}", tuple(merge(half) for half in halves))
+        failed = yield TrialRequest(f"halves of {len(sets[0])} {noun}", tuple(merge(half) for half in halves))
         firsts = range(0, len(halves), 2)
         crosses += [(halves[at], halves[at + 1]) for at in firsts if not failed[at] and not failed[at + 1]]
         good += [unit for half, is_bad in zip(halves, failed, strict=True) if not is_bad for unit in half]
@@ -237,7 +239,7 @@ def _halves(units: Units, noun: str) -> Search[list[Blame]]:
             good = yield from _first_good(units, noun)
             suspects = [unit for unit in suspects if unit not in good]
         if not good:
-            return [Blame("nobody", units)]
+            return [Blame("no_pair", units)]
         blames = yield from _with_partners(suspects, good, noun)
         guilty = {unit for blame in blames if blame.kind != "pair" for unit in blame.units}
         unexplained = [failing for failing in small if not guilty & set(failing)]
@@ -251,7 +253,7 @@ def _first_good(units: Units, noun: str) -> Search[list[Unit]]:
     """Some that work, where every half fails: from a few rounds of pairs. Empty: there are none."""
     good: list[Unit] = []
     for number, pairs in zip(range(1, len(units).bit_length() + 1), rounds(units), strict=False):
-        failed = yield Wish(f"pairs of {noun}, round {number}", tuple(merge(pair) for pair in pairs))
+        failed = yield TrialRequest(f"pairs of {noun}, round {number}", tuple(merge(pair) for pair in pairs))
         works = [unit for pair, is_bad in zip(pairs, failed, strict=True) if not is_bad for unit in pair]
         good += [unit for unit in works if unit not in good]
         if len(good) >= len(units) // _SMALL_SET:
@@ -269,7 +271,7 @@ def _with_partners(suspects: Sequence[Unit], good: Sequence[Unit], noun: str) ->
         if not pairs:
             break
         waiting = waiting[len(pairs) :]
-        failed = yield Wish(f"suspected {noun}, each with one that works", tuple(merge(pair) for pair in pairs))
+        failed = yield TrialRequest(f"suspected {noun}, each with one that works", tuple(merge(pair) for pair in pairs))
         failures += [pair for pair, is_bad in zip(pairs, failed, strict=True) if is_bad]
         partners += [pair[0] for pair, is_bad in zip(pairs, failed, strict=True) if not is_bad]
     # Those whose turn has not come have failed in every set that they were in, which may be the others' doing.
@@ -285,7 +287,7 @@ def _with_partners(suspects: Sequence[Unit], good: Sequence[Unit], noun: str) ->
         if not chosen:
             break
         failures = [pair for pair in failures if pair not in {turn[:2] for turn in chosen}]
-        failed = yield Wish(
+        failed = yield TrialRequest(
             f"suspected {noun}, each with another one that works",
             tuple(merge((suspect, second)) for suspect, _, second in chosen),
         )
@@ -301,7 +303,7 @@ def _within(sets: Sequence[Units], noun: str) -> Search[list[Blame]]:
     found: dict[Units, list[Blame]] = {failing: [] for failing in larger}
     for index in range(_SMALL_SET if larger else 0):
         pairs = [list(combinations(failing, 2))[index] for failing in larger]
-        failed = yield Wish(f"pairs of {noun}, round {index + 1}", tuple(merge(pair) for pair in pairs))
+        failed = yield TrialRequest(f"pairs of {noun}, round {index + 1}", tuple(merge(pair) for pair in pairs))
         for failing, pair, is_bad in zip(larger, pairs, failed, strict=True):
             if is_bad:
                 found[failing].append(Blame("pair", pair))
@@ -321,7 +323,7 @@ def _across(one: Units, other: Units, noun: str) -> Search[list[Blame]]:
             if not tried:
                 continue
             name = f"{len(left) + len(right)} {noun}, crosswise"
-            failed = yield Wish(name, tuple(merge(way[0] + way[1]) for way in tried))
+            failed = yield TrialRequest(name, tuple(merge(way[0] + way[1]) for way in tried))
             if any(failed):
                 left, right = tried[list(failed).index(True)]
                 break
@@ -333,7 +335,7 @@ def _across(one: Units, other: Units, noun: str) -> Search[list[Blame]]:
     wider = [(pair[0], right_more[0])] if right_more else []
     wider += [(left_more[0], pair[1])] if left_more else []
     wider += [(left_more[1], right_more[1])] if min(len(left_more), len(right_more)) > 1 else []
-    failed = yield Wish(f"other pairs of {noun} across", tuple(merge(way) for way in wider))
+    failed = yield TrialRequest(f"other pairs of {noun} across", tuple(merge(way) for way in wider))
     if len(wider) == 3 and all(failed):  # noqa: PLR2004
         return [Blame("parted", one, other)]
     more = [way for way, is_bad in zip(wider, failed, strict=True) if is_bad]

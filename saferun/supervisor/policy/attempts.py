@@ -19,10 +19,10 @@ __all__ = [
     "SETTLED",
     "TRANSIENT",
     "AttemptPolicy",
+    "AttemptProgress",
     "Decision",
     "FailureFacts",
     "Fingerprint",
-    "Life",
 ]
 
 TRANSIENT = frozenset(
@@ -139,30 +139,30 @@ class Fingerprint(Value):
         return ", ".join(filter(None, (self.class_name, who, self.place if self.is_frame else "")))
 
 
-class Life(Value):
+class AttemptProgress(Value):
     """How far an attempt had come, as far as that is known.
 
     Attributes:
         lived_s: from the start of its ranks to the end of the last one, in seconds; 0: no rank was started.
         in_window: whether it failed within ``--start-window``.
-        has_beaten: whether a rank has called ``saferun.heartbeat``.
-        steps: how many collectives the furthest rank had begun in one group, by the Flight Recorder; -1: unknown.
+        has_sent_heartbeat: whether a rank has called ``saferun.heartbeat``.
+        collectives: how many the furthest rank had begun in one group, by the Flight Recorder; -1: unknown.
     """
 
     lived_s: float = 0.0
     in_window: bool = True
-    has_beaten: bool = False
-    steps: int = -1
+    has_sent_heartbeat: bool = False
+    collectives: int = -1
 
-    def is_no_further_than(self, before: Life) -> bool:
+    def is_no_further_than(self, before: AttemptProgress) -> bool:
         """Whether an attempt that ended so cannot have got beyond the end of the previous one.
 
         A checkpoint may lie between two failures at the same line that are alike in every other way.
         """
         return (
             self.in_window
-            and not self.has_beaten
-            and self.steps <= before.steps
+            and not self.has_sent_heartbeat
+            and self.collectives <= before.collectives
             and self.lived_s <= before.lived_s + _SAME_LIFE_S
         )
 
@@ -203,7 +203,7 @@ class FailureFacts(Value):
     stop_reason: str = ""
     message: str = ""
     port_is_free: bool = False
-    life: Life | None = None
+    life: AttemptProgress | None = None
     may_differ: bool = False
     unreadable: bool = False
     faulty: tuple[FaultyHost, ...] = ()

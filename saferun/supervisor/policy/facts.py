@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from saferun.supervisor.policy.attempts import INCOMPARABLE, FailureFacts, Fingerprint, Life
+from saferun.supervisor.policy.attempts import INCOMPARABLE, AttemptProgress, FailureFacts, Fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def facts_from(
     stop_reason: str = "",
     error_class: str = "",
     port_is_free: bool = False,
-    life: Life | None = None,
+    life: AttemptProgress | None = None,
     script: str = "",
 ) -> FailureFacts:
     """What of a diagnosis decides about another attempt.
@@ -130,17 +130,17 @@ def facts_from(
     )
 
 
-def life_of(evidence: Evidence, *, lived_s: float, window_s: float, has_beaten: bool) -> Life:
+def life_of(evidence: Evidence, *, lived_s: float, window_s: float, has_sent_heartbeat: bool) -> AttemptProgress:
     """How far an attempt had come.
 
     Args:
         evidence: of the attempt.
         lived_s: from the start of its ranks to the end of the last one, in seconds.
         window_s: ``--start-window``.
-        has_beaten: whether a rank has called ``saferun.heartbeat``.
+        has_sent_heartbeat: whether a rank has called ``saferun.heartbeat``.
     """
     reached = [group.enqueued for one in evidence.capture.collectives for group in one.groups]
-    return Life(lived_s, lived_s < window_s, has_beaten, max(reached, default=-1))
+    return AttemptProgress(lived_s, lived_s < window_s, has_sent_heartbeat, max(reached, default=-1))
 
 
 def _may_differ(class_name: str, proof: str) -> bool:
@@ -163,7 +163,7 @@ def _was_raised_in_init(diagnosis: Diagnosis) -> bool:
     return any(_IN_INIT in line for line in printed)
 
 
-def _is_of_start(diagnosis: Diagnosis, class_name: str, life: Life | None) -> bool:
+def _is_of_start(diagnosis: Diagnosis, class_name: str, life: AttemptProgress | None) -> bool:
     """Whether it was the start of the job that failed, and not something that the script does by itself.
 
     A script may also look up a name, bind a port or read a file, and be one that must not run twice.
@@ -180,13 +180,13 @@ def _is_of_start(diagnosis: Diagnosis, class_name: str, life: Life | None) -> bo
     return (bool(files) and _MEETS_IN in files[-1]) or _MEETS_WITH.match(cause.proof) is not None
 
 
-def _is_unread(diagnosis: Diagnosis, script: str, life: Life | None) -> bool:
+def _is_unread(diagnosis: Diagnosis, script: str, life: AttemptProgress | None) -> bool:
     """Whether Python could not read the script: it prints the place in that file, without the header of a traceback.
 
     A SyntaxError of anything that the script itself reads, imports or evaluates has that header.
     """
     name = script.rpartition("/")[2]
-    has_begun = life is None or life.has_beaten or not life.in_window or life.steps >= 0
+    has_begun = life is None or life.has_sent_heartbeat or not life.in_window or life.collectives >= 0
     if has_begun or diagnosis.start != "before" or not name or diagnosis.first_failure is None:
         return False
     rank = diagnosis.first_failure.rank

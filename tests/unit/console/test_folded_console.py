@@ -53,10 +53,10 @@ class Broken(Folding):
             raise KeyError
         return super().deadline
 
-    def spoil(self, key: ConsoleStream, rank: int) -> None:
-        if self.place == "spoil":
+    def invalidate(self, key: ConsoleStream, rank: int) -> None:
+        if self.place == "invalidate":
             raise KeyError
-        super().spoil(key, rank)
+        super().invalidate(key, rank)
 
     def release(self) -> list[tuple[ConsoleStream, bytes]]:
         if self.place == "release":
@@ -102,7 +102,7 @@ def test_a_failure_of_the_folding_shows_lines_as_they_are(place: str) -> None:
             assert b"saferun: rank 1: the same as rank 0" in reader.taken
 
 
-@pytest.mark.parametrize("place", ["wants", "deadline", "release", "spoil"])
+@pytest.mark.parametrize("place", ["wants", "deadline", "release", "invalidate"])
 def test_a_failure_between_two_chunks_shows_what_is_held_back(place: str) -> None:
     """The second rank's copy is not at its end: it is held back when the folding fails."""
     with Reader.pipe(65536) as reader, console(reader) as screen:
@@ -115,7 +115,7 @@ def test_a_failure_between_two_chunks_shows_what_is_held_back(place: str) -> Non
         drain(screen, reader)
         assert _prefixed(1, FRAMES) not in reader.taken
         folding.is_late = True
-        if place == "spoil":
+        if place == "invalidate":
             third.feed(b"x" * (9 << 20) + b"\n", 1.0)  # more than is queued for a slow reader
             third.feed(b"y" * (9 << 20) + b"\n", 1.0)
         else:
@@ -125,7 +125,7 @@ def test_a_failure_between_two_chunks_shows_what_is_held_back(place: str) -> Non
         assert not _folds(screen)
         drain(screen, reader)
         # A reader that is too slow is told how many lines it lacks.
-        assert (_prefixed(1, FRAMES) if place != "spoil" else b"4 lines skipped here") in reader.taken
+        assert (_prefixed(1, FRAMES) if place != "invalidate" else b"4 lines skipped here") in reader.taken
 
 
 def test_a_failure_that_loses_what_is_held_back_loses_no_more() -> None:

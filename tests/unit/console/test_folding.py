@@ -359,7 +359,7 @@ def test_many_different_ones_stay_bounded() -> None:
 def test_what_was_not_shown_is_no_first_copy() -> None:
     console = Console()
     console.write(0, FRAMES)
-    console.folding.spoil(0, 0)  # type: ignore[arg-type]
+    console.folding.invalidate(0, 0)  # type: ignore[arg-type]
     console.write(0, b"KeyError: 'labels'\n")
     console.write(1, LABELS)
     console.wait(1)

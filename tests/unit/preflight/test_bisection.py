@@ -184,7 +184,7 @@ def test_nobody_works_with_anybody() -> None:
     """A network on which no two hosts talk."""
     for count in (3, 5, 8, 33):
         finding, trials = run(lambda group, over: over == "" and len(hosts_of(group)) > 1, count)
-        assert only(finding).kind == "nobody"
+        assert only(finding).kind == "no_pair"
         assert len(trials) <= 30
 
 
@@ -282,7 +282,7 @@ def test_when_no_host_works_even_alone_it_is_said_once() -> None:
     """A broken installation is everybody's."""
     finding, trials = run(lambda _group, _over: True, 9)
     found = only(finding)
-    assert (found.kind, found.host, found.interface) == ("nobody", "", LOOPBACK)
+    assert (found.kind, found.host, found.interface) == ("no_pair", "", LOOPBACK)
     assert "the network is not the cause" in finding.hint
     assert len(trials) <= 8
 

@@ -13,7 +13,7 @@ import pytest
 
 from saferun.evidence import Traceback
 from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
-from saferun.supervisor.policy.attempts import INCOMPARABLE, PERMANENT, SETTLED, TRANSIENT, Life
+from saferun.supervisor.policy.attempts import INCOMPARABLE, PERMANENT, SETTLED, TRANSIENT, AttemptProgress
 from saferun.supervisor.policy.backoff import retry_waits_s
 from saferun.supervisor.policy.facts import facts_from
 from tests.unit.supervisor.failed_starts import diagnosis
@@ -152,7 +152,7 @@ def test_without_anything_to_compare_restarts_are_torchruns() -> None:
     ]
 
 
-AT_ONCE = Life(lived_s=2.0)
+AT_ONCE = AttemptProgress(lived_s=2.0)
 
 
 @pytest.mark.parametrize("class_name", sorted(SETTLED))
@@ -170,18 +170,20 @@ def test_what_stands_in_the_script_is_not_started_a_third_time(class_name: str, 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (AT_ONCE, Life(300.0)),  # it lived longer
-        (Life(300.0), Life(310.0)),
-        (AT_ONCE, Life(2.0, in_window=False)),
-        (AT_ONCE, Life(2.0, has_beaten=True)),
-        (AT_ONCE, Life(2.0, steps=0)),
-        (Life(2.0, steps=100), Life(2.0, steps=101)),
+        (AT_ONCE, AttemptProgress(300.0)),  # it lived longer
+        (AttemptProgress(300.0), AttemptProgress(310.0)),
+        (AT_ONCE, AttemptProgress(2.0, in_window=False)),
+        (AT_ONCE, AttemptProgress(2.0, has_sent_heartbeat=True)),
+        (AT_ONCE, AttemptProgress(2.0, collectives=0)),
+        (AttemptProgress(2.0, collectives=100), AttemptProgress(2.0, collectives=101)),
         (None, AT_ONCE),
         (AT_ONCE, None),
-        (Life(), AT_ONCE),
+        (AttemptProgress(), AT_ONCE),
     ],
 )
-def test_an_attempt_that_may_have_made_progress_has_all_its_restarts(before: Life | None, after: Life | None) -> None:
+def test_an_attempt_that_may_have_made_progress_has_all_its_restarts(
+    before: AttemptProgress | None, after: AttemptProgress | None
+) -> None:
     """As torchrun has it: it goes on from its last checkpoint."""
     first, then = (failed("import_error", in_init=True, life=life) for life in (before, after))
     a_policy = policy(max_restarts=3, start_retries=0)

@@ -6,7 +6,7 @@ import pytest
 
 from saferun.evidence import Capture, Evidence, GroupProgress, HostView, RankCollectives, Traceback
 from saferun.supervisor.policy import Fingerprint
-from saferun.supervisor.policy.attempts import Life
+from saferun.supervisor.policy.attempts import AttemptProgress
 from saferun.supervisor.policy.facts import facts_from, life_of
 from tests.unit.supervisor.failed_starts import diagnosis
 
@@ -63,15 +63,18 @@ def test_of_the_start_is_what_torch_raises_where_ranks_meet(
     texts = (Traceback((1,), TORCHS), Traceback((3,), lines))
     for start in ("before", "inside"):
         found = diagnosis(class_name, start=start, proof=proof, tracebacks=texts)
-        assert facts_from(found, life=Life(lived_s=1.0)).of_start is of_start
+        assert facts_from(found, life=AttemptProgress(lived_s=1.0)).of_start is of_start
 
 
 def test_without_a_traceback_it_is_of_the_start_where_a_rank_was_in_it() -> None:
     """NCCL's own lines, and an abort."""
     for start, of_start in (("inside", True), ("before", False)):
-        assert facts_from(diagnosis("nccl_system_error", start=start), life=Life(lived_s=1.0)).of_start is of_start
+        assert (
+            facts_from(diagnosis("nccl_system_error", start=start), life=AttemptProgress(lived_s=1.0)).of_start
+            is of_start
+        )
     # No rank was started: it is saferun's own failure.
-    assert facts_from(diagnosis("port_in_use", start="before"), life=Life()).of_start
+    assert facts_from(diagnosis("port_in_use", start="before"), life=AttemptProgress()).of_start
 
 
 def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_numbers() -> None:
@@ -114,10 +117,10 @@ def test_how_far_an_attempt_came_is_read_from_its_evidence() -> None:
     groups = (GroupProgress("0", "pg", (), 41, 41, 40, ()), GroupProgress("1", "pg", (), 7, 7, 7, ()))
     capture = Capture(collectives=(RankCollectives(0, ()), RankCollectives(1, groups)))
     seen = evidence_of(capture)
-    assert life_of(seen, lived_s=3.0, window_s=120.0, has_beaten=True) == Life(
-        3.0, in_window=True, has_beaten=True, steps=41
+    assert life_of(seen, lived_s=3.0, window_s=120.0, has_sent_heartbeat=True) == AttemptProgress(
+        3.0, in_window=True, has_sent_heartbeat=True, collectives=41
     )
-    assert life_of(evidence_of(Capture()), lived_s=300.0, window_s=120.0, has_beaten=False) == Life(
+    assert life_of(evidence_of(Capture()), lived_s=300.0, window_s=120.0, has_sent_heartbeat=False) == AttemptProgress(
         300.0, in_window=False
     )
 

@@ -7,20 +7,20 @@ import pytest
 from saferun.evidence import Cause, Diagnosis, Traceback
 from saferun.model import ExitStatus, RankEnd
 from saferun.supervisor.policy import AttemptPolicy, FailureFacts
-from saferun.supervisor.policy.attempts import Life
+from saferun.supervisor.policy.attempts import AttemptProgress
 from saferun.supervisor.policy.facts import facts_from
 
 PLACE = '  File "/job/train.py", line 3'
 SOURCE = ("    def f(:", "          ^", "SyntaxError: invalid syntax")
 UNREAD = (PLACE, *SOURCE)
-AT_ONCE = Life(lived_s=0.1)
+AT_ONCE = AttemptProgress(lived_s=0.1)
 
 
 def facts_of(
     lines: tuple[str, ...] = UNREAD,
     *,
     start: str = "before",
-    life: Life | None = AT_ONCE,
+    life: AttemptProgress | None = AT_ONCE,
     script: str = "train.py",
     class_name: str = "syntax_error",
 ) -> FailureFacts:
@@ -61,9 +61,9 @@ def test_a_script_that_python_cannot_read_is_never_started_again() -> None:
         facts_of(start="through"),
         facts_of(start="inside"),
         facts_of(start=""),
-        facts_of(life=Life(3000.0, in_window=False)),
-        facts_of(life=Life(3.0, has_beaten=True)),
-        facts_of(life=Life(3.0, steps=7)),
+        facts_of(life=AttemptProgress(3000.0, in_window=False)),
+        facts_of(life=AttemptProgress(3.0, has_sent_heartbeat=True)),
+        facts_of(life=AttemptProgress(3.0, collectives=7)),
         facts_of(life=None),
     ],
 )

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from saferun.watchdog.stragglers import REPORTS, Straggler, Stragglers, WaitCounter, counts_from, show_something
+from saferun.watchdog.stragglers import REPORTS, Straggler, Stragglers, WaitCounter, counts_from, have_long_waits
 
 WINDOW_S = 60.0
 INTERVAL_S = 0.2
@@ -103,7 +103,7 @@ def named(
             report_at += WINDOW_S / REPORTS
             for host, (counter, own) in enumerate(zip(counters, of_host, strict=True)):
                 rows = counter.report()
-                (shows.add if show_something(rows) else shows.discard)(host)
+                (shows.add if have_long_waits(rows) else shows.discard)(host)
                 if host not in silent:
                     stragglers.take(f"node{host}", counts_from(rows, own), at)
             one = stragglers.judge(at)
