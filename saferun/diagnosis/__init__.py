@@ -17,7 +17,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     Args:
         evidence: what is known. Where it hung and no rank failed by itself, the hang is judged; else the failure.
     """
-    from saferun.diagnosis.crash import diagnose_crash, failed_by_itself
+    from saferun.diagnosis.crash import diagnose_crash
+    from saferun.diagnosis.crash_cases import failed_by_itself
 
     reason = evidence.abort_reason
     is_lost = any(host.lost_reason for host in evidence.hosts) or (

@@ -14,12 +14,19 @@ from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import broken_gpu
 from saferun.diagnosis.collectives import CollectiveFindings, compare
-from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.crash_cases import (
+    CLOCKS_DIFFER_S,
+    Case,
+    cases_of,
+    failed_by_itself,
+    is_alike,
+    stopped_cases,
+)
 from saferun.diagnosis.gpu_errors import error_in, gpu_lines
 from saferun.diagnosis.job_end import end_of_job, ended_by_signal, silent_lines
-from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
+from saferun.diagnosis.job_hosts import Hosts, hosts_text
 from saferun.diagnosis.judgement import Judgement
-from saferun.diagnosis.lost_peers import lost_peers, stopped_failures
+from saferun.diagnosis.lost_peers import call_of, lost_peers
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.network_faults import (
     NETWORK_CLASSES,
@@ -29,18 +36,22 @@ from saferun.diagnosis.network_faults import (
     refusals,
     wrong_interface,
 )
-from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
-from saferun.diagnosis.timeouts import advice_on, idle, is_timeout, unfinished_calls, waited, who_is_late
-from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
-from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
-from saferun.model import RankEnd, Value, signal_name
+from saferun.diagnosis.rank_waits import Wait, group_waits, waits_of
+from saferun.diagnosis.timeouts import (
+    advice_on,
+    idle,
+    is_timeout,
+    not_busy,
+    unfinished_calls,
+    unseen,
+    waited,
+    who_is_late,
+)
+from saferun.diagnosis.tracebacks import clean_lines, merge_tracebacks
+from saferun.evidence import Cause, Diagnosis, Evidence, Traceback
+from saferun.model import RankEnd, signal_name
 from saferun.text.wording import ranks_text
 
-# An error file is stamped in whole seconds when the exception is raised; the exit follows when the interpreter has
-# shut down. Only a difference beyond that rounding can put one failure before another.
-_ERROR_FILE_RESOLUTION_S = 1.0
-# Clocks that NTP keeps.
-_CLOCKS_DIFFER_S = 0.25
 _MOST_KERNEL_LINES = 3
 _AT_ITS_END = frozenset({"interpreter", "unanswering"})
 _MOST_UNFINISHED = 6
@@ -49,24 +60,6 @@ _EARLY_EXIT_ADVICE = (
 )
 _BETWEEN = "look at the network between the hosts, and at what the ranks did at their end"
 _ELSEWHERE = "look at the other hosts, at the rank that ended first there, and at the network between them"
-
-
-class _Case(Value):
-    """One rank that failed by itself: when, why, and how well that explains the rest."""
-
-    at: float
-    failure: Failure
-    cause: Cause
-    role: Role
-
-    @property
-    def end(self) -> RankEnd:
-        return self.failure.end
-
-
-def failed_by_itself(end: RankEnd) -> bool:
-    """Whether a rank ended badly, and not because saferun ended it."""
-    return not end.status.ok and not end.stopped_by_us
 
 
 def diagnose_crash(evidence: Evidence) -> Diagnosis:
@@ -81,9 +74,10 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     findings = compare(evidence.capture.collectives, evidence.ranks)
     waits = waits_of(evidence, hosts, findings)
     ended = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].role is Role.CULPRIT)
-    own = _stopped(evidence, hosts)
+    begun = {case.end.rank for case in cases if case.afterwards}
+    own = [case for case in stopped_cases(evidence, hosts) if case.end.rank not in begun]
     # They have the root's error, and saferun stopped them before they ended by themselves.
-    alike = [case for case in own if cases and case.end is not cases[0].end and _is_alike(case, cases[0])]
+    alike = [case for case in own if cases and case.end is not cases[0].end and is_alike(case, cases[0])]
     verdict = _judge(evidence, hosts, [*cases, *alike], findings, waits) if cases and ended is None else None
     first = verdict.first if verdict is not None else None
     cause = ended.cause if ended is not None else verdict.cause if verdict is not None else None
@@ -97,7 +91,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         victims = tuple(sorted({*victims, *_collateral(own)} - by_signal))
     failed = [case.end for case in sorted(cases, key=lambda case: case.at) if case.end.rank not in by_signal]
     # How they failed says more of them than that they were about to end when they were captured.
-    failures = {*victims, *(case.end.rank for case in alike)}
+    failures = {*victims, *begun, *(case.end.rank for case in alike)}
     stopped = [end.rank for end in evidence.ends if end.stopped_by_us or end.rank in by_signal]
     waits = tuple(wait for wait in waits if wait.rank not in failures or wait.found.kind not in _AT_ITS_END)
     its_process = (first.rank, first.pid) if first is not None else None
@@ -130,59 +124,8 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- cases
-
-
-def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> list[_Case]:
-    """The ranks that failed by themselves, the best explanation first."""
-    cases = []
-    reason = evidence.abort_reason
-    for end in evidence.ends:
-        if not failed_by_itself(end):
-            continue
-        output = outputs.get(end.rank)
-        failure = read_failure(evidence, end, output, hosts)
-        cause = _located(cause_of(failure), hosts)
-        cases.append(_Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
-    if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
-        # A rank that had raised by itself, and had not ended yet when it was stopped, explains more than its victims.
-        cases += [
-            case for case in _stopped(evidence, hosts) if case.role is Role.CULPRIT and outputs[case.end.rank].raised
-        ]
-    cases.sort(key=lambda case: (case.role, case.at, case.end.rank))
-    # The clocks of hosts differ by less than this; which of them reported first was decided at one place.
-    near = [case for case in cases if case.role is cases[0].role and case.at - cases[0].at < _CLOCKS_DIFFER_S]
-    first = next((case for case in near if reason is not None and case.end.rank == reason.rank), None)
-    return cases if first is None or not hosts.are_several else [first, *(case for case in cases if case is not first)]
-
-
-def _stopped(evidence: Evidence, hosts: Hosts) -> list[_Case]:
-    """The ranks that saferun stopped, and that had an error of their own."""
-    found = ((failure, _located(cause_of(failure), hosts)) for failure in stopped_failures(evidence, hosts))
-    return [_Case(failure.end.time, failure, cause, role_of(cause)) for failure, cause in found]
-
-
-def _located(cause: Cause, hosts: Hosts) -> Cause:
-    """A cause whose other end is named by its host."""
-    if not hosts.are_several or role_of(cause) is Role.CULPRIT:
-        return cause
-    peer = next((host for address in addresses_in(cause.proof) if (host := hosts.at_address(address))), None)
-    if peer is None:
-        return cause
-    message = cause.message.replace("to another rank", f"to a rank of {peer.label}")
-    return cause._replace(message=message, proof=hosts.located(cause.proof))
-
-
-def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> float:
-    """When a rank failed, in seconds since the epoch: when it raised, if its error file can be believed."""
-    started_time = end.time - (end.at - started_at)
-    if output is None or not started_time - _ERROR_FILE_RESOLUTION_S <= output.error_time:
-        return end.time
-    return output.error_time if output.error_time < end.time - _ERROR_FILE_RESOLUTION_S else end.time
-
-
 def _judge(
-    evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
+    evidence: Evidence, hosts: Hosts, cases: Sequence[Case], findings: CollectiveFindings, waits: Sequence[Wait]
 ) -> Judgement:
     root = cases[0]
     if root.role is Role.CULPRIT:
@@ -200,7 +143,7 @@ def _judge(
     )
 
 
-def _broken_gpu(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Judgement | None:
+def _broken_gpu(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> Judgement | None:
     """Ranks lost or waited for one whose GPU is broken, and which did not fail by itself."""
     root = cases[0]
     for end in evidence.ends:
@@ -217,7 +160,7 @@ def _broken_gpu(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Jud
 
 
 def _network(
-    evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
+    evidence: Evidence, hosts: Hosts, cases: Sequence[Case], findings: CollectiveFindings, waits: Sequence[Wait]
 ) -> Judgement | None:
     """The network between hosts, where no rank holds up the others."""
     if not hosts.are_several:
@@ -231,7 +174,7 @@ def _network(
     if timed_out and findings.culprits:
         return None
     links = link_complaints(evidence.capture.links)
-    if timed_out and idle(waits):
+    if timed_out and not_busy(idle(waits), root.cause):
         # A rank that does something else explains silence, and not that a host refuses another's connections.
         links, complaints = [], refusals(complaints)
         if not complaints:
@@ -245,9 +188,9 @@ def _network(
     return Judgement(broken.cause, f"{broken.headline}; {_first_line(evidence, hosts, root)}", root.end)
 
 
-def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Case]) -> Judgement:
+def _culprit(evidence: Evidence, hosts: Hosts, root: Case, cases: Sequence[Case]) -> Judgement:
     """A rank brought it about alone, or several did alike."""
-    alike = [*dict.fromkeys(case.end.rank for case in cases if _is_alike(case, root))]
+    alike = [*dict.fromkeys(case.end.rank for case in cases if is_alike(case, root))]
     ranks = tuple(sorted({*root.cause.ranks, *alike}))
     others = [rank for rank in alike if rank != root.end.rank]
     where = f" ({hosts_text(hosts.of_ranks(others))})" if others and hosts.are_several else ""
@@ -255,15 +198,7 @@ def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Cas
     return Judgement(root.cause._replace(ranks=ranks), f"{_first_line(evidence, hosts, root)}{tail}", root.end)
 
 
-def _is_alike(case: _Case, root: _Case) -> bool:
-    if case.role is not root.role or case.cause.class_name != root.cause.class_name:
-        return False
-    return case.cause.location == root.cause.location and likeness([case.cause.message]) == likeness(
-        [root.cause.message]
-    )
-
-
-def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: CollectiveFindings) -> Judgement | None:
+def _mismatched(evidence: Evidence, hosts: Hosts, root: Case, findings: CollectiveFindings) -> Judgement | None:
     """Ranks waited for each other in different collectives, as the Flight Recorders of the living show."""
     if not findings.mismatched:
         return None
@@ -278,9 +213,12 @@ def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: Collect
     return Judgement(cause, f"{mismatch.message}; {_first_line(evidence, hosts, root)}", root.end)
 
 
-def early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Judgement | None:
+def early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> Judgement | None:
     """Ranks that ended well while the others still needed them."""
-    earliest = min(case.at for case in cases) + (_CLOCKS_DIFFER_S if hosts.are_several else 0.0)
+    cases = [case for case in cases if _is_about_peers(case)]
+    if not cases:
+        return None
+    earliest = min(case.at for case in cases) + (CLOCKS_DIFFER_S if hosts.are_several else 0.0)
     early = [end for end in evidence.ends if end.status.ok and not end.stopped_by_us and end.time <= earliest]
     if not early:
         return None
@@ -295,7 +233,12 @@ def early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Judg
     return Judgement(cause, f"{head}: {message}{more}", victim.end)
 
 
-def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], waits: Sequence[Wait]) -> Judgement | None:
+def _is_about_peers(case: Case) -> bool:
+    """Whether what a rank lost was another rank: a connection of its own may be to anything."""
+    return case.cause.class_name != "connection_lost" or bool(call_of(case.failure))
+
+
+def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[Case], waits: Sequence[Wait]) -> Judgement | None:
     """A rank whose script was through, too early, and whose interpreter then crashed over what torch still had open."""
     root = cases[0]
     if root.failure.error is not None or not root.failure.python_was_over:
@@ -319,7 +262,7 @@ def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
 
 
 def _timed_out(
-    evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
+    evidence: Evidence, hosts: Hosts, cases: Sequence[Case], findings: CollectiveFindings, waits: Sequence[Wait]
 ) -> Judgement:
     """A rank waited too long. Who did not come is the cause, where that is known."""
     root = cases[0]
@@ -330,7 +273,7 @@ def _timed_out(
         return Judgement(cause._replace(ranks=()), headline, root.end)
     if cause.class_name == "connection_lost":
         return Judgement(cause, headline, root.end)
-    also = sorted(case.end.rank for case in [*cases[1:], *_stopped(evidence, hosts)] if case.role is Role.TIMEOUT)
+    also = sorted(case.end.rank for case in [*cases[1:], *stopped_cases(evidence, hosts)] if case.role is Role.TIMEOUT)
     others = idle(waits, [root.end.rank, *also])
     late = who_is_late(evidence, hosts, root.failure, cause, findings, others)
     if late is not None and not is_timeout(cause):
@@ -348,10 +291,10 @@ def _timed_out(
         stuck = next((one for one in findings.stuck if {*findings.suspects}.intersection(one.waiting)), None)
         message = f"; {stuck.message}" if stuck is not None else ""
         return Judgement(cause._replace(ranks=findings.suspects), f"{headline}{message}", root.end)
-    return Judgement(cause._replace(ranks=()), headline, root.end)
+    return Judgement(cause._replace(ranks=()), f"{headline}{unseen(others, cause)}", root.end)
 
 
-def _victims_only(evidence: Evidence, hosts: Hosts, root: _Case) -> Judgement:
+def _victims_only(evidence: Evidence, hosts: Hosts, root: Case) -> Judgement:
     """There are victims only."""
     is_store = root.cause.class_name == "store_lost"
     unheard = [host for host in hosts.all if not host.has_evidence]
@@ -370,7 +313,7 @@ def _victims_only(evidence: Evidence, hosts: Hosts, root: _Case) -> Judgement:
     return Judgement(cause, f"{_first_line(evidence, hosts, root)}; {where}", root.end)
 
 
-def _victims(cases: Sequence[_Case], verdict: Judgement | None) -> tuple[int, ...]:
+def _victims(cases: Sequence[Case], verdict: Judgement | None) -> tuple[int, ...]:
     if verdict is None:
         return ()
     if verdict.cause.class_name in NETWORK_CLASSES:
@@ -387,7 +330,7 @@ def _victims(cases: Sequence[_Case], verdict: Judgement | None) -> tuple[int, ..
     )
 
 
-def _collateral(cases: Sequence[_Case]) -> tuple[int, ...]:
+def _collateral(cases: Sequence[Case]) -> tuple[int, ...]:
     """The ranks that failed because the job had lost something else than a rank."""
     return tuple(sorted(case.end.rank for case in cases if case.role is not Role.CULPRIT))
 
@@ -412,7 +355,7 @@ def _who_and_when(evidence: Evidence, hosts: Hosts, end: RankEnd, how: str) -> s
     return f"{hosts.who(end)} {how}{clock}, {max(end.at - evidence.started_at, 0.0):.1f} s after the start"
 
 
-def _first_line(evidence: Evidence, hosts: Hosts, case: _Case, how: str = "", message: str | None = None) -> str:
+def _first_line(evidence: Evidence, hosts: Hosts, case: Case, how: str = "", message: str | None = None) -> str:
     """The first line: who, when, why, where, and how it ended.
 
     Args:
@@ -423,31 +366,20 @@ def _first_line(evidence: Evidence, hosts: Hosts, case: _Case, how: str = "", me
         message: why, instead of the message of its cause; empty: that is clear already.
     """
     cause, status = case.cause, case.end.status
-    is_first = not any(failed_by_itself(end) and end.time < case.at - _CLOCKS_DIFFER_S for end in evidence.ends)
+    is_first = not any(failed_by_itself(end) and end.time < case.at - CLOCKS_DIFFER_S for end in evidence.ends)
     line = _who_and_when(evidence, hosts, case.end, how or ("failed first" if is_first else "failed"))
     message = cause.message if message is None else message
     line += f": {message}" if message else ""
     place, manner = case.failure.location_and_manner
     if cause.location:
         line += f", {manner if place == cause.location else 'at'} {cause.location}"
+    line += f" ({case.afterwards})" if case.afterwards else ""
     # ``killed from outside (SIGKILL)`` is enough; ``exit code 1`` after an exception is still worth a mention.
     if status.description not in message and (
         status.signum is None or f"({signal_name(status.signum)})" not in message
     ):
         line += f"; {status.description}"
     return line
-
-
-def waits_of(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:
-    """What those that lived were waiting in."""
-    capture = evidence.capture
-    ranks = sorted({*(dump.rank for dump in capture.stacks), *(process.rank for process in capture.processes)})
-    if not ranks:
-        return ()
-    dead = {end.rank: end.status.description for end in evidence.ends if not end.stopped_by_us}
-    user = UserCode(evidence.script, evidence.cwd)
-    waits = rank_waits(capture, findings, ranks=ranks, dead=dead, hang=None, user=user)
-    return located_waits(waits, hosts)
 
 
 def _scheduler(evidence: Evidence) -> Cause | None:
@@ -458,7 +390,7 @@ def _scheduler(evidence: Evidence) -> Cause | None:
     return time_limit(clean_lines(lines))
 
 
-def _tracebacks(cases: Sequence[_Case], first: RankEnd | None) -> tuple[Traceback, ...]:
+def _tracebacks(cases: Sequence[Case], first: RankEnd | None) -> tuple[Traceback, ...]:
     """What they printed, the root's first."""
     by_rank = {case.end.rank: case for case in sorted(cases, key=lambda case: case.end is not first)}
     return merge_tracebacks((rank, _printed(case.failure)) for rank, case in by_rank.items())

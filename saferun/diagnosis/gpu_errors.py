@@ -189,8 +189,16 @@ class GpuOwners:
         users = self._by_pci.get(error.pci, set())
         if users:
             return next(iter(users)) if len(users) == 1 else None
-        possible = [rank for rank in {*self._rank_of_pid.values()} if self.may_be_of(error, rank)]
+        possible = [rank for rank in {*self._rank_of_pid.values()} if self.is_probably_of(error, rank)]
         return possible[0] if len(possible) == 1 and self._by_pci and error.pci and not error.is_switch else None
+
+    def is_probably_of(self, error: GpuError, rank: int) -> bool:
+        """The same as :meth:`may_be_of`, but of a process of no rank only where this rank is known to have the GPU.
+
+        It may be another job's. In a container it may also be the rank itself, by its number on the host.
+        """
+        is_foreign = bool(error.pid) and error.pid not in self._rank_of_pid
+        return self.may_be_of(error, rank) and (not is_foreign or rank in self._by_pci.get(error.pci, ()))
 
     def may_be_of(self, error: GpuError, rank: int) -> bool:
         """Whether the error may be of that rank's GPU. An NVSwitch's is of all ranks of its host."""

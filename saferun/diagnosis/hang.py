@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from saferun.diagnosis.blind_spots import blind_spots, unfinished
 from saferun.diagnosis.collectives import CollectiveFindings, Stuck, compare
 from saferun.diagnosis.different_groups import in_different_groups
 from saferun.diagnosis.frames import UserCode
@@ -17,11 +18,11 @@ from saferun.diagnosis.hang_classes import (
     CLASSES,
     MISMATCH_ADVICE,
     OTHER_WAY,
-    SEVERITY,
     STORE_ADVICE,
     STUCK_ADVICE,
     HangClass,
     class_of,
+    severity_of,
 )
 from saferun.diagnosis.hang_gpus import with_failed_gpus
 from saferun.diagnosis.job_end import lost_hosts, silent_lines
@@ -33,12 +34,14 @@ from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.printed_errors import dead_threads, raising
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
-from saferun.evidence import Cause, Diagnosis, Evidence, HangVerdict, StackDump
+from saferun.evidence import Cause, Diagnosis, Evidence, HangVerdict
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text
 
 _SHOWN_WAITS = 4
 _VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "overdue", "spinning", "stopped", "uninterruptible"})
 _MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})
+# By these a rank is not known to do something else than wait for others.
+_UNSURE = frozenset({"dead", "gpu", "interpreter", "unanswering", "user_code"})
 _LEFT_THE_PATH = frozenset({"hang_sleep", "hang_missing_collective"})
 
 
@@ -79,8 +82,8 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     lines += [
         *dead_threads(evidence, cause.ranks),
         *raising(evidence),
-        *_blind_spots(evidence, waits),
-        *_unfinished(evidence),
+        *blind_spots(evidence, waits),
+        *unfinished(evidence),
     ]
     return Diagnosis(
         headline=_headline(evidence.hang, verdict.headline),
@@ -246,7 +249,21 @@ class _Case:
         what = _what_they_wait_in(self._held_up)
         headline = f"{names} {_has(ranks)} ended ({how}), and {peers} {_waits(self._held_up)} in {what}"
         cause = Cause("hang_early_exit", f"ended ({how}) while others wait for it", ranks, "", CLASSES["dead"].advice)
-        return Judgement(cause, headline)
+        # One that ended well may have had nothing left to do: then a living one that stays away holds them up.
+        living = [one for one in self._waits.values() if not one.found.of_peers and one.found.kind not in _UNSURE]
+        if not living:
+            return Judgement(cause, headline)
+        away = tuple(wait.rank for wait in living)
+        groups: dict[str, list[int]] = {}
+        for wait in living:
+            groups.setdefault(wait.description, []).append(wait.rank)
+        doing = [f"{ranks_text(some)}{_joint(some, does)}{does}" for does, some in groups.items()]
+        cause = cause._replace(
+            ranks=tuple(sorted({*ranks, *away})),
+            advice=f"{cause.advice}; else look at what keeps {ranks_text(away)} away",
+            location=living[0].location,
+        )
+        return Judgement(cause, "; ".join([headline, *doing[:_SHOWN_WAITS]]), findings=tuple(doing[_SHOWN_WAITS:]))
 
     def _of(self, odd: Sequence[Wait]) -> Judgement | None:
         """Name those among ranks that do not wait for others that are the likeliest cause."""
@@ -254,8 +271,8 @@ class _Case:
         if not living:
             return None
         suspects = self._suspects(living)
-        worst = min(SEVERITY[wait.found.kind] for wait in suspects)
-        culprits = [wait for wait in suspects if SEVERITY[wait.found.kind] == worst]
+        worst = min(map(severity_of, suspects))
+        culprits = [wait for wait in suspects if severity_of(wait) == worst]
         others = [f"{self._names([wait.rank])} {wait.description}" for wait in living if wait not in culprits]
         proof = next((line for line in self._findings.lines if line in self._missing_lines(culprits)), "")
         verdict = self._named(culprits, class_of(culprits[0]), proof)
@@ -302,8 +319,7 @@ class _Case:
                 if alike
                 else f"{first.found.doing}{'' if same_doing else ' or the like'}, in different places"
             )
-            joint = ": each " if len(ranks) > 1 else ": " if does.startswith("its ") else " "
-            headline = f"{self._names(ranks)}{joint}{does}"
+            headline = f"{self._names(ranks)}{_joint(ranks, does)}{does}"
         else:
             it = "it" if len(ranks) == 1 else "each" if alike else f"rank {first.rank}"
             does = (
@@ -432,6 +448,11 @@ def _has(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
+def _joint(ranks: Sequence[int], does: str) -> str:
+    """What stands between ranks and what each of them does."""
+    return ": each " if len(ranks) > 1 else ": " if does.startswith("its ") else " "
+
+
 def _them(ranks: Sequence[int]) -> str:
     return "it" if len(ranks) == 1 else "them"
 
@@ -442,52 +463,3 @@ def _waits(waits: Sequence[Wait]) -> str:
 
 def _the(what: str) -> str:
     return what if what.startswith(("a ", "the ", "DDP's", "torch's", "Horovod")) else f"the {what}"
-
-
-# ----------------------------------------------------------------------------------------------------- further findings
-
-
-def _blind_spots(evidence: Evidence, waits: Sequence[Wait]) -> Iterable[str]:
-    """Where the evidence has holes, and why: each reason once, with its ranks."""
-    taken = _taken(evidence.capture.stacks)
-    without = (
-        (taken[wait.rank][0].failure or "nothing was found", wait.rank)
-        for wait in waits
-        if wait.found.kind != "dead" and wait.rank in taken and not any(dump.threads for dump in taken[wait.rank])
-    )
-    for failure, ranks in _by_reason(without):
-        yield f"no stacks of {ranks_text(ranks)}: {failure}"
-    if not any(wait.found.kind == "collective" for wait in waits):
-        return
-    # There a rank may hold the recorder's lock, or wait for a GPU that does not answer.
-    leaving = {wait.rank for wait in waits if wait.found.detail == "destroy_process_group"}
-    failures = ((one.failure, one.rank) for one in evidence.capture.collectives if one.failure)
-    for failure, ranks in _by_reason(failures):
-        where = ", as ranks in destroy_process_group often do not" if leaving.issuperset(ranks) else ""
-        yield f"no Flight Recorder of {ranks_text(ranks)}: {failure}{where}"
-    parts = ((one.incomplete, one.rank) for one in evidence.capture.collectives if one.incomplete)
-    for incomplete, ranks in _by_reason(parts):
-        yield f"{ranks_text(ranks)}: {incomplete}"
-
-
-def _by_reason(reasons: Iterable[tuple[str, int]]) -> Iterable[tuple[str, list[int]]]:
-    found: dict[str, list[int]] = {}
-    for reason, rank in reasons:
-        found.setdefault(reason, []).append(rank)
-    return found.items()
-
-
-def _taken(dumps: Iterable[StackDump]) -> dict[int, list[StackDump]]:
-    """The dumps of each rank itself."""
-    taken: dict[int, list[StackDump]] = {}
-    for dump in dumps:
-        if dump.is_rank:
-            taken.setdefault(dump.rank, []).append(dump)
-    return taken
-
-
-def _unfinished(evidence: Evidence) -> Iterable[str]:
-    names = evidence.capture.timed_out
-    if names:
-        more = f" and {len(names) - _SHOWN_WAITS} more" if len(names) > _SHOWN_WAITS else ""
-        yield f"captures timed out: {', '.join(names[:_SHOWN_WAITS])}{more}"

@@ -39,13 +39,18 @@ CLASSES: dict[str, HangClass] = {
     ),
     "user_code": HangClass("hang_missing_collective", "look at the path that it took{at}"),
     "gpu": HangClass("hang_gpu", "look at the GPU's state in the captures, and at the kernel log for Xid messages"),
+    "interpreter": HangClass(
+        "hang_interpreter",
+        "look at what it printed last: imports run at its start, exit handlers and destructors at its end; saferunctl"
+        " stacks shows its native stack, by gdb",
+    ),
     "unanswering": HangClass(
         "hang_unknown", "allow saferun to look into the ranks (ptrace), or look at the ranks' output"
     ),
     "collective": HangClass("hang_missing_collective", "compare the paths of the ranks"),
     "dead": HangClass("hang_early_exit", f"a rank may end only when all collectives are over: {OTHER_WAY}"),
 }
-SEVERITY = {kind: order for order, kind in enumerate(CLASSES)}
+_SEVERITY = {kind: order for order, kind in enumerate(CLASSES)}
 _FIFO = HangClass("hang_fifo", "start the process that opens the other end of {what}")
 _LOCK_FILE = "a lock file"
 _LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
@@ -66,6 +71,11 @@ _FORKED = frozenset({"a forked child", "a process pool"})
 _FORK_ADVICE = "look at what the child waits for; locks and threads do not survive fork: start children by spawn"
 
 
+def severity_of(wait: Wait) -> int:
+    """The place in that order; the lesser is the surer."""
+    return _SEVERITY.get(wait.found.kind, len(_SEVERITY))
+
+
 def class_of(wait: Wait) -> HangClass:
     """The class of what one rank waits in."""
     kind, what = wait.found.kind, wait.found.detail
@@ -79,4 +89,4 @@ def class_of(wait: Wait) -> HangClass:
         return CLASSES["lock"]._replace(advice=_OWN_GIL_ADVICE)
     if kind == "unanswering" and what.endswith(NOT_PYTHON):
         return CLASSES["unanswering"]._replace(advice=_NO_PYTHON_ADVICE)
-    return CLASSES[kind]
+    return CLASSES.get(kind, CLASSES["unanswering"])

@@ -177,7 +177,7 @@ _OF_NETWORKS = frozenset(
         *("collective_timeout", "communicator_aborted", "connection_lost", "fabric_error", "hang_all_in_collective"),
         *("hang_missing_collective", "hang_stuck_collective", "hang_unknown", "nccl_error", "nccl_system_error"),
         *("nccl_timeout", "network_between_hosts", "network_cut", "network_interface", "peer_lost"),
-        *("rendezvous_store_failure", "store_lost", "unknown"),
+        *("rendezvous_store_failure", "ssh_unreachable", "store_lost", "unknown"),
     }
 )
 _OF_MEMORY = frozenset({"data_loader_worker_killed", "host_oom_kill", "host_out_of_memory"})

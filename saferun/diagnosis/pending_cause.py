@@ -11,8 +11,10 @@ from collections.abc import Collection
 from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.diagnosis.collectives import compare
-from saferun.diagnosis.crash import cases_of, early_exit, waits_of
+from saferun.diagnosis.crash import early_exit
+from saferun.diagnosis.crash_cases import cases_of
 from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.rank_waits import waits_of
 from saferun.evidence import Evidence
 
 ELSEWHERE = "victim"

@@ -11,7 +11,7 @@ from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_t
 from saferun.diagnosis.peer_rules import in_collective
 from saferun.diagnosis.rank_view import Found, RankView, first_found, user_frame
 from saferun.diagnosis.wait_rules import RULES, keeps_gil
-from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
+from saferun.evidence import Capture, Evidence, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
 from saferun.model import Value
 from saferun.text.wording import NOT_PYTHON
 
@@ -60,6 +60,18 @@ def wait_groups(
     """
     findings = compare(capture.collectives, ranks)
     return group_waits(rank_waits(capture, findings, ranks=ranks, dead=dead, hang=hang, user=UserCode(script, cwd)))
+
+
+def waits_of(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:
+    """What those that lived were waiting in."""
+    capture = evidence.capture
+    ranks = sorted({*(dump.rank for dump in capture.stacks), *(process.rank for process in capture.processes)})
+    if not ranks:
+        return ()
+    dead = {end.rank: end.status.description for end in evidence.ends if not end.stopped_by_us}
+    user = UserCode(evidence.script, evidence.cwd)
+    waits = rank_waits(capture, findings, ranks=ranks, dead=dead, hang=None, user=user)
+    return located_waits(waits, hosts)
 
 
 def group_waits(waits: Iterable[Wait]) -> tuple[WaitGroup, ...]:

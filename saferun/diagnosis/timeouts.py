@@ -16,12 +16,18 @@ from saferun.evidence import Cause, Evidence
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 
-_TIMEOUTS = frozenset({"nccl_timeout", "collective_timeout"})
+_NCCL = "nccl_timeout"
+_TIMEOUTS = frozenset({_NCCL, "collective_timeout"})
 _TIMED_OUT = re.compile(r"\bwithin \d|\bafter \d")
 # What a message says of the others that stands before it already.
 _OTHERS = re.compile(r": another rank did not come to the collective(?: within (.{1,20}))?$")
 # What NCCL's watchdog and its monitor log of the group of all ranks, also on ranks that have not timed out.
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
+# The number of the collective that did not end. The CPUs are ahead of it, each as far as its own work lets it.
+_UNFINISHED = re.compile(
+    r"\bWorkNCCL\(SeqNum=(\d{1,12})\b|\bat NCCL work: (\d{1,12})\b"
+    r"|\bwatchdog at work(?: sequence id)?: (\d{1,12})\b"
+)
 _OTHER_GROUP = re.compile(r"\[PG ID [1-9]|PG GUID (?!0\()")
 _MOST_PLACES = 4
 _DONE_FOR = frozenset({"dead", "unanswering"})
@@ -54,6 +60,29 @@ def idle(waits: Iterable[Wait], late: Iterable[int] = ()) -> list[Wait]:
     return [wait for wait in found if wait.found.kind != _AT_ITS_END] or found
 
 
+def not_busy(waits: Sequence[Wait], cause: Cause) -> list[Wait]:
+    """Those of them that are seen not to wait in a call of NCCL's: in that the CPU may be busy until the GPU is done.
+
+    Args:
+        waits: what ranks were seen in.
+        cause: of the rank that timed out.
+    """
+    return [wait for wait in waits if cause.class_name != _NCCL or not _is_busy(wait)]
+
+
+def _is_busy(wait: Wait) -> bool:
+    return wait.found.kind == "gpu" or (wait.found.kind == "user_code" and wait.found.doing.startswith("computes"))
+
+
+def unseen(waits: Sequence[Wait], cause: Cause) -> str:
+    """What is said at the end of a first line where ranks may wait in NCCL as well, and none is seen to be late."""
+    if not waits or not_busy(waits, cause):
+        return ""
+    compute, wait = ("computes", "waits") if len(waits) == 1 else ("compute", "wait")
+    ranks = ranks_text(sorted(wait.rank for wait in waits))
+    return f"; whom it waited for is not seen: {ranks} {compute} or {wait} in NCCL as well"
+
+
 def who_is_late(
     evidence: Evidence,
     hosts: Hosts,
@@ -79,13 +108,15 @@ def who_is_late(
     if findings.culprits:
         message = findings.lines[0] if findings.lines else f"{ranks_text(findings.culprits)} did not come"
         return Late(findings.culprits, f"{message}{_doing(doing, findings.culprits, evidence, hosts)}")
-    if behind := _behind(evidence):
+    # By the Flight Recorders all have called it.
+    if behind := None if findings.suspects else _behind(evidence):
         ranks, number, waiting = behind
         message = (
             f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} not called collective {number} that "
             f"{ranks_text(waiting)} waited in"
         )
         return Late(ranks, f"{message}{_doing(doing, ranks, evidence, hosts)}")
+    waits = not_busy(waits, cause)
     if not waits:
         return None
     ranks = tuple(wait.rank for wait in waits)
@@ -106,18 +137,21 @@ def waited(cause: Cause, rank: int) -> str:
 
 
 def _behind(evidence: Evidence) -> tuple[tuple[int, ...], int, tuple[int, ...]] | None:
-    """Ranks that had called fewer collectives than others by their own logs; what those waited in; and who they are."""
+    """Ranks that had not called what others timed out in, by their own logs; the number of that; and who waited."""
     last: dict[int, int] = {}
+    unfinished: list[int] = []
     for rank, output in evidence.outputs_by_rank.items():
-        lines = (line for line in output.last_lines if not _OTHER_GROUP.search(line))
+        lines = [line for line in output.last_lines if not _OTHER_GROUP.search(line)]
         numbers = [int(match[1]) for line in lines if (match := _ENQUEUED.search(line))]
+        unfinished += [int(match[match.lastindex or 0]) for line in lines if (match := _UNFINISHED.search(line))]
         if numbers:
             last[rank] = numbers[-1]
-    if len({*last.values()}) < 2:  # noqa: PLR2004 - a comparison
+    if not unfinished:
         return None
-    least = min(last.values())
-    ranks = tuple(sorted(rank for rank, number in last.items() if number == least))
-    return ranks, least + 1, tuple(sorted(rank for rank, number in last.items() if number > least))
+    first = min(unfinished)
+    ranks = tuple(sorted(rank for rank, number in last.items() if number < first))
+    waiting = tuple(sorted(rank for rank, number in last.items() if number >= first))
+    return (ranks, first, waiting) if ranks and waiting else None
 
 
 def advice_on(ranks: Sequence[int]) -> str:

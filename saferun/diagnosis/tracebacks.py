@@ -21,7 +21,8 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\
 # What torch's exception hook and its logs put before each line once there is a process group. What torch prints of a
 # signal in a data-loader worker ends with a NUL, after the end of the line.
 _RANK = re.compile(r"[\s\0]{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
-_FRAME = re.compile(r'\s*File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
+# Loguru marks the frame in which it was asked to print the exception.
+_FRAME = re.compile(r'\s*(?:> )?File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
 _BINARY = re.compile(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
 # TensorFlow's graphs put a remark behind the name, Ray the name of the exception in the other process.
 _EXCEPTION = re.compile(
@@ -45,7 +46,21 @@ _AFTER_MESSAGE = (
     _CONTEXT,
 )
 _LOG_LINE = re.compile(r"\[[DIWEF]\d{0,4} ?\d\d:\d\d:\d\d|[DIWEF]\d{4} \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:")
-_ASIDE = ("Exception in thread", "Exception ignored in", "Exception ignored while")
+# What does not end a process: threads, destructors, functions that run at exit, tasks of asyncio, loggers.
+_ASIDE = (
+    "Exception in thread",
+    "Exception ignored in",
+    "Exception ignored while",
+    "Exception in callback ",
+    "Error in atexit._run_exitfuncs:",
+    "Task exception was never retrieved",
+    "Future exception was never retrieved",
+    "--- Logging error ---",
+)
+# What asyncio prints between that and the traceback.
+_WHOSE = ("future: ", "handle: ", "task: ")
+# What multiprocessing prints before the traceback of a child.
+_CHILD = re.compile(r"Process \S.{0,60}:$")
 _NESTED = ("-- Process ",)
 # The C++ stack that torch adds to its messages on request, in both its forms.
 _CPP_STACK = re.compile(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames>")
@@ -206,7 +221,10 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
         return PythonError((unread,), tuple(clean[unread.start : unread.end]), len(clean) - unread.end)
     if not chains:
         return None
-    chain = next((blocks for blocks in reversed(chains) if not _is_aside(clean, blocks)), chains[-1])
+    own = [blocks for blocks in chains if not _is_aside(clean, blocks)]
+    # What torch's hook has printed ends the process; what follows is printed at exit, or by a child.
+    uncaught = [blocks for blocks in own if _is_of_hook(lines, clean, blocks)]
+    chain = (uncaught or own or chains)[-1]
     start, end = chain[0].start, max(block.end for block in chain)
     after = sum(not _CPP_STACK.match(line) for line in clean[end:])
     is_uncaught = _has_rank(lines[chain[-1].start])
@@ -283,7 +301,15 @@ def _link(clean: Sequence[str], start: int) -> str:
 
 def _is_aside(clean: Sequence[str], chain: Sequence[Block]) -> bool:
     start = chain[0].start
+    if start > 1 and clean[start - 1].startswith(_WHOSE):
+        start -= 1
     return start > 0 and clean[start - 1].startswith(_ASIDE)
+
+
+def _is_of_hook(lines: Sequence[str], clean: Sequence[str], chain: Sequence[Block]) -> bool:
+    """Whether torch's hook for uncaught exceptions has printed it, and not one of torch's loggers."""
+    start = chain[-1].start
+    return _has_rank(lines[start]) and _LOG_LINE.match(clean[start]) is None
 
 
 def _prefix(marker_line: str) -> str:
@@ -327,7 +353,9 @@ def _end_of_message(
             return index
         if prefix and not line.startswith(prefix.rstrip()):
             return index
-        if line.startswith(_AFTER_MESSAGE) or _LOG_LINE.match(line) or line.lstrip().startswith(_NESTED):
+        if line.startswith((*_AFTER_MESSAGE, *_ASIDE)) or _LOG_LINE.match(line) or _CHILD.match(line):
+            return index
+        if line.lstrip().startswith(_NESTED):
             return index
     return min(limit, start + _MOST_MESSAGE_LINES)
 

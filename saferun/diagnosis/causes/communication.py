@@ -95,6 +95,8 @@ _ABORTING = re.compile(
     r"(?:Aborting process|aborting the communicator) due to timeout on rank \d|watchdog detected operation timeout"
     r"|\bNCCL operation timed out"
 )
+# What its heartbeat monitor logs; where another rank has timed out it names that.
+_OWN_TIMEOUT = re.compile(r"due to a collective timeout from this local rank")
 # What is said beside the reason, which may stand further up.
 _ENDED_BY_WATCHDOG = re.compile(
     r"(?:error or timeout\) detected by watchdog at work: |Timeout at NCCL work: "
@@ -117,7 +119,7 @@ _STUCK_ADVICE = (
 
 def nccl_timeout(failure: Failure) -> Cause | None:
     """NCCL or RCCL waited for other ranks until its watchdog gave up."""
-    lines = (*failure.messages, *failure.closing_lines)
+    lines = (*failure.messages, *failure.context, *failure.closing_lines)
     found = first_line(_WATCHDOG, lines)
     if found is not None:
         line, match = found
@@ -133,7 +135,11 @@ def nccl_timeout(failure: Failure) -> Cause | None:
     if found is not None:
         lasted = f" for {found[1][1]} s" if found[1][1] else ""
         return cause(failure, "nccl_timeout", f"NCCL's watchdog was stuck{lasted}", _STUCK_ADVICE, proof=found[0])
-    return None
+    found = first_line(_OWN_TIMEOUT, lines)
+    if found is None:
+        return None
+    message = "NCCL timeout: a collective did not end"
+    return watchdog_ended(failure) or cause(failure, "nccl_timeout", message, _TIMEOUT_ADVICE, proof=found[0])
 
 
 def watchdog_ended(failure: Failure) -> Cause | None:
@@ -154,12 +160,13 @@ _GLOO_TIMEOUT = re.compile(
 
 def collective_timeout(failure: Failure) -> Cause | None:
     """Gloo waited for other ranks until the timeout of the process group."""
-    found = first_line(_BARRIER, failure.messages)
+    lines = (*failure.messages, *failure.context, *failure.closing_lines)
+    found = first_line(_BARRIER, lines)
     if found is not None:
         ranks = tuple(sorted({int(rank) for rank in found[1][1].split(",")}))
         message = f"{ranks_text(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
         return cause(failure, "collective_timeout", message, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
-    found = first_line(_GLOO_TIMEOUT, failure.messages)
+    found = first_line(_GLOO_TIMEOUT, lines)
     if found is not None:
         within = f" within {int(found[1][1]) / 1000:g} s" if found[1][1] else ""
         message = f"gloo timeout: another rank did not come to the collective{within}"
@@ -330,7 +337,7 @@ _VICTIMS = (
         re.compile(
             r"NCCL communicator (?:was aborted|encountered error set by)"
             r"|Observed flight recorder dump signal from another|(?:process|communicator) due to error on rank \d"
-            r"|Received a (?:dump|global|timeout) .{0,80}from .{0,40}rank"
+            r"|Received a (?:dump|global|timeout) .{0,80}from (?!this local).{0,40}rank"
         ),
         "its NCCL communicator was aborted, because another rank's was",
         _ELSEWHERE,

@@ -158,7 +158,7 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         re.compile(
-            rf"(?:(?<!failed to )[Cc]onnect to|Call to connect) .{{0,160}}{_UNREACHABLE}"
+            rf"(?:(?<!failed to )[Cc]onnect to|Call to (?:connect|recv|send)) .{{0,160}}{_UNREACHABLE}"
             r"|WARN (?:Net ?: )?Connect to .{1,80} failed ?: Connection refused"
         ),
         "another rank's host cannot be reached",

@@ -12,6 +12,7 @@ from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native
 from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.tracebacks import (
+    LONGEST_LINE,
     CppError,
     FatalReport,
     PythonError,
@@ -40,6 +41,9 @@ _LINES_AFTER_CAUGHT = 3
 _SHELL_SIGNAL = 128
 _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 _LONGEST_PROOF = 400
+# What rich prints below a traceback, and how much of that is read.
+_BOX_END = "╰─"
+_LINES_BELOW_A_BOX = 20
 # The rules search at most so many characters of the messages of all failures together, 2 to 4 µs each, whatever was
 # written; of one failure more than any real message has, but fewer where there are many.
 _CHARS_IN_ALL = 1_000_000
@@ -134,12 +138,13 @@ class Failure(Value):
     def closing_lines(self) -> tuple[str, ...]:
         """Its very last lines, last line first, where no exception explains the end; less what it got over.
 
+        What stands below a traceback of rich's follows once more as one line: rich breaks it at the terminal's width.
         A library that gives up prints why and aborts; a script prints why and exits. Other ends leave no message.
         """
         if not self.died_silently or self.signum not in {0, signal.SIGABRT}:
             return ()
-        lines = _of_failures(self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1])
-        return _bounded(lines, self.most_chars)
+        lines = self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1]
+        return _bounded(_of_failures((*lines, *_below_box(self.lines))), self.most_chars)
 
     @property
     def died_silently(self) -> bool:
@@ -223,6 +228,15 @@ def _bounded(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
         kept.append(line[:most])
         most -= len(line)
     return tuple(kept)
+
+
+def _below_box(lines: Sequence[str]) -> tuple[str, ...]:
+    """The message below the last traceback that rich has printed, as one line; empty where it is not near the end."""
+    last = lines[-1 - _LINES_BELOW_A_BOX :]
+    ends = (index for index, line in enumerate(last) if line.lstrip().startswith(_BOX_END))
+    end = max(ends, default=len(last))
+    message = " ".join(line.strip() for line in last[end + 1 :])
+    return (message[:LONGEST_LINE],) if message else ()
 
 
 @lru_cache(maxsize=4)

@@ -56,7 +56,7 @@ _HARDWARE = re.compile(
     r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|Unable to determine the device handle for G[Pp][Uu]"
     r"|\bGPU\b.{0,40}\brequires (?:a )?re(?:set|boot)\b|Reboot the system to recover this GPU"
 )
-_GPU_TERMS = re.compile(r"CUDA|HIP|NCCL|RCCL|[Cc]uda failure|HSA_")
+_GPU_TERMS = re.compile(r"CUDA|\bHIP(?:\b|[A-Z]{0,12}_|Error)|NCCL|RCCL|[Cc]uda failure|HSA_")
 _OUT_OF_USE = "take this GPU out of use, and report it to whoever runs this host"
 _FEWER_GPUS = "there are fewer GPUs than ranks: look at --nproc-per-node and CUDA_VISIBLE_DEVICES"
 _DRIVER = "look at what nvidia-smi or rocm-smi says on this host, in this container"
@@ -362,11 +362,13 @@ def hardware_error(failure: Failure) -> Cause | None:
     found = _in_all(failure, _HARDWARE)
     if found is not None:
         return cause(failure, "gpu_hardware_error", f"the GPU failed: {found[1][0]}", _OUT_OF_USE, proof=found[0])
-    if _in_all(failure, _GPU_TERMS) is None:
+    # What the program asked of its GPU is its own fault, whatever has become of another GPU of the host.
+    is_programs = any(_in_all(failure, pattern) is not None for pattern in (_OUT_OF_MEMORY, _ASSERT))
+    if is_programs or _in_all(failure, _GPU_TERMS) is None:
         return None
     for line in reversed(failure.kernel_lines):
         error = error_in(line)
-        if error is not None and error.is_fatal and failure.gpu_owners.may_be_of(error, failure.end.rank):
+        if error is not None and error.is_fatal and failure.gpu_owners.is_probably_of(error, failure.end.rank):
             return broken_gpu(failure, error)
     return None
 

@@ -332,6 +332,9 @@ def python_exit(failure: Failure) -> Cause | None:
     if not last:
         advice = "look for sys.exit and os._exit in the script, and what it calls"
         return cause(failure, "python_exit", f"ended with exit code {code} and no message", advice)
-    message = f"ended with exit code {code} and no traceback; its last line of output: {shortened(last.strip(), 160)}"
+    # Rich draws its tracebacks into boxes.
+    has_traceback = any("Traceback (most recent call last)" in line for line in failure.lines)
+    how = f"exit code {code}{'' if has_traceback else ' and no traceback'}"
+    message = f"ended with {how}; its last line of output: {shortened(last.strip(), 160)}"
     # It has said why, and nothing more is known.
     return cause(failure, "python_exit", message, "", proof=last)

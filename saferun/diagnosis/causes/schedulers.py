@@ -28,9 +28,9 @@ _RULES = (
         in_last_lines=True,
     ),
     TextRule(
-        "fabric_error",
+        "ssh_unreachable",
         re.compile(r"^(ssh: connect to host \S{1,200} port \d{1,5}: .{1,80})"),
-        "another host cannot be reached: {0}",
+        "another host cannot be reached by ssh: {0}",
         _SSH_ADVICE,
         in_last_lines=True,
     ),

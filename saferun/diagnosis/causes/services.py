@@ -68,6 +68,15 @@ _LAST = re.compile(
 )
 _HOST = re.compile(r"\bhost='([\w.-]{1,120})'|\bhttps?://([\w.-]{1,120})")
 _CODE = re.compile(r"\b([45]\d\d)\b")
+# Numbers that are no status: a port, and what stands in a path.
+_ADDRESS = re.compile(
+    r"\bport[ =]\d{1,5}\b|\bhttps?://\S{1,300}|\burl: \S{1,300}|(?:\.[a-z]{2,10}|\d|\]|\blocalhost):\d{1,5}\b"
+)
+_UNREACHED = re.compile(
+    r"ConnectionPool\(host=|Max retries exceeded|Connect(?:ion)?Error\b|(?:Connect|Read)Timeout|[Tt]imed? ?out\b"
+    r"|[Cc]onnection (?:error|refused|reset|aborted|broken)|[Cc]ouldn't (?:reach|connect)"
+    r"|(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) (?:reach|connect|contact)\b"
+)
 _TLS = re.compile(r"\bcertificate|CERTIFICATE_VERIFY|CertificateError|SSL(?:Error|CertVerification|EOFError)|\bTLS\b")
 _RATE = frozenset(
     {"429", "503", "SlowDown", "RequestLimitExceeded", "TooManyRequests", "Throttling", "ThrottlingException"}
@@ -94,10 +103,12 @@ def _is_service(exception: str, line: str) -> bool:
 
 
 def _cause(failure: Failure, line: str, code: str) -> Cause:
-    code = code or (plain[1] if (plain := _CODE.search(line[:200])) is not None else "")
+    code = code or (plain[1] if (plain := _CODE.search(_ADDRESS.sub("", line)[:200])) is not None else "")
     host = _HOST.search(line)
     who = f"{host[1] or host[2]} " if host is not None else "a service outside the job "
-    what = f"answered {code}" if code else "did not do what it was asked"
+    is_silent = _UNREACHED.search(line) is not None and _TLS.search(line) is None
+    what = "was not reached or did not answer" if is_silent else "did not do what it was asked"
+    what = f"answered {code}" if code else what
     advice = _advice(code, line)
     return cause(failure, "remote_service_error", f"{who}{what}: {shortened(line, 160)}", advice, proof=line)
 

@@ -85,7 +85,7 @@ INCOMPARABLE = frozenset(
         "network_cut",
         "parent_gone",
         "peer_lost",
-        "scheduler_timeout",
+        *("scheduler_timeout", "ssh_unreachable"),
         "stopped_by_signal",
         "store_host_lost",
         "worker_stopped",

@@ -293,7 +293,7 @@ def test_a_tool_that_hangs_is_ended_and_the_next_way_is_taken(amd: Path) -> None
     slow.write_text("#!/bin/sh\nexec sleep 3600\n")
     slow.chmod(0o755)
     add_card(amd, 1, gpu_busy_percent="97\n")
-    found = ask_amd(amd, time.monotonic() + 6)  # the tool gets two thirds of it
+    found = ask_amd(amd, time.monotonic() + 9)  # the tool gets two thirds of it, and a busy machine needs the rest
     assert found.content["source"] == "sysfs"
     assert found.content["gpus"][0]["busy_percent"] == 97
     assert not found.failure

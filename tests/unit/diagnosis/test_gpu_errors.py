@@ -198,3 +198,55 @@ def test_two_dead_ranks_are_told_apart_by_the_order_of_the_gpus() -> None:
     mixed = GpuOwners([(end.rank, end.pid) for end in ends], (RankGpu(0, "0000:52:00.0"), RankGpu(2, "0000:1b:00.0")))
     assert mixed.rank_of(error) is None
     assert mixed.may_be_of(error, 3)
+
+
+# ----------------------------------------------------------------------------------------------- GPUs of other jobs
+
+FOREIGN = "NVRM: Xid (PCI:0000:9d:00): 79, pid=77777, name=python3, GPU has fallen off the bus"
+STEP = ("Traceback (most recent call last):", '  File "/home/user/job/train.py", line 52, in step')
+
+
+@pytest.mark.parametrize(
+    ("message", "class_name"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "cuda_out_of_memory"),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", "device_side_assert"),
+        ("KeyError: 'RELATIONSHIP'", "python_exception"),
+        ("RuntimeError: CUDA error: unspecified launch failure", "cuda_error"),
+    ],
+)
+@pytest.mark.parametrize("gpus", [(), GPUS[:2]])
+def test_a_gpu_of_another_jobs_process_is_not_the_cause(
+    message: str, class_name: str, gpus: tuple[RankGpu, ...]
+) -> None:
+    """The kernel log is that of the whole host."""
+    evidence = evidence_of((end_of(1, code=1),), (FOREIGN,), gpus)
+    output = evidence.outputs[0]._replace(last_lines=(*STEP, message))
+    assert cause_of(diagnose(evidence._replace(outputs=(output,)))).class_name == class_name
+
+
+@pytest.mark.parametrize("message", ["torch.OutOfMemoryError: CUDA out of memory.", "KeyError: 'RELATIONSHIP'"])
+def test_what_a_program_asked_for_is_no_fault_of_a_gpu_whose_rank_is_not_known(message: str) -> None:
+    evidence = evidence_of((end_of(1, code=1),), (OFF_THE_BUS.format(bus="9d"),), ())
+    output = evidence.outputs[0]._replace(last_lines=(*STEP, message))
+    assert cause_of(diagnose(evidence._replace(outputs=(output,)))).class_name != "gpu_hardware_error"
+
+
+def test_an_error_with_the_pid_of_a_containers_host_is_of_the_rank_that_is_known_to_have_that_gpu() -> None:
+    """In the container the process has another number."""
+    found = diagnose(evidence_of((end_of(3, code=1),), (FOREIGN,), GPUS))
+    assert (cause_of(found).class_name, cause_of(found).ranks) == ("gpu_hardware_error", (3,))
+    error = error_in(FOREIGN)
+    assert error is not None
+    owners = GpuOwners([(rank, 4000 + rank) for rank in range(4)], GPUS[:3])
+    assert owners.rank_of(error) is None
+    assert not any(owners.is_probably_of(error, rank) for rank in range(4))
+    # Enough to suspect the host, not to name the cause.
+    assert owners.may_be_of(error, 3)
+
+
+@pytest.mark.parametrize("message", ["RuntimeError: HIP error: unknown error", "RuntimeError: HIPBLAS_STATUS_UNKNOWN"])
+def test_an_error_of_hips_is_one_of_a_gpu(message: str) -> None:
+    evidence = evidence_of((end_of(1, code=1),), (OFF_THE_BUS.format(bus="43"),), ())
+    output = evidence.outputs[0]._replace(last_lines=(*STEP, message))
+    assert cause_of(diagnose(evidence._replace(outputs=(output,)))).class_name == "gpu_hardware_error"

@@ -115,3 +115,96 @@ def test_where_nobody_is_seen_to_be_late_the_one_that_timed_out_is_told_alone(na
     assert found.headline.startswith(f"{FIRST} failed first, 10.0 s after the start: ")
     assert found.cause is not None
     assert found.cause.ranks == ()
+
+
+def timed_out_in(rank: int, number: int, last: int) -> RankOutput:
+    """What the watchdog of a rank logs whose CPU had gone on after the collective that did not end."""
+    head = f"[rank{rank}]:[E1122 ProcessGroupNCCL.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
+    caught = f"{head}Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, "
+    caught += "Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+    ended = f"{head}Exception (either an error or timeout) detected by watchdog at work: {number}, last enqueued NCCL "
+    ended += f"work: {last}, last completed NCCL work: {number - 1}."
+    return RankOutput(rank, (caught, ended), "", "", 0.0)
+
+
+def all_timed_out(*outputs: RankOutput, stopped: tuple[int, ...] = (), capture: Capture | None = None) -> Diagnosis:
+    """These ranks timed out, but for those that saferun stopped."""
+    ranks = [output.local_rank for output in outputs]
+    ends = [end_of(rank, signum=6, at=100.0 + rank / 10) for rank in ranks if rank not in stopped]
+    ends += [end_of(rank, signum=15, at=102.0, stopped=True) for rank in stopped]
+    return diagnose(evidence(*ends, outputs=outputs)._replace(capture=capture or Capture()))
+
+
+def test_a_cpu_that_is_less_far_ahead_is_not_late() -> None:
+    """All have called collective 5, which did not end; what they had called after that does not matter."""
+    found = all_timed_out(timed_out_in(0, 5, 9), timed_out_in(1, 5, 7), timed_out_in(2, 5, 9))
+    assert found.cause is not None
+    assert found.cause.ranks == ()
+    assert "has not called" not in found.headline
+
+
+def test_the_first_collective_that_timed_out_is_the_one_that_a_rank_has_not_called() -> None:
+    found = all_timed_out(timed_out_in(0, 6, 9), logged(1, 3), timed_out_in(2, 5, 8), stopped=(1,))
+    assert found.cause is not None
+    assert found.cause.ranks == (1,)
+    assert found.headline.startswith("rank 1 has not called collective 5 that ranks 0, 2 waited in")
+
+
+def test_by_the_logs_alone_no_rank_is_late_where_no_number_timed_out() -> None:
+    waited = RankOutput(0, ("[rank0]: NCCL operation timed out", *logged(0, 5).last_lines), "", "", 0.0)
+    found = all_timed_out(waited, logged(1, 4), stopped=(1,))
+    assert found.cause is not None
+    assert found.cause.ranks == ()
+
+
+def test_a_call_that_all_have_made_by_their_flight_recorders_is_not_missed_by_their_logs() -> None:
+    recorders = tuple(recorder(rank, 5) for rank in range(4))
+    outputs = (timed_out_in(0, 6, 9), logged(1, 4), logged(2, 9), logged(3, 9))
+    found = all_timed_out(*outputs, stopped=(1, 2, 3), capture=Capture(collectives=recorders))
+    assert "has not called" not in found.headline
+    assert found.headline.startswith(f"{FIRST} failed first")
+
+
+IN_GPU = (
+    Frame("cudaStreamSynchronize", "/usr/lib/libcudart.so", 0, native=True),
+    Frame("step", "/home/user/job/train.py", 52),
+)
+
+
+def test_ranks_that_may_wait_in_nccl_as_well_are_not_late() -> None:
+    """Its calls keep the CPU busy until the GPU is done."""
+    found = judged("nccl_timeout", dump_of(1, IN_GPU), dump_of(2, IN_GPU), dump_of(3, IN_GPU))
+    assert found.cause is not None
+    assert found.cause.ranks == ()
+    assert found.headline.startswith(f"{FIRST} failed first")
+    assert found.headline.endswith("; whom it waited for is not seen: ranks 1-3 compute or wait in NCCL as well")
+    computes = dump_of(2, IN_GPU[1:])
+    computes = computes._replace(threads=(computes.threads[0]._replace(active=True),))
+    found = judged("nccl_timeout", dump_of(1, SLEEPS), computes, dump_of(3, IN_GPU))
+    assert found.cause is not None
+    assert found.cause.ranks == (1,)
+    assert found.headline.startswith(f"{LATE} did not come")
+
+
+def test_a_rank_that_computes_is_late_for_gloo() -> None:
+    """There it is no call of another collective."""
+    computes = dump_of(1, IN_GPU[1:])
+    computes = computes._replace(threads=(computes.threads[0]._replace(active=True),))
+    assert judged("gloo_timeout", computes).headline.startswith(f"{LATE} did not come to all_reduce: it computes")
+
+
+def test_a_timeout_of_this_rank_is_not_another_ranks_fault() -> None:
+    """The line is the heartbeat monitor's, where no other is left."""
+    head = "[rank0]:[E1122 ProcessGroupNCCL.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank 0] Received a dump signal "
+    head += "due to a collective timeout from "
+    own = RankOutput(0, (f"{head}this local rank and we will try our best to dump the debug info.",), "", "", 0.0)
+    found = all_timed_out(own)
+    assert found.cause is not None
+    assert (found.cause.class_name, found.victims) == ("nccl_timeout", ())
+    ended = "[rank0]: Exception (either an error or timeout) detected by watchdog at work: 808, last enqueued NCCL work"
+    found = all_timed_out(own._replace(last_lines=(*own.last_lines, ended)))
+    assert "NCCL timeout: collective number 808" in found.headline
+    other = RankOutput(0, (f"{head} rank 3 and we will try our best to dump the debug info.",), "", "", 0.0)
+    found = all_timed_out(other)
+    assert found.cause is not None
+    assert found.cause.class_name == "communicator_aborted"

@@ -129,6 +129,45 @@ def test_threads_and_destructors_do_not_end_a_process() -> None:
     assert alone.messages[0] == "OSError: thread"
 
 
+TRUE = ("[rank1]: " + HEAD, "[rank1]: " + STEP, "[rank1]: ValueError: main")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ("Error in atexit._run_exitfuncs:",),
+        ("Process Process-2:",),
+        ("Process SpawnProcess-1:2:",),
+        ("Task exception was never retrieved", "future: <Task finished name='Task-1' exception=OSError('late')>"),
+        ("Exception in callback poll()", "handle: <Handle poll()>"),
+        ("--- Logging error ---",),
+        (),
+    ],
+)
+def test_what_is_printed_at_exit_does_not_replace_what_ended_the_rank(head: tuple[str, ...]) -> None:
+    """Torch's hook has printed that."""
+    late = (*head, HEAD, STEP, "OSError: late")
+    error = find_python_error([*TRUE, *late])
+    assert error is not None
+    assert error.messages == ("ValueError: main",)
+    assert error.is_uncaught
+
+
+@pytest.mark.parametrize("head", ["Error in atexit._run_exitfuncs:", "--- Logging error ---"])
+def test_what_no_process_ends_by_is_passed_over_without_torchs_prefix_too(head: str) -> None:
+    error = find_python_error([HEAD, STEP, "ValueError: main", head, HEAD, STEP, "OSError: late"])
+    assert error is not None
+    assert error.messages == ("ValueError: main",)
+
+
+def test_a_traceback_of_torchs_loggers_is_not_preferred() -> None:
+    """They put the rank before their lines too, and the program goes on."""
+    logged = [f"[rank1]:W1121 11:40:54.259000 77 torch/_dynamo/x.py:9] {line}" for line in (HEAD, STEP, "KeyError: 7")]
+    error = find_python_error([*logged, HEAD, STEP, "ValueError: main"])
+    assert error is not None
+    assert error.messages == ("ValueError: main",)
+
+
 def test_a_traceback_behind_a_loggers_prefix_is_read_too() -> None:
     """Ray and vLLM write one before every line."""
     lines = [f"(RayWorker pid=4009) {line}" for line in (HEAD, STEP, "ValueError: bad")]

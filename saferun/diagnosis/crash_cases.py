@@ -1,0 +1,175 @@
+"""The ranks that failed by themselves, each judged alone, and which of them explains the rest best. Pure.
+
+A rank that raises an error and then, in its ``finally``, calls a collective ends by what becomes of that: the others no
+longer come. What it had raised is the cause then, not that it lost them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from saferun.diagnosis.causes import Role, cause_of, role_of
+from saferun.diagnosis.causes.failure import Failure, read_failure
+from saferun.diagnosis.collectives import compare
+from saferun.diagnosis.job_hosts import Hosts, addresses_in
+from saferun.diagnosis.lost_peers import stopped_failures
+from saferun.diagnosis.rank_waits import waits_of
+from saferun.diagnosis.timeouts import idle, is_timeout, not_busy, waited
+from saferun.diagnosis.tracebacks import likeness
+from saferun.evidence import Cause, Evidence, RankOutput
+from saferun.model import RankEnd, Value
+
+CLOCKS_DIFFER_S = 0.25
+"""How far apart the clocks are that NTP keeps."""
+# An error file is stamped in whole seconds when the exception is raised; the exit follows when the interpreter has
+# shut down. Only a difference beyond that rounding can put one failure before another.
+_ERROR_FILE_RESOLUTION_S = 1.0
+# Exceptions that programs expect, and signals.
+_EXPECTED = frozenset(
+    {"Empty", "Full", "StopIteration", "StopAsyncIteration", "KeyboardInterrupt", "SystemExit", "SignalException"}
+)
+
+
+class Case(Value):
+    """One rank that failed by itself: when, why, and how well that explains the rest.
+
+    ``afterwards``: what came of it while it handled that error: ``it lost its connection to another rank``; empty in
+    the usual case.
+    """
+
+    at: float
+    failure: Failure
+    cause: Cause
+    role: Role
+    afterwards: str = ""
+
+    @property
+    def end(self) -> RankEnd:
+        """How and when the rank ended."""
+        return self.failure.end
+
+
+def failed_by_itself(end: RankEnd) -> bool:
+    """Whether a rank ended badly, and not because saferun ended it."""
+    return not end.status.ok and not end.stopped_by_us
+
+
+def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> list[Case]:
+    """The ranks that failed by themselves, the best explanation first."""
+    cases = []
+    reason = evidence.abort_reason
+    for end in evidence.ends:
+        if not failed_by_itself(end):
+            continue
+        output = outputs.get(end.rank)
+        failure = read_failure(evidence, end, output, hosts)
+        cause = _located(cause_of(failure), hosts)
+        cases.append(Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
+    if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
+        # A rank that had raised by itself, and had not ended yet when it was stopped, explains more than its victims.
+        stopped = stopped_cases(evidence, hosts)
+        raised = [case for case in stopped if outputs[case.end.rank].raised]
+        found = [case for case in raised if case.role is Role.CULPRIT]
+        found = found or _begun(evidence, hosts, [*cases, *raised], [*cases, *stopped])
+        ranks = {case.end.rank for case in found}
+        cases = [*(case for case in cases if case.end.rank not in ranks), *found]
+    cases.sort(key=lambda case: (case.role, case.at, case.end.rank))
+    # The clocks of hosts differ by less than this; which of them reported first was decided at one place.
+    near = [case for case in cases if case.role is cases[0].role and case.at - cases[0].at < CLOCKS_DIFFER_S]
+    first = next((case for case in near if reason is not None and case.end.rank == reason.rank), None)
+    return cases if first is None or not hosts.are_several else [first, *(case for case in cases if case is not first)]
+
+
+def stopped_cases(evidence: Evidence, hosts: Hosts) -> list[Case]:
+    """The ranks that saferun stopped, and that had an error of their own."""
+    found = ((failure, _located(cause_of(failure), hosts)) for failure in stopped_failures(evidence, hosts))
+    return [Case(failure.end.time, failure, cause, role_of(cause)) for failure, cause in found]
+
+
+def is_alike(case: Case, root: Case) -> bool:
+    """Whether a rank failed in the same way as another."""
+    if case.role is not root.role or case.cause.class_name != root.cause.class_name:
+        return False
+    return case.cause.location == root.cause.location and likeness([case.cause.message]) == likeness(
+        [root.cause.message]
+    )
+
+
+def _located(cause: Cause, hosts: Hosts) -> Cause:
+    """A cause whose other end is named by its host."""
+    if not hosts.are_several or role_of(cause) is Role.CULPRIT:
+        return cause
+    peer = next((host for address in addresses_in(cause.proof) if (host := hosts.at_address(address))), None)
+    if peer is None:
+        return cause
+    message = cause.message.replace("to another rank", f"to a rank of {peer.label}")
+    return cause._replace(message=message, proof=hosts.located(cause.proof))
+
+
+def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> float:
+    """When a rank failed, in seconds since the epoch: when it raised, if its error file can be believed."""
+    started_time = end.time - (end.at - started_at)
+    if output is None or not started_time - _ERROR_FILE_RESOLUTION_S <= output.error_time:
+        return end.time
+    return output.error_time if output.error_time < end.time - _ERROR_FILE_RESOLUTION_S else end.time
+
+
+# --------------------------------------------------------------------------- what was raised before others were lost
+
+
+def _begun(evidence: Evidence, hosts: Hosts, cases: Sequence[Case], failed: Sequence[Case]) -> list[Case]:
+    """The ranks that lost the others, or waited too long for them, while they handled an error of their own.
+
+    An error that all handle is one that the program expects. Where another rank is late, a timeout needs no other
+    explanation.
+
+    Args:
+        evidence: of all.
+        hosts: of the job.
+        cases: of which these are.
+        failed: all that have printed an error.
+    """
+    begun = [found for case in cases if (found := _before_it_lost_the_others(case)) is not None]
+    if begun and len(begun) == len(failed) and all(is_alike(case, begun[0]) for case in begun):
+        return []
+    waited_too_long = {case.end.rank for case in failed if is_timeout(case.cause)}
+    at_once = [case for case in begun if case.end.rank not in waited_too_long]
+    return at_once if len(at_once) < len(begun) and _is_another_late(evidence, hosts, failed, begun) else begun
+
+
+def _before_it_lost_the_others(case: Case) -> Case | None:
+    """The case with the error that the rank handled when it lost the others; None where there was none."""
+    for failure in _handled(case.failure):
+        cause = cause_of(failure)
+        if role_of(cause) is Role.CULPRIT:
+            lost = case.cause.class_name in {"peer_lost", "store_lost"}
+            afterwards = f", it {case.cause.message}" if lost else f": {waited(case.cause, case.end.rank)}"
+            return Case(case.at, failure, cause, Role.CULPRIT, f"while it handled that{afterwards}")
+    return None
+
+
+def _handled(failure: Failure) -> Iterator[Failure]:
+    """The failure as it would be without the errors that came while others were handled, the nearest of these first.
+
+    A traceback begins where the exception is caught: one that a library has got over has no line of the user's.
+    """
+    error = failure.error
+    if error is None:
+        return
+    for index in range(len(error.blocks) - 1, 0, -1):
+        if error.blocks[index].link != "context":
+            continue
+        cut = error._replace(blocks=error.blocks[:index])
+        is_users = any(failure.user.owns(frame) for block in cut.blocks for frame in block.frames)
+        if is_users and cut.last.exception.rpartition(".")[2] not in _EXPECTED:
+            yield failure._replace(error=cut)
+
+
+def _is_another_late(evidence: Evidence, hosts: Hosts, failed: Sequence[Case], begun: Sequence[Case]) -> bool:
+    """Whether the others did not come to what these ranks waited in because of a rank that did something else."""
+    findings = compare(evidence.capture.collectives, evidence.ranks)
+    culprits = {*findings.culprits}
+    if culprits:
+        return culprits.isdisjoint(case.end.rank for case in begun)
+    others = idle(waits_of(evidence, hosts, findings), [case.end.rank for case in failed])
+    return any(not_busy(others, case.cause) for case in failed)
