@@ -117,6 +117,8 @@ def test_where_none_answers_the_signal_that_ends_the_job_is_named(tmp_path: Path
         (HERE, "/nowhere/control", f"kill -TERM {os.getpid()} does the same as stop"),
         (ELSEWHERE, "/nowhere/control", "run saferunctl on one of its hosts (node1)"),
     ],
+    # Each worker of the tests has a process id of its own.
+    ids=["it lives here", "it lives elsewhere", "here, by a socket that is gone", "elsewhere, by such a socket"],
 )
 def test_one_that_cannot_be_reached_is_ended_by_a_signal_if_it_lives_here(
     tmp_path: Path, process: Any, control_socket: str, hint: str
