@@ -62,6 +62,7 @@ def test_hosts_that_wait_for_one_that_is_lost_end_at_once(
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "verb", "code"), slow_but([(0, "stop", 143), (3, "kill", 137)], "3"))
 def test_hosts_that_wait_before_a_retry_end_at_once(
     cluster: Cluster, tmp_path: Path, asked: int, verb: str, code: int

@@ -63,6 +63,7 @@ def test_a_phase_on_another_host_is_no_hang_while_it_lasts(cluster: Cluster, tmp
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_a_phase_on_another_host_that_lasts_longer_than_expected_is_a_hang(cluster: Cluster, tmp_path: Path) -> None:
     """It is reported by its name, and only reported: the job goes on."""
     job = in_phase(cluster, tmp_path, 6)

@@ -119,6 +119,7 @@ def test_ranks_end_where_pdsh_itself_is_gone(cluster: Cluster, tmp_path: Path) -
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_of_several_saferuns_ends_them_all(cluster: Cluster, tmp_path: Path) -> None:
     """Whoever stops one by hand means the job."""
     job = start(cluster, Way("by_hand"), tmp_path, STAY, nproc=1)

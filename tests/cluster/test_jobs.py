@@ -177,6 +177,7 @@ def test_ranks_that_all_fail_at_once_are_one_failure(cluster: Cluster, tmp_path:
 # ------------------------------------------------------------------------------------------------------- who is missing
 
 
+@pytest.mark.slow
 def test_hosts_may_be_started_in_any_order(cluster: Cluster, tmp_path: Path) -> None:
     """The first one last, as it happens where a scheduler starts them."""
     jobs = []
@@ -218,6 +219,7 @@ def test_hosts_of_a_list_that_do_not_come_are_named(cluster: Cluster, tmp_path: 
     assert all("2 of 4 hosts" in line and "node2" in line and "node4" in line for line in told), told
 
 
+@pytest.mark.slow
 def test_a_first_host_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
     """Nobody else could be asked who is there."""
     options = ("--start-timeout", str(START_TIMEOUT_S))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 WITH_A_CHILD = f"import subprocess\nsubprocess.Popen(['sleep', '1000'])\n{STAY}"
 
 
+@pytest.mark.slow
 def test_what_concerns_one_host_names_it(cluster: Cluster, tmp_path: Path) -> None:
     """No files can be kept, a signal comes, a saferun is killed: each of them is about a host."""
     hosts = cluster.hosts[:2]

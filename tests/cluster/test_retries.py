@@ -81,6 +81,7 @@ def ran(job: Job, word: str = "ran") -> int:
 # ------------------------------------------------------------------------------------------------ what passes by itself
 
 
+@pytest.mark.slow
 def test_hosts_wait_until_the_port_is_free(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """The job before has it still, for one. The other hosts hear somebody else there, and go on waiting."""
     cluster = make_cluster(3)

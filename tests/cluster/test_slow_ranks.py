@@ -80,6 +80,7 @@ def waits(folder: Path) -> dict[str, object]:
     return {}
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_30_percent_slower_is_named_with_its_host(cluster: Cluster, tmp_path: Path) -> None:
     """Once, by the leader; the run directory has it."""
     job = in_step(cluster, tmp_path, 3, 1.3)

@@ -52,6 +52,7 @@ def test_where_all_hosts_have_the_mistake_none_waits_for_long(cluster: Cluster, 
     assert all(process.err.count("saferun: ") == 1 for process in job.processes), job.story("more than its own words")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faulty", slow_but([0, 2], "2"))
 def test_signed_messages_and_a_single_port_change_nothing(cluster: Cluster, tmp_path: Path, faulty: int) -> None:
     """The reason is signed where the job's messages are."""

@@ -157,6 +157,7 @@ def test_a_client_that_is_ended_lets_go_of_the_rank(folder: Path, signum: int, w
         goes_on(job, pid)
 
 
+@pytest.mark.slow
 def test_a_debugger_that_is_killed_lets_go_of_the_rank(folder: Path) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         debugger = tracer_of(pid)
@@ -220,6 +221,7 @@ def test_a_rank_that_is_killed_in_its_debugger_fails_as_ever(folder: Path) -> No
         until(lambda: "rank 1" in job.err and "SIGKILL" in job.err, "the report names it")
 
 
+@pytest.mark.slow
 def test_another_rank_that_fails_ends_the_attempt_and_the_debugger(folder: Path) -> None:
     program = WAITS + "\nif RANK == 0:\n    sys.exit(3)\nstay()"
     with running(folder, program, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, _):

@@ -331,6 +331,7 @@ def test_ranks_that_need_no_store_outlive_the_coordinator(tmp_path: Path) -> Non
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_coordinator_killed_before_it_serves_is_replaced(tmp_path: Path) -> None:
     with running(tmp_path, END_AS_TOLD, nproc=1, arguments=["0"]) as job:
         job.hear("ready")

@@ -195,6 +195,7 @@ def test_on_paper_text_is_dark_whatever_the_screen_was(browser: Browser, pages: 
     page.close()
 
 
+@pytest.mark.slow
 def test_the_page_prints(browser: Browser, pages: dict[str, Path]) -> None:
     """A few sheets, whatever is closed."""
     page = browser.open(pages["crash"])

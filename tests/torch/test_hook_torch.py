@@ -186,6 +186,7 @@ def in_turn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectiveFin
     return found
 
 
+@pytest.mark.slow
 def test_the_rank_that_called_something_else_is_named(in_turn: dict[str, CollectiveFindings]) -> None:
     """By how many called the other."""
     found = in_turn["mismatched"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from saferun.report.page.run_reading import read_run
 from saferun.report.page.timeline import build_timelines
 from tests.process.launching import customized, in_saferun
@@ -20,6 +22,7 @@ stay()
 """
 
 
+@pytest.mark.slow
 def test_the_leader_alone_has_a_page_made_and_it_has_the_ranks_of_all_hosts(tmp_path: Path) -> None:
     """However many hosts fail, there is one page of the job."""
     run_dir = tmp_path / "run"

@@ -347,6 +347,7 @@ def test_one_task_a_rank_looks_like_one_saferun_to_the_ranks(tmp_path: Path) -> 
         assert sorted(path.name for path in (host / "attempt_0").glob("rank_*")) == ["rank_0", "rank_1", "rank_2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", slow_but([0, 2], "2"))
 def test_a_task_that_is_killed_ends_its_host_and_the_job(tmp_path: Path, killed: int) -> None:
     """The first one takes the host's coordinator with it."""

@@ -122,6 +122,7 @@ def test_hosts_with_consoles_of_their_own_word_a_hang_as_the_leader_does(
     assert hang["headline"].startswith(told.removeprefix("saferun: "))
 
 
+@pytest.mark.slow
 def test_where_the_leader_says_nothing_of_a_hang_the_other_hosts_keep_theirs(tmp_path: Path) -> None:
     """Its message may get lost, or it may have none."""
     breaking = "from saferun.cluster.job_sender import JobSender\n    JobSender.broadcast_judgement = None"

@@ -59,6 +59,7 @@ def away_from_munge(i: int) -> dict[str, Any]:
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide munge")
 
 
+@pytest.mark.slow
 @needs_root
 def test_hosts_that_share_nothing_run_as_ever(tmp_path: Path) -> None:
     """Nothing is said of it on the console."""

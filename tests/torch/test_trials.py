@@ -146,6 +146,7 @@ def test_a_member_alone_is_a_group(shared: Host) -> None:
     assert kinds(shared.outcomes()) == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_local_groups_need_nobody_else() -> None:
     """A host that cannot reach the master still tells whether it is whole itself."""
     # The store of this place is never asked: nobody listens on port 1.
@@ -262,6 +263,7 @@ def test_a_host_that_does_not_come_leaves_the_others_waiting_in_a_known_place(sh
     assert (outcome.kind, outcome.where) == ("timeout", "in init_process_group")
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_there_is_told() -> None:
     """Refused is not the same as silent."""
     with host(0, 1) as one:

@@ -86,6 +86,7 @@ def test_what_is_no_record_is_left_out(kind: str, tmp_path: Path) -> None:
     assert "#records" not in {attributes.get("href") for _, attributes in read(folder).elements}
 
 
+@pytest.mark.slow
 def test_a_page_with_records_of_any_size_is_bounded(tmp_path: Path) -> None:
     """Characters that take five bytes on the page, wherever one may stand; of many ranks."""
     folder = hang_run(tmp_path / "run")

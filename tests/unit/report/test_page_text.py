@@ -260,6 +260,7 @@ def test_a_thousand_ranks_stay_readable(tmp_path: Path) -> None:
     assert "1024 on 128 hosts" in reader.text
 
 
+@pytest.mark.slow
 def test_a_page_that_would_be_too_large_is_shortened(tmp_path: Path) -> None:
     """All of the output may be characters that take five bytes each."""
     folder = large_run(tmp_path / "run", 256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -100,6 +101,7 @@ def test_checks_that_were_skipped_are_nothing_bad() -> None:
     assert preflight_json(Preflight((skipped,)), {})["verdict"] == "ok"
 
 
+@pytest.mark.slow
 def test_checks_of_ten_thousand_hosts_stay_within_the_limits() -> None:
     """What is wrong is kept, what is well is cut."""
     preflight = found(10_000)
