@@ -109,6 +109,7 @@ class _Case:
         seen = {*self._dumps, *self._ranks}
         ranks = sorted(seen if self._hosts.are_several else {*evidence.ranks} or seen)
         self._findings = compare(capture.collectives, ranks)
+        self._recorded = {one.rank for one in capture.collectives if not one.failure}
         self.waits: Sequence[Wait] = rank_waits(
             capture,
             self._findings,
@@ -171,8 +172,8 @@ class _Case:
         if found.of_peers or found.kind in _CERTAIN or (holds_gil and not self._leads_to_others(main, one.rank)):
             return _NOTHING
         if found.kind == _ON_GPU:
-            # Kernels of minutes are rare, and of one that never ends no more is to be seen.
-            return not has_failed_gpu(self._hosts, one.rank), ()
+            # Where it is not known whether it waits in a collective, it most likely does.
+            return one.rank in self._recorded and not has_failed_gpu(self._hosts, one.rank), ()
         if found.kind == "uninterruptible":
             # A file server may answer again; what a driver waits for is not to be seen.
             return main is not None and main.outside, ()

@@ -136,9 +136,9 @@ def _aborted(evidence: Evidence, hosts: Hosts) -> Judgement | None:
         return _signal(evidence, hosts) if hosts.are_several and evidence.stop_signum is not None else None
     label = reason.label or evidence.host
     message = shortened(reason.message)
+    if reason.reason in {"signal", "request"} or (reason.reason == "leave" and evidence.stop_signum is not None):
+        return _signal(evidence, hosts)
     match reason.reason:
-        case "signal" | "request":
-            return _signal(evidence, hosts)
         case "parent":
             what = f"saferun's parent process on {label} exited" + (f" ({message})" if message else "")
             advice = (

@@ -36,6 +36,7 @@ _BACKSTOP_S = 5.0
 _COLLECTIVE_S = 6 * 3600.0
 # The coordinator reports a rendezvous that fails; this is for a coordinator that does not answer.
 _JOIN_BACKSTOP_S = 60.0
+_OF_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
 # These handlers of torch's give up by themselves, except for a host beyond MAX, which waits until it is needed.
 _KEEP_TIME = frozenset({"c10d", "etcd-v2"})
 _FOR_EVER_S = 365 * 86400.0
@@ -235,7 +236,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
         least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
-        if config.rendezvous.backend in _KEEP_TIME:
+        if config.rendezvous.backend in _KEEP_TIME and hosts.least != hosts.most:
             join_s = _FOR_EVER_S
         limits = limits._replace(
             capture_s=limits.capture_s + _OTHERS_S,
@@ -258,6 +259,9 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         least_hosts=hosts.least,
         has_spares=hosts.spares > 0,
         moves_leader=config.moves_leader,
+        # A batch system sends SIGTERM to all hosts of a job.
+        awaits_successors=config.rendezvous.backend != "static" and not any(name in os.environ for name in _OF_JOBS),
+        serves_tasks=hosts.task is not None and hosts.task.local_rank == 0 and hosts.task.local_world_size > 1,
     )
     hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")
     return Supervisor(attempts, limits, hangs, job, orphans=config.leftovers), peers_s

@@ -95,6 +95,8 @@ class PreflightRun:
         self._forked = process
         self._counted: tuple[Pairs, float] = ((), 0.0)  # what interfaces had counted before, and when that was
         self._ended: list[CheckProcess | HostChecks | TrialShare] = []  # whose processes have not been reaped yet
+        self._hosts: frozenset[str] = frozenset()
+        self._last_hosts: frozenset[str] = frozenset()  # of the previous attempt
         self._attempt = _Attempt(HostChecks(poller, on_done=lambda: None, warn=warn), beside=False)
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -203,6 +205,8 @@ class PreflightRun:
         """
         attempt, job = self._attempt, self._job
         attempt.assignment, attempt.on_over = assignment, on_over
+        self._last_hosts = self._hosts
+        self._hosts = frozenset(peer.label for peer in job.peers.values())
         if attempt.go_ahead is not None:
             self._end(attempt)
         elif job.is_head:
@@ -355,9 +359,10 @@ class PreflightRun:
 
     @property
     def _has_newcomers(self) -> bool:
-        """Whether hosts may have come to an elastic job that has run without them, which is not to end for them."""
+        """Whether hosts have come to an elastic job that has run without them, which is not to end for them."""
         assignment, hosts = self._attempt.assignment, self._config.hosts
-        return assignment is not None and assignment.number > 0 and hosts.least != hosts.most
+        has_run = assignment is not None and assignment.number > 0 and hosts.least != hosts.most
+        return has_run and not self._hosts <= self._last_hosts
 
     def _outcome(self, preflight: Preflight) -> PreflightOutcome:
         nics = self._config.checks.nics

@@ -91,7 +91,8 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
         at=at,
     )
     finishes = decision.next_step == "finish"
-    actions: list[Action] = [ReportFailure(launch.number, diagnosis, not finishes, decision)]
+    restarting = not finishes and launch.stop_signum is None
+    actions: list[Action] = [ReportFailure(launch.number, diagnosis, restarting, decision)]
     broadcasts = launch.answers_to_job and launch.leads
     if finishes:
         # DIAGNOSING -> DONE

@@ -88,6 +88,7 @@ class Stopping:
         self.tools_deadline = 0.0  # when SIGKILL waits for no tool any more
         self.awaits_tools = False  # it waits for one
         self.awaits_orphans = False  # all ranks ended well, and processes of theirs work on
+        self.is_signalled = False  # a signal has ended that: this host takes part in no other attempt
         self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end
 
 
@@ -217,7 +218,7 @@ class LaunchState:
         """Whether the signal that this host got is no end of the job, where the others are about to meet again."""
         is_signalled = self.stop_signum is not None and not self.stopped_by
         may_leave = self.attempt.peers.may_leave or self.stop_signum != signal.SIGINT
-        return self.job.outlives_leader and is_signalled and may_leave
+        return self.job.together and self.job.outlives_leader and is_signalled and may_leave
 
     def finish(self, exit_code: int, reraise: int | None = None, *, leaves: bool = False) -> list[Action]:
         """The launch is over."""

@@ -89,6 +89,8 @@ def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Actio
         return []
     launch.add_ending(_ending(launch, event))
     if isinstance(launch.attempt.ending, Regroup):
+        if launch.attempt.stopping.is_signalled:
+            return launch.finish(1, leaves=True)
         launch.restarts += launch.attempt.ending.is_counted
         launch.enter(State.BACKOFF, event.at)
         return []

@@ -229,7 +229,7 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         placement = launch.attempt.placement
         where = f" on {placement.host}" if placement is not None else ""
         return [PrintLine(f"{_name(event)}{where}: this spare host ends"), *launch.finish(1, leaves=True)]
-    if launch.state is State.WAITING and launch.job.together and not launch.leads:
+    if launch.state is State.WAITING and launch.job.together and not (launch.leads or launch.job.serves_tasks):
         # WAITING -> DONE: nor the one whose ranks have ended well, as under torchrun.
         launch.stop_signum = event.signum
         line = f"{_name(event)}: all ranks of this host have ended well, and it does not wait for the others"
@@ -261,6 +261,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         return _end_grace(launch, event.at) if by_keyboard else []
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
+        stopping.is_signalled = True
         line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
@@ -302,7 +303,7 @@ def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
     Its node may be drained, or its pod evicted. A user at the keyboard wants an end.
     """
     is_by_system = event.signum == signal.SIGTERM and not event.why
-    return is_by_system and launch.job.outlives_leader and launch.policy.may_restart(launch.restarts)
+    return is_by_system and launch.job.awaits_successors and launch.policy.may_restart(launch.restarts)
 
 
 def _end_grace(launch: LaunchState, at: float) -> list[Action]:
@@ -363,6 +364,8 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     attempt.stopping.awaits_orphans = False
     is_left = peers.cut_off is not None and not (peers.cut_off.class_name or launch.job.outlives_leader)
     if isinstance(attempt.ending, Regroup) and not is_left:
+        if attempt.stopping.is_signalled:
+            return launch.finish(1, leaves=True)
         # STOPPING -> BACKOFF: no failure.
         launch.restarts += attempt.ending.is_counted
         launch.enter(State.BACKOFF, at)

@@ -25,7 +25,8 @@ class JobPolicy(Value):
     ``peers_s``: how long the leader waits for the evidence of the others. ``hurries``: a scheduler that asks
     for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: without how
     many hosts the job cannot be. ``has_spares``: whether there are hosts that take the places of others;
-    ``moves_leader``: of the leader, too.
+    ``moves_leader``: of the leader, too. ``awaits_successors``: whether the others wait for a host that takes the place
+    of one that gets SIGTERM. ``serves_tasks``: whether other processes of this host depend on this one.
     """
 
     together: bool = False
@@ -35,6 +36,8 @@ class JobPolicy(Value):
     least_hosts: int = 1
     has_spares: bool = False
     moves_leader: bool = False
+    awaits_successors: bool = False
+    serves_tasks: bool = False
 
 
 class HangPolicy(Value):

@@ -280,6 +280,13 @@ def test_what_one_host_told_is_the_cause_on_all(trouble: AbortReason, class_name
     assert cause_of(found).class_name == class_name
 
 
+def test_a_signal_to_this_host_is_why_it_ends_though_the_others_may_go_on() -> None:
+    """As where a user ends all pods of a job: nothing goes on then."""
+    trouble = AbortReason("leave", "node2", "SIGTERM")
+    evidence = job({host: stopped(host) for host in range(4)}, trouble=trouble)._replace(stop_signum=15)
+    assert cause_of(diagnose(evidence)).class_name == "stopped_by_signal"
+
+
 def test_trouble_of_the_judging_host_stays_in_its_own_words() -> None:
     """It could not start its ranks itself."""
     evidence = job({host: stopped(host) for host in range(4)}, trouble=AbortReason("start", "node1", "no such file"))

@@ -64,6 +64,7 @@ class Host:
         policy = JobPolicy(
             together=True,
             outlives_leader=job.elastic,
+            awaits_successors=job.elastic,
             peers_s=100.0,
             least_hosts=job.least,
             has_spares=job.spares > 0,

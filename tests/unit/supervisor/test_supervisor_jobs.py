@@ -217,6 +217,33 @@ def test_a_host_whose_place_can_be_taken_is_waited_for(signum: str, max_restarts
     assert [host.supervisor._launch.restarts for host in job.hosts[:2]] == [1, 1]
 
 
+def test_a_host_that_was_signalled_during_an_upload_does_not_wait_for_the_others_to_come_again() -> None:
+    """All got the signal, and its ranks had ended well before: what they have left behind is waited for no more."""
+    job = started(hosts=2, max_restarts=1, handler=True)
+    done, other = job.hosts[1], job.hosts[0]
+    done.exit(OK)
+    done.exit(OK)
+    assert done.state is State.STOPPING
+    for host in job.hosts:
+        host.signal(signal.SIGTERM)
+    job.settle()
+    assert [host.finish is not None and host.finish.exit_code for host in (done, other)] == [1, 1]
+
+
+def test_a_process_on_which_others_of_its_host_depend_does_not_end_alone() -> None:
+    """Its coordinator would end with it."""
+    job = started()
+    host = job.hosts[2]
+    host.supervisor._launch.job = host.supervisor._launch.job._replace(serves_tasks=True)
+    for status in (OK, OK):
+        host.exit(status)
+    while host.state is not State.WAITING:
+        host.take()
+    host.signal(signal.SIGTERM)
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+
+
 def test_hosts_leave_no_more_often_than_the_job_may_be_restarted() -> None:
     """Whatever another host says."""
     job = started(handler=True)
