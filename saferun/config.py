@@ -327,6 +327,7 @@ class LaunchConfig(Value):
     show_config: bool = False
     dry_run: bool = False
     hosts: HostsConfig = HostsConfig()
+    in_batch_job: bool = False  # of a batch system, which sends a signal to all hosts of the job
     checks: ChecksConfig = ChecksConfig()
     retry: RetryConfig = RetryConfig()
     wraps: tuple[WrapConfig, ...] = ()

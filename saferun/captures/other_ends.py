@@ -189,7 +189,13 @@ class OtherEnds:
             shared = [line for line in lines if line[5:] and line[1][3:4] == b"s" and line[5].startswith(b"/")]
             # Who makes a semaphore maps it under another name first, which is deleted.
             named = _inodes_of(_SHARED_MEMORY) if shared else ()
-            found = [line for line in shared if not line[5].endswith(b" (deleted)") or int(line[4]) in named]
+            # (Other memory without a name has inodes of another file system.)
+            found = [
+                line
+                for line in shared
+                if not line[5].endswith(b" (deleted)")
+                or (line[5].startswith(f"{_SHARED_MEMORY}/".encode()) and int(line[4]) in named)
+            ]
             bounds = [line[0].split(b"-") for line in found]
             self._shared[pid] = tuple(range(int(begin, 16), int(end, 16)) for begin, end in bounds)
         return self._shared[pid]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from saferun.cli.command_line import fill_in, parse
 from saferun.cli.options import OPTIONS
 from saferun.cli.rank_command import NO_SCRIPT, rank_command
-from saferun.cluster.placement import find_place
+from saferun.cluster.placement import find_place, is_in_batch_job
 from saferun.config import (
     DEFAULT_PREFIX,
     DEFAULT_SHUTDOWN_TIMEOUT_S,
@@ -187,6 +187,7 @@ def _resolve(
         show_config=values.show_config,
         dry_run=values.dry_run,
         hosts=hosts,
+        in_batch_job=is_in_batch_job(environ),
         checks=_checks(values),
         retry=_retry(values),
         wraps=_wraps(values),

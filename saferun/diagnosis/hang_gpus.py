@@ -75,14 +75,14 @@ def with_failed_gpus(verdict: Judgement, hosts: Hosts, ranks: Iterable[int]) -> 
 
 
 def has_failed_gpu(hosts: Hosts, rank: int) -> bool:
-    """Whether the kernel log of a rank's host has a fatal error that may be of the rank's GPU.
+    """Whether the kernel log of a rank's host has a fatal error that is probably of the rank's GPU.
 
     Args:
         hosts: of the job.
         rank: to be judged.
     """
     owners = hosts.gpu_owners(rank)
-    return any(error.is_switch or owners.rank_of(error) in {rank, None} for _, error in _fatal(hosts, (rank,)))
+    return any(owners.is_probably_of(error, rank) for _, error in _fatal(hosts, (rank,)))
 
 
 def _fatal(hosts: Hosts, ranks: Iterable[int]) -> list[tuple[int, GpuError]]:

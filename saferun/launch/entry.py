@@ -36,7 +36,6 @@ _BACKSTOP_S = 5.0
 _COLLECTIVE_S = 6 * 3600.0
 # The coordinator reports a rendezvous that fails; this is for a coordinator that does not answer.
 _JOIN_BACKSTOP_S = 60.0
-_OF_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
 # These handlers of torch's give up by themselves, except for a host beyond MAX, which waits until it is needed.
 _KEEP_TIME = frozenset({"c10d", "etcd-v2"})
 _FOR_EVER_S = 365 * 86400.0
@@ -259,8 +258,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         least_hosts=hosts.least,
         has_spares=hosts.spares > 0,
         moves_leader=config.moves_leader,
-        # A batch system sends SIGTERM to all hosts of a job.
-        awaits_successors=config.rendezvous.backend != "static" and not any(name in os.environ for name in _OF_JOBS),
+        awaits_successors=config.rendezvous.backend != "static" and not config.in_batch_job,
         serves_tasks=hosts.task is not None and hosts.task.local_rank == 0 and hosts.task.local_world_size > 1,
     )
     hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")

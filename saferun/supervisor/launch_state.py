@@ -88,7 +88,7 @@ class Stopping:
         self.tools_deadline = 0.0  # when SIGKILL waits for no tool any more
         self.awaits_tools = False  # it waits for one
         self.awaits_orphans = False  # all ranks ended well, and processes of theirs work on
-        self.is_signalled = False  # a signal has ended that: this host takes part in no other attempt
+        self.is_signalled = False  # a signal has ended that: this host forms the job with no others again
         self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end
 
 

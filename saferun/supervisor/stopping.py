@@ -261,7 +261,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         return _end_grace(launch, event.at) if by_keyboard else []
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
-        stopping.is_signalled = True
+        stopping.is_signalled = launch.job.outlives_leader
         line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
@@ -302,8 +302,10 @@ def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
 
     Its node may be drained, or its pod evicted. A user at the keyboard wants an end.
     """
+    placement = launch.attempt.placement
+    has_others = launch.job.together and placement is not None and placement.group_world_size > 1
     is_by_system = event.signum == signal.SIGTERM and not event.why
-    return is_by_system and launch.job.awaits_successors and launch.policy.may_restart(launch.restarts)
+    return has_others and is_by_system and launch.job.awaits_successors and launch.policy.may_restart(launch.restarts)
 
 
 def _end_grace(launch: LaunchState, at: float) -> list[Action]:

@@ -121,6 +121,18 @@ def test_only_processes_of_the_job_have_a_semaphore_without_a_name() -> None:
         assert not wait.outside
 
 
+def test_memory_of_another_file_system_is_not_known_by_the_inode_of_a_semaphore(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel numbers the files of each by itself."""
+    maps = b"7f0000000000-7f0000001000 rw-s 00000000 00:01 42    %s (deleted)\n"
+    monkeypatch.setattr(other_ends, "_inodes_of", lambda _: frozenset({42}))
+    for name, is_outside in ((b"/dev/zero", False), (b"/dev/shm/sem.x", True)):
+        monkeypatch.setattr(other_ends, "read_bytes", lambda *_, name=name: maps % name)
+        call = SystemCall("futex", (0x7F0000000010, 0x109, 0, 0, 0, 0))
+        assert OtherEnds(Ends([])).of_call(1, 1, call, is_readable=True).outside is is_outside
+
+
 def test_a_thread_of_zeromq_receives_what_an_event_descriptor_is_for() -> None:
     """The sockets are that thread's, and it wakes the one that waits."""
     program = """

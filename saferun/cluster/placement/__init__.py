@@ -65,6 +65,15 @@ def find_place(
     return hosts, rendezvous, ranks
 
 
+def is_in_batch_job(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a job of a batch system, whoever places its ranks.
+
+    Args:
+        environ: of this process.
+    """
+    return any(name in environ for name in (*_JOB_VARIABLES, "FLUX_JOB_ID"))
+
+
 def _without_left_over_rank(environ: Mapping[str, str]) -> Mapping[str, str]:
     """The environment without the variables of a rank that submitted this job, or started this step."""
     mark = next((name for name in reversed(_WITHIN_A_RANK) if name in environ), "")

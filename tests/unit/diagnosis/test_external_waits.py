@@ -383,6 +383,13 @@ def test_a_gpu_that_has_failed_computes_no_more() -> None:
     assert external(found) == ()
 
 
+def test_a_gpu_of_another_job_on_the_host_says_nothing_of_the_rank_s_own() -> None:
+    found = with_recorder(job(*ON_GPU, **DRIVER))._replace(
+        kernel_lines=("NVRM: Xid (PCI:0000:ab:00): 79, pid=99999, GPU has fallen off the bus.",)
+    )
+    assert external(found) == (1,)
+
+
 def test_a_collective_that_a_gpu_waits_in_is_none_of_its_computations() -> None:
     # Without a recorder it is not known whether it does.
     assert external(job(*ON_GPU, **DRIVER)) == ()

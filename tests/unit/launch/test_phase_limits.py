@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.cli.main import read_config
 from saferun.config import HostsConfig
 from saferun.launch.entry import _open_supervisor
 from tests.unit.samples import CONFIG
 
 
 @pytest.mark.parametrize(
-    ("backend", "variable", "waits"),
-    [("c10d", "", True), ("static", "", False), ("c10d", "SLURM_JOB_ID", False), ("etcd", "PBS_JOBID", False)],
+    ("backend", "environ", "waits"),
+    [
+        ("c10d", {}, True),
+        ("static", {}, False),
+        ("c10d", {"SLURM_JOB_ID": "4711"}, False),
+        ("c10d", {"FLUX_JOB_ID": "f4711"}, False),
+        ("c10d", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),
+    ],
 )
-def test_a_batch_system_ends_all_hosts_of_a_job(
-    monkeypatch: pytest.MonkeyPatch, backend: str, variable: str, waits: bool
-) -> None:
+def test_a_batch_system_ends_all_hosts_of_a_job(backend: str, environ: dict[str, str], waits: bool) -> None:
     """There a host that gets SIGTERM has no successor."""
-    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-    if variable:
-        monkeypatch.setenv(variable, "4711")
-    config = CONFIG._replace(hosts=HostsConfig(2, 2, 0), rendezvous=CONFIG.rendezvous._replace(backend=backend))
+    words = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "node1:29400", "--rdzv-id", "job", __file__]
+    config = read_config(words, environ)
     assert _open_supervisor(config)[0]._launch.job.awaits_successors is waits
 
 

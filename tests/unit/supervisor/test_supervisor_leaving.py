@@ -1,0 +1,190 @@
+"""Hosts that end while the job goes on without them, or waits for who takes their place."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from saferun.supervisor.actions import Finish
+from saferun.supervisor.ending import Stopped
+from saferun.supervisor.events import (
+    ChecksPassed,
+    HostsJoined,
+    JobAborted,
+    LaunchRequested,
+    RanksStarted,
+    SignalReceived,
+)
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy, JobPolicy
+from tests.unit.supervisor.fake_world import FAILED, OK
+from tests.unit.supervisor.test_supervisor_jobs import codes, started
+
+
+def test_the_others_go_on_where_a_host_leaves_an_elastic_job() -> None:
+    """It is no failure: none of the restarts is used up, and there is none to be had here."""
+    job = started(least=1)
+    job.hosts[2].signal(signal.SIGTERM)
+    job.next_attempt()
+    assert job.hosts[2].finish == Finish(1, leaves=True)
+    assert [host.supervisor.attempt for host in job.hosts[:2]] == [1, 1]
+    for host in job.hosts[:2]:
+        host.exit(OK)
+        host.exit(OK)
+    job.settle()
+    assert codes(job)[:2] == [0, 0]
+
+
+def test_a_signal_while_the_hosts_regroup_stops_this_host() -> None:
+    """Also in the sweep, after which all ranks would be started again."""
+    job = started(least=1)
+    host = job.hosts[1]
+    host.deliver(JobAborted(job.now, 0, "membership", "a host wants to join", "node9"))
+    while (
+        host.state is not State.STOPPING or host.alive or host.supervisor._launch.attempt.stopping.stage != "sweeping"
+    ):
+        host.take()
+    host.signal(signal.SIGTERM)
+    job.settle()
+    assert host.finish == Finish(1, leaves=True)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("state", [State.CAPTURING, State.STOPPING, State.DIAGNOSING, State.BACKOFF, State.CHECKING])
+def test_a_host_that_is_ended_before_a_restart_does_not_keep_the_others_from_it(state: State, number: int) -> None:
+    """Two hosts are reclaimed within seconds, or one while a failure of another one is captured."""
+    job = started(least=1, max_restarts=2)
+    host = job.hosts[number]
+    job.hosts[2].exit(FAILED)
+    while host.state is not state:
+        is_between = not host.inbox and state is State.CHECKING and host.state is State.BACKOFF
+        if is_between or not any(one.inbox for one in job.hosts):
+            host.expire()
+        for one in job.hosts:
+            if host.state is not state:
+                one.take()
+    host.signal(signal.SIGTERM)
+    job.next_attempt()
+    assert host.finish is not None
+    assert (host.finish.exit_code, host.finish.leaves) == (1, True)
+    assert [one.supervisor.attempt for one in job.hosts if one is not host] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("signum", "max_restarts", "is_awaited"), [("TERM", 1, True), ("TERM", 0, False), ("INT", 1, False)]
+)
+def test_a_host_whose_place_can_be_taken_is_waited_for(signum: str, max_restarts: int, is_awaited: bool) -> None:
+    """A pod that is evicted comes again: torch's rendezvous handlers wait for it, if restarts are left.
+
+    A user who presses Ctrl-C wants an end, and so does one who allows no restart.
+    """
+    job = started(max_restarts=max_restarts, handler=True)
+    job.hosts[2].signal(signal.Signals[f"SIG{signum}"])
+    if not is_awaited:
+        job.settle()
+        assert codes(job) == [1, 1, 1]
+        return
+    for _ in range(100):
+        for host in job.hosts:
+            host.take()
+            if host.state is State.BACKOFF:
+                host.expire()
+    assert job.hosts[2].finish == Finish(1, leaves=True)
+    assert [host.state for host in job.hosts[:2]] == [State.JOINING] * 2
+    assert [host.supervisor._launch.restarts for host in job.hosts[:2]] == [1, 1]
+
+
+def test_a_host_that_was_signalled_during_an_upload_does_not_wait_for_the_others_to_come_again() -> None:
+    """All got the signal, and its ranks had ended well before: what they have left behind is waited for no more."""
+    job = started(hosts=2, max_restarts=1, handler=True)
+    done, other = job.hosts[1], job.hosts[0]
+    done.exit(OK)
+    done.exit(OK)
+    assert done.state is State.STOPPING
+    for host in job.hosts:
+        host.signal(signal.SIGTERM)
+    job.settle()
+    assert [host.finish is not None and host.finish.exit_code for host in (done, other)] == [1, 1]
+
+
+def test_a_process_on_which_others_of_its_host_depend_does_not_end_alone() -> None:
+    """Its coordinator would end with it."""
+    job = started()
+    host = job.hosts[2]
+    host.supervisor._launch.job = host.supervisor._launch.job._replace(serves_tasks=True)
+    for status in (OK, OK):
+        host.exit(status)
+    while host.state is not State.WAITING:
+        host.take()
+    host.signal(signal.SIGTERM)
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+
+
+def test_hosts_leave_no_more_often_than_the_job_may_be_restarted() -> None:
+    """Whatever another host says."""
+    job = started(handler=True)
+    job.interrupted = True
+    for host in job.hosts:
+        host.deliver(JobAborted(job.now, 0, "leave", "SIGTERM", "node2", signum=signal.SIGTERM))
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+
+
+def test_a_host_that_comes_when_the_job_is_over_does_not_begin_it_again() -> None:
+    """What the ranks have left behind, an upload for instance, is waited for as before."""
+    job = started(hosts=1, handler=True)
+    (host,) = job.hosts
+    host.exit(OK)
+    host.exit(OK)
+    actions = host.supervisor.handle(JobAborted(job.now, 0, "membership", "a host wants to join", "node9"))
+    assert actions == []
+    job.settle()
+    assert codes(job) == [0]
+
+
+def test_a_host_whose_ranks_have_ended_well_may_be_ended_without_harm_to_the_others() -> None:
+    """As under torchrun: its node is drained while rank 0 writes the last checkpoint."""
+    job = started()
+    for status in (OK, OK):
+        job.hosts[2].exit(status)
+    while job.hosts[2].state is not State.WAITING:
+        job.hosts[2].take()
+    job.hosts[2].signal(signal.SIGTERM)
+    assert job.hosts[2].finish == Finish(1, leaves=True)
+    for host in job.hosts[:2]:
+        assert host.state is State.RUNNING
+        host.exit(OK)
+        host.exit(OK)
+    job.settle()
+    assert codes(job) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_host_without_others_is_stopped_and_leaves_no_job(*, together: bool) -> None:
+    """Whatever its rendezvous could do: a launch on one host has torch's, too."""
+    policy = JobPolicy(together=together, outlives_leader=True, awaits_successors=True)
+    supervisor = Supervisor(AttemptPolicy(3), Limits(), None, policy)
+    supervisor.handle(LaunchRequested(0.0, 0))
+    supervisor.handle(ChecksPassed(0.0, 0))
+    (host,) = started(hosts=1, handler=True).hosts
+    placement = host.supervisor._launch.attempt.placement
+    assert placement is not None
+    supervisor.handle(HostsJoined(0.0, 0, placement, 0, leads=True))
+    supervisor.handle(RanksStarted(0.0, 0, (1, 2)))
+    supervisor.handle(SignalReceived(1.0, 0, signal.SIGTERM))
+    assert supervisor._launch.attempt.ending == Stopped(signal.SIGTERM)
+
+
+def test_a_signal_during_an_upload_keeps_no_host_of_a_static_job_from_a_restart() -> None:
+    """Its place could be taken by no other."""
+    job = started()
+    host = job.hosts[1]
+    host.exit(OK)
+    host.exit(OK)
+    host.signal(signal.SIGTERM)
+    host.deliver(JobAborted(job.now, 0, "restart", "saferunctl restart", "node0", signum=signal.SIGTERM))
+    while host.state is State.STOPPING:
+        host.take()
+    assert host.state is State.BACKOFF
