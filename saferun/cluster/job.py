@@ -28,15 +28,14 @@ from saferun.linux.bare_socket import short_host_name
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import Finish, JoinHosts
-from saferun.supervisor.events import JobLost, StartFailed, StopRequested
+from saferun.supervisor.events import HostsAwaited, JobLost, StartFailed, StopRequested
 from saferun.text.decoding import display_text, number, text
 from saferun.text.typed_json import fit
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
 
-_LONGEST_NAME = 255
-_LONGEST_PATH = 4096
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096
 _ALONE = "--standalone is for a process that is to be a job of its own"
 _OFF = "--scheduler none: as under torchrun"  # to do without what a scheduler provides
 # The rendezvous timeout after a lost store: hosts may disagree whether the start was over, and then some do not come.
@@ -409,6 +408,7 @@ class Job(JobSender):
                 ended: EndNote = fit(EndNote, message)
                 self._post(StopRequested(time.monotonic(), self._attempt(), ended.by, ended.at_once, ours=False))
             case "waiting":
+                self._post(HostsAwaited(time.monotonic(), self._attempt()))
                 waits_for = display_text(message["text"], LONGEST_MESSAGE)
                 if not self._callbacks.set_status(waits_for):
                     is_first = not self._waited_for and waits_for.startswith("waiting for ")
@@ -467,13 +467,12 @@ class Job(JobSender):
         self._after_loss = bool(class_name)
         lost = JobLost(time.monotonic(), self._attempt(), what, hint, class_name)
         lost_own_coordinator = is_own and self.is_head and not class_name
-        current = self.current
         is_static = self._config.rendezvous.backend == "static"
         may_go_on = is_static and (class_name or lost_own_coordinator) and self._callbacks.ranks()
-        is_ending = current.is_ending or self.aborted_attempt == current.number
+        is_ending = self.current.is_ending or self.aborted_attempt == self.current.number
         if self.storeless_job is not None and not self.storeless_job.is_over and self._callbacks.ranks():
             return  # the first process of this host has ended, as its ranks have; those of this one have not
-        if not may_go_on or self.storeless_job is not None or current.number != self._attempt() or is_ending:
+        if not may_go_on or self.storeless_job is not None or self.current.number != self._attempt() or is_ending:
             self._post(lost)
             return
         if lost_own_coordinator:

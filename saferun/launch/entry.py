@@ -38,7 +38,7 @@ _COLLECTIVE_S = 6 * 3600.0
 _JOIN_BACKSTOP_S = 60.0
 # These handlers of torch's give up by themselves, except for a host beyond MAX, which waits until it is needed.
 _KEEP_TIME = frozenset({"c10d", "etcd-v2"})
-_FOR_EVER_S = 365 * 86400.0
+_AWAITED_S = 2 * 3600.0  # the coordinator says at least once an hour that it waits
 # Of --host-timeout: five minutes unless another one is given, as torchrun waits at its exit barrier.
 _UNHEARD_TIMEOUTS = 10
 # The host that decides waits for the others' parts of a picture (``evidence_exchange``), and a little longer.
@@ -235,11 +235,11 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
         least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
-        if config.rendezvous.backend in _KEEP_TIME and hosts.least != hosts.most:
-            join_s = _FOR_EVER_S
+        is_elastic = config.rendezvous.backend in _KEEP_TIME and hosts.least != hosts.most
         limits = limits._replace(
             capture_s=limits.capture_s + _OTHERS_S,
             join_s=join_s + _JOIN_BACKSTOP_S,
+            awaited_s=_AWAITED_S if is_elastic else 0.0,
             unreachable_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
         )
     attempts = AttemptPolicy(

@@ -33,6 +33,13 @@ class ChecksAsked(Value):
     attempt: int
 
 
+class HostsAwaited(Value):
+    """The coordinator of this host still waits for the hosts of the job."""
+
+    at: float
+    attempt: int
+
+
 class ChecksPassed(Value):
     """The checks of this host found nothing that refuses the launch; the store's port is bound."""
 
@@ -396,6 +403,7 @@ Event = (
     | CauseShown
     | JobAborted
     | JobDecided
+    | HostsAwaited
     | HostsDone
     | HostsUnreachable
     | HostsReachable

@@ -41,6 +41,7 @@ class Limits(Value):
 
     checks_s: float = 60.0
     join_s: float = 600.0
+    awaited_s: float = 0.0  # how long the hosts may be waited for after a sign of the coordinator that does; 0: join_s
     probe_s: float = 60.0
     start_s: float = 660.0  # longer than the part that starts ranks waits for their programs
     capture_s: float = 20.0

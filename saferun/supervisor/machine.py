@@ -19,6 +19,7 @@ from saferun.supervisor.events import (
     Event,
     EvidenceCaptured,
     HangSuspected,
+    HostsAwaited,
     HostsDone,
     HostsJoined,
     HostsReachable,
@@ -93,6 +94,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         JobDecided: peers.on_decided_between_attempts,
     },
     State.JOINING: {
+        HostsAwaited: starting.on_awaited,
         HostsJoined: starting.on_joined,
         StartFailed: starting.on_start_failed,
         SignalReceived: stopping.end_at_once,
@@ -226,15 +228,16 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
 # Answers that come late or twice, and news that change nothing any more. Whatever stands in neither table is a defect.
 _LATE = (RestartRequested, CheckpointRequested)  # no ranks are at work, or they are being ended
 _OF_CHECKS = (ChecksAsked, ChecksPassed)
-_BEFORE_RANKS = (*_OF_CHECKS, ChecksOver, HostsJoined, ProbesPassed)
+_OF_MEETING = (*_OF_CHECKS, HostsAwaited)
+_BEFORE_RANKS = (*_OF_MEETING, ChecksOver, HostsJoined, ProbesPassed)
 _OF_RANKS = (*_BEFORE_RANKS, RanksStarted, StoreServed)
 _OF_CAPTURES = (*_OF_RANKS, EvidenceCaptured, CauseShown, HangSuspected)
 IGNORED: dict[State, tuple[type, ...]] = {
     State.NEW: (),
     # An orphan of an earlier attempt may end, and anyone may connect to the store's port, at any time.
-    State.CHECKING: (*_LATE, RankExited, StoreUnavailable, JobLost, SpareLost),
+    State.CHECKING: (*_LATE, HostsAwaited, RankExited, StoreUnavailable, JobLost, SpareLost),
     State.JOINING: (*_LATE, *_OF_CHECKS, ChecksOver, ProbesPassed, RankExited, StoreUnavailable, CauseShown),
-    State.PROBING: (*_LATE, *_OF_CHECKS, HostsJoined, RankExited, StoreUnavailable, HangSuspected, CauseShown),
+    State.PROBING: (*_LATE, *_OF_MEETING, HostsJoined, RankExited, StoreUnavailable, HangSuspected, CauseShown),
     State.STARTING: (CheckpointRequested, *_BEFORE_RANKS, StoreServed, StoreUnavailable, HangSuspected, CauseShown),
     State.RUNNING: (*_OF_RANKS, EvidenceCaptured, CauseShown, HostsDone, DeadlineExpired, LoopStalled),
     State.CAPTURING: (*_LATE, *_OF_RANKS, HangSuspected, HostsDone),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ChecksOver,
         ChecksPassed,
         DeadlineExpired,
+        HostsAwaited,
         HostsJoined,
         LaunchRequested,
         ProbesPassed,
@@ -49,6 +50,13 @@ def join_hosts(launch: LaunchState, event: ChecksPassed) -> list[Action]:
     launch.enter(State.JOINING, event.at + launch.limits.join_s)
     left_out, launch.left_out = launch.left_out, -1
     return [JoinHosts(launch.number, launch.restarts, left_out)]
+
+
+def on_awaited(launch: LaunchState, event: HostsAwaited) -> list[Action]:
+    """An elastic job may have no place for this host for days; a coordinator that falls silent is not waited for."""
+    if launch.limits.awaited_s:
+        launch.deadline = max(launch.deadline or 0.0, event.at + launch.limits.awaited_s)
+    return []
 
 
 def on_joined(launch: LaunchState, event: HostsJoined) -> list[Action]:

@@ -18,6 +18,7 @@ from saferun.cluster.silent_hosts import _OthersProgress
 from saferun.model import RANKS_DONE, RANKS_LEFT_OVER, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
 from saferun.supervisor.events import (
+    HostsAwaited,
     HostsDone,
     HostsReachable,
     HostsUnreachable,
@@ -383,6 +384,14 @@ def test_a_warning_of_the_coordinators_is_told(listening: Listening) -> None:
     listening.hear(op="warn", attempt=0, text="saferun on node1 (pid 7) waits for I/O (state D); the job goes on")
     assert listening.said == ["saferun: warning: saferun on node1 (pid 7) waits for I/O (state D); the job goes on"]
     assert listening.events == []
+
+
+def test_the_supervisor_hears_that_the_coordinator_waits_for_hosts(listening: Listening) -> None:
+    """A coordinator that says so is there."""
+    listening.job.join(JoinHosts(0))
+    listening.hear(op="waiting", text="waiting for 1 of 2 hosts: node2 (60 s)")
+    (awaited,) = listening.events
+    assert isinstance(awaited, HostsAwaited)
 
 
 def test_what_is_waited_for_and_what_is_malformed_is_printed(listening: Listening) -> None:

@@ -140,7 +140,7 @@ def test_words_of_another_host_hold_nothing_that_a_terminal_obeys(listening: Lis
     listening.hear(op="waiting", text=evil)
     listening.hear(op="states", attempt=0, changed={"1/0": {"s": "leftovers", "text": evil}})
     listening.hear(op="lost", attempt=0, host=1, why=evil, text=evil)
-    decided, trouble = listening.events
+    decided, trouble, _awaited = listening.events
     assert isinstance(decided, JobDecided)
     assert isinstance(trouble, JobAborted)
     lost = listening.job.lost[1]
