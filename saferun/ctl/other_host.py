@@ -74,6 +74,7 @@ def find_rank(directory: Path, rank: str, op: str, sign: str) -> tuple[LiveRun, 
         UsageError: the run has ended, or the request is refused, or nothing is known of where the rank is.
     """
     elsewhere = ""
+    silent: SilentError | None = None
     more: dict[str, Any] = {"rank": rank} if rank else {}
     try:
         for live in connections(directory):
@@ -83,10 +84,14 @@ def find_rank(directory: Path, rank: str, op: str, sign: str) -> tuple[LiveRun, 
                     return live, reply
                 with suppress(*MALFORMED):
                     elsewhere = elsewhere or display_text(reply["elsewhere"], _LONGEST_NAME)
+            except SilentError as error:
+                silent = silent or error  # the others of the job on this host may have the rank
             except BaseException:
                 live.close()
                 raise
             live.close()
+        if silent is not None and not elsewhere:
+            raise silent
     except UsageError:
         # Perhaps all that live are on other hosts, as seen from a login node.
         to = destination(directory, rank) if rank else None

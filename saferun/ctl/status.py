@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from saferun.ctl.answer import answer, answer_json
-from saferun.ctl.live_run import find_live
+from saferun.ctl.live_run import ask_living
 from saferun.ctl.run_directory import add_run_argument, find_run, state_of
 from saferun.errors import SaferunError, UsageError
 from saferun.files.run_dir import shorter_path
@@ -97,11 +97,9 @@ def read_status(directory: Path) -> Status:
     if not state.is_living:
         return status
     try:
-        live = find_live(directory)
-        try:
-            return status._replace(live=live.ask("status", patience_s=_COLLECTED_S))
-        finally:
-            live.close()
+        live, reply = ask_living(directory, "status", patience_s=_COLLECTED_S)
+        live.close()
+        return status._replace(live=reply)
     except SaferunError as error:
         # A run that ends while it is asked gives no answer, and needs none.
         state = state_of(directory)

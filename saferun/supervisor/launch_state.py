@@ -186,6 +186,11 @@ class LaunchState:
         return placement is not None and not placement.ranks
 
     @property
+    def may_restart(self) -> bool:
+        """Whether there are restarts left, as far as this host can tell."""
+        return self.policy.may_restart(self.restarts, leads=self.leads)
+
+    @property
     def answers_to_job(self) -> bool:
         """Whether other hosts take part in how this attempt is judged."""
         attempt = self.attempt

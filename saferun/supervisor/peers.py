@@ -153,7 +153,7 @@ def _ending(launch: LaunchState, event: JobAborted) -> Ending:
             return Regroup(event.message)
         case "restart":
             return Regroup(event.message, event.message)
-        case "leave" if launch.attempt.peers.may_leave or launch.policy.may_restart(launch.restarts):
+        case "leave" if launch.attempt.peers.may_leave or launch.may_restart:
             why = f": {event.message}" if event.message and not event.signum else ""
             return Regroup(f"{event.host} leaves the job{why}", is_counted=not launch.attempt.peers.may_leave)
         case "signal" | "parent":

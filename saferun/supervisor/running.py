@@ -106,7 +106,7 @@ def _after_capture(launch: LaunchState, at: float, culprits: tuple[int, ...]) ->
     if verdict is None or attempt.ending is not None:
         return stop(launch, at, launch.stop_signum or signal.SIGTERM)
     next_step = hang_policy.next_step(certain=verdict.certain and not attempt.has_moved and launch.leads)
-    if next_step == "restart" and not (launch.policy.may_restart(launch.restarts) or launch.spares):
+    if next_step == "restart" and not (launch.may_restart or launch.spares):
         next_step = "stop"
     report = ReportHang(launch.number, next_step)
     if next_step == "report":

@@ -313,11 +313,11 @@ class AttemptPolicy:
         self._before: FailureFacts | None = None
         self._blamed: dict[str, FailureFacts] = {}  # hosts that were left out, and what for
 
-    def may_restart(self, restarts: int) -> bool:
-        """Whether there are restarts left. ``restarts``: how many there have been."""
+    def may_restart(self, restarts: int, *, leads: bool = True) -> bool:
+        """Whether there are restarts left after so many; by progress, only the host that ``leads`` can tell."""
         progress = self._progress
-        if progress is not None and progress.is_known:
-            return progress.has_advanced or progress.in_row <= self._max_restarts
+        if progress is not None and (progress.is_known or not leads):
+            return not leads or progress.has_advanced or progress.in_row <= self._max_restarts
         return restarts - self.replaced < self._max_restarts
 
     def decide(

@@ -71,7 +71,10 @@ class Host:
             moves_leader=job.moves,
         )
         self.supervisor = Supervisor(
-            AttemptPolicy(job.max_restarts, 1, wait=lambda _: 1.0), LIMITS, job.hang_policy, policy
+            AttemptPolicy(job.max_restarts, 1, by_progress=job.by_progress, wait=lambda _: 1.0),
+            LIMITS,
+            job.hang_policy,
+            policy,
         )
         self.inbox: deque[Event] = deque()
         self.alive: set[int] = set()
@@ -160,8 +163,10 @@ class Host:
                 job.decided(action, self)
             case Finish():
                 self.finish = action
-                # The store of a leader ends with it: the others have read its decision by then, if there was one.
-                if action.reraise is not None or (self in job.met[:1] and job.number not in job.decisions):
+                # Others notice that a host is gone, and the store of a leader ends with it.
+                is_done = self.number in job.done_hosts and self not in job.met[:1]
+                is_expected = self in job.met and job.number not in job.decisions and not is_done
+                if action.reraise is not None or is_expected:
                     job.vanished(self)
                 job.meet()
 
@@ -200,6 +205,7 @@ class Job:
         moves: whether of the leader, too.
         hang_policy: what is done about hangs.
         handler: whether one of torch's handlers has the hosts meet, though their number is fixed.
+        by_progress: whether restarts are limited by that.
     """
 
     def __init__(
@@ -212,9 +218,10 @@ class Job:
         spares: int = 0,
         moves: bool = False,
         handler: bool = False,
+        by_progress: bool = False,
     ) -> None:
         self.now = 100.0
-        self.max_restarts = max_restarts
+        self.max_restarts, self.by_progress = max_restarts, by_progress
         self.spares, self.moves = spares, moves
         self.least = least if least is not None else hosts - spares
         self.elastic = handler or (not spares and self.least != hosts)

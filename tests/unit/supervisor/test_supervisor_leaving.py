@@ -188,3 +188,18 @@ def test_a_signal_during_an_upload_keeps_no_host_of_a_static_job_from_a_restart(
     while host.state is State.STOPPING:
         host.take()
     assert host.state is State.BACKOFF
+
+
+@pytest.mark.parametrize("has_advanced", [False, True])
+def test_the_leader_knows_whether_a_job_that_gets_further_waits_for_a_successor(*, has_advanced: bool) -> None:
+    """The host that leaves has seen the steps of its own ranks alone."""
+    job = started(handler=True, by_progress=True)
+    if has_advanced:
+        progress = job.hosts[0].supervisor._launch.policy._progress
+        assert progress is not None
+        progress.note(100)
+    job.hosts[1].signal(signal.SIGTERM)
+    job.settle()
+    assert job.hosts[1].finish == Finish(1, leaves=True)
+    assert job.hosts[0].supervisor.attempt == int(has_advanced)  # nobody has taken the place in time
+    assert codes(job) == [1, 1, 1]

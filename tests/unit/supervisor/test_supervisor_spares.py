@@ -458,9 +458,17 @@ def let_happen(job: Job, kind: str, host: Host) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-# A leader that is stopped when the others have met it already.
+# A leader, and another host, that is stopped when the others have met it already.
 @example(
     steps=[*(("take", number) for number in range(5)), ("stop", 0)],
+    max_restarts=0,
+    spares=1,
+    hang="report",
+    moves=False,
+    unfit=set(),
+)
+@example(
+    steps=[*(("take", number) for number in range(5)), ("stop", 1)],
     max_restarts=0,
     spares=1,
     hang="report",
