@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.diagnosis.causes import Role, cause_of, role_of
+from saferun.diagnosis.alike_tracebacks import merge_tracebacks
+from saferun.diagnosis.causes import Role, role_of
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import broken_gpu
@@ -21,12 +22,17 @@ from saferun.diagnosis.crash_cases import (
     failed_by_itself,
     is_alike,
     stopped_cases,
+    who_and_when,
 )
+from saferun.diagnosis.early_exits import ADVICE as EARLY_EXIT_ADVICE
+from saferun.diagnosis.early_exits import CLASS_NAME as EARLY_EXIT
+from saferun.diagnosis.early_exits import caught_errors, early_ends, early_exit, with_early_exit
 from saferun.diagnosis.gpu_errors import error_in, gpu_lines
 from saferun.diagnosis.job_end import end_of_job, ended_by_signal, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, hosts_text
+from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.judgement import Judgement
-from saferun.diagnosis.lost_peers import call_of, lost_peers
+from saferun.diagnosis.lost_peers import lost_peers
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.network_faults import (
     NETWORK_CLASSES,
@@ -47,7 +53,7 @@ from saferun.diagnosis.timeouts import (
     waited,
     who_is_late,
 )
-from saferun.diagnosis.tracebacks import clean_lines, merge_tracebacks
+from saferun.diagnosis.tracebacks import clean_lines
 from saferun.evidence import Cause, Diagnosis, Evidence, Traceback
 from saferun.model import RankEnd, signal_name
 from saferun.text.wording import ranks_text
@@ -55,9 +61,7 @@ from saferun.text.wording import ranks_text
 _MOST_KERNEL_LINES = 3
 _AT_ITS_END = frozenset({"interpreter", "unanswering"})
 _MOST_UNFINISHED = 6
-_EARLY_EXIT_ADVICE = (
-    "no rank may end before all collectives are over: look for batches, epochs or branches that differ by rank"
-)
+_LONGEST_LAST_LINE = 160
 _BETWEEN = "look at the network between the hosts, and at what the ranks did at their end"
 _ELSEWHERE = "look at the other hosts, at the rank that ended first there, and at the network between them"
 
@@ -111,7 +115,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         victims=victims,
         groups=group_waits(waits),
         tree=merge(evidence.capture.stacks, evidence.script, evidence.cwd),
-        tracebacks=_tracebacks([*cases, *alike], first),
+        tracebacks=_tracebacks([*cases, *alike], first, _caught(evidence, hosts, cases, cause)),
         core=core,
         findings=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=is_late)),
         abandoned_ranks=tuple(sorted(rank for host in evidence.hosts for rank in host.abandoned_ranks)),
@@ -133,7 +137,7 @@ def _judge(
     return (
         _broken_gpu(evidence, hosts, cases)
         or _mismatched(evidence, hosts, root, findings)
-        or early_exit(evidence, hosts, cases)
+        or _early_exit(evidence, hosts, cases, findings, waits)
         or _network(evidence, hosts, cases, findings, waits)
         or (
             _timed_out(evidence, hosts, cases, findings, waits)
@@ -213,29 +217,31 @@ def _mismatched(evidence: Evidence, hosts: Hosts, root: Case, findings: Collecti
     return Judgement(cause, f"{mismatch.message}; {_first_line(evidence, hosts, root)}", root.end)
 
 
-def early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> Judgement | None:
-    """Ranks that ended well while the others still needed them."""
-    cases = [case for case in cases if _is_about_peers(case)]
-    if not cases:
-        return None
-    earliest = min(case.at for case in cases) + (CLOCKS_DIFFER_S if hosts.are_several else 0.0)
-    early = [end for end in evidence.ends if end.status.ok and not end.stopped_by_us and end.time <= earliest]
-    if not early:
-        return None
-    early.sort(key=lambda end: end.time)
-    ranks = tuple(sorted(end.rank for end in early))
-    them = "it" if len(ranks) == 1 else "them"
-    message = f"exit code 0 while others still needed {them}"
-    head = _who_and_when(evidence, hosts, early[0], "ended")
-    more = f"; {ranks_text(end.rank for end in early[1:])} likewise" if len(early) > 1 else ""
-    victim = cases[0]
-    cause = Cause("early_exit", message, ranks, victim.cause.proof, _EARLY_EXIT_ADVICE)
-    return Judgement(cause, f"{head}: {message}{more}", victim.end)
+def _early_exit(
+    evidence: Evidence, hosts: Hosts, cases: Sequence[Case], findings: CollectiveFindings, waits: Sequence[Wait]
+) -> Judgement | None:
+    """Ranks that ended well while the others still needed them; where a living rank stays away as well, with that."""
+    root = cases[0]
+    early = early_exit(evidence, hosts, cases)
+    if early is None or not is_timeout(root.cause):
+        return early
+    failed = [case.end.rank for case in cases if case.role is Role.TIMEOUT]
+    if not findings.culprits and not not_busy(idle(waits, failed), root.cause):
+        return early
+    verdict = _timed_out(evidence, hosts, cases, findings, waits)
+    ended = {end.rank for end in evidence.ends if end.status.ok}
+    if not {*verdict.cause.ranks} - ended - {root.end.rank}:
+        return early
+    if findings.culprits and _are_strangers(evidence, early.cause.ranks):
+        return verdict
+    return with_early_exit(evidence, hosts, verdict, early)
 
 
-def _is_about_peers(case: Case) -> bool:
-    """Whether what a rank lost was another rank: a connection of its own may be to anything."""
-    return case.cause.class_name != "connection_lost" or bool(call_of(case.failure))
+def _are_strangers(evidence: Evidence, ranks: Sequence[int]) -> bool:
+    """Whether no call that ranks still wait in is one of a group that has these ranks, by the Flight Recorders."""
+    groups = [group for one in evidence.capture.collectives for group in one.groups]
+    waiting = [group for group in groups if any(not call.retired for call in group.calls)]
+    return bool(waiting) and all(group.ranks and {*group.ranks}.isdisjoint(ranks) for group in waiting)
 
 
 def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[Case], waits: Sequence[Wait]) -> Judgement | None:
@@ -247,8 +253,8 @@ def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[Case], wait
     if not has_victims and not _lost_peers(evidence, hosts):
         return None
     message = f"came to its end while others still needed it ({root.cause.message})"
-    cause = root.cause._replace(class_name="early_exit", message=message, advice=_EARLY_EXIT_ADVICE)
-    head = _who_and_when(evidence, hosts, root.end, "ended first")
+    cause = root.cause._replace(class_name=EARLY_EXIT, message=message, advice=EARLY_EXIT_ADVICE)
+    head = who_and_when(evidence, hosts, root.end, "ended first")
     return Judgement(cause, f"{head}: it {message}; {root.end.status.description}", root.end)
 
 
@@ -257,7 +263,7 @@ def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
     outputs = evidence.outputs_by_rank
     stopped = [end for end in evidence.ends if end.stopped_by_us and not end.status.ok]
     return any(
-        role_of(cause_of(read_failure(evidence, end, outputs.get(end.rank), hosts))) is Role.VICTIM for end in stopped
+        role_of(judged_failure(evidence, end, outputs.get(end.rank), hosts)[1]) is Role.VICTIM for end in stopped
     )
 
 
@@ -350,11 +356,6 @@ def _headline(evidence: Evidence, ended: Judgement | None, verdict: Judgement | 
     return verdict.headline
 
 
-def _who_and_when(evidence: Evidence, hosts: Hosts, end: RankEnd, how: str) -> str:
-    clock = f" at {end.clock}" if end.clock else ""
-    return f"{hosts.who(end)} {how}{clock}, {max(end.at - evidence.started_at, 0.0):.1f} s after the start"
-
-
 def _first_line(evidence: Evidence, hosts: Hosts, case: Case, how: str = "", message: str | None = None) -> str:
     """The first line: who, when, why, where, and how it ended.
 
@@ -367,13 +368,15 @@ def _first_line(evidence: Evidence, hosts: Hosts, case: Case, how: str = "", mes
     """
     cause, status = case.cause, case.end.status
     is_first = not any(failed_by_itself(end) and end.time < case.at - CLOCKS_DIFFER_S for end in evidence.ends)
-    line = _who_and_when(evidence, hosts, case.end, how or ("failed first" if is_first else "failed"))
+    line = who_and_when(evidence, hosts, case.end, how or ("failed first" if is_first else "failed"))
     message = cause.message if message is None else message
     line += f": {message}" if message else ""
     place, manner = case.failure.location_and_manner
     if cause.location:
         line += f", {manner if place == cause.location else 'at'} {cause.location}"
     line += f" ({case.afterwards})" if case.afterwards else ""
+    line_after = shortened(case.failure.line_after, _LONGEST_LAST_LINE)
+    line += f"; its last line of output: {line_after}" if line_after and line_after not in line else ""
     # ``killed from outside (SIGKILL)`` is enough; ``exit code 1`` after an exception is still worth a mention.
     if status.description not in message and (
         status.signum is None or f"({signal_name(status.signum)})" not in message
@@ -390,10 +393,20 @@ def _scheduler(evidence: Evidence) -> Cause | None:
     return time_limit(clean_lines(lines))
 
 
-def _tracebacks(cases: Sequence[Case], first: RankEnd | None) -> tuple[Traceback, ...]:
-    """What they printed, the root's first."""
-    by_rank = {case.end.rank: case for case in sorted(cases, key=lambda case: case.end is not first)}
-    return merge_tracebacks((rank, _printed(case.failure)) for rank, case in by_rank.items())
+def _tracebacks(cases: Sequence[Case], first: RankEnd | None, caught: Sequence[Failure] = ()) -> tuple[Traceback, ...]:
+    """What they printed, the root's first; before that what ranks had caught that left the others."""
+    by_rank = {failure.end.rank: failure for failure in caught}
+    for case in sorted(cases, key=lambda case: case.end is not first):
+        by_rank.setdefault(case.end.rank, case.failure)
+    return merge_tracebacks((rank, _printed(failure)) for rank, failure in by_rank.items())
+
+
+def _caught(evidence: Evidence, hosts: Hosts, cases: Sequence[Case], cause: Cause | None) -> list[Failure]:
+    """The errors of ranks that ended with exit code 0, where those are the cause."""
+    if cause is None:
+        return []
+    early = [end for end in early_ends(evidence, hosts, cases) if end.rank in cause.ranks]
+    return [one.failure for one in caught_errors(evidence, hosts, early)]
 
 
 def _printed(failure: Failure) -> Sequence[str]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from saferun.diagnosis.alike_tracebacks import likeness
 from saferun.diagnosis.causes import Role, cause_of, role_of
-from saferun.diagnosis.causes.failure import Failure, read_failure
+from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.job_hosts import Hosts, addresses_in
+from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.lost_peers import stopped_failures
 from saferun.diagnosis.rank_waits import waits_of
 from saferun.diagnosis.timeouts import idle, is_timeout, not_busy, waited
-from saferun.diagnosis.tracebacks import likeness
 from saferun.evidence import Cause, Evidence, RankOutput
 from saferun.model import RankEnd, Value
 
@@ -49,6 +50,12 @@ class Case(Value):
         return self.failure.end
 
 
+def who_and_when(evidence: Evidence, hosts: Hosts, end: RankEnd, how: str) -> str:
+    """``rank 3 (node1) ended at 12:00:03, 10.0 s after the start``."""
+    clock = f" at {end.clock}" if end.clock else ""
+    return f"{hosts.who(end)} {how}{clock}, {max(end.at - evidence.started_at, 0.0):.1f} s after the start"
+
+
 def failed_by_itself(end: RankEnd) -> bool:
     """Whether a rank ended badly, and not because saferun ended it."""
     return not end.status.ok and not end.stopped_by_us
@@ -62,8 +69,8 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         if not failed_by_itself(end):
             continue
         output = outputs.get(end.rank)
-        failure = read_failure(evidence, end, output, hosts)
-        cause = _located(cause_of(failure), hosts)
+        failure, cause = judged_failure(evidence, end, output, hosts)
+        cause = _located(cause, hosts)
         cases.append(Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
     if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
         # A rank that had raised by itself, and had not ended yet when it was stopped, explains more than its victims.

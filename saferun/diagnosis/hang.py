@@ -32,7 +32,7 @@ from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.nccl_ranks import NcclFindings
 from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
-from saferun.diagnosis.printed_errors import dead_threads, raising
+from saferun.diagnosis.printed_errors import LastErrors, after_errors, dead_threads, printed_last, raising
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, HangVerdict
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text
@@ -71,15 +71,19 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     )
     waits = located_waits(waits, hosts)
     nccl = NcclFindings(evidence, hosts)
-    verdict = nccl.quoted(with_failed_gpus(_Case(evidence, hosts, findings, waits).judge(), hosts, ranks))
+    errors = LastErrors(evidence)
+    case = _Case(evidence, hosts, findings, after_errors(waits, errors, evidence))
+    verdict = nccl.quoted(with_failed_gpus(case.judge(), hosts, ranks))
     cause = verdict.cause
     cause = cause._replace(proof=cause.proof or nccl.proof(cause.ranks))
+    cause, printed = printed_last(evidence, errors, cause, verdict.headline)
     lines = [*silent_lines(hosts, verdict.headline)]
     in_headline = {circle.message for circle in findings.circles if circle.steps in verdict.headline}
     in_headline.update(line for line in findings.shown_lines if line in verdict.headline)
     lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in in_headline)]
     lines += [line for line in nccl.lines if line not in verdict.headline]
     lines += [
+        *printed,
         *dead_threads(evidence, cause.ranks),
         *raising(evidence),
         *blind_spots(evidence, waits),

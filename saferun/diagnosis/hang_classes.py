@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.diagnosis.rank_waits import Wait
-from saferun.diagnosis.wait_rules import OWN_GIL
+from saferun.diagnosis.wait_rules import KERNEL_LOCK_FILE, LOCK_FILE, OWN_GIL
 from saferun.model import Value
 from saferun.text.wording import NOT_PYTHON
 
@@ -19,6 +19,11 @@ OTHER_WAY = "every rank must come to the same collectives in the same order"
 # In order of how sure it is that a rank in such a state is the one that holds up the others.
 CLASSES: dict[str, HangClass] = {
     "stopped": HangClass("hang_stopped", "find out who sent SIGSTOP or pressed Ctrl-Z; kill -CONT lets {ranks} go on"),
+    "raised": HangClass(
+        "hang_after_error",
+        "look at that exception; Python ends only when its exit handlers have returned and all threads that are no"
+        " daemons have ended: make them daemons (threading.Thread(..., daemon=True)), or end them in a finally",
+    ),
     "uninterruptible": HangClass(
         "hang_uninterruptible",
         "the kernel waits for a disk, a network file system or a driver: look at dmesg and at the mounts of this host",
@@ -52,8 +57,12 @@ CLASSES: dict[str, HangClass] = {
 }
 _SEVERITY = {kind: order for order, kind in enumerate(CLASSES)}
 _FIFO = HangClass("hang_fifo", "start the process that opens the other end of {what}")
-_LOCK_FILE = "a lock file"
 _LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
+# filelock and its like lock by flock(2): to remove a file that is locked lets two processes write the same cache.
+_KERNEL_LOCK_ADVICE = (
+    "find who holds it (lsof or fuser on the lock file, on every host that has it), and do not remove the file while a"
+    " process has it: such a lock ends with its holder; a SoftFileLock alone is left behind by a process that is killed"
+)
 _OWN_GIL_ADVICE = (
     "a deadlock within torch: keep the tensors of the last collectives until the process group has been destroyed, or"
     " use a newer torch"
@@ -83,7 +92,9 @@ def class_of(wait: Wait) -> HangClass:
         return _FIFO
     if kind == "subprocess" and what in _FORKED:
         return CLASSES["subprocess"]._replace(advice=_FORK_ADVICE)
-    if kind == "lock" and what.startswith(_LOCK_FILE):
+    if kind == "lock" and what.startswith(KERNEL_LOCK_FILE):
+        return CLASSES["lock"]._replace(advice=_KERNEL_LOCK_ADVICE)
+    if kind == "lock" and what.startswith(LOCK_FILE):
         return CLASSES["lock"]._replace(advice=_LOCK_FILE_ADVICE)
     if what == OWN_GIL:
         return CLASSES["lock"]._replace(advice=_OWN_GIL_ADVICE)

@@ -6,20 +6,22 @@ checkpoint come before its traceback, while the ranks that lost their connection
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from saferun.diagnosis.causes import Role, cause_of, role_of
-from saferun.diagnosis.causes.failure import read_failure
+from saferun.diagnosis.causes import Role, role_of
 from saferun.diagnosis.collectives import compare
-from saferun.diagnosis.crash import early_exit
-from saferun.diagnosis.crash_cases import cases_of
+from saferun.diagnosis.crash_cases import Case, cases_of
+from saferun.diagnosis.early_exits import early_ends
 from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.rank_waits import waits_of
 from saferun.evidence import Evidence
 
 ELSEWHERE = "victim"
 """Why an attempt ends where the rank that failed is a victim: of a rank that may be on any host."""
 
+# Ranks notice at once that one has ended which they are connected to.
+_JUST_ENDED_S = 5.0
 # Calls of torch.distributed at the end of a script: what the script raised before may be printed after them.
 _TEARDOWN = frozenset({"destroy_process_group", "shutdown", "abort"})
 
@@ -28,7 +30,7 @@ def is_victim(evidence: Evidence, rank: int) -> bool:
     """Whether this rank, which has failed, lost its connection to another one or waited too long for it."""
     output = evidence.outputs_by_rank.get(rank)
     ends = [end for end in evidence.ends if end.rank == rank]
-    return any(role_of(cause_of(read_failure(evidence, end, output))) is not Role.CULPRIT for end in ends)
+    return any(role_of(judged_failure(evidence, end, output)[1]) is not Role.CULPRIT for end in ends)
 
 
 def ranks_that_may_show_it(evidence: Evidence) -> tuple[int, ...]:
@@ -46,12 +48,18 @@ def ranks_that_may_show_it(evidence: Evidence) -> tuple[int, ...]:
     if not (cases or is_elsewhere) or is_shown(evidence):
         return ()
     findings = compare(evidence.capture.collectives, evidence.ranks)
-    if findings.mismatched or (cases and early_exit(evidence, hosts, cases) is not None):
+    if findings.mismatched or _has_one_just_ended(evidence, hosts, cases):
         return ()
     ended = {end.rank for end in evidence.ends}
     waits = waits_of(evidence, hosts, findings)
     waiting = {wait.rank for wait in waits if wait.found.of_peers and wait.found.detail not in _TEARDOWN}
     return tuple(rank for rank in evidence.ranks if rank not in ended | waiting)
+
+
+def _has_one_just_ended(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> bool:
+    """Whether a rank that ended well explains the first failure: one that ended long before had nothing left to do."""
+    early = early_ends(evidence, hosts, cases)
+    return bool(early) and early[-1].time >= min(case.at for case in cases) - _JUST_ENDED_S
 
 
 def is_shown(evidence: Evidence, among: Collection[int] = ()) -> bool:

@@ -15,7 +15,7 @@ from saferun.evidence import Capture, Evidence, Frame, HangVerdict, ProcessSnaps
 from saferun.model import Value
 from saferun.text.wording import NOT_PYTHON
 
-_IN_THREAD = "in another thread"
+IN_THREAD = "in another thread"
 # Vague kinds, which give way to what a thread is in that the main thread waits for.
 _VAGUE = frozenset({"lock", "user_code"})
 # Kinds for which it matters that no other thread of the process can run meanwhile.
@@ -229,6 +229,6 @@ def _view_of(view: RankView, thread: ThreadStack) -> tuple[tuple[bool, bool], Fo
     found = first_found(inner, RULES) or Found("user_code", "", "stands")
     place = location_text(user_frame(thread.frames, view.user))
     found_there = (
-        found._replace(detail=f"{found.detail}, {_IN_THREAD}".removeprefix(", ")) if not found.of_peers else found
+        found._replace(detail=f"{found.detail}, {IN_THREAD}".removeprefix(", ")) if not found.of_peers else found
     )
     return (not found.of_peers, found.kind in _VAGUE), found_there, f"{place}" if place else ""

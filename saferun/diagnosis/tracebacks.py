@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from saferun.diagnosis.frames import UserCode, location_text
-from saferun.evidence import Frame, Traceback
+from saferun.diagnosis.progress_bars import without_bars
+from saferun.evidence import Frame
 from saferun.model import Value
 
 LONGEST_LINE = 1000
@@ -47,7 +47,7 @@ _AFTER_MESSAGE = (
 )
 _LOG_LINE = re.compile(r"\[[DIWEF]\d{0,4} ?\d\d:\d\d:\d\d|[DIWEF]\d{4} \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:")
 # What does not end a process: threads, destructors, functions that run at exit, tasks of asyncio, loggers.
-_ASIDE = (
+ASIDE = (
     "Exception in thread",
     "Exception ignored in",
     "Exception ignored while",
@@ -103,12 +103,16 @@ class PythonError(Value):
         lines_after: how many lines follow it, less torch's C++ stack. Where the end of its message is not known,
             all but the first line of that counts too.
         is_uncaught: whether torch's hook for uncaught exceptions has printed it.
+        before: the line before it; empty: none is known.
+        is_aside: whether it has ended something else than the main thread.
     """
 
     blocks: tuple[Block, ...]
     lines: tuple[str, ...]
     lines_after: int
     is_uncaught: bool = False
+    before: str = ""
+    is_aside: bool = False
 
     @property
     def last(self) -> Block:
@@ -187,8 +191,11 @@ class CppError(Value):
 
 
 def clean_lines(lines: Iterable[str]) -> list[str]:
-    """Lines without terminal codes and without the ``[rank3]: `` that torch puts before them, and of bounded length."""
-    return [_clean(line) for line in lines]
+    """Lines without terminal codes and without the ``[rank3]: `` that torch puts before them, and of bounded length.
+
+    An error that stands behind a progress bar has a line of its own.
+    """
+    return [_clean(line) for line in without_bars(lines)]
 
 
 def _clean(line: str) -> str:
@@ -213,6 +220,7 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
     Args:
         lines: the last lines of stderr as they were written, oldest first.
     """
+    lines = without_bars(lines)
     clean = clean_lines(lines)
     chains = _chains(lines, clean)
     unread = _unread_script(clean, chains[-1][-1].end if chains else 0)
@@ -233,6 +241,8 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
         lines=tuple(without_prefix(clean[start:end])),
         lines_after=after + (0 if is_uncaught else max(len(chain[-1].message) - 1, 0)),
         is_uncaught=is_uncaught,
+        before=clean[start - 1] if start else "",
+        is_aside=_is_aside(clean, chain),
     )
 
 
@@ -303,7 +313,7 @@ def _is_aside(clean: Sequence[str], chain: Sequence[Block]) -> bool:
     start = chain[0].start
     if start > 1 and clean[start - 1].startswith(_WHOSE):
         start -= 1
-    return start > 0 and clean[start - 1].startswith(_ASIDE)
+    return start > 0 and clean[start - 1].startswith(ASIDE)
 
 
 def _is_of_hook(lines: Sequence[str], clean: Sequence[str], chain: Sequence[Block]) -> bool:
@@ -353,7 +363,7 @@ def _end_of_message(
             return index
         if prefix and not line.startswith(prefix.rstrip()):
             return index
-        if line.startswith((*_AFTER_MESSAGE, *_ASIDE)) or _LOG_LINE.match(line) or _CHILD.match(line):
+        if line.startswith((*_AFTER_MESSAGE, *ASIDE)) or _LOG_LINE.match(line) or _CHILD.match(line):
             return index
         if line.lstrip().startswith(_NESTED):
             return index
@@ -435,58 +445,3 @@ def _what(clean: Sequence[str], start: int) -> tuple[str, ...]:
             break
         message.append(line)
     return tuple(message)
-
-
-# -------------------------------------------------------------------------------------------------------------- merging
-
-# What differs between ranks that fail alike.
-_DIFFERENCES = re.compile(
-    r"0x[0-9a-fA-F]{1,20}|(?<=torch_)\d{1,20}(?:_\d{1,20}){0,4}|(?<=\]:)\d{1,6}"
-    r"|\b(?:pids?|PID|rank|Rank|local_rank|cuda:|GPU|gpu|device|worker|fd)[ =:(]{0,3}(?:\(s\)|s\))?[ ]?\d{1,10}"
-    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,6})?|\[\d{1,6}\]"
-)
-_MOST_LINES = 60
-_OUTER_LINES = 12
-
-
-def likeness(lines: Iterable[str]) -> tuple[str, ...]:
-    """Lines without what differs between ranks that fail alike: their numbers, addresses and process numbers."""
-    return tuple(map(_like, lines))
-
-
-# Ranks that fail alike have the same lines.
-@lru_cache(maxsize=2048)
-def _like(line: str) -> str:
-    return _DIFFERENCES.sub("#", line)
-
-
-def merge_tracebacks(texts: Iterable[tuple[int, Sequence[str]]], most: int = 3) -> tuple[Traceback, ...]:
-    """What ranks printed, each text once with the ranks that printed it, the first ``most`` of them.
-
-    Args:
-        texts: ranks and their lines; the most important first.
-        most: how many tracebacks are kept.
-    """
-    merged: list[tuple[tuple[str, ...], list[int], Sequence[str]]] = []
-    for rank, lines in texts:
-        if not lines:
-            continue
-        same = next((ranks for like, ranks, _ in merged if _is_like(lines, like)), None)
-        if same is not None:
-            same.append(rank)
-        elif len(merged) < most:
-            merged.append((likeness(lines), [rank], lines))
-    return tuple(Traceback(tuple(sorted(set(ranks))), tuple(_bounded(lines))) for _, ranks, lines in merged)
-
-
-def _is_like(lines: Sequence[str], like: tuple[str, ...]) -> bool:
-    """Whether lines are those but for what differs; most others differ in the last line or an early one."""
-    return len(lines) == len(like) and all(_like(lines[index]) == like[index] for index in (-1, *range(len(like) - 1)))
-
-
-def _bounded(lines: Sequence[str]) -> list[str]:
-    if len(lines) <= _MOST_LINES:
-        return list(lines)
-    left = len(lines) - _MOST_LINES + 1
-    inner = lines[len(lines) - (_MOST_LINES - _OUTER_LINES - 1) :]
-    return [*lines[:_OUTER_LINES], f"  … {left} lines …", *inner]

@@ -233,15 +233,20 @@ def _child_problem(view: RankView) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- locks
 
-_FILE_LOCKS = Calls(
-    ("/torch/utils/file_baton.py", ()),
-    ("/filelock/_api.py", ()),
-    ("/filelock/_unix.py", ()),
-    ("/fasteners/process_lock.py", ()),
-    ("/portalocker/utils.py", ()),
-)
+# Locks that are files which their holder removes: one that is killed leaves its file behind.
+_LEFT_BEHIND = (("/torch/utils/file_baton.py", ()), ("/filelock/_soft.py", ()))
+# Locks of the kernel on a file, by flock(2) or fcntl(2): they end with their holder, and the file stays.
+_FILELOCK = (("/filelock/_api.py", ()), ("/filelock/_unix.py", ()))
+_FASTENERS = (("/fasteners/process_lock.py", ()),)
+_PORTALOCKER = (("/portalocker/utils.py", ()), ("/portalocker/portalocker.py", ()))
+_FILE_LOCKS = Calls(*_LEFT_BEHIND, *_FILELOCK, *_FASTENERS, *_PORTALOCKER)
+LOCK_FILE = "a lock file"
+KERNEL_LOCK_FILE = f"{LOCK_FILE} ("
 _LOCKS: tuple[tuple[Calls, str], ...] = (
-    (_FILE_LOCKS, "a lock file"),
+    (Calls(*_LEFT_BEHIND), LOCK_FILE),
+    (Calls(*_FILELOCK), f"{KERNEL_LOCK_FILE}filelock)"),
+    (Calls(*_FASTENERS), f"{KERNEL_LOCK_FILE}fasteners)"),
+    (Calls(*_PORTALOCKER), f"{KERNEL_LOCK_FILE}portalocker)"),
     (Calls(("/multiprocessing/queues.py", ()), ("/multiprocessing/connection.py", ())), "a queue between processes"),
     (Calls(("/multiprocessing/synchronize.py", ()), ("/multiprocessing/managers.py", ())), "a lock between processes"),
     (Calls(("/queue.py", ())), "a queue"),

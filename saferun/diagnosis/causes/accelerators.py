@@ -27,6 +27,10 @@ _MEMORY = (
             rf"|\b{_DEVICE}(?: device)?(?: \d{{1,4}})?:? (?:is |ran |has run )?[Oo]ut of memory\b"
             rf"|\b[Oo]ut of memory (?:on|in|of) .{{0,20}}\b{_DEVICE}\b"
             r"|\bworkspace [Aa]llocation .{0,60}failed|\bRMM(?: failure|_ERROR_OUT_OF_MEMORY)"
+            r"|\b[Ff]ailed to alloc\w{0,4} (?:\d{1,14} bytes of )?(?:DEVICE|HBM) memory\b"
+            # vLLM.
+            r"|\bNo available memory for the cache blocks\b"
+            r"|\bFree memory on device .{1,40} on startup is less than desired\b"
             r"|[Dd]st tensor is not initialized|Failed copying input tensor from .{1,120}/device:GPU:"
         ),
         "the accelerator is out of memory",
@@ -69,6 +73,10 @@ _RULES = (
         re.compile(
             rf"\b(?:[Nn]o|[Uu]nable to|[Cc]annot|[Cc]ould not|[Ff]ailed to)\b.{{0,60}}\b{_DEVICE}s?\b.{{0,40}}"
             r"\b(?:available|found|detected|visible|[Dd]river\b|version)"
+            rf"|\b[Nn]o (?:visible|usable|supported) (?:CUDA |ROCM )?{_DEVICE} devices?\b|\bNVRM: RmInitAdapter failed"
+            r"|\bTPU initialization failed: (?:open\(|No \w)|\bROCk module is NOT loaded\b"
+            r"|\b[Uu]nable to open /dev/kfd\b"
+            r"|\bNVRM: API mismatch: the client\b"
             r"|\b[Rr]untime cannot be initialized\b|\baccelerator is not available\b"
             r"|\b[Yy]ou requested GPUs?: .{1,60}|\bError 80[57]: MPS\b|\bMPS client failed to connect\b"
         ),
@@ -88,16 +96,25 @@ _RULES = (
             r"|\bNRT_\w{1,20}_?(?:ERROR|FAIL)\w{0,20}|\bacl(?:rt|nn|op)?[A-Z]\w{1,60}.{0,40}(?:failed|error code is \d)"
             r"|\b(?:mu|MU|cn|CN|mc|MC|ix|IX)(?:DNN|BLAS|CCL|FFT|dnn|blas|ccl|fft)\b.{0,20}(?:[Ff]ail|[Ee]rror).{0,80}"
             r"|\bDevice(?:Lost| lost)\b|\bDEVICE_LOST\b|\bMUSA error.{0,120}|\bMLU .{0,20}error.{0,120}"
+            r"|\bXlaRuntimeError: (?:INTERNAL|UNKNOWN|DATA_LOSS|ABORTED): .{1,160}"
+            r"|\bNative API failed\. Native API returns: .{1,80}|\bACL .{1,60} failed, error code ?: ?\d{1,9}"
+            r"|\bInner error is reported as above\b"
             r"|\bcn(?:rt|cl|nl)Error\w{0,40}|\bBad StatusOr access: INTERNAL.{0,120})"
         ),
         "the accelerator or its runtime failed: {0}",
         _TOOLS + ", and at the kernel log (dmesg)",
+        in_last_lines=True,
     ),
     TextRule(
         "accelerator_error",
         # What libraries log before they abort: CANN with its codes, oneCCL, XLA with its status codes.
         re.compile(
             r"^(?:\[PID: \d{1,10}\] )?(E[A-Z]\d{4}: .{1,160})|\|CCL_ERROR\| (.{1,160})"
+            # The Neuron runtime: process, level, part and function; its daemon.
+            r"|\b\d{1,7}:\d{1,7} {1,4}(?:ERROR|FATAL) {1,4}((?:TDRV|NMGR|NRT|KMGR|NEFF|ENC|CCOM|NLA|HAL):"
+            r"(?!nrt_close)\w{1,60} .{1,160})"
+            r"|\bnrtd\[\d{1,10}\]: (\[NRTD:\w{1,40}\] .{0,40}\b(?:[Ff]ail\w{0,3}|[Ee]rror|[Uu]nable|[Cc]annot)\b"
+            r".{0,120})"
             r"|\boneCCL: (ze_\S{1,80}:\d{1,6} .{1,160})"
             r"|\bException in device=(?:TPU|XLA|NEURON)\S{0,8}: ((?:Failed precondition|Internal|Unknown|Aborted"
             r"|Data loss|Unimplemented|FAILED_PRECONDITION|INTERNAL|UNKNOWN|ABORTED)\b.{0,160})"

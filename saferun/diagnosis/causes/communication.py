@@ -50,12 +50,14 @@ _MISMATCHES = (
         re.compile(r"disagreement between rank ?(\d{1,6}) and rank ?(\d{1,6})"),
         "ranks {0} and {1} gather different parameters: they run different parts of the model",
         "every rank must run the same modules in the same order (experts and branches, and the number of batches too)",
+        in_last_lines=True,
     ),
     TextRule(
         "mismatched_collectives",
         re.compile(r"Rank (\d{1,6}) has different values for (.{1,160})"),
         "rank {0} has another state than the others: {1}",
         "load the same checkpoint on every rank, and make the same number of steps",
+        in_last_lines=True,
     ),
     TextRule(
         "mismatched_collectives",
@@ -65,6 +67,7 @@ _MISMATCHES = (
         ),
         "the model differs between ranks",
         "build the same model on every rank: no layer may depend on the rank or on its data",
+        in_last_lines=True,
     ),
 )
 
@@ -156,6 +159,11 @@ _BARRIER = re.compile(r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,200}) failed to pass 
 _GLOO_TIMEOUT = re.compile(
     r"Timed out waiting (\d{1,12})ms for (?:send|recv) operation to complete|Application timeout caused pair closure"
 )
+# torch.distributed.rpc.
+_RPC_TIMEOUT = re.compile(r"\bRPC ran for more than (?:the )?(?:set )?timeout(?: \((\d{1,12}) ms\))?|\bRPCErr:1:")
+_RPC_ADVICE = (
+    "look at what the other rank did: it is busy, hangs or has failed; for calls that take long raise rpc_timeout"
+)
 
 
 def collective_timeout(failure: Failure) -> Cause | None:
@@ -166,6 +174,11 @@ def collective_timeout(failure: Failure) -> Cause | None:
         ranks = tuple(sorted({int(rank) for rank in found[1][1].split(",")}))
         message = f"{ranks_text(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
         return cause(failure, "collective_timeout", message, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
+    found = first_line(_RPC_TIMEOUT, lines)
+    if found is not None:
+        within = f" within {int(found[1][1]) / 1000:g} s" if found[1][1] else ""
+        message = f"an RPC to another rank did not end{within}"
+        return cause(failure, "collective_timeout", message, _RPC_ADVICE, proof=found[0])
     found = first_line(_GLOO_TIMEOUT, lines)
     if found is not None:
         within = f" within {int(found[1][1]) / 1000:g} s" if found[1][1] else ""
@@ -186,6 +199,14 @@ _NCCL_GOES_ON = (
 )
 _NCCL_DEBUG = "NCCL_DEBUG=WARN (set by default) names the call that failed, in nccl.*.log in the directory of the rank"
 _NCCL = (
+    TextRule(
+        "import_error",
+        # As vLLM puts it, which goes on without NCCL only where it needs none.
+        re.compile(r"\bCannot find (lib\w{1,30}\.so[\d.]{0,12}) in the system\b"),
+        "a library cannot be found: {0}",
+        "install it, or add its directory to LD_LIBRARY_PATH; VLLM_NCCL_SO_PATH names NCCL's for vLLM",
+        in_last_lines=True,
+    ),
     TextRule(
         "nccl_error",
         re.compile(r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU"),
@@ -321,9 +342,7 @@ _VICTIMS = (
             r"|\boriginated at tensorpipe/"
             r"|reached monitoredBarrier, but received errors while waiting for send/recv from rank \d"
             r"|^Transport endpoint is not connected"
-            r"|\b(?:[Aa]nother|[Rr]emote|[Oo]ther) (?:task|rank|worker|process|node|host)s?\b.{0,40}\b(?:died"
-            r"|has failed"
-            r"|crashed|disconnected|(?:exited|terminated) (?:unexpectedly|abnormally|prematurely))\b"
+            r"|\bstopped sending heartbeats\b|\bmissed too many heartbeats\b(?!.{0,120}\bgoes on\b)"
             r"|\b[Ss]ocket (?:recv|send|receive|accept|poll) (?:error|failed)\b"
             r"|errors_impl\.UnavailableError|\bgrpc error: ?(?:Connect Failed|Socket closed|Deadline Exceeded)"
         ),
@@ -356,6 +375,37 @@ _VICTIMS = (
 )
 
 
+# Plain words, which any program may use: they count where what raised them is a library that connects ranks.
+_BY_ANY_PROGRAM = TextRule(
+    "peer_lost",
+    re.compile(
+        r"(.{0,80}\b(?:[Aa]nother|[Rr]emote|[Oo]ther) (?:task|rank|worker|process|node|host)s?\b.{0,40}\b(?:died"
+        r"|has failed|crashed|disconnected|(?:exited|terminated) (?:unexpectedly|abnormally|prematurely))\b.{0,80})"
+    ),
+    "lost another rank, as it says: {0}",
+    _ELSEWHERE,
+    in_context=True,
+    in_last_lines=True,
+)
+_CONNECTS_RANKS = re.compile(
+    r"/(?:torch/(?:distributed|_C)|mpi4py|horovod|deepspeed/comm|oneccl\w{0,20}|torch_(?:xla|npu)|jax|jaxlib|tensorflow|ray"
+    r"|nixl|ucp|cupy/nccl|bagua|vllm|sglang)/"
+)
+_NAMES_A_LIBRARY = re.compile(
+    r"\b(?:NCCL|RCCL|HCCL|CCL|oneCCL|MPI|UCX|NIXL|[Gg]loo|Horovod|XLA|Xla\w{1,30}|[Cc]oordination service"
+    r"|DistBackendError|ray\.|jaxlib\.|tensorflow\.|torch\.distributed\.|horovod\.|mpi4py\.|/job:)"
+)
+
+
 def victim(failure: Failure) -> Cause | None:
     """It failed only because another rank did."""
-    return by_text(failure, _VICTIMS)
+    return by_text(failure, _VICTIMS) or _victim_by_its_message(failure)
+
+
+def _victim_by_its_message(failure: Failure) -> Cause | None:
+    found = by_text(failure, (_BY_ANY_PROGRAM,))
+    if found is None or failure.error is None:
+        return found
+    frames = (frame for block in failure.error.blocks for frame in block.frames)
+    is_librarys = any(_CONNECTS_RANKS.search(frame.file) for frame in frames)
+    return found if is_librarys or _NAMES_A_LIBRARY.search(found.proof) else None

@@ -10,7 +10,7 @@ import signal
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
-from saferun.evidence import Cause
+from saferun.evidence import Cause, OomKill
 from saferun.text.wording import size_text
 
 _LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once, or ask for more memory"
@@ -28,10 +28,18 @@ _SCHEDULER_OOM = re.compile(
 _STEP_OOM = re.compile(
     r"^slurmstepd\S{0,80}: error: Detected \d{1,8} oom[-_]kill event|^srun\S{0,40}: error: .{1,80}: Out Of Memory"
 )
+# The kernel's own lines, as a script prints them.
+_KERNEL_OOM = re.compile(r"\b(?:Memory cgroup out|Out) of memory: Killed process \d|\boom-kill:constraint=CONSTRAINT_")
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
 _LOST_WORKER = re.compile(
     r"DataLoader (?:worker \(pid(?:\(s\))? (?=[\d, ]{1,80}\) exited unexpectedly)"
     r"|\d{1,4} workers? exit(?:ed)? unexpectedly, pids: )([\d, ]{1,80})"
+)
+# A child that SIGKILL has ended, or that left nothing behind: as process pools, subprocess, torch and joblib put it.
+_LOST_CHILD = re.compile(
+    r"\bBrokenProcessPool\b|\bdied with <Signals\.SIGKILL: 9>|\bterminated with signal SIGKILL\b"
+    r"|DataLoader worker \(pid\(s\) [\d, ]{1,80}\) exited unexpectedly(?! with exit code \d)"
+    r"|\bexit codes of the workers are .{0,120}SIGKILL\(-9\)"
 )
 _BUS_IN_WORKER = re.compile(r"Unexpected bus error encountered in worker|insufficient shared memory \(shm\)")
 _SEGFAULT_IN_WORKER = re.compile(r"Unexpected segmentation fault encountered in worker")
@@ -43,6 +51,8 @@ _SHM_ADVICE = (
 )
 # What a program of the system prints: its name, what it was about, strerror(3).
 _TOOL = r"^(?:/?[\w.+/-]{1,120}): (?:[^:]{1,40}: )?.{1,300}: "
+# Slurm's own clients speak of their connections in the same words.
+_NOT_OF_SLURM = r"(?!(?:s(?:run|batch|alloc|info|queue|acct|control|cancel)|slurm\w{0,20})\b\S{0,80}: )"
 _DISK_ADVICE = "make room (df -h, df -i, quota), or write elsewhere"
 _PROCESS_ADVICE = (
     "look at `ulimit -u` and the pids limit of the container or cgroup (pids.max); OMP_NUM_THREADS and "
@@ -60,6 +70,15 @@ _EXHAUSTED = (
         "too many open files",
         _FILES_ADVICE,
         in_context=True,
+    ),
+    TextRule(
+        "too_many_open_files",
+        re.compile(
+            r"(?:" + _TOOL + r"|\b(?:[Ff]ail\w{0,3}|[Ee]rror|FATAL)\b.{0,200})Too many open files(?: in system)?$"
+        ),
+        "too many open files",
+        _FILES_ADVICE,
+        in_last_lines=True,
     ),
     TextRule(
         "shared_memory_exhausted",
@@ -147,18 +166,27 @@ _EXHAUSTED = (
         "torch.save could not write its file: the disk or the quota is full, in most cases",
         _DISK_ADVICE,
         in_context=True,
+        in_last_lines=True,
     ),
     TextRule(
         "host_out_of_memory",
         re.compile(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
         lambda _, match: f"no host memory left for this process: tried to allocate {size_text(int(match[1]))}",
         _LESS_MEMORY_OR_LIMIT,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "host_out_of_memory",
+        re.compile(r"\bUnable to allocate (\S{1,12} [KMGTPE]i?B) for an array with shape (\(.{0,200}?\))"),
+        "no host memory left for this process: tried to allocate {0} for an array of shape {1}",
+        f"check whether that shape is meant: a wrong one may be larger than any host; else {_LESS_MEMORY_OR_LIMIT}",
+        in_last_lines=True,
     ),
     TextRule(
         "host_out_of_memory",
         re.compile(
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|bytes on host: CUDA_ERROR_OUT_OF_MEMORY"
-            r"|could not allocate pinned host memory"
+            r"|could not allocate pinned host memory|\bpage allocation failure: order:\d"
         ),
         "the host has no memory left",
         _LESS_MEMORY,
@@ -169,6 +197,7 @@ _EXHAUSTED = (
         re.compile(r"java\.lang\.OutOfMemoryError: (?:Java heap space|GC overhead)"),
         "the Java process that it uses has no heap left",
         "give it a larger heap (-Xmx; Spark: spark.driver.memory, spark.executor.memory), or load less at once",
+        in_last_lines=True,
     ),
     TextRule(
         "host_out_of_memory",
@@ -190,6 +219,7 @@ _EXHAUSTED = (
             r"|\bfork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC \d{1,12} current"
             r"|Thread creation failed: Resource temporarily unavailable"
             r"|^BlockingIOError: \[Errno 11\] Resource temp\w{1,8} \w{1,12}$"
+            r"|\bcgroup: fork rejected by pids controller\b"
             r"|^RuntimeError: (?:Resource temporarily unavailable|thread constructor failed)"
         ),
         "the system refuses another process or thread: a limit on them is reached, in most cases",
@@ -215,8 +245,15 @@ def host_oom_kill(failure: Failure) -> Cause | None:
     elif failure.signum == signal.SIGKILL:
         pid, who = failure.end.pid, ""
     else:
+        lost = _child_lost_to_oom(failure)
+        if lost is not None:
+            return lost
         step = first_line(_STEP_OOM, failure.closing_lines)
         message = "a process of its step was killed by the kernel's OOM killer"
+        kernel = first_line(_KERNEL_OOM, failure.closing_lines)
+        if step is None and kernel is not None:
+            message = "the kernel's OOM killer was at work, as its last lines say"
+            return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=kernel[0])
         return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=step[0]) if step is not None else None
     line = next((line for line in reversed(failure.kernel_lines) if _names(line, pid)), "")
     scheduler = first_line(_SCHEDULER_OOM, reversed(failure.last_lines))
@@ -230,13 +267,33 @@ def host_oom_kill(failure: Failure) -> Cause | None:
         return None
     limits: list[str] = []
     if oom is not None and is_reported:
-        limits += [f"{oom.scope} limit {size_text(oom.limit_bytes)}"] if oom.limit_bytes else []
+        limits += _limit(oom)
         is_it = not oom.pids or pid in oom.pids
         limits += [f"it used {size_text(oom.rss_bytes)}"] if oom.rss_bytes and is_it else []
     known = f" ({', '.join(limits)})" if limits else ""
     message = f"{who}killed by the kernel's OOM killer{known}"
     source = oom.source if oom is not None and is_reported else ""
     return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=line or (scheduler[0] if scheduler else source))
+
+
+def _limit(oom: OomKill) -> list[str]:
+    return [f"{oom.scope} limit {size_text(oom.limit_bytes)}"] if oom.limit_bytes else []
+
+
+def _child_lost_to_oom(failure: Failure) -> Cause | None:
+    """A process that the rank had started is gone without a word, and the OOM killer was at work in its cgroup."""
+    oom = failure.oom
+    if oom is None or oom.kills <= 0 or oom.scope != "cgroup":
+        return None
+    ranks = {failure.end.pid, *(pid for pid, _ in failure.others)}
+    if oom.pids and ranks.issuperset(oom.pids):
+        return None
+    found = first_line(_LOST_CHILD, (*failure.messages, *failure.context))
+    if found is None or any(first_line(fault, failure.lines) for fault in (_BUS_IN_WORKER, _SEGFAULT_IN_WORKER)):
+        return None
+    known = "".join(f" ({limit})" for limit in _limit(oom))
+    message = "a process that it had started was lost, and a process of its host was killed by the OOM killer meanwhile"
+    return cause(failure, "host_oom_kill", f"{message}{known}", _LESS_MEMORY, proof=found[0])
 
 
 def _names(line: str, pid: int) -> bool:
@@ -301,7 +358,10 @@ def _worker_advice(signal_text: str) -> str:
         return "look in the kernel log for the OOM killer (dmesg); else it was killed by hand"
     if signal_text == "Segmentation fault":
         return "run it once with num_workers=0, to see the crash in the rank itself; look at the decoders it uses"
-    return "run it once with num_workers=0, to see what the worker dies of"
+    return (
+        "run it once with num_workers=0, to see what the worker dies of; where it leaves no message, look in the "
+        "kernel log for the OOM killer (dmesg)"
+    )
 
 
 def exhausted(failure: Failure) -> Cause | None:
@@ -316,6 +376,7 @@ _FILE_SYSTEM = (
         "a file on NFS was removed while a process still had it open: {0}",
         "close the file before its directory is removed, or put temporary directories (TMPDIR) on a local disk",
         in_context=True,
+        in_last_lines=True,
     ),
     TextRule(
         "file_system_error",
@@ -340,6 +401,7 @@ _FILE_SYSTEM = (
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); locks "
         "need a file system that has them (on Lustre the mount option flock)",
         in_context=True,
+        in_last_lines=True,
     ),
     TextRule(
         "file_system_error",
@@ -355,6 +417,7 @@ _FILE_SYSTEM = (
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS, GPFS or FUSE on this host), and "
         "whether it knows locks and, for GPUDirect Storage, what gdscheck says",
         in_context=True,
+        in_last_lines=True,
     ),
     TextRule(
         "file_system_error",
@@ -372,7 +435,9 @@ _FILE_SYSTEM = (
     TextRule(
         "file_system_error",
         re.compile(
-            _TOOL + r"(Read-only file system|Transport endpoint is not connected|Input/output error|Remote I/O error"
+            _NOT_OF_SLURM
+            + _TOOL
+            + r"(Read-only file system|Transport endpoint is not connected|Input/output error|Remote I/O error"
             r"|Structure needs cleaning|Host is down|No locks available"
             r"|Cannot send after transport endpoint shutdown)$"
         ),
@@ -383,9 +448,28 @@ _FILE_SYSTEM = (
 )
 
 
+_KERNEL = TextRule(
+    "file_system_error",
+    # Lines of the kernel's log, as scripts print them: the block layer, NVMe, file systems.
+    re.compile(
+        r"\b(Buffer I/O error on dev(?:ice)? .{1,80}|(?:I/O|critical \w{1,12}) error, dev \S{1,40}, sector \d.{0,60}"
+        r"|nvme nvme\d{1,4}: .{0,60}(?:timeout|not ready|controller is down|[Rr]emoving after|reset failed"
+        r"|Abort status).{0,60}"
+        r"|(?:EXT[234]-fs|BTRFS|XFS|F2FS-fs|FAT-fs|SQUASHFS)\b.{0,60}\b(?:error|ERROR|[Cc]orruption|shut(?:ting)? down"
+        r"|I/O)\b.{0,80}|nfs: server \S{1,80} not responding, timed out"
+        r"|CIFS: VFS: .{0,120}(?:has not responded|error|failed).{0,60}|md/raid\S{0,12}: Disk failure on .{1,60}"
+        r"|LustreError: .{0,160}\b(?:evicted|rc = -(?:5|30|107|108|110))\b.{0,40}"
+        r"|(?:sd \S{1,20}|blk_update_request): .{0,40}(?:I/O error|Medium Error|Hardware Error).{0,60})"
+    ),
+    "a disk or a file system of the host failed, as the kernel log says: {0}",
+    "look at the host's disks and mounts (dmesg, smartctl, nvme smart-log, `df`) before it is used again",
+    in_last_lines=True,
+)
+
+
 def file_system_error(failure: Failure) -> Cause | None:
     """A file system, or the storage below it, did not do what it must."""
-    return by_text(failure, _FILE_SYSTEM)
+    return by_text(failure, (*_FILE_SYSTEM, _KERNEL))
 
 
 def shared_memory(failure: Failure) -> Cause | None:

@@ -58,7 +58,11 @@ _WC_STATUS = (
 _FABRIC = (
     TextRule(
         "peer_lost",
-        re.compile(r"\b(?:Work Request Flushed Error|WR flushed error|IBV_WC_WR_FLUSH_ERR)\b"),
+        re.compile(
+            r"\b(?:Work Request Flushed Error|WR flushed error|IBV_WC_WR_FLUSH_ERR|NIXL_ERR_REMOTE_DISCONNECT)\b"
+            # Mooncake's RPC.
+            r"|\b(?:read|write|send|recv) rpc \w{2,8} failed, error msg: ?(?:End of file|Connection reset|Broken pipe)"
+        ),
         "lost its RDMA connection to another rank",
         _CHECK_LINK,
         in_last_lines=True,
@@ -97,7 +101,7 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         re.compile(
-            r"\bNIXL_ERR_(?:BACKEND|REMOTE_DISCONNECT|UNKNOWN)"
+            r"\bNIXL_ERR_(?:BACKEND|NOT_FOUND|CANCELED|UNKNOWN)"
             r"|NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote"
             r"|:efa:cq:.{0,160}\berr: \d"
         ),
@@ -112,6 +116,37 @@ _FABRIC = (
             r"(.{0,60}(?:error|fatal|violation).{0,40})"
         ),
         "the RDMA port {0} of this host reported: {1}",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        # The driver in the kernel log, the tools of perftest, librdmacm, Mooncake.
+        re.compile(
+            r"\b(mlx[45]_core\b.{0,80}(?:health compromised|[Ll]ink down|[Ff]atal|timeout).{0,60}"
+            r"|Failed status [1-9]\d?: wr_id\b.{0,60}|Unexpected CM event\b.{0,40}"
+            r"|RDMA_CM_EVENT_(?:UNREACHABLE|REJECTED|(?:ADDR|ROUTE|CONNECT)_ERROR)\b.{0,40}"
+            r"|[Ff]ailed to (?:retrieve|get|open|describe) (?:the )?(?:remote )?segment\b.{0,80})"
+        ),
+        "RDMA failed: {0}",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        # NCCL before 2.5 names no adapter.
+        re.compile(r"NET/IB ?: Got async event ?: (.{0,60}(?:error|fatal|violation).{0,40})"),
+        "an RDMA port of this host reported: {0}",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        re.compile(
+            r"\b(UCX (?:endpoint|ep|worker|request|listener|connection|transport)s?\b.{0,40}"
+            r"\b(?:failed|error|disconnected)\b.{0,80})"
+        ),
+        "{0}",
         _CHECK_LINK,
         in_last_lines=True,
     ),
@@ -210,6 +245,7 @@ _SYSTEM = (
             r".{0,60}?\b(QP|queue pair|CQ|completion queue|MR|memory region|PD|protection domain|RDMA device|HCA"
             r"|RNIC|IB device|device (?:mlx\d|bnxt_re|efa|irdma|erdma|hns|rxe|siw|rocep)\w{0,20})\b"
             rf"|\b[Nn]o (?:\w{{1,12}} )?(RNIC|HCA|RDMA (?:device|NIC|adapter)|IB device)s?\b{_NOT_NEEDED}"
+            r"|\b[Ff]ailed to get (IB devices) list\b|\bcan't open (UMAD port)\b"
             r"|\b(DMA[ -]?BUF|nvidia[_-]peermem)\b.{0,40}\b(?:required|needed|missing|not (?:loaded|found))\b"
             rf"{_NOT_NEEDED}"
             r"|\bUCX {1,3}(?:ERROR|FATAL) {1,3}(?!.{0,160}(?:[Ii][Pp][Cc]|cuda\w{0,20}\())(.{1,160})"
@@ -272,6 +308,12 @@ _MPI = (
             r"|\b([A-Za-z_]\w{1,60})\(\d{1,6}\)\.{2,60}: .{0,160}\bfailed\b"
             r"|\b(MPID\w{1,60})\(\d{1,6}\): .{0,160}\bfailed\b"
             r"|Assertion failed in file src/(mpi\w{0,12})/"
+            r"|\b(?:ORTE|PRTE|PMIX|OPAL)_ERROR_LOG: (?!Success)([A-Z][\w -]{2,60} in file)\b"
+            r"|\bPMIX ERROR: (?!ERROR in file|SUCCESS)([A-Z][\w -]{2,60}) in file\b"
+            # Hydra, the launcher of MPICH and Intel MPI; HPE's MPT; Open MPI's use of UCX.
+            r"|^\[(?:mpiexec|proxy:\S{1,12})@\S{1,80}\] (\w{1,60} \(.{1,160}\): unable to .{1,120})"
+            r"|^slurmstepd\S{0,80}: error: {1,3}(mpi/pm\w{1,8}: .{1,160})|^\[cli_\d{1,8}\]: (.{0,60}\berror\b.{0,60})"
+            r"|\bMPT ERROR: (.{1,120})|\bpml_ucx\.c:\d{1,5} {1,4}Error: (.{1,120})"
         ),
         lambda _, match: f"MPI failed in {next(filter(None, match.groups()))}",
         "look at MPI's first message; where MPI is not started by its own launcher, it needs the PMI or PMIx of the "

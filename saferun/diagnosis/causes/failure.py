@@ -11,6 +11,7 @@ from saferun.diagnosis.causes.literals import first_match, is_found
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
 from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import (
     LONGEST_LINE,
     CppError,
@@ -67,10 +68,28 @@ _GOT_OVER = re.compile(
     r"(?<!=)\b(?:INFO|DEBUG)\b(?!: \(Fatal\))"
     r"|\bis not a failure\b|[Rr]etrying\b|\b[Rr]etry \d{1,4}/\d|\bautomatically retried\b"
     r"|\battempt \d{1,4} (?:out )?of \d"
-    r"|\b(?:entering retry loop|[Ss]kipping|[Ii]gnoring|[Rr]econnecting|[Rr]espawning|trying (?:the next|again|\d)"
-    r"|was (?:caught|replaced|restarted|ignored|skipped)|[Ff]alling back|going on without)\b|\(ignored\)"
-    r"|\.py:\d{1,6}: \w{1,40}Warning: "
+    r"|\b(?:entering retry loop|[Ss]kipping|[Ii]gnoring|[Rr]econnecting|[Rr]espawning|trying (?:the next|again|\d{1,9})"
+    r"|was (?:caught|replaced|restarted|ignored|skipped)|[Ff]alling back|going on without"
+    r"|will (?:re-?try|try (?:again|another|\d)))\b"
+    # An error's advice has the same words, in another place of the sentence.
+    r"|(?:^|[^\w\s] {1,2})(?:[Hh]alving|[Rr]educing|[Ll]owering) (?:the )?(?:\w{1,12}[ -])?batch[- _]?sizes?"
+    r"(?: (?:to|from) \d| and |\.{3}|$)"
+    r"|\(ignored\)|\.py:\d{1,6}: \w{1,40}Warning: "
 )
+# An error that says all by its name: what stands before it is not what ended the program.
+_NAMED_ERROR = re.compile(
+    r"^(?:.{0,80}[ \]:|-])?(?:Assertion|Attribute|FileExists|FileNotFound|Import|Index|Key|ModuleNotFound|Name"
+    r"|NotImplemented|Permission|Recursion|Type|Unicode\w{1,20}|Value|ZeroDivision)Error: \S"
+)
+# What gives no reason why a program exits: warnings, logs of libraries, bars, lines of a source.
+_NO_REASON = re.compile(
+    r"\s|\[[DIW]\d{0,4} ?\d\d:\d\d|[DIW]\d{4} \d\d:\d\d|wandb: |.{0,200}(?:Warning|WARN|WARNING|NOTICE|TRACE)\b"
+)
+_LETTERS = re.compile(r"[^\W_]")
+_NCCL_LOG = re.compile(r"\bNCCL (?:WARN|INFO|TRACE|version)\b")
+# What a logger puts before the traceback of an error that the program goes on after.
+_GOES_ON = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING)\b")
+_WARNS = re.compile(r"\bWARN(?:ING)?\b")
 _INFORMS = re.compile(r"\d{4}-\d\d-\d\d [\d:.]{8,15}: I |I\d{4} \d\d:\d\d:\d\d")
 _INTERPRETER = re.compile(
     r"/libpython|(?:^|/)python[\d.]{0,12}$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
@@ -89,6 +108,8 @@ class Failure(Value):
         lines: what is known of its stderr, cleaned.
         stdout_lines: of its stdout, likewise.
         nccl_warnings: what NCCL has logged in either of them.
+        earlier: a traceback that stands before lines of the program's own: it need not be what ended it.
+        line_after: the last of those lines, also where the traceback is ``error`` all the same; empty: there are none.
         core: its core.
         oom: what the OOM killer did on this host.
         kernel_lines: lines of the kernel log since the start.
@@ -107,6 +128,8 @@ class Failure(Value):
     lines: tuple[str, ...] = ()
     stdout_lines: tuple[str, ...] = ()
     nccl_warnings: tuple[str, ...] = ()
+    earlier: PythonError | None = None
+    line_after: str = ""
     core: CoreDump | None = None
     oom: OomKill | None = None
     kernel_lines: tuple[str, ...] = ()
@@ -144,12 +167,20 @@ class Failure(Value):
         if not self.died_silently or self.signum not in {0, signal.SIGABRT}:
             return ()
         lines = self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1]
-        return _bounded(_of_failures((*lines, *_below_box(self.lines))), self.most_chars)
+        failures = _of_failures((*lines, *_below_box(self.lines)))
+        if not self.signum and failures[:1] == lines[:1] and failures and _NAMED_ERROR.match(failures[0]):
+            return _bounded(failures[:1], self.most_chars)
+        return _bounded(failures, self.most_chars)
 
     @property
     def died_silently(self) -> bool:
         """Whether no exception explains the end."""
         return not self.messages
+
+    @property
+    def has_own_lines(self) -> bool:
+        """Whether the end of its stderr has words of the program's own."""
+        return bool(_own_lines(self.lines[-_LINES_BEFORE_EXIT:]))
 
     @property
     def location(self) -> str:
@@ -251,6 +282,15 @@ def _of_failures(lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line for line in lines if _INFORMS.match(line) is None and not is_found(_GOT_OVER, line))
 
 
+def _own_lines(lines: Sequence[str]) -> list[str]:
+    """Lines of the program's own that may say why it ends; less what it got over, by their own words."""
+    return [
+        line
+        for line in _of_failures(tuple(lines))
+        if _LETTERS.search(line) and _NO_REASON.match(line) is None and not is_bar(line)
+    ]
+
+
 Rule = Callable[[Failure], Cause | None]
 
 
@@ -270,10 +310,19 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     cpp_error = find_cpp_error(lines[-2 * LAST_LINES :]) if signum == signal.SIGABRT else None
     error = find_python_error(lines)
     clean = clean_lines(lines)
+    earlier, line_after = None, ""
     if error is not None and not _is_believed(error, end, signum, fatal):
-        # Nor is what stands in it.
-        clean[error.blocks[0].start : error.blocks[-1].message_start + 1] = []
+        clean = _without(error, clean)
         error = None
+    elif error is not None and not (signum or error.is_uncaught or _is_recorded(output)):
+        # Nothing shows that it has ended the program.
+        goes_on = error.is_aside or _GOES_ON.search(error.before) is not None
+        is_far = error.lines_after > _LINES_AFTER_CAUGHT
+        own = _own_lines(clean[error.last.message_start + 1 :]) if is_far or goes_on else []
+        line_after = own[-1] if own else ""
+        if is_far and goes_on and own:
+            earlier, clean = error, _without(error, clean)
+            error = None
     if error is None and output is not None and output.error_message and not end.status.signum:
         error = recorded_error(output.error_message)
     clean = [line for line in clean if not _NOISE.match(line)]
@@ -288,6 +337,8 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         lines=tuple(clean),
         stdout_lines=tuple(stdout_lines),
         nccl_warnings=tuple(_nccl_warnings([*clean[-2 * LAST_LINES :], *stdout_lines])),
+        earlier=earlier,
+        line_after=line_after,
         core=next((core for core in evidence.cores if (core.rank, core.pid) == (end.rank, end.pid)), None),
         oom=hosts.oom(end.rank),
         kernel_lines=hosts.kernel_lines(end.rank),
@@ -296,6 +347,35 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         gpu_owners=hosts.gpu_owners(end.rank),
         most_chars=min(max(_CHARS_IN_ALL // max(len(evidence.ends), 1), _LEAST_CHARS), _MOST_CHARS),
     )
+
+
+def read_stdout(failure: Failure, output: RankOutput) -> Failure:
+    """The same failure as its stdout shows it: scripts print there why they exit, and so do loggers.
+
+    Args:
+        failure: of a rank that has exited by itself.
+        output: what it wrote.
+    """
+    lines = [line for line in output.last_stdout_lines if not _NCCL_LOG.search(line)]
+    error = find_python_error(lines)
+    clean = clean_lines(lines)
+    if error is not None and (
+        error.is_aside or error.lines_after > _LINES_AFTER_CAUGHT or not error.innermost.exception
+    ):
+        clean = _without(error, clean)
+        error = None
+    clean = [line for line in clean if not _NOISE.match(line)]
+    return failure._replace(error=error, lines=tuple(clean), stdout_lines=())
+
+
+def is_of_warning(error: PythonError) -> bool:
+    """Whether a logger has printed a traceback with a warning: the program had got over that error."""
+    return _WARNS.search(error.before) is not None
+
+
+def _without(error: PythonError, clean: Sequence[str]) -> list[str]:
+    """Lines without those of a traceback that is not believed, up to the line that names the exception."""
+    return [*clean[: error.blocks[0].start], *clean[error.blocks[-1].message_start + 1 :]]
 
 
 def _nccl_warnings(lines: Iterable[str]) -> Iterator[str]:
@@ -309,6 +389,11 @@ def _signal_of_shell(code: int | None) -> int:
     """A shell whose last command was ended by signal N ends with 128 + N."""
     number = (code or 0) - _SHELL_SIGNAL
     return number if number in _SHELL_SIGNALS else 0
+
+
+def _is_recorded(output: RankOutput | None) -> bool:
+    """Whether saferun's hook, or torch's ``@record``, has seen an exception end the program."""
+    return output is not None and bool(output.failure or output.error_message)
 
 
 def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalReport | None) -> bool:

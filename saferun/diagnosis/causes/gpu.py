@@ -15,9 +15,11 @@ from saferun.evidence import Cause
 _ILLEGAL = re.compile(
     r"an illegal memory access was encountered|(?:cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"
     r"|Memory access fault by GPU node-\d{1,3}"
+    # In the kernel log.
+    r"|\bamdgpu\b.{0,80}\[(?:gfx|mm)hub\d{0,3}\] .{0,30}page fault"
 )
 _HIP = re.compile(
-    r"\bHIP\b|\bHIP[A-Z]{1,12}_|\bhip[A-Z_]|\bhipify\b|HSA_|by GPU node-|ROCm|rocm|MIOpen|miopen"
+    r"\bHIP\b|\bamdgpu\b|\bHIP[A-Z]{1,12}_|\bhip[A-Z_]|\bhipify\b|HSA_|by GPU node-|ROCm|rocm|MIOpen|miopen"
     r"|\b(?:roc|hip)(?:[Bb][Ll][Aa][Ss]|FFT|fft|SOLVER|SPARSE|solver|sparse|rand|RAND)"
 )
 _ASSERT = re.compile(
@@ -38,6 +40,10 @@ _OUT_OF_MEMORY = re.compile(
     # SGLang.
     r"|\bNot enough memory\b.{0,40}\bmem-fraction-static"
 )
+# What Python code raises of a wrong value, and no wrapper of such an error.
+_OF_A_VALUE = re.compile(
+    r"(?:Key|Value|Type|Assertion)Error: (?!.{0,400}(?:[Tt]ried to allocate|out of memory(?:[.:;,!)'\"]|$)))"
+)
 _WHOSE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU|MPS) (?:error: )?out of memory")
 _TRIED = re.compile(r"[Tt]ried to allocate (?:more than )?([\d.]{1,12} ?\w{1,5})")
 _CAPACITY = re.compile(
@@ -54,6 +60,7 @@ _HARDWARE = re.compile(
     r"uncorrectable ECC error(?!s? ?[:=])|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
     r"|Invalid access of peer GPU memory"
     r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|Unable to determine the device handle for G[Pp][Uu]"
+    r"|NVRM: .{0,60}Memory Subsystem Error detected"
     r"|\bGPU\b.{0,40}\brequires (?:a )?re(?:set|boot)\b|Reboot the system to recover this GPU"
 )
 _GPU_TERMS = re.compile(r"CUDA|\bHIP(?:\b|[A-Z]{0,12}_|Error)|NCCL|RCCL|[Cc]uda failure|HSA_")
@@ -197,6 +204,13 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
+        re.compile(r"^(?:nvcc|ptxas) {1,2}fatal {1,4}: (?!\(C\d)(.{1,160})|\b(PTXAS error\b.{0,160})"),
+        lambda _, match: f"code for the GPU could not be compiled: {match[1] or match[2]}",
+        "look at what nvcc or ptxas says above; a GPU that is newer than the CUDA toolkit needs a newer one",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
         re.compile(
             r"\b(CUDA|HIP|ROCm) (?:driver |runtime |API )?error(?: \(\S{1,200}\)| \d{1,4})?: (.{1,160})"
             r"|Triton Error \[(CUDA|HIP)\]: (.{1,160})"
@@ -295,6 +309,17 @@ _OTHER = (
     ),
     TextRule(
         "hip_error",
+        # amdgpu in the kernel log.
+        re.compile(
+            r"\bamdgpu\b.{0,80}(\bring \S{1,20} timeout\b.{0,60}|\bMES (?:might be|failed to|ring)\b.{0,80}"
+            r"|\bGPU reset (?:begin|failed)\b.{0,60}|\b[Ff]ailed to (?:evict|suspend|remove|unmap) .{0,40}queue.{0,40})"
+        ),
+        "the GPU's driver reports that the GPU does not go on: {0}",
+        _SYNCHRONOUS_HIP,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "hip_error",
         re.compile(r"(HSA_STATUS_ERROR_\w{1,60})"),
         "the GPU's queue was aborted: {0}",
         _SYNCHRONOUS_HIP,
@@ -335,7 +360,10 @@ def side_assert(failure: Failure) -> Cause | None:
 
 def out_of_memory(failure: Failure) -> Cause | None:
     """The GPU's memory is full."""
-    found = first_line(_OUT_OF_MEMORY, (*failure.messages, *failure.closing_lines))
+    lines = (*failure.messages, *failure.closing_lines)
+    found = first_line(_OUT_OF_MEMORY, lines)
+    if found is not None and _OF_A_VALUE.match(found[0]):
+        found = first_line(_OUT_OF_MEMORY, tuple(line for line in lines if _OF_A_VALUE.match(line) is None))
     if found is None:
         return None
     line = found[0]
@@ -362,6 +390,11 @@ def hardware_error(failure: Failure) -> Cause | None:
     found = _in_all(failure, _HARDWARE)
     if found is not None:
         return cause(failure, "gpu_hardware_error", f"the GPU failed: {found[1][0]}", _OUT_OF_USE, proof=found[0])
+    for line in failure.closing_lines:
+        # Of the kernel log, which the script has printed itself.
+        error = error_in(line)
+        if error is not None and error.is_fatal:
+            return broken_gpu(failure, error)
     # What the program asked of its GPU is its own fault, whatever has become of another GPU of the host.
     is_programs = any(_in_all(failure, pattern) is not None for pattern in (_OUT_OF_MEMORY, _ASSERT))
     if is_programs or _in_all(failure, _GPU_TERMS) is None:

@@ -69,6 +69,17 @@ _NO_SCRIPT = re.compile(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,
 _USAGE = re.compile(r"^[Uu]sage: .{1,300}")
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_HYDRA = "HYDRA_FULL_ERROR=1"
+_HYDRA_RUNS = "Error executing job with overrides"
+_HYDRA_BEGINS = re.compile(
+    r"(?:Could not |Cannot |Error |In '|Key '|Missing |Missing\w{1,20} |Primary config |Ambiguous |Multiple |Unable to "
+    r"|You must specify |mismatched input |extraneous input |no viable |token recognition |missing |Interpolation"
+    r"|Invalid |Value '|Config|Defaults |Unrecognized |Unknown )"
+)
+_HYDRA_ADVICE = (
+    "look at the configuration and at the overrides on the command line; HYDRA_FULL_ERROR=1 shows the traceback"
+)
+_LINES_OF_HYDRA, _LINES_AFTER_HYDRA = 12, 3
 _LETTERS = re.compile(r"[^\W_]")
 _NO_TEXT = re.compile(r"null bytes|Non-UTF-8 code|invalid non-printable character")
 _PYTHON = (".py", ".pyw", ".pyc", ">")
@@ -324,7 +335,15 @@ def python_exit(failure: Failure) -> Cause | None:
     if code is None or failure.signum:
         return None
     # Not a ruler, or the end of a frame.
-    last = next((line for line in reversed(failure.lines) if _LETTERS.search(line)), "")
+    worded = [line for line in failure.lines if _LETTERS.search(line)]
+    if any(_HYDRA in line for line in worded):
+        why = _hydra_error(worded)
+        if why:
+            message = f"ended with exit code {code}; Hydra reports: {shortened(why, 160)}"
+            return cause(failure, "python_exit", message, _HYDRA_ADVICE, proof=why)
+        worded = [line for line in worded if _HYDRA not in line]
+    own = [line for line in worded if not line[0].isspace()]
+    last = (own or worded or [""])[-1]
     if code in {_NOT_EXECUTABLE, _NOT_FOUND} and last:
         message = f"exit code {code}: {shortened(last, 160)}"
         return cause(failure, "python_exit", message, "a shell did not find or may not run the command", proof=last)
@@ -333,8 +352,33 @@ def python_exit(failure: Failure) -> Cause | None:
         advice = "look for sys.exit and os._exit in the script, and what it calls"
         return cause(failure, "python_exit", f"ended with exit code {code} and no message", advice)
     # Rich draws its tracebacks into boxes.
-    has_traceback = any("Traceback (most recent call last)" in line for line in failure.lines)
+    printed = (*failure.lines, *failure.stdout_lines)
+    has_traceback = failure.earlier is not None or any("Traceback (most recent call last)" in line for line in printed)
     how = f"exit code {code}{'' if has_traceback else ' and no traceback'}"
     message = f"ended with {how}; its last line of output: {shortened(last.strip(), 160)}"
     # It has said why, and nothing more is known.
-    return cause(failure, "python_exit", message, "", proof=last)
+    return cause(failure, "python_exit", message, _earlier_error(failure), proof=last)
+
+
+def _earlier_error(failure: Failure) -> str:
+    """What is said of an error that the program had printed before, and probably got over."""
+    error = failure.earlier
+    if error is None or not error.last.message:
+        return ""
+    place = error.location(failure.user)
+    line = shortened(error.last.message[0], _LONGEST_MESSAGE)
+    return (
+        f"an error that it printed before need not be the reason: {line}{f', at {shortened(place)}' if place else ''}"
+    )
+
+
+def _hydra_error(lines: list[str]) -> str:
+    """What Hydra says is wrong: the first line of a few, before the one that names its variable."""
+    end = max(index for index, line in enumerate(lines) if _HYDRA in line)
+    if end < len(lines) - 1 - _LINES_AFTER_HYDRA:
+        return ""
+    block = [line for line in lines[max(end - _LINES_OF_HYDRA, 0) : end] if not line.startswith(_HYDRA_RUNS)]
+    start = next((index for index, line in enumerate(block) if _HYDRA_BEGINS.match(line)), len(block) - 1)
+    text = " ".join(line.strip() for line in block[start : start + 1])
+    # Of a call that failed the exception stands in the next line.
+    return f"{text} {block[start + 1].strip()}" if text.endswith(":") and block[start + 1 :] else text

@@ -69,16 +69,22 @@ _STORE = (
         ),
         "another rank has not come to set up NCCL",
         "one rank has not come that far: look at what the others did",
+        in_last_lines=True,
     ),
     TextRule(
         "network_interface",
         re.compile(r"[Uu]nable to find (?:address|interface) for: (\S{0,60})"),
         "this host has no network interface {0}",
         "look at GLOO_SOCKET_IFNAME: `ip addr` shows the names of this host",
+        in_last_lines=True,
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(r"connectFullMesh failed|timed out connecting: |gloo/.{0,200}(?:\bconnect\b|Connection refused)"),
+        re.compile(
+            r"connectFullMesh failed"
+            r"|\bIn \w{1,40} at tensorpipe/.{1,160}(?:refused|[Tt]imed out|unreachable|[Nn]o route)"
+            r"|timed out connecting: |gloo/.{0,200}(?:\bconnect\b|Connection refused)"
+        ),
         "gloo could not connect the ranks",
         "look at GLOO_SOCKET_IFNAME, and whether the hosts reach each other's addresses",
         in_last_lines=True,

@@ -41,6 +41,8 @@ _REASONS = (
     r"|Too Many Requests|Internal Server Error|Bad Gateway|Service (?:Temporarily )?Unavailable|Gateway Time-?out"
     r"|Slow ?Down|Backend Error|Rate ?Limit\w{0,12})"
 )
+# What Python code raises of a wrong value or a missing key: a single word in it means nothing.
+_OF_A_VALUE = r"(?:Key|Value|Type|Assertion)Error\b"
 _MESSAGE = re.compile(
     r"\b([45]\d\d) (?:Client|Server) Error: |\bHTTP [Ee]rror ([45]\d\d)\b|HTTP status (?:client"
     r"|server) error \(([45]\d\d)\b"
@@ -48,23 +50,33 @@ _MESSAGE = re.compile(
     r"|[Yy]ou are trying to access a gated repo|[Cc]annot access gated repo|We couldn't connect to 'https?://"
     r"|\b(?:[Ff]ailed|[Uu]nable) to (?:download|upload|fetch) (?:s3|gs|gcs|hf|oci|abfss?|https?)://"
     r"|\b(?:API|HTTP|REST|[Rr]equest)\b.{0,200}?\b(?:failed|rejected|returned|got|response)\b.{0,40}?"
-    r"\b(?:code|status)(?: code)?[ :=]{1,3}([45]\d\d)\b|\b[Ss]tatus[ _][Cc]ode[ :=]{1,3}([45]\d\d)\b"
+    rf"\b(?:code|status)(?: code)?[ :=]{{1,3}}([45]\d\d)\b"
+    rf"|^(?!{_OF_A_VALUE}).{{0,500}}?\b[Ss]tatus[ _][Cc]ode[ :=]{{1,3}}([45]\d\d)\b"
     r"|\bAWS Error [A-Z][A-Z_]{1,40} (?:\(HTTP status \d{3}\) )?during \w{1,40} operation\b"
     r"|\bTunnel connection failed: ([45]\d\d)\b|\bCAS service error\b|\bReqwest(?:Middleware)? [Ee]rror\b"
     r"|\btoo many (?:clients|connections)\b|\b[Mm]ax(?:imum)? (?:number of )?clients?(?: connections)? reached"
     r"|\bQueuePool limit of size\b|\bStatusCode\.(?:UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|UNAUTHENTICATED)\b"
+    r"|\bdoesn't exist on the Hub or cannot be accessed\b|\bspecific connection error when trying to load\b"
+    r"|'pipe:(?:curl|wget|aws|gsutil|gcloud|s5cmd|rclone)\b.{0,300}\bexit [1-9]"
     r"|[Cc]ouldn't reach .{1,200} on the Hub|\bunable to access 'https?://"
     r"|\b(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) (?:reach|connect to|access|contact) (?:\w{1,20} ){0,2}"
-    r"(?:bucket|endpoint|service|the Hub)\b|\bcertificate verif\w{1,8} failed\b"
+    r"(?:bucket|endpoint|service|server|the Hub)\b(?! at (?:rank|\d))|\bcertificate verif\w{1,8} failed\b"
     r"|^PermissionError: (?!\[Errno)(?:.{0,80}(?:Forbidden"
     r"|Access ?Denied|[Cc]redential))"
-    rf"|^\w{{1,40}}(?:Error|Exception): (?:b?['\"])?(?:([45]\d\d) )?{_REASONS}['\"]?(?: \(|$)"
+    rf"|^(?:(?!{_OF_A_VALUE})\w{{1,40}}(?:Error|Exception): (?:b?['\"])?|\w{{1,40}}(?:Error|Exception): (?:b?['\"])?"
+    rf"(?=[45]\d\d ))(?:([45]\d\d) )?{_REASONS}['\"]?(?: \(|$)"
 )
 # A script that reports its own end, as a logger does, or the AWS CLI; other lines are of requests that are repeated.
 _LAST = re.compile(
     r"(?:\bUncaught\b|\bCRITICAL\b|\bFATAL\b|\bunhandled exception\b).{0,160}?\b([45]\d\d) (?:Client|Server) Error: "
     r"|^(?:fatal error|(?:download|upload|copy|move|delete) failed): .{0,400}?"
     r"\bAn error occurred \((\w{1,60})\) when calling the \w{1,60} operation"
+    r"|^wandb: ERROR .{0,200}(?:\bapi_key not configured\b|<Response \[([45]\d\d)\]>)"
+    # curl, wget, git, and the clients of object stores, as they end.
+    r"|^curl: \((?:5|7|18|22|28|35|47|52|55|56|60|92)\) .{1,300}|^(?:[\d: -]{19} )?ERROR ([45]\d\d): [A-Z]"
+    r"|^fatal: (?:unable to access 'https?://|Authentication failed for 'https?://|Could not read from remote repo)"
+    r"|^(?:CommandException|ServiceException|AccessDeniedException|BadRequestException): .{0,40}?\b([45]\d\d)\b"
+    r"|^ERROR: \(gcloud\.[\w.-]{1,60}\) .{1,200}|^ERROR \"(?:cp|sync|mv|ls) .{0,40}?\b(?:s3|gs)://"
 )
 _HOST = re.compile(r"\bhost='([\w.-]{1,120})'|\bhttps?://([\w.-]{1,120})")
 _CODE = re.compile(r"\b([45]\d\d)\b")

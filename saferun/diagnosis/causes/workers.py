@@ -51,11 +51,12 @@ _ENGINE = (
         ),
         "a worker process that it had started failed",
         _ABOVE,
+        in_last_lines=True,
     ),
     TextRule(
         "worker_failed",
         re.compile(
-            r"\bray\.exceptions\.\w{0,20}(?:RayTaskError\()?(?:Actor|Worker|Node)\w{0,20}Error\b"
+            r"\bray\.exceptions\.\w{0,20}(?:RayTaskError\()?(?:Actor|Worker|Node|RayletDied)\w{0,20}Error\b"
             r"|\bactor (?:is dead because|died (?:unexp|beca))"
             r"|worker died or was killed while executing a task|\b[Pp]rocess(?:es)?\b(?! /).{0,60}\bterminated with "
             r"(?:signal (?:SIG[A-Z]|[1-9])|exit code [1-9])|\bBrokenProcessPool\b|\bProcessExitedException\b"
@@ -79,6 +80,9 @@ _LAUNCHED = TextRule(
         r"|^make(?:\[\d{1,3}\])?: \*\*\* \[.{1,200}\] (?:Error [1-9]|Killed|Aborted|Segmentation fault).{0,40}"
         r"|\bflux-shell\[\d{1,8}\]: FATAL: (?:task-exit|doom): .{1,160}"
         r"|^(?:Error: )?[Ff]ailed to run (?:torchrun|deepspeed|accelerate|python\S{0,8}|mpirun|srun)\b.{0,200}"
+        # DeepSpeed's launcher, torchrun.
+        r"|\bexits with return code = -?[1-9]\d{0,2}$"
+        r"|\bfailed \(exitcode: -?[1-9]\d{0,2}\) local_rank: \d{1,6} \(pid: \d{1,10}\)"
         r"|\bssh exited with exit code [1-9]\d{0,2}$|\bChildFailedError\b|\bdied with <Signals\.\w{1,12}: \d{1,3}>"
     ),
     lambda _, match: f"a process that it had started failed: {match[0].strip('= ')}",
@@ -86,6 +90,11 @@ _LAUNCHED = TextRule(
     in_last_lines=True,
 )
 _KILLED = "look in the kernel log for the OOM killer (dmesg); else that process was killed by hand"
+_LOST = (
+    "look at what its worker processes have written; one that leaves nothing was killed (the kernel log shows the OOM "
+    "killer: dmesg) or crashed"
+)
+_SIGKILL = re.compile(r"\bterminated with signal SIGKILL\b|<Signals\.SIGKILL: 9>")
 # What vLLM's workers put before each line.
 _OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception): .{1,300})")
 
@@ -95,8 +104,10 @@ def engine_worker(failure: Failure) -> Cause | None:
     found = by_text(failure, _ENGINE)
     if found is None or found.class_name != "worker_failed":
         return found
-    if "terminated with signal SIGKILL" in found.proof:
+    if _SIGKILL.search(found.proof):
         return found._replace(advice=_KILLED)
+    if "BrokenProcessPool" in found.proof:
+        return found._replace(advice=_LOST)
     why = first_line(_OF_WORKER, failure.lines)
     if why is None:
         return found
@@ -105,4 +116,5 @@ def engine_worker(failure: Failure) -> Cause | None:
 
 def launched_process(failure: Failure) -> Cause | None:
     """A launcher or a tool that reports how a process of its own ended, where nothing else says why."""
-    return by_text(failure, (_LAUNCHED,))
+    found = by_text(failure, (_LAUNCHED,))
+    return found._replace(advice=_KILLED) if found is not None and _SIGKILL.search(found.proof) else found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from saferun.diagnosis.alike_tracebacks import merge_tracebacks
 from saferun.diagnosis.causes import cause_of
 from saferun.diagnosis.causes.failure import Failure, read_failure
-from saferun.diagnosis.tracebacks import merge_tracebacks
 from saferun.evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.operations import operations

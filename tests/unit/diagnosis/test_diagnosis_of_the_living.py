@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.diagnosis import diagnose
@@ -25,6 +25,7 @@ from saferun.evidence import (
     ThreadStack,
 )
 from saferun.model import ExitStatus, RankEnd
+from tests.examples import examples
 from tests.unit.diagnosis.failed_jobs import (
     RECORDED,
     class_of,
@@ -252,7 +253,7 @@ ANY_EVIDENCE = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(ANY_EVIDENCE)
 def test_a_root_is_never_a_victim_while_there_is_a_better_one(case: Evidence) -> None:
     """And whatever ranks say, it is judged without an error, and every rank has one part."""

@@ -8,11 +8,13 @@ import pytest
 
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import Capture, Diagnosis, Frame, RankOutput
+from saferun.evidence import Capture, Diagnosis, Frame, RankCollectives, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.failed_jobs import class_of, evidence, said
 from tests.unit.diagnosis.recorded_hangs import C10D, dump_of, look_of, native
 from tests.unit.diagnosis.recorded_hangs import evidence as evidence_of_hang
+from tests.unit.diagnosis.test_timeouts import SLEEPS as SLEEPING
+from tests.unit.diagnosis.test_timeouts import recorder
 from tests.unit.samples import end_of
 
 HEAD = "Traceback (most recent call last):"
@@ -52,6 +54,118 @@ def test_a_connection_that_is_lost_in_a_collective_is_one_to_the_ranks_that_had_
     assert (found.cause.class_name, found.cause.ranks) == ("early_exit", (1, 2))
     ends = (end_of(0, code=1, at=300.0), end_of(1, code=0, at=100.0))
     assert class_of(diagnose(evidence(*ends, outputs=(said(0, "gloo_peer_closed"),)))) == "early_exit"
+
+
+# -------------------------------------------------------------------------------------------- an error that was caught
+
+C10D_CALL = (
+    '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce'
+)
+RESET = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4"
+)
+CAUGHT = ("ERROR:root:training failed", HEAD, STEP, "ValueError: bad batch")
+
+
+def ended_well(*lines: str, stdout: tuple[str, ...] = (), more: tuple[RankOutput, ...] = ()) -> Diagnosis:
+    """Rank 1 ended with exit code 0 just before rank 0 lost it; of more outputs the ranks did so as well."""
+    ends = [end_of(1, code=0, at=99.0), end_of(0, code=1, at=100.0)]
+    ends += [end_of(one.local_rank, code=0, at=99.5) for one in more]
+    lost = RankOutput(0, (HEAD, STEP, C10D_CALL, RESET), "", "", 0.0)
+    return diagnose(evidence(*ends, outputs=(RankOutput(1, lines, "", "", 0.0, stdout), lost, *more)))
+
+
+@pytest.mark.parametrize("is_on_stdout", [False, True])
+def test_an_error_that_a_rank_had_logged_before_it_ended_well_is_named(*, is_on_stdout: bool) -> None:
+    """``except Exception: logging.exception(...)`` at the end of a script ends it with exit code 0."""
+    found = ended_well(stdout=CAUGHT) if is_on_stdout else ended_well(*CAUGHT)
+    assert found.headline == (
+        "rank 1 (node3, local rank 1, pid 4001) ended, 9.0 s after the start: exit code 0 after it had printed "
+        "ValueError: bad batch, at train.py:52 in step, while others still needed it"
+    )
+    assert found.cause is not None
+    assert (found.cause.class_name, found.cause.ranks, found.victims) == ("early_exit", (1,), (0,))
+    assert found.cause.location == "train.py:52 in step"
+    assert found.cause.advice.startswith("look at that error")
+    assert found.tracebacks[0].ranks == (1,)
+    assert found.tracebacks[0].lines[-1] == "ValueError: bad batch"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        (*CAUGHT, *(f"step {number}" for number in range(9))),
+        ("Exception ignored in: <function close>", HEAD, STEP, "OSError: [Errno 9] Bad file descriptor"),
+        ("Exception in thread Thread-1 (poll):", HEAD, STEP, "KeyError: 'x'"),
+        ("WARNING:root:no cache", HEAD, STEP, "KeyError: 'cache'", "training is done"),
+        ("ERROR:root:lost a rank", HEAD, STEP, C10D_CALL, RESET),
+    ],
+)
+def test_other_errors_of_a_rank_that_ended_well_are_not(lines: tuple[str, ...]) -> None:
+    """It had got over them, they ended no more than a thread, or another rank had brought them about."""
+    found = ended_well(*lines)
+    assert found.headline.endswith("exit code 0 while others still needed it")
+    assert found.cause is not None
+    assert (found.cause.ranks, found.cause.location) == ((1,), "")
+    assert [one.ranks for one in found.tracebacks] == [(0,)]
+
+
+def test_the_rank_with_an_error_of_its_own_is_named_of_those_that_ended_well() -> None:
+    """The others had logged that they lost it, or had nothing to log."""
+    lost = RankOutput(2, ("ERROR:root:training failed", HEAD, STEP, C10D_CALL, RESET), "", "", 0.0)
+    found = ended_well(*CAUGHT, more=(lost, RankOutput(3, (), "", "", 0.0)))
+    assert found.cause is not None
+    assert found.cause.ranks == (1,)
+    assert found.headline.endswith("while others still needed it")
+    again = ended_well(*CAUGHT, more=(RankOutput(2, CAUGHT, "", "", 0.0),))
+    assert again.headline.endswith("while others still needed it; rank 2 ended after an error as well")
+
+
+# --------------------------------------------------------------------------------------------------------- in a timeout
+
+
+def timed_out(name: str, *collectives: RankCollectives, sleeps: bool = True) -> Diagnosis:
+    """Rank 3, an evaluator, ended hours before rank 0 timed out; rank 1 sleeps."""
+    ends = [end_of(3, code=0, at=100.0), end_of(0, code=1, at=10000.0)]
+    ends += [end_of(rank, signum=15, at=10002.0, stopped=True) for rank in (1, 2)]
+    stacks = (dump_of(1, *SLEEPING),) if sleeps else ()
+    capture = Capture(stacks=stacks, collectives=collectives)
+    return diagnose(evidence(*ends, outputs=(said(0, name),))._replace(capture=capture))
+
+
+def of_subgroup(rank: int, number: int) -> RankCollectives:
+    """The Flight Recorder of a rank that trains in a group without rank 3."""
+    recorded = recorder(rank, number)
+    return recorded._replace(groups=(recorded.groups[0]._replace(group="1", description="train", ranks=(0, 1, 2)),))
+
+
+@pytest.mark.parametrize("name", ["nccl_timeout", "gloo_timeout"])
+def test_a_rank_that_stays_away_comes_before_one_that_had_ended(name: str) -> None:
+    """Both are named: which of them the others needed is not known."""
+    found = timed_out(name)
+    assert found.headline.startswith("rank 1 (node3, local rank 1, pid 4001) did not come")
+    assert found.headline.endswith(
+        "rank 3 (node3, local rank 3, pid 4003) had ended, 10.0 s after the start: exit code 0"
+    )
+    assert found.cause is not None
+    assert (found.cause.ranks, found.victims) == ((1, 3), (0,))
+    assert "where rank 3 was needed as well, no rank may end before" in found.cause.advice
+
+
+def test_one_that_had_ended_and_is_not_of_the_group_is_not_named() -> None:
+    """By the Flight Recorders the others waited in a group without it."""
+    found = timed_out("nccl_timeout", of_subgroup(0, 5), of_subgroup(1, 4), of_subgroup(2, 5))
+    assert found.headline.startswith("rank 1 has not called collective 5 (all_reduce) of group train")
+    assert "rank 3" not in found.headline
+    assert found.cause is not None
+    assert found.cause.ranks == (1,)
+
+
+def test_where_no_other_rank_stays_away_the_one_that_had_ended_is_the_cause() -> None:
+    for found in (timed_out("nccl_timeout", sleeps=False), timed_out("gloo_timeout", sleeps=False)):
+        assert found.cause is not None
+        assert (found.cause.class_name, found.cause.ranks, found.victims) == ("early_exit", (3,), (0,))
 
 
 # ------------------------------------------------------------------------------------------------------------ in a hang

@@ -62,3 +62,30 @@ def test_a_rank_that_is_starting_or_shutting_down_is_named(dump: StackDump, sysc
     )
     assert found.cause is not None
     assert (found.cause.class_name, found.cause.ranks) == ("hang_interpreter", (1,))
+
+
+SITE = "/venv/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("torch/utils/file_baton.py", ", and remove it"),
+        ("filelock/_soft.py", ", and remove it"),
+        ("filelock/_api.py", "do not remove"),
+        ("filelock/_unix.py", "do not remove"),
+        ("fasteners/process_lock.py", "do not remove"),
+        ("portalocker/utils.py", "do not remove"),
+    ],
+)
+def test_only_a_lock_file_that_a_killed_process_leaves_behind_may_be_removed(file: str, says: str) -> None:
+    """A lock of the kernel ends with its holder: without its file, two processes would have the lock."""
+    waiting = dump_of(0, Frame("all_reduce", C10D, 3252), Frame("step", "/job/train.py", 52))
+    locked = dump_of(1, Frame("acquire", f"{SITE}/{file}", 300), Frame("load", "/job/train.py", 60))
+    looks = (look_of(0), look_of(1, syscall="clock_nanosleep", wchan="hrtimer_nanosleep"))
+    found = diagnose_hang(evidence(Capture(processes=looks, stacks=(waiting, locked)), ranks=(0, 1)))
+    assert found.cause is not None
+    assert found.cause.class_name == "hang_lock"
+    assert "a lock file" in found.headline
+    assert says in found.cause.advice
+    assert ("and remove it" in found.cause.advice) != ("do not remove" in found.cause.advice)

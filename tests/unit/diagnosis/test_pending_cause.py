@@ -89,6 +89,12 @@ def test_a_rank_that_ended_well_while_others_needed_it_is_the_cause() -> None:
     assert ranks_that_may_show_it(job(*ends, outputs=(VICTIM,), stacks=STACKS)) == ()
 
 
+def test_one_that_ended_well_long_before_hides_no_other() -> None:
+    """An evaluator that was through; the rank at fault is still to show its error."""
+    ends = (end_of(3, code=0, at=100.0), end_of(0, code=1, at=10000.0))
+    assert ranks_that_may_show_it(job(*ends, outputs=(VICTIM,), stacks=STACKS)) == (2,)
+
+
 def test_the_victim_may_be_on_another_host() -> None:
     assert ranks_that_may_show_it(job(outputs=(), stacks=STACKS, reason="victim")) == (0, 2)
     assert ranks_that_may_show_it(job(outputs=(), stacks=STACKS, reason="failure")) == ()

@@ -7,7 +7,7 @@ import pytest
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
-from saferun.evidence import Cause, Evidence, RankOutput
+from saferun.evidence import Cause, Evidence, OomKill, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.jobs_of_hosts import lost_peer
 from tests.unit.host_samples import job
@@ -23,6 +23,7 @@ NCCL = (
     "torch.distributed.DistBackendError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, "
     "OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
 )
+TORCH = "site-packages/torch/distributed/distributed_c10d.py"
 OWN = "train.errors.TrainingError: step 7 failed"
 
 
@@ -175,3 +176,121 @@ def test_a_port_is_no_answer_of_a_service(message: str, expected: str) -> None:
     found = found_in(HEAD, STEP, message)
     assert found.class_name == "remote_service_error"
     assert found.message.startswith(expected), found.message
+
+
+# --------------------------------------------------------------------------------- children that the OOM killer takes
+
+POOL = (
+    "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly while the "
+    "future was running or pending."
+)
+KILLED = "subprocess.CalledProcessError: Command '['tokenize']' died with <Signals.SIGKILL: 9>."
+LOADER = "RuntimeError: DataLoader worker (pid(s) 7123) exited unexpectedly"
+SPAWNED = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL"
+OOM = OomKill("cgroup", 64 << 30, 0, (), 1, "memory.events")
+
+
+def with_oom(oom: OomKill | None, *lines: str) -> Cause:
+    end = RankEnd(1, 1, 4001, ExitStatus(1, None), 100.0, 1.7e9, stopped_by_us=False)
+    output = RankOutput(1, lines, "", "", 0.0)
+    evidence = Evidence("node1", 90.0, (end,), (output,), (), None, ranks=(1,), script="train.py", oom=oom)
+    return cause_of(read_failure(evidence, end, output))
+
+
+@pytest.mark.parametrize("message", [POOL, KILLED, LOADER, SPAWNED])
+def test_a_child_that_is_lost_while_the_oom_killer_is_at_work_is_lost_to_it(message: str) -> None:
+    """Not every child reports how it was ended. That it was this one is likely, not known, and is worded so."""
+    found = with_oom(OOM, HEAD, STEP, message)
+    assert found.class_name == "host_oom_kill"
+    assert "meanwhile (cgroup limit 64 GiB)" in found.message
+    assert "ask for more memory" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("oom", "message"),
+    [
+        (None, POOL),
+        (OOM._replace(kills=0), POOL),
+        (OOM._replace(scope="host"), POOL),
+        (OOM._replace(pids=(4001,)), POOL),
+        (OOM, "RuntimeError: DataLoader worker (pid 7123) exited unexpectedly with exit code 1. Details are lost."),
+        (OOM, "subprocess.CalledProcessError: Command '['tokenize']' died with <Signals.SIGSEGV: 11>."),
+        (OOM, "KeyError: 'labels'"),
+    ],
+)
+def test_what_the_oom_killer_did_elsewhere_explains_no_other_end(oom: OomKill | None, message: str) -> None:
+    """Another process than a child, another host's count, or a child that has ended in another way."""
+    assert with_oom(oom, HEAD, STEP, message).class_name != "host_oom_kill"
+
+
+@pytest.mark.parametrize("message", [POOL, KILLED, LOADER, SPAWNED])
+def test_without_that_the_advice_is_to_ask_the_kernel_log(message: str) -> None:
+    """There is no error further up in the output: SIGKILL leaves none."""
+    found = with_oom(None, HEAD, STEP, message)
+    assert "dmesg" in found.advice
+    assert "further up" not in found.advice
+
+
+def test_an_array_that_is_too_large_is_shown_with_its_size_and_shape() -> None:
+    """A host with memory left has none for an array of a wrong shape either."""
+    name = "numpy._core._exceptions._ArrayMemoryError"
+    line = f"{name}: Unable to allocate 3.73 TiB for an array with shape (1000000, 512000) and data type float64"
+    found = found_in(HEAD, STEP, line)
+    assert found.class_name == "host_out_of_memory"
+    assert "tried to allocate 3.73 TiB for an array of shape (1000000, 512000)" in found.message
+    assert "host has no memory" not in found.message
+    assert found.advice.startswith("check whether that shape is meant")
+
+
+def test_a_process_that_gets_no_memory_is_still_one() -> None:
+    found = found_in(HEAD, STEP, "RuntimeError: unable to allocate 64 GiB")
+    assert (found.class_name, found.message) == ("host_out_of_memory", "the host has no memory left")
+
+
+# ------------------------------------------------------------------------------------ words in exceptions of the user
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "KeyError: 'Not Found'",
+        "KeyError: 'Conflict'",
+        "ValueError: Gone",
+        "TypeError: Bad Request",
+        "AssertionError: Forbidden",
+        "ValueError: shape mismatch at status code 500",
+        "RuntimeError: the other worker has failed to produce a batch",
+        "ValueError: CUDA out of memory handling must be 'skip' or 'raise'",
+    ],
+)
+def test_a_word_of_a_layer_in_an_exception_of_the_users_own_is_no_failure_of_that_layer(message: str) -> None:
+    found = found_in(HEAD, STEP, message)
+    assert found.class_name in {"python_exception", "assertion_error"}
+    assert message.partition(": ")[2] in found.message
+
+
+@pytest.mark.parametrize(
+    ("message", "class_name"),
+    [
+        ("HfHubHTTPError: Not Found", "remote_service_error"),
+        ("HTTPException: b'Too Many Requests'", "remote_service_error"),
+        ("ValueError: 404 Not Found", "remote_service_error"),
+        ("RuntimeError: got status code 503", "remote_service_error"),
+        ("ValueError: Request to the API failed with status code 429", "remote_service_error"),
+        ("ValueError: CUDA out of memory. Tried to allocate 2.00 GiB", "cuda_out_of_memory"),
+        ("ValueError: evaluation failed: CUDA error: out of memory", "cuda_out_of_memory"),
+        ("RuntimeError: MPI: another process has failed", "peer_lost"),
+    ],
+)
+def test_what_a_layer_reports_stays_its_failure(message: str, class_name: str) -> None:
+    """Also where a program has wrapped it into an exception of another type."""
+    assert found_in(HEAD, STEP, message).class_name == class_name
+
+
+def test_plain_words_about_another_rank_count_where_a_library_that_connects_ranks_raises_them() -> None:
+    """And the words stay in the message: they may be all that is known."""
+    words = "RuntimeError: the remote worker has failed"
+    found = found_in(HEAD, STEP, f'  File "/venv/lib/python3.11/{TORCH}", line 9, in all_reduce', words)
+    assert found.class_name == "peer_lost"
+    assert "the remote worker has failed" in found.message
+    assert found_in("the other process exited unexpectedly").class_name == "peer_lost"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.diagnosis.alike_tracebacks import likeness, merge_tracebacks
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.tracebacks import (
     LONGEST_LINE,
@@ -13,8 +14,6 @@ from saferun.diagnosis.tracebacks import (
     find_cpp_error,
     find_fatal_report,
     find_python_error,
-    likeness,
-    merge_tracebacks,
     recorded_error,
 )
 from saferun.evidence import Frame

@@ -78,7 +78,7 @@ TORCH_CPU = f"{SITE}/torch/lib/libtorch_cpu.so"
         ([Frame("synchronize", f"{SITE}/torch/cuda/__init__.py", 9)], "gpu", "synchronize"),
         # Locks.
         ([Frame("wait", f"{SITE}/torch/utils/file_baton.py", 9)], "lock", "a lock file"),
-        ([Frame("acquire", f"{SITE}/filelock/_api.py", 9)], "lock", "a lock file"),
+        ([Frame("acquire", f"{SITE}/filelock/_api.py", 9)], "lock", "a lock file (filelock)"),
         ([Frame("Thread._wait_for_tstate_lock", f"{LIB}/threading.py", 9)], "lock", "another thread to end"),
         ([*FUTURE], "lock", "a future"),
         ([Frame("Lock.__enter__", f"{LIB}/multiprocessing/synchronize.py", 9)], "lock", "a lock between processes"),

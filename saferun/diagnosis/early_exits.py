@@ -1,0 +1,114 @@
+"""Ranks that ended with exit code 0 before others failed that may have needed them. Pure.
+
+Some had an error of their own all the same: a script that logs its exception and goes on to its end exits with 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from saferun.diagnosis.causes import Role, role_of
+from saferun.diagnosis.causes.failure import Failure, shortened
+from saferun.diagnosis.crash_cases import CLOCKS_DIFFER_S, Case, who_and_when
+from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.judged_failures import judged_failure
+from saferun.diagnosis.judgement import Judgement
+from saferun.diagnosis.lost_peers import call_of
+from saferun.diagnosis.tracebacks import ends_with_traceback
+from saferun.evidence import Cause, Evidence
+from saferun.model import ExitStatus, RankEnd, Value
+from saferun.text.wording import ranks_text
+
+CLASS_NAME = "early_exit"
+ADVICE = "no rank may end before all collectives are over: look for batches, epochs or branches that differ by rank"
+_CAUGHT_ADVICE = (
+    "look at that error: the script caught it and ended with exit code 0; let it raise, so that all ranks stop because "
+    "of it"
+)
+_LONGEST_MESSAGE = 160
+_NEEDED = " while others still needed "
+_MARKER = "Traceback (most recent call last):"
+
+
+class CaughtError(Value):
+    """An error that a rank had printed last before it ended with exit code 0."""
+
+    failure: Failure
+    cause: Cause
+
+
+def early_ends(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> list[RankEnd]:
+    """The ranks that ended well before the first of these failures that is about another rank, earliest first."""
+    times = [case.at for case in cases if _is_about_peers(case)]
+    if not times:
+        return []
+    earliest = min(times) + (CLOCKS_DIFFER_S if hosts.are_several else 0.0)
+    early = [end for end in evidence.ends if end.status.ok and not end.stopped_by_us and end.time <= earliest]
+    return sorted(early, key=lambda end: end.time)
+
+
+def _is_about_peers(case: Case) -> bool:
+    """Whether what a rank lost was another rank: a connection of its own may be to anything."""
+    return case.cause.class_name != "connection_lost" or bool(call_of(case.failure))
+
+
+def caught_errors(evidence: Evidence, hosts: Hosts, ends: Sequence[RankEnd]) -> list[CaughtError]:
+    """The errors that ranks which ended well had printed last, less those that another rank had brought about."""
+    outputs = evidence.outputs_by_rank
+    found = []
+    for end in ends:
+        output = outputs.get(end.rank)
+        if output is None or not any(map(_has_traceback_last, (output.last_lines, output.last_stdout_lines))):
+            continue
+        failure, cause = judged_failure(evidence, end._replace(status=ExitStatus(1, None)), output, hosts)
+        error = failure.error
+        if error is None or error.is_aside or failure.line_after or role_of(cause) is not Role.CULPRIT:
+            continue
+        found.append(CaughtError(failure._replace(end=end), cause))
+    return found
+
+
+def _has_traceback_last(lines: Sequence[str]) -> bool:
+    return any(_MARKER in line for line in lines) and ends_with_traceback(lines)
+
+
+def early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> Judgement | None:
+    """Ranks that ended well while the others still needed them."""
+    early = early_ends(evidence, hosts, cases)
+    if not early:
+        return None
+    victim = next(case for case in cases if _is_about_peers(case))
+    caught = caught_errors(evidence, hosts, early)
+    if caught:
+        return _caught(evidence, hosts, caught, victim)
+    them = "it" if len(early) == 1 else "them"
+    message = f"exit code 0{_NEEDED}{them}"
+    cause = Cause(CLASS_NAME, message, tuple(sorted(end.rank for end in early)), victim.cause.proof, ADVICE)
+    head = who_and_when(evidence, hosts, early[0], "ended")
+    more = f"; {ranks_text(end.rank for end in early[1:])} likewise" if len(early) > 1 else ""
+    return Judgement(cause, f"{head}: {message}{more}", victim.end)
+
+
+def _caught(evidence: Evidence, hosts: Hosts, caught: Sequence[CaughtError], victim: Case) -> Judgement:
+    """Some of them had printed an error before: that is why they left the others."""
+    first = caught[0]
+    message = f"exit code 0 after it had printed {shortened(first.cause.message, _LONGEST_MESSAGE)}"
+    at = f", at {first.cause.location}" if first.cause.location else ""
+    ranks = tuple(sorted(one.failure.end.rank for one in caught))
+    cause = Cause(CLASS_NAME, message, ranks, first.cause.proof, _CAUGHT_ADVICE, first.cause.location)
+    head = who_and_when(evidence, hosts, first.failure.end, "ended")
+    others = ranks_text(one.failure.end.rank for one in caught[1:])
+    more = f"; {others} ended after an error as well" if len(caught) > 1 else ""
+    return Judgement(cause, f"{head}: {message}{at},{_NEEDED}it{more}", victim.end)
+
+
+def with_early_exit(evidence: Evidence, hosts: Hosts, verdict: Judgement, early: Judgement) -> Judgement:
+    """A verdict about ranks that stayed away, with those that had ended before: which were needed is not known."""
+    cause, ranks = verdict.cause, early.cause.ranks
+    ends = sorted((end for end in evidence.ends if end.rank in ranks), key=lambda end: end.time)
+    head = who_and_when(evidence, hosts, ends[0], "had ended")
+    more = f"; {ranks_text(end.rank for end in ends[1:])} likewise" if len(ends) > 1 else ""
+    tail = f"{head}: {early.cause.message.partition(_NEEDED)[0]}{more}"
+    advice = f"{cause.advice}; where {ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'} needed as well, "
+    cause = cause._replace(ranks=tuple(sorted({*cause.ranks, *ranks})), advice=f"{advice}{early.cause.advice}")
+    return verdict._replace(cause=cause, headline=f"{verdict.headline}; {tail}")

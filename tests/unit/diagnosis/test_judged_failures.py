@@ -1,0 +1,248 @@
+"""Causes of ranks that end with an exit code: what they print on stdout, and errors that they had got over before."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.diagnosis import diagnose
+from saferun.diagnosis.causes import Role, role_of
+from saferun.diagnosis.judged_failures import judged_failure
+from saferun.diagnosis.pending_cause import is_victim
+from saferun.evidence import Cause, Diagnosis, RankOutput
+from tests.unit.diagnosis.failed_jobs import class_of, evidence
+from tests.unit.samples import end_of
+
+HEAD = "Traceback (most recent call last):"
+STEP = '  File "/home/user/job/train.py", line 52, in step'
+C10D = '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce'
+RESET = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4242"
+TIMEOUT = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
+    "operation to complete"
+)
+LOGGED = "[2026-11-26 12:00:00,123][__main__][ERROR] - training failed"
+BAR = "Training:  45%|####5     | 45/100 [00:02<00:02, 20.0it/s]"
+STEPS = tuple(f"step {number} loss 0.1" for number in range(20))
+
+
+def output(rank: int, *lines: str, stdout: tuple[str, ...] = (), failure: tuple[str, ...] = ()) -> RankOutput:
+    return RankOutput(rank, lines, "", "", 0.0, stdout, failure=failure)
+
+
+def cause_of_rank(one: RankOutput, code: int = 1) -> Cause:
+    end = end_of(one.local_rank, code=code)
+    return judged_failure(evidence(end, outputs=(one,)), end, one)[1]
+
+
+def judged(one: RankOutput, *, is_shown: bool = False) -> Diagnosis:
+    """Rank 0 failed first; rank 1, which had raised a KeyError, was stopped for it or failed by itself."""
+    raised = output(1, *(f"[rank1]: {line}" for line in (HEAD, STEP, "KeyError: 'labels'")))._replace(raised=True)
+    other = end_of(1, code=1, at=100.4) if is_shown else end_of(1, signum=15, at=100.4, stopped=True)
+    return diagnose(evidence(end_of(0, code=1, at=100.0), other, outputs=(one, raised)))
+
+
+# -------------------------------------------------------------------------------------------------------------- stdout
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        ("epoch 1", f"rank 0 failed: {RESET}"),
+        (LOGGED, HEAD, STEP, C10D, f"RuntimeError: {RESET}"),
+        ("INFO: step 7", HEAD, STEP, C10D, f"RuntimeError: {RESET}"),
+        (LOGGED, HEAD, STEP, C10D, f"RuntimeError: {RESET}", "node1:7:9 [0] NCCL INFO comm 0x1 - Abort COMPLETE"),
+    ],
+)
+@pytest.mark.parametrize("stderr", [(), (BAR,), ("INFO:root:step 7",)])
+def test_a_rank_that_reports_on_stdout_that_it_lost_another_is_a_victim(
+    stdout: tuple[str, ...], stderr: tuple[str, ...], *, is_shown: bool
+) -> None:
+    """Loggers of Hydra's and of many examples write there."""
+    found = judged(output(0, *stderr, stdout=stdout), is_shown=is_shown)
+    assert (class_of(found), found.cause and found.cause.ranks, found.victims) == ("python_exception", (1,), (0,))
+    assert "KeyError: 'labels'" in found.headline
+
+
+def test_the_error_of_the_others_is_waited_for_then() -> None:
+    one = output(0, stdout=(f"rank 0 failed: {RESET}",))
+    assert is_victim(evidence(end_of(0, code=1), outputs=(one,)), 0)
+    assert not is_victim(evidence(end_of(0, code=1), outputs=(output(0, stdout=("rank 0 failed: no data",)),)), 0)
+
+
+def test_a_timeout_on_stdout_is_one() -> None:
+    found = cause_of_rank(output(0, stdout=(LOGGED, HEAD, STEP, C10D, f"RuntimeError: {TIMEOUT}")))
+    assert (found.class_name, role_of(found), found.location) == (
+        "collective_timeout",
+        Role.TIMEOUT,
+        "train.py:52 in step",
+    )
+
+
+def test_a_traceback_at_the_end_of_stdout_is_the_cause_where_stderr_has_no_words() -> None:
+    stdout = (LOGGED, HEAD, STEP, "KeyError: 'labels'")
+    assert cause_of_rank(output(0, stdout=("INFO: step 7", *stdout[1:]))).message == "KeyError: 'labels'"
+    for stderr in ((), (BAR,), ("[W1126 12:00:00.1 ProcessGroup.cpp:9] Warning: not destroyed",)):
+        found = cause_of_rank(output(0, *stderr, stdout=stdout))
+        assert (found.class_name, found.message, found.location) == (
+            "python_exception",
+            "KeyError: 'labels'",
+            "train.py:52 in step",
+        )
+
+
+def test_what_stderr_says_comes_before_an_error_on_stdout() -> None:
+    """Which of the two streams was written to last is not known."""
+    stdout = (LOGGED, HEAD, STEP, "KeyError: 'labels'")
+    found = cause_of_rank(output(0, "the loss is worse than the baseline: stopping", stdout=stdout))
+    assert found.message == (
+        "ended with exit code 1; its last line of output: the loss is worse than the baseline: stopping"
+    )
+    found = cause_of_rank(output(0, HEAD, STEP, "ValueError: bad batch", stdout=(f"lost a rank: {RESET}",)))
+    assert found.message == "ValueError: bad batch"
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        (HEAD, STEP, "KeyError: 'cache'", *STEPS),
+        ("[2026-11-26 12:00:00,123][__main__][WARNING] - no cache", HEAD, STEP, "KeyError: 'cache'"),
+        (f"rank 0: {RESET}; retrying",),
+        (f"rank 0: {RESET}", *STEPS),
+        ("node1:7:9 [0] transport.cc:9 NCCL WARN Call to recv from 10.0.0.2<1> failed : Connection reset by peer",),
+    ],
+)
+def test_what_a_rank_had_got_over_on_stdout_is_no_cause(stdout: tuple[str, ...]) -> None:
+    assert cause_of_rank(output(0, stdout=stdout)).class_name == "python_exit"
+
+
+# ---------------------------------------------------------------------------------------------- errors got over before
+
+
+@pytest.mark.parametrize(
+    "before", ["WARNING:root:no cache, building it", "Exception in thread Thread-1 (poll):", "INFO:root:no cache"]
+)
+def test_an_error_far_before_the_last_words_need_not_be_the_cause(before: str) -> None:
+    lines = (before, HEAD, STEP, "OSError: [Errno 28] No space left on device", *STEPS, "Error: 8 GPUs are needed")
+    found = cause_of_rank(output(0, *lines))
+    assert (found.class_name, found.message) == (
+        "python_exit",
+        "ended with exit code 1; its last line of output: Error: 8 GPUs are needed",
+    )
+    assert found.advice == (
+        "an error that it printed before need not be the reason: OSError: [Errno 28] No space left on device, at "
+        "train.py:52 in step"
+    )
+
+
+def test_an_exception_that_the_hook_has_recorded_is_the_cause_whatever_follows() -> None:
+    lines = ("WARNING:root:no cache", HEAD, STEP, "KeyError: 'cache'", *STEPS)
+    assert cause_of_rank(output(0, *lines)).class_name == "python_exit"
+    assert cause_of_rank(output(0, *lines, failure=("memory then: process 1 GiB",))).message == "KeyError: 'cache'"
+    marked = [f"[rank0]: {line}" for line in lines[1:4]]
+    assert cause_of_rank(output(0, lines[0], *marked, *STEPS)).message == "KeyError: 'cache'"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        (),
+        tuple(f"wandb: {number}" for number in range(9)),
+        tuple(f"INFO:root:saving {number}" for number in range(9)),
+        ("/x/y.py:7: UserWarning: there were leaked objects", *("  warnings.warn('leaked')",) * 5),
+    ],
+)
+def test_what_programs_print_at_exit_makes_no_doubt(after: tuple[str, ...]) -> None:
+    one = output(0, "ERROR:root:training failed", HEAD, STEP, "KeyError: 'labels'", *after)
+    found = diagnose(evidence(end_of(0, code=1), outputs=(one,)))
+    assert found.headline.endswith("KeyError: 'labels', at train.py:52 in step; exit code 1")
+
+
+def test_words_after_an_error_are_shown_with_it() -> None:
+    """A traceback that the script had printed itself may be one that it got over."""
+    one = output(0, HEAD, STEP, "KeyError: 'cache'", *STEPS, "the loss is worse: stopping")
+    found = diagnose(evidence(end_of(0, code=1), outputs=(one,)))
+    assert found.headline.endswith(
+        "KeyError: 'cache', at train.py:52 in step; its last line of output: the loss is worse: stopping; exit code 1"
+    )
+
+
+def test_a_thread_that_lost_another_rank_still_makes_a_victim() -> None:
+    """The main thread ends because of it, in words of its own."""
+    lines = ("Exception in thread Thread-1 (recv):", HEAD, STEP, C10D, f"RuntimeError: {RESET}", *STEPS, "giving up")
+    found = judged(output(0, *lines))
+    assert (class_of(found), found.cause and found.cause.ranks, found.victims) == ("python_exception", (1,), (0,))
+
+
+# ------------------------------------------------------------------------------------------------------- got-over words
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("WARNING:root:CUDA out of memory at batch size 64, trying 8", "giving up"),
+        ("WARNING:root:CUDA out of memory at batch size 64, trying 32", "giving up"),
+        ("CUDA out of memory, halving the batch size to 32", "epoch 3 done", "validation failed: 0.1"),
+        ("CUDA out of memory; reducing batch size", "validation failed: 0.1"),
+        ("Connection closed by peer; will try again in 5 s", "epoch 3 done", "stopping"),
+        ("CUDA out of memory", "main: ValueError: no such optimizer: adan"),
+    ],
+)
+def test_words_of_an_error_that_the_script_got_over_are_no_cause(lines: tuple[str, ...]) -> None:
+    assert cause_of_rank(output(0, *lines)).class_name == "python_exit"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("CUDA out of memory. Try reducing the batch size.",),
+        ("CUDA out of memory. Consider halving the batch size to 32",),
+        ("CUDA out of memory. Reducing the batch size may help",),
+        ("CUDA out of memory", "Error: training failed"),
+        ("RuntimeError: CUDA out of memory",),
+    ],
+)
+def test_advice_is_no_word_of_an_error_got_over(lines: tuple[str, ...]) -> None:
+    assert cause_of_rank(output(0, *lines)).class_name == "cuda_out_of_memory"
+
+
+# --------------------------------------------------------------------------------------------------------------- Hydra
+
+HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (
+            ("Could not override 'model.foo'.", "To append use +model.foo=1", "Key 'foo' is not in struct", "    a: b"),
+            "Could not override 'model.foo'.",
+        ),
+        (("Primary config directory not found.", "Check that the config directory exists"), "Primary config directory"),
+        (("In 'config': Could not find 'db/foo'", "", "Available options in 'db':", "\tmysql"), "In 'config': Could"),
+        (
+            (
+                "Error executing job with overrides: ['a=1']",
+                "Error in call to target 'torch.nn.Linear':",
+                "TypeError('bad')",
+            ),
+            "Error in call to target 'torch.nn.Linear': TypeError('bad')",
+        ),
+    ],
+)
+def test_of_hydras_errors_the_first_line_is_quoted(lines: tuple[str, ...], why: str) -> None:
+    found = cause_of_rank(output(0, "train.py:7: UserWarning: version_base", *lines, HYDRA))
+    assert found.message.startswith(f"ended with exit code 1; Hydra reports: {why}")
+    assert found.advice.startswith("look at the configuration and at the overrides")
+
+
+def test_a_line_of_a_list_is_not_the_last_line_of_output() -> None:
+    found = cause_of_rank(output(0, "these options are missing:", "  data.path", "  data.size"))
+    assert found.message.endswith("its last line of output: these options are missing:")
+    found = cause_of_rank(output(0, "  indented"))
+    assert found.message.endswith("its last line of output: indented")
+
+
+def test_a_traceback_that_hydra_shortens_is_read_as_ever() -> None:
+    found = cause_of_rank(output(0, "Error executing job with overrides: []", HEAD, STEP, "KeyError: 'x'", HYDRA))
+    assert found.message == "KeyError: 'x'"
