@@ -121,7 +121,7 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | Libr
             yield CoresFound(tuple(ranks), sum(find.notes.size_bytes for find in batch))
             for find, reading in zip(batch, _readings(batch, deadline, gdb=request.gdb), strict=True):
                 # Where cores were switched on before saferun was started, they are the user's.
-                dump = _conclude(request, find, reading, groups, may_delete=limits[0] == 0)
+                dump = _conclude(request, find, reading, groups, may_delete=request.may_delete and limits[0] == 0)
                 yield dump
                 if unwritten := _write(request, find, dump, reading, deadline):
                     yield Unwritten(unwritten)

@@ -15,26 +15,43 @@ from saferun.text.failure_record import LONGEST_BYTES, failure_lines, record_fro
 from saferun.text.redaction import redacted_json
 from saferun.text.secret_names import is_secret
 
+# How long a shell script takes, at most, to end with the Python that it ran last, whose memory is given back first.
+_ENDS_WITHIN_S = 3.0
+_CLOCK_SLACK_S = 1.0
 
-def take_failure_record(source: str, target: str) -> list[str]:
+
+def take_failure_record(
+    source: str, target: str, pid: int | None = None, code: int | None = None, ended: float = 0.0
+) -> list[str]:
     """Write a rank's failure record into its directory, without secrets.
+
+    All Pythons of a rank write to the same file. A rank that is a shell script may have run several, and may have
+    handled the failure of an earlier one.
 
     Args:
         source: what the rank has written; not trusted.
         target: the file in its directory; empty: none is kept.
+        pid: the rank's process; None: the record is that of its end in any case.
+        code: with which it exited; None: a signal ended it.
+        ended: when, in seconds since the epoch.
 
     Returns:
-        The lines for the report; none where there is no record, or it is none.
+        The lines for the report; none where there is no record, it is none, or is of an earlier failure.
     """
-    record = None
+    record, written = None, 0.0
     with suppress(OSError):
         fd = open_ours(source, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                record = record_from(os.read(fd, LONGEST_BYTES + 1))
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode):
+                record, written = record_from(os.read(fd, LONGEST_BYTES + 1)), status.st_mtime
         finally:
             os.close(fd)
     if record is None:
+        return []
+    # Python exits with 1 where an exception ends it; its last act is to renew the time of the file.
+    is_last = code == 1 and -_CLOCK_SLACK_S <= ended - written <= _ENDS_WITHIN_S
+    if pid is not None and record.get("pid") != pid and not is_last:
         return []
     for row in _rows(record.get("exceptions")):
         if isinstance(name := row.get("name"), str) and is_secret(name):

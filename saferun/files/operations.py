@@ -16,7 +16,7 @@ from saferun.files.failure_files import take_failure_record
 from saferun.files.live_records import LiveRecord
 from saferun.files.trees import Tree, add_tree, log_tree
 from saferun.linux.error_files import copy_large, copy_root_cause, read_error_file, write_launcher_error
-from saferun.linux.scratch import Scratch, remove_scratch
+from saferun.linux.scratch import Scratch, logs_id, remove_scratch
 from saferun.model import JsonObject
 
 TYPE_CHECKING = False
@@ -143,13 +143,13 @@ def make_scratch_directories(run_id: str, is_large: int, names: list[str]) -> tu
 
     Args:
         run_id: the run's.
-        is_large: 1 where what is written there may be too large for memory, else 0.
+        is_large: 1 for logs that the user wants, which may be too large for memory and stay, else 0.
         names: the directories, relative to it.
 
     Returns:
         The temporary directory, its device and its inode.
     """
-    scratch = _scratches.setdefault((run_id, is_large), Scratch(run_id))
+    scratch = _scratches.setdefault((run_id, is_large), Scratch(logs_id(run_id) if is_large else run_id))
     base = scratch.path() if is_large else scratch.memory_path()
     for name in names:
         os.makedirs(os.path.join(base, name), exist_ok=True)
@@ -157,10 +157,14 @@ def make_scratch_directories(run_id: str, is_large: int, names: list[str]) -> tu
 
 
 def remove_directories(made: list[list[str | int]]) -> None:
-    """Remove the run's temporary directories: paths, devices and inodes; and those that were made here."""
+    """Remove the run's temporary directories: paths, devices and inodes; and those that were made here but for logs."""
     remove_scratch(made)
     while _scratches:
-        _scratches.popitem()[1].close()
+        (_, is_large), scratch = _scratches.popitem()
+        if is_large:
+            scratch.forget()
+        else:
+            scratch.close()
 
 
 def write_live_record(name: str, host: str, file: str, is_part: int, content: str) -> None:

@@ -12,7 +12,7 @@ from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream, Writer
 from saferun.files.trees import Tree, add_tree
 from saferun.linux.children import fork
 from saferun.linux.ownership import NotOursError
-from saferun.linux.scratch import Scratch
+from saferun.linux.scratch import Scratch, logs_id
 from saferun.model import JsonObject
 
 BASE = "saferun_runs"
@@ -55,7 +55,7 @@ class RunDirectory:
         self._wanted = wanted
         self._host = host
         self._run_id = run_id
-        self._has_asked_for_scratch = False
+        self._has_asked_for_scratch = self._has_named_logs = False
         self._has_live_record = False
         self.scratch = Scratch(run_id)
         self._warn = warn
@@ -254,14 +254,14 @@ class RunDirectory:
         *,
         is_large: bool = False,
     ) -> None:
-        """Have the ranks' directories of an attempt made in a private temporary directory.
+        """Have the ranks' directories of an attempt made in a private temporary directory; logs have their own.
 
         Args:
             attempt: the attempt's number.
             ranks: the ranks.
             on_made: takes the directories, or why there is no temporary directory. Where a file system does not answer,
                 the ranks are not kept from their start: the directories are where they will be, or empty.
-            is_large: what is written there may be too large for memory.
+            is_large: logs that the user wants: they may be too large for memory, and stay, as torchrun's do.
         """
         names = [os.path.join(f"attempt_{attempt}", f"rank_{rank}") for rank in ranks]
         made = [] if is_large else self._made_in_memory(names)
@@ -273,10 +273,14 @@ class RunDirectory:
             if answer is not None and answer.error is not None:
                 on_made(answer.error)
                 return
-            base = self.scratch.expected_path() if is_large else ""
+            base = Scratch(logs_id(self._run_id)).expected_path() if is_large else ""
             if answer is not None:
                 base, device, inode = answer.value
-                self.scratch.note(base, (device, inode))
+                if not is_large:
+                    self.scratch.note(base, (device, inode))
+            if is_large and not self._has_named_logs:
+                self._has_named_logs = True
+                self._warn(f"the log files of the ranks are in {base}; they stay there")
             on_made([os.path.join(base, name) if base else "" for name in names])
 
         self._has_asked_for_scratch = True

@@ -265,6 +265,15 @@ def _held(name: str) -> "Callable[[], dict[str, Any]]":
     return lambda: vars(module)
 
 
+def _renew(path: str) -> None:
+    """Note when this process ends: functions that run at exit may take long, and this is called by the last of them."""
+    if path.startswith(("/dev/shm/", "/run/")):  # noqa: S108 - no file of that name; a disk might have to be waited for
+        try:
+            os.utime(path)
+        except Exception:  # noqa: S110 - silent
+            pass
+
+
 def _record_failures(prefix: str) -> None:
     """Have what ends this process recorded: when its traceback is printed, else, where others do that, at its end."""
     failure, written = _held("saferun_failure"), _held("saferun_written")
@@ -303,6 +312,8 @@ def _record_failures(prefix: str) -> None:
         if error is None:
             error = getattr(sys, "last_value", None)
         keep(error, getattr(sys, "last_traceback", None))
+        if recorded[0] and os.getpid() == pid:
+            _renew(path)
 
     # Whoever compares the two finds them the same, as ever.
     sys.excepthook = sys.__excepthook__ = excepthook

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 from saferun.launch.launch_context import LaunchContext
-from saferun.linux.core_limits import RankPreparation, plan_preparation
+from saferun.linux.core_limits import RankPreparation, cores_are_off, plan_preparation
 from saferun.linux.core_watch import CoreWatch
 from saferun.linux.scratch import current_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from saferun.linux.cgroups import MemoryState
     from saferun.model import ExitStatus
 
@@ -36,6 +38,11 @@ class CorePart:
         self.memory: MemoryState | None = None
         self.watch: CoreWatch | None = None
 
+    @property
+    def raises_limit(self) -> bool:
+        """Whether the ranks of this launch leave cores because saferun has them do so."""
+        return self.preparation is not None and self.preparation.raise_core_limit
+
     def prepare(self) -> None:
         """Ranks are going to be started: plan, and note the limits that they start with."""
         guarded = self._launch.guarded
@@ -44,7 +51,16 @@ class CorePart:
             self.preparation = guarded("prepare for cores", self._planned)
         guarded("read the memory limits", self._read_memory)
         if self._launch.config.watch.cores != "off" and self.watch is None:
-            self.watch = guarded("watch for cores", CoreWatch, current_directory(), self._launch.guarded_poller)
+            self.watch = guarded("watch for cores", self._watch)
+
+    def _watch(self) -> CoreWatch:
+        watching = self._launch.config.watch
+        return CoreWatch(
+            current_directory(),
+            self._launch.guarded_poller,
+            deletes=self.raises_limit and cores_are_off(),
+            spared=watching.keep_cores if watching.cores == "keep" else 0,
+        )
 
     def _planned(self) -> RankPreparation:
         watching = self._launch.config.watch
@@ -65,6 +81,11 @@ class CorePart:
         """The ranks of an attempt run."""
         if self.watch is not None:
             self.watch.begin_at(now + _DELAY_S)
+
+    def hand_over(self, pids: Sequence[int]) -> None:
+        """Leave the cores of these ranks, which have failed, and of their subprocesses to the examiner."""
+        if self.watch is not None:
+            self.watch.hand_over(pids)
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side

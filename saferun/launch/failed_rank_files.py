@@ -44,8 +44,11 @@ class LeftFiles:
             folder = self._run_dir.rank_path(attempt, rank.place.rank)
             target = os.path.join(folder, "failure.json") if folder is not None else ""
             source = f"{heartbeat[: -len(_HEARTBEAT)]}.failure"
+            end: list[object] = [rank.pid, rank.end.status.code, rank.end.time] if rank.end is not None else []
             self._ask(
-                "take_failure_record", [source, target], lambda found: setattr(rank, "failure", tuple(found or ()))
+                "take_failure_record",
+                [source, target, *end],
+                lambda found: setattr(rank, "failure", tuple(found or ())),
             )
 
     def _ask(self, name: str, arguments: list[object], take: Callable[[Any], None]) -> None:

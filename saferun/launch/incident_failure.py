@@ -105,6 +105,7 @@ class FailureIncident:
                 wanted = has_saved or any(term in line for line in lines for term in _ASK_KERNEL)
             if wanted:
                 dead.append(rank)
+        self._cores.hand_over([rank.pid for rank in dead])
         return dead
 
     def _recorders(self) -> tuple[RecorderFile, ...]:
@@ -160,6 +161,7 @@ class FailureIncident:
             since=self._record.started_time,
             recorders=tuple(recorders),
             calls=tuple(calls),
+            may_delete=self._cores.raises_limit,
         )
         start_capture(
             context,

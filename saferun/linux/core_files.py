@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from saferun.linux.core_notes import CoreError, CoreNotes, open_regular, read_core_notes
-from saferun.linux.core_pattern import RENAMED_PREFIX, CorePattern, room_for_core
+from saferun.linux.core_pattern import RENAMED_PREFIX, CorePattern, file_in_place, room_for_core
 from saferun.linux.ownership import Identity, identity, open_directory
 from saferun.model import Value
 
@@ -230,6 +230,9 @@ def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Se
     directory = pattern.directory(cwd)
     if pattern.is_shared_name and others:
         return f"no core: that of pid {_pid_text(others[-1])} took its place: {pattern.description()}"
+    in_place = file_in_place(directory, pattern.repeated_name) if limits[0] == 0 else ""
+    if in_place:
+        return f"no core: it would have replaced {in_place}"
     reason = room_for_core(directory, 0)
     if reason:
         return f"no core: {reason}"

@@ -8,7 +8,7 @@ import resource
 from saferun.errors import suppress
 from saferun.linux.cgroups import memory_limit_bytes
 from saferun.linux.container import in_container
-from saferun.linux.core_pattern import CorePattern, read_core_pattern
+from saferun.linux.core_pattern import CorePattern, file_in_place, read_core_pattern
 from saferun.linux.file_systems import kind_of
 from saferun.linux.prctl import allow_ptrace_by
 from saferun.model import Value
@@ -25,7 +25,8 @@ class RankPreparation(Value):
     """What is done in a rank's process before its program starts. Decided in the supervisor, once for all ranks.
 
     ``tracer_pid``: the process whose descendants may trace the rank; 0: none. ``core_directory``: where the cores go;
-    the core limit is raised only if that has room for ``cores_bytes``; empty: not checked.
+    the core limit is raised only if that has room for ``cores_bytes``; empty: not checked. ``core_name``: nor is it
+    raised from 0 if there is a file there that has this name (:attr:`CorePattern.repeated_name`), the user's own.
     """
 
     raise_core_limit: bool
@@ -33,6 +34,7 @@ class RankPreparation(Value):
     tracer_pid: int
     core_directory: str = ""
     cores_bytes: int = 0
+    core_name: str = ""
 
 
 def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, asked: bool = False) -> RankPreparation:
@@ -52,10 +54,11 @@ def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, aske
         not _why_no_limit(pattern, asked=asked),
         # A filter that is not the kernel's default was set on purpose and is kept, and so is what is in the cores of a
         # user who has switched them on. Shared memory of data loaders and ranks would be repeated in each core.
-        _read_filter() == _DEFAULT_FILTER and resource.getrlimit(resource.RLIMIT_CORE)[0] == 0,
+        _read_filter() == _DEFAULT_FILTER and cores_are_off(),
         tracer_pid,
         pattern.directory(cwd),
         _cores_bytes(ranks),
+        pattern.repeated_name,
     )
 
 
@@ -68,7 +71,10 @@ def prepare_rank(preparation: RankPreparation) -> None:
     Source: getrlimit(2), RLIMIT_CORE; core(5), coredump_filter; prctl(2), PR_SET_PTRACER.
     """
     directory = preparation.core_directory
-    if preparation.raise_core_limit and not (directory and _why_no_room(directory, preparation.cores_bytes)):
+    if preparation.raise_core_limit and not (
+        directory
+        and (_why_replaced(directory, preparation.core_name) or _why_no_room(directory, preparation.cores_bytes))
+    ):
         with suppress(OSError, ValueError):
             hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
             # All or nothing: no tool can read a truncated core.
@@ -81,6 +87,11 @@ def prepare_rank(preparation: RankPreparation) -> None:
             os.close(fd)
     if preparation.tracer_pid:
         allow_ptrace_by(preparation.tracer_pid)
+
+
+def cores_are_off() -> bool:
+    """Whether processes leave no cores unless their limit is raised. Those of a user who has them on are the user's."""
+    return resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
 
 
 def why_no_cores(cwd: str, ranks: int, pattern: CorePattern | None = None, *, asked: bool = False) -> str:
@@ -96,7 +107,12 @@ def why_no_cores(cwd: str, ranks: int, pattern: CorePattern | None = None, *, as
         asked: whether the user asked for cores.
     """
     pattern = pattern or read_core_pattern()
-    return _why_no_limit(pattern, asked=asked) or _why_no_room(pattern.directory(cwd), _cores_bytes(ranks))
+    directory = pattern.directory(cwd)
+    return (
+        _why_no_limit(pattern, asked=asked)
+        or _why_replaced(directory, pattern.repeated_name)
+        or _why_no_room(directory, _cores_bytes(ranks))
+    )
 
 
 def _why_no_limit(pattern: CorePattern, *, asked: bool) -> str:
@@ -108,6 +124,17 @@ def _why_no_limit(pattern: CorePattern, *, asked: bool) -> str:
     if soft == 0 and not asked and in_container(os.environ):
         return "in this container the limit on cores is 0 (--cores backtrace raises it all the same)"
     return ""
+
+
+def _why_replaced(directory: str, name: str) -> str:
+    """Why the kernel would replace a file of the user's by a core, in one line; empty: it would not.
+
+    Where cores were switched on before saferun was started, it does so in any case.
+    """
+    if not cores_are_off():
+        return ""
+    path = file_in_place(directory, name)
+    return f"a core would replace {path}" if path else ""
 
 
 def _cores_bytes(ranks: int) -> int:

@@ -55,6 +55,12 @@ class CorePattern(Value):
         """Whether processes that die in the same directory write to the same file."""
         return self.is_file and not self.uses_pid and not _PID_SPECIFIERS & self.specifiers
 
+    @property
+    def repeated_name(self) -> str:
+        """The name of the file that the next core replaces, perhaps with specifiers; empty: each core is a new file."""
+        is_new = not self.is_shared_name or "t" in self.specifiers or "%" in os.path.dirname(self.text)
+        return "" if is_new else os.path.basename(self.text)
+
     def directory(self, cwd: str) -> str:
         """The directory for cores of processes in ``cwd``, as far as it is the same for all."""
         directory = os.path.dirname(self.text)
@@ -73,9 +79,40 @@ def read_core_pattern() -> CorePattern:
     return CorePattern(os.fsdecode(read_bytes(_PATTERN).strip(b"\n")), read_line(_USES_PID) not in {"", "0"})
 
 
+def are_together(pattern: CorePattern) -> bool:
+    """Whether all processes that die in the same directory leave their cores in one directory, there or below."""
+    return pattern.is_relative and "%" not in os.path.dirname(pattern.text)
+
+
 def share_a_name(pattern: CorePattern) -> bool:
     """Whether all ranks' cores have the same path, so that each overwrites the previous one."""
-    return pattern.is_relative and pattern.is_shared_name and "%" not in os.path.dirname(pattern.text)
+    return are_together(pattern) and pattern.is_shared_name
+
+
+def file_in_place(directory: str, name: str) -> str:
+    """The path of a file that the next core would replace; empty: there is none, or the directory cannot be read.
+
+    The kernel deletes whatever has the name of a core, unless it is a directory.
+
+    Args:
+        directory: where cores go.
+        name: :attr:`CorePattern.repeated_name`. Where it has specifiers, only what is before and after them counts.
+
+    Source: Linux, fs/coredump.c, do_coredump.
+    """
+    names = [name] if name else []
+    if "%" in name:
+        before, after = name.partition("%")[0], name.rpartition("%")[2][1:]
+        try:
+            names = [found for found in os.listdir(directory) if found.startswith(before) and found.endswith(after)]
+        except OSError:
+            return ""
+    paths = (os.path.join(directory, found) for found in sorted(names))
+    return next((path for path in paths if os.path.lexists(path) and not _is_directory(path)), "")
+
+
+def _is_directory(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def room_for_core(directory: str, size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Saves cores from being overwritten if the kernel gives all of them the same name.
+"""Finds cores as they appear, and saves them from being overwritten if the kernel gives all of them the same name.
 
 With ``core_pattern`` at its default, ``core``, the kernel deletes the core that it has just written, or is writing,
 before it writes the next one. Renaming the file as soon as it appears saves it; the dump continues into the renamed
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 
 from saferun.errors import suppress
-from saferun.linux.core_pattern import RENAMED_PREFIX, CorePattern, read_core_pattern, share_a_name
+from saferun.linux.core_pattern import RENAMED_PREFIX, CorePattern, are_together, read_core_pattern, share_a_name
 from saferun.linux.procfs import children_of, descendants_of, is_core_dumping, read_stat
 from saferun.linux.system_call import libc
 
@@ -29,25 +29,30 @@ _READ_BYTES = 1 << 16
 class CoreSaver:
     """Watches the directory in which ranks start. It may block on its file system, so it does not run in the loop.
 
-    It does nothing if cores have distinct names or go elsewhere, or if the kernel has no inotify watch left.
+    It does nothing if cores go elsewhere, or if the kernel has no inotify watch left.
 
     Args:
         directory: the directory in which the ranks start.
         owner_pid: the parent of the ranks.
         pattern: what the kernel does with cores; None: as it is now.
+        since: cores that were there before are left alone, in seconds since the epoch.
 
     Attributes:
         fd: readable when there are events; -1: no watch.
-        renamed: the new paths of the cores.
+        paths: where the cores are; those that would share a name have been renamed.
     """
 
-    def __init__(self, directory: str, owner_pid: int, pattern: CorePattern | None = None) -> None:
+    def __init__(
+        self, directory: str, owner_pid: int, pattern: CorePattern | None = None, *, since: float = 0.0
+    ) -> None:
         self.fd = -1
-        self.renamed: list[str] = []
+        self.paths: list[str] = []
         self._owner_pid = owner_pid
+        self._since = since
         pattern = pattern or read_core_pattern()
-        if not share_a_name(pattern):
+        if not are_together(pattern):
             return
+        self._renames = share_a_name(pattern)
         self._directory = pattern.directory(directory)
         self._is_core_name = _matcher(pattern)
         fd = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
@@ -65,11 +70,12 @@ class CoreSaver:
             self.fd = -1
 
     def save_present(self) -> None:
-        """Save a core that appeared before the watch began."""
+        """Save the cores that appeared before the watch began."""
         with suppress(OSError):
             for name in os.listdir(self._directory) if self.fd >= 0 else ():
-                if self._is_core_name(name):
-                    self._save(os.path.join(self._directory, name))
+                path = os.path.join(self._directory, name)
+                if self._is_core_name(name) and os.lstat(path).st_mtime >= self._since:
+                    self._save(path)
 
     def handle_events(self) -> None:
         """Save the cores that have appeared."""
@@ -93,13 +99,15 @@ class CoreSaver:
         with suppress(OSError):
             if not stat.S_ISREG(os.lstat(path).st_mode) or not _is_ours(path, self._owner_pid):
                 return
-            free = self._free_path()
-            os.rename(path, free)
-            self.renamed.append(free)
+            free = path
+            if self._renames:
+                free = self._free_path()
+                os.rename(path, free)
+            self.paths.append(free)
 
     def _free_path(self) -> str:
         # With a pid: several launches may share the directory.
-        number = len(self.renamed)
+        number = len(self.paths)
         while True:
             path = os.path.join(self._directory, f"{RENAMED_PREFIX}{self._owner_pid}.{number}")
             if not os.path.lexists(path):

@@ -1,40 +1,58 @@
 """Runs the process that saves cores from being overwritten; separate, because their file system may not respond.
 
-It is forked a moment after the ranks, like the examiner: of earlier cores, only the last one is saved.
+It is forked a moment after the ranks, like the examiner: of earlier cores of one name, only the last one is saved.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
+import time
+from collections.abc import Sequence
 
 from saferun.errors import suppress
 from saferun.linux.bare_socket import Socket
-from saferun.linux.core_pattern import read_core_pattern, share_a_name
+from saferun.linux.core_pattern import are_together, read_core_pattern, share_a_name
 from saferun.linux.helper import Helper, PartBase
+from saferun.linux.json_lines import JsonLines
 from saferun.linux.poller import Poller
+from saferun.linux.procfs import children_of
 from saferun.model import JsonObject
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.core_saving import CoreSaver
+    from saferun.linux.handled_cores import HandledCores
+
 _STARTED_AT_MOST = 3
+# How long the end of a launch waits until cores that no failure needs are deleted; without any, for the answer alone.
+_SWEEP_S, _ANSWER_S = 2.0, 0.3
+_ASK_AGAIN_S = 0.002
+# Timestamps of a file system may lag a little behind.
+_CLOCK_SLACK_S = 0.1
 
 
 class CoreWatch(PartBase):
-    """The supervisor's handle on the process that saves cores; there is one only if cores share a name.
+    """The supervisor's handle on the process that saves cores; there is one only if cores share a name or are deleted.
 
     Args:
         directory: the directory in which the ranks start.
         poller: the loop's.
+        deletes: whether cores of subprocesses whose crash their rank survives are deleted: they are saferun's doing.
+        spared: how many of those are kept all the same.
     """
 
-    def __init__(self, directory: str, poller: Poller) -> None:
+    def __init__(self, directory: str, poller: Poller, *, deletes: bool = False, spared: int = 0) -> None:
         self.deadline: float | None = None
         """When ``tick`` is due, in monotonic seconds."""
         self._directory = directory
         self._poller = poller
-        self._is_wanted = share_a_name(read_core_pattern())
+        self._deletes, self._spared = deletes, spared
+        self._since = time.time() - _CLOCK_SLACK_S
+        pattern = read_core_pattern()
+        self._is_wanted = share_a_name(pattern) or (deletes and are_together(pattern))
         self._started = 0
-        self._has_saved = False
+        self._has_saved = self._is_swept = False
 
     def begin_at(self, at: float) -> None:
         """Start the watch at that time (monotonic seconds), unless it runs."""
@@ -54,11 +72,24 @@ class CoreWatch(PartBase):
             self._helper.receive()
         return self._has_saved
 
-    def close(self) -> None:
-        """End the process."""
-        self._is_wanted, self.deadline = False, None
+    def hand_over(self, rank_pids: Sequence[int]) -> None:
+        """Leave the cores of these ranks, which have failed, to the examiner."""
         if self._helper is not None:
-            self._helper.kill()
+            self._helper.send({"failed": list(rank_pids)})
+
+    def close(self) -> None:
+        """Have the cores deleted that are not needed, and end the process."""
+        self._is_wanted, self.deadline = False, None
+        if self._helper is None:
+            return
+        if self._deletes and self._helper.send({"end": True}):
+            began = time.monotonic()
+            while not self._is_swept and self._helper.is_open:
+                self._helper.receive()
+                if time.monotonic() - began > (_SWEEP_S if self._has_saved else _ANSWER_S):
+                    break
+                time.sleep(_ASK_AGAIN_S)
+        self._helper.kill()
 
     def _begin(self) -> None:
         if self._started >= _STARTED_AT_MOST:
@@ -66,34 +97,78 @@ class CoreWatch(PartBase):
         self._started += 1
         owner_pid = os.getpid()
         with suppress(OSError):  # without it cores overwrite each other, as without saferun
-            self._helper = Helper("sr-cores", lambda connection: _save_cores(connection, self._directory, owner_pid))
+            self._helper = Helper("sr-cores", lambda connection: self._serve(connection, owner_pid))
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
-    def _on_message(self, _message: JsonObject) -> None:
-        self._has_saved = True
+    def _on_message(self, message: JsonObject) -> None:
+        self._has_saved |= "saved" in message
+        self._is_swept |= "swept" in message
 
     def _on_lost(self) -> None:
         """It was killed, or the kernel has no inotify watch left."""
         if self._is_wanted:
             self._begin()
 
+    def _serve(self, connection: Socket, owner_pid: int) -> None:
+        """Run in the process."""
+        from saferun.linux.core_saving import CoreSaver
 
-def _save_cores(connection: Socket, directory: str, owner_pid: int) -> None:
-    """Run in the process, until the supervisor closes its end."""
-    from saferun.linux.core_saving import CoreSaver
+        saver = CoreSaver(self._directory, owner_pid, since=self._since)
+        _Service(JsonLines(connection), saver, owner_pid, self._spared if self._deletes else None).run()
 
-    saver = CoreSaver(directory, owner_pid)
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    if saver.fd >= 0:
-        poll.register(saver.fd, select.POLLIN)
-    saver.save_present()
-    reported = 0
-    while True:
-        for path in saver.renamed[reported:]:
-            connection.sendall(json.dumps({"saved": path}).encode() + b"\n")
-        reported = len(saver.renamed)
-        ready = [fd for fd, _ in poll.poll()]
-        if connection.fileno() in ready:
-            return
-        saver.handle_events()
+
+class _Service:
+    """The process: saves cores, and deletes those that are not needed, unless ``spared`` is None."""
+
+    def __init__(self, lines: JsonLines, saver: CoreSaver, owner_pid: int, spared: int | None) -> None:
+        self._lines = lines
+        self._saver = saver
+        self._owner_pid = owner_pid
+        self._spared = spared
+        self._handled: HandledCores | None = None
+        self._reported = 0
+        self._ranks = frozenset(children_of(owner_pid))
+
+    def run(self) -> None:
+        """Run until the supervisor closes its end."""
+        poll = select.poll()
+        poll.register(self._lines.fd, select.POLLIN)
+        if self._saver.fd >= 0:
+            poll.register(self._saver.fd, select.POLLIN)
+        self._saver.save_present()
+        while True:
+            self._report()
+            wait_s = self._handled.trim(time.monotonic()) if self._handled is not None else None
+            ready = [fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)]
+            if self._saver.fd in ready:
+                self._saver.handle_events()
+            if self._lines.fd in ready:
+                messages = self._lines.receive()
+                if messages is None:
+                    return
+                self._report()
+                for message in messages:
+                    self._obey(message)
+
+    def _report(self) -> None:
+        for path in self._saver.paths[self._reported :]:
+            self._lines.send({"saved": path})
+            if self._handled is None and self._spared is not None:
+                with suppress(ImportError):  # the file system does not respond
+                    from saferun.linux.handled_cores import HandledCores
+
+                    self._handled = HandledCores(self._owner_pid, self._ranks, spared=self._spared)
+            if self._handled is not None:
+                self._handled.add(path, time.monotonic())
+        self._reported = len(self._saver.paths)
+
+    def _obey(self, message: JsonObject) -> None:
+        if "failed" in message and self._handled is not None:
+            self._handled.hand_over(message["failed"])
+        if "end" in message:
+            if self._saver.fd >= 0:
+                self._saver.handle_events()
+            self._report()
+            if self._handled is not None:
+                self._handled.sweep(time.monotonic())
+            self._lines.send({"swept": True})

@@ -150,6 +150,11 @@ class Scratch:
         self.on_made(path, which)
 
 
+def logs_id(run_id: str) -> str:
+    """What takes the place of the run's id in the name of the directory for logs: the user wants them, so they stay."""
+    return f"logs-{run_id}"
+
+
 def _no_place() -> OSError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a temporary directory")
 

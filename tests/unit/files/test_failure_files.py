@@ -40,6 +40,30 @@ def test_without_a_run_directory_there_are_the_lines(tmp_path: Path) -> None:
     assert take_failure_record(str(tmp_path / "a"), "") == ["locals of f (t.py:1): n = 3"]
 
 
+@pytest.mark.parametrize(
+    ("pid", "code", "ended", "is_taken"),
+    [
+        (71, 3, 90.0, True),  # the rank itself: whatever it does after the exception
+        (71, None, 90.0, True),
+        (70, 1, 0.5, True),  # a shell script that ends with its last command
+        (70, 1, 2.5, True),
+        (70, 3, 0.5, False),
+        (70, None, 0.5, False),
+        (70, 1, 10.0, False),
+        (70, 1, -10.0, False),
+    ],
+)
+def test_a_failure_that_the_rank_handled_before_it_ended_is_not_that_of_its_end(
+    tmp_path: Path, pid: int, code: int | None, ended: float, is_taken: bool
+) -> None:
+    """``python probe.py || echo "no cache"; python train.py``: locals of the probe say nothing about the training."""
+    source = tmp_path / "a"
+    source.write_text(json.dumps({**RECORD, "pid": 71}))
+    lines = take_failure_record(str(source), str(tmp_path / "b"), pid, code, source.stat().st_mtime + ended)
+    assert lines == (["locals of f (t.py:1): n = 3"] if is_taken else [])
+    assert (tmp_path / "b").exists() is is_taken
+
+
 @pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "link", "binary", "huge"])
 def test_what_is_no_record_is_left_alone(kind: str, tmp_path: Path) -> None:
     """Whatever a rank has put in its place; nothing is waited for."""

@@ -12,16 +12,18 @@ import pytest
 from saferun.files import earlier_run, operations
 from saferun.files.file_stream import OnAnswer
 from saferun.files.run_dir import BASE, RunDirectory
+from saferun.linux import abandoned_scratch
+from saferun.linux.scratch import Scratch, logs_id
 from tests.direct_files import DirectFiles
+
+ID = "0123456789abcdef"
 
 
 class Warnings(list[str]):
     """Collects what is told."""
 
 
-def make(
-    path: str | None, warnings: Warnings, *, wanted: bool = True, run_id: str = "0123456789abcdef"
-) -> RunDirectory:
+def make(path: str | None, warnings: Warnings, *, wanted: bool = True, run_id: str = ID) -> RunDirectory:
     run_dir = RunDirectory(path, wanted=wanted, host="node3", run_id=run_id, warn=warnings.append, files=DirectFiles())
     run_dir.open()
     return run_dir
@@ -195,7 +197,7 @@ def test_a_temporary_directory_of_which_nothing_is_heard_keeps_no_rank_from_its_
     monkeypatch.setattr(run_dir.files, "ask", ask)
     made: list[list[str] | OSError] = []
     run_dir.make_scratch(1, [3, 4], made.append, is_large=is_large)
-    base = run_dir.scratch.expected_path()
+    base = Scratch(logs_id(ID)).expected_path()
     names = [f"{base}/attempt_1/rank_{rank}" for rank in (3, 4)]
     assert made == [names if is_large else ["", ""]]
     run_dir.close()
@@ -209,7 +211,7 @@ def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: 
     assert not (tmp_path / BASE).exists()
     assert run_dir.rank_path(0, 1) is None
     path, large = (scratch_of(run_dir, is_large=is_large) for is_large in (False, True))
-    scratch, disk = Path(run_dir.scratch.in_memory_path()), Path(run_dir.scratch.expected_path())
+    scratch, disk = Path(run_dir.scratch.in_memory_path()), Path(Scratch(logs_id(ID)).expected_path())
     assert disk.parent == tmp_path, "what may be large is not in memory"
     for directory, parent in ((path, scratch), (large, disk)):
         assert directory.is_dir()
@@ -217,8 +219,9 @@ def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: 
         assert parent.stat().st_mode & 0o077 == 0
     run_dir.close()
     assert not scratch.exists()
-    assert not disk.exists()
-    assert warnings == []
+    assert large.is_dir(), "the user wants these logs, and torchrun's stay too"
+    assert not abandoned_scratch._NAME.fullmatch(disk.name), "nor does a later run remove them"
+    assert warnings == [f"the log files of the ranks are in {disk}; they stay there"]
 
 
 @pytest.mark.parametrize("is_full", [False, True])

@@ -278,6 +278,9 @@ def test_the_reason_for_a_missing_core_is_told(tmp_path: Path) -> None:
     assert "that of pid 9 took its place" in why_none(CorePattern("core"), here, UNLIMITED, others)
     assert "took its place" not in why_none(CorePattern("core.%p"), here, UNLIMITED, others)
     assert "may change its directory" in why_none(CorePattern("core.%p"), here, UNLIMITED, [])
+    assert f"it would have replaced {here}/core" in why_none(CorePattern("core"), here, (0, -1), [])
+    assert "replaced" not in why_none(CorePattern("core.%p"), here, (0, -1), [])
+    assert "replaced" not in why_none(CorePattern("core"), here, UNLIMITED, [])
 
 
 def test_a_core_is_wanted_only_where_there_is_room(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from saferun.linux import core_limits
 from saferun.linux.container import INITIAL_PID_NAMESPACE, in_container
 from saferun.linux.core_limits import RankPreparation, plan_preparation, prepare_rank, why_no_cores
-from saferun.linux.core_pattern import CorePattern
+from saferun.linux.core_pattern import CorePattern, file_in_place
 from saferun.linux.file_systems import kind_of
 
 HERE = CorePattern("core.%p")
@@ -107,6 +107,54 @@ def test_the_rank_raises_its_limit_where_there_is_room(
         )
     )
     assert limits == ([(-1, -1)] if free > 150 * GB else [])
+
+
+@pytest.mark.parametrize(("soft", "raises"), [(0, False), (1 << 20, True)])
+def test_the_rank_raises_no_limit_that_costs_the_user_a_file(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, soft: int, raises: bool
+) -> None:
+    """The kernel deletes whatever is called ``core``. Where cores were on before, it does so without saferun too."""
+    (tmp_path / "core").write_text("precious")
+    host.limits = (soft, -1)
+    limits: list[object] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr(core_limits, "read_core_pattern", lambda: CorePattern("core"))
+    plan = plan_preparation(str(tmp_path), 1, cores=True, tracer_pid=0, asked=True)
+    prepare_rank(plan._replace(drop_shared_memory=False))
+    assert limits == ([(-1, -1)] if raises else [])
+    reason = why_no_cores(str(tmp_path), 1, CorePattern("core"), asked=True)
+    assert reason == ("" if raises else f"a core would replace {tmp_path}/core")
+    limits.clear()
+    (tmp_path / "core").rename(tmp_path / "core.c")
+    prepare_rank(plan._replace(drop_shared_memory=False))
+    assert limits == [(-1, -1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("core", "core"),
+        ("core.%e", "core.python"),
+        ("%e.core", "python.core"),
+        ("core.%p", ""),
+        ("core.%e.%t", ""),
+        ("%u/core", ""),
+        ("core.%e.dump", ""),
+        ("other", ""),
+        ("directory", ""),
+        ("link", "link"),
+    ],
+)
+def test_what_the_next_core_would_replace_is_known(tmp_path: Path, text: str, found: str) -> None:
+    """Nothing, where each core has a name of its own."""
+    for name in ("core", "core.python", "python.core", "core.python.71"):
+        (tmp_path / name).touch()
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "link").symlink_to("/no/such")
+    expected = str(tmp_path / found) if found else ""
+    assert file_in_place(str(tmp_path), CorePattern(text).repeated_name) == expected
+    assert file_in_place("/no/such", CorePattern(text).repeated_name) == ""
+    assert CorePattern(text, uses_pid=True).repeated_name == ""
 
 
 def test_memory_is_no_place_for_cores() -> None:

@@ -1,0 +1,122 @@
+"""Cores of subprocesses whose crash their rank survives: they do not pile up, and a failure finds its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from saferun.linux.handled_cores import HandledCores
+from tests.unit.linux.test_core_files import make_core
+
+# No process has such a number: it is beyond what the kernel gives.
+RANK, OTHER_RANK, SUBPROCESS, STRANGER = ((1 << 23) + number for number in range(4))
+OWNER = os.getpid()
+
+
+class Directory:
+    """A directory in which subprocesses of two ranks crash."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.handled = HandledCores(OWNER, {RANK, OTHER_RANK})
+
+    def crash(self, name: str, now: float, *, pid: int = SUBPROCESS, ppid: int = RANK, sid: int = RANK) -> None:
+        (self.path / name).write_bytes(make_core(pid, ppid=ppid, sid=sid))
+        self.handled.add(str(self.path / name), now)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.path.iterdir())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    return Directory(tmp_path)
+
+
+def test_only_the_newest_core_of_each_rank_s_subprocesses_stays(directory: Directory) -> None:
+    """A decoder that is run on each file may crash on many of them."""
+    for number in range(8):
+        directory.crash(f"core.saferun.1.{number}", number)
+        directory.handled.trim(number)
+    directory.crash("core.saferun.1.8", 8, ppid=OTHER_RANK, sid=OTHER_RANK)
+    assert directory.handled.trim(8.0) == 599.0
+    assert directory.names() == ["core.saferun.1.7", "core.saferun.1.8"]
+    assert directory.handled.trim(607.5) is not None
+    assert directory.names() == ["core.saferun.1.8"]
+    assert directory.handled.trim(608.5) is None
+    assert directory.names() == []
+
+
+def test_the_end_of_the_run_takes_the_last_ones(directory: Directory) -> None:
+    """As without saferun."""
+    directory.crash("core.saferun.1.0", 0.0)
+    directory.handled.trim(0.0)
+    directory.crash("core.saferun.1.1", 1.0, ppid=STRANGER)  # of its session
+    directory.handled.sweep(1.0)
+    assert directory.names() == []
+
+
+def test_a_process_that_runs_is_traced_to_its_rank_by_its_ancestors(directory: Directory) -> None:
+    """A subprocess may lead a session of its own."""
+    grandparent = os.getppid()
+    directory.handled = HandledCores(int(Path(f"/proc/{grandparent}/stat").read_text().rpartition(")")[2].split()[1]))
+    directory.crash("core", 0.0, ppid=OWNER, sid=STRANGER)
+    directory.handled.sweep(0.0)
+    assert directory.names() == []
+
+
+@pytest.mark.parametrize(
+    ("pid", "ppid", "sid"),
+    [(RANK, OWNER, RANK), (STRANGER, STRANGER, STRANGER), (SUBPROCESS, 1, STRANGER), (SUBPROCESS, os.getppid(), 1)],
+)
+def test_the_core_of_a_rank_and_of_anything_else_stays(directory: Directory, pid: int, ppid: int, sid: int) -> None:
+    """The examiner reads those of ranks, and what is not provably of a subprocess of one is not saferun's."""
+    directory.crash("core", 0.0, pid=pid, ppid=ppid, sid=sid)
+    directory.handled.trim(1000.0)
+    directory.handled.sweep(2000.0)
+    assert directory.names() == ["core"]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_a_failed_rank_s_subprocesses_left_is_the_examiner_s(directory: Directory, is_read: bool) -> None:
+    """It may keep one that no tool can read, and name it in the report."""
+    directory.crash("core.saferun.1.0", 0.0)
+    directory.crash("core.saferun.1.1", 0.0, ppid=OTHER_RANK, sid=OTHER_RANK)
+    if is_read:
+        directory.handled.trim(0.0)
+    directory.handled.hand_over([RANK])
+    directory.handled.trim(1000.0)
+    directory.handled.sweep(1000.0)
+    assert directory.names() == ["core.saferun.1.0"]
+
+
+def test_a_file_that_is_no_core_is_left_alone(directory: Directory) -> None:
+    """It may be one that is being written; after a minute it is something else."""
+    (directory.path / "core").write_text("of the user's own")
+    directory.handled.add(str(directory.path / "core"), 0.0)
+    assert directory.handled.trim(0.0) == 0.5
+    assert directory.handled.trim(61.0) is None
+    directory.handled.sweep(62.0)
+    assert directory.names() == ["core"]
+
+
+def test_a_file_that_has_taken_a_core_s_name_is_left_alone(directory: Directory) -> None:
+    directory.crash("core", 0.0)
+    directory.handled.trim(0.0)
+    (directory.path / "new").write_text("of the user's own")
+    (directory.path / "new").rename(directory.path / "core")
+    directory.handled.sweep(1.0)
+    assert directory.names() == ["core"]
+
+
+def test_as_many_as_the_user_wants_to_keep_stay(tmp_path: Path) -> None:
+    """``--cores keep``."""
+    directory = Directory(tmp_path)
+    directory.handled = HandledCores(OWNER, {RANK, OTHER_RANK}, spared=2)
+    for number in range(4):
+        directory.crash(f"core.{number}", number)
+    assert directory.handled.trim(1000.0) is None
+    directory.handled.sweep(2000.0)
+    assert directory.names() == ["core.2", "core.3"]
