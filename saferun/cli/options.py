@@ -321,7 +321,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         FAILURES,
         "processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an "
         "upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure "
-        "they are always ended",
+        "those in the ranks' sessions are always ended, others with end",
     ),
     _option("--leftovers-timeout SECONDS", 600.0, FAILURES, "with --leftovers wait: seconds to wait at most"),
     _option(

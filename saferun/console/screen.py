@@ -258,10 +258,17 @@ class Screen:
         return all(pane.target.is_finished for pane in self.panes)
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether a file accepts nothing, rather than a slow reader."""
-        pending = (pane.target for pane in self.panes if not (pane.target.is_empty and pane.target.is_finished))
-        return all(target.is_file for target in pending)
+    def is_awaited(self) -> bool:
+        """Whether a reader that exists has not read what is nowhere else."""
+        return any(pane.target.is_awaited for pane in self.panes)
+
+    def print_unread(self) -> bool:
+        """Print to stderr how much of stdout has not been read, unless both are the same. Returns whether it did."""
+        text = self.out.target.unread_text
+        if not text or self.err is self.out:
+            return False
+        self.print_message(f"saferun: stdout was not read to its end: {text}")
+        return True
 
     @property
     def unwritten_bytes(self) -> int:

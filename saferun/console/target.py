@@ -228,6 +228,19 @@ class Target:
             self._write = self._write_plainly
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a reader that exists has not read what is nowhere else."""
+        return not (self.is_empty or self.is_file or self.skipping)
+
+    @property
+    def unread_text(self) -> str:
+        """How many lines a slow reader has not read, and where they are; empty: none."""
+        lines = self._skipped_lines + sum(bytes(block).count(b"\n") for block in self._waiting)
+        if self.is_file or not lines:
+            return ""
+        return f"{lines} lines are missing there; {self._where()}"
+
+    @property
     def unwritten_bytes(self) -> int:
         """How many bytes another process has been given and has not written."""
         return self.file.waiting_bytes if self.file is not None else 0

@@ -322,6 +322,8 @@ class CoordinatorAttempt:
             self._wait_read()
             return
         if not self.log.has("decision"):
+            if not self.is_leader and not self._closed and self._done >= set(range(len(self._own.tasks))):
+                self._heartbeats.wait_written(_ACKS_S)  # the leader would take this host for lost, with its ranks
             return
         while not self._all_acked() and time.monotonic() < give_up_at:
             time.sleep(0.01)

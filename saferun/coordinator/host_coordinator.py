@@ -114,7 +114,7 @@ class HostCoordinator:
                 self._resume(connection, message)
             case "rejoin":
                 self._rejoin(connection, number(message["task"], 0, MOST_TASKS))
-            case "leave":
+            case "leave" if connection.is_head:  # the other tasks of this host go on without one
                 self._closing = self._in_background(self._leave)
             case "close":
                 note = message.get("note")

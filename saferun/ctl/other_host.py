@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from saferun.captures.tools import find_tool
 from saferun.console.stderr import print_error
-from saferun.ctl.live_run import connections, open_own_run
+from saferun.ctl.live_run import SilentError, connections, open_own_run
 from saferun.errors import UsageError, printable, suppress
 from saferun.files.run_files import host_names, living_records, names_in
 from saferun.linux.prctl import die_with_parent

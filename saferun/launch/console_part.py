@@ -12,10 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.launch.signal_wakeup import Wakeup
 
-# At the end a reader of the console that does not read is waited for this long, where files keep everything.
+# At the end a reader that does not read is waited for this long, if files keep all of it; else as long as it exists.
 _DRAIN_S = 60.0
 # How often the end checks whether a file has taken something.
 _CONSOLE_S = 0.1
+# A file behind stderr has so long to take the last line.
+_LAST_LINE_S, _PAUSE_S = 1.0, 0.01
 
 
 class ConsolePart:
@@ -70,12 +72,12 @@ class ConsolePart:
         return self._screen.on_exit(pid)
 
     def drain(self, wakeup: Wakeup) -> None:
-        """Wait for a slow reader: while it reads, and a while longer where files keep everything.
+        """Wait for a slow reader: as long as it exists, or, where files keep everything, while it reads.
 
         A file that takes nothing (its disk is full, its file system hangs) is given that while as well: it may take
         the verdict yet.
 
-        An order to stop ends the wait.
+        An order to stop ends the wait. What has not been read then is counted on stderr.
         """
         screen = self._screen
         screen.release()
@@ -90,10 +92,16 @@ class ConsolePart:
                 if screen.is_finished:
                     break
             left_s = give_up_at - time.monotonic()
-            if left_s <= 0 and (self._run_dir.path is not None or screen.is_stuck):
+            if left_s <= 0:
+                if not screen.is_awaited:
+                    break
+                left_s = _DRAIN_S  # a pipe wakes it: it has room, or its reader has gone
+            if wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):
                 break
-            if wakeup.is_hurried() or (self._wait(wakeup.fd, max(left_s, _CONSOLE_S)) and wakeup.read_stop()):
-                break
+        if screen.print_unread():
+            target, give_up_at = screen.err.target, time.monotonic() + _LAST_LINE_S
+            while (target.flush() or target.unwritten_bytes) and time.monotonic() < give_up_at:
+                time.sleep(_PAUSE_S)
         screen.close()
 
     def _wait(self, wake_fd: int, timeout_s: float) -> bool:

@@ -4,7 +4,9 @@ A process counts only if it is provably a rank's: it has the run's id in its env
 rank made. Any other process that became a child of this one (as the first process of a container, or from before an
 exec to saferun) is reaped when it ends, and never signalled.
 
-After a failure they are ended. After ranks that ended with exit code 0, those that still work are waited for.
+After a failure they are ended, but for those that have left their rank's session: these were detached on purpose, as
+an upload of a checkpoint is, and live on as under torchrun. After ranks that ended with exit code 0, those that still
+work are waited for.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from saferun.errors import suppress
 from saferun.linux.activity import Activity
 from saferun.linux.children import reap
 from saferun.linux.helper import PartBase
-from saferun.linux.procfs import belongs_to_run, descendants_of, read_cmdline, read_environ_entry, read_stat
+from saferun.linux.procfs import (
+    belongs_to_run,
+    descendants_of,
+    living_processes,
+    read_cmdline,
+    read_environ_entry,
+    read_stat,
+)
 from saferun.linux.reaper import INNER_PATIENCE_S, is_reaper
 from saferun.linux.sessions import Sessions
 from saferun.model import ExitStatus
@@ -30,6 +39,8 @@ _LAST_SWEEP_S = 2.0
 _UNSURE_S = 2.0
 # A library's helper processes that end by themselves when their rank is gone are not reported.
 _REPORT_AFTER_S = 1.0
+# The same for those that are to live on.
+_LEAVE_AFTER_S = 0.5
 # The line is repeated at intervals that double, up to the second value.
 _REPORT_EVERY_S, _LONGEST_REPORT_S = 30.0, 3600.0
 _MOST_NAMED = 4
@@ -69,7 +80,8 @@ class Orphans(PartBase):
         self._sessions = Sessions()
         self._ranks: dict[int, int] = {}  # pid of a rank -> its rank
         self.began_at = 0.0  # the wait for them
-        self.is_left = False  # they are to live on
+        self._leaves_all = False
+        self._left = Sessions()  # of this and earlier attempts: those whose processes live on
         self._forget()
 
     def _forget(self) -> None:
@@ -80,6 +92,8 @@ class Orphans(PartBase):
         self._report_at = 0.0
         self._report_every_s = _REPORT_EVERY_S
         self._activity: Activity | None = None
+        self._ends_all = False
+        self._leave_at: float | None = None  # when those that have left their rank's session are left
         self._unsure: dict[int, float] = {}  # pid -> until when it is still unknown whether it is one of them
         self._known: set[tuple[int, int]] = set()  # pids and start times of those that are
 
@@ -88,15 +102,35 @@ class Orphans(PartBase):
         self._forget()
         self._sessions.clear()
         self._ranks.clear()
+        if self._left:
+            self._left.keep(self._left.living(living_processes()))
 
     def note_rank(self, pid: int, rank: int) -> int:
         """A rank has been started and leads a session of its own. Returns when, in clock ticks since boot."""
         self._ranks[pid] = rank
+        self._left.discard(pid)
         return self._sessions.add(pid)
+
+    def note_script(self, pid: int, rank: int) -> None:
+        """A rank's script runs, or ran, below a wrapper, which may have started a session for it."""
+        try:
+            session = os.getsid(pid)
+        except OSError:
+            session = pid
+        if session not in self._ranks and session != os.getsid(0):
+            self._ranks[session] = rank
+            self._sessions.add(session)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether processes of the run are to live on."""
+        return self._leaves_all or (bool(self._left) and bool(self._left.living(living_processes())))
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def begin(self, now: float, term_s: float, *, wait_s: float = 0.0, idle_s: float = 0.0) -> None:
+    def begin(
+        self, now: float, term_s: float, *, wait_s: float = 0.0, idle_s: float = 0.0, ends_all: bool = False
+    ) -> None:
         """End them, or wait for their ends.
 
         Args:
@@ -104,6 +138,7 @@ class Orphans(PartBase):
             term_s: seconds between SIGTERM and SIGKILL.
             wait_s: how long those that work are waited for.
             idle_s: how long one that is waited for may do nothing before it is ended.
+            ends_all: end also those that have left their rank's session.
         """
         self.began_at = now
         self._term_s = term_s
@@ -111,19 +146,26 @@ class Orphans(PartBase):
         self._idle_s = idle_s
         self._report_at = now + _REPORT_AFTER_S
         self._report_every_s = _REPORT_EVERY_S
-        self._activity = Activity() if wait_s > 0 else None
+        self._activity = Activity(idle_s) if wait_s > 0 else None
+        self._ends_all = self._ends_all or ends_all
+        if self._leave_at is None and wait_s <= 0:
+            self._leave_at = now + _LEAVE_AFTER_S
         # A process that is being ended already gets no more time.
         self._swept = {pid: min(kill_at, now + term_s) for pid, kill_at in self._swept.items()}
         self._sweep_guarded(now)
 
     def leave(self) -> None:
         """They are left to themselves, as torchrun leaves them."""
-        self.is_left = True
+        self._leaves_all = True
         self._on_gone(())
 
     def sweep(self, now: float) -> None:
         """Find the orphans, and signal those that are to end: SIGTERM once to each process, SIGKILL later."""
         pids, unsure = self._scan()
+        detached = self._detached(pids)
+        if detached and self._leave_at is not None and self._leave_at <= now:
+            self._leave_behind(detached)
+            pids = [pid for pid in pids if pid not in detached]
         # A process that waits for a disk is at work.
         is_waiting = self._activity is not None and now < self._wait_until
         if not pids and not any(is_waiting or now < self._unsure.setdefault(pid, now + _UNSURE_S) for pid in unsure):
@@ -148,21 +190,41 @@ class Orphans(PartBase):
         elif self._activity is not None:
             self._end(pids, now, ", which had not ended in time")
         else:
-            self._end(pids, now, "")
+            self._end([pid for pid in pids if pid not in detached], now, "")
+
+    def _detached(self, pids: list[int]) -> frozenset[int]:
+        """Those that have left their rank's session, and hold nothing that the next attempt needs."""
+        if self._ends_all or self._activity is not None:
+            return frozenset()
+        return frozenset(
+            pid
+            for pid in pids
+            if pid not in self._swept
+            and self._sessions.session_of(pid) is None
+            # The ranks of a launcher that a rank has started have sessions of their own as well. Nothing can be read
+            # while a process waits for a disk.
+            and read_environ_entry(pid, "SAFERUN_RUN_ID") in {self._run_id, ""}
+            and not _is_in_the_way(pid)
+        )
+
+    def _leave_behind(self, detached: frozenset[int]) -> None:
+        """These live on, and their descendants: no other attempt has to do with them."""
+        for pid in detached:
+            with suppress(OSError):
+                self._left.add(os.getsid(pid))
+        pids = sorted(detached)
+        ranks = self._ranks_of(pids)
+        who = (
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= _MOST_NAMED else "the ranks"
+        )
+        where, are = ("a session of its own", "it is") if len(pids) == 1 else ("sessions of their own", "they are")
+        self._report(f"{who} left {_count(pids)} in {where}: {_names(pids)}; {are} not ended")
 
     def _idle_among(self, pids: list[int], now: float, activity: Activity) -> list[int]:
         """Those that have been idle for too long to be waited for, and those that are being ended."""
-        families: dict[int, list[int]] = {}
-        root_of: dict[int, int] = {}
-        for pid in pids:  # parents come before their children
-            stat = read_stat(pid)
-            parent = stat.ppid if stat is not None else 0
-            root_of[pid] = root_of.get(parent, pid)
-            families.setdefault(root_of[pid], []).append(pid)
         idle: list[int] = []
-        for root, members in families.items():
-            moved_at = activity.sample(root, members, now)
-            if now - moved_at >= self._idle_s or any(pid in self._swept for pid in members):
+        for members, idle_s in activity.sample(pids, now, self._exempt()):
+            if idle_s >= self._idle_s or any(pid in self._swept for pid in members):
                 idle += members
         return idle
 
@@ -221,9 +283,9 @@ class Orphans(PartBase):
         return False
 
     def close(self) -> None:
-        """The launch ends, for whatever reason: end all of them, unless they are to be left."""
+        """The launch ends, for whatever reason: end all of them but those that are to be left."""
         give_up_at = time.monotonic() + _LAST_SWEEP_S
-        while not self.is_left and (pids := self.remaining()) and time.monotonic() < give_up_at:
+        while not self._leaves_all and (pids := self.remaining()) and time.monotonic() < give_up_at:
             is_late = time.monotonic() > give_up_at - _LAST_SWEEP_S / 2
             for pid in [pid for pid in pids if is_late or not is_reaper(pid)]:
                 with suppress(OSError):
@@ -242,9 +304,20 @@ class Orphans(PartBase):
         """The orphans there are now, and the processes of which that cannot be known without a wait."""
         leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
         found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
+        left = set[int]()
         for pid in descendants_of(os.getpid(), frozenset(leave_out)):
-            found[self._is_ours(pid)].append(pid)
+            if self._left and self._is_left_behind(pid, left):
+                left.add(pid)
+            else:
+                found[self._is_ours(pid)].append(pid)
         return found[True], found[None]
+
+    def _is_left_behind(self, pid: int, left: set[int]) -> bool:
+        """Whether a process, or its parent, is one of those that live on."""
+        if self._left.session_of(pid) is not None:
+            return True
+        stat = read_stat(pid)
+        return stat is not None and stat.ppid in left
 
     def _is_ours(self, pid: int) -> bool | None:
         if self._sessions.session_of(pid) is not None:
@@ -263,15 +336,35 @@ class Orphans(PartBase):
         rank = read_environ_entry(pid, "RANK")
         return rank if rank.isdigit() else "?"
 
+    def _ranks_of(self, pids: list[int]) -> list[str]:
+        return sorted({self._rank_of(pid) for pid in pids} - {"?"}, key=int)
+
     def _description(self, pids: list[int]) -> str:
         """``2 processes of rank 0: aws s3 sync … (pid 12), sleep 600 (pid 13)``."""
-        by_name: dict[str, list[int]] = {}
-        for pid in pids:
-            by_name.setdefault(_name(pid), []).append(pid)
-        ranks = sorted({self._rank_of(pid) for pid in pids} - {"?"}, key=int)
+        ranks = self._ranks_of(pids)
         of = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= _MOST_NAMED else ""
-        count = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
-        return f"{count}{of}: {_listed(by_name)}"
+        return f"{_count(pids)}{of}: {_names(pids)}"
+
+
+def _is_in_the_way(pid: int) -> bool:
+    """Whether a process has a GPU open or listens on the port of the store, which the next attempt needs."""
+    try:
+        from saferun.linux.connections import listens_on
+        from saferun.watchdog.wait_sampler import uses_gpu
+    except ImportError:  # their files cannot be read
+        return True
+    return uses_gpu(pid) or listens_on(pid, read_environ_entry(pid, "MASTER_PORT"))
+
+
+def _count(pids: list[int]) -> str:
+    return "1 process" if len(pids) == 1 else f"{len(pids)} processes"
+
+
+def _names(pids: list[int]) -> str:
+    by_name: dict[str, list[int]] = {}
+    for pid in pids:
+        by_name.setdefault(_name(pid), []).append(pid)
+    return _listed(by_name)
 
 
 def _listed(by_name: Mapping[str, list[int]]) -> str:

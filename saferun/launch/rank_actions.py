@@ -239,23 +239,36 @@ class RankActions(PartBase):
     def sweep(self, action: actions.SweepOrphans) -> None:
         """End what the ranks left behind, or wait for its end; OrphansGone follows."""
         if action.leave:
-            what = "keep the output of what is left running"
-            pipes = self._context.guarded(what, self._left_pipes) or []
             self.orphans.leave()
-            self._context.guarded(what, self._copy_left_output, pipes)
             return
         if action.wait_s > 0:
             # The ranks here are done; nothing of them moves any more, and that is no hang.
             self._context.job.reports.set_state({"s": RANKS_LEFT_OVER})
-        self.orphans.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
+        if self._context.wrapped is not None:
+            for rank in self._context.current.ranks:
+                self.orphans.note_script(rank.pid, rank.place.rank)
+        self.orphans.begin(
+            time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s, ends_all=action.ends_all
+        )
 
-    def _left_pipes(self) -> list[tuple[int, int]]:
-        """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes."""
+    def _left_pipes(self) -> list[tuple[int, int, str]]:
+        """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes: console and file.
+
+        The files are those of torchrun's options, which what is left running would hold open itself there.
+        """
         group = self._context.current.group
-        streams = [stream for rank in group.ranks for stream in rank.streams] if group is not None else []
-        return [(os.dup(stream.fd), (2 if stream.is_stderr else 1) if stream.is_shown else -1) for stream in streams]
+        found: list[tuple[int, int, str]] = []
+        if group is None:
+            return found
+        for rank in group.ranks:
+            position, goals = group.plan.position(rank.place), group.plan.destinations
+            for stream in rank.streams:
+                path = (goals.stderrs if stream.is_stderr else goals.stdouts)[position]
+                console = (2 if stream.is_stderr else 1) if stream.is_shown else -1
+                found.append((os.dup(stream.fd), console, "" if path == os.devnull else path))
+        return found
 
-    def _copy_left_output(self, pipes: list[tuple[int, int]]) -> None:
+    def _copy_left_output(self, pipes: list[tuple[int, int, str]]) -> None:
         """Processes that live on can write to their pipes for as long as they do."""
         try:
             if pipes:
@@ -263,7 +276,7 @@ class RankActions(PartBase):
 
                 copy_left_output(pipes)
         finally:
-            for fd, _ in pipes:
+            for fd, _, _ in pipes:
                 os.close(fd)
 
     def _report_orphans(self, text: str) -> None:
@@ -277,7 +290,10 @@ class RankActions(PartBase):
             self._context.job.reports.set_state({"s": RANKS_LEFT_OVER, "text": text[:_LONGEST_STATE]})
 
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
+        what = "keep the output of what is left running"
+        pipes = (self._context.guarded(what, self._left_pipes) or []) if self.orphans.is_left else []
         self.close()
+        self._context.guarded(what, self._copy_left_output, pipes)
         self._context.guarded("remove shared memory", self.segments.sweep)
         self._context.post(events.OrphansGone(time.monotonic(), self._context.attempt, pids))
 

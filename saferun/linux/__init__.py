@@ -24,13 +24,14 @@ Processes
     ``process_identity``: whether a process lives that another one has named; None if that cannot be seen from here.
     ``stuck``, ``syscalls``: what a process waits for; empty or None if that is not readable.
     ``sockets``, ``sock_diag``: peers of sockets and bytes of TCP connections; without socket diagnostics the peers of
-    Unix sockets are unknown, and so are the bytes.
+    Unix sockets are unknown, and so are the bytes. ``connections``: whom TCP connections lead to, as /proc shows them.
 Limits
     ``cgroups``, ``process_room``, ``container``: both versions of control groups; without one there is no limit.
     ``memory_limit``, ``core_limits``, ``core_pattern``: a refused limit is left as it is.
 Cores
     ``core_files``, ``core_notes``: CoreError for a file that is not a readable core.
     ``core_saving``, ``core_watch``: inotify; without it cores of one name overwrite each other, as without saferun.
+    ``handled_cores``: deletes those of crashes that ranks survive; what is not proved to be one is left.
 Files
     ``ownership``, ``trusted_files``: files relative to descriptors whose owner was checked; NotOursError.
     ``user_name``: the user's name; the number where there is none.

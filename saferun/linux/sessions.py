@@ -41,6 +41,13 @@ class Sessions:
         """Forget a session."""
         self._leaders.pop(pid, None)
 
+    def __bool__(self) -> bool:
+        return bool(self._leaders)
+
+    def keep(self, sessions: set[int]) -> None:
+        """Forget all others."""
+        self._leaders = {pid: started for pid, started in self._leaders.items() if pid in sessions}
+
     def clear(self) -> None:
         """Forget all of them."""
         self._leaders.clear()

@@ -97,6 +97,7 @@ class PreflightRun:
         self._ended: list[CheckProcess | HostChecks | TrialShare] = []  # whose processes have not been reaped yet
         self._hosts: frozenset[str] = frozenset()
         self._last_hosts: frozenset[str] = frozenset()  # of the previous attempt
+        self._had_go_ahead = False  # the ranks of an attempt have been started, as far as the checks were concerned
         self._attempt = _Attempt(HostChecks(poller, on_done=lambda: None, warn=warn), beside=False)
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -283,6 +284,7 @@ class PreflightRun:
             from saferun.preflight.leader_messages import go_ahead_from
 
             attempt.go_ahead = go_ahead_from(message)
+            self._had_go_ahead = True
             self._end(attempt)
 
     def _end(self, attempt: _Attempt) -> None:
@@ -355,14 +357,17 @@ class PreflightRun:
 
     @property
     def _only_warns(self) -> bool:
-        return self._attempt.beside or self._config.checks.preflight == "warn" or self._has_newcomers
+        return self._attempt.beside or self._config.checks.preflight == "warn" or self._is_under_way
 
     @property
-    def _has_newcomers(self) -> bool:
-        """Whether hosts have come to an elastic job that has run without them, which is not to end for them."""
+    def _is_under_way(self) -> bool:
+        """Whether ranks have run already in a job whose hosts come and go, which is not to end for a check then."""
         assignment, hosts = self._attempt.assignment, self._config.hosts
-        has_run = assignment is not None and assignment.number > 0 and hosts.least != hosts.most
-        return has_run and not self._hosts <= self._last_hosts
+        if assignment is None or assignment.number == 0 or self._config.rendezvous.backend == "static":
+            return False
+        has_newcomers = not self._hosts <= self._last_hosts
+        has_run = self._had_go_ahead or assignment.placement.restarts > 0
+        return has_run or has_newcomers if hosts.least != hosts.most else has_run and has_newcomers
 
     def _outcome(self, preflight: Preflight) -> PreflightOutcome:
         nics = self._config.checks.nics

@@ -100,6 +100,8 @@ class SweepOrphans(Value):
         wait_s: how long processes that work are waited for before they are ended; 0: all are ended at once.
         idle_s: how long a process that is waited for may do nothing before it is ended.
         leave: they are left as they are.
+        ends_all: those that have left their rank's session are ended as well; otherwise they are left as they are,
+            unless they are waited for.
     """
 
     attempt: int
@@ -107,6 +109,7 @@ class SweepOrphans(Value):
     wait_s: float = 0.0
     idle_s: float = 0.0
     leave: bool = False
+    ends_all: bool = False
 
 
 class Diagnose(Value):

@@ -91,7 +91,7 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
         at=at,
     )
     finishes = decision.next_step == "finish"
-    restarting = not finishes and launch.stop_signum is None
+    restarting = not finishes and not launch.is_to_end
     actions: list[Action] = [ReportFailure(launch.number, diagnosis, restarting, decision)]
     broadcasts = launch.answers_to_job and launch.leads
     if finishes:
@@ -122,7 +122,7 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
     if broadcasts and launch.left_out == 0:
         # DIAGNOSING -> DONE: this is the host that is left out.
         return [*actions, *launch.finish(0, leaves=True)]
-    if launch.stop_signum is not None:
+    if launch.is_to_end:
         # DIAGNOSING -> DONE: the others meet again without it.
         return [*actions, *launch.finish(launch.failure_code, leaves=True)]
     launch.enter(State.BACKOFF, at + decision.wait_s)
@@ -176,7 +176,9 @@ def _leaves_to_others(launch: LaunchState) -> bool:
     attempt = launch.attempt
     is_over = isinstance(attempt.ending, Stopped | Leave) or attempt.peers.is_stopped
     has_others = attempt.placement is not None and attempt.placement.group_world_size > 1
-    return launch.leaves_by_signal and launch.leads and launch.answers_to_job and has_others and not is_over
+    is_awaited = attempt.peers.may_leave or launch.job.awaits_successors
+    has_left = launch.leaves_by_signal and launch.leads and launch.answers_to_job
+    return has_left and has_others and is_awaited and not is_over
 
 
 def _may_succeed(launch: LaunchState) -> bool:
@@ -220,7 +222,7 @@ def _exit_code(launch: LaunchState) -> int:
 def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]:
     """Do what the leader has decided."""
     placement = launch.attempt.placement
-    restarting = decision.next_step == "restart" and launch.stop_signum is None
+    restarting = decision.next_step == "restart" and not launch.is_to_end
     actions: list[Action] = []
     # Where nothing but checks was wanted, the leader shows what they found.
     if (decision.exit_code != 0 or decision.messages) and launch.state is not State.PROBING:
@@ -238,7 +240,7 @@ def follow(launch: LaunchState, decision: JobDecided, at: float) -> list[Action]
     # DIAGNOSING | WAITING -> DONE
     ending = launch.attempt.ending
     is_own = isinstance(ending, StartFailed) and decision.exit_code != 0
-    leaves = decision.next_step == "restart" and launch.leaves_by_signal
+    leaves = decision.next_step == "restart" and (launch.leaves_by_signal or launch.stop_signum is None)
     return [*actions, *launch.finish(_exit_code(launch) if is_own else decision.exit_code, leaves=leaves)]
 
 

@@ -186,6 +186,16 @@ class LaunchState:
         return placement is not None and not placement.ranks
 
     @property
+    def is_to_end(self) -> bool:
+        """Whether a signal keeps this host from another attempt, which the others can begin without it."""
+        return self.stop_signum is not None or (self.job.outlives_leader and self.attempt.stopping.is_signalled)
+
+    @property
+    def may_end_alone(self) -> bool:
+        """Whether the others need nothing of this host once its ranks have ended well."""
+        return self.job.together and not (self.leads or self.job.serves_tasks)
+
+    @property
     def may_restart(self) -> bool:
         """Whether there are restarts left, as far as this host can tell."""
         return self.policy.may_restart(self.restarts, leads=self.leads)

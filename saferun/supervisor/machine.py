@@ -207,7 +207,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[LaunchState, Any], list[Action]]]]
         StopRequested: _on_request,
         DeadlineExpired: deciding.on_deadline,
         LoopStalled: _resume,
-        JobAborted: peers.note_abort_in_diagnosis,
+        JobAborted: peers.on_abort_in_diagnosis,
         JobDecided: peers.on_decided_while_waiting,
         JobLost: peers.on_job_lost,
         HostsUnreachable: peers.on_reachability,

@@ -89,7 +89,7 @@ def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Actio
         return []
     launch.add_ending(_ending(launch, event))
     if isinstance(launch.attempt.ending, Regroup):
-        if launch.attempt.stopping.is_signalled:
+        if launch.is_to_end:
             return launch.finish(1, leaves=True)
         launch.restarts += launch.attempt.ending.is_counted
         launch.enter(State.BACKOFF, event.at)
@@ -99,17 +99,29 @@ def on_abort_without_ranks(launch: LaunchState, event: JobAborted) -> list[Actio
     return diagnose(launch, event.at)
 
 
-def note_abort_in_diagnosis(launch: LaunchState, event: JobAborted) -> list[Action]:
-    """DIAGNOSING -> DIAGNOSING: where the others meet again, no decision comes for a host that ends."""
+def on_abort_in_diagnosis(launch: LaunchState, event: JobAborted) -> list[Action]:
+    """DIAGNOSING -> DIAGNOSING | BACKOFF: where the others meet again, no decision comes.
+
+    What this host has seen fail meanwhile are ranks that others have left.
+    """
     announced = note_abort(launch, event)
     attempt = launch.attempt
-    if _has_acted(event) or not _is_left_by(launch, event):
+    if _has_acted(event):
         return announced
-    attempt.peers.cut_off = CutOff()
-    if attempt.own_diagnosis is None:
-        return announced
-    attempt.own_diagnosis = None
-    return [*announced, *diagnose(launch, event.at)]
+    if _is_left_by(launch, event):
+        attempt.peers.cut_off = CutOff()
+        if attempt.own_diagnosis is None and not launch.leads:
+            return announced
+        attempt.own_diagnosis = None
+        return [*announced, *diagnose(launch, event.at)]
+    ending = _ending(launch, event)
+    is_free = launch.answers_to_job and launch.stop_signum is None and attempt.peers.decision is None
+    if isinstance(ending, Regroup) and is_free:
+        launch.add_ending(ending)
+        if attempt.ending is ending:
+            launch.restarts += ending.is_counted
+            launch.enter(State.BACKOFF, event.at)
+    return announced
 
 
 def _is_left_by(launch: LaunchState, event: JobAborted) -> bool:
@@ -138,7 +150,8 @@ def _is_too_late_to_join(launch: LaunchState, event: JobAborted) -> bool:
     """Whether a host wants to join a job of this host alone, whose ranks have all ended well."""
     attempt = launch.attempt
     has_ended_well = launch.state is State.STOPPING and attempt.stopping.stage == "sweeping" and attempt.ending is None
-    is_alone = attempt.placement is not None and attempt.placement.group_world_size == 1
+    placement = attempt.placement
+    is_alone = placement is not None and placement.world_size == len(placement.ranks)
     return event.reason == "membership" and is_alone and has_ended_well
 
 

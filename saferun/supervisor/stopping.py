@@ -42,6 +42,9 @@ _LATE_CAPTURE_SHARE = 0.8
 _CHECK_DUMP_S = 0.2
 # How soon a tool whose script has ended is checked again.
 _CHECK_TOOL_S = 1.0
+# A process that a rank left behind and that has done nothing for so long is not waited for. Clients of storage services
+# wait for up to a minute before they try again (https://cloud.google.com/storage/docs/retry-strategy).
+_IDLE_S = 60.0
 # States in which the other hosts take part in this attempt, and it is not ending yet.
 TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
 
@@ -229,7 +232,7 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         placement = launch.attempt.placement
         where = f" on {placement.host}" if placement is not None else ""
         return [PrintLine(f"{_name(event)}{where}: this spare host ends"), *launch.finish(1, leaves=True)]
-    if launch.state is State.WAITING and launch.job.together and not (launch.leads or launch.job.serves_tasks):
+    if launch.state is State.WAITING and launch.may_end_alone:
         # WAITING -> DONE: nor the one whose ranks have ended well, as under torchrun.
         launch.stop_signum = event.signum
         line = f"{_name(event)}: all ranks of this host have ended well, and it does not wait for the others"
@@ -261,7 +264,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         return _end_grace(launch, event.at) if by_keyboard else []
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
-        stopping.is_signalled = launch.job.outlives_leader
+        stopping.is_signalled = True
         line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
@@ -334,14 +337,18 @@ def sweep(launch: LaunchState, at: float) -> list[Action]:
     if attempt.ending is not None or attempt.peers.cut_off is not None:
         stopping.awaits_orphans = False
         launch.enter(State.STOPPING, at + limits.sweep_s)
-        return [SweepOrphans(launch.number, limits.sweep_term_s)]
+        return [SweepOrphans(launch.number, limits.sweep_term_s, ends_all=launch.orphans == "end")]
     # All ranks ended well: processes that still work are the user's.
     wait_s = limits.orphans_s if launch.orphans == "wait" else 0.0
     stopping.awaits_orphans = launch.orphans != "leave"
-    launch.enter(State.STOPPING, at + wait_s + limits.grace_s + limits.sweep_s)
+    # Also where ranks have no grace at all (--shutdown-timeout 0).
+    term_s = max(limits.grace_s, limits.sweep_term_s)
+    launch.enter(State.STOPPING, at + wait_s + term_s + limits.sweep_s)
     if launch.orphans == "leave":
         return [SweepOrphans(launch.number, 0.0, leave=True)]
-    return [SweepOrphans(launch.number, limits.grace_s, wait_s, limits.grace_s)]
+    if not wait_s:
+        return [SweepOrphans(launch.number, term_s, ends_all=True)]
+    return [SweepOrphans(launch.number, term_s, wait_s, _IDLE_S)]
 
 
 def stop_waiting_for_orphans(launch: LaunchState, at: float) -> list[Action]:
@@ -351,7 +358,7 @@ def stop_waiting_for_orphans(launch: LaunchState, at: float) -> list[Action]:
         return []
     stopping.awaits_orphans = False
     launch.enter(State.STOPPING, at + limits.sweep_s)
-    return [SweepOrphans(launch.number, limits.sweep_term_s)]
+    return [SweepOrphans(launch.number, limits.sweep_term_s, ends_all=launch.orphans == "end")]
 
 
 def on_orphans_gone(launch: LaunchState, event: OrphansGone) -> list[Action]:
@@ -366,7 +373,7 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     attempt.stopping.awaits_orphans = False
     is_left = peers.cut_off is not None and not (peers.cut_off.class_name or launch.job.outlives_leader)
     if isinstance(attempt.ending, Regroup) and not is_left:
-        if attempt.stopping.is_signalled:
+        if launch.is_to_end:
             return launch.finish(1, leaves=True)
         # STOPPING -> BACKOFF: no failure.
         launch.restarts += attempt.ending.is_counted
@@ -382,6 +389,9 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
         return launch.finish(0)
     if peers.cut_off is not None:
         return end_well_alone(launch, peers.cut_off.what)
+    if attempt.stopping.is_signalled and launch.may_end_alone:
+        # STOPPING -> DONE: as if the signal had come now.
+        return [NotifyDone(launch.number), *launch.finish(1, leaves=True)]
     # STOPPING -> WAITING: and others' have not yet.
     waits = wait_for_others(launch, at)
     if peers.decision is not None:

@@ -93,8 +93,8 @@ INCOMPARABLE = frozenset(
 )
 """Ends that came from outside or from other ranks: they say nothing about the next attempt."""
 
-SETTLED = frozenset({"import_error", "syntax_error", "usage_error"})
-"""Causes in the script or its environment that exist before it begins: no time and no other process changes them."""
+SETTLED = frozenset({"syntax_error", "usage_error"})
+"""Causes in the source and the command line: no time changes them. A module that is missing may come yet."""
 
 LONGEST_WAIT_S = 60.0
 # More changes nothing: the first wait cannot be that short.

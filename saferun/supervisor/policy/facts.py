@@ -42,6 +42,7 @@ _VARYING = frozenset(
         "hip_illegal_memory_access",
         "host_oom_kill",
         "host_out_of_memory",
+        "import_error",
         "missing_gpu",
         "mpi_error",
         "name_unknown",
@@ -56,7 +57,16 @@ _VARYING = frozenset(
         "unknown",
     }
 )
-"""Timeouts, GPUs, memory, input and output, networks: however alike two of them are, a third need not follow."""
+"""Timeouts, GPUs, memory, input and output, networks: however alike two of them are, a third need not follow.
+
+Files that are missing may come: an environment is being unpacked, a file system is mounted late.
+"""
+_OF_ARGUMENTS_ALONE = re.compile(
+    r"unrecognized arguments|the following arguments are required|expected (?:one|at least one|\d{1,3}) argument"
+    r"|invalid (?:int|float) value|ambiguous option|not allowed with argument|[Nn]o such option"
+    r"|[Mm]issing (?:option|argument)"
+)
+"""What argparse and click say of a command line that no file makes right."""
 _HANG = "hang_"
 # The message of a cause that is read behind the name of a host.
 _OF_A_HOST = ("its ", "it is ")
@@ -147,6 +157,8 @@ def _may_differ(class_name: str, proof: str) -> bool:
     """Whether a cause may be gone the next time. ``proof``: the last line of a traceback, where it is an exception."""
     if class_name in _VARYING or class_name.startswith(_HANG):
         return True
+    if class_name == "usage_error":
+        return _OF_ARGUMENTS_ALONE.search(proof) is None
     exception = proof.partition(":")[0].strip()
     return (
         exception.rpartition(".")[2] in _IO_ERRORS

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from saferun.ctl import status
 from saferun.ctl.attach import _Terminal
 from saferun.ctl.live_run import LiveRun, SilentError, ask_living, connections, find_live
-from saferun.ctl.other_host import destination
+from saferun.ctl.other_host import Destination, destination, find_rank
 from saferun.errors import UsageError
 from saferun.files.run_files import RunRecord
 from saferun.linux.bare_socket import AF_UNIX, Socket, socketpair
@@ -101,6 +102,46 @@ def test_a_refusal_is_the_answer(tmp_path: Path) -> None:
         first.close()
         second.close()
     assert second.asked == []
+
+
+@pytest.mark.parametrize("answers", [{"ok": True, "pid": 7}, {"elsewhere": "node5"}, None])
+def test_the_rank_is_found_although_a_saferun_before_its_own_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leader: Saferun, answers: dict[str, Any] | None
+) -> None:
+    """What ``attach`` and ``debug`` ask."""
+    ask = LiveRun.ask
+    monkeypatch.setattr(LiveRun, "ask", lambda live, op, **fields: ask(live, op, patience_s=0.2, **fields))
+    second = Saferun("second", answers)
+    try:
+        directory = run_of(tmp_path, leader, second)
+        if answers is None:
+            with pytest.raises(SilentError):
+                find_rank(directory, "3", "locate", "pid")
+            return
+        found = find_rank(directory, "3", "locate", "pid")
+    finally:
+        second.close()
+    if "pid" in answers:
+        assert isinstance(found, tuple)
+        assert not isinstance(found, Destination)
+        live, reply = found
+        live.close()
+        assert reply["pid"] == 7
+    else:
+        assert isinstance(found, Destination)
+        assert found.host == "node5"
+
+
+def test_the_status_is_that_of_a_saferun_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leader: Saferun
+) -> None:
+    monkeypatch.setattr(status, "_COLLECTED_S", 0.2)
+    second = Saferun("second", {"ok": True, "ranks": []})
+    try:
+        read = status.read_status(run_of(tmp_path, leader, second))
+    finally:
+        second.close()
+    assert (read.live, read.unanswered) == ({"ok": True, "ranks": []}, "")
 
 
 def test_where_none_answers_the_signal_that_ends_the_job_is_named(tmp_path: Path, leader: Saferun) -> None:

@@ -41,6 +41,7 @@ class Leader:
         spares: Sequence[str] = ("node4",),
         hosts: Sequence[str] = ("--nnodes", "3", "--spares", "1", "--node-rank", "0", "--master-addr", "node1"),
         attempt: int = 0,
+        restarts: int = 0,
     ) -> None:
         words = [*hosts, *options, __file__]
         self.posted: list[Event] = []
@@ -48,7 +49,7 @@ class Leader:
         self.spares = spares
         self.on_chunks: Callable[[list[Any]], None] = lambda _: None
         infos = [HostInfo(results=(found[host],) if host in found else ()) for host in range(3)]
-        placement = Placement(0, 3, 3, 1, (), "node1", 29500, "job")
+        placement = Placement(0, 3, 3, 1, (), "node1", 29500, "job", restarts=restarts)
         texts = tuple(HostInfoText(encode_host_info(info), "") for info in infos)
         assignment = Assignment(
             placement, attempt, leads=True, may_leave=False, files="", checked=True, host_infos=texts
@@ -116,19 +117,38 @@ def _no_list(monkeypatch: pytest.MonkeyPatch) -> None:
 ELASTIC = ("--nnodes", "2:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29400", "--rdzv-id", "job")
 
 
+FIXED = ("--nnodes", "3", *ELASTIC[2:])
+TWO, THREE = ("node1", "node2"), ("node1", "node2", "node3")
+
+
 @pytest.mark.parametrize(
-    ("hosts", "attempt", "expected"),
-    [(ELASTIC, 0, StartFailed), (ELASTIC, 1, ProbesPassed), (("--nnodes", "3", *ELASTIC[2:]), 1, StartFailed)],
+    ("hosts", "number", "restarts", "known", "had_go_ahead", "expected"),
+    [
+        (ELASTIC, 0, 0, (), False, StartFailed),
+        (ELASTIC, 1, 0, THREE, False, StartFailed),  # the start is tried again
+        (ELASTIC, 1, 0, TWO, False, ProbesPassed),  # as a host knows it that leads from now on
+        (ELASTIC, 2, 0, THREE, True, ProbesPassed),  # they have run together since
+        (ELASTIC, 2, 1, (), False, ProbesPassed),
+        (FIXED, 1, 0, TWO, False, StartFailed),
+        (FIXED, 1, 1, TWO, True, ProbesPassed),  # a host has taken the place of one
+        (FIXED, 1, 1, THREE, True, StartFailed),
+    ],
 )
-@pytest.mark.parametrize("known", [("node1", "node2"), ("node1", "node2", "node3")])
-def test_an_elastic_job_that_has_run_is_not_ended_by_a_check_of_hosts_that_came_later(
-    hosts: Sequence[str], attempt: int, expected: type[Event], known: Sequence[str]
+def test_a_job_that_has_run_is_not_ended_by_a_check_of_hosts_that_came_later(
+    hosts: Sequence[str],
+    number: int,
+    restarts: int,
+    known: Sequence[str],
+    expected: type[Event],
+    *,
+    had_go_ahead: bool,
 ) -> None:
-    """Under torchrun it would be tried. What was found is printed. With hosts that were there before it is retried."""
-    leader = Leader({2: CUT_OFF}, spares=(), hosts=hosts, attempt=attempt)
-    leader.part._opened()._hosts = frozenset(known)  # of the previous attempt
+    """Under torchrun it would be tried. What was found is printed."""
+    leader = Leader({2: CUT_OFF}, spares=(), hosts=hosts, attempt=number, restarts=restarts)
+    run = leader.part._opened()
+    run._hosts, run._had_go_ahead = frozenset(known), had_go_ahead  # of the previous attempt
     event = leader.end()
-    assert isinstance(event, expected if len(known) == 2 else StartFailed)
+    assert isinstance(event, expected)
     printed = [*leader.lines, *([event.what] if isinstance(event, StartFailed) else [])]
     assert any(CUT_OFF.message in line for line in printed)
 

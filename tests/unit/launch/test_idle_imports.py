@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS, FOR_SEVERAL_HOSTS, MODULES
+from tests.syntax import no_collector, parsed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -73,6 +75,14 @@ IN_FORKS = {
 BUILT_IN = frozenset(sys.builtin_module_names)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """Those of all sources are looked through."""
+    with no_collector():
+        yield
+
+
+@cache
 def path_of(module: str) -> Path | None:
     """The source of a module of saferun's; None: it is none."""
     path = ROOT / module.replace(".", "/")
@@ -80,9 +90,14 @@ def path_of(module: str) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def imports_of(path: Path) -> tuple[tuple[str, bool], ...]:
     """What a source imports, and whether it does within a function; what only types need is left out."""
-    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    return tuple(_imports(parsed(path)))
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, within = waiting.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

@@ -1,4 +1,4 @@
-"""By what a process is known to be a rank's: its session, and whether it works."""
+"""By what a process is known to be a rank's: its session."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from saferun.linux.activity import Activity
 from saferun.linux.procfs import read_stat
 from saferun.linux.sessions import Sessions
 
 
 @contextmanager
-def child(*, session: bool, works: bool = False) -> Iterator[int]:
-    """A child that waits to be killed, in a session of its own or in this one. With ``works`` it never waits."""
+def child(*, session: bool) -> Iterator[int]:
+    """A child that waits to be killed, in a session of its own or in this one."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -22,8 +21,6 @@ def child(*, session: bool, works: bool = False) -> Iterator[int]:
             if session:
                 os.setsid()
             os.write(write_end, b".")
-            while works:
-                pass
             signal.pause()
         finally:
             os._exit(1)
@@ -71,29 +68,12 @@ def test_a_process_that_is_gone_is_nobodys() -> None:
     assert sessions.add(rank) == 0
 
 
-def test_a_family_that_waits_does_not_work() -> None:
-    activity = Activity()
-    with child(session=False) as one:
-        assert activity.sample(one, [one], 10.0) == 10.0
-        assert activity.sample(one, [one], 20.0) == 10.0
-        # One more, or one less: something happens.
-        assert activity.sample(one, [one, os.getpid()], 30.0) == 30.0
-
-
-def test_a_family_of_which_one_uses_the_processor_works() -> None:
-    activity = Activity()
-    with child(session=False) as one, child(session=False, works=True) as busy:
-        activity.sample(one, [one, busy], 10.0)
-        before = os.times().elapsed
-        while activity.sample(one, [one, busy], 20.0) != 20.0:
-            assert os.times().elapsed - before < 60
-        assert activity.sample(one, [one], 30.0) == 30.0
-
-
-def test_reading_and_writing_is_work() -> None:
-    activity = Activity()
-    with child(session=False) as one:
-        activity.sample(one, [one, os.getpid()], 10.0)
-        with open("/dev/null", "wb") as file:
-            file.write(bytes(1 << 16))
-        assert activity.sample(one, [one, os.getpid()], 20.0) == 20.0
+def test_of_several_sessions_only_those_that_are_named_are_kept() -> None:
+    sessions = Sessions()
+    assert not sessions
+    with child(session=True) as one, child(session=True) as other:
+        sessions.add(one)
+        sessions.add(other)
+        sessions.keep({one})
+        assert sessions
+        assert (sessions.session_of(one), sessions.session_of(other)) == (one, None)

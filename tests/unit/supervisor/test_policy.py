@@ -221,6 +221,9 @@ def test_no_line_of_a_training_loop_ends_the_restarts() -> None:
         ("python_exception", "socket.gaierror: [Errno -3] Temporary failure in name resolution"),
         ("python_exception", "urllib3.exceptions.ProtocolError: ('Connection aborted.')"),
         ("python_exception", "RuntimeError: Connection reset by peer"),
+        ("import_error", "ModuleNotFoundError: No module named 'flash_attn'"),
+        ("usage_error", "python: can't open file '/mnt/train.py': [Errno 2] No such file or directory"),
+        ("usage_error", "train.py: error: /mnt/data does not exist"),
     ],
 )
 def test_what_may_be_transient_never_ends_the_restarts(class_name: str, proof: str) -> None:
@@ -230,6 +233,22 @@ def test_what_may_be_transient_never_ends_the_restarts(class_name: str, proof: s
     assert facts.may_differ
     decisions = run(policy(max_restarts=9, start_retries=0), facts)
     assert steps(decisions) == ["restart"] * 9 + ["finish"]
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        "train.py: error: unrecognized arguments: --epoch",
+        "train.py: error: the following arguments are required: --data",
+        "train.py: error: argument --lr: expected one argument",
+        "train.py: error: argument --epochs: invalid int value: 'x'",
+        "Error: No such option: --epoch",
+    ],
+)
+def test_a_command_line_that_no_file_makes_right_ends_the_restarts(proof: str) -> None:
+    facts = facts_from(diagnosis("usage_error", proof=proof, start="before"), life=AT_ONCE)
+    assert not facts.may_differ
+    assert steps(run(policy(max_restarts=9), facts)) == ["restart", "finish"]
 
 
 def test_the_same_failure_of_an_unknown_cause_in_init_is_told_as_such() -> None:

@@ -60,7 +60,7 @@ def test_a_launch_that_goes_well_takes_every_step_once() -> None:
         JoinHosts(0),
         StartRanks(0, placement_of(2)),
         ServeStore(0),
-        SweepOrphans(0, LIMITS.grace_s, LIMITS.orphans_s, LIMITS.grace_s),
+        SweepOrphans(0, LIMITS.grace_s, LIMITS.orphans_s, 60.0),
         Finish(0),
     ]
 

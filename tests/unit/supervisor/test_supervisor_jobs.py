@@ -6,7 +6,7 @@ import signal
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.model import Placement, RankAssignment
@@ -40,6 +40,7 @@ from saferun.supervisor.events import (
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
+from tests.examples import examples
 from tests.unit.supervisor.fake_job import FAILED, KILLED, LIMITS, OK, Host, Job
 from tests.unit.supervisor.fake_world import HANG
 
@@ -480,7 +481,7 @@ def let_happen(job: Job, kind: str, host: Host) -> None:
         job.trouble(job.number, "membership", job.leader)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(steps=STEPS, max_restarts=st.integers(0, 2), least=st.integers(1, 3), hang=st.sampled_from(["report", "stop"]))
 def test_whatever_happens_all_hosts_end_and_end_alike(
     steps: list[tuple[str, int]], max_restarts: int, least: int, hang: str

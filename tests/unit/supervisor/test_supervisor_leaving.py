@@ -6,18 +6,22 @@ import signal
 
 import pytest
 
-from saferun.supervisor.actions import Finish
+from saferun.model import Placement, RankAssignment
+from saferun.supervisor.actions import Diagnose, Finish
 from saferun.supervisor.ending import Stopped
 from saferun.supervisor.events import (
     ChecksPassed,
     HostsJoined,
     JobAborted,
     LaunchRequested,
+    OrphansGone,
+    RankExited,
     RanksStarted,
     SignalReceived,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, JobPolicy
+from tests.unit.supervisor.fake_job import Host, Job
 from tests.unit.supervisor.fake_world import FAILED, OK
 from tests.unit.supervisor.test_supervisor_jobs import codes, started
 
@@ -203,3 +207,119 @@ def test_the_leader_knows_whether_a_job_that_gets_further_waits_for_a_successor(
     assert job.hosts[1].finish == Finish(1, leaves=True)
     assert job.hosts[0].supervisor.attempt == int(has_advanced)  # nobody has taken the place in time
     assert codes(job) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("reason", ["leave", "membership", "restart"])
+def test_a_host_that_looks_for_a_cause_already_meets_the_others_again(reason: str, number: int) -> None:
+    """Its ranks failed because others had left them, before it read that in a log that is slow: no decision comes."""
+    job = started(handler=reason != "membership", least=1 if reason == "membership" else None, max_restarts=3)
+    host = job.hosts[number]
+    if reason == "leave":
+        job.hosts[2].signal(signal.SIGTERM)
+    else:
+        job.trouble(0, reason, job.hosts[2 if reason == "restart" else 0])
+    late = list(host.inbox)
+    host.inbox.clear()
+    host.exit(FAILED)
+    host.exit(FAILED)
+    while host.inbox:
+        host.take()
+    states = [host.state]
+    host.inbox.extend(late)
+    host.take()
+    assert [*states, host.state] == [State.DIAGNOSING, State.BACKOFF]
+    assert host.supervisor._launch.restarts == int(reason == "leave")
+
+
+def test_a_leader_that_is_signalled_waits_for_no_evidence_of_hosts_that_meet_again() -> None:
+    job = started(least=1, max_restarts=3)
+    (leader, *_) = job.hosts
+    job.hosts[2].signal(signal.SIGTERM)
+    late = list(leader.inbox)
+    leader.inbox.clear()
+    leader.exit(FAILED)
+    leader.exit(FAILED)
+    while leader.inbox:
+        leader.take()
+    assert leader.state is State.DIAGNOSING
+    leader.signal(signal.SIGTERM)
+    leader.inbox.extend(late)
+    leader.take()
+    diagnoses = [action.alone for action in leader.actions if isinstance(action, Diagnose)]
+    assert diagnoses == [False, True]
+
+
+def signalled_in_sweep(job: Job, number: int) -> Host:
+    """A host whose ranks have ended well, and that was signalled while it waited for what they had left behind."""
+    host = job.hosts[number]
+    host.exit(OK)
+    host.exit(OK)
+    assert host.state is State.STOPPING
+    assert host.supervisor._launch.attempt.stopping.stage == "sweeping"
+    host.signal(signal.SIGTERM)
+    return host
+
+
+@pytest.mark.parametrize("handler", [False, True])
+def test_a_signal_during_an_upload_ends_the_host_after_it(*, handler: bool) -> None:
+    """As if the signal had come a moment later; the others go on."""
+    job = started(handler=handler, max_restarts=3)
+    host = signalled_in_sweep(job, 2)
+    for _ in range(20):
+        host.take()
+    assert host.finish == Finish(1, leaves=True)
+    for other in job.hosts[:2]:
+        assert other.state is State.RUNNING
+        other.exit(OK)
+        other.exit(OK)
+    job.settle()
+    assert codes(job) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_host_that_was_signalled_during_an_upload_is_in_no_other_attempt(number: int) -> None:
+    """Not even if a rank fails elsewhere meanwhile, and also where it leads."""
+    job = started(handler=True, max_restarts=3)
+    host = signalled_in_sweep(job, number)
+    job.hosts[1].exit(FAILED)
+    job.settle()
+    assert host.finish == Finish(1, leaves=True)
+    assert job.hosts[1].supervisor.attempt == 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_host_joins_a_job_while_another_process_of_the_only_host_has_ranks_that_run(processes: int) -> None:
+    """The ranks of this process have ended; with them the job, if there are no others."""
+    policy = JobPolicy(together=True, outlives_leader=True, awaits_successors=True)
+    supervisor = Supervisor(AttemptPolicy(3), Limits(), None, policy)
+    supervisor.handle(LaunchRequested(0.0, 0))
+    supervisor.handle(ChecksPassed(0.0, 0))
+    ranks = (RankAssignment(processes - 1, processes - 1, processes - 1),)
+    placement = Placement(0, 1, processes, processes, ranks, "a", 1, "job", processes)
+    supervisor.handle(HostsJoined(0.0, 0, placement, 0, leads=processes == 1))
+    supervisor.handle(RanksStarted(0.0, 0, (1,)))
+    supervisor.handle(RankExited(1.0, 0, processes - 1, OK))
+    supervisor.handle(JobAborted(2.0, 0, "membership", "a host wants to join", "node9"))
+    supervisor.handle(OrphansGone(3.0, 0, ()))
+    assert supervisor.state is (State.BACKOFF if processes == 2 else State.WAITING)
+
+
+@pytest.mark.parametrize("awaits_successors", [False, True])
+def test_a_leader_leaves_a_failed_job_to_the_others_only_if_they_wait_for_its_successor(
+    *, awaits_successors: bool
+) -> None:
+    """A batch system sends none."""
+    job = started(handler=True, max_restarts=3)
+    for host in job.hosts:
+        launch = host.supervisor._launch
+        launch.job = launch.job._replace(awaits_successors=awaits_successors)
+    leader = job.hosts[0]
+    job.hosts[1].exit(FAILED)
+    while leader.state is not State.DIAGNOSING:
+        for host in job.hosts:
+            host.take()
+    leader.signal(signal.SIGTERM)
+    job.settle()
+    assert leader.finish == Finish(1, leaves=awaits_successors)
+    assert job.hosts[1].supervisor.attempt == int(awaits_successors)

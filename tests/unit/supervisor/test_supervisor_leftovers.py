@@ -18,7 +18,8 @@ from saferun.supervisor.policy import AttemptPolicy
 from tests.unit.supervisor.fake_job import Job
 from tests.unit.supervisor.fake_world import FAILED, LIMITS, OK, World, only, running
 
-WAITED_FOR = SweepOrphans(0, LIMITS.grace_s, LIMITS.orphans_s, LIMITS.grace_s)
+IDLE_S = 60.0
+WAITED_FOR = SweepOrphans(0, LIMITS.grace_s, LIMITS.orphans_s, IDLE_S)
 ENDED = SweepOrphans(0, LIMITS.sweep_term_s)
 
 
@@ -41,10 +42,37 @@ def test_what_works_after_ranks_that_ended_well_is_waited_for_and_not_for_ever()
 
 @pytest.mark.parametrize(
     ("mode", "action"),
-    [("end", SweepOrphans(0, LIMITS.grace_s, 0.0, LIMITS.grace_s)), ("leave", SweepOrphans(0, 0.0, leave=True))],
+    [("end", SweepOrphans(0, LIMITS.grace_s, ends_all=True)), ("leave", SweepOrphans(0, 0.0, leave=True))],
 )
 def test_it_is_ended_or_left_where_the_user_says_so(mode: str, action: SweepOrphans) -> None:
     assert only(SweepOrphans, well_ended(mode).actions) == action
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.5, 100.0])
+def test_the_grace_of_ranks_decides_neither_about_idleness_nor_shortens_the_end(grace_s: float) -> None:
+    """With --shutdown-timeout 0 an upload after ranks that ended well got SIGKILL at once."""
+    world = running(ranks=1)
+    world.supervisor._launch.limits = LIMITS._replace(grace_s=grace_s)
+    world.exit(0)
+    term_s = max(grace_s, LIMITS.sweep_term_s)
+    assert only(SweepOrphans, world.actions) == SweepOrphans(0, term_s, LIMITS.orphans_s, IDLE_S)
+
+
+def test_with_no_time_to_wait_all_are_ended() -> None:
+    world = running(ranks=1)
+    world.supervisor._launch.limits = LIMITS._replace(orphans_s=0.0)
+    world.exit(0)
+    assert only(SweepOrphans, world.actions) == SweepOrphans(0, LIMITS.grace_s, ends_all=True)
+
+
+@pytest.mark.parametrize(("mode", "ends_all"), [("wait", False), ("leave", False), ("end", True)])
+def test_after_a_failure_those_that_were_detached_are_ended_only_where_the_user_says_so(
+    mode: str, ends_all: bool
+) -> None:
+    """Torchrun leaves the upload of a checkpoint alone, from which the next attempt may begin."""
+    world = running(ranks=1, max_restarts=1)
+    world.supervisor._launch.orphans = mode  # type: ignore[assignment]
+    assert world.exit(0, FAILED) == [SweepOrphans(0, LIMITS.sweep_term_s, ends_all=ends_all)]
 
 
 def test_after_a_failure_nothing_is_waited_for() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.supervisor.actions import Finish, ReportRestart
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import HangPolicy
+from tests.examples import examples
 from tests.unit.supervisor.fake_world import (
     OK,
     Step,
@@ -37,7 +38,7 @@ HANG_POLICIES = st.builds(HangPolicy, st.sampled_from(["report", "stop", "restar
 STEPS = st.lists(st.builds(Step, st.sampled_from(KINDS), st.integers(0, 59)), max_size=40)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(
     st.integers(1, 4),
     st.integers(0, 2),

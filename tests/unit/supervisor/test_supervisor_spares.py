@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from saferun.supervisor.actions import (
@@ -22,6 +22,7 @@ from saferun.supervisor.actions import (
 from saferun.supervisor.events import JobLost, RestartRequested, SpareLost, StartFailed, StopRequested
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import HangPolicy
+from tests.examples import examples
 from tests.unit.supervisor.fake_job import FAILED, OK, Host, Job
 
 
@@ -457,7 +458,7 @@ def let_happen(job: Job, kind: str, host: Host) -> None:
             host.deliver(RestartRequested(job.now, host.supervisor.attempt, "saferunctl restart"))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 # A leader, and another host, that is stopped when the others have met it already.
 @example(
     steps=[*(("take", number) for number in range(5)), ("stop", 0)],

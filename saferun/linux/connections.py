@@ -1,0 +1,126 @@
+"""The TCP connections that processes have open, by whom they lead to; and who listens on a port.
+
+Only /proc is read, which waits for nothing, unlike the kernel's socket diagnosis (``sock_diag``). Addresses stay as
+/proc has them: to format them takes modules that may not be imported while ranks run.
+
+Sources: proc_pid_fd(5); proc_pid_net(5); tcp(7); include/net/tcp_states.h of Linux.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+
+from saferun.linux.procfs import read_environ_entry
+from saferun.linux.small_files import list_directory, read_bytes, read_link
+from saferun.model import Value
+
+# Connections over which something may still come or go: being made, made, or with one direction ended. Where the other
+# end has closed (CLOSE_WAIT), nothing is waited for.
+_OPEN = frozenset({b"01", b"02", b"04", b"05"})  # ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2
+_LISTEN = b"0A"
+_TABLES = ("tcp", "tcp6")
+_V4_IN_V6 = b"0000000000000000FFFF0000"
+_MOST_DESCRIPTORS = 4096
+_PORT_DIGITS = 5
+# NVIDIA's DCGM serves its monitoring clients here: nv-hostengine(1).
+_MONITORING_PORTS = frozenset({5555})
+
+
+class _Socket(Value):
+    """One line of a table: its ends, in hexadecimal digits, and its state."""
+
+    local: bytes
+    remote: bytes
+    state: bytes
+
+
+class Connections(Value):
+    """Who is connected.
+
+    Attributes:
+        outside: processes that are connected to another host, or to a process of this one that was not named.
+        pairs: those that are connected to each other.
+    """
+
+    outside: frozenset[int]
+    pairs: frozenset[tuple[int, int]]
+
+
+def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connections:
+    """The TCP connections of these processes, without those to the job's store and to monitoring services.
+
+    Args:
+        pids: the processes.
+        others: processes of the same job; a connection to one of them leads nowhere.
+    """
+    holders: dict[int, set[int]] = {}
+    for pid in {*pids, *others, os.getpid()}:
+        for inode in _socket_inodes(pid):
+            holders.setdefault(inode, set()).add(pid)
+    ports = {pid: {_number(read_environ_entry(pid, "MASTER_PORT")), *_MONITORING_PORTS} for pid in pids}
+    tables: dict[str, dict[int, _Socket]] = {}
+    outside, pairs = set[int](), set[tuple[int, int]]()
+    for pid in pids:
+        table = _table_of(pid, tables)
+        inodes = {(one.local, one.remote): inode for inode, one in table.items()} if table else {}
+        for inode, one in table.items():
+            if one.state not in _OPEN or pid not in holders.get(inode, ()):
+                continue
+            if not ports[pid].isdisjoint((_port(one.local), _port(one.remote))):
+                continue
+            partners = holders.get(inodes.get((one.remote, one.local), 0), set())
+            pairs |= {(pid, partner) for partner in partners.intersection(pids) if partner != pid}
+            if not partners:
+                outside.add(pid)
+    return Connections(frozenset(outside), frozenset(pairs))
+
+
+def listens_on(pid: int, port: str) -> bool:
+    """Whether a process listens on a TCP port."""
+    number = _number(port)
+    inodes = _socket_inodes(pid) if number > 0 else set()
+    if not inodes:
+        return False
+    table = _table_of(pid, {})
+    return any(table[inode].state == _LISTEN and _port(table[inode].local) == number for inode in inodes & table.keys())
+
+
+def _table_of(pid: int, tables: dict[str, dict[int, _Socket]]) -> dict[int, _Socket]:
+    """The TCP sockets of a process's network namespace, by inode; each table is read once."""
+    namespace = read_link(f"/proc/{pid}/ns/net") or f"that of {pid}"
+    if namespace not in tables:
+        tables[namespace] = {}
+        for name in _TABLES:
+            tables[namespace] |= _parsed(read_bytes(f"/proc/{pid}/net/{name}"))
+    return tables[namespace]
+
+
+def _parsed(content: bytes) -> dict[int, _Socket]:
+    """Parse /proc/PID/net/tcp, by inode; malformed lines are skipped, and sockets that no process has open."""
+    found = {}
+    for line in content.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[9].isdigit() and fields[9] != b"0":  # noqa: PLR2004
+            local, remote = (field.removeprefix(_V4_IN_V6) for field in fields[1:3])
+            found[int(fields[9])] = _Socket(local, remote, fields[3])
+    return found
+
+
+def _socket_inodes(pid: int) -> set[int]:
+    """The sockets that a process has open; none where they may not be read."""
+    inodes = set[int]()
+    for name in list_directory(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]:
+        kind, _, number = read_link(f"/proc/{pid}/fd/{name}").partition(":[")
+        if kind == "socket" and number[:-1].isdigit():
+            inodes.add(int(number[:-1]))
+    return inodes
+
+
+def _port(end: bytes) -> int:
+    digits = end.rpartition(b":")[2]
+    return int(digits, 16) if len(digits) == 4 else -1  # noqa: PLR2004
+
+
+def _number(port: str) -> int:
+    return int(port) if port.isdigit() and len(port) <= _PORT_DIGITS else -1

@@ -1,0 +1,25 @@
+"""What a host's tasks ask of its coordinator."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.coordinator.host_coordinator import HostCoordinator
+
+
+@pytest.mark.parametrize("is_head", [False, True])
+def test_a_host_leaves_the_meeting_with_its_head_and_with_no_other_task(*, is_head: bool) -> None:
+    """One of several saferuns of a host ends while the ranks of the others train."""
+    left: list[str] = []
+    nothing: Any = SimpleNamespace()
+    coordinator = HostCoordinator(nothing, nothing, -1)
+    rendezvous: Any = SimpleNamespace(leave=lambda: left.append("left"))
+    coordinator._rendezvous = rendezvous
+    connection: Any = SimpleNamespace(is_head=is_head, task=0 if is_head else 1)
+    coordinator.handle(connection, {"op": "leave"})
+    if coordinator._closing is not None:
+        coordinator._closing.join()
+    assert left == (["left"] if is_head else [])

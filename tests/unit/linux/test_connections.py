@@ -1,0 +1,138 @@
+"""Whose TCP connections lead where."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from saferun.linux import connections as module
+from saferun.linux.connections import connections_of, listens_on
+
+
+@contextmanager
+def holding(*held: socket.socket, port: str = "") -> Iterator[int]:
+    """A child that has these sockets open, and no other; its environment has a MASTER_PORT."""
+    ready, written = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kept = {one.fileno() for one in held} | {written}
+            for fd in range(3, 256):
+                if fd not in kept:
+                    try:
+                        os.close(fd)
+                    except OSError:
+                        pass
+            for fd in kept:
+                os.set_inheritable(fd, True)
+            code = f"import os, signal; os.write({written}, b'.'); signal.pause()"
+            os.execve("/proc/self/exe", ["python", "-S", "-E", "-c", code], {"MASTER_PORT": port})
+        finally:
+            os._exit(1)
+    os.close(written)
+    try:
+        assert os.read(ready, 1)
+        yield pid
+    finally:
+        os.close(ready)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The two ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        served, _ = server.accept()
+        with client, served:
+            yield client, served
+
+
+def test_a_connection_to_a_process_of_the_host_that_is_not_the_job_s() -> None:
+    """A proxy through which the host reaches the network."""
+    with connected() as (client, served), holding(client) as uploader, holding(served) as proxy:
+        client.close()
+        served.close()
+        assert connections_of([uploader]).outside == {uploader}
+        assert connections_of([uploader], [proxy]).outside == frozenset()
+
+
+def test_two_processes_of_the_job_that_are_connected_with_each_other() -> None:
+    with connected() as (client, served), holding(client) as one, holding(served) as other:
+        client.close()
+        served.close()
+        found = connections_of([one, other])
+        assert found.outside == frozenset()
+        assert found.pairs == {(one, other), (other, one)}
+
+
+def test_a_connection_whose_other_end_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host's end is in no table of this one."""
+    real = module._parsed
+
+    def only_first(content: bytes) -> dict[int, module._Socket]:
+        return {inode: one for inode, one in real(content).items() if inode == wanted}
+
+    with connected() as (client, _served), holding(client) as uploader:
+        wanted = os.fstat(client.fileno()).st_ino
+        client.close()
+        monkeypatch.setattr(module, "_parsed", only_first)
+        assert connections_of([uploader]).outside == {uploader}
+
+
+def test_a_connection_that_the_other_end_has_closed_is_none() -> None:
+    """What a pool of connections keeps after an upload."""
+    with connected() as (client, served), holding(client) as idle:
+        client.close()
+        served.close()
+        assert connections_of([idle]).outside == frozenset()
+
+
+def test_a_connection_to_the_job_s_store_is_none() -> None:
+    """A process that a rank has forked still has the rank's connections."""
+    with connected() as (client, served):
+        port = str(served.getsockname()[1])
+        with holding(client, port=port) as worker, holding(served):
+            client.close()
+            served.close()
+            assert connections_of([worker]).outside == frozenset()
+
+
+def test_who_listens_on_a_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        with holding(server) as listener, holding() as other:
+            server.close()
+            assert listens_on(listener, port)
+            assert not listens_on(listener, "1")
+            assert not listens_on(listener, "")
+            assert not listens_on(other, port)
+
+
+def test_both_ends_are_found_where_one_has_the_address_in_ipv6() -> None:
+    """A server that listens on ``::`` has the other end's IPv4 address in an IPv6 one."""
+    with socket.socket(socket.AF_INET6) as server:
+        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.bind(("::", 0))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", server.getsockname()[1])) as client:
+            served, _ = server.accept()
+            with served, holding(client) as one, holding(served) as other:
+                assert connections_of([one, other]).pairs == {(one, other), (other, one)}
+                assert connections_of([one, other]).outside == frozenset()
+
+
+def test_malformed_lines_of_a_table_are_skipped() -> None:
+    content = b"  sl  local\n" + b"0: x\n" * 3 + b"1: a b c d e f g h not 0\n" + b"\xff" * 40
+    assert module._parsed(content) == {}
+
+
+def test_a_process_that_has_exited_has_none() -> None:
+    assert connections_of([1 << 22]).outside == frozenset()
+    assert not listens_on(1 << 22, "29500")
