@@ -126,6 +126,7 @@ def _until_asked(job: Job, in_network: Any) -> None:
     job.until(lambda: refused() >= 5, "five refused connections")
 
 
+@pytest.mark.slow
 def test_a_store_that_is_killed_while_ranks_start_is_served_again(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """By a coordinator that the out-of-memory killer chose, say: all hosts meet once more, and start their ranks."""
     cluster = make_cluster(3)
@@ -179,10 +180,12 @@ def test_a_failure_that_will_come_again_is_reported_by_all_hosts_after_one_try(
     assert len(job.job.saferun_said(failed)) == 3, job.story("not named by every host")
     assert not job.job.saferun_said("saferun: starting again"), job.story("tried again")
 
+    # A module may come later, but an argument stays wrong.
+    program = "import argparse\ntell('ran')\nif RANK == 1:\n    argparse.ArgumentParser().parse_args(['--x'])\nstay()"
     job = FaultedJob(cluster, tmp_path / "twice", program, *QUICK, "--max-restarts", 3)
     assert set(job.end().values()) == {1}, job.story("another exit code")
     assert ran(job.job) == 6
-    ended = r"saferun: not started again: the same failure twice in a row \(import_error, rank 1, program\.py:\d+\)"
+    ended = r"saferun: not started again: the same failure twice in a row \(usage_error, rank 1\)"
     assert len(job.job.saferun_said(ended)) == 3, job.story("not told by every host")
     assert decisions(job) == ["restart", "finish"]
     job.assert_nothing_left()
@@ -190,14 +193,13 @@ def test_a_failure_that_will_come_again_is_reported_by_all_hosts_after_one_try(
 
 @pytest.mark.slow
 def test_a_host_that_fails_twice_alike_is_left_out_where_the_others_suffice(cluster: Cluster, tmp_path: Path) -> None:
-    """It is named, and ends; the rest goes on with the world of then."""
+    """It is named, and ends with 0, so that no launcher ends the rest, which goes on with the world of then."""
     who = "socket.gethostname() == 'node3'"
     program = fails_at_first(tmp_path, who=who, times=99, message="this host is bad")
     hosts = cluster.hosts[:3]
     options = (*QUICK, *ELASTIC, "--exclude-bad-hosts", "--max-restarts", "3")
     job = by_hand(cluster, tmp_path, program, *options, hosts=hosts, backend="c10d", nnodes="2:3")
-    *others, bad = job.finish()
-    assert (others, bad) == ([0, 0], 1), job.story("other exit codes")
+    assert job.finish() == [0, 0, 0], job.story("other exit codes")
     line = r"saferun: starting again .*: without node3, which caused the same failure twice \(.*rank \d"
     assert len(job.saferun_said(line)) == 3, job.story("not told by every host")
     assert len((tmp_path / "tries.node3").read_text()) == 2
