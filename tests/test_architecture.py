@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import no_collector, parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "saferun"
 
@@ -246,10 +248,18 @@ def _room(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """A million nodes are kept for the tests of this file, and for no other's."""
+    with no_collector():
+        yield
+    _nodes.cache_clear()
+
+
 @functools.cache
 def _nodes(path: Path) -> tuple[ast.AST, ...]:
     """A source's syntax, which most of the rules below look at."""
-    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    return tuple(ast.walk(parsed(path)))
 
 
 @functools.cache
@@ -490,7 +500,7 @@ def test_no_two_public_classes_with_different_meanings_have_the_same_name() -> N
     names = [
         node.name
         for path in _sources(PACKAGE)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in _nodes(path)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert {name for name in names if names.count(name) > 1} == set(_SHARED_CLASSES)

@@ -84,6 +84,7 @@ def test_kill_ends_the_ranks_of_all_hosts_that_a_stop_waits_for(cluster: Cluster
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", slow_but([0, 1], "0"))
 def test_a_restart_starts_the_ranks_of_all_hosts_again(cluster: Cluster, tmp_path: Path, asked: int) -> None:
     hosts = cluster.hosts[:2]

@@ -90,6 +90,7 @@ def test_ranks_that_are_not_python_have_native_stacks_on_all_hosts(cluster: Clus
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_another_host_shows_the_stacks_of_all_by_the_first(cluster: Cluster, tmp_path: Path) -> None:
     """If that answers; else its own ranks'."""
     hosts = cluster.hosts[:2]

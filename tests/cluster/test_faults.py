@@ -182,6 +182,7 @@ def test_under_slurm_the_launcher_ends_too(cluster: Cluster, tmp_path: Path, kil
 # ------------------------------------------------------------------------------------------ processes that stand still
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", slow_but([0, 2], "2"))
 def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp_path: Path, frozen: int) -> None:
     """With its coordinator. The others end without it; and it ends too, with its rank, as soon as it may go on."""

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
     from tests.cluster.machines.cluster import Cluster
 
-every_way = pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
+most_different = pytest.mark.parametrize(
+    "way", slow_but(WAYS, "srun", "pdsh", "hydra-a-task-a-rank"), ids=[way.name for way in WAYS]
+)
 # Long enough for a host that starts later than the others because the machine has other things to do.
 START_TIMEOUT_S = 6
 SOURCES = {
@@ -45,7 +47,7 @@ SOURCES = {
 # ------------------------------------------------------------------------------------------------------- a healthy job
 
 
-@every_way
+@most_different
 def test_every_rank_has_its_place_without_flags_but_those_of_the_launcher(
     cluster: Cluster, tmp_path: Path, way: Way
 ) -> None:
@@ -128,7 +130,7 @@ def test_the_same_training_runs_under_every_launcher(cluster: Cluster, tmp_path:
 # ------------------------------------------------------------------------------------------------------- failing as one
 
 
-@pytest.mark.parametrize("way", slow_but(WAYS, "srun", "hydra-a-task-a-rank"), ids=[way.name for way in WAYS])
+@pytest.mark.parametrize("way", slow_but(WAYS, "srun"), ids=[way.name for way in WAYS])
 def test_a_rank_that_dies_ends_the_job_everywhere_and_is_named_on_every_console(
     cluster: Cluster, tmp_path: Path, way: Way
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_rank_that_dies_ends_the_job_everywhere_and_is_named_on_every_console(
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_a_failure_on_the_first_host_is_told_by_all(cluster: Cluster, tmp_path: Path) -> None:
     """The host that decides may be the one whose rank has died, and the exit code of a rank is not the job's."""
     program = "tell('ready')\nawait_release(f'die.{RANK}')\nsys.exit(3)\n"
@@ -378,6 +381,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", slow_but(["service", "0"], "service"))
 def test_who_has_a_port_of_another_host_decides_whether_a_hang_is_certain(
     cluster: Cluster, tmp_path: Path, asked: str

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from tests.cluster.machines.faults import Host
 
 
-@pytest.mark.parametrize("options", [(), ("--rdzv-id", "both")], ids=["nothing", "an-id"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--rdzv-id", "both"), marks=pytest.mark.slow)], ids=["nothing", "an-id"]
+)
 def test_two_jobs_at_the_default_port_do_not_train_together(
     cluster: Cluster, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

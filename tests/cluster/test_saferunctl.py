@@ -155,6 +155,7 @@ def test_four_hosts_are_listed_read_compared_reported_and_removed(cluster: Clust
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_of_two_hosts_the_leader_has_the_port_for_metrics(cluster: Cluster, tmp_path: Path) -> None:
     """The same options everywhere: where the other one has its port taken, nothing comes of it."""
     hosts = cluster.hosts[:2]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster.jobs import Way, assert_nothing_left, start
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def test_scancel_reaches_the_scripts_under_their_tools(cluster: Cluster, tmp_pat
 
 @pytest.mark.parametrize(
     ("lacks", "codes", "what", "hint"),
-    [(1, [2, 2], "node1", ""), (2, [1, 2], "node2 could not start its ranks", "on node2: ")],
+    slow_but([(1, [2, 2], "node1", ""), (2, [1, 2], "node2 could not start its ranks", "on node2: ")], "2"),
 )
 def test_a_tool_that_one_host_lacks_ends_the_job_on_all_hosts(
     cluster: Cluster, tmp_path: Path, lacks: int, codes: list[int], what: str, hint: str

@@ -98,6 +98,7 @@ def test_without_a_meeting_place_it_ends_by_itself(cluster: Cluster, tmp_path: P
     assert job.err.count("saferun: ") == 1, job.story("more than its own words")
 
 
+@pytest.mark.slow
 def test_what_starts_nothing_ends_nobody(cluster: Cluster, tmp_path: Path) -> None:
     """One looks at the settings while the others wait."""
     first, second = cluster.hosts[:2]
@@ -113,6 +114,7 @@ def test_what_starts_nothing_ends_nobody(cluster: Cluster, tmp_path: Path) -> No
     rest.finish()
 
 
+@pytest.mark.slow
 def test_a_job_that_has_begun_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:
     """Somebody types a command once more, and wrongly."""
     job = by_hand(cluster, tmp_path, STAY, hosts=cluster.hosts)

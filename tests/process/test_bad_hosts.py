@@ -36,6 +36,7 @@ def test_a_host_whose_gpu_has_failed_is_reported_and_added_to_the_list(folder: P
         assert (row["host"], row["kind"], row["found_by"], row["attempt"]) == (HOST, "gpu", "failure", 0)
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_script_blames_no_host(folder: Path) -> None:
     with running(folder, OWN_MISTAKE, "--exclude-file", "bad-hosts", store=False) as job:
         assert job.wait() == 1

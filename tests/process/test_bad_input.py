@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import DEADLINE_S, Job, running, two_lines, without
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def assert_refused(job: Job, exit_code: int, names: str) -> None:
         assert job.events()[-1]["state"] == "done"
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", slow_but(BAD, *list(BAD)[::4]))
 def test_bad_input_is_refused_in_two_lines(tmp_path: Path, name: str) -> None:
     bad = BAD[name]
     with running(tmp_path, PROGRAM, *bad.options, script=bad.script, environ=bad.environ, nproc=None) as job:

@@ -138,9 +138,9 @@ def fake_tool(folder: Path, script: str) -> str:
 @pytest.mark.parametrize(
     ("script", "failure"),
     [
-        ("exit 3", "it ended with code 3"),
-        ("kill -TERM $$", "it ended with code -15"),
-        ("echo '[]'", "what it says cannot be read: there is no thread in it"),
+        pytest.param("exit 3", "it ended with code 3", marks=pytest.mark.slow),
+        pytest.param("kill -TERM $$", "it ended with code -15", marks=pytest.mark.slow),
+        pytest.param("echo '[]'", "what it says cannot be read: there is no thread in it", marks=pytest.mark.slow),
         ("echo no JSON", "what it says cannot be read: Expecting value: line 1 column 1 (char 0)"),
         ("head -c 20000000 /dev/zero; exec sleep 1000", "py-spy wrote more than 8 MiB"),
         ("exec 1>&- 2>&-; exec sleep 1000", "it ended with code -9"),

@@ -62,6 +62,7 @@ def test_a_rank_that_shows_nothing_is_stopped_after_the_wait(tmp_path: Path) -> 
         assert "Connection closed by peer" in job.err
 
 
+@pytest.mark.slow
 def test_without_a_wait_ranks_are_stopped_at_once(tmp_path: Path) -> None:
     with running(tmp_path, VICTIM_FIRST, *QUIET, "--cause-wait", "0", nproc=2, store=False) as job:
         job.hear("cleans up")
@@ -83,6 +84,7 @@ def test_ctrl_c_ends_the_wait_with_the_grace_that_it_always_gives(tmp_path: Path
         assert "killing" not in job.err
 
 
+@pytest.mark.slow
 def test_a_failure_that_is_a_ranks_own_waits_for_nobody(tmp_path: Path) -> None:
     program = VICTIM_FIRST.replace("Connection closed by peer", "cannot open shard 7")
     with running(tmp_path, program, *QUIET, nproc=2, store=False) as job:
@@ -101,7 +103,7 @@ BROKEN_JUDGEMENT = """import saferun.diagnosis.pending_cause as pending
     pending.ranks_that_may_show_it = broken"""
 
 
-@pytest.mark.parametrize("broken", [BROKEN_WAIT, BROKEN_JUDGEMENT])
+@pytest.mark.parametrize("broken", [BROKEN_WAIT, pytest.param(BROKEN_JUDGEMENT, marks=pytest.mark.slow)])
 def test_what_breaks_costs_the_wait_and_nothing_else(tmp_path: Path, broken: str) -> None:
     environ = customized(tmp_path, in_saferun(broken))
     with running(tmp_path / "run", VICTIM_FIRST, *QUIET, nproc=2, environ=environ, store=False) as job:
@@ -127,6 +129,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 def test_a_broken_pipe_to_a_process_of_its_own_is_not_waited_for(tmp_path: Path) -> None:
     """The other ranks have nothing to show: no other one has failed."""
     with running(tmp_path, OWN_PIPE, *QUIET, "--cause-wait", "250", nproc=2, store=False) as job:

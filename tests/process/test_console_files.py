@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.frozen import frozen_disk, needs_mounts
 from tests.process.launching import Job, in_mounts, kill, read_stat, running, state_of, until
 
@@ -48,7 +49,7 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("mode", [">", ">>"])
+@pytest.mark.parametrize("mode", slow_but([">", ">>"], ">"))
 def test_a_full_disk_costs_the_console_nothing_once_there_is_room(tmp_path: Path, mode: str) -> None:
     """Every line that was written meanwhile is there, and so is the verdict."""
     disk = tmp_path / "disk"
@@ -123,7 +124,14 @@ def raw(folder: Path, program: str, *, nproc: int = 1, options: Sequence[str] = 
         return (folder / "stdout").read_bytes()
 
 
-@pytest.mark.parametrize("options", [(), ("--run-dir", "none"), ("--tee", "3", "--run-dir", "none")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        pytest.param(("--run-dir", "none"), marks=pytest.mark.slow),
+        pytest.param(("--tee", "3", "--run-dir", "none"), marks=pytest.mark.slow),
+    ],
+)
 def test_without_a_prefix_a_line_in_two_halves_stays_one(tmp_path: Path, options: tuple[str, ...]) -> None:
     """However long its rank thinks between them."""
     program = "import os, time\nos.write(1, b'{\"a\": ')\ntime.sleep(1.6)\nos.write(1, b'1}\\n')\nos.write(1, b'end')"

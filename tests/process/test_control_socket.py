@@ -160,10 +160,14 @@ def test_no_descriptor_left_is_no_end(folder: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "import saferun.linux.control_socket as c; c.listen = None",
+        pytest.param("import saferun.linux.control_socket as c; c.listen = None", marks=pytest.mark.slow),
         "sys.modules['saferun.launch.control_part'] = None",
         "import saferun.linux.control_socket as c; c.accept = None",
-        "import saferun.linux.control_socket as c; c._listen = lambda path: (_ for _ in ()).throw(OSError(28, 'full'))",
+        pytest.param(
+            "import saferun.linux.control_socket as c\n"
+            "    c._listen = lambda path: (_ for _ in ()).throw(OSError(28, 'full'))",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["listen", "module", "accept", "full"],
 )
@@ -180,6 +184,7 @@ def test_a_control_socket_that_fails_is_absent_with_one_line(folder: Path, sourc
         assert_goes_on(job)
 
 
+@pytest.mark.slow
 def test_it_has_no_name_in_a_file_system_where_there_is_no_private_directory_in_memory(folder: Path) -> None:
     """An abstract name is one that any user can connect to: the kernel says who it is."""
     folder.mkdir()

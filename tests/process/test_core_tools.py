@@ -21,7 +21,7 @@ from saferun.ctl import main as saferunctl
 from saferun.evidence import CoreDump
 from saferun.linux import core_files
 from saferun.linux.cgroups import oom_kill_between, read_memory_state
-from saferun.linux.core_limits import RankPreparation, plan_preparation
+from saferun.linux.core_limits import RankPreparation, plan_preparation, why_no_cores
 from saferun.linux.core_pattern import CorePattern, share_a_name
 from saferun.linux.procfs import children_of
 from tests.breadth import slow_but
@@ -56,7 +56,7 @@ def name_of(pid: int) -> str:
 
 
 @pytest.mark.skipif(not share_a_name(PATTERN), reason="cores do not share a name here")
-@pytest.mark.parametrize("how", ["killed", "impossible"])
+@pytest.mark.parametrize("how", slow_but(["killed", "impossible"], "killed"))
 def test_a_launch_goes_on_without_the_process_that_saves_cores(tmp_path: Path, how: str) -> None:
     """Another one takes its place, and where there is none cores are lost to each other, as without saferun."""
     program = "from rank import *\ntell('ready')\nawait_release('end')"
@@ -82,6 +82,86 @@ def test_a_launch_goes_on_without_the_process_that_saves_cores(tmp_path: Path, h
         job.release("end")
         assert job.wait() == 0
         assert "Traceback" not in job.err
+
+
+@pytest.mark.skipif(not share_a_name(PATTERN), reason="cores do not share a name here")
+def test_a_file_called_core_outlives_a_rank_that_crashes(tmp_path: Path) -> None:
+    """The kernel would delete it for the rank's core. It stays under torchrun, which raises no limit."""
+    program = "from rank import *\ntell('ready')\nos.kill(os.getpid(), signal.SIGSEGV)"
+    before = ("sh", "-c", 'ulimit -S -c 0; echo precious > core; exec "$@"', "sh")
+    with running(tmp_path / "run", program, "--cores", "backtrace", store=False, before=before) as job:
+        assert job.wait() == 1
+        core = tmp_path / "run" / "job" / "core"
+        assert core.read_text() == "precious\n"
+        assert "SIGSEGV" in job.err
+        assert f"it would have replaced {core}" in (job.run_dir / "report.txt").read_text()
+
+
+CRASHING_SUBPROCESSES = """
+from rank import *
+import subprocess
+crash = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
+tell("ready")
+await_release("crash")
+for number in range(3):
+    assert subprocess.run(crash).returncode == -signal.SIGSEGV
+    tell("crashed")
+    await_release(f"after_{number}")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def skip_without_room(directory: Path) -> None:
+    """Skip a test where saferun would not raise the limit on cores."""
+    reason = why_no_cores(str(directory), 1, asked=True)
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize(("limit", "left"), [("0", 0), ("unlimited", 3)])
+def test_crashes_that_a_rank_handles_leave_no_cores(tmp_path: Path, limit: str, left: int) -> None:
+    """Its subprocesses inherit the limit that saferun raises for it. Cores that the user has switched on stay."""
+    skip_without_room(tmp_path)
+    before = ("sh", "-c", f'ulimit -S -c {limit}; exec "$@"', "sh")
+    options = ("--cores", "backtrace")
+    with running(tmp_path / "run", CRASHING_SUBPROCESSES, *options, store=False, before=before, arguments=["0"]) as job:
+        folder = tmp_path / "run" / "job"
+
+        def cores() -> list[str]:
+            return [path.name for path in folder.iterdir() if path.name.startswith("core")]
+
+        job.hear("ready")
+        until(lambda: any(name_of(pid) == "sr-cores" for pid in children_of(job.process.pid)), "it watches")
+        until(lambda: job.has_happened("ModulesImported"), "the launch is under way")
+        job.release("crash")
+        for number in range(3):
+            job.hear("crashed")
+            if share_a_name(PATTERN):
+                until(lambda: "core" not in cores(), "it is saved")
+            if limit == "0":
+                until(lambda: len(cores()) <= 1, "of the earlier ones none is left")
+            job.release(f"after_{number}")
+        assert job.wait() == 0
+        assert len(cores()) == left
+
+
+def test_the_core_of_a_subprocess_that_a_rank_fails_of_is_read(tmp_path: Path) -> None:
+    """It is the cause, and deleted only afterwards."""
+    skip_without_room(tmp_path)
+    before = ("sh", "-c", 'ulimit -S -c 0; exec "$@"', "sh")
+    options = ("--cores", "backtrace")
+    with running(tmp_path / "run", CRASHING_SUBPROCESSES, *options, store=False, before=before, arguments=["1"]) as job:
+        folder = tmp_path / "run" / "job"
+        job.hear("ready")
+        until(lambda: job.has_happened("ModulesImported"), "the launch is under way")
+        job.release("crash")
+        for number in range(3):
+            job.hear("crashed")
+            until(lambda: not (folder / "core").exists(), "it is saved")
+            job.release(f"after_{number}")
+        assert job.wait() == 1
+        assert [path.name for path in folder.iterdir() if path.name.startswith("core")] == []
+        assert '"signal": "SIGSEGV"' in (job.run_dir / "report.json").read_text()
 
 
 # -------------------------------------------------------------------------------------------------------- the limits
@@ -240,7 +320,7 @@ def test_gdb_says_its_own_when_asked(crew: Crew, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("limits")
-@pytest.mark.parametrize("extension", slow_but(["xz", "zst", "lz4", ""], "zst", ""))
+@pytest.mark.parametrize("extension", slow_but(["xz", "zst", "lz4", ""], "zst"))
 def test_a_core_that_a_handler_keeps_is_unpacked_read_and_left(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, extension: str
 ) -> None:
@@ -308,7 +388,7 @@ def test_a_file_that_is_no_core_is_told_in_two_lines(
     assert err[1].startswith("hint: ")
 
 
-@pytest.mark.parametrize(("mode", "call"), [("keep", "move_core"), ("backtrace", "delete_core")])
+@pytest.mark.parametrize(("mode", "call"), slow_but([("keep", "move_core"), ("backtrace", "delete_core")], "keep"))
 def test_a_core_whose_file_system_does_not_answer_is_told_all_the_same(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, mode: str, call: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from saferun.captures.wire import DeadProcess
 from saferun.linux.core_notes import read_core_notes
 from saferun.linux.poller import Poller
+from tests.breadth import slow_but
 from tests.process.core_steps import (
     PATTERN,
     CoreWatch,
@@ -34,8 +35,8 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
         crew.close()
 
 
-@pytest.mark.parametrize("faulthandler", ["", "1"])
-@pytest.mark.parametrize("how", ["step", "in_thread"])
+@pytest.mark.parametrize("faulthandler", slow_but(["", "1"], "1"))
+@pytest.mark.parametrize("how", slow_but(["step", "in_thread"], "step"))
 def test_a_segmentation_fault_shows_the_crashed_thread_in_both_languages(
     crew: Crew, how: str, faulthandler: str
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_signal_from_outside_has_a_sender(crew: Crew) -> None:
     assert (look.signum, look.sender_pid) == (signal.SIGABRT, os.getpid())
 
 
+@pytest.mark.slow
 def test_of_four_that_crash_at_once_every_core_is_found_or_missed(crew: Crew) -> None:
     """They may all have written to the same name; whose core is gone is told why."""
     crew.start("step", "step", "step", "step")
@@ -112,6 +114,7 @@ def test_of_four_that_crash_at_once_every_core_is_found_or_missed(crew: Crew) ->
     assert crew.cores() == []
 
 
+@pytest.mark.slow
 def test_cores_that_come_one_after_another_are_all_saved(crew: Crew) -> None:
     """The kernel deletes a core for the next one of the same name."""
     crew.start("stand_by", "stand_by", "stand_by", environ={"PYTHONFAULTHANDLER": ""})
@@ -120,7 +123,7 @@ def test_cores_that_come_one_after_another_are_all_saved(crew: Crew) -> None:
     for number, pid in enumerate(crew.pids):
         os.kill(pid, signal.SIGQUIT)
         until = time.monotonic() + DEADLINE_S
-        while watch.is_watching and len(watch.renamed) <= number:
+        while watch.is_watching and len(watch.paths) <= number:
             assert time.monotonic() < until
             poller.wait(0.1)
     watch.close()
@@ -142,7 +145,7 @@ def test_a_file_of_the_user_s_own_called_core_is_left_alone(crew: Crew) -> None:
     watch.close()
     poller.close()
     assert crew.cores() == ["core"]
-    assert watch.renamed == []
+    assert watch.paths == []
 
 
 def test_a_process_without_a_core_is_told_why_limit(crew: Crew) -> None:
@@ -243,7 +246,7 @@ def test_one_core_of_each_kind_of_crash_is_kept(crew: Crew) -> None:
     for number, pid in enumerate(crew.pids[:2]):
         os.kill(pid, signal.SIGQUIT)
         until = time.monotonic() + DEADLINE_S
-        while watch.is_watching and len(watch.renamed) <= number:
+        while watch.is_watching and len(watch.paths) <= number:
             assert time.monotonic() < until
             poller.wait(0.1)
     watch.close()

@@ -107,6 +107,7 @@ def test_who_detaches_leaves_the_rank_at_its_prompt_and_may_come_back(folder: Pa
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_leaves_the_rank_to_the_next_one(folder: Path) -> None:
     with running(folder, ONE_ASKS, *ANY, nproc=2, store=False) as job:
         control_socket(job)
@@ -146,6 +147,7 @@ def test_another_shell_takes_the_rank_from_saferuns_own_terminal_and_gives_it_ba
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_control_sequences_of_a_rank_do_not_reach_the_other_shell(folder: Path) -> None:
     program = r"""
 from rank import *
@@ -170,6 +172,7 @@ input("end? ")
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_holds_up_no_rank(folder: Path) -> None:
     program = """
 from rank import *
@@ -191,7 +194,13 @@ await_release("end")
 
 @pytest.mark.parametrize(
     "message",
-    [b'{"size": ["x", {}]}\n', b'{"keys": "\\u2603"}\n', b'{"keys": 1, "size": 2}\n', b"[]\n", b"x\n", b"{}\n" * 50],
+    [
+        b'{"size": ["x", {}]}\n',
+        *(
+            pytest.param(message, marks=pytest.mark.slow)
+            for message in (b'{"keys": "\\u2603"}\n', b'{"keys": 1, "size": 2}\n', b"[]\n", b"x\n", b"{}\n" * 50)
+        ),
+    ],
 )
 def test_malformed_messages_end_at_most_the_connection(folder: Path, message: bytes) -> None:
     program = "from rank import *\ntell('heard ' + input('? '))"
@@ -229,6 +238,7 @@ def test_what_cannot_be_attached_is_refused_in_two_lines(folder: Path) -> None:
     assert described(job)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_at_its_prompt_ends_the_attachment(folder: Path) -> None:
     with running(folder, "from rank import *\ntell('ready')\ninput('? ')", *ANY, store=False) as job:
         (said,) = job.hear("ready")

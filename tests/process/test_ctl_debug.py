@@ -144,7 +144,7 @@ stay()
 @pytest.mark.parametrize(
     "when", slow_but(["at the prompt", "as the rank is continued", "while the rank runs in gdb"], "at the prompt")
 )
-@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], "SIGTERM", "SIGKILL"))
+@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], "SIGKILL"))
 def test_a_client_that_is_ended_lets_go_of_the_rank(folder: Path, signum: int, when: str) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         if when != "at the prompt":
@@ -177,6 +177,7 @@ def test_client_and_debugger_that_are_killed_together_let_go_of_the_rank(folder:
         goes_on(job, pid)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_gone_lets_go_of_the_rank(folder: Path) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         shell.close()
@@ -184,6 +185,7 @@ def test_a_terminal_that_is_gone_lets_go_of_the_rank(folder: Path) -> None:
         goes_on(job, pid)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed_ends_its_ranks_as_without_a_debugger(folder: Path) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         job.send(signal.SIGKILL)
@@ -213,6 +215,7 @@ while True:
         assert job.wait() == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_in_its_debugger_fails_as_ever(folder: Path) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         os.kill(pid, signal.SIGKILL)
@@ -248,6 +251,7 @@ def test_what_cannot_be_debugged_is_refused_in_two_lines(folder: Path) -> None:
         goes_on(job, pid)
 
 
+@pytest.mark.slow
 def test_a_client_that_says_more_is_dropped_and_holds_nothing(folder: Path) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job:
         (pid,) = (said.pid for said in job.hear("ready", 2) if said.rank == 1)
@@ -299,6 +303,7 @@ def test_python_s_own_debugger_is_used_where_the_rank_lets_it_in(folder: Path, n
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_where_python_lets_no_debugger_in_that_is_said(folder: Path) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job:
         job.hear("ready", 2)

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_shows_where_the_time_of_ranks_goes(folder: Path) -> None:
-    """Those that are named; with what waits where that is wanted."""
+    """Of all ranks, or of those that are named."""
     with running(folder, APART, "--preflight", "off", nproc=3, store=False) as job:
         job.hear("ready", 3)
         until((job.run_dir / "run.json").exists, "the run is described")
@@ -62,7 +62,15 @@ def test_it_shows_where_the_time_of_ranks_goes(folder: Path) -> None:
         # A link may have been planted by another user, and what ranks do is not for all to see.
         assert (folder / "theirs").read_text() == "of another file"
         assert (folder / "one.svg").stat().st_mode & 0o777 == 0o600
+        job.send(signal.SIGTERM)
+        job.wait()
 
+
+@pytest.mark.slow
+def test_it_shows_what_waits_where_that_is_wanted(folder: Path) -> None:
+    with running(folder, APART, "--preflight", "off", nproc=3, store=False) as job:
+        job.hear("ready", 3)
+        until((job.run_dir / "run.json").exists, "the run is described")
         done = saferunctl(job, "record", "--rank", "2", "--seconds", "1s", "--idle", "--rate", "20", "--json")
         answer = json.loads(done.stdout)
         (rank,) = answer["ranks"]

@@ -51,6 +51,7 @@ def test_a_restart_is_another_attempt_and_no_failure(folder: Path) -> None:
         assert len(report["incidents"]) == 1
 
 
+@pytest.mark.slow
 def test_ranks_that_ignore_sigterm_are_killed_at_the_end_of_their_grace(folder: Path) -> None:
     options = (*QUIET, "--shutdown-timeout", "1")
     with running(folder, END_AS_TOLD, *options, arguments=("stubborn",), store=False) as job:
@@ -62,6 +63,7 @@ def test_ranks_that_ignore_sigterm_are_killed_at_the_end_of_their_grace(folder: 
         assert job.wait() == 137
 
 
+@pytest.mark.slow
 def test_a_restart_of_a_job_that_is_being_stopped_is_refused(folder: Path) -> None:
     options = (*QUIET, "--shutdown-timeout", "600")
     with running(folder, END_AS_TOLD, *options, arguments=("stubborn",), store=False) as job:
@@ -101,6 +103,7 @@ def test_ranks_save_a_checkpoint_and_end_by_themselves(folder: Path) -> None:
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_end_after_their_checkpoint_are_stopped(folder: Path) -> None:
     """One of them does not handle the signal, and does not get it: that would end it."""
     with running(folder, SAVES, *QUIET, nproc=2, arguments=("0", "deaf"), store=False) as job:
@@ -114,6 +117,7 @@ def test_ranks_that_do_not_end_after_their_checkpoint_are_stopped(folder: Path) 
         assert job.wait() == 143
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_while_it_saves_has_failed(folder: Path) -> None:
     with running(folder, SAVES, *QUIET, "--max-restarts", "3", arguments=("5",), store=False) as job:
         job.hear("ready")
@@ -129,9 +133,9 @@ def test_a_rank_that_fails_while_it_saves_has_failed(folder: Path) -> None:
     ("options", "code", "word"),
     [
         (("--signal", "USR2"), 1, "no rank of "),
-        (("--signal", "KILL"), 1, "SIGKILL does not ask for a checkpoint"),
-        (("--signal", "nonsense"), 2, "is no signal"),
-        (("--timeout", "soon"), 2, "is not a duration"),
+        pytest.param(("--signal", "KILL"), 1, "SIGKILL does not ask for a checkpoint", marks=pytest.mark.slow),
+        pytest.param(("--signal", "nonsense"), 2, "is no signal", marks=pytest.mark.slow),
+        pytest.param(("--timeout", "soon"), 2, "is not a duration", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_ask_for_a_checkpoint_is_refused_and_the_job_goes_on(

@@ -17,6 +17,7 @@ import pytest
 from saferun.captures.wire import CaptureTarget
 from saferun.ctl.live_stacks import LiveProcess, find_scene, read_processes
 from saferun.errors import SaferunError, UsageError
+from tests.breadth import slow_but
 from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines, until
 
 SAFERUNCTL = (sys.executable, "-m", "saferun.ctl")
@@ -332,7 +333,7 @@ time.sleep(3600)
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGKILL, signal.SIGINT], "SIGKILL"))
 def test_a_saferunctl_that_is_killed_leaves_no_process_stopped(
     bare_sleeper: subprocess.Popen[bytes], tmp_path: Path, signum: int
 ) -> None:

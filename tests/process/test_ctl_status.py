@@ -89,6 +89,7 @@ if sys.orig_argv[1:3] == ["-m", "saferun"]:
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_where_there_is_no_examiner_the_rest_is_shown(folder: Path) -> None:
     with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")
@@ -130,6 +131,7 @@ def test_watching_redraws_on_a_terminal_and_repeats_lines_elsewhere(folder: Path
         assert ": succeeded " in out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_watchers_that_do_not_read_cost_the_launch_nothing(folder: Path) -> None:
     with running(folder, END_AS_TOLD, *QUIET, arguments=("0",), store=False) as job:
         job.hear("ready")

@@ -61,6 +61,7 @@ def test_kill_does_not_wait_for_ranks_that_ignore_sigterm(folder: Path) -> None:
         assert "killing 2 ranks" in job.err
 
 
+@pytest.mark.slow
 def test_kill_ends_the_grace_of_a_stop_that_somebody_waits_for(folder: Path) -> None:
     options = (*QUIET, "--shutdown-timeout", "600")
     with running(folder, END_AS_TOLD, *options, nproc=2, arguments=("stubborn", "stubborn"), store=False) as job:
@@ -78,6 +79,7 @@ def test_kill_ends_the_grace_of_a_stop_that_somebody_waits_for(folder: Path) -> 
         assert job.wait() == 137
 
 
+@pytest.mark.slow
 def test_a_client_that_is_ended_ends_nothing(folder: Path) -> None:
     """The request has been made; the job ends by it, and no connection is needed for that."""
     with running(folder, END_AS_TOLD, *QUIET, "--shutdown-timeout", "600", arguments=("stubborn",), store=False) as job:

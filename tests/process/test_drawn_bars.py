@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.process.launching import until
 from tests.process.test_terminal import COLUMNS, ROWS, Terminal, on_terminal
 from tests.shown import Shown
@@ -134,6 +136,7 @@ with Progress(refresh_per_second=1000) as progress:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_draws_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
     """The report quotes its last lines without the cursor movements among them."""
     with on_terminal(tmp_path, DIES, "--prefix", "[{rank}] ") as (job, terminal):

@@ -381,6 +381,7 @@ def test_a_question_whose_reader_has_seen_enough_is_no_error(folder: Path) -> No
 BAD_VALUE = {"NCCL_SOCKET_IFNAME": "eht0"}
 
 
+@pytest.mark.slow
 def test_a_value_that_cannot_be_is_told_beside_the_job(folder: Path) -> None:
     """On a build for CPUs too: the script is tried there before it goes where it hangs for want of that interface."""
     with launch(folder, lint=True, program=STAY_A_WHILE, nproc=2, arguments=("0",), environ=BAD_VALUE) as job:
@@ -462,6 +463,7 @@ def test_a_lint_that_hangs_ends_with_the_job(folder: Path) -> None:
         assert not any(str(lint.pid) in line for line in words_of(job))
 
 
+@pytest.mark.slow
 def test_with_lint_off_there_is_none(folder: Path) -> None:
     """The rank stays until the checks beside it are over; the lint would have begun before them."""
     at_once = "import saferun.launch.lint_part\nsaferun.launch.lint_part._DELAY_S = 0.0\n"

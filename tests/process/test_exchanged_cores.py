@@ -21,6 +21,7 @@ from saferun.evidence import CoreDump
 from saferun.linux.core_files import CoreFile, delete_core, find_cores, move_core, open_core
 from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.core_pattern import CorePattern
+from tests.breadth import slow_but
 from tests.process.core_steps import PATTERN, Crew, functions
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 from tests.process.test_core_tools import limits
@@ -49,7 +50,7 @@ def look_of(crew: Crew, **wanted: Any) -> CoreDump:
 
 @leaves_cores
 @pytest.mark.usefixtures("limits")
-@pytest.mark.parametrize("tool", ["pystack", "gdb"])
+@pytest.mark.parametrize("tool", slow_but(["pystack", "gdb"], "pystack"))
 def test_tools_read_the_core_that_was_found_whatever_has_its_name_by_then(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, tool: str
 ) -> None:

@@ -27,13 +27,13 @@ step(3, (4, 5))
 LINE = "locals of step (train.py:{}): n = 3; shape = (4, 5)"
 
 
-def launch(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+def launch(folder: Path, source: str, *options: str, script: str = "train.py") -> subprocess.CompletedProcess[str]:
     """Saferun with two ranks of a script."""
     (folder / "train.py").write_text(HEAD + textwrap.dedent(source))
     directory = () if "--run-dir" in options else ("--run-dir", str(folder / "run"))
     command = [sys.executable, "-m", "saferun", "--nproc-per-node", "2", *directory, *options]
     return subprocess.run(
-        [*command, "train.py"],
+        [*command, script],
         cwd=folder,
         env=clean_environ(folder, "failure-records"),
         capture_output=True,
@@ -66,11 +66,13 @@ def test_the_record_is_in_the_ranks_directory_and_its_locals_in_the_reports(tmp_
     assert "text = 'hunter2'" not in everything
 
 
+@pytest.mark.slow
 def test_each_attempt_has_its_own(tmp_path: Path) -> None:
     launch(tmp_path, FAILS, "--max-restarts", "1")
     assert sorted(records_of(tmp_path)) == ["attempt_0/rank_1", "attempt_1/rank_1"]
 
 
+@pytest.mark.slow
 def test_with_trace_calls_the_last_calls_are_in_it(tmp_path: Path) -> None:
     """As they were at the exception: what the interpreter calls on its way out is not the script's."""
     done = launch(tmp_path, FAILS, "--trace-calls", "train")
@@ -86,11 +88,41 @@ def test_with_trace_calls_the_last_calls_are_in_it(tmp_path: Path) -> None:
     assert "7531902" not in page
 
 
+@pytest.mark.slow
 def test_without_a_run_directory_the_console_has_the_locals(tmp_path: Path) -> None:
     done = launch(tmp_path, FAILS, "--run-dir", "none")
     assert f"  {LINE.format(8)}" in done.stderr.splitlines()
 
 
+@pytest.mark.parametrize("last", ["{python} -c 'import sys; sys.exit(3)'", "kill -9 $$", "sleep 5; exit 1"])
+def test_a_failure_that_a_shell_script_has_handled_is_not_shown(last: str, tmp_path: Path) -> None:
+    """A probe for a cache that is not there, for instance."""
+    done = launch_shell(tmp_path, "{python} train.py 2> /dev/null || echo building; " + last)
+    assert done.returncode == 1
+    assert "locals of" not in done.stderr
+    assert not records_of(tmp_path)
+
+
+def test_a_failure_that_ends_a_shell_script_is_shown(tmp_path: Path) -> None:
+    """However long the script's own end takes."""
+    done = launch_shell(tmp_path, "{python} train.py")
+    assert done.returncode == 1
+    assert LINE.format(9) in done.stderr
+    assert list(records_of(tmp_path)) == ["attempt_0/rank_1"]
+
+
+def launch_shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """As :func:`launch`, with a shell script that runs ``train.py`` among others."""
+    script = script.format(python=sys.executable)
+    (folder / "train.sh").write_text(
+        f"#!/bin/sh\nif [ $RANK = 0 ]; then exec sleep 1000; fi\n{script}\ncode=$?; exit $code\n"
+    )
+    (folder / "train.sh").chmod(0o700)
+    late = "import atexit; atexit.register(time.sleep, 4)\n"
+    return launch(folder, late + textwrap.dedent(FAILS), "--no-python", script="./train.sh")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--no-inject",)])
 def test_without_the_hook_there_is_no_record(options: tuple[str, ...], tmp_path: Path) -> None:
     done = launch(tmp_path, FAILS, *options)
@@ -102,7 +134,11 @@ def test_without_the_hook_there_is_no_record(options: tuple[str, ...], tmp_path:
 
 @pytest.mark.parametrize(
     "content",
-    ["b'x' * (1 << 26)", "bytes(range(256)) * 100", 'b\'{"version": 1, "exceptions": [[7, null], {"frames": 3}]}\''],
+    [
+        pytest.param("b'x' * (1 << 26)", marks=pytest.mark.slow),
+        pytest.param("bytes(range(256)) * 100", marks=pytest.mark.slow),
+        'b\'{"version": 1, "exceptions": [[7, null], {"frames": 3}]}\'',
+    ],
     ids=["huge", "binary", "types"],
 )
 def test_whatever_a_rank_writes_in_its_place_changes_nothing_else(content: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from saferun.files.operations import make_log_directories, make_run_directory, w
 from saferun.files.private_file import new_name, write_private
 from saferun.linux import task_sockets
 from saferun.linux.task_sockets import TaskSockets, connect_to_task
+from tests.breadth import slow_but
 from tests.direct_files import DirectFiles
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 from tests.process.watching import ROUNDS, Attacker, rounds_until
@@ -231,7 +232,7 @@ def sockets_of(base: Path, names: list[str]) -> list[str]:
     return found or ["0.sock"]
 
 
-@pytest.mark.parametrize("is_sticky", [True, False], ids=["sticky", "not sticky"])
+@pytest.mark.parametrize("is_sticky", slow_but([True, False], "False"), ids=["sticky", "not sticky"])
 def test_no_race_for_the_place_where_tasks_meet_is_lost(
     place: Path, home: Path, monkeypatch: pytest.MonkeyPatch, is_sticky: bool
 ) -> None:

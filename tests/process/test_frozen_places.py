@@ -123,6 +123,7 @@ def test_a_rank_that_waits_for_the_file_system_is_named_and_the_hang_of_another_
         assert "could not be killed (uninterruptible, state D): local rank 1;" in job.err
 
 
+@pytest.mark.slow
 @places(
     "run directory",
     "current directory",
@@ -215,6 +216,7 @@ def test_where_there_is_no_run_directory_a_dead_tmpdir_does_not_hang_the_supervi
         assert job.wait(SLOW_S) == 0
 
 
+@pytest.mark.slow
 def test_a_restart_does_not_wait_for_the_files_of_saferun(tmp_path: Path) -> None:
     """Where only those are dead: the ranks' Python, which reads the start-up hook first, and the script are not."""
     place = f"{tmp_path}/mirror{REPOSITORY}"

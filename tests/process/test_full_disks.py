@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import Job, in_mounts, kill, running, until
 
 # Fills the disk that the run directory is on, prints on, and makes room again when it may.
@@ -35,7 +36,7 @@ def full_lines(count: int) -> str:
     return "".join(["before\n", *(f"line {number} {'x' * 50}\n" for number in range(count)), "after\n"])
 
 
-@pytest.mark.parametrize("count", [2000, 20000], ids=["fits into memory", "does not"])
+@pytest.mark.parametrize("count", slow_but([2000, 20000], "20000"), ids=["fits into memory", "does not"])
 def test_a_full_disk_costs_at_most_a_noted_gap(tmp_path: Path, count: int) -> None:
     """The console has everything, the exit code is the ranks', and the files say what they miss."""
     disk, copy = tmp_path / "disk", tmp_path / "copy"

@@ -93,6 +93,7 @@ def name_of(pid: int) -> str:
 # ----------------------------------------------------------------------------------------------- a healthy job stays so
 
 
+@pytest.mark.slow
 def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> None:
     """An exception in the loop would end the launch, and a job that had come to life again with it."""
     broken = (
@@ -111,6 +112,7 @@ def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> 
         assert incidents(job)[0]["outcome"] == "continued"
 
 
+@pytest.mark.slow
 def test_a_hang_that_goes_on_is_shown_once_and_then_as_a_line(tmp_path: Path) -> None:
     """The report has every capture; the screen does not need the same picture again."""
     with running(tmp_path / "run", SLEEP_UNTIL_RELEASED, *TOLD, nproc=2, store=False) as job:
@@ -250,6 +252,7 @@ def test_stacks_are_whole_although_who_writes_them_waits_for_a_processor(
 # --------------------------------------------------------------------------------------------------- what is in the way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["threading.py", "base64.py"], "threading.py"))
 def test_the_users_modules_do_not_disturb_the_capture(tmp_path: Path, name: str) -> None:
     """PYTHONPATH is full of things that are meant for the ranks."""
@@ -304,6 +307,7 @@ def test_each_attempt_has_one_diagnosis_where_cores_cannot_be_read(tmp_path: Pat
         assert [incident["outcome"] for incident in incidents(job)] == ["restarted", "ended"]
 
 
+@pytest.mark.slow
 def test_where_nothing_is_to_be_captured_that_is_the_reason(tmp_path: Path) -> None:
     """And not that looking was denied."""
     with running(tmp_path, STAY, *STOPPED, "--capture-budget", "0", store=False) as job:
@@ -315,6 +319,7 @@ def test_where_nothing_is_to_be_captured_that_is_the_reason(tmp_path: Path) -> N
 # --------------------------------------------------------------------------------------------------------- what is seen
 
 
+@pytest.mark.slow
 def test_the_main_thread_of_hundreds_is_the_one_that_is_shown(tmp_path: Path) -> None:
     """It is the oldest one, and comes last."""
     program = """
@@ -361,7 +366,9 @@ def test_no_secret_of_a_command_line_is_told(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the end of a capture
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("signum", "code"), slow_but([(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, -9)], "SIGTERM")
+)
 def test_a_capture_that_does_not_end_holds_nobody_up(tmp_path: Path, signum: int, code: int) -> None:
     """Ctrl-C does not wait for it at all, another signal for as long as the budget lasts, and nothing is left of it."""
     options: Sequence[str] = (*TOLD, "--capture-budget", "4", "--shutdown-timeout", "5")

@@ -12,6 +12,7 @@ import pytest
 
 from saferun.launch.stdin_terminals import open_stdin
 from saferun.linux import keyboard
+from tests.breadth import slow_but
 from tests.process.launching import customized, in_saferun, running, until
 from tests.process.somebody import as_user, needs_root
 from tests.process.test_terminal import Terminal, on_terminal
@@ -178,7 +179,7 @@ def test_ctrl_c_at_a_prompt_is_for_the_debugger(tmp_path: Path) -> None:
         assert not job.has_happened("SignalReceived")
 
 
-@pytest.mark.parametrize("keys", [b"\x03\x03", b"\x1c"])
+@pytest.mark.parametrize("keys", [b"\x03\x03", pytest.param(b"\x1c", marks=pytest.mark.slow)])
 def test_ctrl_c_twice_or_ctrl_backslash_stops_the_launch_from_a_prompt(tmp_path: Path, keys: bytes) -> None:
     with on_terminal(tmp_path, ONE_ASKS, "--shutdown-timeout", "1", nproc=2) as (job, terminal):
         before = termios.tcgetattr(terminal.slave)
@@ -200,7 +201,7 @@ def test_ctrl_c_stops_the_launch_where_no_rank_asks(tmp_path: Path) -> None:
         assert job.has_happened("SignalReceived", signum=signal.SIGINT)
 
 
-@pytest.mark.parametrize("victim", ["rank", "saferun"])
+@pytest.mark.parametrize("victim", slow_but(["rank", "saferun"], "saferun"))
 def test_the_terminal_is_left_as_it_was_when_a_process_dies_at_a_prompt(tmp_path: Path, victim: str) -> None:
     with on_terminal(tmp_path, ONE_ASKS, nproc=2, sweeps=False) as (job, terminal):
         before = termios.tcgetattr(terminal.slave)
@@ -222,6 +223,7 @@ def is_rank(pid: int, rank: int) -> bool:
         return f"\0RANK={rank}\0".encode() in b"\0" + file.read()
 
 
+@pytest.mark.slow
 def test_the_end_of_the_terminal_ends_a_job_in_a_debugger(tmp_path: Path) -> None:
     with on_terminal(tmp_path, ONE_ASKS, "--shutdown-timeout", "1", nproc=2) as (job, terminal):
         asks(terminal)
@@ -230,6 +232,7 @@ def test_the_end_of_the_terminal_ends_a_job_in_a_debugger(tmp_path: Path) -> Non
         assert job.has_happened("SignalReceived", signum=signal.SIGHUP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_flood_of_another_rank_does_not_wait_for_the_debugger_and_is_bounded(tmp_path: Path, megabytes: int) -> None:
     program = """
@@ -360,7 +363,7 @@ await_release("end")
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize("wrapped", [True, False], ids=["script", "child"])
+@pytest.mark.parametrize("wrapped", slow_but([True, False], "True"), ids=["script", "child"])
 def test_no_shell_takes_the_terminal_of_a_rank_and_its_upload_goes_on(tmp_path: Path, wrapped: bool) -> None:
     """bash, as the leader of a session, opens the terminal that is its stdin; the end of it would end the upload.
 

@@ -62,7 +62,10 @@ time.sleep(1000)
 
 @pytest.mark.parametrize(
     ("evaluate", "how"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"), ("ctypes.string_at(0)", "SIGSEGV")],
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        pytest.param("ctypes.string_at(0)", "SIGSEGV", marks=pytest.mark.slow),
+    ],
     ids=["SIGKILL", "SIGSEGV"],
 )
 def test_a_rank_that_was_killed_shows_its_last_calls(tmp_path: Path, evaluate: str, how: str) -> None:
@@ -97,6 +100,7 @@ def test_a_rank_that_holds_the_gil_shows_its_last_calls(tmp_path: Path) -> None:
     assert "call    evaluate" in file.read_text()
 
 
+@pytest.mark.slow
 def test_lines_are_recorded_of_one_rank(tmp_path: Path) -> None:
     """The other one is not slowed by that."""
     source = STEPS.format(evaluate="os.kill(os.getpid(), signal.SIGKILL)")
@@ -107,6 +111,7 @@ def test_lines_are_recorded_of_one_rank(tmp_path: Path) -> None:
     assert ("line" in kinds[0], "line" in kinds[1]) == (False, True)
 
 
+@pytest.mark.slow
 def test_without_the_option_nothing_is_recorded(tmp_path: Path) -> None:
     """It is off by default, and no rank knows of it."""
     source = "print([name for name in os.environ if 'SAFERUN_TRACE' in name], sys.getprofile())\nsys.exit(rank)\n"
@@ -116,6 +121,7 @@ def test_without_the_option_nothing_is_recorded(tmp_path: Path) -> None:
     assert "last calls" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_with_the_option_ends_as_it_does_without(tmp_path: Path) -> None:
     """Also after a restart, whose attempt has a record of its own."""
     source = """

@@ -71,9 +71,15 @@ if sys.argv[1] != "well":
 """
 
 
-@pytest.mark.parametrize("end", slow_but(["well", "fail", "SIGTERM", "SIGINT"], "fail", "SIGTERM"))
+# Otherwise those in sessions of their own are waited for, and left after a failure.
+ENDED = ("--leftovers", "end")
+
+
+@pytest.mark.parametrize("end", slow_but(["well", "fail", "SIGTERM", "SIGINT"], "fail"))
 def test_no_family_of_a_rank_outlives_saferun(tmp_path: Path, end: str) -> None:
-    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=[end, "changed"], store=False) as job:
+    with running(
+        tmp_path, FAMILY, *ENDED, "--shutdown-timeout", "1", nproc=2, arguments=[end, "changed"], store=False
+    ) as job:
         job.hear("ready", 2)
         if end.startswith("SIG"):
             job.send(getattr(signal, end))
@@ -169,7 +175,7 @@ def test_another_reaper_knows_what_the_killed_one_knew(tmp_path: Path) -> None:
 
 def test_sigterm_to_every_process_at_once_leaves_nothing(tmp_path: Path) -> None:
     """Schedulers signal a whole cgroup: ranks, saferun, its coordinator and its reaper together."""
-    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=["stay"]) as job:
+    with running(tmp_path, FAMILY, *ENDED, "--shutdown-timeout", "1", nproc=2, arguments=["stay"]) as job:
         job.hear("ready", 2)
         for pid in job.processes():
             kill(pid, signal.SIGTERM)
@@ -191,7 +197,7 @@ def test_as_the_first_process_of_a_container_nothing_outlives_it(tmp_path: Path,
     user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     before = ["unshare", *user, "--pid", "--fork", "--mount-proc"]
     with running(
-        tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=[end], before=before, store=False
+        tmp_path, FAMILY, *ENDED, "--shutdown-timeout", "1", nproc=2, arguments=[end], before=before, store=False
     ) as job:
         until(lambda: len(job.said("ready")) == 2, "both are ready")
         job.release("end")
@@ -203,7 +209,7 @@ def test_children_from_before_saferun_are_left_alone(tmp_path: Path) -> None:
     """A container's entry point starts a daemon, then becomes saferun by exec."""
     before = ["sh", "-c", 'sleep 600 & echo $! >"$LAUNCHING_FOLDER/daemon"; exec "$@"', "sh"]
     with running(
-        tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=["well"], before=before, store=False
+        tmp_path, FAMILY, *ENDED, "--shutdown-timeout", "1", nproc=2, arguments=["well"], before=before, store=False
     ) as job:
         job.hear("ready", 2)
         daemon = int((tmp_path / "daemon").read_text())
@@ -216,6 +222,7 @@ def test_children_from_before_saferun_are_left_alone(tmp_path: Path) -> None:
             kill(daemon, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_family_with_another_environment_does_not_pass_for_children_from_before(tmp_path: Path) -> None:
     """They differ by their session: a rank begins one of its own, and nobody can enter another's.
 
@@ -224,7 +231,7 @@ def test_a_family_with_another_environment_does_not_pass_for_children_from_befor
     before = ["sh", "-c", 'sleep 600 & echo $! >"$LAUNCHING_FOLDER/daemon"; exec "$@"', "sh"]
     arguments = ["well", "changed"]
     with running(
-        tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=arguments, before=before, store=False
+        tmp_path, FAMILY, *ENDED, "--shutdown-timeout", "1", nproc=2, arguments=arguments, before=before, store=False
     ) as job:
         job.hear("ready", 2)
         daemon = int((tmp_path / "daemon").read_text())
@@ -294,7 +301,7 @@ import subprocess
 from rank import *
 if "SAFERUN_OUTER_RUNS" not in os.environ:
     inner = [sys.executable, "-m", "saferun", "--nproc-per-node", "2", "--run-dir", "none", "--shutdown-timeout", "1"]
-    child = subprocess.Popen([*inner, sys.argv[0]])
+    child = subprocess.Popen([*inner, *sys.argv[1:], sys.argv[0]])
     open(FOLDER + "/inner", "w").write(str(child.pid))
     tell("inner")
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -308,18 +315,20 @@ await_release("end")
 """
 
 
+@pytest.mark.slow
 def test_saferun_in_saferun_ends_as_one(tmp_path: Path) -> None:
-    with running(tmp_path, NESTING, nproc=2, store=False) as job:
+    with running(tmp_path, NESTING, *ENDED, nproc=2, arguments=ENDED, store=False) as job:
         job.hear("ready", 4)
         job.release("end")
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
-)
+@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], "SIGKILL"))
 def test_saferun_in_saferun_dies_as_one(tmp_path: Path, signum: signal.Signals) -> None:
-    """A training script that starts a launcher of its own (for an evaluation, a sweep) is common."""
+    """A training script that starts a launcher of its own (for an evaluation, a sweep) is common.
+
+    What the inner one leaves in sessions of its own, the outer one ends: no rank of the outer one has detached it.
+    """
     with running(tmp_path, NESTING, "--shutdown-timeout", "3", nproc=2, store=False) as job:
         inner = {read_environ_entry(said.pid, "SAFERUN_RUN_ID") for said in job.hear("ready", 4)}
         assert len(inner) == 2
@@ -330,6 +339,7 @@ def test_saferun_in_saferun_dies_as_one(tmp_path: Path, signum: signal.Signals) 
         assert not [name for run_id in inner for name in Path("/dev/shm").glob(f"*{run_id}*")]
 
 
+@pytest.mark.slow
 def test_when_an_inner_saferun_is_killed_its_ranks_die_and_the_outer_one_reports(tmp_path: Path) -> None:
     with running(tmp_path, NESTING, nproc=1, sweeps=False, store=False) as job:
         job.hear("ready", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -35,9 +36,13 @@ tell("ready")
 """
 
 
-@pytest.mark.parametrize("where", ["family", "session"])
-def test_an_upload_is_waited_for_and_named(tmp_path: Path, where: str) -> None:
-    with running(tmp_path, UPLOADING, "--shutdown-timeout", "1", arguments=[where], store=False) as job:
+IDLE_AFTER_1_S = in_saferun("import saferun.supervisor.stopping as stopping; stopping._IDLE_S = 1.0")
+
+
+@pytest.mark.parametrize(("where", "grace_s"), slow_but([("family", "1"), ("session", "0")], "session"))
+def test_an_upload_is_waited_for_and_named(tmp_path: Path, where: str, grace_s: str) -> None:
+    """However little grace the ranks have."""
+    with running(tmp_path, UPLOADING, "--shutdown-timeout", grace_s, arguments=[where], store=False) as job:
         job.hear("ready")
         until(lambda: "waiting for 1 process of rank 0: " in job.err, "it is named")
         pid = (tmp_path / "pid.0").read_text()
@@ -71,15 +76,26 @@ def test_the_upload_of_a_rank_that_ended_before_the_others_is_not_touched_meanwh
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGINT, signal.SIGTERM], "SIGTERM"))
 def test_a_signal_ends_the_wait(tmp_path: Path, signum: signal.Signals) -> None:
-    with running(tmp_path, UPLOADING, arguments=["session"], store=False) as job:
+    with running(tmp_path, UPLOADING, arguments=["family"], store=False) as job:
         until(lambda: "waiting for 1 process of rank 0: " in job.err, "it is waited for")
         job.send(signum)
         assert job.wait() == 0
         assert f"{signum.name}: processes that the ranks left behind are not waited for" in job.err
         assert "ending 1 process of rank 0: " in job.err
         assert not (tmp_path / "uploaded.0").exists()
+
+
+def test_a_signal_ends_the_wait_for_a_detached_upload_and_leaves_it(tmp_path: Path) -> None:
+    with running(tmp_path, UPLOADING, arguments=["session"], sweeps=False, store=False) as job:
+        until(lambda: "waiting for 1 process of rank 0: " in job.err, "it is waited for")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 0
+        assert "rank 0 left 1 process in a session of its own: " in job.err
+        assert "ending" not in job.err
+        job.release("upload")
+        until((tmp_path / "uploaded.0").exists, "it is uploaded")
 
 
 def test_what_works_for_longer_than_it_may_is_ended_and_named(tmp_path: Path) -> None:
@@ -101,8 +117,9 @@ await_release("end")
 
 
 @pytest.mark.parametrize("where", ["family", "session"])
-def test_what_does_nothing_is_ended_after_the_shutdown_timeout_and_named(tmp_path: Path, where: str) -> None:
-    with running(tmp_path, IDLE, "--shutdown-timeout", "1", arguments=[where], store=False) as job:
+def test_what_does_nothing_is_ended_after_a_while_and_named(tmp_path: Path, where: str) -> None:
+    environ = customized(tmp_path, IDLE_AFTER_1_S)
+    with running(tmp_path, IDLE, environ=environ, arguments=[where], store=False) as job:
         (idle,) = job.hear("idle")
         job.release("end")
         assert job.wait() == 0
@@ -112,7 +129,8 @@ def test_what_does_nothing_is_ended_after_the_shutdown_timeout_and_named(tmp_pat
 
 def test_an_idle_process_beside_one_that_works_is_ended_and_the_other_is_not(tmp_path: Path) -> None:
     program = UPLOADING + IDLE.replace("from rank import *", "")
-    with running(tmp_path, program, "--shutdown-timeout", "1", arguments=["session"], store=False) as job:
+    environ = customized(tmp_path, IDLE_AFTER_1_S)
+    with running(tmp_path, program, environ=environ, arguments=["session"], store=False) as job:
         (idle,) = job.hear("idle")
         job.release("end")
         until(lambda: f"(pid {idle.pid}), idle for 1 s" in job.err, "the idle one is ended")
@@ -121,6 +139,60 @@ def test_an_idle_process_beside_one_that_works_is_ended_and_the_other_is_not(tmp
         job.release("upload")
         assert job.wait() == 0
         assert (tmp_path / "uploaded.0").exists()
+
+
+MONITORED = """
+import subprocess
+from rank import *
+log = open(FOLDER + "/monitor.log", "w")
+subprocess.Popen(["sh", "-c", "while :; do date; sleep 0.2; done"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+tell("ready")
+"""
+
+
+def test_a_monitor_is_ended_like_what_does_nothing(tmp_path: Path) -> None:
+    """As with ``nvidia-smi -l 1 > gpu.log &``: it held up a finished job for ten minutes."""
+    with running(tmp_path, MONITORED, environ=customized(tmp_path, IDLE_AFTER_1_S), store=False) as job:
+        assert job.wait() == 0
+        assert ", idle for 1 s" in job.err
+
+
+SENDING = """
+import socket
+from rank import *
+server = socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    server.close()
+    client = socket.create_connection(("127.0.0.1", int(open(FOLDER + "/port").read())))
+    tell("connected")
+    while not os.path.exists(FOLDER + "/release.upload"):
+        client.send(b"x")
+        time.sleep(0.1)
+    open(FOLDER + "/uploaded.0", "w").write("whole")
+    os._exit(0)
+server.close()
+await_release("end")
+"""
+
+
+def test_a_slow_upload_over_a_connection_is_waited_for(tmp_path: Path) -> None:
+    """Bytes that are sent with send(2) are in no counter of the process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "port").write_text(str(server.getsockname()[1]))
+        environ = customized(tmp_path, IDLE_AFTER_1_S)
+        with running(tmp_path, SENDING, environ=environ, store=False) as job:
+            job.hear("connected")
+            connection, _ = server.accept()
+            with connection:
+                job.release("end")
+                # The line is repeated after 30 s only; the process is idle by all counters for seconds by then.
+                until(lambda: "waiting for 1 process of rank 0: " in job.err, "it is waited for")
+                for _ in range(30):
+                    assert connection.recv(1) == b"x"
+                job.release("upload")
+                assert job.wait() == 0
+        assert (tmp_path / "uploaded.0").exists()
+        assert "idle" not in job.err
 
 
 def test_with_leftovers_end_nothing_is_waited_for(tmp_path: Path) -> None:
@@ -158,7 +230,15 @@ tell("ready")
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--run-dir", "none"), ("-r", "3")], ids=["files", "no files", "redirected"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        pytest.param(("--run-dir", "none"), marks=pytest.mark.slow),
+        pytest.param(("-r", "3"), marks=pytest.mark.slow),
+    ],
+    ids=["files", "no files", "redirected"],
+)
 def test_with_leftovers_leave_they_may_write_as_before(tmp_path: Path, options: tuple[str, ...]) -> None:
     """As under torchrun, whose ranks have the console itself. They were killed by SIGPIPE."""
     with running(tmp_path, TALKING, "--leftovers", "leave", *options, nproc=2, sweeps=False, store=False) as job:
@@ -169,6 +249,22 @@ def test_with_leftovers_leave_they_may_write_as_before(tmp_path: Path, options: 
             until(lambda: job.out.count("line 2 of rank") == 2, "the last line is there")
             until(lambda: job.err.count("error 2 of rank") == 2, "the last line of stderr is there")
         until(lambda: not job.left(), "nothing of it is left")
+
+
+@pytest.mark.parametrize("option", ["-r", "-t"])
+def test_with_leftovers_leave_what_they_write_reaches_the_files_of_the_ranks(tmp_path: Path, option: str) -> None:
+    """Under torchrun they hold the files themselves."""
+    options = ("--leftovers", "leave", option, "3", "--log-dir", str(tmp_path / "logs"))
+    with running(tmp_path, f"print('first', flush=True)\n{TALKING}", *options, sweeps=False, store=False) as job:
+        assert job.wait() == 0
+        job.release("upload")
+        until(lambda: not job.left(), "nothing of it is left")
+        (out,), (err,) = ([*(tmp_path / "logs").rglob(name)] for name in ("stdout.log", "stderr.log"))
+        lines = out.read_text().splitlines()
+        assert lines == ["first", *(f"line {number} of rank 0" for number in range(len(lines) - 1))]
+        assert "line 2 of rank 0" in lines
+        assert "error 2 of rank 0" in err.read_text()
+        assert ("line 2 of rank 0" in job.out) is (option == "-t")
 
 
 @pytest.mark.parametrize("name", ["_left_pipes", "_copy_left_output"])
@@ -189,14 +285,107 @@ def test_without_a_process_for_their_output_they_are_left_all_the_same(tmp_path:
         until((tmp_path / "uploaded.0").exists, "it is uploaded")
 
 
-@pytest.mark.parametrize("leftovers", ["wait", "leave"])
-def test_after_a_failure_they_are_ended_and_that_is_said(tmp_path: Path, leftovers: str) -> None:
+@pytest.mark.parametrize(
+    ("leftovers", "where"), slow_but([("wait", "family"), ("leave", "family"), ("end", "session")], "wait")
+)
+def test_after_a_failure_they_are_ended_and_that_is_said(tmp_path: Path, leftovers: str, where: str) -> None:
     """They would hold the GPUs' memory, ports and files of the next attempt."""
     program = UPLOADING.replace('tell("ready")', "sys.exit(ATTEMPT == 0)")
-    with running(tmp_path, program, "--leftovers", leftovers, "--max-restarts", "1", sweeps=False, store=False) as job:
+    options = ("--leftovers", leftovers, "--max-restarts", "1")
+    with running(tmp_path, program, *options, arguments=[where], sweeps=False, store=False) as job:
         until(lambda: "ending 1 process of rank 0: " in job.err, "it is ended")
         job.release("upload")
         assert job.wait() == 0
+
+
+RESUMING = (
+    UPLOADING.replace(
+        'tell("ready")',
+        """
+if ATTEMPT == 0:
+    sys.exit(1)
+tell("again")
+while not os.path.exists(f"{FOLDER}/uploaded.{RANK}"):
+    time.sleep(0.01)
+""",
+    )
+    .replace("child = ", "child = ATTEMPT == 0 and ")
+    .replace("str(child.pid)", 'str(child.pid) if child else "none"')
+)
+
+
+@pytest.mark.parametrize("leftovers", slow_but(["wait", "leave"], "wait"))
+def test_a_detached_upload_of_a_failed_attempt_lives_on(tmp_path: Path, leftovers: str) -> None:
+    """Torchrun leaves it alone, and the next attempt resumes from what it has uploaded."""
+    options = ("--max-restarts", "1", "--leftovers", leftovers)
+    with running(tmp_path, RESUMING, *options, arguments=["session"], store=False) as job:
+        job.hear("again")
+        assert job.err.count("rank 0 left 1 process in a session of its own: ") == 1
+        assert "it is not ended" in job.err
+        assert "hidden" not in job.err
+        job.release("upload")
+        assert job.wait() == 0
+        assert "ending" not in job.err
+
+
+def test_what_an_attempt_has_left_is_not_taken_for_the_next_one_s(tmp_path: Path) -> None:
+    """Neither waited for after its success, nor ended with it."""
+    program = UPLOADING.replace('tell("ready")', "sys.exit(ATTEMPT == 0)").replace(
+        "child = ", "child = ATTEMPT == 0 and "
+    )
+    program = program.replace("str(child.pid)", 'str(child.pid) if child else ""')
+    options = ("--max-restarts", "1")
+    with running(tmp_path, program, *options, arguments=["session"], sweeps=False, store=False) as job:
+        assert job.wait() == 0
+        assert "waiting for" not in job.err
+        assert "ending" not in job.err
+        job.release("upload")
+        until((tmp_path / "uploaded.0").exists, "it is uploaded")
+
+
+@pytest.mark.parametrize("end", slow_but(["fail", "SIGTERM", "SIGINT"], "fail"))
+def test_at_the_end_of_a_failed_launch_a_detached_process_lives_on_and_may_write(tmp_path: Path, end: str) -> None:
+    program = TALKING + "\nawait_release('end')\nsys.exit(1)"
+    with running(tmp_path, program, sweeps=False, store=False) as job:
+        job.hear("ready")
+        if end == "fail":
+            job.release("end")
+        else:
+            job.send(getattr(signal, end))
+        assert job.wait() == 1
+        assert "rank 0 left 1 process in a session of its own: " in job.err
+        job.release("upload")
+        until((tmp_path / "uploaded.0").exists, "it has worked on")
+        until(lambda: "line 2 of rank" in job.out, "the last line is there")
+        until(lambda: not job.left(), "nothing of it is left")
+
+
+def test_a_detached_process_that_holds_the_port_of_the_store_is_ended(tmp_path: Path) -> None:
+    """The next attempt could not begin."""
+    program = """
+import socket
+from rank import *
+os.environ["MASTER_PORT"] = open(FOLDER + "/port").read() if ATTEMPT == 0 else os.environ["MASTER_PORT"]
+if ATTEMPT == 0:
+    import subprocess
+    work = '''
+import signal, socket, sys
+server = socket.create_server(("", int(sys.argv[1])))
+print("on", flush=True)
+signal.pause()
+'''
+    child = subprocess.Popen(
+        [sys.executable, "-c", work, os.environ["MASTER_PORT"]], start_new_session=True, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    sys.exit(1)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "port").write_text(str(server.getsockname()[1]))
+    with running(tmp_path, program, "--max-restarts", "1", store=False) as job:
+        assert job.wait() == 0
+        assert "ending 1 process of rank 0: " in job.err
+        assert "session of its own" not in job.err
 
 
 def test_helpers_that_end_by_themselves_are_not_talked_about(tmp_path: Path) -> None:
@@ -342,7 +531,7 @@ def test_a_supervisor_killed_before_it_knows_that_its_ranks_run_leaves_none_of_t
 
 
 def test_an_overwritten_environment_does_not_pass_for_a_foreign_process_at_the_end(tmp_path: Path) -> None:
-    with running(tmp_path, OVERWRITTEN, "--shutdown-timeout", "1", store=False) as job:
+    with running(tmp_path, OVERWRITTEN, "--leftovers", "end", store=False) as job:
         (nameless,) = job.hear("nameless")
         job.release("end")
         assert job.wait() == 0
@@ -387,8 +576,7 @@ sys.exit(main())
             "saferun.launch.orphans:Orphans.close",
             "saferun.linux.poller:Poller.close",
         ],
-        *("saferun.launch.console_part:ConsolePart.drain", "saferun.launch.orphans:Orphans.close"),
-        "saferun.linux.poller:Poller.close",
+        "saferun.launch.orphans:Orphans.close",
     ),
 )
 def test_each_step_of_the_end_may_fail_alone(tmp_path: Path, step: str) -> None:

@@ -27,6 +27,7 @@ def test_ranks_that_end_well_end_saferun_with_0(tmp_path: Path) -> None:
         assert job.out.count("done\n") == 2
 
 
+@pytest.mark.slow
 def test_thirty_two_ranks_start_and_end(tmp_path: Path) -> None:
     """A host with many GPUs, or a CPU job: each rank costs descriptors and a place in every loop."""
     with running(tmp_path, "import os; print('rank', os.environ['RANK'])", nproc=32) as job:
@@ -34,6 +35,7 @@ def test_thirty_two_ranks_start_and_end(tmp_path: Path) -> None:
         assert sorted(line.split("rank ")[1] for line in job.out.splitlines()) == sorted(map(str, range(32)))
 
 
+@pytest.mark.slow
 def test_a_failed_rank_has_the_others_asked_to_end(tmp_path: Path) -> None:
     program = """
 from rank import *
@@ -67,6 +69,7 @@ def test_stubborn_ranks_are_killed_when_their_grace_is_over(tmp_path: Path) -> N
         assert job.wait() == 1
 
 
+@pytest.mark.slow
 def test_without_any_grace_the_ranks_are_killed_at_once(tmp_path: Path) -> None:
     arguments = ["1", "stubborn"]
     options = ("--shutdown-timeout", "0")
@@ -96,6 +99,7 @@ def test_the_end_says_who_failed_first_how_and_who_was_stopped(tmp_path: Path, h
         assert len(lines) <= 25
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_does_not_outlive_another_ranks_failure(tmp_path: Path) -> None:
     """SIGTERM waits for SIGCONT, SIGKILL does not."""
     options = ("--shutdown-timeout", "1")
@@ -125,6 +129,7 @@ sys.exit(ATTEMPT < 2 and RANK == 1)
         assert any(job.run_dir.glob("*/attempt_2"))
 
 
+@pytest.mark.slow
 def test_when_every_attempt_fails_the_last_one_is_reported(tmp_path: Path) -> None:
     program = "from rank import *\ntell('began')\nprint('attempt', ATTEMPT, file=sys.stderr)\nsys.exit(4 + ATTEMPT)"
     with running(tmp_path, program, "--max-restarts", "2", store=False) as job:
@@ -135,7 +140,9 @@ def test_when_every_attempt_fails_the_last_one_is_reported(tmp_path: Path) -> No
         assert "attempt 2" in report
 
 
-@pytest.mark.parametrize("options", [(), ("--run-dir", "none", "--prefix", "none")])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--run-dir", "none", "--prefix", "none"), marks=pytest.mark.slow)]
+)
 def test_a_restart_works_after_a_rank_that_ended_before_the_coordinator_began(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -160,13 +167,15 @@ def is_serving(coordinator: int | None) -> bool:
     return stat is not None and stat.state == "S" and len(os.listdir(f"/proc/{coordinator}/task")) > 1
 
 
-def test_leftovers_of_one_attempt_are_gone_before_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", slow_but(["family", "session"], "family"))
+def test_leftovers_of_one_attempt_are_gone_before_the_next(tmp_path: Path, where: str) -> None:
     """A data loader of the attempt before would hold GPU memory, ports and files."""
     program = """
 from rank import *
 if ATTEMPT == 0:
     if os.fork() == 0:
-        os.setsid()
+        if "session" in sys.argv:
+            os.setsid()
         ignore(signal.SIGTERM)
         tell("leftover")
         stay()
@@ -175,7 +184,8 @@ if ATTEMPT == 0:
 pid = int(open(FOLDER + "/leftover").read())
 tell("alone" if not os.path.exists(f"/proc/{pid}") else "not alone")
 """
-    with running(tmp_path, program, "--max-restarts", "1", nproc=1, store=False) as job:
+    options = ("--max-restarts", "1", *(("--leftovers", "end") if where == "session" else ()))
+    with running(tmp_path, program, *options, nproc=1, arguments=[where], store=False) as job:
         (leftover,) = job.hear("leftover")
         (tmp_path / "leftover").write_text(str(leftover.pid))
         job.release("end")
@@ -222,6 +232,7 @@ def test_a_signal_reaches_each_rank_exactly_once(tmp_path: Path, name: str) -> N
         assert f"stopped by {name}" in job.err
 
 
+@pytest.mark.slow
 def test_a_signal_to_be_handled_by_option_is_passed_on_once(tmp_path: Path) -> None:
     options = ("--signals-to-handle", "SIGUSR1")
     with running(tmp_path, COUNT, *options, nproc=2, arguments=["SIGUSR1,SIGTERM"], store=False) as job:
@@ -246,6 +257,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, first: signal.Signals) ->
         assert "SIGINT: killing 2 ranks" in job.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_ranks_are_being_stopped_does_not_hide_why(tmp_path: Path) -> None:
     """Whoever is tired of waiting for the stubborn ranks of a failed job still wants to know what failed."""
     options = ["--shutdown-timeout", "600"]
@@ -261,7 +273,11 @@ def test_ctrl_c_while_ranks_are_being_stopped_does_not_hide_why(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "inherited", ["signal.signal(17, signal.SIG_IGN)", "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})"]
+    "inherited",
+    slow_but(
+        ["signal.signal(17, signal.SIG_IGN)", "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})"],
+        "signal.signal(17, signal.SIG_IGN)",
+    ),
 )
 def test_ends_are_seen_although_sigchld_was_ignored_or_blocked(tmp_path: Path, inherited: str) -> None:
     """Some daemons and cron wrappers start their children so."""
@@ -299,7 +315,7 @@ def test_ranks_begin_with_the_signal_dispositions_that_saferun_was_given(tmp_pat
         assert int(alone.split()[-1], 16) & wanted == wanted
 
 
-@pytest.mark.parametrize("ignored", ["INT", "QUIT", "TERM"])
+@pytest.mark.parametrize("ignored", slow_but(["INT", "QUIT", "TERM"], "INT"))
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_signal_that_stops_a_job_is_not_ignored_by_its_ranks(tmp_path: Path, ignored: str, attempt: int) -> None:
     """As torchrun has it.
@@ -319,6 +335,7 @@ def test_a_signal_that_stops_a_job_is_not_ignored_by_its_ranks(tmp_path: Path, i
 # ------------------------------------------------------------------------------------------------------ the coordinator
 
 
+@pytest.mark.slow
 def test_ranks_that_need_no_store_outlive_the_coordinator(tmp_path: Path) -> None:
     with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["0", "0"]) as job:
         job.hear("ready", 2)

@@ -22,6 +22,7 @@ from saferun.linux.poller import Poller
 from saferun.linux.process_identity import is_living, own_identity
 from saferun.linux.procfs import read_stat
 from saferun.linux.system_call import system_call
+from tests.breadth import slow_but
 from tests.process.launching import customized, in_saferun, running, until
 from tests.without import lacks_pidfds
 
@@ -309,7 +310,7 @@ def test_a_little_room_takes_what_finds_it() -> None:
     assert seen <= 1 << 10
 
 
-@pytest.mark.parametrize("is_allowed", [True, False])
+@pytest.mark.parametrize("is_allowed", slow_but([True, False], "True"))
 def test_the_supervisor_locks_its_code_where_it_may(tmp_path: Path, *, is_allowed: bool) -> None:
     """Beside the ranks; where it may not, nothing is said, and the job goes on."""
     refuse = (

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.process.launching import DEADLINE_S, kill, running, until
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
         assert done.stderr == b""
 
 
+@pytest.mark.slow
 def test_lines_have_the_prefix_that_the_console_had(tmp_path: Path) -> None:
     """Whatever it is made of; another one may be asked for."""
     for number, (options, shown) in enumerate(

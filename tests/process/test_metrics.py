@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from saferun.report.metrics_text import METRICS
+from tests.breadth import slow_but
 from tests.process.launching import END_AS_TOLD, STAY, Job, customized, running, until
 
 QUIET = ("--preflight", "off")
@@ -53,6 +54,7 @@ def test_the_file_shows_a_launch_that_runs_and_how_it_ended(folder: Path) -> Non
         assert "--metrics" not in job.err
 
 
+@pytest.mark.slow
 def test_output_and_restarts_are_counted_over_all_attempts(folder: Path) -> None:
     source = "import sys; print('x' * 999); sys.exit(5)"
     with running(folder, source, "--metrics", "saferun.prom", *QUIET, "--max-restarts", "2", store=False) as job:
@@ -61,7 +63,7 @@ def test_output_and_restarts_are_counted_over_all_attempts(folder: Path) -> None
         assert values(job)["saferun_attempt"] == 2
 
 
-@pytest.mark.parametrize("path", ["/nowhere/saferun.prom", "/dev/full/x", "/"])
+@pytest.mark.parametrize("path", slow_but(["/nowhere/saferun.prom", "/dev/full/x", "/"], "/nowhere/saferun.prom"))
 @pytest.mark.parametrize("code", ["0", pytest.param("3", marks=pytest.mark.slow)])
 def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, path: str, code: str) -> None:
     """There is one line."""

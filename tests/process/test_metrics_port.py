@@ -16,6 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from saferun.launch.metrics_port import MOST_CONNECTIONS
 from saferun.report.metrics_text import METRICS
+from tests.breadth import slow_but
 from tests.ports import own_port
 from tests.process.launching import DEADLINE_S, END_AS_TOLD, Job, customized, running, until
 
@@ -89,6 +90,7 @@ def test_it_answers_while_the_launch_runs(folder: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_captures_are_counted(folder: Path) -> None:
     """The survivors of a failure are captured before the next attempt."""
     source = """
@@ -109,7 +111,7 @@ await_release("end" if attempt else "never")
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize("code", ["0", "3"])
+@pytest.mark.parametrize("code", slow_but(["0", "3"], "0"))
 def test_a_port_that_is_in_use_changes_nothing(folder: Path, code: str) -> None:
     """There is one line."""
     port = own_port()
@@ -172,7 +174,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(content, marks=[] if name == "a head without an end" else pytest.mark.slow)
+        for name, content in HOSTILE.items()
+    ],
+    ids=HOSTILE,
+)
 def test_no_client_keeps_others_from_an_answer(folder: Path, content: bytes) -> None:
     """However many there are at once, whether they stay or are reset, and whatever they send."""
     with running(folder, END_AS_TOLD, "--metrics-port", "0", *QUIET, arguments=("0",)) as job:

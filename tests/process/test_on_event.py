@@ -75,6 +75,7 @@ def test_a_job_that_succeeds_has_one_event_and_no_report(folder: Path) -> None:
         assert "--on-event" not in job.err
 
 
+@pytest.mark.slow
 def test_a_hang_that_passes_is_two_events(folder: Path) -> None:
     source = """
 from rank import *
@@ -129,6 +130,7 @@ def test_a_bad_command_changes_neither_the_end_nor_the_exit_code(folder: Path, c
         assert sum(path.stat().st_size for path in job.run_dir.glob("on_event.log")) < 1 << 17
 
 
+@pytest.mark.slow
 def test_a_user_in_a_hurry_does_not_wait_for_the_command(folder: Path) -> None:
     """A second signal ends the wait; the exit code is that of the launch."""
     command = "import os, time; open('begun', 'w'); time.sleep(1000)"

@@ -147,6 +147,7 @@ stay()
     assert_touches_no_file(job, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_well_touches_no_file(tmp_path: Path) -> None:
     """With the checks beside it, and with output."""
     program = """
@@ -165,6 +166,7 @@ await_release("end")
     assert_touches_no_file(job, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a disk's directory at /dev/shm")
 def test_private_directories_on_a_disk_are_not_looked_at(tmp_path: Path) -> None:
     """Where no memory takes them, heartbeats and the like are not known, and the launch ends as it would have."""
@@ -208,6 +210,7 @@ def watches_for_cores(job: Job) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not share_a_name(read_core_pattern()), reason="cores do not share a name here")
 def test_cores_that_share_a_name_are_saved_from_each_other_by_another_process(tmp_path: Path) -> None:
     """In the directory in which the ranks start, which may be the one that does not answer."""

@@ -10,6 +10,7 @@ from zlib import crc32
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import running, until
 from tests.process.reading import Pipe
 
@@ -238,8 +239,8 @@ if os.fork() == 0:
 await_release("end")
 print("last words")
 """
-    # Idle processes that ranks leave behind have the shutdown timeout.
-    with running(tmp_path, program, "--shutdown-timeout", "1", nproc=2, store=False) as job:
+    options = ("--leftovers", "end", "--shutdown-timeout", "1")
+    with running(tmp_path, program, *options, nproc=2, store=False) as job:
         job.hear("holding", 2)
         job.release("end")
         assert job.wait() == 0
@@ -264,17 +265,27 @@ def test_a_stranger_that_holds_the_pipe_open_does_not_keep_saferun(tmp_path: Pat
     ("options", "environ", "expected"),
     [
         (["--prefix", "<{rank}/{local_rank}/{role}> "], {}, "<0/0/default> done\n"),
-        (["--prefix", "{{{rank:03d}}}"], {}, "{000}done\n"),
+        pytest.param(["--prefix", "{{{rank:03d}}}"], {}, "{000}done\n", marks=pytest.mark.slow),
         (["--prefix", "none"], {}, "done\n"),
-        (["--prefix", ""], {}, "done\n"),
+        pytest.param(["--prefix", ""], {}, "done\n", marks=pytest.mark.slow),
         (["--prefix", "{rank} ", "--role", "actor"], {"PET_ROLE": "critic"}, "0 done\n"),
         ([], {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}-${rank}-${local_rank}|"}, "default-0-0|done\n"),
-        (["--prefix", "own "], {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$rank|"}, "own done\n"),
-        (["--log-line-prefix-template", "${hostname}:${rank}: "], {}, f"{os.uname().nodename}:0: done\n"),
-        ([], {"PET_LOG_LINE_PREFIX_TEMPLATE": "$local_rank;"}, "0;done\n"),
+        pytest.param(
+            ["--prefix", "own "],
+            {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$rank|"},
+            "own done\n",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--log-line-prefix-template", "${hostname}:${rank}: "],
+            {},
+            f"{os.uname().nodename}:0: done\n",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param([], {"PET_LOG_LINE_PREFIX_TEMPLATE": "$local_rank;"}, "0;done\n", marks=pytest.mark.slow),
         (["--color", "always", "--prefix", "p "], {}, "\x1b[36mp \x1b[0mdone\n"),
         (["--color", "always", "--prefix", "p "], {"NO_COLOR": "1"}, "\x1b[36mp \x1b[0mdone\n"),
-        (["--color", "auto", "--prefix", "p "], {}, "p done\n"),
+        pytest.param(["--color", "auto", "--prefix", "p "], {}, "p done\n", marks=pytest.mark.slow),
     ],
 )
 def test_the_prefix_is_what_was_asked_for(
@@ -313,21 +324,28 @@ def test_a_traceback_of_several_ranks_is_on_the_console_once(tmp_path: Path) -> 
         assert "  above: the traceback of" in job.err
         for rank in range(4):
             assert job.rank_file(rank, "stderr.log").count(b"KeyError: 'labels'\n") == 1
-    for options in (
-        ("--fold", "off"),
-        ("--run-dir", "none"),
-        ("--prefix", "none"),
-        ("--log-line-prefix-template", "x"),
-        # As under torchrun: what is on the console is in its files as well, and nothing else.
-        ("--tee", "3"),
-        ("--redirects", "0:1"),
-    ):
-        folder = tmp_path / options[0]
-        folder.mkdir()
-        with running(folder, ONE_TRACEBACK, *options, nproc=2, store=False) as job:
-            assert job.wait() == 1
-            assert job.err.count("Traceback (most recent call last):") >= 2
-            assert "the same as" not in job.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    slow_but(
+        [
+            pytest.param(("--fold", "off"), id="fold"),
+            pytest.param(("--run-dir", "none"), id="run-dir"),
+            pytest.param(("--prefix", "none"), id="prefix"),
+            pytest.param(("--log-line-prefix-template", "x"), id="template"),
+            # As under torchrun: what is on the console is in its files as well, and nothing else.
+            pytest.param(("--tee", "3"), id="tee"),
+            pytest.param(("--redirects", "0:1"), id="redirects"),
+        ],
+        "fold",
+    ),
+)
+def test_where_lines_are_not_folded_every_copy_is_on_the_console(tmp_path: Path, options: tuple[str, ...]) -> None:
+    with running(tmp_path, ONE_TRACEBACK, *options, nproc=2, store=False) as job:
+        assert job.wait() == 1
+        assert job.err.count("Traceback (most recent call last):") >= 2
+        assert "the same as" not in job.err
 
 
 WITH_CPP_FRAMES = r"""

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.process.launching import read_stat, running, until
+import pytest
+
+from tests.process.launching import customized, in_saferun, read_stat, running, until
 from tests.process.reading import Pipe, Reader
 
 QUICK = "print('done')"
@@ -156,6 +158,41 @@ def test_a_signal_ends_the_wait_for_a_reader_that_never_reads(tmp_path: Path) ->
             job.wait()
             assert len(job.rank_file(0, "stdout.log")) == 3_000_000
         assert waiting_bytes(pipe.read_end) > 0
+
+
+NO_PATIENCE = in_saferun("import saferun.launch.console_part as part; part._DRAIN_S = 0.0")
+LINES = "import sys\nfor number in range(3000): sys.stdout.write('x' * 999 + '\\n')"
+
+
+@pytest.mark.parametrize("goes_away", [False, True], ids=["reads on", "goes away"])
+def test_unchanged_output_is_kept_for_its_reader_for_as_long_as_that_exists(tmp_path: Path, goes_away: bool) -> None:
+    """No line of it may be left out; the ranks of torchrun wait for such a reader as well."""
+    environ = customized(tmp_path, NO_PATIENCE)
+    with Pipe() as pipe:
+        with running(tmp_path, LINES, "--prefix", "none", stdout=pipe.write_end, environ=environ, store=False) as job:
+            pipe.close_write_end()
+            until(lambda: job.has_happened("OrphansGone"), "the ranks are done")
+            until(lambda: is_asleep(job.process.pid), "what it still had to do is done")
+            assert job.process.poll() is None
+            reader = None if goes_away else pipe.reader()
+            pipe.close_read_end()
+            assert job.wait() == 0
+        assert reader is None or reader.all().count(b"\n") == 3000
+        assert "stdout was not read" not in job.err
+
+
+def test_what_a_reader_has_not_read_at_the_end_is_counted(tmp_path: Path) -> None:
+    """Also in a file, which another process writes."""
+    with Pipe() as pipe:
+        environ = customized(tmp_path, NO_PATIENCE)
+        with running(tmp_path, LINES, stdout=pipe.write_end, environ=environ, store=False) as job:
+            pipe.close_write_end()
+            assert job.wait() == 0
+        found = re.search(
+            r"saferun: stdout was not read to its end: (\d+) lines are missing there; all of it is in ", job.err
+        )
+        assert found is not None
+        assert pipe.reader().all().count(b"\n") == 3000 - int(found[1])
 
 
 # ------------------------------------------------------------------------------------------ readers that are not there

@@ -21,19 +21,19 @@ sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RA
 # What each of them takes is wanted at the ends of attempts, too.
 MISTAKES = [
     ("launch.core_part", "CorePart", "prepare"),
+    ("launch.investigation", "Investigation", "diagnose"),
+    ("launch.event_log", "EventLog", "_write_run_json"),
+    ("console.screen", "Screen", "tick"),
+]
+MORE_MISTAKES = [
     ("launch.investigation", "Investigation", "ranks_started"),
     ("launch.investigation", "Investigation", "attempt_ended"),
-    ("launch.investigation", "Investigation", "diagnose"),
     ("launch.core_part", "CorePart", "pids"),
     ("launch.core_part", "CorePart", "on_exit"),
-    ("launch.event_log", "EventLog", "_write_run_json"),
     ("launch.rank_hook", "RankHook", "environ"),
     ("launch.preflight_part", "PreflightPart", "_check"),
     ("launch.idle_imports", "IdleImports", "need"),
     ("launch.torchrun_events", "TorchrunEvents", "_send"),
-    ("console.screen", "Screen", "tick"),
-]
-MORE_MISTAKES = [
     *(("launch.investigation", "Investigation", name) for name in ("report_failure", "imported", "tick", "deadline")),
     *(("launch.event_log", "EventLog", name) for name in ("describe", "finish", "note", "record", "plan_description")),
     *(("launch.event_log", "EventLog", name) for name in ("write_torch_version",)),

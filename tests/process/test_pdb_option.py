@@ -67,6 +67,7 @@ def test_without_a_terminal_the_debugger_waits_for_saferunctl(folder: Path) -> N
         assert job.wait() == 1
 
 
+@pytest.mark.slow
 def test_a_debugger_in_which_nothing_is_typed_ends(folder: Path) -> None:
     with running(
         folder, RAISES, *QUIET, "--pdb", "--pdb-timeout", "1", "--cause-wait", "0", nproc=2, store=False
@@ -76,6 +77,7 @@ def test_a_debugger_in_which_nothing_is_typed_ends(folder: Path) -> None:
         assert "KeyError: 'labels'" in job.err
 
 
+@pytest.mark.slow
 def test_an_exit_code_of_the_script_is_no_exception(folder: Path) -> None:
     with running(folder, RAISES, *QUIET, "--pdb", nproc=2, arguments=["3"], store=False) as job:
         assert job.wait() == 1

@@ -40,7 +40,7 @@ def report(job: Job) -> str:
     return json.dumps(json.loads((job.run_dir / "report.json").read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("lacking", LACKING)
+@pytest.mark.parametrize("lacking", slow_but(LACKING, "kernel"))
 def test_a_crash_is_told_with_the_survivors_stacks(tmp_path: Path, lacking: str) -> None:
     with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["stay", "7"], before=without(lacking), store=False) as job:
         job.hear("ready", 2)
@@ -95,6 +95,7 @@ def test_nothing_is_left_of_a_run_whose_supervisor_is_killed(tmp_path: Path, lac
         job.assert_nothing_left(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_stop_ends_a_stubborn_rank(tmp_path: Path) -> None:
     options, ranks = ("--shutdown-timeout", "1"), ("stubborn", "stay")
     with running(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.ports import own_port
 from tests.process.launching import REPOSITORY, Job, running, two_lines, until, without
 
@@ -24,7 +25,7 @@ with socket.socket(family, socket.SOCK_STREAM) as listener:
 """
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::1"])  # noqa: S104
+@pytest.mark.parametrize("address", slow_but(["127.0.0.1", "0.0.0.0", "::", "::1"], "127.0.0.1", "::"))  # noqa: S104
 def test_a_port_in_use_is_refused_with_the_name_of_its_holder_before_any_rank_starts(
     tmp_path: Path, address: str
 ) -> None:
@@ -112,6 +113,7 @@ def port_told(job: Job) -> int:
     return int(said[0].split()[1]) if len(said) == 2 else 0
 
 
+@pytest.mark.slow
 def test_all_attempts_have_the_same_port(tmp_path: Path) -> None:
     program = "from rank import *\nprint(os.environ['MASTER_PORT'])\nsys.exit(ATTEMPT < 2)"
     with running(tmp_path, program, "--max-restarts", "2") as job:

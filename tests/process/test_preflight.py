@@ -17,6 +17,7 @@ from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus
 from saferun.preflight.check_process import CheckProcess
 from saferun.preflight.driver import PreflightRun, context_of
+from tests.breadth import slow_but
 from tests.process.launching import running, until
 from tests.unit.preflight.host_roots import Root
 
@@ -73,7 +74,7 @@ def test_with_preflight_only_a_table_is_all_there_is(tmp_path: Path, options: tu
 NOBODY_READS_IT = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0", "TP_SOCKET_IFNAME": "ib0"}
 
 
-@pytest.mark.parametrize("options", [(), ("--no-python",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--no-python",), marks=pytest.mark.slow)])
 def test_an_interface_that_a_site_s_module_names_stops_no_job_that_may_not_use_it(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -85,7 +86,7 @@ def test_an_interface_that_a_site_s_module_names_stops_no_job_that_may_not_use_i
         assert "saferun: warning: GLOO_SOCKET_IFNAME names ib0, which this host does not have" in job.err
 
 
-@pytest.mark.parametrize("ranks", [8, 40])
+@pytest.mark.parametrize("ranks", slow_but([8, 40], "8"))
 def test_a_limit_on_open_files_that_torchrun_lives_with_stops_nobody(tmp_path: Path, ranks: int) -> None:
     """Ranks whose streams find no room write to the console themselves; one line says so."""
     limited = ("prlimit", "--nofile=32:32", "--")
@@ -110,6 +111,7 @@ def test_a_healthy_host_says_nothing_of_its_checks(tmp_path: Path) -> None:
         assert {"open_files", "shared_memory", "disk"} <= {result["check"] for result in found["results"]}
 
 
+@pytest.mark.slow
 def test_what_is_found_while_the_ranks_run_is_told_while_they_run(tmp_path: Path) -> None:
     """On one host they do not wait for what can be no more than a warning."""
     with running(tmp_path, RAN_AND_WAITS, nproc=2, before=("prlimit", "--nofile=100:100", "--")) as job:
@@ -130,7 +132,7 @@ def broken(how: str) -> tuple[str, ...]:
 BREAKS = {"hangs": "time.sleep(600)", "dies": "os._exit(3)", "raises": "1 / 0", "is killed": "os.kill(os.getpid(), 9)"}
 
 
-@pytest.mark.parametrize("how", BREAKS.values(), ids=list(BREAKS))
+@pytest.mark.parametrize("how", slow_but(BREAKS.values(), BREAKS["hangs"]), ids=list(BREAKS))
 @pytest.mark.parametrize(
     "options", [(), pytest.param(("--nic", "lo"), marks=pytest.mark.slow)], ids=["beside the ranks", "before the ranks"]
 )

@@ -20,6 +20,7 @@ from saferun.linux.core_pattern import read_core_pattern
 from saferun.linux.poller import Poller
 from saferun.linux.program_start import ForkedRank, start_error
 from saferun.supervisor.machine import Limits
+from tests.breadth import slow_but
 from tests.process.frozen import mirror, needs_mounts
 from tests.process.launching import DEADLINE_S, SAFERUN, running, two_lines, until
 
@@ -184,7 +185,7 @@ def test_nobody_waits_for_a_program_of_saferuns_own() -> None:
         os.close(child.pidfd)
 
 
-@pytest.mark.parametrize("nproc", [1, 5])
+@pytest.mark.parametrize("nproc", slow_but([1, 5], "5"))
 def test_ranks_none_of_which_can_be_started_are_one_failure(tmp_path: Path, nproc: int) -> None:
     launcher = [*SAFERUN, "--no-python"]
     program = tmp_path / "program"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.process.launching import running
 
 TIMES_OUT = """
@@ -42,6 +44,7 @@ def test_the_rank_that_had_not_called_is_named_by_the_files_of_dead_ranks(tmp_pa
         assert notes, incident["captures"]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_recorder_costs_nothing(tmp_path: Path) -> None:
     """The failure is reported as ever."""
     spoiled = TIMES_OUT.replace("pickle.dump({", "file.write(b'no pickle'); str({").replace("}, file, 2)", "})")

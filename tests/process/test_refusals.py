@@ -29,6 +29,7 @@ from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult, HostInfo
 from tests.process.gloo_ranks import Ranks
 from tests.process.test_probing_networks import Host, in_namespaces
+from tests.syntax import parsed
 from tests.unit.preflight.preflight_samples import infos_of, judged, probes_of, where
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -402,7 +403,7 @@ def _places(folder: Path) -> Iterator[str]:
     for path in sorted(folder.glob("*.py")):
         if path.name in WORDS_OF_VERDICTS:
             continue
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         compared = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.Compare) for inner in ast.walk(node)}
         for function in ast.walk(tree):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):

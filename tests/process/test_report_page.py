@@ -88,6 +88,7 @@ def test_a_failure_leaves_a_page_in_the_run_directory(folder: Path) -> None:
         assert "report.html" not in job.err
 
 
+@pytest.mark.slow
 def test_a_hang_that_is_only_reported_has_a_page_while_the_job_goes_on(folder: Path) -> None:
     """And the process that made it is gone again."""
     options = ("--hang-timeout", "1", *PREFLIGHT_OFF)
@@ -104,11 +105,11 @@ def test_a_hang_that_is_only_reported_has_a_page_while_the_job_goes_on(folder: P
 @pytest.mark.parametrize(
     ("options", "code", "has_page"),
     [
-        ((), "0", False),
+        pytest.param((), "0", False, marks=pytest.mark.slow),
         (("--report-html", "always"), "0", True),
-        (("--report-html", "failure"), "3", True),
+        pytest.param(("--report-html", "failure"), "3", True, marks=pytest.mark.slow),
         (("--report-html", "off"), "3", False),
-        (("--run-dir", "none"), "3", False),
+        pytest.param(("--run-dir", "none"), "3", False, marks=pytest.mark.slow),
     ],
 )
 def test_when_there_is_a_page(folder: Path, options: tuple[str, ...], code: str, has_page: bool) -> None:
@@ -133,9 +134,9 @@ def test_when_there_is_a_page(folder: Path, options: tuple[str, ...], code: str,
         ("os.kill(os.getpid(), signal.SIGKILL)", "the process that makes it was ended"),
         pytest.param("time.sleep(1000)", LATE, marks=pytest.mark.slow),
         pytest.param("signal.pause()", LATE, marks=pytest.mark.slow),
-        ("held = []\nwhile True: held.append(bytearray(1 << 20))", "MemoryError"),
+        pytest.param("held = []\nwhile True: held.append(bytearray(1 << 20))", "MemoryError", marks=pytest.mark.slow),
         pytest.param("while True: pass", LATE, marks=pytest.mark.slow),
-        ("sys.exit(0)", "the process that makes it was ended"),
+        pytest.param("sys.exit(0)", "the process that makes it was ended", marks=pytest.mark.slow),
     ],
     ids=["missing", "killed", "sleeps", "pauses", "takes memory", "spins", "exits"],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from saferun.report.page.rendering import LIMIT_BYTES, render_page
 from saferun.report.page.run_reading import read_run
+from tests.breadth import slow_but
 from tests.process.browser import Browser, Page, browsing, why_not
 from tests.unit.report.page_samples import crash_run, hang_run, hostile_run, large_run
 
@@ -50,7 +51,7 @@ def is_quiet(page: Page) -> bool:
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", slow_but([False, True], "False"), ids=["light", "dark"])
 def test_no_page_is_wider_than_its_window_or_asks_for_anything(
     browser: Browser, pages: dict[str, Path], name: str, dark: bool
 ) -> None:
@@ -186,6 +187,7 @@ def test_text_has_enough_contrast(browser: Browser, pages: dict[str, Path], dark
     page.close()
 
 
+@pytest.mark.slow
 def test_on_paper_text_is_dark_whatever_the_screen_was(browser: Browser, pages: dict[str, Path]) -> None:
     page = browser.open(pages["crash"], 800, dark=True)
     page.lay_out_for_print()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.ports import own_port
 from tests.process.launching import kill, read_stat, running, until
 
@@ -99,7 +100,9 @@ if not again:
         assert "(retry 1 of 3): the store's process ended (killed by SIGKILL)" in job.err
 
 
-@pytest.mark.parametrize("options", [(), ("--start-retries", "5", "--retry-wait", "0")])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--start-retries", "5", "--retry-wait", "0"), marks=pytest.mark.slow)]
+)
 def test_what_another_try_would_not_change_is_reported_after_one(tmp_path: Path, options: tuple[str, ...]) -> None:
     """An import that fails will fail again."""
     with running(tmp_path, IMPORTS_NOTHING, *options, store=False) as job:
@@ -108,13 +111,34 @@ def test_what_another_try_would_not_change_is_reported_after_one(tmp_path: Path,
         assert "starting again" not in job.err
 
 
-def test_an_import_that_fails_twice_at_once_ends_the_restarts(tmp_path: Path) -> None:
+def test_arguments_that_are_wrong_twice_end_the_restarts(tmp_path: Path) -> None:
     """It cannot have made progress, and would fail a third time; the GPUs are better used otherwise."""
-    with running(tmp_path, IMPORTS_NOTHING, "--max-restarts", "5", store=False) as job:
+    program = """
+import argparse
+from rank import *
+tell("ran")
+argparse.ArgumentParser().parse_args(["--no-such-option"])
+"""
+    with running(tmp_path, program, "--max-restarts", "5", store=False) as job:
         assert job.wait() == 1
         assert len(job.said("ran")) == 2
-        assert "not started again: the same failure twice in a row (import_error, rank 0, train.py:3)" in job.err
+        assert "not started again: the same failure twice in a row (usage_error, rank 0)" in job.err
         assert decisions(job) == ["restart", "finish"]
+
+
+def test_a_module_that_comes_late_is_found_by_a_restart(tmp_path: Path) -> None:
+    """An environment is being unpacked while the job starts: torchrun restarts as often as it was asked to."""
+    program = """
+from rank import *
+tell("ran")
+if ATTEMPT < 3:
+    import no_such_module
+tell("trained")
+"""
+    with running(tmp_path, program, "--max-restarts", "5", store=False) as job:
+        assert job.wait() == 0
+        assert len(job.said("ran")) == 4
+        assert decisions(job) == ["restart"] * 3
 
 
 # Trains a hundred steps from its checkpoint on, and then fails at the same line as each time.
@@ -171,6 +195,7 @@ def test_hangs_use_up_all_restarts(tmp_path: Path) -> None:
         assert "the same failure twice" not in job.err
 
 
+@pytest.mark.slow
 def test_retry_always_uses_up_all_restarts(tmp_path: Path) -> None:
     """As torchrun does."""
     with running(tmp_path, IMPORTS_NOTHING, "--max-restarts", "3", "--retry-always") as job:
@@ -178,6 +203,7 @@ def test_retry_always_uses_up_all_restarts(tmp_path: Path) -> None:
         assert len(job.said("ran")) == 4
 
 
+@pytest.mark.slow
 def test_a_failure_that_nobody_knows_is_not_tried_again_where_there_was_no_start(tmp_path: Path) -> None:
     """A script without torch.distributed may have done anything by then; torchrun would run it once."""
     arguments = ("1", "something went wrong")
@@ -188,12 +214,15 @@ def test_a_failure_that_nobody_knows_is_not_tried_again_where_there_was_no_start
 
 @pytest.mark.parametrize(
     "fails",
-    [
-        "raise OSError('<urlopen error [Errno -3] Temporary failure in name resolution>')",
+    slow_but(
+        [
+            "raise OSError('<urlopen error [Errno -3] Temporary failure in name resolution>')",
+            "raise OSError(98, 'Address already in use')",
+            "raise OSError(116, 'Stale file handle', '/data/shard-3')",
+            "print('NCCL error: unhandled system error', file=sys.stderr); sys.exit(1)",
+        ],
         "raise OSError(98, 'Address already in use')",
-        "raise OSError(116, 'Stale file handle', '/data/shard-3')",
-        "print('NCCL error: unhandled system error', file=sys.stderr); sys.exit(1)",
-    ],
+    ),
 )
 def test_what_a_script_does_by_itself_at_first_is_done_once(tmp_path: Path, fails: str) -> None:
     """As under torchrun: the causes pass, but it has met nobody, and may have left something behind."""
@@ -203,7 +232,7 @@ def test_what_a_script_does_by_itself_at_first_is_done_once(tmp_path: Path, fail
         assert "starting again" not in job.err
 
 
-@pytest.mark.parametrize("rank_of_many", [1, 2])
+@pytest.mark.parametrize("rank_of_many", slow_but([1, 2], "1"))
 def test_a_syntax_error_that_the_script_raises_leaves_all_restarts(tmp_path: Path, rank_of_many: int) -> None:
     """Text that it evaluates may be data, hours after the start; torchrun restarts after it."""
     program = """
@@ -217,6 +246,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and RANK == 0:
         assert decisions(job) == ["restart"]
 
 
+@pytest.mark.slow
 def test_a_script_that_python_cannot_read_is_not_started_again(tmp_path: Path) -> None:
     """None of it has run, and no attempt changes that."""
     with running(tmp_path, "x = = 3", "--max-restarts", "2", nproc=2, store=False) as job:

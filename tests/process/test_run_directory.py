@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import DEADLINE_S, Job, command_line, in_mounts, running, until, without
 
 QUICK = "print('done')"
@@ -46,7 +47,7 @@ def locked(path: str) -> list[str]:
     return ["sh", "-c", f'mkdir {path} && chmod 500 {path}; exec "$@"', "sh"]
 
 
-@pytest.mark.parametrize("options", ["size=4k", "size=8k", "size=16k", "size=64k"])
+@pytest.mark.parametrize("options", slow_but(["size=4k", "size=8k", "size=16k", "size=64k"], "size=8k"))
 def test_a_full_run_directory_is_one_warning(tmp_path: Path, options: str) -> None:
     """A disk that fills up in the middle of a week's training may not end it."""
     program = (
@@ -64,7 +65,7 @@ def test_a_full_run_directory_is_one_warning(tmp_path: Path, options: str) -> No
         assert_one_warning("\n".join(line for line in job.err.splitlines() if not line.endswith("x" * 100)))
 
 
-@pytest.mark.parametrize("inodes", range(1, 11))
+@pytest.mark.parametrize("inodes", slow_but(range(1, 11), "2", "5", "8"))
 def test_a_run_directory_without_room_for_another_file_is_one_warning(tmp_path: Path, inodes: int) -> None:
     """Quotas count files too: the directory of a rank, or its second file, may be the one that is too many."""
     runs = tmp_path / "runs"
@@ -89,13 +90,14 @@ def test_a_run_directory_that_is_removed_under_a_running_job_is_no_failure(tmp_p
         assert job.out.count("two") == 2
 
 
-def test_a_launch_leaves_its_run_directory_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", slow_but(["import os", "import torch.distributed"], "import os"))
+def test_a_launch_leaves_its_run_directory_and_nothing_else(tmp_path: Path, program: str) -> None:
     """A start of torchrun leaves a directory in /tmp at each start."""
     before = in_mounts(("/mnt", "size=1m"), ("/dev/shm", "size=1m"))
     listing = 'd="$1"; shift; "$@"; status=$?; ls -A /dev/shm /mnt >"$d"; exit $status'
     before += ["sh", "-c", listing, "sh", str(tmp_path / "listing")]
     environ = {"TMPDIR": "/mnt", "TMP": "/mnt", "TEMP": "/mnt"}
-    with running(tmp_path, "import torch.distributed", before=before, environ=environ) as job:
+    with running(tmp_path, program, before=before, environ=environ) as job:
         assert job.wait() == 0
         assert (tmp_path / "listing").read_text().split() == ["/dev/shm:", "/mnt:"]
         assert sorted(path.name for path in (tmp_path / "job").iterdir() if path.name != "__pycache__") == [

@@ -20,6 +20,7 @@ import saferun
 from saferun.api import launching
 from saferun.api.rank_function import open_private, read_private
 from saferun.errors import SaferunError, UsageError
+from tests.breadth import slow_but
 from tests.process.launching import REPOSITORY, until
 from tests.process.marks import pids_whose_environ_has
 
@@ -86,6 +87,7 @@ def test_a_function_of_a_module_returns_a_value_for_each_rank() -> None:
     assert not list(Path().glob("saferun-call-*"))
 
 
+@pytest.mark.slow
 def test_a_function_that_raises_has_no_value_and_a_report() -> None:
     result = saferun.run(failing, options=QUIET, capture=True)
     assert result.values == ()
@@ -94,6 +96,7 @@ def test_a_function_that_raises_has_no_value_and_a_report() -> None:
     assert "ValueError: bad batch" in result.report.failure.headline
 
 
+@pytest.mark.slow
 def test_a_value_that_cannot_be_pickled_ends_no_other_rank() -> None:
     """Its rank has done its work, and another one may be writing its last file."""
     with pytest.raises(SaferunError, match=r"rank 0: what with_lambda returned cannot be pickled[^\n]*\nhint: return"):
@@ -112,7 +115,7 @@ def test_a_module_of_the_program_is_found_before_an_installed_one(tmp_path: Path
     assert "('mine',)" in subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-@pytest.mark.parametrize("failure", ["latin-1", "raises", "closed"])
+@pytest.mark.parametrize("failure", slow_but(["latin-1", "raises", "closed"], "raises"))
 def test_a_stream_of_the_caller_that_fails_costs_its_text_alone(
     failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

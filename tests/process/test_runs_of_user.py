@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import DEADLINE_S, REPOSITORY, STAY, in_mounts, kill, running, until
 from tests.unit.described_runs import make_run
 
@@ -44,6 +45,7 @@ def test_a_run_is_listed_from_anywhere_while_it_lives_and_after(tmp_path: Path) 
         assert run["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_short_run_is_noted_too(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with running(tmp_path, "raise SystemExit(3)", environ={"XDG_STATE_HOME": str(state)}, store=False) as job:
@@ -63,7 +65,7 @@ def test_a_run_whose_saferun_was_killed_is_lost(tmp_path: Path) -> None:
         assert (run["state"], run["exit_code"]) == ("lost", None)
 
 
-@pytest.mark.parametrize("place", ["missing", "full", "a file", "none"])
+@pytest.mark.parametrize("place", slow_but(["missing", "full", "a file", "none"], "full"))
 def test_without_room_for_the_index_nothing_else_is_missing(tmp_path: Path, place: str) -> None:
     """It is a convenience."""
     full, file = tmp_path / "mount", tmp_path / "file"

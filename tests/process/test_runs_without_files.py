@@ -124,7 +124,7 @@ def test_what_a_launch_that_was_killed_has_left_is_removed_by_the_next_one(folde
     assert not (runtime / "saferun").exists()
 
 
-@pytest.mark.parametrize("place", slow_but(["missing", "a file", "open to all", "a link"], "missing", "a link"))
+@pytest.mark.parametrize("place", slow_but(["missing", "a file", "open to all", "a link"], "a link"))
 def test_it_is_elsewhere_where_there_is_no_private_directory(folder: Path, runtime: Path, place: str) -> None:
     if place == "missing":
         runtime.rmdir()
@@ -153,7 +153,7 @@ def run_pid(run: dict[str, Any]) -> int:
         return 0
 
 
-@pytest.mark.parametrize("code", ["0", "3"])
+@pytest.mark.parametrize("code", slow_but(["0", "3"], "3"))
 def test_without_a_place_for_it_nothing_else_is_missing(folder: Path, code: str) -> None:
     """It is a convenience, as the index of runs is."""
     folder.mkdir()
@@ -190,3 +190,23 @@ def read(path: Path) -> dict[str, Any]:
         return {}
     assert isinstance(content, dict)
     return content
+
+
+@pytest.mark.parametrize("options", [("-r", "3"), pytest.param(("-t", "1"), marks=pytest.mark.slow)])
+def test_logs_that_the_user_wants_stay_where_torchrun_s_would(
+    folder: Path, runtime: Path, options: tuple[str, ...]
+) -> None:
+    """In a temporary directory, whose name is in one line."""
+    with launched(folder, runtime, "print('a line of the rank')", *options, sweeps=False) as job:
+        assert job.wait() == 0
+        (log,) = (folder / "tmp").rglob("stdout.log")
+        assert log.read_text() == "a line of the rank\n"
+        base = next(path for path in log.parents if path.parent == folder / "tmp")
+        assert f"the log files of the ranks are in {base}; they stay there" in " ".join(job.err.split())
+        assert base.stat().st_mode & 0o077 == 0
+
+
+def test_without_such_options_nothing_stays(folder: Path, runtime: Path) -> None:
+    with launched(folder, runtime, "print('a line of the rank')") as job:
+        assert job.wait() == 0
+        assert "log files" not in job.err

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import REPOSITORY, two_lines
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_list_has_the_users_profiles_too(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", slow_but(BUILT_IN, "production"))
 def test_every_built_in_profile_can_be_shown(name: str) -> None:
     """Each variable with who sets it, what it costs and where that is written."""
     lines = answer("env", "show", name)
@@ -196,7 +197,7 @@ def test_lint_of_real_variables_is_content_and_says_what_it_searched() -> None:
         ("NCCL_DEBG", "INFO", "did you mean NCCL_DEBUG?"),
     ],
 )
-@pytest.mark.parametrize("by", ["environment", "flag"])
+@pytest.mark.parametrize("by", slow_but(["environment", "flag"], "flag"))
 def test_lint_tells_what_is_wrong_and_ends_with_1(name: str, value: str, words: str, by: str) -> None:
     """So that a job script can ask before it starts."""
     environ = {name: value} if by == "environment" else {}
@@ -240,15 +241,24 @@ def test_lint_shows_no_secret() -> None:
     [
         ((), "VERB", "see saferunctl --help"),
         (("evn",), "evn", "see saferunctl --help"),
-        (("env",), "ACTION", "see saferunctl env --help"),
+        pytest.param(("env",), "ACTION", "see saferunctl env --help", marks=pytest.mark.slow),
         (("env", "shwo"), "'shwo'", "see saferunctl env --help"),
-        (("env", "show"), "profile", "see saferunctl env show --help"),
+        pytest.param(("env", "show"), "profile", "see saferunctl env show --help", marks=pytest.mark.slow),
         (("env", "show", "produktion"), "no env profile is named 'produktion'", "did you mean production?"),
         (("env", "show", "\x1b[31m"), r"'\x1b[31m'", "known are"),
-        (("env", "diff", "none", "non"), "no env profile is named 'non'", "did you mean none?"),
-        (("env", "lint", "--env-profile", "minimum"), "'minimum'", "did you mean minimal?"),
+        pytest.param(
+            ("env", "diff", "none", "non"),
+            "no env profile is named 'non'",
+            "did you mean none?",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("env", "lint", "--env-profile", "minimum"), "'minimum'", "did you mean minimal?", marks=pytest.mark.slow
+        ),
         (("env", "lint", "--env", ""), "--env is empty", "--env NAME=VALUE"),
-        (("env", "--vendor", "intel", "list"), "'intel'", "see saferunctl env --help"),
+        pytest.param(
+            ("env", "--vendor", "intel", "list"), "'intel'", "see saferunctl env --help", marks=pytest.mark.slow
+        ),
         (("env", "--env-profile-path", "nowhere", "list"), "no env profiles at 'nowhere'", "--env-profile-path"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import customized, in_saferun, running, until
 from tests.process.test_opens_no_file import assert_touches_no_file, traced
 
@@ -127,7 +128,7 @@ raise ValueError("the end")
     assert_touches_no_file(job, tmp_path)
 
 
-@pytest.mark.parametrize("content", ["fifo", "link", "directory", "large"])
+@pytest.mark.parametrize("content", slow_but(["fifo", "link", "directory", "large"], "fifo"))
 def test_what_a_rank_puts_in_place_of_its_file_changes_nothing(content: str, tmp_path: Path) -> None:
     """Nothing is followed, or waited for."""
     program = f"""

@@ -76,7 +76,7 @@ def test_the_launcher_is_saferun_for_who_runs_it_with_python(folder: Path, how: 
     assert run(folder, sys.executable, *words, *options, FAIL="3").returncode == 1
 
 
-@pytest.mark.parametrize("how", ["-m", "the command", "the shim"])
+@pytest.mark.parametrize("how", slow_but(["-m", "the command", "the shim"], "the shim"))
 def test_ranks_do_not_have_the_hook_whoever_starts_saferun(folder: Path, how: str) -> None:
     """What they start in turn is not changed either."""
     command = {

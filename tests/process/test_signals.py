@@ -15,6 +15,7 @@ import pytest
 
 from saferun.linux.procfs import read_name
 from saferun.linux.signals import SURVIVED
+from tests.breadth import slow_but
 from tests.process.launching import Job, kill, kill_reapers, parent_of, read_stat, running, until
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def checkpoints(job: Job) -> list[str]:
     return [path.read_text() for path in sorted(job.folder.glob("checkpoint.*"))]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGUSR1, signal.SIGUSR2], "SIGUSR1"))
 def test_a_signal_to_every_process_lets_the_ranks_finish_their_checkpoint(
     tmp_path: Path, signum: signal.Signals
 ) -> None:

@@ -85,7 +85,7 @@ def test_by_default_no_rank_is_asked(tmp_path: Path) -> None:
     [
         ("silent", "rank 1: it does not answer"),
         pytest.param("status", "rank 1: it answers with status 500", marks=pytest.mark.slow),
-        ("garbage", "rank 1: its answer is not JSON"),
+        pytest.param("garbage", "rank 1: its answer is not JSON", marks=pytest.mark.slow),
         ("no recorder", "rank 0: its torch has no Flight Recorder that can be asked"),
     ],
 )

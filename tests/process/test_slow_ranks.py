@@ -14,6 +14,7 @@ import pytest
 
 from saferun.captures.beside_slow import clock_lines, nic_lines
 from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
+from tests.breadth import slow_but
 from tests.process.in_step import IN_STEP, table_of
 from tests.process.launching import Job, customized, in_saferun, running, until
 
@@ -146,7 +147,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", slow_but(BROKEN, next(iter(BROKEN))))
 def test_what_breaks_costs_the_comparison_and_nothing_else(tmp_path: Path, what: str) -> None:
     """With one line."""
     environ = customized(tmp_path, in_saferun(BROKEN[what]))

@@ -131,6 +131,7 @@ CUT_SHORT = (
 )
 
 
+@pytest.mark.slow
 def test_a_look_that_is_cut_short_keeps_what_it_has_seen(tmp_path: Path) -> None:
     """What it has not seen is named, on the console and beside the files."""
     program = "from rank import *\ndef waits():\n    stay()\ntell('ready')\nwaits()"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import STAY, kill, running, until
 
 
-@pytest.mark.parametrize("has_files", [True, False])
+@pytest.mark.parametrize("has_files", slow_but([True, False], "True"))
 def test_a_suspected_hang_is_one_line_with_what_to_do(tmp_path: Path, *, has_files: bool) -> None:
     """Nothing may be wrong. Without files the console is the only place for the stacks."""
     options = ["--env-profile", "minimal", "--hang-timeout", "60", *([] if has_files else ["--run-dir", "none"])]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import Job, running, until
 from tests.process.reading import Pipe, Reader
 
@@ -200,6 +201,7 @@ def test_a_prompt_is_seen_and_its_answer_reaches_the_rank(tmp_path: Path) -> Non
         until(lambda: "hello Ada" in terminal.text, "the answer has arrived")
 
 
+@pytest.mark.slow
 def test_a_debugger_works_in_a_rank(tmp_path: Path) -> None:
     program = "secret = 6 * 7\nbreakpoint()\nprint('over')"
     with on_terminal(tmp_path, program) as (job, terminal):
@@ -228,6 +230,7 @@ await_release("end")
         assert [said for name in ("SIGINT", "SIGTERM", "SIGHUP") for said in job.said(name)] == []
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     program = "from rank import *\nignore(signal.SIGINT)\ntell('ready')\nstay()"
     with on_terminal(tmp_path, program, nproc=2) as (job, terminal):
@@ -362,7 +365,12 @@ def test_prefixes_are_coloured_by_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "environ"), [((), {"NO_COLOR": "1"}), (("--color", "never"), {}), (("--prefix", "none"), {})]
+    ("options", "environ"),
+    [
+        ((), {"NO_COLOR": "1"}),
+        pytest.param(("--color", "never"), {}, marks=pytest.mark.slow),
+        pytest.param(("--prefix", "none"), {}, marks=pytest.mark.slow),
+    ],
 )
 def test_no_colours_where_none_are_wanted(tmp_path: Path, options: tuple[str, ...], environ: dict[str, str]) -> None:
     # In one piece: print writes text and line feed apart, and a line that stays unfinished for long is drawn anew.
@@ -373,7 +381,7 @@ def test_no_colours_where_none_are_wanted(tmp_path: Path, options: tuple[str, ..
         assert "\x1b" not in terminal.text
 
 
-@pytest.mark.parametrize("term", ["dumb", ""])
+@pytest.mark.parametrize("term", slow_but(["dumb", ""], "dumb"))
 def test_a_dumb_terminal_gets_neither_colours_nor_cursor_movements(tmp_path: Path, term: str) -> None:
     """The terminal of an editor, or of a build server, shows them as letters."""
     program = r"""
@@ -390,7 +398,7 @@ sys.stderr.write("\rbar 2\n")
         assert "\x1b" not in terminal.text
 
 
-@pytest.mark.parametrize("end", ["well", "killed"])
+@pytest.mark.parametrize("end", slow_but(["well", "killed"], "killed"))
 def test_the_terminal_is_left_as_it_was(tmp_path: Path, end: str) -> None:
     """A terminal without echo or line wrapping is a broken one to its user."""
     program = r"""

@@ -179,6 +179,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_background_job_in_the_foreground_has_the_keyboard_and_is_ended_by_ctrl_c(folder: Path) -> None:
     """In the background the shell has the keys; after ``fg`` the rank that reads has them."""
     (folder / "reads.py").write_text(READS)
@@ -215,6 +216,7 @@ while not os.path.exists("end"):
 """
 
 
+@pytest.mark.slow
 def test_a_debugger_of_a_background_job_is_used_after_fg(folder: Path) -> None:
     """It asked while the keys were the shell's."""
     (folder / "asks.py").write_text(ASKS)

@@ -9,7 +9,6 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -167,7 +166,7 @@ SERVED["advances"] = served(status("count", "count - 1"), SLEEPS)
 
 
 @pytest.fixture(scope="module")
-def watched_together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
+def watched_together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     """Jobs that need next to no processor time, after their timeouts; each with a rank beside it that sleeps.
 
     All at once, and with one examiner: a timeout each would add up to a minute.
@@ -192,7 +191,8 @@ def watched_together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
             for job in jobs.values():
                 job.turn(wait_s=0.0)
             time.sleep(0.005)
-        yield jobs
+    # What was told of them is all that is asked: they do not use processors while other tests run.
+    return jobs
 
 
 @pytest.mark.parametrize("name", HANGING)
@@ -291,6 +291,7 @@ def test_one_at_work_keeps_the_job_from_being_called_hung(tmp_path: Path, progra
         assert job.run(2.5 * TIMEOUT_S) == []
 
 
+@pytest.mark.slow
 def test_the_python_below_a_shell_is_the_rank(tmp_path: Path) -> None:
     """``--no-python ./run.sh``: the shell only waits."""
     shell = ("sh", "-c", '"$@"; exit $?', "sh")
@@ -337,6 +338,7 @@ def test_ranks_that_burn_in_a_collective_are_stuck_in_it(tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------------------------ its own helpers
 
 
+@pytest.mark.slow
 def test_without_py_spy_nobody_is_suspected_of_spinning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be seen may be work."""
     monkeypatch.setattr(held_tools, "find_tool", lambda _name: "")

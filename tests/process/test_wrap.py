@@ -20,6 +20,7 @@ from saferun.linux.pidfd import open_pidfd
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.model import ExitStatus
+from tests.breadth import slow_but
 from tests.matrix import PLACE
 from tests.process.launching import (
     END_AS_TOLD,
@@ -63,7 +64,7 @@ def test_a_rank_runs_under_strace_and_the_other_does_not(folder: Path) -> None:
         assert not (job.run_dir / "attempt_0" / "rank_0" / "strace.txt").exists()
 
 
-@pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 3), ("SIGKILL", -signal.SIGKILL)])
+@pytest.mark.parametrize(("how", "code"), slow_but([("0", 0), ("3", 3), ("SIGKILL", -signal.SIGKILL)], "3"))
 def test_the_exit_code_is_the_scripts_and_not_the_tools(folder: Path, how: str, code: int) -> None:
     """Where the kernel does not tell how the script ended, all that is known is how the tool did."""
     with running(folder, END_AS_TOLD, *QUIET, "--wrap", f"0:{SHELL}", arguments=(how,), store=False) as job:
@@ -87,7 +88,7 @@ def test_signals_go_to_the_script(folder: Path) -> None:
         assert "has ended" not in job.err, "the tool got the signal, too"
 
 
-@pytest.mark.parametrize("tool", [SHELL, "strace"])
+@pytest.mark.parametrize("tool", slow_but([SHELL, "strace"], "strace"))
 def test_signals_reach_what_a_shell_runs_under_the_tool(folder: Path, tool: str) -> None:
     """As they do without a tool: the shell's child is in its process group."""
     # A shell that goes on until its child has ended: else the sweep would end that.
@@ -180,7 +181,7 @@ def test_a_tool_that_is_not_there_is_said_before_any_rank_starts(folder: Path) -
         assert job.said() == []
 
 
-@pytest.mark.parametrize("member", ["begin", "tick", "adopts", "status_of", "_take"])
+@pytest.mark.parametrize("member", slow_but(["begin", "tick", "adopts", "status_of", "_take"], "tick"))
 def test_a_mistake_of_saferuns_own_costs_only_the_scripts_exit_code(folder: Path, member: str) -> None:
     """The tool's process stands for the rank."""
     planted = (

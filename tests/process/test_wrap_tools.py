@@ -166,7 +166,7 @@ def find_script(job: Job) -> None:
 CALLS = [pytest.param(how, tool, id=f"{how}-{tool}") for how in ("0", "3", "SIGSEGV") for tool in CALLED]
 
 
-@pytest.mark.parametrize(("how", "tool"), slow_but(CALLS, *(f"0-{tool}" for tool in CALLED), "3-nsys", "SIGSEGV-nsys"))
+@pytest.mark.parametrize(("how", "tool"), slow_but(CALLS, "3-nsys", "0-ncu", "0-rocprofv3"))
 def test_a_tool_is_called_as_its_manual_says_and_the_exit_code_is_the_scripts(
     folder: Path, environ: dict[str, str], tool: str, how: str
 ) -> None:
@@ -241,6 +241,7 @@ def test_a_tool_that_writes_its_report_is_not_killed_when_the_job_is_stopped(
         assert job.rank_file(0, "nsys.nsys-rep") == b"a report"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_tool_that_writes_its_report(folder: Path, environ: dict[str, str]) -> None:
     """Whoever does not want to wait for it says so."""
     options = (*QUIET, "--wrap", "0:nsys", "--shutdown-timeout", "1")
@@ -324,6 +325,7 @@ never_ends()
         assert job.rank_file(0, "ncu.ncu-rep")
 
 
+@pytest.mark.slow
 def test_a_rank_goes_on_where_its_profiler_crashes(folder: Path, environ: dict[str, str]) -> None:
     """The job does not end by that."""
     with running(folder, END_AS_TOLD, *QUIET, "--wrap", "0:ncu", arguments=("0",), environ=environ, store=False) as job:

@@ -72,6 +72,7 @@ def failure(job: Job) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", slow_but([1, 2], "1"))
 def test_the_host_that_shows_the_cause_ends_the_wait_of_all(tmp_path: Path, count: int) -> None:
     """Whether it has other ranks or not."""

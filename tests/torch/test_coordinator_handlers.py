@@ -312,6 +312,7 @@ def register():
 '''
 
 
+@pytest.mark.slow
 def test_a_registered_handler_of_somebody_else_works(tmp_path: Path) -> None:
     """Whatever the entry points of torch's registry name."""
     (tmp_path / "file_rendezvous.py").write_text(PLUGIN, encoding="utf-8")

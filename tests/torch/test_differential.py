@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.ports import own_port
 from tests.torch.differential import ALLOWED, Allowed, Case, differences, launch, read_consoles
 from tests.torch.differential_cases import CASES
@@ -28,31 +29,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("d")
 
 
-SLOW = {
-    # Waiting is all that happens in these.
-    "static_timeout_of_the_first_host",
-    "c10d_join_timeout",
-    "c10d_read_timeout",
-    # Ranks or launcher import all of torch; so they do in run_path_fails and events_of_a_failure.
-    "events",
-    "process_group",
-    "recorded_exception",
-    "run_path",
-    # Another end of the same kind is compared: killed_by_sigkill, fails_once, a report that cannot be read, sigterm,
-    # stubborn_rank.
-    "fails_too_often",
-    "killed_by_sigsegv",
-    "report_without_details",
-    "sighup",
-    "stubborn_rank_by_variable",
-}
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[pytest.mark.slow] if case.name in SLOW else []) for case in CASES],
-    ids=[case.name for case in CASES],
+# Those that differ most, with some of each section of the table. Where the ranks or the launcher import all of torch, a
+# case costs as much as ten others: one of these is here.
+FAST = (
+    "two_ranks",
+    "ranks_by_cpus",
+    "standalone_ignores_all_addresses",
+    "c10d_endpoint",
+    "store_not_shared",
+    "one_job_a_process_under_a_scheduler",
+    "pet_variables",
+    "stale_variables_of_an_outer_launch",
+    "virtual_local_rank_of_given_devices",
+    "script_arguments",
+    "module",
+    "shell_script",
+    "settings_of_the_process_are_inherited",
+    "exit_code_3",
+    "fails_once",
+    "sigterm",
+    "terminal",
+    "tee",
+    "redirects_by_rank",
+    "line_prefix",
+    "events_of_a_failure",
 )
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, *FAST), ids=[case.name for case in CASES])
 def test_a_job_runs_as_it_does_under_torchrun(case: Case, folder: Path) -> None:
     """Whoever changes one word on a command line may not have to change anything else."""
     port = own_port()

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed.run import determine_local_world_size
 
@@ -18,6 +18,7 @@ from saferun.errors import SaferunError, UsageError
 from saferun.linux import gpus
 from saferun.linux.gpu_drivers import NvmlReading, count_visible_amd, count_visible_nvidia, parse_cuda_visible_devices
 from saferun.linux.installed_torch import may_load_backends, read_torch_build
+from tests.examples import examples
 
 UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-cc34")
 AMD_UUIDS = tuple(f"GPU-{number:016x}" for number in (0xA0, 0xA1, 0xB0, 0xB1))
@@ -47,7 +48,7 @@ def environment(**variables: str | None) -> mock._patch_dict:
 @example(mask="1gpu2,2ampere")
 @example(mask="GPU-aa,GPU-aa")
 @example(mask="0,+")
-@settings(max_examples=500)
+@examples(500)
 def test_cuda_visible_devices_is_read_as_torch_reads_it(mask: str) -> None:
     with environment(CUDA_VISIBLE_DEVICES=mask):
         try:
@@ -58,7 +59,7 @@ def test_cuda_visible_devices_is_read_as_torch_reads_it(mask: str) -> None:
 
 
 @given(mask=st.none() | MASKS, uuids=st.sampled_from([UUIDS[:size] for size in range(len(UUIDS) + 1)]))
-@settings(max_examples=500)
+@examples(500)
 def test_nvidias_gpus_are_counted_as_torch_counts_them(mask: str | None, uuids: tuple[str, ...]) -> None:
     """Where a number is given it is torch's; and torch's number is given wherever it has one."""
     with (
@@ -78,7 +79,7 @@ def test_nvidias_gpus_are_counted_as_torch_counts_them(mask: str | None, uuids: 
 @example(cuda=None, hip="0,2", rocr="1,2,3")
 @example(cuda="1", hip=None, rocr="0,1")
 @example(cuda=None, hip=f"{AMD_UUIDS[1]},{AMD_UUIDS[0]}", rocr=None)
-@settings(max_examples=500)
+@examples(500)
 def test_amds_gpus_are_counted_as_torch_counts_them_or_not_at_all(
     cuda: str | None, hip: str | None, rocr: str | None
 ) -> None:
@@ -116,6 +117,7 @@ def test_torch_is_asked_and_answers_as_torchrun() -> None:
     assert gpus.ask_torch(sys.executable, "auto", os.environ, 300) == determine_local_world_size("auto")
 
 
+@pytest.mark.slow
 def test_devices_that_are_not_there_are_an_error_as_under_torchrun() -> None:
     with environment(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="-1"):
         with pytest.raises(ValueError, match="Cuda is not available"):

@@ -126,7 +126,7 @@ if RANK == 0:
 
 # tests/process/test_watch_run.py has all of these as ranks without torch.
 @pytest.mark.parametrize("hook", slow_but(["hooked", "unhooked"], "unhooked"))
-@pytest.mark.parametrize("what", slow_but(JOBS, "rank 0 evaluates while the others wait"))
+@pytest.mark.parametrize("what", slow_but(JOBS, "rank 0 downloads"))
 def test_it_is_no_hang(tmp_path: Path, what: str, hook: str) -> None:
     """A false alarm in the night costs more trust than ten pictures win. /proc has to be enough to know."""
     script = tmp_path / "train.py"

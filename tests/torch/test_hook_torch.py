@@ -249,6 +249,7 @@ def is_answered(pid):
 """
 
 
+@pytest.mark.slow
 def test_the_server_comes_with_the_first_process_group(tmp_path: Path) -> None:
     """Not with the import: until then the process has one thread, and may fork unwarned."""
     code = f"""{SETUP}
@@ -298,6 +299,7 @@ ENDS = {
 ENDED = {"return": 0, "sys.exit": 3 << 8, "exception": 1 << 8, "_exit": 4 << 8, "signal": 15, "forked": 0}
 
 
+@pytest.mark.slow
 def test_what_a_program_puts_in_place_of_torchs_registration_stays(tmp_path: Path) -> None:
     """A vendor's plugin sees each of its process groups."""
     code = f"""{SETUP}
@@ -317,7 +319,7 @@ os._exit(0)
     assert hooked.stdout.endswith("True\n")
 
 
-@pytest.mark.parametrize("limit", ["-v 8000000", "-d 8000000"])
+@pytest.mark.parametrize("limit", slow_but(["-v 8000000", "-d 8000000"], "-v 8000000"))
 def test_a_limit_on_memory_costs_the_server_alone(limit: str, tmp_path: Path) -> None:
     """Each of the server's threads takes a stack; one that is refused would end the rank."""
     (tmp_path / "alone.py").write_text(f"{ALONE}print('fine', flush=True)\nos._exit(0)\n")
@@ -379,6 +381,7 @@ def test_an_exec_gives_the_name_free(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr, ended.returncode) == ("True\nTrue\n", "", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", slow_but([200, 60], "200"))
 def test_a_path_that_is_too_long_costs_the_server_alone(length: int, tmp_path: Path) -> None:
     folder = tmp_path / ("x" * length)

@@ -117,6 +117,7 @@ def test_hosts_with_different_secrets_say_so_on_both(
             assert lines[-1].startswith("hint: pass the same secret on all hosts"), lines
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_read_its_secret_says_so_and_may_come_again(tmp_path: Path) -> None:
     """Before anything is started there; the other one waits for it as for any host that is late."""
     path = secret_in(tmp_path)

@@ -81,6 +81,7 @@ def test_the_interpreter_reads_pythonfaulthandler() -> None:
         assert done.stdout.strip() == expected
 
 
+@pytest.mark.slow
 def test_the_stack_of_an_exception_is_there_without_addr2line() -> None:
     """The default way to name its functions announces that it may hang, and may: production must not take it."""
     code = "import torch\ntry: torch.empty(2, 3) @ torch.empty(2, 3)\nexcept RuntimeError as error: print(error)"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from saferun.captures.plain_pickle import read_pickle
 from saferun.captures.recorder_content import read_groups
 
@@ -31,6 +33,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_what_torch_writes_is_plain_values(tmp_path: Path) -> None:
     """It names no class: neither for lists nor for dictionaries."""
     script, path = tmp_path / "train.py", tmp_path / "flight_recorder_0"

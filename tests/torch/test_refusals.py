@@ -166,14 +166,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def torchruns_answers(folder: Path) -> dict[str, Refusal]:
-    """How torchrun ended for everything it is to refuse."""
-    return torchrun_refusals(REFUSED, folder)
+def torchruns_answers(folder: Path, request: pytest.FixtureRequest) -> dict[str, Refusal]:
+    """How torchrun ended for everything of this run that it is to refuse."""
+    ids = {item.name for item in request.session.items if item.path == request.path}
+    return torchrun_refusals([case for case in REFUSED if any(f"[{case.name}]" in name for name in ids)], folder)
 
 
-# The coordinator refuses both with all of torch imported.
-SLOW = {"logs_specs_unknown"}
-SOME = slow_but(REFUSED, *(case.name for case in REFUSED if case.name not in SLOW))
+# One of each kind of value. Some of the others are refused only once all of torch has been imported.
+FAST = (
+    "script_missing",
+    "folder_without_a_main",
+    "run_path_script_missing",
+    "command_not_executable",
+    "python_missing",
+    "command_as_module",
+    "nproc_banana",
+    "nnodes_2:1",
+    "max_restarts_negative",
+    "shutdown_timeout_variable_no_number",
+    "redirects_0:4",
+    "rendezvous_option_without_value",
+    "rendezvous_backend_unknown",
+    "endpoint_port_too_large",
+    "log_folder_is_a_file",
+    "signal_that_cannot_be_handled",
+)
+SOME = slow_but(REFUSED, *FAST)
 
 
 @pytest.mark.parametrize("case", SOME, ids=[case.name for case in REFUSED])

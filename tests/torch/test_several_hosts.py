@@ -50,6 +50,7 @@ def test_ranks_are_told_what_torchrun_tells_them(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_a_host_whose_ranks_are_done_waits_for_the_job(tmp_path: Path) -> None:
     """Its exit code is the job's, which nobody knows before the last rank has ended."""
     program = "from rank import *\ntell('ready')\nawait_release('end')\nsys.exit(0)"
@@ -86,6 +87,7 @@ NO_MODULES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", slow_but(["exit", "fail"], "exit"))
 def test_hosts_on_which_nothing_can_be_imported_once_the_ranks_run_end_as_one(tmp_path: Path, how: str) -> None:
     """Whatever one host tells another, it is taken in, and the exit code is the job's."""
@@ -100,6 +102,7 @@ def test_hosts_on_which_nothing_can_be_imported_once_the_ranks_run_end_as_one(tm
         assert not [line for job in jobs for line in job.err.splitlines() if "Traceback" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", slow_but([0, 1], "1"))
 def test_a_rank_that_dies_ends_the_job_on_all_hosts(tmp_path: Path, failing: int) -> None:
     """Each console names the first failure and its host; the whole report is on the host that decides."""
@@ -322,6 +325,7 @@ def mpi_task(i: int, count: int, parent: int) -> dict[str, str]:
     return {**{name: str(value) for name, value in task.items()}, "SAFERUN_SCHEDULER": "pmi"}
 
 
+@pytest.mark.slow
 def test_one_task_a_rank_looks_like_one_saferun_to_the_ranks(tmp_path: Path) -> None:
     """And the host has one coordinator, whatever the number of its tasks."""
     program = TELL_PLACE + "tell('ready')\nawait_release('end')\n"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import Job, customized, in_saferun, until
 from tests.process.reading import Pipe
 from tests.torch.several import hosts
@@ -97,7 +98,7 @@ def test_a_hang_is_reported_once_a_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wait_s", "told"),
-    [("1200", "saferun: the job may hang: "), ("0", "saferun: the job hangs: ")],
+    slow_but([("1200", "saferun: the job may hang: "), ("0", "saferun: the job hangs: ")], "1200"),
     ids=["suspected", "certain"],
 )
 def test_hosts_with_consoles_of_their_own_word_a_hang_as_the_leader_does(

@@ -26,7 +26,9 @@ def private_in(runs: Path) -> list[str]:
     return [name for name in os.listdir(runs) if name.startswith(".private")] if runs.exists() else []
 
 
-@pytest.mark.parametrize("options", [(), ("--control-port", "same")], ids=["", "one port"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--control-port", "same"), marks=pytest.mark.slow)], ids=["", "one port"]
+)
 def test_hosts_that_see_the_same_directory_sign_their_messages(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Without an option for it. What somebody else writes does nothing then, and nothing of the secret is left."""
     runs = tmp_path / "runs"
@@ -76,6 +78,7 @@ def test_hosts_that_share_nothing_run_as_ever(tmp_path: Path) -> None:
     assert private_in(runs[0]) == []
 
 
+@pytest.mark.slow
 @needs_root
 def test_where_it_is_required_both_hosts_say_what_is_missing(tmp_path: Path) -> None:
     """With two lines and exit code 2."""

@@ -29,6 +29,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_slow_rank_of_one_of_two_hosts_is_named_by_the_first(tmp_path: Path) -> None:
     """With the host it is on; the other host says nothing."""
     (tmp_path / "place").mkdir()

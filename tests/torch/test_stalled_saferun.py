@@ -73,6 +73,7 @@ def test_a_saferun_that_was_stopped_calls_nothing_a_hang(
         assert len([line for line in job.err.splitlines() if line.startswith("saferun:")]) <= 1, job.err
 
 
+@pytest.mark.slow
 def test_ranks_that_ended_meanwhile_are_reported_as_they_ended(tmp_path: Path) -> None:
     """A rank that failed while saferun was stopped is the one that failed; the others are stopped because of it."""
     program = """

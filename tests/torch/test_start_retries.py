@@ -69,6 +69,7 @@ def test_a_start_that_fails_twice_and_then_works_needs_nobody(tmp_path: Path) ->
         assert [(row["next_step"], row["class"]) for row in rows] == [("retry", "nccl_system_error")] * 2
 
 
+@pytest.mark.slow
 def test_what_fails_after_the_start_is_not_tried_again(tmp_path: Path) -> None:
     """It has trained: that belongs to --max-restarts, as under torchrun."""
     with running(tmp_path, LATE, "--retry-wait", "0.1", nproc=2) as job:

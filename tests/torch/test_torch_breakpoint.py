@@ -24,6 +24,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_torchs_breakpoint_has_the_keyboard_of_its_rank(tmp_path: Path) -> None:
     with on_terminal(tmp_path, PROGRAM, nproc=2, store=True) as (job, terminal):
         asks(terminal)

@@ -297,6 +297,7 @@ def test_members_die_with_their_server(store_port: int) -> None:
         assert kinds(one.outcomes()) == ["ok"]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_given_up_with_what_it_told(store_port: int) -> None:
     """The supervisor's own deadline."""
     with host(0, store_port) as one:
@@ -311,6 +312,7 @@ def test_a_server_that_does_not_answer_is_given_up_with_what_it_told(store_port:
         assert {(outcome.kind, outcome.where) for outcome in outcomes.values()} == {("timeout", "in barrier")}
 
 
+@pytest.mark.slow
 def test_a_torch_that_cannot_be_imported_is_told(store_port: int, tmp_path: Path) -> None:
     """Once as the reason why no trial can be run, and for each member of a trial that was asked for."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")

@@ -98,6 +98,6 @@ FINISH = DecisionRow(
     1,
     1.7e9 + 60,
     "finish",
-    "not started again: the same failure twice in a row (import_error, rank 3, train.py:12)",
-    class_name="import_error",
+    "not started again: the same failure twice in a row (syntax_error, rank 3, train.py:12)",
+    class_name="syntax_error",
 )

@@ -20,6 +20,7 @@ from saferun.console.screen import Screen
 from saferun.ctl.answer import answer
 from saferun.errors import SaferunError, printable, printable_lines
 from saferun.text.bounded_json import shown
+from tests.syntax import no_collector, parsed
 
 PACKAGE = Path(__file__).resolve().parents[2] / "saferun"
 # Calls of these names put lines on a terminal, sooner or later.
@@ -79,13 +80,20 @@ KNOWN = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """Those of all sources are looked through."""
+    with no_collector():
+        yield
+
+
 def sources() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         name = str(path.relative_to(PACKAGE))
         if name not in LAST_STEPS | NO_TERMINAL | CLEANED_BEHIND and not name.startswith(
             ("coordinator/", "inject/")
         ):  # the one has no terminal, the other is the ranks'
-            yield name, ast.parse(path.read_text(encoding="utf-8"))
+            yield name, parsed(path)
 
 
 def is_clean(node: ast.expr) -> bool:
@@ -101,7 +109,7 @@ def is_clean(node: ast.expr) -> bool:
             is_number = spec is not None and re.search(r"[dfgxn%,]'?$", ast.unparse(spec)) is not None
             return conversion in {ord("r"), ord("a")} or is_number or is_clean(value)
         case ast.Call(func=function):
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            name = _last_name(function)
             if name == "join":
                 return bool(node.args) and is_clean(node.args[0])
             if name in {"encode", "decode"} and isinstance(function, ast.Attribute):
@@ -115,10 +123,15 @@ def is_clean(node: ast.expr) -> bool:
             return False
 
 
+def _last_name(function: ast.expr) -> str:
+    """What is called, without whose it is."""
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
 def said(name: str, tree: ast.Module) -> Iterator[str]:
     """The texts that a source says on a terminal and that may hold anything."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not node.args:
+        if not isinstance(node, ast.Call) or not node.args or _last_name(node.func) not in SAYING | {"write"}:
             continue
         called = ast.unparse(node.func)
         if called in WRITES:

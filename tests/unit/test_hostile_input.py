@@ -85,7 +85,7 @@ from tests.unit.host_samples import captured, host_evidence
 from tests.unit.linux.test_core_files import make_core
 from tests.unit.report.page_samples import hang_files
 
-EXAMPLES = int(os.environ.get("SAFERUN_FUZZ_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("SAFERUN_FUZZ_EXAMPLES", "20"))
 _MANY = 2000
 # So many decoders in one process: each test of them is far from the limit of time, on a busy machine as well.
 _AT_ONCE = 6

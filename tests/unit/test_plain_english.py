@@ -9,16 +9,26 @@ import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from saferun.cli.options import OPTIONS
+from tests.syntax import no_collector, parsed
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
 _MORE_PAGES = tuple(_ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"))
 _MODULES = tuple(sorted((_ROOT / "saferun").rglob("*.py")))
 _SCHEMAS = tuple(sorted((_ROOT / "saferun").rglob("*.schema.json")))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """Those of all sources are looked through."""
+    with no_collector():
+        yield
+
 
 # ---------------------------------------------------------------------------------------------------------- the words
 
@@ -71,7 +81,7 @@ def words_of_our_own(text: str) -> set[str]:
 @cache
 def strings(module: Path) -> tuple[tuple[int, str], ...]:
     """The texts in a module that may reach a user, with their lines: no docstrings, and none of a single word."""
-    tree = ast.parse(module.read_text(encoding="utf-8"))
+    tree = parsed(module)
     comments = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return tuple(
         (node.lineno, node.value)
@@ -161,13 +171,30 @@ def _sources() -> Iterator[Path]:
         yield from sorted(path.rglob("*.py")) if path.is_dir() else (path,)
 
 
+class Tokens(NamedTuple):
+    """What is read of a module's tokens."""
+
+    comments: tuple[tuple[int, str], ...]
+    names: frozenset[str]
+
+
+@cache
+def _tokens(module: Path) -> Tokens:
+    """The comments of a module, with their lines, and all names in it."""
+    found: list[tuple[int, str]] = []
+    names: set[str] = set()
+    for token in tokenize.generate_tokens(io.StringIO(module.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            found.append((token.start[0], token.string))
+        elif token.type == tokenize.NAME:
+            names.add(token.string)
+    return Tokens(tuple(found), frozenset(names))
+
+
 def comments(module: Path) -> Iterator[tuple[int, str]]:
     """The comments and docstrings of a module, with their lines; without what they quote."""
-    text = module.read_text(encoding="utf-8")
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(text)):
+    yield from _tokens(module).comments
+    for node in ast.walk(parsed(module)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, re.sub(r"``[^`]*``", "", node.value.value)
 
@@ -186,10 +213,10 @@ def test_comments_are_in_the_words_of_the_field() -> None:
 def test_names_are_in_the_words_of_the_field() -> None:
     """A name is read more often than any comment."""
     found = {
-        f"{_name(module)}: {token.string}"
+        f"{_name(module)}: {name}"
         for module in _sources()
-        for token in tokenize.generate_tokens(io.StringIO(module.read_text(encoding="utf-8")).readline)
-        if token.type == tokenize.NAME and _IN_NAMES.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", token.string).lower())
+        for name in _tokens(module).names
+        if _IN_NAMES.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
     }
     assert not found, "\n".join(sorted(found))
 
@@ -262,7 +289,7 @@ def _own_flags() -> frozenset[str]:
     flags = {flag[2:] for option in OPTIONS for flag in option.flags if flag.startswith("--")}
     flags |= {"help", "help-all", "version"}
     for module in (_ROOT / "saferun" / "ctl").glob("*.py"):
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(module)):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 names = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
                 flags |= {name[2:] for name in names if name.startswith("--")}

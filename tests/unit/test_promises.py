@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.syntax import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "docs" / "do-no-harm.md", ROOT / "docs" / "security.md"]
+
+
+@cache
+def _tests() -> frozenset[str]:
+    """The names of all tests."""
+    return frozenset(
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in parsed(path).body
+        if isinstance(node, ast.FunctionDef)
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_test_that_is_named_exists(page: Path) -> None:
     """A renamed test takes its promise along, or the page says more than is so."""
     named = set(re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8")))
-    there = {
-        node.name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-    }
     assert len(named) > 20
-    assert named <= there
+    assert named <= _tests()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

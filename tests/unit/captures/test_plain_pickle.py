@@ -81,7 +81,7 @@ def test_what_is_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         read_pickle(pickle.dumps("x" * 100), longest=50)
 
 
-NESTED = b"\x80\x02})" + b"\x85" * 2_000_000 + b"Ns."
+NESTED = b"\x80\x02})" + b"\x85" * 400_000 + b"Ns."
 SHARED = b"\x80\x02})" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(100)) + b"Ns."
 FAR_MEMO = b"\x80\x02Nr\xff\xff\xff\x7f."
 LIES = (b"\x80\x02X\xff\xff\xff\xff.", b"\x80\x04\x8d" + b"\xff" * 8 + b".", b"\x80\x04\x95" + b"\xff" * 8 + b".")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun import __version__
@@ -21,6 +21,7 @@ from saferun.cluster.placement import rendezvous_options
 from saferun.config import LaunchConfig
 from saferun.diagnosis.causes.python import LAUNCHER_OPTIONS
 from saferun.errors import SaferunError, UsageError
+from tests.examples import examples
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -271,7 +272,7 @@ WRITTEN = st.sampled_from([option for option in OPTIONS if option.dest != "print
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(WRITTEN, max_size=4), st.lists(st.one_of(FLAGS, WORDS), max_size=3))
 def test_a_plain_command_line_is_read_as_argparse_reads_it(options: list[list[str]], rest: list[str]) -> None:
     """Argparse is not asked where there is nothing to ask; where it is not, its answer would have been the same."""
@@ -285,7 +286,7 @@ def test_a_plain_command_line_is_read_as_argparse_reads_it(options: list[list[st
         assert plain.given == expected["given"]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.one_of(FLAGS, WORDS, st.builds("{}={}".format, FLAGS, WORDS)), max_size=6))
 def test_any_command_line_is_taken_or_refused_in_two_lines(arguments: list[str]) -> None:
     """Nothing a person can type ends in a traceback."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.cluster.secret import JobSecret
@@ -19,6 +19,7 @@ from saferun.cluster.signed import (
     is_signed,
     unverified,
 )
+from tests.examples import examples
 
 SECRET = JobSecret(bytes(range(32)))
 JOB = "job7"
@@ -152,7 +153,7 @@ def test_neither_keys_nor_secret_are_in_what_is_shown() -> None:
 
 
 @given(st.binary(max_size=300), st.sampled_from([*CONFIDENTIAL, *LEGIBLE]))
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_any_bytes_are_read_or_refused(stored: bytes, key: str) -> None:
     """With the head that a true value has, and without."""
     for content in (stored, MAGIC + stored, MAGIC + b"p" + stored, MAGIC + b"s" + stored):
@@ -162,7 +163,7 @@ def test_any_bytes_are_read_or_refused(stored: bytes, key: str) -> None:
 
 
 @given(st.binary(min_size=1, max_size=80), st.integers(0, 200), st.binary(min_size=1, max_size=20))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_bytes_that_are_put_into_a_value_make_it_nothing(content: bytes, at: int, put: bytes) -> None:
     """Wherever, and however many."""
     for key in (KEY, SEALED_KEY):

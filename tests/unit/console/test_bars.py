@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.console.console_stream import ConsoleStream
 from saferun.console.lines import LineAssembler
 from saferun.console.prefix import colored
+from tests.examples import examples
 from tests.unit.console.reader import Reader, console, drain, lines_of, prefix_of
 from tests.unit.console.terminal_model import Terminal
 
@@ -146,7 +147,7 @@ class Shown(NamedTuple):
     lines: LineAssembler
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.one_of(LINES, BARS, PROMPTS), st.integers(0, 3)), max_size=40),
     st.integers(12, 30),

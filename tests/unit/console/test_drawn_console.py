@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.console.console_stream import ConsoleStream
 from saferun.console.rows import Rows
+from tests.examples import examples
 from tests.shown import Shown
 from tests.unit.console.reader import Reader, console, drain
 
@@ -175,7 +176,7 @@ NOISE = st.lists(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(NOISE, st.integers(0, 5))
 def test_whatever_a_rank_writes_the_lines_of_others_stay(noise: list[bytes], pause: int) -> None:
     with ranks(3) as job:

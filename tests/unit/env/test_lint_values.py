@@ -3,13 +3,14 @@ from __future__ import annotations
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.env.lint.findings import VERDICTS, by_severity, one_line, shown
 from saferun.env.lint.known_names import HostFacts, PathFact
 from saferun.env.lint.rules import MAX_FINDINGS, lint, paths_to_examine
 from saferun.env.lint.settings import SETTINGS
+from tests.examples import examples
 from tests.unit.env.lint_samples import (
     ETH0,
     NOTHING,
@@ -242,7 +243,7 @@ def test_a_password_in_an_address_is_never_shown() -> None:
 
 
 @given(st.text(max_size=300))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_value_is_shown_on_one_printable_line_of_bounded_length(value: str) -> None:
     assert shown("TORCH_FLUX", value).isprintable()
     assert len(shown("TORCH_FLUX", value)) <= 80
@@ -280,7 +281,7 @@ def test_an_environment_of_10000_variables_is_linted_within_bounds() -> None:
 @given(
     st.dictionaries(st.text(string.ascii_uppercase + "_", max_size=30).map(lambda n: "NCCL_" + n), st.text(max_size=60))
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_no_environment_makes_the_lint_fail(environ: dict[str, str]) -> None:
     for known in (TODAY, NOTHING):
         for finding in lint(environ, known, ETH0):

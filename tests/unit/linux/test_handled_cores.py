@@ -70,6 +70,8 @@ def test_a_process_that_runs_is_traced_to_its_rank_by_its_ancestors(directory: D
 @pytest.mark.parametrize(
     ("pid", "ppid", "sid"),
     [(RANK, OWNER, RANK), (STRANGER, STRANGER, STRANGER), (SUBPROCESS, 1, STRANGER), (SUBPROCESS, os.getppid(), 1)],
+    # Without the numbers of this process, which each worker has others of.
+    ids=["rank", "stranger", "orphan", "sibling"],
 )
 def test_the_core_of_a_rank_and_of_anything_else_stays(directory: Directory, pid: int, ppid: int, sid: int) -> None:
     """The examiner reads those of ranks, and what is not provably of a subprocess of one is not saferun's."""

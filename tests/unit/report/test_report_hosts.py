@@ -207,7 +207,7 @@ def test_the_page_shows_what_is_told_of_several_hosts(line: str) -> None:
 
 def test_the_other_hosts_hear_what_was_decided() -> None:
     """With the reason, in the words of the host that decides."""
-    decided = "not started again: the same failure twice in a row (import_error, rank 3, train.py:12)"
+    decided = "not started again: the same failure twice in a row (syntax_error, rank 3, train.py:12)"
     lines = peer_text(diagnosis_of(), leader="node1", files=FILES, restarting=True, decided=decided)
     assert lines[-1] == f"saferun: {decided}"
     assert not any("starting all ranks again" in line for line in lines)

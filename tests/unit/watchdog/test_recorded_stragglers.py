@@ -26,7 +26,7 @@ def job_of(shape: str, pace: Pace, *, world: int = 8, seed: int = 0) -> TimedJob
 
 
 @pytest.mark.parametrize("shape", ["data", "fsdp", "tensor", "expert"])
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", slow_but([1, 2], "2"))
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_gpu_that_is_30_percent_slower_is_named_by_durations(shape: str, hosts: int, seed: int) -> None:
     """Whatever the hosts' clocks say."""
@@ -62,7 +62,7 @@ PACES: dict[str, Pace] = {
 
 
 @pytest.mark.parametrize("pace", slow_but(PACES, "rank 0 evaluates"))
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", slow_but(SHAPES, "data", "pipeline"))
 def test_no_rank_of_an_even_job_is_named(shape: str, pace: str) -> None:
     """Neither by durations nor by calls, on one host or several."""
     job = job_of(shape, PACES[pace], seed=len(pace))
@@ -71,7 +71,7 @@ def test_no_rank_of_an_even_job_is_named(shape: str, pace: str) -> None:
             assert named_of(job, recorders._replace(clocks_s=CLOCKS), hosts=hosts) == set()
 
 
-@pytest.mark.parametrize("shape", slow_but(SHAPES, *list(SHAPES)[:2]))
+@pytest.mark.parametrize("shape", slow_but(SHAPES, "data"))
 def test_a_rank_whose_cpu_is_later_while_its_gpu_is_the_limit_is_not_named_by_its_calls(shape: str) -> None:
     """Its GPU has enough to do all the same. Where it has not, after each wait for the GPU, durations may show it."""
     job = job_of(shape, Pace(cpu_s=0.02, late_cpus=(3,)), seed=4)
