@@ -5,6 +5,7 @@ Some had an error of their own all the same: a script that logs its exception an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from saferun.diagnosis.causes import Role, role_of
@@ -28,6 +29,8 @@ _CAUGHT_ADVICE = (
 _LONGEST_MESSAGE = 160
 _NEEDED = " while others still needed "
 _MARKER = "Traceback (most recent call last):"
+# How a log marks what the program goes on after.
+_BELOW_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING)\b|\[?[DIW]\d{4} \d\d:\d\d")
 
 
 class CaughtError(Value):
@@ -54,6 +57,11 @@ def _is_about_peers(case: Case) -> bool:
 
 def caught_errors(evidence: Evidence, hosts: Hosts, ends: Sequence[RankEnd]) -> list[CaughtError]:
     """The errors that ranks which ended well had printed last, less those that another rank had brought about."""
+    return [one for one in _last_errors(evidence, hosts, ends) if role_of(one.cause) is Role.CULPRIT]
+
+
+def _last_errors(evidence: Evidence, hosts: Hosts, ends: Sequence[RankEnd]) -> list[CaughtError]:
+    """The errors that ranks which ended well had printed last, less those that they got over."""
     outputs = evidence.outputs_by_rank
     found = []
     for end in ends:
@@ -62,7 +70,7 @@ def caught_errors(evidence: Evidence, hosts: Hosts, ends: Sequence[RankEnd]) -> 
             continue
         failure, cause = judged_failure(evidence, end._replace(status=ExitStatus(1, None)), output, hosts)
         error = failure.error
-        if error is None or error.is_aside or failure.line_after or role_of(cause) is not Role.CULPRIT:
+        if error is None or error.is_aside or failure.line_after or _BELOW_ERROR.search(error.before):
             continue
         found.append(CaughtError(failure._replace(end=end), cause))
     return found
@@ -78,9 +86,11 @@ def early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> Judge
     if not early:
         return None
     victim = next(case for case in cases if _is_about_peers(case))
-    caught = caught_errors(evidence, hosts, early)
+    errors = _last_errors(evidence, hosts, early)
+    caught = [one for one in errors if role_of(one.cause) is Role.CULPRIT]
     if caught:
-        return _caught(evidence, hosts, caught, victim)
+        lost = {one.failure.end.rank for one in errors} - {one.failure.end.rank for one in caught}
+        return _caught(evidence, hosts, caught, [end for end in early if end.rank not in lost], victim)
     them = "it" if len(early) == 1 else "them"
     message = f"exit code 0{_NEEDED}{them}"
     cause = Cause(CLASS_NAME, message, tuple(sorted(end.rank for end in early)), victim.cause.proof, ADVICE)
@@ -89,16 +99,20 @@ def early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[Case]) -> Judge
     return Judgement(cause, f"{head}: {message}{more}", victim.end)
 
 
-def _caught(evidence: Evidence, hosts: Hosts, caught: Sequence[CaughtError], victim: Case) -> Judgement:
-    """Some of them had printed an error before: that is why they left the others."""
+def _caught(
+    evidence: Evidence, hosts: Hosts, caught: Sequence[CaughtError], early: Sequence[RankEnd], victim: Case
+) -> Judgement:
+    """Some of them had printed an error before: that may be why they left the others, who may have needed any."""
     first = caught[0]
     message = f"exit code 0 after it had printed {shortened(first.cause.message, _LONGEST_MESSAGE)}"
     at = f", at {first.cause.location}" if first.cause.location else ""
-    ranks = tuple(sorted(one.failure.end.rank for one in caught))
+    ranks = tuple(sorted(end.rank for end in early))
     cause = Cause(CLASS_NAME, message, ranks, first.cause.proof, _CAUGHT_ADVICE, first.cause.location)
     head = who_and_when(evidence, hosts, first.failure.end, "ended")
     others = ranks_text(one.failure.end.rank for one in caught[1:])
     more = f"; {others} ended after an error as well" if len(caught) > 1 else ""
+    rest = {*ranks} - {one.failure.end.rank for one in caught}
+    more += f"; {ranks_text(rest)} ended as well, without one" if rest else ""
     return Judgement(cause, f"{head}: {message}{at},{_NEEDED}it{more}", victim.end)
 
 
@@ -106,8 +120,11 @@ def with_early_exit(evidence: Evidence, hosts: Hosts, verdict: Judgement, early:
     """A verdict about ranks that stayed away, with those that had ended before: which were needed is not known."""
     cause, ranks = verdict.cause, early.cause.ranks
     ends = sorted((end for end in evidence.ends if end.rank in ranks), key=lambda end: end.time)
-    head = who_and_when(evidence, hosts, ends[0], "had ended")
-    more = f"; {ranks_text(end.rank for end in ends[1:])} likewise" if len(ends) > 1 else ""
+    # The message is about one that had printed an error, where one had.
+    first = next((one.failure.end for one in caught_errors(evidence, hosts, ends)), ends[0])
+    head = who_and_when(evidence, hosts, first, "had ended")
+    others = [end.rank for end in ends if end.rank != first.rank]
+    more = f"; {ranks_text(others)} {'likewise' if first is ends[0] else 'had ended as well'}" if others else ""
     tail = f"{head}: {early.cause.message.partition(_NEEDED)[0]}{more}"
     advice = f"{cause.advice}; where {ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'} needed as well, "
     cause = cause._replace(ranks=tuple(sorted({*cause.ranks, *ranks})), advice=f"{advice}{early.cause.advice}")

@@ -17,9 +17,10 @@ def judged_failure(
 ) -> tuple[Failure, Cause]:
     """The failure of a rank and its cause, by its stdout where nothing else explains it.
 
-    In whichever stream it stands, that a rank has lost another one explains its end better than nothing. What a rank
-    brings about alone is believed of a traceback only, and only where its stderr has no words of the program's own,
-    for which of the two streams was written to last is not known.
+    In whichever stream a traceback stands by which a rank has lost another one, it explains its end better than
+    nothing; a line that says so does where it is the last of the program's own. What a rank brings about alone is
+    believed of a traceback only, and only where its stderr has no words of the program's own, for which of the two
+    streams was written to last is not known.
 
     Args:
         evidence: what is known of all.
@@ -32,11 +33,18 @@ def judged_failure(
     if found.class_name != _UNEXPLAINED:
         return failure, found
     others = []
-    if failure.earlier is not None and failure.earlier.is_aside:
+    if failure.earlier is not None:
         others.append(failure._replace(error=failure.earlier, earlier=None))
     if output is not None and output.last_stdout_lines:
-        others.append(read_stdout(failure, output))
+        printed = read_stdout(failure, output)
+        # What stderr has as well explains nothing more.
+        if printed.error is not None or not {*printed.closing_lines} <= {*failure.closing_lines}:
+            others.append(printed)
     for other in others:
+        is_logged = other.error is not None and (other.error is failure.earlier or not is_of_warning(other.error))
+        if not is_logged and failure.has_own_lines:
+            # Why it ends they say, and it had printed the rest before.
+            continue
         cause = cause_of(other)
         if role_of(cause) is not Role.CULPRIT:
             return other, cause

@@ -27,6 +27,9 @@ _AT_END = Calls(
     ("/multiprocessing/util.py", ("_exit_function",)),
 )
 _SCRIPT = "<module>"
+# The interpreter's own calls: while it runs Python, and when it comes to its end.
+_EVALUATES = "PyEval_"
+_FINALIZES = ("Py_Finalize", "_Py_Finalize", "wait_for_thread_shutdown")
 # What such a rank waits in explains itself.
 _NOT_ENDING = frozenset({"dead", "debugger", "stopped"})
 # Where an error that a rank has caught may be why it went another way.
@@ -116,8 +119,14 @@ def _is_at_its_end(dump: StackDump, user: UserCode) -> bool:
 
 def _waits_for_threads(dump: StackDump) -> bool:
     """Whether it waits in Python's own end, or runs no Python any more."""
-    calls = [frame for frame in _main_frames(dump) or () if not is_native(frame)]
-    return not calls or any(frame in _AT_END for frame in calls)
+    frames = _main_frames(dump) or ()
+    calls = [frame for frame in frames if not is_native(frame)]
+    if calls:
+        return any(frame in _AT_END for frame in calls)
+    # The debugger may have seen the interpreter, but not what it runs.
+    names = [frame.function for frame in frames]
+    runs_python = any(_EVALUATES in name for name in names)
+    return not runs_python or any(name.startswith(_FINALIZES) for name in names)
 
 
 def _main_frames(dump: StackDump) -> tuple[Frame, ...] | None:

@@ -17,11 +17,14 @@ _BEHIND = (
     "Exception ignored in",
     "terminate called ",
 )
+_MARK = re.compile("|".join(map(re.escape, _BEHIND)))
+_GROUP = "Exception Group "
+_RANK = re.compile(r"\[(?:default)?\d{0,6}:?rank\d{1,6}\]:? ?$")
+_LONGEST_RANK = 32
 # The bar was longer once: blanks cover the rest.
-_SEAM = re.compile(
-    r"\](?:\x1b\[[0-9;?]{0,20}[A-Za-z]|[ \r\0]){0,400}(?=(?:\[(?:default)?\d{0,6}:?rank\d{1,6}\]:? ?)?"
-    rf"(?:Exception Group )?(?:{'|'.join(map(re.escape, _BEHIND))}))"
-)
+_BLANKS = " \r\0"
+_CODE = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]$")
+_LONGEST_CODE = 23
 # tqdm's: ``45%|####5     | 45/100 [00:02<00:02, 20.0it/s]``, without a length ``45it [00:02, ?it/s, loss=0.3]``.
 _BAR = re.compile(r"\d%\||\d\d:\d\d[<,] {0,4}[^\]]{0,40}(?:/s|s/)|(?:\d|\?) ?(?:[kMGT]?B|it)/s\b|s/it\b")
 
@@ -35,10 +38,50 @@ def without_bars(lines: Iterable[str]) -> list[str]:
     """The lines; what an error begins with and stands behind a progress bar is a line of its own."""
     found: list[str] = []
     for line in lines:
-        if "]" in line and any(mark in line for mark in _BEHIND):
-            seam = _SEAM.search(line[:_LONGEST])
-            if seam is not None and is_bar(line[: seam.start() + 1]):
-                found.append(line[: seam.start() + 1])
-                line = line[seam.end() :]  # noqa: PLW2901 - the rest of it
+        if "]" in line and _may_begin(line):
+            end, start = _seam(line[:_LONGEST])
+            if end and is_bar(line[:end]):
+                found.append(line[:end])
+                line = line[start:]  # noqa: PLW2901 - the rest of it
         found.append(line)
     return found
+
+
+def _may_begin(line: str) -> bool:
+    """Whether one of the marks may be in a line; all lines are asked for that, and nearly none has one."""
+    return (
+        "Traceback (" in line or "Exception i" in line or "terminate called " in line or "Fatal Python error:" in line
+    )
+
+
+def _seam(line: str) -> tuple[int, int]:
+    """Where a bracket ends behind which an error begins, but for blanks, and where the error begins; zeros: nowhere.
+
+    From each mark it steps back, so that no part of a line is read more than a few times.
+    """
+    for mark in _MARK.finditer(line):
+        start = mark.start()
+        if line.endswith(_GROUP, 0, start):
+            start -= len(_GROUP)
+        before = max(start - _LONGEST_RANK, 0)
+        rank = _RANK.search(line[before:start])
+        if rank is not None:
+            start = before + rank.start()
+        end = _end_before_blanks(line, start)
+        if line.endswith("]", 0, end):
+            return end, start
+    return 0, 0
+
+
+def _end_before_blanks(line: str, end: int) -> int:
+    """Where a part of a line ends without the blanks and the terminal codes at its end."""
+    while end:
+        if line[end - 1] in _BLANKS:
+            end -= 1
+            continue
+        before = max(end - _LONGEST_CODE, 0)
+        code = _CODE.search(line[before:end]) if line[end - 1].isalpha() else None
+        if code is None:
+            break
+        end = before + code.start()
+    return end

@@ -8,7 +8,7 @@ and no pattern looks back over what it has seen.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from saferun.diagnosis.frames import UserCode, location_text
 from saferun.diagnosis.progress_bars import without_bars
@@ -59,6 +59,15 @@ ASIDE = (
 )
 # What asyncio prints between that and the traceback.
 _WHOSE = ("future: ", "handle: ", "task: ")
+# What is printed with a traceback of what ends no program: by asyncio, by logging, where one error led to another.
+_OF_ASIDES = (
+    *_WHOSE,
+    "Call stack:",
+    "Message: ",
+    "Arguments: ",
+    "The above exception was",
+    "During handling of the above",
+)
 # What multiprocessing prints before the traceback of a child.
 _CHILD = re.compile(r"Process \S.{0,60}:$")
 _NESTED = ("-- Process ",)
@@ -221,7 +230,7 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
         lines: the last lines of stderr as they were written, oldest first.
     """
     lines = without_bars(lines)
-    clean = clean_lines(lines)
+    clean = [_clean(line) for line in lines]
     chains = _chains(lines, clean)
     unread = _unread_script(clean, chains[-1][-1].end if chains else 0)
     if unread is not None:
@@ -378,6 +387,24 @@ def without_prefix(lines: Sequence[str]) -> list[str]:
     """The lines of a traceback without what stands before each of them in an exception group."""
     prefix = _prefix(lines[0])
     return [_stripped(line, prefix) for line in lines]
+
+
+def without_asides(lines: Iterable[str]) -> Iterator[str]:
+    """Lines without the tracebacks of what ends no program: of threads, destructors, functions that run at exit."""
+    is_inside = has_begun = False
+    for line in lines:
+        if line.startswith(ASIDE):
+            is_inside, has_begun = True, False
+        elif is_inside and line.endswith(_MARKER):
+            has_begun = True
+        elif is_inside and (not line or line[0].isspace() or line.startswith(_OF_ASIDES)):
+            continue
+        elif is_inside and has_begun:
+            # It names the exception.
+            has_begun = False
+        else:
+            is_inside = False
+            yield line
 
 
 # --------------------------------------------------------------------------------------------------------------- deaths

@@ -103,7 +103,7 @@ _RULES = (
         ),
         "the accelerator or its runtime failed: {0}",
         _TOOLS + ", and at the kernel log (dmesg)",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "accelerator_error",

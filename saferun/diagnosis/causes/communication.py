@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
-from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line
 from saferun.evidence import Cause
 from saferun.text.wording import ranks_text
 
@@ -50,14 +50,14 @@ _MISMATCHES = (
         re.compile(r"disagreement between rank ?(\d{1,6}) and rank ?(\d{1,6})"),
         "ranks {0} and {1} gather different parameters: they run different parts of the model",
         "every rank must run the same modules in the same order (experts and branches, and the number of batches too)",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "mismatched_collectives",
         re.compile(r"Rank (\d{1,6}) has different values for (.{1,160})"),
         "rank {0} has another state than the others: {1}",
         "load the same checkpoint on every rank, and make the same number of steps",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "mismatched_collectives",
@@ -67,7 +67,7 @@ _MISMATCHES = (
         ),
         "the model differs between ranks",
         "build the same model on every rank: no layer may depend on the rank or on its data",
-        in_last_lines=True,
+        must_be_last=True,
     ),
 )
 
@@ -174,7 +174,7 @@ def collective_timeout(failure: Failure) -> Cause | None:
         ranks = tuple(sorted({int(rank) for rank in found[1][1].split(",")}))
         message = f"{ranks_text(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
         return cause(failure, "collective_timeout", message, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
-    found = first_line(_RPC_TIMEOUT, lines)
+    found = first_line(_RPC_TIMEOUT, (*failure.messages, *failure.context, *final_lines(failure)))
     if found is not None:
         within = f" within {int(found[1][1]) / 1000:g} s" if found[1][1] else ""
         message = f"an RPC to another rank did not end{within}"
@@ -205,7 +205,7 @@ _NCCL = (
         re.compile(r"\bCannot find (lib\w{1,30}\.so[\d.]{0,12}) in the system\b"),
         "a library cannot be found: {0}",
         "install it, or add its directory to LD_LIBRARY_PATH; VLLM_NCCL_SO_PATH names NCCL's for vLLM",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "nccl_error",
@@ -342,7 +342,9 @@ _VICTIMS = (
             r"|\boriginated at tensorpipe/"
             r"|reached monitoredBarrier, but received errors while waiting for send/recv from rank \d"
             r"|^Transport endpoint is not connected"
-            r"|\bstopped sending heartbeats\b|\bmissed too many heartbeats\b(?!.{0,120}\bgoes on\b)"
+            # JAX and TensorFlow; Ray.
+            r"|\bunhealthy \(stopped sending heartbeats\)"
+            r"|\bmarked dead because .{0,40}\bmissed too many heartbeats\b(?!.{0,120}\bgoes on\b)"
             r"|\b[Ss]ocket (?:recv|send|receive|accept|poll) (?:error|failed)\b"
             r"|errors_impl\.UnavailableError|\bgrpc error: ?(?:Connect Failed|Socket closed|Deadline Exceeded)"
         ),
@@ -375,14 +377,22 @@ _VICTIMS = (
 )
 
 
+def _around(match: re.Match[str]) -> str:
+    return match.string[max(match.start() - _CHARS_AROUND, 0) : match.end() + _CHARS_AROUND]
+
+
+_CHARS_AROUND = 80
 # Plain words, which any program may use: they count where what raised them is a library that connects ranks.
 _BY_ANY_PROGRAM = TextRule(
     "peer_lost",
     re.compile(
-        r"(.{0,80}\b(?:[Aa]nother|[Rr]emote|[Oo]ther) (?:task|rank|worker|process|node|host)s?\b.{0,40}\b(?:died"
-        r"|has failed|crashed|disconnected|(?:exited|terminated) (?:unexpectedly|abnormally|prematurely))\b.{0,80})"
+        r"\b(?:[Aa]nother|[Rr]emote|[Oo]ther) (?:task|rank|worker|process|node|host)s?\b.{0,40}"
+        # The space makes a literal that few lines have.
+        r"(?: died| has failed| crashed| disconnected"
+        r"|,? (?:exited|terminated) (?:unexpectedly|abnormally|prematurely))\b"
+        r"|\bstopped sending heartbeats\b|\bmissed too many heartbeats\b(?!.{0,120}\bgoes on\b)"
     ),
-    "lost another rank, as it says: {0}",
+    lambda _, match: f"lost another rank, as it says: {_around(match)}",
     _ELSEWHERE,
     in_context=True,
     in_last_lines=True,
@@ -392,7 +402,7 @@ _CONNECTS_RANKS = re.compile(
     r"|nixl|ucp|cupy/nccl|bagua|vllm|sglang)/"
 )
 _NAMES_A_LIBRARY = re.compile(
-    r"\b(?:NCCL|RCCL|HCCL|CCL|oneCCL|MPI|UCX|NIXL|[Gg]loo|Horovod|XLA|Xla\w{1,30}|[Cc]oordination service"
+    r"\b(?:NCCL|RCCL|HCCL|CCL|oneCCL|MPI|UCX|NIXL|[Gg]loo|Horovod|JAX|XLA|Xla\w{1,30}|[Cc]oordination service"
     r"|DistBackendError|ray\.|jaxlib\.|tensorflow\.|torch\.distributed\.|horovod\.|mpi4py\.|/job:)"
 )
 
@@ -404,8 +414,9 @@ def victim(failure: Failure) -> Cause | None:
 
 def _victim_by_its_message(failure: Failure) -> Cause | None:
     found = by_text(failure, (_BY_ANY_PROGRAM,))
-    if found is None or failure.error is None:
-        return found
-    frames = (frame for block in failure.error.blocks for frame in block.frames)
+    if found is None:
+        return None
+    blocks = failure.error.blocks if failure.error is not None else ()
+    frames = (frame for block in blocks for frame in block.frames)
     is_librarys = any(_CONNECTS_RANKS.search(frame.file) for frame in frames)
     return found if is_librarys or _NAMES_A_LIBRARY.search(found.proof) else None

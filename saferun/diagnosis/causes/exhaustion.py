@@ -9,7 +9,7 @@ import re
 import signal
 
 from saferun.diagnosis.causes.failure import Failure, cause
-from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line
 from saferun.evidence import Cause, OomKill
 from saferun.text.wording import size_text
 
@@ -53,6 +53,8 @@ _SHM_ADVICE = (
 _TOOL = r"^(?:/?[\w.+/-]{1,120}): (?:[^:]{1,40}: )?.{1,300}: "
 # Slurm's own clients speak of their connections in the same words.
 _NOT_OF_SLURM = r"(?!(?:s(?:run|batch|alloc|info|queue|acct|control|cancel)|slurm\w{0,20})\b\S{0,80}: )"
+_NO_MEMORY = "the host has no memory left"
+_REFUSED = "the system refuses another process or thread: a limit on them is reached, in most cases"
 _DISK_ADVICE = "make room (df -h, df -i, quota), or write elsewhere"
 _PROCESS_ADVICE = (
     "look at `ulimit -u` and the pids limit of the container or cgroup (pids.max); OMP_NUM_THREADS and "
@@ -78,7 +80,7 @@ _EXHAUSTED = (
         ),
         "too many open files",
         _FILES_ADVICE,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "shared_memory_exhausted",
@@ -166,38 +168,45 @@ _EXHAUSTED = (
         "torch.save could not write its file: the disk or the quota is full, in most cases",
         _DISK_ADVICE,
         in_context=True,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
         re.compile(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
         lambda _, match: f"no host memory left for this process: tried to allocate {size_text(int(match[1]))}",
         _LESS_MEMORY_OR_LIMIT,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
         re.compile(r"\bUnable to allocate (\S{1,12} [KMGTPE]i?B) for an array with shape (\(.{0,200}?\))"),
         "no host memory left for this process: tried to allocate {0} for an array of shape {1}",
         f"check whether that shape is meant: a wrong one may be larger than any host; else {_LESS_MEMORY_OR_LIMIT}",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
         re.compile(
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|bytes on host: CUDA_ERROR_OUT_OF_MEMORY"
-            r"|could not allocate pinned host memory|\bpage allocation failure: order:\d"
+            r"|could not allocate pinned host memory"
         ),
-        "the host has no memory left",
+        _NO_MEMORY,
         _LESS_MEMORY,
         in_last_lines=True,
+    ),
+    TextRule(
+        "host_out_of_memory",
+        re.compile(r"\bpage allocation failure: order:\d"),
+        _NO_MEMORY,
+        _LESS_MEMORY,
+        must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
         re.compile(r"java\.lang\.OutOfMemoryError: (?:Java heap space|GC overhead)"),
         "the Java process that it uses has no heap left",
         "give it a larger heap (-Xmx; Spark: spark.driver.memory, spark.executor.memory), or load less at once",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
@@ -208,8 +217,15 @@ _EXHAUSTED = (
             r"|available )?"
             r"(?:memory|RAM)\b(?! space)|\b(?:[Uu]nable|[Ff]ailed) to allocate \S{1,20} ?(?:bytes|[KMGT]i?B)\b"
         ),
-        "the host has no memory left",
+        _NO_MEMORY,
         _LESS_MEMORY,
+    ),
+    TextRule(
+        "process_limit",
+        re.compile(r"\bcgroup: fork rejected by pids controller\b"),
+        _REFUSED,
+        _PROCESS_ADVICE,
+        must_be_last=True,
     ),
     TextRule(
         "process_limit",
@@ -219,10 +235,9 @@ _EXHAUSTED = (
             r"|\bfork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC \d{1,12} current"
             r"|Thread creation failed: Resource temporarily unavailable"
             r"|^BlockingIOError: \[Errno 11\] Resource temp\w{1,8} \w{1,12}$"
-            r"|\bcgroup: fork rejected by pids controller\b"
             r"|^RuntimeError: (?:Resource temporarily unavailable|thread constructor failed)"
         ),
-        "the system refuses another process or thread: a limit on them is reached, in most cases",
+        _REFUSED,
         _PROCESS_ADVICE,
         in_last_lines=True,
     ),
@@ -250,7 +265,7 @@ def host_oom_kill(failure: Failure) -> Cause | None:
             return lost
         step = first_line(_STEP_OOM, failure.closing_lines)
         message = "a process of its step was killed by the kernel's OOM killer"
-        kernel = first_line(_KERNEL_OOM, failure.closing_lines)
+        kernel = first_line(_KERNEL_OOM, final_lines(failure))
         if step is None and kernel is not None:
             message = "the kernel's OOM killer was at work, as its last lines say"
             return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=kernel[0])
@@ -376,7 +391,7 @@ _FILE_SYSTEM = (
         "a file on NFS was removed while a process still had it open: {0}",
         "close the file before its directory is removed, or put temporary directories (TMPDIR) on a local disk",
         in_context=True,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "file_system_error",
@@ -401,7 +416,7 @@ _FILE_SYSTEM = (
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); locks "
         "need a file system that has them (on Lustre the mount option flock)",
         in_context=True,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "file_system_error",
@@ -417,7 +432,7 @@ _FILE_SYSTEM = (
         "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS, GPFS or FUSE on this host), and "
         "whether it knows locks and, for GPUDirect Storage, what gdscheck says",
         in_context=True,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "file_system_error",
@@ -453,8 +468,8 @@ _KERNEL = TextRule(
     # Lines of the kernel's log, as scripts print them: the block layer, NVMe, file systems.
     re.compile(
         r"\b(Buffer I/O error on dev(?:ice)? .{1,80}|(?:I/O|critical \w{1,12}) error, dev \S{1,40}, sector \d.{0,60}"
-        r"|nvme nvme\d{1,4}: .{0,60}(?:timeout|not ready|controller is down|[Rr]emoving after|reset failed"
-        r"|Abort status).{0,60}"
+        r"|nvme nvme\d{1,4}: .{0,60}(?:timeout(?!, completion polled)|not ready|controller is down|[Rr]emoving after"
+        r"|reset failed|Abort status).{0,60}"
         r"|(?:EXT[234]-fs|BTRFS|XFS|F2FS-fs|FAT-fs|SQUASHFS)\b.{0,60}\b(?:error|ERROR|[Cc]orruption|shut(?:ting)? down"
         r"|I/O)\b.{0,80}|nfs: server \S{1,80} not responding, timed out"
         r"|CIFS: VFS: .{0,120}(?:has not responded|error|failed).{0,60}|md/raid\S{0,12}: Disk failure on .{1,60}"
@@ -463,7 +478,7 @@ _KERNEL = TextRule(
     ),
     "a disk or a file system of the host failed, as the kernel log says: {0}",
     "look at the host's disks and mounts (dmesg, smartctl, nvme smart-log, `df`) before it is used again",
-    in_last_lines=True,
+    must_be_last=True,
 )
 
 

@@ -123,14 +123,15 @@ _FABRIC = (
         "fabric_error",
         # The driver in the kernel log, the tools of perftest, librdmacm, Mooncake.
         re.compile(
-            r"\b(mlx[45]_core\b.{0,80}(?:health compromised|[Ll]ink down|[Ff]atal|timeout).{0,60}"
+            r"\b(mlx[45]_core [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f.]{2,6}\b.{0,80}"
+            r"(?:[Hh]ealth compromised|[Ll]ink down|[Ff]atal|timeout).{0,60}"
             r"|Failed status [1-9]\d?: wr_id\b.{0,60}|Unexpected CM event\b.{0,40}"
             r"|RDMA_CM_EVENT_(?:UNREACHABLE|REJECTED|(?:ADDR|ROUTE|CONNECT)_ERROR)\b.{0,40}"
-            r"|[Ff]ailed to (?:retrieve|get|open|describe) (?:the )?(?:remote )?segment\b.{0,80})"
+            r"|[Ff]ailed to (?:retrieve|get|open|describe) (?:the )?(?:remote segment|segment desc\w{0,12})\b.{0,80})"
         ),
         "RDMA failed: {0}",
         _CHECK_LINK,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "fabric_error",
@@ -143,12 +144,12 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         re.compile(
-            r"\b(UCX (?:endpoint|ep|worker|request|listener|connection|transport)s?\b.{0,40}"
-            r"\b(?:failed|error|disconnected)\b.{0,80})"
+            r"\b(UCX (?:endpoint|ep|worker|request|listener|connection) "
+            r"(?:(?:create|creation|close|flush|connect|send|recv|progress) )?(?:failed|error|disconnected)\b.{0,80})"
         ),
         "{0}",
         _CHECK_LINK,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "fabric_error",
@@ -245,7 +246,6 @@ _SYSTEM = (
             r".{0,60}?\b(QP|queue pair|CQ|completion queue|MR|memory region|PD|protection domain|RDMA device|HCA"
             r"|RNIC|IB device|device (?:mlx\d|bnxt_re|efa|irdma|erdma|hns|rxe|siw|rocep)\w{0,20})\b"
             rf"|\b[Nn]o (?:\w{{1,12}} )?(RNIC|HCA|RDMA (?:device|NIC|adapter)|IB device)s?\b{_NOT_NEEDED}"
-            r"|\b[Ff]ailed to get (IB devices) list\b|\bcan't open (UMAD port)\b"
             r"|\b(DMA[ -]?BUF|nvidia[_-]peermem)\b.{0,40}\b(?:required|needed|missing|not (?:loaded|found))\b"
             rf"{_NOT_NEEDED}"
             r"|\bUCX {1,3}(?:ERROR|FATAL) {1,3}(?!.{0,160}(?:[Ii][Pp][Cc]|cuda\w{0,20}\())(.{1,160})"
@@ -254,6 +254,13 @@ _SYSTEM = (
         "look at the RDMA devices that this process sees: ibv_devinfo, /dev/infiniband in the container, `ulimit -l`, "
         "nvidia_peermem or DMA-BUF for GPUDirect",
         in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_system_error",
+        re.compile(r"\b[Ff]ailed to get (IB devices) list\b|\bcan't open (UMAD port)\b"),
+        lambda _, match: f"RDMA cannot be used as it must: {match[1] or match[2]}",
+        "look at the RDMA devices that this process sees: ibv_devinfo, /dev/infiniband in the container",
+        must_be_last=True,
     ),
     TextRule(
         "nccl_system_error",
@@ -308,7 +315,17 @@ _MPI = (
             r"|\b([A-Za-z_]\w{1,60})\(\d{1,6}\)\.{2,60}: .{0,160}\bfailed\b"
             r"|\b(MPID\w{1,60})\(\d{1,6}\): .{0,160}\bfailed\b"
             r"|Assertion failed in file src/(mpi\w{0,12})/"
-            r"|\b(?:ORTE|PRTE|PMIX|OPAL)_ERROR_LOG: (?!Success)([A-Z][\w -]{2,60} in file)\b"
+        ),
+        lambda _, match: f"MPI failed in {next(filter(None, match.groups()))}",
+        "look at MPI's first message; where MPI is not started by its own launcher, it needs the PMI or PMIx of the "
+        "scheduler (srun --mpi=pmix)",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "mpi_error",
+        # What a program may get over: shared memory or a component that is replaced.
+        re.compile(
+            r"\b(?:ORTE|PRTE|PMIX|OPAL)_ERROR_LOG: (?!Success)([A-Z][\w -]{2,60} in file)\b"
             r"|\bPMIX ERROR: (?!ERROR in file|SUCCESS)([A-Z][\w -]{2,60}) in file\b"
             # Hydra, the launcher of MPICH and Intel MPI; HPE's MPT; Open MPI's use of UCX.
             r"|^\[(?:mpiexec|proxy:\S{1,12})@\S{1,80}\] (\w{1,60} \(.{1,160}\): unable to .{1,120})"
@@ -318,7 +335,7 @@ _MPI = (
         lambda _, match: f"MPI failed in {next(filter(None, match.groups()))}",
         "look at MPI's first message; where MPI is not started by its own launcher, it needs the PMI or PMIx of the "
         "scheduler (srun --mpi=pmix)",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "mpi_error",

@@ -22,6 +22,7 @@ from saferun.diagnosis.tracebacks import (
     find_fatal_report,
     find_python_error,
     recorded_error,
+    without_asides,
 )
 from saferun.evidence import Cause, CoreDump, Evidence, Frame, OomKill, RankOutput
 from saferun.model import RankEnd, Value
@@ -44,6 +45,9 @@ _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, 
 _LONGEST_PROOF = 400
 # What rich prints below a traceback, and how much of that is read.
 _BOX_END = "╰─"
+_TRACEBACK = "Traceback (most recent call last):"
+# What torch prints below the first line of its messages.
+_OF_A_MESSAGE = ("Exception raised from ", ". This may indicate ")
 _LINES_BELOW_A_BOX = 20
 # The rules search at most so many characters of the messages of all failures together, 2 to 4 µs each, whatever was
 # written; of one failure more than any real message has, but fewer where there are many.
@@ -71,15 +75,27 @@ _GOT_OVER = re.compile(
     r"|\b(?:entering retry loop|[Ss]kipping|[Ii]gnoring|[Rr]econnecting|[Rr]espawning|trying (?:the next|again|\d{1,9})"
     r"|was (?:caught|replaced|restarted|ignored|skipped)|[Ff]alling back|going on without"
     r"|will (?:re-?try|try (?:again|another|\d)))\b"
-    # An error's advice has the same words, in another place of the sentence.
-    r"|(?:^|[^\w\s] {1,2})(?:[Hh]alving|[Rr]educing|[Ll]owering) (?:the )?(?:\w{1,12}[ -])?batch[- _]?sizes?"
-    r"(?: (?:to|from) \d| and |\.{3}|$)"
     r"|\(ignored\)|\.py:\d{1,6}: \w{1,40}Warning: "
 )
-# An error that says all by its name: what stands before it is not what ended the program.
+# An error's advice has the same words, in another place of the sentence. As its last words they are a plan.
+_MEANT_TO_GO_ON = re.compile(
+    r"(?:^|[^\w\s] {1,2})(?:[Hh]alving|[Rr]educing|[Ll]owering) (?:the )?(?:\w{1,12}[ -])?batch[- _]?sizes?"
+    r"(?: (?:to|from) \d| and |\.{3}|$)"
+)
+# An error that says all by its name: what stands before it is not what ended the program, unless it fails to clean up.
 _NAMED_ERROR = re.compile(
-    r"^(?:.{0,80}[ \]:|-])?(?:Assertion|Attribute|FileExists|FileNotFound|Import|Index|Key|ModuleNotFound|Name"
+    r"^(?!.{0,200}(?:\b[Cc]lean(?:ing)?[- ]?up|[Ss]hut(?:ting)?[- ]?down|[Ff]inali[sz]|\b[Cc]los(?:e|ing)\b"
+    r"|'NoneType' object))"
+    r"(?:\w{1,40}: )?(?:Assertion|Attribute|FileExists|FileNotFound|Import|Index|Key|ModuleNotFound|Name"
     r"|NotImplemented|Permission|Recursion|Type|Unicode\w{1,20}|Value|ZeroDivision)Error: \S"
+)
+# Faults that errors of other kinds follow from.
+_FAULT = re.compile(
+    r"OutOfMemoryError\b|Error: (?:CUDA|HIP) out of memory"
+    r"|\b(?:CUDA|HIP|NCCL|RCCL|cuDNN|CUDNN|CUBLAS)\b.{0,80}\b[Ee]rror\b"
+    r"|\b(?:nccl|rccl)\w{1,20}Error\b|NCCL WARN |\bNVRM: Xid\b|\bDist(?:Backend|Network|Store)Error\b|\bgloo\b"
+    r"|\b[Cc]onnection (?:was )?(?:closed|reset|aborted|lost)\b|\b(?:Broken pipe|Socket closed)\b"
+    r"|\bstopped sending heartbeats\b"
 )
 # What gives no reason why a program exits: warnings, logs of libraries, bars, lines of a source.
 _NO_REASON = re.compile(
@@ -87,8 +103,8 @@ _NO_REASON = re.compile(
 )
 _LETTERS = re.compile(r"[^\W_]")
 _NCCL_LOG = re.compile(r"\bNCCL (?:WARN|INFO|TRACE|version)\b")
-# What a logger puts before the traceback of an error that the program goes on after.
-_GOES_ON = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING)\b")
+# What a logger puts before the traceback of an error that the program goes on after. Of the levels below that the line
+# before a traceback may have any: it is then most often another message.
 _WARNS = re.compile(r"\bWARN(?:ING)?\b")
 _INFORMS = re.compile(r"\d{4}-\d\d-\d\d [\d:.]{8,15}: I |I\d{4} \d\d:\d\d:\d\d")
 _INTERPRETER = re.compile(
@@ -166,11 +182,7 @@ class Failure(Value):
         """
         if not self.died_silently or self.signum not in {0, signal.SIGABRT}:
             return ()
-        lines = self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1]
-        failures = _of_failures((*lines, *_below_box(self.lines)))
-        if not self.signum and failures[:1] == lines[:1] and failures and _NAMED_ERROR.match(failures[0]):
-            return _bounded(failures[:1], self.most_chars)
-        return _bounded(failures, self.most_chars)
+        return _closing_lines(self.last_lines, self.most_chars, has_exited=not self.signum)
 
     @property
     def died_silently(self) -> bool:
@@ -261,6 +273,16 @@ def _bounded(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
     return tuple(kept)
 
 
+@lru_cache(maxsize=8)
+def _closing_lines(last: tuple[str, ...], most: int, *, has_exited: bool) -> tuple[str, ...]:
+    """Those of these lines, the last one first. Each rule asks for them."""
+    lines = last[: -1 - (_LINES_BEFORE_EXIT if has_exited else LAST_LINES) : -1]
+    failures = _of_failures((*lines, *_below_box(last)), _last_own_line(lines))
+    if has_exited and failures[:1] == lines[:1] and failures and _NAMED_ERROR.match(failures[0]):
+        failures = (failures[0], *(line for line in failures[1:] if is_found(_FAULT, line)))
+    return _bounded(failures, most)
+
+
 def _below_box(lines: Sequence[str]) -> tuple[str, ...]:
     """The message below the last traceback that rich has printed, as one line; empty where it is not near the end."""
     last = lines[-1 - _LINES_BELOW_A_BOX :]
@@ -276,19 +298,43 @@ def _is_of_nccl(messages: tuple[str, ...]) -> bool:
     return first_match(_NCCL_ERROR, messages) is not None
 
 
-@lru_cache(maxsize=4)
-def _of_failures(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Lines without those that the program got over, by their own words. Many rules ask for the same lines."""
-    return tuple(line for line in lines if _INFORMS.match(line) is None and not is_found(_GOT_OVER, line))
+def _of_failures(lines: tuple[str, ...], last: str = "") -> tuple[str, ...]:
+    """Lines without those that the program got over, by their own words."""
+    return tuple(
+        line
+        for line in lines
+        if _INFORMS.match(line) is None
+        and not is_found(_GOT_OVER, line)
+        and (line == last or not is_found(_MEANT_TO_GO_ON, line))
+    )
 
 
 def _own_lines(lines: Sequence[str]) -> list[str]:
     """Lines of the program's own that may say why it ends; less what it got over, by their own words."""
-    return [
-        line
-        for line in _of_failures(tuple(lines))
-        if _LETTERS.search(line) and _NO_REASON.match(line) is None and not is_bar(line)
-    ]
+    return [line for line in _of_failures(tuple(lines)) if _may_be_reason(line)]
+
+
+def _may_be_reason(line: str) -> bool:
+    return _LETTERS.search(line) is not None and _NO_REASON.match(line) is None and not is_bar(line)
+
+
+def _last_own_line(lines: Iterable[str]) -> str:
+    """The last line that the program itself has written, of lines with the last one first."""
+    return next(filter(_may_be_reason, lines), "")
+
+
+def _from_last_own(lines: list[str]) -> list[str]:
+    """The lines from the last one of the program's own on; what such a line follows, the program had got over.
+
+    A message that rich has broken into lines, and what torch puts below its own messages, belong together.
+    """
+    for index in range(max(len(lines) - 1 - _LINES_AFTER_CAUGHT, 0), len(lines)):
+        if lines[index].lstrip().startswith(_BOX_END):
+            return lines[index:]
+    for index in range(len(lines) - 1, -1, -1):
+        if not lines[index].startswith(_OF_A_MESSAGE) and _own_lines(lines[index : index + 1]):
+            return lines[index:]
+    return lines
 
 
 Rule = Callable[[Failure], Cause | None]
@@ -316,9 +362,10 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         error = None
     elif error is not None and not (signum or error.is_uncaught or _is_recorded(output)):
         # Nothing shows that it has ended the program.
-        goes_on = error.is_aside or _GOES_ON.search(error.before) is not None
+        goes_on = error.is_aside or is_of_warning(error)
         is_far = error.lines_after > _LINES_AFTER_CAUGHT
-        own = _own_lines(clean[error.last.message_start + 1 :]) if is_far or goes_on else []
+        after = clean[error.last.message_start + 1 :] if is_far or goes_on else []
+        own = _own_lines(list(without_asides(after)))
         line_after = own[-1] if own else ""
         if is_far and goes_on and own:
             earlier, clean = error, _without(error, clean)
@@ -356,7 +403,10 @@ def read_stdout(failure: Failure, output: RankOutput) -> Failure:
         failure: of a rank that has exited by itself.
         output: what it wrote.
     """
-    lines = [line for line in output.last_stdout_lines if not _NCCL_LOG.search(line)]
+    lines = output.last_stdout_lines
+    if not any(_TRACEBACK in line for line in lines):
+        lines = lines[-2 * LAST_LINES :]
+    lines = tuple(line for line in lines if "NCCL " not in line or not _NCCL_LOG.search(line))
     error = find_python_error(lines)
     clean = clean_lines(lines)
     if error is not None and (
@@ -365,6 +415,8 @@ def read_stdout(failure: Failure, output: RankOutput) -> Failure:
         clean = _without(error, clean)
         error = None
     clean = [line for line in clean if not _NOISE.match(line)]
+    if error is None:
+        clean = _from_last_own(clean)
     return failure._replace(error=error, lines=tuple(clean), stdout_lines=())
 
 

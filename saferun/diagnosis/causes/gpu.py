@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
-from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line
 from saferun.diagnosis.gpu_errors import GpuError, error_in, failure_text
 from saferun.evidence import Cause
 
 _ILLEGAL = re.compile(
     r"an illegal memory access was encountered|(?:cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"
     r"|Memory access fault by GPU node-\d{1,3}"
-    # In the kernel log.
-    r"|\bamdgpu\b.{0,80}\[(?:gfx|mm)hub\d{0,3}\] .{0,30}page fault"
 )
+# In the kernel log.
+_PAGE_FAULT = re.compile(r"\bamdgpu\b.{0,80}\[(?:gfx|mm)hub\d{0,3}\] .{0,30}page fault")
 _HIP = re.compile(
     r"\bHIP\b|\bamdgpu\b|\bHIP[A-Z]{1,12}_|\bhip[A-Z_]|\bhipify\b|HSA_|by GPU node-|ROCm|rocm|MIOpen|miopen"
     r"|\b(?:roc|hip)(?:[Bb][Ll][Aa][Ss]|FFT|fft|SOLVER|SPARSE|solver|sparse|rand|RAND)"
@@ -60,7 +60,6 @@ _HARDWARE = re.compile(
     r"uncorrectable ECC error(?!s? ?[:=])|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
     r"|Invalid access of peer GPU memory"
     r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|Unable to determine the device handle for G[Pp][Uu]"
-    r"|NVRM: .{0,60}Memory Subsystem Error detected"
     r"|\bGPU\b.{0,40}\brequires (?:a )?re(?:set|boot)\b|Reboot the system to recover this GPU"
 )
 _GPU_TERMS = re.compile(r"CUDA|\bHIP(?:\b|[A-Z]{0,12}_|Error)|NCCL|RCCL|[Cc]uda failure|HSA_")
@@ -207,7 +206,7 @@ _OTHER = (
         re.compile(r"^(?:nvcc|ptxas) {1,2}fatal {1,4}: (?!\(C\d)(.{1,160})|\b(PTXAS error\b.{0,160})"),
         lambda _, match: f"code for the GPU could not be compiled: {match[1] or match[2]}",
         "look at what nvcc or ptxas says above; a GPU that is newer than the CUDA toolkit needs a newer one",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "cuda_error",
@@ -316,7 +315,7 @@ _OTHER = (
         ),
         "the GPU's driver reports that the GPU does not go on: {0}",
         _SYNCHRONOUS_HIP,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "hip_error",
@@ -330,7 +329,7 @@ _OTHER = (
 
 def illegal_memory_access(failure: Failure) -> Cause | None:
     """A kernel read or wrote where it may not."""
-    found = _in_all(failure, _ILLEGAL)
+    found = _in_all(failure, _ILLEGAL) or first_line(_PAGE_FAULT, final_lines(failure))
     if found is None:
         return None
     hip = _HIP.search(found[0]) is not None
@@ -391,9 +390,9 @@ def hardware_error(failure: Failure) -> Cause | None:
     if found is not None:
         return cause(failure, "gpu_hardware_error", f"the GPU failed: {found[1][0]}", _OUT_OF_USE, proof=found[0])
     for line in failure.closing_lines:
-        # Of the kernel log, which the script has printed itself.
+        # Of the kernel log, which the script has printed itself, and each rank of its host may print.
         error = error_in(line)
-        if error is not None and error.is_fatal:
+        if error is not None and error.is_fatal and failure.gpu_owners.rank_of(error) == failure.end.rank:
             return broken_gpu(failure, error)
     # What the program asked of its GPU is its own fault, whatever has become of another GPU of the host.
     is_programs = any(_in_all(failure, pattern) is not None for pattern in (_OUT_OF_MEMORY, _ASSERT))

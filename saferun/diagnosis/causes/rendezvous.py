@@ -69,14 +69,14 @@ _STORE = (
         ),
         "another rank has not come to set up NCCL",
         "one rank has not come that far: look at what the others did",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "network_interface",
         re.compile(r"[Uu]nable to find (?:address|interface) for: (\S{0,60})"),
         "this host has no network interface {0}",
         "look at GLOO_SOCKET_IFNAME: `ip addr` shows the names of this host",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "rendezvous_store_failure",

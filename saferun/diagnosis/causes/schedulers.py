@@ -29,9 +29,15 @@ _RULES = (
     ),
     TextRule(
         "ssh_unreachable",
+        re.compile(r"^(ssh: connect to host \S{1,200} port \d{1,5}: .{1,80})"),
+        "another host cannot be reached by ssh: {0}",
+        _SSH_ADVICE,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "ssh_unreachable",
         re.compile(
-            r"^(ssh: connect to host \S{1,200} port \d{1,5}: .{1,80})"
-            r"|^(kex_exchange_identification: .{1,80}|Connection closed by \S{1,80} port \d{1,5}"
+            r"^(kex_exchange_identification: .{1,80}|Connection closed by \S{1,80} port \d{1,5}"
             r"|Connection to \S{1,80} closed by remote host\.?"
             r"|pdsh@\S{1,80}: \S{1,80}: \w{2,8}: connect failed: .{1,60})"
             # What ssh ends with where it has not come to run a command.
@@ -39,7 +45,7 @@ _RULES = (
         ),
         lambda _, match: f"another host cannot be reached by ssh: {next(filter(None, match.groups()))}",
         _SSH_ADVICE,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "file_missing",
@@ -60,7 +66,19 @@ _RULES = (
             r"|not (?:available|ready|found|responding|permitted)|denied|refused|exceed\w{0,3}|violat\w{1,4}|timed out"
             r"|wrong|unreachable|expired|authenti\w{1,8}|credentials?|[Nn]o such|[Mm]issing|unsupported|rejected"
             r"|draining|[Uu]nknown|satisfied|aborted before)\b.{0,160})"
-            r"|^(?:\d{1,6}: )?srun: error: ((?:slurm_\w{1,40}|resolve_ctls_\w{1,20}|fetch_config): .{1,200}"
+            # What ends the command itself, whatever the words, and what ended a step before its first process.
+            r"|^(?:(?:srun|scontrol): fatal|(?:salloc|sbatch): (?:error|fatal)): (.{1,200})"
+            r"|^slurmstepd\S{0,80}: error: ((?:Task)?[Pp]rolog .{0,40}\b(?:failed|exit)\b.{0,80})"
+        ),
+        lambda _, match: f"the scheduler did not start it: {next(filter(None, match.groups()))}",
+        "look at what the job asks for (nodes, GPUs, memory, CPUs a task) against what it has (scontrol show job), and "
+        "at the state of its nodes (sinfo -R)",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "scheduler_error",
+        re.compile(
+            r"^(?:\d{1,6}: )?srun: error: ((?:slurm_\w{1,40}|resolve_ctls_\w{1,20}|fetch_config): .{1,200}"
             r"|Node failure on .{1,80})"
             # Clients that only ask or order, of Slurm, PBS, LSF, Flux and Grid Engine.
             r"|^(?:sinfo|squeue|sacct|sacctmgr|scontrol|scancel|sstat|sprio|sshare|sattach|sbcast): (?:error|fatal): "
@@ -76,14 +94,11 @@ _RULES = (
             r"|\b(CapacityError: .{1,120}|ResourcesUnavailableError: .{1,120}|ZONE_RESOURCE_POOL_EXHAUSTED\w{0,20}"
             r"|InsufficientInstanceCapacity\b.{0,120})"
             r"|^(?:flux-\w{1,12}|flux): ERROR: (.{1,160})|^Unable to run job: (.{1,160})"
-            # What ends the command itself, whatever the words, and what ended a step before its first process.
-            r"|^(?:(?:srun|scontrol): fatal|(?:salloc|sbatch): (?:error|fatal)): (.{1,200})"
-            r"|^slurmstepd\S{0,80}: error: ((?:Task)?[Pp]rolog .{0,40}\b(?:failed|exit)\b.{0,80})"
         ),
         lambda _, match: f"the scheduler did not start it: {next(filter(None, match.groups()))}",
         "look at what the job asks for (nodes, GPUs, memory, CPUs a task) against what it has (scontrol show job), and "
         "at the state of its nodes (sinfo -R)",
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "scheduler_error",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
-from saferun.diagnosis.causes.texts import first_line
+from saferun.diagnosis.causes.texts import final_lines, first_line
 from saferun.evidence import Cause
 
 # Whose exceptions are about a service, by the full name; less those about the call itself.
@@ -41,8 +41,8 @@ _REASONS = (
     r"|Too Many Requests|Internal Server Error|Bad Gateway|Service (?:Temporarily )?Unavailable|Gateway Time-?out"
     r"|Slow ?Down|Backend Error|Rate ?Limit\w{0,12})"
 )
-# What Python code raises of a wrong value or a missing key: a single word in it means nothing.
-_OF_A_VALUE = r"(?:Key|Value|Type|Assertion)Error\b"
+# What Python code raises of a wrong value or a missing key: a single word in it means nothing, without an address.
+_OF_A_VALUE = r"(?:Key|Value|Type|Assertion)Error\b(?!.{0,400}https?://)"
 _MESSAGE = re.compile(
     r"\b([45]\d\d) (?:Client|Server) Error: |\bHTTP [Ee]rror ([45]\d\d)\b|HTTP status (?:client"
     r"|server) error \(([45]\d\d)\b"
@@ -60,7 +60,11 @@ _MESSAGE = re.compile(
     r"|'pipe:(?:curl|wget|aws|gsutil|gcloud|s5cmd|rclone)\b.{0,300}\bexit [1-9]"
     r"|[Cc]ouldn't reach .{1,200} on the Hub|\bunable to access 'https?://"
     r"|\b(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) (?:reach|connect to|access|contact) (?:\w{1,20} ){0,2}"
-    r"(?:bucket|endpoint|service|server|the Hub)\b(?! at (?:rank|\d))|\bcertificate verif\w{1,8} failed\b"
+    r"(?:bucket|endpoint|service|the Hub"
+    # Not one of the job's own.
+    r"|(?<![Rr]endezvous )(?<!parameter )(?<![Ss]tore )(?<!master )(?<!rank )server"
+    r"(?! (?:at |on )?(?:rank|master|localhost|\d|[\w.-]{1,80}:\d)))\b(?! at (?:rank|\d))"
+    r"|\bcertificate verif\w{1,8} failed\b"
     r"|^PermissionError: (?!\[Errno)(?:.{0,80}(?:Forbidden"
     r"|Access ?Denied|[Cc]redential))"
     rf"|^(?:(?!{_OF_A_VALUE})\w{{1,40}}(?:Error|Exception): (?:b?['\"])?|\w{{1,40}}(?:Error|Exception): (?:b?['\"])?"
@@ -103,7 +107,7 @@ def service_error(failure: Failure) -> Cause | None:
     found = first_line(_MESSAGE, failure.messages)
     if found is None and error is not None and _is_service(error.last.exception, error.last.message[0]):
         return _cause(failure, error.last.message[0], "")
-    found = found or first_line(_LAST, failure.closing_lines)
+    found = found or first_line(_LAST, final_lines(failure))
     return _cause(failure, found[0], next(filter(None, found[1].groups()), "")) if found is not None else None
 
 

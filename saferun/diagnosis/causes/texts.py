@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
-from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.failure import Failure, _own_lines, cause
 from saferun.diagnosis.causes.literals import first_match
 from saferun.evidence import Cause
 from saferun.model import Value
+
+# What launchers and schedulers write below the reason, also in a line that they have broken.
+_OF_A_TOOL = re.compile(
+    r"(?:\d{1,6}: )?(?:slurmstepd|srun|prterun|mpirun|mpiexec|orterun)\b\S{0,80}: "
+    r"|\[(?:mpiexec|proxy:\S{1,12})@\S{1,80}\] |ABORT {1,2}: |\S{1,120}\.[ch] at line \d"
+    r"|(?:See|Run) '(?:docker|podman) "
+)
 
 
 class TextRule(Value):
@@ -23,6 +31,8 @@ class TextRule(Value):
         advice: what to do.
         in_context: whether an exception during whose handling the last one was raised counts too.
         in_last_lines: whether the rank's last lines count where no exception explains the end.
+        must_be_last: of these lines only those count after which the program has written nothing of its own: for
+            what a program may get over, as a tool that it runs, or a library, reports it.
     """
 
     class_name: str
@@ -31,6 +41,7 @@ class TextRule(Value):
     advice: str
     in_context: bool = False
     in_last_lines: bool = False
+    must_be_last: bool = False
 
 
 def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
@@ -42,6 +53,8 @@ def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
             found = first_line(rule.pattern, failure.context)
         if found is None and rule.in_last_lines:
             found = first_line(rule.pattern, failure.closing_lines)
+        if found is None and rule.must_be_last:
+            found = first_line(rule.pattern, final_lines(failure))
         if found is not None:
             line, match = found
             message = rule.message
@@ -59,3 +72,16 @@ def first_line(pattern: re.Pattern[str], lines: Iterable[str]) -> tuple[str, re.
         if match is not None:
             return line, match
     return None
+
+
+def final_lines(failure: Failure) -> tuple[str, ...]:
+    """Its very last lines, last line first, up to the last one of the program's own, which is among them."""
+    return _up_to_own(failure.closing_lines)
+
+
+@lru_cache(maxsize=4)
+def _up_to_own(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Many rules ask for the same lines."""
+    own = (index for index, line in enumerate(lines) if _OF_A_TOOL.match(line) is None and _own_lines((line,)))
+    end = next(own, len(lines))
+    return lines[: end + 1]

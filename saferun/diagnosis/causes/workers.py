@@ -51,7 +51,7 @@ _ENGINE = (
         ),
         "a worker process that it had started failed",
         _ABOVE,
-        in_last_lines=True,
+        must_be_last=True,
     ),
     TextRule(
         "worker_failed",

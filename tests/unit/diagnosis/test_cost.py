@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from saferun.diagnosis.alike_tracebacks import merge_tracebacks
 from saferun.diagnosis.causes import cause_of
-from saferun.diagnosis.causes.failure import Failure, read_failure
+from saferun.diagnosis.causes.failure import Failure, read_failure, read_stdout
+from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.judged_failures import judged_failure
 from saferun.evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.operations import operations
@@ -61,6 +63,41 @@ def test_of_a_long_message_only_what_may_match_is_searched() -> None:
         for _ in range(20):
             cause_of(failure)
     assert operations(lambda: cause_of(long)) < 3 * operations(lambda: cause_of(short))
+
+
+def work_to_judge(stderr: tuple[str, ...], stdout: tuple[str, ...]) -> int:
+    """The work for one of a thousand ranks that ended with these lines."""
+    output = RankOutput(0, stderr, "", "", 0.0, stdout)
+    ends = tuple(END._replace(rank=rank, local_rank=rank) for rank in range(1024))
+    known = Evidence("vm", 0.0, ends, (output,), (), None)
+    hosts = Hosts(known)
+    for _ in range(20):
+        # Literals are looked for once much was searched.
+        judged_failure(known, END, output, hosts)
+    return operations(lambda: judged_failure(known, END, output, hosts))
+
+
+def test_what_a_rank_has_written_on_stdout_costs_no_second_search_of_it_all() -> None:
+    """Ranks that exit without a word of why were searched twice for each of the known causes."""
+    steps = tuple(f"iteration {number} | lm loss: 2.3 | other processes on the worker: 3 |" for number in range(200))
+    on_stderr = work_to_judge(steps, ())
+    assert work_to_judge((), steps) < 1.7 * on_stderr
+    assert work_to_judge(steps, steps) < 1.7 * on_stderr
+    assert work_to_judge(steps, tuple(f"{line} x" for line in steps)) < 1.7 * on_stderr
+
+
+def test_of_stdout_without_a_traceback_the_last_line_alone_is_searched() -> None:
+    lines = tuple(f"iteration {number} | lm loss: 2.3 |" for number in range(200))
+    output = RankOutput(0, (), "", "", 0.0, lines)
+    failure = read_failure(Evidence("vm", 0.0, (END,), (output,), (), None), END, output)
+    assert read_stdout(failure, output).closing_lines == lines[-1:]
+
+
+def test_the_last_lines_are_gathered_once_and_not_for_each_rule() -> None:
+    failure = failure_of(("x " * 60,) * 60, 1)._replace(error=None)
+    first = failure.closing_lines
+    assert operations(lambda: failure.closing_lines) < 20
+    assert failure.closing_lines is first
 
 
 def test_tracebacks_that_are_not_kept_are_not_compared_line_by_line() -> None:

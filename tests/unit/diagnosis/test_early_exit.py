@@ -100,6 +100,9 @@ def test_an_error_that_a_rank_had_logged_before_it_ended_well_is_named(*, is_on_
         ("Exception in thread Thread-1 (poll):", HEAD, STEP, "KeyError: 'x'"),
         ("WARNING:root:no cache", HEAD, STEP, "KeyError: 'cache'", "training is done"),
         ("ERROR:root:lost a rank", HEAD, STEP, C10D_CALL, RESET),
+        ("WARNING metrics upload failed, going on", HEAD, STEP, "KeyError: 'x'"),
+        ("2026-11-26 12:00:00 INFO skipped bad sample", HEAD, STEP, "KeyError: 'x'"),
+        ("[W1126 12:00:00.1 train.py:9] no metrics", HEAD, STEP, "KeyError: 'x'"),
     ],
 )
 def test_other_errors_of_a_rank_that_ended_well_are_not(lines: tuple[str, ...]) -> None:
@@ -112,12 +115,12 @@ def test_other_errors_of_a_rank_that_ended_well_are_not(lines: tuple[str, ...]) 
 
 
 def test_the_rank_with_an_error_of_its_own_is_named_of_those_that_ended_well() -> None:
-    """The others had logged that they lost it, or had nothing to log."""
+    """Others had logged that they lost it; those that had nothing to log may have been needed as well."""
     lost = RankOutput(2, ("ERROR:root:training failed", HEAD, STEP, C10D_CALL, RESET), "", "", 0.0)
     found = ended_well(*CAUGHT, more=(lost, RankOutput(3, (), "", "", 0.0)))
     assert found.cause is not None
-    assert found.cause.ranks == (1,)
-    assert found.headline.endswith("while others still needed it")
+    assert found.cause.ranks == (1, 3)
+    assert found.headline.endswith("while others still needed it; rank 3 ended as well, without one")
     again = ended_well(*CAUGHT, more=(RankOutput(2, CAUGHT, "", "", 0.0),))
     assert again.headline.endswith("while others still needed it; rank 2 ended after an error as well")
 
@@ -138,6 +141,26 @@ def of_subgroup(rank: int, number: int) -> RankCollectives:
     """The Flight Recorder of a rank that trains in a group without rank 3."""
     recorded = recorder(rank, number)
     return recorded._replace(groups=(recorded.groups[0]._replace(group="1", description="train", ranks=(0, 1, 2)),))
+
+
+def test_of_several_that_had_ended_the_one_with_an_error_is_named_with_it() -> None:
+    """Rank 3 had ended before rank 4, which had printed an error."""
+    ends = [end_of(3, code=0, at=100.0), end_of(4, code=0, at=101.0), end_of(0, code=1, at=10000.0)]
+    ends += [end_of(rank, signum=15, at=10002.0, stopped=True) for rank in (1, 2)]
+    outputs = (said(0, "nccl_timeout"), RankOutput(4, CAUGHT, "", "", 0.0))
+    found = diagnose(evidence(*ends, outputs=outputs)._replace(capture=Capture(stacks=(dump_of(1, *SLEEPING),))))
+    assert found.headline.endswith(
+        "rank 4 (node3, local rank 4, pid 4004) had ended, 11.0 s after the start: exit code 0 after it had printed "
+        "ValueError: bad batch; rank 3 had ended as well"
+    )
+    assert found.cause is not None
+    assert found.cause.ranks == (1, 3, 4)
+
+
+@pytest.mark.parametrize("line", ["DEBUG skip", "INFO skipped bad sample", "WARNING no metrics"])
+def test_nor_is_one_that_it_had_got_over_on_stdout(line: str) -> None:
+    found = ended_well(stdout=(line, HEAD, STEP, "KeyError: 'x'"))
+    assert found.headline.endswith("exit code 0 while others still needed it")
 
 
 @pytest.mark.parametrize("name", ["nccl_timeout", "gloo_timeout"])

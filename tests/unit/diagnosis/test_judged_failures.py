@@ -116,11 +116,68 @@ def test_what_a_rank_had_got_over_on_stdout_is_no_cause(stdout: tuple[str, ...])
     assert cause_of_rank(output(0, stdout=stdout)).class_name == "python_exit"
 
 
+OWN = "error: validation loss is NaN at step 100, giving up"
+PEER_WORDS = (
+    "Connection closed by peer",
+    "heartbeat: worker 3 stopped sending heartbeats",
+    "gloo: Timed out waiting 1000ms for recv operation to complete",
+    "[/x/gloo/transport/tcp/pair.cc:9] Connection closed by peer [10.0.0.2]:9",
+    "sample: the node crashed and the other process died",
+)
+
+
+@pytest.mark.parametrize("words", PEER_WORDS)
+@pytest.mark.parametrize("is_on_stdout", [False, True])
+def test_a_program_s_own_last_words_come_before_words_about_a_peer(words: str, *, is_on_stdout: bool) -> None:
+    """It had printed the others before, on stdout: a rank that says itself why it gives up is no victim."""
+    if is_on_stdout:
+        one = output(0, stdout=("step 1", words, "step 2", OWN))
+    else:
+        one = output(0, OWN, stdout=("step 1", words, "step 2"))
+    found = judge_with_victim(one)
+    assert (class_of(found), found.cause and found.cause.ranks, found.victims) == ("python_exit", (0,), (1,))
+    assert OWN in found.headline
+
+
+def judge_with_victim(one: RankOutput) -> Diagnosis:
+    """Rank 1 lost rank 0, 0.3 s after that one had ended."""
+    lost = output(1, *(f"[rank1]: {line}" for line in (HEAD, STEP, C10D, f"RuntimeError: {RESET}")))
+    return diagnose(evidence(end_of(0, code=1, at=100.0), end_of(1, code=1, at=100.3), outputs=(one, lost)))
+
+
+def test_a_lost_peer_in_a_traceback_on_stdout_counts_whatever_stderr_says() -> None:
+    for before, role in ((LOGGED, Role.VICTIM), ("WARNING: no peer, going on", Role.CULPRIT)):
+        one = output(0, OWN, stdout=(before, HEAD, STEP, C10D, f"RuntimeError: {RESET}"))
+        assert role_of(cause_of_rank(one)) is role
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        (
+            "step 1",
+            f"failed: {RESET}",
+            "Exception raised from recv at pair.cc:9 (most recent call first):",
+            "frame #0: x",
+        ),
+        ("step 1", "╭─ Traceback ─╮", "│ train.py:9 │", "╰─────────────╯", f"RuntimeError: {RESET[:90]}", RESET[90:]),
+        ("step 1", f"failed: {RESET}", "[W1126 12:00:00.1 ProcessGroup.cpp:9] Warning: not destroyed"),
+    ],
+)
+def test_what_belongs_to_a_message_or_gives_no_reason_may_follow_it_on_stdout(stdout: tuple[str, ...]) -> None:
+    assert role_of(cause_of_rank(output(0, stdout=stdout))) is Role.VICTIM
+
+
+def test_plain_words_about_another_process_count_of_a_library_alone() -> None:
+    assert cause_of_rank(output(0, "sample: the other process died")).class_name == "python_exit"
+    assert cause_of_rank(output(0, "gloo: another process died")).class_name == "peer_lost"
+
+
 # ---------------------------------------------------------------------------------------------- errors got over before
 
 
 @pytest.mark.parametrize(
-    "before", ["WARNING:root:no cache, building it", "Exception in thread Thread-1 (poll):", "INFO:root:no cache"]
+    "before", ["WARNING:root:no cache, building it", "Exception in thread Thread-1 (poll):", "WARNING:root:no cache"]
 )
 def test_an_error_far_before_the_last_words_need_not_be_the_cause(before: str) -> None:
     lines = (before, HEAD, STEP, "OSError: [Errno 28] No space left on device", *STEPS, "Error: 8 GPUs are needed")
@@ -174,6 +231,70 @@ def test_a_thread_that_lost_another_rank_still_makes_a_victim() -> None:
     assert (class_of(found), found.cause and found.cause.ranks, found.victims) == ("python_exception", (1,), (0,))
 
 
+IN_DESTRUCTOR = (
+    "Exception ignored in: <function Pool.__del__ at 0x7f>",
+    HEAD,
+    '  File "/usr/lib/python3.11/multiprocessing/pool.py", line 268, in __del__',
+    "    self._change_notifier.put(None)",
+    "AttributeError: 'NoneType' object has no attribute 'put'",
+)
+AT_EXIT = ("closing files", "saving the state", "final statistics: 3 4", "elapsed 12 s", "bye")
+STARTS = "2026-01-01 12:00:00 INFO trainer: starting step 100"
+
+
+@pytest.mark.parametrize("before", [STARTS, "DEBUG:root:step 7", "WARNING:root:slow"])
+@pytest.mark.parametrize("after", [IN_DESTRUCTOR, (*IN_DESTRUCTOR, *IN_DESTRUCTOR), AT_EXIT])
+def test_a_log_line_before_an_exception_and_words_at_exit_do_not_hide_it(before: str, after: tuple[str, ...]) -> None:
+    found = judge_with_victim(output(0, before, HEAD, STEP, "KeyError: 'labels'", *after))
+    if before.startswith("WARNING") and after is AT_EXIT:
+        assert class_of(found) == "python_exit"
+        assert found.cause is not None
+        assert "an error that it printed before need not be the reason: KeyError: 'labels'" in found.cause.advice
+    else:
+        assert (class_of(found), found.cause and found.cause.ranks) == ("python_exception", (0,))
+        assert "KeyError: 'labels'" in found.headline
+
+
+@pytest.mark.parametrize("before", [STARTS, "WARNING:root:slow"])
+def test_nor_do_they_hide_that_it_lost_another_rank(before: str) -> None:
+    found = judged(output(0, before, HEAD, STEP, C10D, f"RuntimeError: {RESET}", *AT_EXIT))
+    assert (found.cause and found.cause.ranks, found.victims) == ((1,), (0,))
+
+
+def test_words_after_a_destructors_traceback_are_the_programs_own() -> None:
+    lines = ("WARNING:root:no cache", HEAD, STEP, "KeyError: 'x'", *IN_DESTRUCTOR, *STEPS, "Error: 8 GPUs are needed")
+    assert cause_of_rank(output(0, *lines)).message.endswith("Error: 8 GPUs are needed")
+
+
+@pytest.mark.parametrize(
+    ("lines", "class_name"),
+    [
+        (
+            (
+                "ERROR - CUDA error: an illegal memory access was encountered",
+                "ERROR - cleanup failed: AttributeError: x",
+            ),
+            "cuda_illegal_memory_access",
+        ),
+        (
+            (
+                "CUDA error: an illegal memory access was encountered",
+                "AttributeError: 'NoneType' object has no attribute 'x'",
+            ),
+            "cuda_illegal_memory_access",
+        ),
+        (
+            ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "ValueError: cannot continue"),
+            "cuda_out_of_memory",
+        ),
+        ((f"ERROR - training failed: {RESET}", "ERROR - cleanup failed: AttributeError: x"), "peer_lost"),
+        ((f"training failed: {RESET}", "ValueError: cannot continue"), "peer_lost"),
+    ],
+)
+def test_an_error_that_follows_from_a_fault_does_not_hide_it(lines: tuple[str, ...], class_name: str) -> None:
+    assert cause_of_rank(output(0, *lines)).class_name == class_name
+
+
 # ------------------------------------------------------------------------------------------------------- got-over words
 
 
@@ -200,6 +321,8 @@ def test_words_of_an_error_that_the_script_got_over_are_no_cause(lines: tuple[st
         ("CUDA out of memory. Reducing the batch size may help",),
         ("CUDA out of memory", "Error: training failed"),
         ("RuntimeError: CUDA out of memory",),
+        ("torch.OutOfMemoryError: CUDA out of memory; reducing batch size and x",),
+        ("step 7", "CUDA out of memory; reducing batch size", BAR),
     ],
 )
 def test_advice_is_no_word_of_an_error_got_over(lines: tuple[str, ...]) -> None:

@@ -44,12 +44,14 @@ ENDS = {
     "terminated": "killed_from_outside",
 }
 """What a rank failed of that leaves no message: by how it ended."""
-UNKNOWN = {**ENDS, "exception": "python_exception", "thrown": "abort"}
+UNKNOWN = {**ENDS, "contained": "python_exit", "exception": "python_exception", "thrown": "abort"}
 """What is said where no rule knows a message."""
 STATUSES = {
     "exception": ExitStatus(1, None),
     "thrown": ExitStatus(None, 6),
     "printed": ExitStatus(1, None),
+    # By Apptainer, before it ends with its own status.
+    "contained": ExitStatus(255, None),
     "aborted": ExitStatus(None, 6),
     "killed": ExitStatus(None, 9),
     "terminated": ExitStatus(None, 15),
@@ -62,17 +64,22 @@ FOURTEENTH_RATE = 0.5
 NOT_IN_THE_MESSAGE = {"NVIDIA-NeMo/Megatron-Bridge#3968"}
 """Lines of the tenth part whose cause their text does not have: a file system's own limit on mappings."""
 DISPUTED = {
+    "NVIDIA/open-gpu-kernel-modules#1230",
     "SmerkyG/gptcore#2",
     "aws/aws-ofi-nccl#803",
     "hiyouga/LlamaFactory#5268",
     "huggingface/datasets#7440",
     "intel/ipex-llm#11877",
     "intel/llm-on-ray#242",
+    "leptonai/gpud#1174",
     "open-mpi/ompi#7312",
     "openucx/ucx#8511",
     "sgl-project/sglang#27894",
 }
-"""Issues of the fourteenth part of whose lines another reading is as good, or which healthy jobs print as well."""
+"""Issues of the fourteenth part of whose lines another reading is as good, or which healthy jobs print as well.
+
+Of a kernel log that a rank prints itself it is not certain that the GPU is its own: each rank of the host may print it.
+"""
 
 
 class Message(NamedTuple):

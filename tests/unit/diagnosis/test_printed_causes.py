@@ -293,4 +293,5 @@ def test_plain_words_about_another_rank_count_where_a_library_that_connects_rank
     found = found_in(HEAD, STEP, f'  File "/venv/lib/python3.11/{TORCH}", line 9, in all_reduce', words)
     assert found.class_name == "peer_lost"
     assert "the remote worker has failed" in found.message
-    assert found_in("the other process exited unexpectedly").class_name == "peer_lost"
+    assert found_in("MPI: the other process exited unexpectedly").class_name == "peer_lost"
+    assert found_in("the other process exited unexpectedly").class_name == "python_exit"

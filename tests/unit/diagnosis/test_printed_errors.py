@@ -70,6 +70,19 @@ def test_so_it_is_wherever_python_ends(frames: tuple[Frame, ...], stderr: tuple[
     assert f"it has raised {RAISED}, and" in hang(frames, stderr).headline
 
 
+EVALUATES = (native("futex_wait"), native("PyThread_acquire_lock_timed"), native("_PyEval_EvalFrameDefault"))
+
+
+def test_a_rank_of_which_only_the_interpreter_is_seen_may_still_run_its_script() -> None:
+    """A debugger of native code does not show what Python runs; the error was logged, and the script goes on."""
+    found = hang(EVALUATES, LOGGED)
+    assert found.cause is not None
+    assert found.cause.class_name != "hang_after_error"
+    assert "has raised" not in found.headline
+    at_end = hang((*EVALUATES, native("wait_for_thread_shutdown"), native("Py_FinalizeEx")), PLAIN)
+    assert f"it has raised {RAISED}, and" in at_end.headline
+
+
 @pytest.mark.parametrize("frames", [UPLOAD, EXIT_BARRIER])
 def test_what_runs_at_exit_may_wait_for_anything(frames: tuple[Frame, ...]) -> None:
     """Where torch's hook has printed the exception, the script is through. A barrier at exit is no other collective."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from saferun.diagnosis.tracebacks import clean_lines, ends_with_traceback, find_
 from saferun.evidence import Cause, RankOutput
 from saferun.model import ExitStatus
 from tests.unit.diagnosis.failed_jobs import RECORDED, class_of, evidence
+from tests.unit.operations import operations
 from tests.unit.samples import end_of
 
 HEAD = "Traceback (most recent call last):"
@@ -98,6 +100,16 @@ def test_a_bar_before_a_recorded_failure_changes_nothing(name: str) -> None:
                 role_of(plain),
                 plain.message,
             )
+
+
+def test_a_line_of_brackets_and_blanks_is_read_once() -> None:
+    """From each bracket the blanks behind it were read, forwards and back."""
+    texts = ("]" + " " * 398, "]" + "\x1b[0m" * 99, f"] x{HEAD}", f"] [rank0]: {HEAD}")
+    for text in texts:
+        short, long = ((text * number)[:most] + HEAD for number, most in ((40, 900), (400, 3600)))
+        assert without_bars([long]) == [long]
+        few, many = (operations(partial(without_bars, [line])) for line in (short, long))
+        assert many < 8 * few
 
 
 MARKED = tuple(f"[rank0]: {line}" for line in (HEAD, STEP, "ValueError: bad batch"))
