@@ -134,7 +134,8 @@ class CoreRequest(Value):
         since: seconds since the epoch; older cores and lines of the kernel log are ignored.
         recorders: where ranks that have ended may have written their Flight Recorders.
         calls: ranks that have ended, where they record their last calls.
-        may_delete: whether there are cores only because saferun has raised the limit on them; others are the user's.
+        may_delete: whether there are cores only because the ranks raised the limit on them for saferun; others are the
+            user's.
     """
 
     dead: tuple[DeadProcess, ...]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from saferun.errors import suppress
 from saferun.files.trees import open_parent
 from saferun.linux.ownership import open_ours
 from saferun.model import JsonObject
-from saferun.text.failure_record import LONGEST_BYTES, failure_lines, record_from
+from saferun.text.failure_record import LONGEST_BYTES, failure_lines, is_of, record_from
 from saferun.text.redaction import redacted_json
 from saferun.text.secret_names import is_secret
 
@@ -21,7 +21,12 @@ _CLOCK_SLACK_S = 1.0
 
 
 def take_failure_record(
-    source: str, target: str, pid: int | None = None, code: int | None = None, ended: float = 0.0
+    source: str,
+    target: str,
+    pid: int | None = None,
+    code: int | None = None,
+    ended: float = 0.0,
+    printed: Sequence[object] = (),
 ) -> list[str]:
     """Write a rank's failure record into its directory, without secrets.
 
@@ -34,6 +39,7 @@ def take_failure_record(
         pid: the rank's process; None: the record is that of its end in any case.
         code: with which it exited; None: a signal ended it.
         ended: when, in seconds since the epoch.
+        printed: the exception of its last traceback: the type, the file and the line where it was raised; empty: none.
 
     Returns:
         The lines for the report; none where there is no record, it is none, or is of an earlier failure.
@@ -51,7 +57,9 @@ def take_failure_record(
         return []
     # Python exits with 1 where an exception ends it; its last act is to renew the time of the file.
     is_last = code == 1 and -_CLOCK_SLACK_S <= ended - written <= _ENDS_WITHIN_S
-    if pid is not None and record.get("pid") != pid and not is_last:
+    # The report names the exception of the last traceback, however long the rank took to end after it.
+    is_named = code == 1 and is_of(record, printed)
+    if pid is not None and record.get("pid") != pid and not is_last and not is_named:
         return []
     for row in _rows(record.get("exceptions")):
         if isinstance(name := row.get("name"), str) and is_secret(name):

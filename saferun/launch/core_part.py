@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from saferun.launch.launch_context import LaunchContext
-from saferun.linux.core_limits import RankPreparation, cores_are_off, plan_preparation
+from saferun.linux.core_limits import LimitNotes, RankPreparation, cores_are_off, have_raised, plan_preparation
 from saferun.linux.core_watch import CoreWatch
 from saferun.linux.scratch import current_directory
 
@@ -37,11 +37,12 @@ class CorePart:
         self.preparation: RankPreparation | None = None
         self.memory: MemoryState | None = None
         self.watch: CoreWatch | None = None
+        self._notes: LimitNotes | None = None
 
     @property
-    def raises_limit(self) -> bool:
-        """Whether the ranks of this launch leave cores because saferun has them do so."""
-        return self.preparation is not None and self.preparation.raise_core_limit
+    def has_raised_limit(self) -> bool:
+        """Whether the ranks of this attempt leave cores because saferun has had them do so."""
+        return self._notes is not None and have_raised(self._notes.fd)
 
     def prepare(self) -> None:
         """Ranks are going to be started: plan, and note the limits that they start with."""
@@ -49,28 +50,38 @@ class CorePart:
         if self.preparation is None:
             # Once: a later attempt comes to the same plan, and must open no file.
             self.preparation = guarded("prepare for cores", self._planned)
+        if self._notes is not None:
+            guarded("note the limits on cores", self._notes.begin_attempt)
         guarded("read the memory limits", self._read_memory)
         if self._launch.config.watch.cores != "off" and self.watch is None:
             self.watch = guarded("watch for cores", self._watch)
 
     def _watch(self) -> CoreWatch:
-        watching = self._launch.config.watch
+        watching, plan = self._launch.config.watch, self.preparation
         return CoreWatch(
             current_directory(),
             self._launch.guarded_poller,
-            deletes=self.raises_limit and cores_are_off(),
+            notes_fd=self._notes.fd if self._notes is not None and cores_are_off() else -1,
             spared=watching.keep_cores if watching.cores == "keep" else 0,
+            room_bytes=plan.cores_bytes if plan is not None else 0,
         )
 
     def _planned(self) -> RankPreparation:
         watching = self._launch.config.watch
-        return plan_preparation(
+        plan = plan_preparation(
             current_directory(),
             self._launch.config.nproc_per_node,
             cores=watching.cores != "off",
             tracer_pid=os.getpid(),
             asked=watching.cores_asked,
         )
+        if not plan.raise_core_limit:
+            return plan
+        try:
+            self._notes = LimitNotes()
+        except (OSError, AttributeError):  # a core that is not known to be saferun's would never be deleted
+            return plan._replace(raise_core_limit=False)
+        return plan._replace(note_path=self._notes.path)
 
     def _read_memory(self) -> None:
         from saferun.linux.cgroups import read_memory_state
@@ -113,3 +124,5 @@ class CorePart:
         """End the process that saves cores."""
         if self.watch is not None:
             self.watch.close()
+        if self._notes is not None:
+            self._notes.close()

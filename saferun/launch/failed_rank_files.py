@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from saferun.files.file_stream import WriterAnswer
 from saferun.files.run_dir import RunDirectory
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from saferun.launch.rank import Rank
 
 _HEARTBEAT = ".heartbeat"
+_TRACEBACK = "Traceback (most recent call last):"
+_LONGEST_LINE = 1000
 
 
 class LeftFiles:
@@ -44,7 +46,10 @@ class LeftFiles:
             folder = self._run_dir.rank_path(attempt, rank.place.rank)
             target = os.path.join(folder, "failure.json") if folder is not None else ""
             source = f"{heartbeat[: -len(_HEARTBEAT)]}.failure"
-            end: list[object] = [rank.pid, rank.end.status.code, rank.end.time] if rank.end is not None else []
+            end: list[object] = []
+            if rank.end is not None:
+                printed = last_exception(rank.last_lines(is_stderr=True))
+                end = [rank.pid, rank.end.status.code, rank.end.time, printed]
             self._ask(
                 "take_failure_record",
                 [source, target, *end],
@@ -68,3 +73,36 @@ class LeftFiles:
             self._on_read = call
         else:
             call()
+
+
+def last_exception(lines: Sequence[str]) -> list[object]:
+    """The exception of the last traceback in a rank's output.
+
+    Returns:
+        Its type, and the file and the line of its innermost frame; empty: there is none, or it is not as Python prints
+        it.
+    """
+    lines = list(map(_without_colors, lines))
+    start = next((at for at in range(len(lines) - 1, -1, -1) if _TRACEBACK in lines[at]), None)
+    if start is None:
+        return []
+    # Torch puts the rank before each line.
+    prefix = lines[start].partition(_TRACEBACK)[0]
+    place: list[object] = []
+    for printed in lines[start + 1 :]:
+        if not printed.startswith(prefix):
+            return []
+        line = printed[len(prefix) :]
+        if not line.startswith(" "):
+            kind = line.partition(":")[0].strip()
+            return [kind, *place] if place and kind else []
+        if line.startswith('  File "'):
+            file, _, rest = line[len('  File "') :].partition('", line ')
+            number = rest.partition(",")[0].strip()
+            place = [file, int(number)] if number.isascii() and number.isdigit() else []
+    return []
+
+
+def _without_colors(line: str) -> str:
+    first, *colored = line[:_LONGEST_LINE].split("\x1b[")
+    return first + "".join(part.partition("m")[2] for part in colored)

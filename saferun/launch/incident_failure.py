@@ -161,7 +161,7 @@ class FailureIncident:
             since=self._record.started_time,
             recorders=tuple(recorders),
             calls=tuple(calls),
-            may_delete=self._cores.raises_limit,
+            may_delete=self._cores.has_raised_limit,
         )
         start_capture(
             context,

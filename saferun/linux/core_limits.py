@@ -17,6 +17,10 @@ _FILTER = "/proc/self/coredump_filter"
 # Bits of the filter: 0 private anonymous memory, 1 shared anonymous, 4 ELF headers, 5 private huge pages.
 _DEFAULT_FILTER, _WITHOUT_SHARED_MEMORY = 0x33, b"0x31"
 
+# One byte of each rank.
+_RAISED, _NOT_RAISED = b"+", b"-"
+_NOTES_BYTES = 1 << 16
+
 # How much of a disk is always left free: checkpoints go there too.
 _RESERVE_BYTES, _RESERVE_SHARE = 1 << 30, 0.05
 
@@ -27,6 +31,7 @@ class RankPreparation(Value):
     ``tracer_pid``: the process whose descendants may trace the rank; 0: none. ``core_directory``: where the cores go;
     the core limit is raised only if that has room for ``cores_bytes``; empty: not checked. ``core_name``: nor is it
     raised from 0 if there is a file there that has this name (:attr:`CorePattern.repeated_name`), the user's own.
+    ``note_path``: the :class:`LimitNotes` in which it is noted; empty: it is noted nowhere.
     """
 
     raise_core_limit: bool
@@ -35,6 +40,47 @@ class RankPreparation(Value):
     core_directory: str = ""
     cores_bytes: int = 0
     core_name: str = ""
+    note_path: str = ""
+
+
+class LimitNotes:
+    """In memory: whether the ranks of an attempt have raised their limit on cores, which they decide themselves.
+
+    Where they have not, a core is that of a script that raised the limit itself, and is the user's.
+
+    Raises:
+        OSError: there is no memory for it.
+
+    Attributes:
+        fd: a helper process that inherits it can ask :func:`have_raised`.
+        path: where ranks open it.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("saferun-core-limits")
+        self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def begin_attempt(self) -> None:
+        """Ranks are going to be started; those of earlier attempts have ended."""
+        os.ftruncate(self.fd, 0)
+
+    def close(self) -> None:
+        """Forget them."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def have_raised(fd: int) -> bool:
+    """Whether ranks have raised their limit, and none has refrained from it.
+
+    Args:
+        fd: of :class:`LimitNotes`; -1: none.
+    """
+    notes = b""
+    with suppress(OSError):
+        notes = os.pread(fd, _NOTES_BYTES, 0) if fd >= 0 else b""
+    return _RAISED in notes and _NOT_RAISED not in notes
 
 
 def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, asked: bool = False) -> RankPreparation:
@@ -71,14 +117,16 @@ def prepare_rank(preparation: RankPreparation) -> None:
     Source: getrlimit(2), RLIMIT_CORE; core(5), coredump_filter; prctl(2), PR_SET_PTRACER.
     """
     directory = preparation.core_directory
-    if preparation.raise_core_limit and not (
-        directory
-        and (_why_replaced(directory, preparation.core_name) or _why_no_room(directory, preparation.cores_bytes))
-    ):
-        with suppress(OSError, ValueError):
-            hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-            # All or nothing: no tool can read a truncated core.
-            resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    if preparation.raise_core_limit:
+        is_refused = directory and (
+            _why_replaced(directory, preparation.core_name) or _why_no_room(directory, preparation.cores_bytes)
+        )
+        # One that is not known to be saferun's would never be deleted.
+        if _is_noted(preparation.note_path, _NOT_RAISED if is_refused else _RAISED) and not is_refused:
+            with suppress(OSError, ValueError):
+                hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+                # All or nothing: no tool can read a truncated core.
+                resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
     if preparation.drop_shared_memory:
         with suppress(OSError):
             fd = os.open(_FILTER, os.O_WRONLY)
@@ -87,6 +135,22 @@ def prepare_rank(preparation: RankPreparation) -> None:
             os.close(fd)
     if preparation.tracer_pid:
         allow_ptrace_by(preparation.tracer_pid)
+
+
+def _is_noted(path: str, note: bytes) -> bool:
+    """Note what becomes of the limit. Returns whether that is noted wherever it is to be."""
+    if not path:
+        return True
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.write(fd, note) == len(note)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def cores_are_off() -> bool:

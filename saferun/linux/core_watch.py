@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from saferun.errors import suppress
 from saferun.linux.bare_socket import Socket
+from saferun.linux.core_limits import have_raised
 from saferun.linux.core_pattern import are_together, read_core_pattern, share_a_name
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.json_lines import JsonLines
@@ -38,19 +39,23 @@ class CoreWatch(PartBase):
     Args:
         directory: the directory in which the ranks start.
         poller: the loop's.
-        deletes: whether cores of subprocesses whose crash their rank survives are deleted: they are saferun's doing.
+        notes_fd: of ``core_limits.LimitNotes``: cores of subprocesses whose crash their rank survives are deleted where
+            the ranks have raised the limit, which makes them saferun's doing; -1: none is deleted.
         spared: how many of those are kept all the same.
+        room_bytes: how much they may take together, as long as they may be needed.
     """
 
-    def __init__(self, directory: str, poller: Poller, *, deletes: bool = False, spared: int = 0) -> None:
+    def __init__(
+        self, directory: str, poller: Poller, *, notes_fd: int = -1, spared: int = 0, room_bytes: int = 0
+    ) -> None:
         self.deadline: float | None = None
         """When ``tick`` is due, in monotonic seconds."""
         self._directory = directory
         self._poller = poller
-        self._deletes, self._spared = deletes, spared
+        self._notes_fd, self._spared, self._room_bytes = notes_fd, spared, room_bytes
         self._since = time.time() - _CLOCK_SLACK_S
         pattern = read_core_pattern()
-        self._is_wanted = share_a_name(pattern) or (deletes and are_together(pattern))
+        self._is_wanted = share_a_name(pattern) or (notes_fd >= 0 and are_together(pattern))
         self._started = 0
         self._has_saved = self._is_swept = False
 
@@ -82,7 +87,7 @@ class CoreWatch(PartBase):
         self._is_wanted, self.deadline = False, None
         if self._helper is None:
             return
-        if self._deletes and self._helper.send({"end": True}):
+        if self._notes_fd >= 0 and self._helper.send({"end": True}):
             began = time.monotonic()
             while not self._is_swept and self._helper.is_open:
                 self._helper.receive()
@@ -97,7 +102,8 @@ class CoreWatch(PartBase):
         self._started += 1
         owner_pid = os.getpid()
         with suppress(OSError):  # without it cores overwrite each other, as without saferun
-            self._helper = Helper("sr-cores", lambda connection: self._serve(connection, owner_pid))
+            keep = (self._notes_fd,) if self._notes_fd >= 0 else ()
+            self._helper = Helper("sr-cores", lambda connection: self._serve(connection, owner_pid), keep=keep)
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
     def _on_message(self, message: JsonObject) -> None:
@@ -114,17 +120,21 @@ class CoreWatch(PartBase):
         from saferun.linux.core_saving import CoreSaver
 
         saver = CoreSaver(self._directory, owner_pid, since=self._since)
-        _Service(JsonLines(connection), saver, owner_pid, self._spared if self._deletes else None).run()
+        lines = JsonLines(connection)
+        _Service(lines, saver, owner_pid, self._notes_fd, spared=self._spared, room_bytes=self._room_bytes).run()
 
 
 class _Service:
-    """The process: saves cores, and deletes those that are not needed, unless ``spared`` is None."""
+    """The process: saves cores, and deletes those that are not needed and are there only because of saferun."""
 
-    def __init__(self, lines: JsonLines, saver: CoreSaver, owner_pid: int, spared: int | None) -> None:
+    def __init__(
+        self, lines: JsonLines, saver: CoreSaver, owner_pid: int, notes_fd: int, *, spared: int, room_bytes: int
+    ) -> None:
         self._lines = lines
         self._saver = saver
         self._owner_pid = owner_pid
-        self._spared = spared
+        self._notes_fd = notes_fd
+        self._spared, self._room_bytes = spared, room_bytes
         self._handled: HandledCores | None = None
         self._reported = 0
         self._ranks = frozenset(children_of(owner_pid))
@@ -153,11 +163,15 @@ class _Service:
     def _report(self) -> None:
         for path in self._saver.paths[self._reported :]:
             self._lines.send({"saved": path})
-            if self._handled is None and self._spared is not None:
+            if not have_raised(self._notes_fd):
+                continue  # a script has raised the limit itself, and the core is the user's
+            if self._handled is None:
                 with suppress(ImportError):  # the file system does not respond
                     from saferun.linux.handled_cores import HandledCores
 
-                    self._handled = HandledCores(self._owner_pid, self._ranks, spared=self._spared)
+                    self._handled = HandledCores(
+                        self._owner_pid, self._ranks, spared=self._spared, room_bytes=self._room_bytes
+                    )
             if self._handled is not None:
                 self._handled.add(path, time.monotonic())
         self._reported = len(self._saver.paths)

@@ -7,7 +7,7 @@ them to crash: a decoder that is run on each file, a probe for what a host can d
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from saferun.linux.core_files import CoreFile, delete_core
 from saferun.linux.core_notes import CoreError, CoreNotes, open_regular, read_core_notes
@@ -20,6 +20,9 @@ _NEEDED_S = 600.0
 # The kernel writes the notes first.
 _NOTES_S = 60.0
 _AGAIN_S = 0.5
+# Where one process of several crashes, the others may abort because of it: the first core has the cause.
+_BURST_S = 60.0
+_MOST_OF_A_BURST = 8
 _ANCESTORS_LIMIT = 64
 
 
@@ -32,7 +35,10 @@ class _Core(Value):
 
 
 class HandledCores:
-    """Keeps the newest core of each rank's subprocesses for ten minutes, in case the rank fails because of that crash.
+    """Keeps the newest cores of each rank's subprocesses for ten minutes, in case the rank fails because of a crash.
+
+    With the newest one those of the minute before it are kept, at most eight, of which the oldest is one. They may not
+    take more room together than there was for the cores of all ranks; the newest is kept in any case.
 
     A core is deleted only if the process in its notes is provably a subprocess of a rank. A rank's own core is left to
     the examiner, and so are those of the subprocesses of a rank that has failed.
@@ -40,12 +46,15 @@ class HandledCores:
     Args:
         owner_pid: the parent of the ranks.
         ranks: pids of its children up to now; a subprocess may outlive its rank.
-        spared: how many cores, the newest ones, are not deleted at all; above 0 only these count.
+        spared: how many cores, the newest ones, are not deleted at all; those of ranks that may fail come on top while
+            the run goes on.
+        room_bytes: how much they may take together; 0: unknown, and not bounded.
     """
 
-    def __init__(self, owner_pid: int, ranks: Collection[int] = (), *, spared: int = 0) -> None:
+    def __init__(self, owner_pid: int, ranks: Collection[int] = (), *, spared: int = 0, room_bytes: int = 0) -> None:
         self._owner_pid = owner_pid
         self._spared = spared
+        self._room_bytes = room_bytes
         self._ranks = set(ranks)
         self._failed: set[int] = set()
         self._unread: dict[str, float] = {}
@@ -64,27 +73,42 @@ class HandledCores:
     def trim(self, now: float) -> float | None:
         """Delete the cores that are not needed any more. Returns after how many seconds to call again; None: never."""
         self._read(now)
-        kept: list[_Core] = []
-        ranks: set[int] = set()
-        for one in reversed(self._cores):
-            is_needed = len(kept) < self._spared if self._spared else one.rank_pid not in ranks
-            if is_needed and (self._spared or now - one.at < _NEEDED_S):
-                ranks.add(one.rank_pid)
-                kept.append(one)
-            else:
-                delete_core(one.core)
-        self._cores = kept[::-1]
+        spared = self._cores[-self._spared :] if self._spared else []
+        needed = self._needed([one for one in self._cores if now - one.at < _NEEDED_S], spared)
+        self._keep_only([*spared, *needed])
         if self._unread:
             return _AGAIN_S
-        return min((one.at + _NEEDED_S - now for one in kept), default=None) if not self._spared else None
+        return min((one.at + _NEEDED_S - now for one in needed if one not in spared), default=None)
+
+    def _needed(self, cores: Sequence[_Core], spared: Sequence[_Core]) -> list[_Core]:
+        """Those that a failure of their rank may be due to, as many as there is room for beside those kept anyway."""
+        by_rank: dict[int, list[_Core]] = {}
+        for one in reversed(cores):
+            newest_first = by_rank.setdefault(one.rank_pid, [])
+            if not newest_first or newest_first[0].at - one.at <= _BURST_S:
+                newest_first.append(one)
+        # Of each rank in the order of how much they are needed: the newest, the oldest, and the others from the newest.
+        ordered = [[found[0], *found[:0:-1][:1], *found[1:-1]][:_MOST_OF_A_BURST] for found in by_rank.values()]
+        needed: list[_Core] = []
+        used = sum(map(_disk_bytes, spared))
+        for place in range(_MOST_OF_A_BURST):
+            for one in (found[place] for found in ordered if place < len(found)):
+                size_bytes = 0 if one in spared else _disk_bytes(one)
+                if place == 0 or not size_bytes or not self._room_bytes or used + size_bytes <= self._room_bytes:
+                    needed.append(one)
+                    used += size_bytes
+        return needed
+
+    def _keep_only(self, kept: Collection[_Core]) -> None:
+        for one in self._cores:
+            if one not in kept:
+                delete_core(one.core)
+        self._cores = [one for one in self._cores if one in kept]
 
     def sweep(self, now: float) -> None:
         """Delete all cores but those that are spared: the run has ended."""
         self.trim(now)
-        if not self._spared:
-            for one in self._cores:
-                delete_core(one.core)
-            self._cores = []
+        self._keep_only(self._cores[-self._spared :] if self._spared else [])
 
     def _read(self, now: float) -> None:
         """Find out which processes the new cores are of."""
@@ -127,3 +151,10 @@ class HandledCores:
     def _is_examined(self, one: _Core) -> bool:
         notes = one.core.notes
         return one.rank_pid in self._failed and notes is not None and bool(self._failed & {notes.sid, notes.ppid})
+
+
+def _disk_bytes(one: _Core) -> int:
+    try:
+        return os.lstat(one.core.path).st_blocks * 512
+    except OSError:
+        return 0

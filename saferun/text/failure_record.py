@@ -5,7 +5,7 @@ It comes from the rank, so nothing of it is believed: whatever is not as it shou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from saferun.errors import printable
@@ -14,7 +14,7 @@ from saferun.text.decoding import MALFORMED, loads, number_or, text_or_empty
 from saferun.text.redaction import redacted_text
 from saferun.text.wording import size_text
 
-__all__ = ["LONGEST_BYTES", "failure_lines", "local_text", "memory_parts", "record_from"]
+__all__ = ["LONGEST_BYTES", "failure_lines", "is_of", "local_text", "memory_parts", "record_from"]
 
 LONGEST_BYTES = 256 << 10
 """Twice as long as a rank writes it."""
@@ -38,6 +38,24 @@ def record_from(content: bytes, *, longest: int = LONGEST_BYTES) -> JsonObject |
     if not isinstance(found, dict) or found.get("version") != _VERSION or not isinstance(found.get("exceptions"), list):
         return None
     return found
+
+
+def is_of(record: JsonObject, printed: Sequence[object]) -> bool:
+    """Whether the record is of an exception that a traceback has shown.
+
+    Args:
+        record: the record.
+        printed: the exception's type, and the file and the line of its innermost frame; empty: there is none.
+    """
+    first = next(iter(record["exceptions"]), None)
+    frames = _list(first, "frames") if isinstance(first, dict) else []
+    if not isinstance(first, dict) or not frames or not isinstance(frames[-1], dict):
+        return False
+    kind = text_or_empty(first.get("type"), _LONGEST_LINE).removeprefix("__main__.")
+    # Of a long path the record has the end.
+    file = text_or_empty(frames[-1].get("file"), _LONGEST_LINE)
+    line = frames[-1].get("line")
+    return bool(kind and file) and [kind, line] == [*printed[:1], *printed[2:]] and str(printed[1]).endswith(file)
 
 
 def failure_lines(record: JsonObject) -> tuple[str, ...]:

@@ -138,11 +138,74 @@ def test_crashes_that_a_rank_handles_leave_no_cores(tmp_path: Path, limit: str, 
             job.hear("crashed")
             if share_a_name(PATTERN):
                 until(lambda: "core" not in cores(), "it is saved")
-            if limit == "0":
-                until(lambda: len(cores()) <= 1, "of the earlier ones none is left")
             job.release(f"after_{number}")
         assert job.wait() == 0
         assert len(cores()) == left
+
+
+@pytest.mark.parametrize("code", ["0", "1"])
+def test_cores_of_a_script_that_raises_the_limit_itself_stay(tmp_path: Path, code: str) -> None:
+    """Where there is no room, for instance, saferun raises none, and these are the user's as under torchrun."""
+    skip_without_room(tmp_path)
+    no_room = (
+        "import saferun.linux.core_limits as core_limits\n    core_limits._why_no_room = lambda *_: 'there is no room'"
+    )
+    program = f"import resource\nhard = resource.getrlimit(resource.RLIMIT_CORE)[1]\n{CRASHING_SUBPROCESSES}".replace(
+        'tell("ready")', 'resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))\ntell("ready")'
+    )
+    environ = customized(tmp_path, in_saferun(no_room))
+    before = ("sh", "-c", 'ulimit -S -c 0; exec "$@"', "sh")
+    options = ("--cores", "backtrace")
+    with running(
+        tmp_path / "run", program, *options, environ=environ, store=False, before=before, arguments=[code]
+    ) as job:
+        folder = tmp_path / "run" / "job"
+        job.hear("ready")
+        until(lambda: any(name_of(pid) == "sr-cores" for pid in children_of(job.process.pid)), "it watches")
+        until(lambda: job.has_happened("ModulesImported"), "the launch is under way")
+        job.release("crash")
+        for number in range(3):
+            job.hear("crashed")
+            if share_a_name(PATTERN):
+                until(lambda: not (folder / "core").exists(), "it is saved")
+            job.release(f"after_{number}")
+        assert job.wait() == int(code)
+        assert len([path for path in folder.iterdir() if path.name.startswith("core")]) == 3
+
+
+POOL = """
+from rank import *
+import subprocess
+for number, crash in enumerate(["ctypes.string_at(0)", "os.abort()"]):
+    tell("ready")
+    await_release(f"crash_{number}")
+    assert subprocess.run([sys.executable, "-c", f"import ctypes, os; {crash}"]).returncode < 0
+    tell("crashed")
+await_release("end")
+sys.exit(7)
+"""
+
+
+def test_of_several_subprocesses_that_crash_every_core_is_read(tmp_path: Path) -> None:
+    """The first one has the cause: the others abort because of it."""
+    skip_without_room(tmp_path)
+    before = ("sh", "-c", 'ulimit -S -c 0; exec "$@"', "sh")
+    with running(tmp_path / "run", POOL, "--cores", "backtrace", store=False, before=before) as job:
+        folder = tmp_path / "run" / "job"
+        for number in range(2):
+            job.hear("ready")
+            until(lambda: any(name_of(pid) == "sr-cores" for pid in children_of(job.process.pid)), "it watches")
+            until(lambda: job.has_happened("ModulesImported"), "the launch is under way")
+            job.release(f"crash_{number}")
+            job.hear("crashed")
+            if share_a_name(PATTERN):
+                until(lambda: not (folder / "core").exists(), "it is saved")
+        job.release("end")
+        assert job.wait() == 1
+        report = (job.run_dir / "report.json").read_text()
+        assert '"signal": "SIGSEGV"' in report
+        assert '"signal": "SIGABRT"' in report
+        assert [path.name for path in folder.iterdir() if path.name.startswith("core")] == []
 
 
 def test_the_core_of_a_subprocess_that_a_rank_fails_of_is_read(tmp_path: Path) -> None:

@@ -111,6 +111,15 @@ def test_a_failure_that_ends_a_shell_script_is_shown(tmp_path: Path) -> None:
     assert list(records_of(tmp_path)) == ["attempt_0/rank_1"]
 
 
+@pytest.mark.parametrize("last", ["code=$?; sleep 5; exit $code"])
+def test_a_failure_that_the_report_names_is_shown_however_late_its_shell_script_ends(last: str, tmp_path: Path) -> None:
+    """It may copy the log files elsewhere first."""
+    done = launch_shell(tmp_path, "{python} train.py; " + last)
+    assert done.returncode == 1
+    assert LINE.format(9) in done.stderr
+    assert list(records_of(tmp_path)) == ["attempt_0/rank_1"]
+
+
 def launch_shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     """As :func:`launch`, with a shell script that runs ``train.py`` among others."""
     script = script.format(python=sys.executable)

@@ -64,6 +64,36 @@ def test_a_failure_that_the_rank_handled_before_it_ended_is_not_that_of_its_end(
     assert (tmp_path / "b").exists() is is_taken
 
 
+@pytest.mark.parametrize(
+    ("code", "printed", "is_taken"),
+    [
+        (1, ["ValueError", "/home/me/t.py", 1], True),
+        (1, ["ValueError", "t.py", 2], False),
+        (1, ["ValueError", "other.py", 1], False),
+        (1, ["KeyError", "t.py", 1], False),
+        (1, [], False),
+        (3, ["ValueError", "t.py", 1], False),
+        (None, ["ValueError", "t.py", 1], False),
+    ],
+)
+def test_a_failure_that_the_report_names_is_shown_however_late_the_rank_ends(
+    tmp_path: Path, code: int | None, printed: list[object], is_taken: bool
+) -> None:
+    """``python train.py; code=$?; upload logs; exit $code``."""
+    source = tmp_path / "a"
+    source.write_text(json.dumps({**RECORD, "pid": 71}))
+    ended = source.stat().st_mtime + 90.0
+    lines = take_failure_record(str(source), str(tmp_path / "b"), 70, code, ended, printed)
+    assert lines == (["locals of f (t.py:1): n = 3"] if is_taken else [])
+
+
+@pytest.mark.parametrize("exceptions", [[], [7], [{"type": "ValueError", "frames": [3]}], [{"frames": 3}], [{}]])
+def test_a_record_without_a_place_is_of_no_failure_that_was_printed(tmp_path: Path, exceptions: list[object]) -> None:
+    (tmp_path / "a").write_text(json.dumps({"version": 1, "pid": 71, "exceptions": exceptions}))
+    assert take_failure_record(str(tmp_path / "a"), str(tmp_path / "b"), 70, 1, 0.0, ["ValueError", "t.py", 1]) == []
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "link", "binary", "huge"])
 def test_what_is_no_record_is_left_alone(kind: str, tmp_path: Path) -> None:
     """Whatever a rank has put in its place; nothing is waited for."""

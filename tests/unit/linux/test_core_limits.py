@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,14 @@ import pytest
 
 from saferun.linux import core_limits
 from saferun.linux.container import INITIAL_PID_NAMESPACE, in_container
-from saferun.linux.core_limits import RankPreparation, plan_preparation, prepare_rank, why_no_cores
+from saferun.linux.core_limits import (
+    LimitNotes,
+    RankPreparation,
+    have_raised,
+    plan_preparation,
+    prepare_rank,
+    why_no_cores,
+)
 from saferun.linux.core_pattern import CorePattern, file_in_place
 from saferun.linux.file_systems import kind_of
 
@@ -127,6 +135,64 @@ def test_the_rank_raises_no_limit_that_costs_the_user_a_file(
     limits.clear()
     (tmp_path / "core").rename(tmp_path / "core.c")
     prepare_rank(plan._replace(drop_shared_memory=False))
+    assert limits == [(-1, -1)]
+
+
+@pytest.fixture
+def notes() -> Iterator[LimitNotes]:
+    notes = LimitNotes()
+    yield notes
+    notes.close()
+
+
+def test_ranks_note_whether_they_have_raised_the_limit(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, notes: LimitNotes
+) -> None:
+    """Where they have not, a core is that of a script that raised it itself."""
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    plan = RankPreparation(
+        raise_core_limit=True,
+        drop_shared_memory=False,
+        tracer_pid=0,
+        core_directory="/",
+        cores_bytes=100 * GB,
+        note_path=notes.path,
+    )
+    assert not have_raised(notes.fd)
+    host.free = 200 * GB
+    prepare_rank(plan)
+    prepare_rank(plan)
+    assert have_raised(notes.fd)
+    host.free = 100 * GB
+    prepare_rank(plan)
+    assert not have_raised(notes.fd)  # it is not known of which rank a core is
+    notes.begin_attempt()
+    assert not have_raised(notes.fd)
+    host.free = 200 * GB
+    prepare_rank(plan)
+    assert have_raised(notes.fd)
+    notes.close()
+    assert not have_raised(notes.fd)
+
+
+def test_a_limit_that_cannot_be_noted_is_not_raised(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, notes: LimitNotes
+) -> None:
+    """The cores would never be deleted."""
+    host.free = 200 * GB
+    limits: list[object] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    plan = RankPreparation(
+        raise_core_limit=True,
+        drop_shared_memory=False,
+        tracer_pid=0,
+        core_directory="/",
+        cores_bytes=100 * GB,
+        note_path="/no/such/file",
+    )
+    prepare_rank(plan)
+    assert limits == []
+    prepare_rank(plan._replace(note_path=notes.path))
     assert limits == [(-1, -1)]
 
 

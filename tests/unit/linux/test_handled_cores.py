@@ -37,16 +37,65 @@ def directory(tmp_path: Path) -> Directory:
 
 def test_only_the_newest_core_of_each_rank_s_subprocesses_stays(directory: Directory) -> None:
     """A decoder that is run on each file may crash on many of them."""
-    for number in range(8):
-        directory.crash(f"core.saferun.1.{number}", number)
-        directory.handled.trim(number)
-    directory.crash("core.saferun.1.8", 8, ppid=OTHER_RANK, sid=OTHER_RANK)
-    assert directory.handled.trim(8.0) == 599.0
-    assert directory.names() == ["core.saferun.1.7", "core.saferun.1.8"]
-    assert directory.handled.trim(607.5) is not None
-    assert directory.names() == ["core.saferun.1.8"]
-    assert directory.handled.trim(608.5) is None
+    for number in range(4):
+        directory.crash(f"core.saferun.1.{number}", 61.0 * number)
+        directory.handled.trim(61.0 * number)
+    directory.crash("core.saferun.1.4", 184, ppid=OTHER_RANK, sid=OTHER_RANK)
+    assert directory.handled.trim(184.0) == 599.0
+    assert directory.names() == ["core.saferun.1.3", "core.saferun.1.4"]
+    assert directory.handled.trim(783.5) is not None
+    assert directory.names() == ["core.saferun.1.4"]
+    assert directory.handled.trim(784.5) is None
     assert directory.names() == []
+
+
+def burst(directory: Directory, count: int, *, apart: float = 1.0) -> list[int]:
+    """Crashes of one rank's subprocesses, one after another. Returns the numbers of the cores that stay."""
+    for number in range(count):
+        directory.crash(f"core.{number}", apart * number)
+        directory.handled.trim(apart * number)
+    return sorted(int(name.removeprefix("core.")) for name in directory.names())
+
+
+def test_crashes_one_after_another_belong_together(directory: Directory) -> None:
+    """The siblings of a process that crashes abort because of it: the first core has the cause."""
+    assert burst(directory, 3) == [0, 1, 2]
+    directory.handled.hand_over([RANK])
+    directory.handled.sweep(4.0)
+    assert len(directory.names()) == 3
+
+
+def test_of_many_that_belong_together_the_first_and_the_last_ones_stay(directory: Directory) -> None:
+    assert burst(directory, 20) == [0, *range(13, 20)]
+    directory.handled.sweep(30.0)
+    assert directory.names() == []
+
+
+def test_crashes_that_go_on_do_not_pile_up(directory: Directory) -> None:
+    """They belong together for a minute, not for as long as the next one is near."""
+    assert burst(directory, 20, apart=30.0) == [17, 18, 19]
+
+
+@pytest.mark.parametrize(("cores", "stay"), [(1.5, [4]), (2.5, [0, 4]), (3.5, [0, 3, 4]), (0, [0, 1, 2, 3, 4])])
+def test_together_they_take_no_more_room_than_there_was(tmp_path: Path, cores: float, stay: list[int]) -> None:
+    """Checkpoints go to the same disk. The newest stays, and the oldest is more use than those between."""
+    directory = Directory(tmp_path)
+    (tmp_path / "size").write_bytes(make_core(SUBPROCESS))
+    size_bytes = (tmp_path / "size").stat().st_blocks * 512
+    (tmp_path / "size").unlink()
+    assert size_bytes
+    directory.handled = HandledCores(OWNER, {RANK}, room_bytes=int(cores * size_bytes))
+    assert burst(directory, 5) == stay
+
+
+def test_what_the_user_keeps_does_not_cost_the_first_of_a_burst(tmp_path: Path) -> None:
+    """``--cores keep``: until the run ends or ten minutes have passed, its rank may fail because of it."""
+    directory = Directory(tmp_path)
+    directory.handled = HandledCores(OWNER, {RANK}, spared=2)
+    assert burst(directory, 4) == [0, 1, 2, 3]
+    assert directory.handled.trim(4.0) == 596.0
+    directory.handled.sweep(5.0)
+    assert directory.names() == ["core.2", "core.3"]
 
 
 def test_the_end_of_the_run_takes_the_last_ones(directory: Directory) -> None:
