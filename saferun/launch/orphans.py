@@ -5,8 +5,9 @@ rank made. Any other process that became a child of this one (as the first proce
 exec to saferun) is reaped when it ends, and never signalled.
 
 After a failure they are ended, but for those that have left their rank's session: these were detached on purpose, as
-an upload of a checkpoint is, and live on as under torchrun. After ranks that ended with exit code 0, those that still
-work are waited for.
+an upload of a checkpoint is, and live on as under torchrun. The ranks of a launcher that a rank has started have
+sessions of their own as well, and are ended. What a saferun within the run has left when it ended is left.
+After ranks that ended with exit code 0, those that still work are waited for.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from saferun.linux.procfs import (
     descendants_of,
     living_processes,
     read_cmdline,
+    read_environ_entries,
     read_environ_entry,
     read_stat,
 )
 from saferun.linux.reaper import INNER_PATIENCE_S, is_reaper
 from saferun.linux.sessions import Sessions
 from saferun.model import ExitStatus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.connections import Tables
 
 _SWEEP_INTERVAL_S = 0.05
 _WAIT_INTERVAL_S = 0.5
@@ -39,8 +45,11 @@ _LAST_SWEEP_S = 2.0
 _UNSURE_S = 2.0
 # A library's helper processes that end by themselves when their rank is gone are not reported.
 _REPORT_AFTER_S = 1.0
-# The same for those that are to live on.
+# The same for those that are to live on. Until then those with a session of their own are left alone.
 _LEAVE_AFTER_S = 0.5
+# Every launcher gives its ranks other values of some of these; what a rank starts itself inherits the rank's.
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_MARKS_OF_A_RANK = frozenset({"LOCAL_RANK", "MASTER_PORT"})
 # The line is repeated at intervals that double, up to the second value.
 _REPORT_EVERY_S, _LONGEST_REPORT_S = 30.0, 3600.0
 _MOST_NAMED = 4
@@ -79,6 +88,7 @@ class Orphans(PartBase):
         self._warn = warn
         self._sessions = Sessions()
         self._ranks: dict[int, int] = {}  # pid of a rank -> its rank
+        self._given: list[dict[str, str]] = []  # of each rank: those of _RANK_VARIABLES that it was given
         self.began_at = 0.0  # the wait for them
         self._leaves_all = False
         self._left = Sessions()  # of this and earlier attempts: those whose processes live on
@@ -94,6 +104,7 @@ class Orphans(PartBase):
         self._activity: Activity | None = None
         self._ends_all = False
         self._leave_at: float | None = None  # when those that have left their rank's session are left
+        self._killed_reaper = False  # that of a saferun within the run, whose ranks may live on
         self._unsure: dict[int, float] = {}  # pid -> until when it is still unknown whether it is one of them
         self._known: set[tuple[int, int]] = set()  # pids and start times of those that are
 
@@ -102,12 +113,14 @@ class Orphans(PartBase):
         self._forget()
         self._sessions.clear()
         self._ranks.clear()
+        self._given.clear()
         if self._left:
             self._left.keep(self._left.living(living_processes()))
 
-    def note_rank(self, pid: int, rank: int) -> int:
+    def note_rank(self, pid: int, rank: int, environ: Mapping[str, str]) -> int:
         """A rank has been started and leads a session of its own. Returns when, in clock ticks since boot."""
         self._ranks[pid] = rank
+        self._given.append({name: environ[name] for name in _RANK_VARIABLES if name in environ})
         self._left.discard(pid)
         return self._sessions.add(pid)
 
@@ -162,8 +175,8 @@ class Orphans(PartBase):
     def sweep(self, now: float) -> None:
         """Find the orphans, and signal those that are to end: SIGTERM once to each process, SIGKILL later."""
         pids, unsure = self._scan()
-        detached = self._detached(pids)
-        if detached and self._leave_at is not None and self._leave_at <= now:
+        detached, held = self._detached(pids, now)
+        if detached:
             self._leave_behind(detached)
             pids = [pid for pid in pids if pid not in detached]
         # A process that waits for a disk is at work.
@@ -190,35 +203,73 @@ class Orphans(PartBase):
         elif self._activity is not None:
             self._end(pids, now, ", which had not ended in time")
         else:
-            self._end([pid for pid in pids if pid not in detached], now, "")
+            self._end([pid for pid in pids if pid not in held], now, "")
 
-    def _detached(self, pids: list[int]) -> frozenset[int]:
-        """Those that have left their rank's session, and hold nothing that the next attempt needs."""
+    def _detached(self, pids: list[int], now: float) -> tuple[set[int], set[int]]:
+        """Of those that have left their rank's session: which are to live on, and which are neither left nor ended yet.
+
+        The former were detached on purpose, and hold nothing that the next attempt needs.
+        """
         if self._ends_all or self._activity is not None:
-            return frozenset()
-        return frozenset(
-            pid
-            for pid in pids
-            if pid not in self._swept
-            and self._sessions.session_of(pid) is None
-            # The ranks of a launcher that a rank has started have sessions of their own as well. Nothing can be read
-            # while a process waits for a disk.
-            and read_environ_entry(pid, "SAFERUN_RUN_ID") in {self._run_id, ""}
-            and not _is_in_the_way(pid)
+            return set(), set()
+        outside = [pid for pid in pids if pid not in self._swept and self._sessions.session_of(pid) is None]
+        if self._leave_at is None or now < self._leave_at:
+            return set(), set(outside)
+        foreign, inner = self._of_other_launchers(outside)
+        # A saferun within the run decides itself what it leaves; until it has ended, its helpers are there too.
+        is_inner_alive = any(is_reaper(pid) for pid in pids if pid not in outside or pid in foreign)
+        held = set(outside) - foreign if is_inner_alive and not self._killed_reaper else set[int]()
+        ended = foreign | inner if self._killed_reaper else foreign
+        tables: Tables = {}
+        detached = {pid for pid in outside if pid not in ended | held and not _is_in_the_way(pid, tables)}
+        return detached, held
+
+    def _of_other_launchers(self, pids: list[int]) -> tuple[set[int], set[int]]:
+        """The ranks of other launchers with their descendants; and what a saferun within the run has started."""
+        foreign, inner, others = set[int](), set[int](), set[int]()
+        sessions = set[int]()
+        for pid in pids:
+            # Nothing can be read while a process waits for a disk.
+            entries = read_environ_entries(pid, ("SAFERUN_RUN_ID", *_RANK_VARIABLES))
+            stat = read_stat(pid)
+            parent, session = stat.ppid if stat is not None else 0, _session_of(pid)
+            if entries.pop("SAFERUN_RUN_ID", self._run_id) != self._run_id:
+                inner.add(pid)
+            elif parent not in others and (
+                self._is_other_rank(entries) or session in sessions or parent in foreign or is_reaper(pid)
+            ):
+                foreign.add(pid)
+                sessions.add(session)
+            else:
+                # A launcher that a rank has detached lives on with its ranks, and a saferun with its reaper.
+                others.add(pid)
+        return foreign, inner
+
+    def _is_other_rank(self, entries: Mapping[str, str]) -> bool:
+        """Whether these variables are those of a rank, and were given to none of this host's."""
+        return (
+            bool(self._given)
+            and not _MARKS_OF_A_RANK.isdisjoint(entries)
+            and not any(entries.items() <= given.items() for given in self._given)
         )
 
-    def _leave_behind(self, detached: frozenset[int]) -> None:
+    def _leave_behind(self, detached: set[int]) -> None:
         """These live on, and their descendants: no other attempt has to do with them."""
         for pid in detached:
-            with suppress(OSError):
-                self._left.add(os.getsid(pid))
+            if (session := _session_of(pid)) > 0:
+                self._left.add(session)
         pids = sorted(detached)
+        name_of = {pid: _name(pid) for pid in pids}
+        # One that has ended since has no command line any more.
+        pids = [pid for pid in pids if (stat := read_stat(pid)) is not None and stat.state not in "ZX"]
+        if not pids:
+            return
         ranks = self._ranks_of(pids)
         who = (
             f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= _MOST_NAMED else "the ranks"
         )
         where, are = ("a session of its own", "it is") if len(pids) == 1 else ("sessions of their own", "they are")
-        self._report(f"{who} left {_count(pids)} in {where}: {_names(pids)}; {are} not ended")
+        self._report(f"{who} left {_count(pids)} in {where}: {_names(pids, name_of)}; {are} not ended")
 
     def _idle_among(self, pids: list[int], now: float, activity: Activity) -> list[int]:
         """Those that have been idle for too long to be waited for, and those that are being ended."""
@@ -236,6 +287,7 @@ class Orphans(PartBase):
         for pid in pids:
             more_s = INNER_PATIENCE_S if is_reaper(pid) else 0.0
             killing = now >= self._swept.setdefault(pid, now + self._term_s + more_s)
+            self._killed_reaper |= killing and more_s > 0
             if killing or pid in new:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL if killing else signal.SIGTERM)
@@ -334,7 +386,7 @@ class Orphans(PartBase):
         if session is not None:
             return str(self._ranks.get(session, "?"))
         rank = read_environ_entry(pid, "RANK")
-        return rank if rank.isdigit() else "?"
+        return rank if rank.isascii() and rank.isdigit() else "?"
 
     def _ranks_of(self, pids: list[int]) -> list[str]:
         return sorted({self._rank_of(pid) for pid in pids} - {"?"}, key=int)
@@ -346,24 +398,32 @@ class Orphans(PartBase):
         return f"{_count(pids)}{of}: {_names(pids)}"
 
 
-def _is_in_the_way(pid: int) -> bool:
+def _session_of(pid: int) -> int:
+    """The session that a process is in; -1 if it has ended."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _is_in_the_way(pid: int, tables: Tables) -> bool:
     """Whether a process has a GPU open or listens on the port of the store, which the next attempt needs."""
     try:
         from saferun.linux.connections import listens_on
         from saferun.watchdog.wait_sampler import uses_gpu
     except ImportError:  # their files cannot be read
         return True
-    return uses_gpu(pid) or listens_on(pid, read_environ_entry(pid, "MASTER_PORT"))
+    return uses_gpu(pid) or listens_on(pid, read_environ_entry(pid, "MASTER_PORT"), tables)
 
 
 def _count(pids: list[int]) -> str:
     return "1 process" if len(pids) == 1 else f"{len(pids)} processes"
 
 
-def _names(pids: list[int]) -> str:
+def _names(pids: list[int], name_of: Mapping[int, str] | None = None) -> str:
     by_name: dict[str, list[int]] = {}
     for pid in pids:
-        by_name.setdefault(_name(pid), []).append(pid)
+        by_name.setdefault(name_of[pid] if name_of is not None else _name(pid), []).append(pid)
     return _listed(by_name)
 
 

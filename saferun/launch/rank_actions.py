@@ -87,7 +87,8 @@ class RankActions(PartBase):
         context.guarded("watch the ranks", context.investigation.ranks_started, group, current.started_at)
         context.guarded("watch for cores", context.cores.ranks_started, current.started_at)
         for rank in group.ranks:
-            self.orphans.note_rank(rank.child.pid, rank.place.rank)
+            environ = current.plan.environs[current.plan.position(rank.place)]
+            self.orphans.note_rank(rank.child.pid, rank.place.rank, environ)
             if rank.child.pidfd >= 0:
                 context.poller.watch(rank.child.pidfd, context.loop.reap)
             for stream in rank.streams:

@@ -9,7 +9,7 @@ Sources: proc_pid_fd(5); proc_pid_net(5); tcp(7); include/net/tcp_states.h of Li
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from saferun.linux.procfs import read_environ_entry
 from saferun.linux.small_files import list_directory, read_bytes, read_link
@@ -22,7 +22,11 @@ _LISTEN = b"0A"
 _TABLES = ("tcp", "tcp6")
 _V4_IN_V6 = b"0000000000000000FFFF0000"
 _MOST_DESCRIPTORS = 4096
+# Of one table: parsed at once, 20,000 take 36 ms, and the caller waits. Listening sockets come first.
+_MOST_LINES = 20_000
+_LINE_BYTES = 180  # a line of tcp6 has more than one of tcp
 _PORT_DIGITS = 5
+_HEXADECIMAL = frozenset(b"0123456789abcdefABCDEF")
 # NVIDIA's DCGM serves its monitoring clients here: nv-hostengine(1).
 _MONITORING_PORTS = frozenset({5555})
 
@@ -33,6 +37,16 @@ class _Socket(Value):
     local: bytes
     remote: bytes
     state: bytes
+
+
+class _Table(Value):
+    """The TCP sockets of a network namespace, by inode; ``is_whole``: there are no others."""
+
+    sockets: dict[int, _Socket]
+    is_whole: bool
+
+
+Tables = dict[str, _Table]
 
 
 class Connections(Value):
@@ -50,6 +64,9 @@ class Connections(Value):
 def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connections:
     """The TCP connections of these processes, without those to the job's store and to monitoring services.
 
+    A connection to a port on which one of the processes listens is left out as well: a server waits for clients (a
+    browser, Prometheus), which may stay connected for ever. A process of which it is unknown counts as connected.
+
     Args:
         pids: the processes.
         others: processes of the same job; a connection to one of them leads nowhere.
@@ -59,11 +76,14 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
         for inode in _socket_inodes(pid):
             holders.setdefault(inode, set()).add(pid)
     ports = {pid: {_number(read_environ_entry(pid, "MASTER_PORT")), *_MONITORING_PORTS} for pid in pids}
-    tables: dict[str, dict[int, _Socket]] = {}
+    tables: Tables = {}
     outside, pairs = set[int](), set[tuple[int, int]]()
     for pid in pids:
-        table = _table_of(pid, tables)
+        table, is_whole = _table_of(pid, tables)
         inodes = {(one.local, one.remote): inode for inode, one in table.items()} if table else {}
+        served = _served_ports(table, holders, pids)
+        if not is_whole and any(pid in some and inode not in table for inode, some in holders.items()):
+            outside.add(pid)
         for inode, one in table.items():
             if one.state not in _OPEN or pid not in holders.get(inode, ()):
                 continue
@@ -71,35 +91,56 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
                 continue
             partners = holders.get(inodes.get((one.remote, one.local), 0), set())
             pairs |= {(pid, partner) for partner in partners.intersection(pids) if partner != pid}
-            if not partners:
+            if not partners and _port(one.local) not in served:
                 outside.add(pid)
     return Connections(frozenset(outside), frozenset(pairs))
 
 
-def listens_on(pid: int, port: str) -> bool:
-    """Whether a process listens on a TCP port."""
+def _served_ports(
+    table: Mapping[int, _Socket], holders: Mapping[int, set[int]], pids: Collection[int]
+) -> frozenset[int]:
+    """The ports on which any of the processes listens."""
+    return frozenset(
+        _port(one.local)
+        for inode, one in table.items()
+        if one.state == _LISTEN and not holders.get(inode, set()).isdisjoint(pids)
+    )
+
+
+def listens_on(pid: int, port: str, tables: Tables) -> bool:
+    """Whether a process listens on a TCP port.
+
+    Args:
+        pid: the process.
+        port: the port.
+        tables: those that have been read at this moment; more are added.
+    """
     number = _number(port)
     inodes = _socket_inodes(pid) if number > 0 else set()
     if not inodes:
         return False
-    table = _table_of(pid, {})
+    table = _table_of(pid, tables).sockets
     return any(table[inode].state == _LISTEN and _port(table[inode].local) == number for inode in inodes & table.keys())
 
 
-def _table_of(pid: int, tables: dict[str, dict[int, _Socket]]) -> dict[int, _Socket]:
-    """The TCP sockets of a process's network namespace, by inode; each table is read once."""
+def _table_of(pid: int, tables: Tables) -> _Table:
+    """The TCP sockets of a process's network namespace; each table is read once."""
     namespace = read_link(f"/proc/{pid}/ns/net") or f"that of {pid}"
     if namespace not in tables:
-        tables[namespace] = {}
+        found: dict[int, _Socket] = {}
+        is_whole = True
         for name in _TABLES:
-            tables[namespace] |= _parsed(read_bytes(f"/proc/{pid}/net/{name}"))
+            content = read_bytes(f"/proc/{pid}/net/{name}", _MOST_LINES * _LINE_BYTES)
+            is_whole = is_whole and content.count(b"\n") <= _MOST_LINES and len(content) < _MOST_LINES * _LINE_BYTES
+            found |= _parsed(content[: content.rfind(b"\n") + 1])
+        tables[namespace] = _Table(found, is_whole)
     return tables[namespace]
 
 
 def _parsed(content: bytes) -> dict[int, _Socket]:
     """Parse /proc/PID/net/tcp, by inode; malformed lines are skipped, and sockets that no process has open."""
     found = {}
-    for line in content.splitlines()[1:]:
+    for line in content.split(b"\n", _MOST_LINES + 1)[1 : _MOST_LINES + 1]:
         fields = line.split()
         if len(fields) > 9 and fields[9].isdigit() and fields[9] != b"0":  # noqa: PLR2004
             local, remote = (field.removeprefix(_V4_IN_V6) for field in fields[1:3])
@@ -119,8 +160,8 @@ def _socket_inodes(pid: int) -> set[int]:
 
 def _port(end: bytes) -> int:
     digits = end.rpartition(b":")[2]
-    return int(digits, 16) if len(digits) == 4 else -1  # noqa: PLR2004
+    return int(digits, 16) if len(digits) == 4 and _HEXADECIMAL.issuperset(digits) else -1  # noqa: PLR2004
 
 
 def _number(port: str) -> int:
-    return int(port) if port.isdigit() and len(port) <= _PORT_DIGITS else -1
+    return int(port) if port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS else -1

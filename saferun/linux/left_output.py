@@ -9,12 +9,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from saferun.errors import suppress
 from saferun.linux.children import fork
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.ownership import open_ours
+from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import set_name
 
 _CHUNK_BYTES = 64 << 10
@@ -22,6 +23,8 @@ _DROPPED = -1
 # Before that, what saferun has read is written to the same files.
 _OWNER_ENDS_S = 60.0
 _CHECK_S = 0.05
+# Whether the owner has ended, where there are no pidfds.
+_OWNER_CHECK_S = 0.5
 
 
 def copy_left_output(pipes: Sequence[tuple[int, int, str]]) -> int:
@@ -29,7 +32,8 @@ def copy_left_output(pipes: Sequence[tuple[int, int, str]]) -> int:
 
     Args:
         pipes: the reading end of each; the descriptor to which it is copied, -1: to none; and the file to which it is
-            appended once this process has ended, empty: to none.
+            appended once this process has ended, empty: to none. Where there is a file, nothing is copied to the
+            descriptor from then on, so that who reads from saferun (``| tee``) comes to an end.
 
     Returns:
         The pid of the process; 0 where no process holds the other end of any, or none can be forked.
@@ -54,31 +58,79 @@ def _copy(pipes: Sequence[tuple[int, int, str]], owner_pid: int) -> None:
     """In the forked process."""
     set_name("sr-output")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    targets = {source: [target] if target != _DROPPED else [] for source, target, _ in pipes}
-    close_all_but(*targets, *(target for some in targets.values() for target in some))
-    poll = select.poll()
-    for source, _, path in pipes:
-        if not path:
-            poll.register(source, select.POLLIN)
-    waiting = [(source, path) for source, _, path in pipes if path]
-    files: dict[int, int] = {}
-    wait_until = time.monotonic() + _OWNER_ENDS_S
-    while targets:
-        if waiting and (os.getppid() != owner_pid or time.monotonic() > wait_until):
-            files = _open_files(waiting)
-            for source, _ in waiting:
-                poll.register(source, select.POLLIN)
-            waiting = []
-        for source, _ in poll.poll(_CHECK_S * 1000 if waiting else None):
-            chunk = _read(source)
-            if chunk:
-                targets[source] = [target for target in targets[source] if _write(target, chunk)]  # or nothing reads it
-                if source in files:
-                    _write(files[source], chunk)  # where there is no room now, there may be some later
-            elif chunk is not None:
-                poll.unregister(source)
-                os.close(source)
-                del targets[source]
+    close_all_but(*(source for source, _, _ in pipes), *(target for _, target, _ in pipes if target != _DROPPED))
+    copy = _Copy(pipes, owner_pid)
+    while copy.targets:
+        copy.step()
+
+
+class _Copy:
+    """What is copied where, at this moment.
+
+    Attributes:
+        targets: the descriptors to which each pipe is copied, by its reading end; without pipes that are at their end.
+    """
+
+    def __init__(self, pipes: Sequence[tuple[int, int, str]], owner_pid: int) -> None:
+        self.targets = {source: [target] if target != _DROPPED else [] for source, target, _ in pipes}
+        self._waiting = [(source, path) for source, _, path in pipes if path]
+        self._with_files = frozenset(source for source, _ in self._waiting)
+        self._files: dict[int, int] = {}
+        self._wait_until = time.monotonic() + _OWNER_ENDS_S
+        self._console = {1, 2}
+        self._owner_pid = owner_pid
+        self._owner = open_pidfd(owner_pid)
+        self._has_owner = True
+        self._poll = select.poll()
+        for source in self.targets.keys() - self._with_files:
+            self._poll.register(source, select.POLLIN)
+        if self._owner >= 0:
+            self._poll.register(self._owner, select.POLLIN)
+
+    def step(self) -> None:
+        """Wait until something can be read, for a moment at most where something else is waited for; and copy it."""
+        if self._has_owner and os.getppid() != self._owner_pid:
+            self._owner_ended()
+        if self._waiting and (not self._has_owner or time.monotonic() > self._wait_until):
+            self._files = _open_files(self._waiting)
+            for source, _ in self._waiting:
+                self._poll.register(source, select.POLLIN)
+            self._waiting = []
+        if not self._has_owner and (unused := self._console.difference(*self.targets.values())):
+            _let_go_of(unused)
+            self._console -= unused
+        timeout_s = _CHECK_S if self._waiting else _OWNER_CHECK_S if self._has_owner and self._owner < 0 else None
+        for source, _ in self._poll.poll(timeout_s * 1000 if timeout_s is not None else None):
+            if source in self.targets:
+                self._copy_chunk(source)
+
+    def _owner_ended(self) -> None:
+        self._has_owner = False
+        if self._owner >= 0:
+            self._poll.unregister(self._owner)
+        for source in self._with_files & self.targets.keys():
+            self.targets[source] = []
+
+    def _copy_chunk(self, source: int) -> None:
+        chunk = _read(source)
+        if chunk:
+            # Or nothing reads it.
+            self.targets[source] = [target for target in self.targets[source] if _write(target, chunk)]
+            if source in self._files:
+                _write(self._files[source], chunk)  # where there is no room now, there may be some later
+        elif chunk is not None:
+            self._poll.unregister(source)
+            os.close(source)
+            del self.targets[source]
+
+
+def _let_go_of(descriptors: Iterable[int]) -> None:
+    """Close descriptors of standard streams; their numbers stay in use."""
+    with suppress(OSError):
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for fd in descriptors:
+            os.dup2(nothing, fd)
+        os.close(nothing)
 
 
 def _open_files(wanted: Sequence[tuple[int, str]]) -> dict[int, int]:

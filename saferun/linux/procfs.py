@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from saferun.linux.small_files import read_bytes
 from saferun.model import Value
@@ -116,7 +117,10 @@ def _children_by_scan(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[int]:
-    """All living descendants of a process except ``leave_out`` and their descendants. Zombies do not count."""
+    """All living descendants of a process except ``leave_out`` and their descendants. Zombies do not count.
+
+    The children of one that is ending do: they are its own until its last thread has ended.
+    """
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -124,10 +128,11 @@ def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[in
             if child in leave_out or child in found:
                 continue
             stat = read_stat(child)
-            if stat is None or stat.state in "ZX":
+            if stat is None:
                 continue
-            found.append(child)
             waiting.append(child)
+            if stat.state not in "ZX":
+                found.append(child)
     return found
 
 
@@ -167,13 +172,19 @@ def read_environ_entry(pid: int, name: str) -> str:
 
     Empty if there is none, or reading it might block.
     """
+    return read_environ_entries(pid, (name,)).get(name, "")
+
+
+def read_environ_entries(pid: int, names: Collection[str]) -> dict[str, str]:
+    """Some variables of a process's initial environment: those that it has; none where reading it might block."""
+    found = dict[str, str]()
     if waits_uninterruptibly(pid):
-        return ""
-    beginning = f"{name}=".encode()
+        return found
     for entry in read_bytes(f"/proc/{pid}/environ").split(b"\0"):
-        if entry.startswith(beginning):
-            return entry[len(beginning) :].decode(errors="replace")
-    return ""
+        name, is_variable, value = entry.decode(errors="replace").partition("=")
+        if is_variable and name in names:
+            found.setdefault(name, value)
+    return found
 
 
 def _belongs(environ: bytes, run_id: bytes) -> bool:

@@ -323,18 +323,25 @@ def test_saferun_in_saferun_ends_as_one(tmp_path: Path) -> None:
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], "SIGKILL"))
+@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], "SIGKILL", "SIGTERM"))
 def test_saferun_in_saferun_dies_as_one(tmp_path: Path, signum: signal.Signals) -> None:
     """A training script that starts a launcher of its own (for an evaluation, a sweep) is common.
 
-    What the inner one leaves in sessions of its own, the outer one ends: no rank of the outer one has detached it.
+    What the inner one has left in sessions of their own, the outer one leaves as well, unless one of them is killed. At
+    Ctrl-C the outer ranks end at once, and the inner one has 2 s, in which it may not have ended.
     """
-    with running(tmp_path, NESTING, "--shutdown-timeout", "3", nproc=2, store=False) as job:
+    with running(tmp_path, NESTING, "--shutdown-timeout", "30", nproc=2, sweeps=False, store=False) as job:
         inner = {read_environ_entry(said.pid, "SAFERUN_RUN_ID") for said in job.hear("ready", 4)}
         assert len(inner) == 2
-        job.hear("grandchild", 4)
+        grandchildren = job.hear("grandchild", 4)
         job.send(signum)
         assert job.wait() == (-signum if signum == signal.SIGKILL else 1)
+        if signum == signal.SIGTERM:
+            assert job.err.count("they are not ended") >= 2
+            assert all(read_stat(said.pid) is not None for said in grandchildren)
+        if signum != signal.SIGKILL:
+            for said in grandchildren:
+                kill(said.pid, signal.SIGKILL)
         until(lambda: not job.processes(), "all processes are gone")
         assert not [name for run_id in inner for name in Path("/dev/shm").glob(f"*{run_id}*")]
 

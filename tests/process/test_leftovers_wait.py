@@ -12,6 +12,7 @@ import pytest
 
 from tests.breadth import slow_but
 from tests.process.launching import DEADLINE_S, customized, in_saferun, kill, read_stat, running, until
+from tests.process.reading import Pipe
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
@@ -195,6 +196,33 @@ def test_a_slow_upload_over_a_connection_is_waited_for(tmp_path: Path) -> None:
         assert "idle" not in job.err
 
 
+SERVING = """
+import socket
+from rank import *
+server = socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    open(FOLDER + "/port", "w").write(f"{server.getsockname()[1]}\\n")
+    clients = []
+    while True:
+        clients.append(server.accept())
+        tell("serving")
+server.close()
+await_release("end")
+"""
+
+
+def test_a_server_with_a_client_is_ended_like_what_does_nothing(tmp_path: Path) -> None:
+    """TensorBoard with a browser, or an exporter with Prometheus: it held up a finished job for ten minutes."""
+    with running(tmp_path, SERVING, environ=customized(tmp_path, IDLE_AFTER_1_S), store=False) as job:
+        path = tmp_path / "port"
+        port = int(until(lambda: path.exists() and path.read_text().endswith("\n") and path.read_text(), "it serves"))
+        with socket.create_connection(("127.0.0.1", port)):
+            job.hear("serving")
+            job.release("end")
+            assert job.wait() == 0
+        assert ", idle for 1 s" in job.err
+
+
 def test_with_leftovers_end_nothing_is_waited_for(tmp_path: Path) -> None:
     with running(tmp_path, UPLOADING, "--leftovers", "end", arguments=["session"], store=False) as job:
         assert job.wait() == 0
@@ -264,7 +292,24 @@ def test_with_leftovers_leave_what_they_write_reaches_the_files_of_the_ranks(tmp
         assert lines == ["first", *(f"line {number} of rank 0" for number in range(len(lines) - 1))]
         assert "line 2 of rank 0" in lines
         assert "error 2 of rank 0" in err.read_text()
-        assert ("line 2 of rank 0" in job.out) is (option == "-t")
+        assert "line 2 of rank 0" not in job.out
+
+
+@pytest.mark.parametrize("leftovers", slow_but(["wait", "leave"], "wait"))
+def test_who_reads_from_saferun_does_not_wait_for_what_is_left(tmp_path: Path, leftovers: str) -> None:
+    """``saferun -t 3 … | tee log``: the lines go to the rank's files, and the pipe comes to an end with the launch."""
+    program = TALKING if leftovers == "leave" else TALKING + "\nsys.exit(3)"
+    options = ("--leftovers", leftovers, "-t", "3", "--log-dir", str(tmp_path / "logs"))
+    with Pipe() as pipe, running(tmp_path, program, *options, stdout=pipe.write_end, sweeps=False, store=False) as job:
+        pipe.close_write_end()
+        reader = pipe.reader()
+        job.wait()
+        reader.all()
+        job.release("upload")
+        until((tmp_path / "uploaded.0").exists, "it has worked on")
+        until(lambda: not job.left(), "nothing of it is left")
+        (out,) = (tmp_path / "logs").rglob("stdout.log")
+        assert "line 2 of rank 0" in out.read_text()
 
 
 @pytest.mark.parametrize("name", ["_left_pipes", "_copy_left_output"])
@@ -358,6 +403,38 @@ def test_at_the_end_of_a_failed_launch_a_detached_process_lives_on_and_may_write
         until((tmp_path / "uploaded.0").exists, "it has worked on")
         until(lambda: "line 2 of rank" in job.out, "the last line is there")
         until(lambda: not job.left(), "nothing of it is left")
+
+
+INNER_LAUNCHER = """
+import subprocess
+from rank import *
+if "inner" in sys.argv:
+    tell("inner rank")
+    stay()
+elif ATTEMPT == 0:
+    options = ["--standalone", "--nproc-per-node", "2", "--log-dir", FOLDER + "/inner"]
+    inner = [sys.executable, "-m", "torch.distributed.run", *options, sys.argv[0], "inner"]
+    launcher = subprocess.Popen(inner, stdin=subprocess.DEVNULL)
+    await_release("kill")
+    launcher.kill()
+    sys.exit(1)
+tell("again")
+await_release("end")
+"""
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_killed_inner_torchrun_are_ended(tmp_path: Path) -> None:
+    """They have sessions of their own, and would train beside the next attempt."""
+    with running(tmp_path, INNER_LAUNCHER, "--max-restarts", "1") as job:
+        inner = [said.pid for said in job.hear("inner rank", 2, timeout_s=4 * DEADLINE_S)]
+        assert all(os.getsid(pid) == pid for pid in inner)
+        job.release("kill")
+        job.hear("again")
+        assert all(read_stat(pid) is None for pid in inner)
+        assert "session of its own" not in job.err
+        job.release("end")
+        assert job.wait() == 0
 
 
 def test_a_detached_process_that_holds_the_port_of_the_store_is_ended(tmp_path: Path) -> None:

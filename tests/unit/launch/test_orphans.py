@@ -9,6 +9,7 @@ import pytest
 from saferun.launch import orphans
 from saferun.launch.orphans import Orphans
 from saferun.linux import connections
+from saferun.linux.procfs import Stat
 from saferun.watchdog import wait_sampler
 
 PID = 1 << 22  # one above the largest that Linux gives
@@ -74,6 +75,17 @@ def named() -> str:
     return f"a process without a command line (pid {PID})"
 
 
+# What a rank gets of a launch with two ranks.
+GIVEN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "host0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+
+
 class Detached(Processes):
     """Processes with the environment of a rank; ``killed`` are those that have got a signal."""
 
@@ -81,23 +93,36 @@ class Detached(Processes):
         super().__init__(monkeypatch)
         self.belongs = True
         self.pids = [PID]
-        self.run_id = "run"
+        self.environs: dict[int, dict[str, str]] = {}  # where it is another one
+        self.parents: dict[int, int] = {}
+        self.zombies: set[int] = set()
+        self.names: dict[int, str] = {}
+        self.tables: list[int] = []  # the tables that were given, by identity
         self.gpu_users: set[int] = set()
         self.listeners: set[int] = set()
         self.killed: list[int] = []
         self.session_of: dict[int, int] = {}
         monkeypatch.setattr(orphans, "descendants_of", lambda _pid, _leave_out: list(self.pids))
-        monkeypatch.setattr(orphans, "read_environ_entry", self.variable)
+        monkeypatch.setattr(orphans, "read_environ_entry", lambda pid, name: self.variables(pid).get(name, ""))
+        monkeypatch.setattr(orphans, "read_environ_entries", lambda pid, _names: self.variables(pid))
+        monkeypatch.setattr(orphans, "is_reaper", lambda pid: self.names.get(pid) == "reaper")
+        monkeypatch.setattr(orphans, "read_stat", self.stat)
         monkeypatch.setattr(wait_sampler, "uses_gpu", self.gpu_users.__contains__)
         monkeypatch.setattr(connections, "listens_on", self.listens_on)
         monkeypatch.setattr(os, "kill", self.kill)
         monkeypatch.setattr(os, "getsid", lambda pid: self.session_of.get(pid, pid))
         monkeypatch.setattr(orphans, "living_processes", lambda: list(self.pids))
+        self.orphans.note_rank(PID + 100, 3, {**GIVEN, "PATH": "/bin"})
 
-    def variable(self, _pid: int, name: str) -> str:
-        return {"SAFERUN_RUN_ID": self.run_id, "MASTER_PORT": "29500", "RANK": "3"}[name]
+    def variables(self, pid: int) -> dict[str, str]:
+        return dict(self.environs.get(pid, {"SAFERUN_RUN_ID": "run", **GIVEN}))
 
-    def listens_on(self, pid: int, port: str) -> bool:
+    def stat(self, pid: int | str) -> Stat | None:
+        state = "Z" if pid in self.zombies else "S"
+        return Stat(state, self.parents.get(int(pid), 1), 0.0, 1, 0) if pid in self.pids else None
+
+    def listens_on(self, pid: int, port: str, tables: object) -> bool:
+        self.tables.append(id(tables))
         return pid in self.listeners and port == "29500"
 
     def kill(self, pid: int, _signum: int) -> None:
@@ -134,17 +159,15 @@ def test_a_helper_that_ends_by_itself_is_not_reported(detached: Detached) -> Non
     assert not detached.orphans.is_left
 
 
-@pytest.mark.parametrize("why", ["gpu", "port", "option", "another launcher's", "a rank's session"])
+@pytest.mark.parametrize("why", ["gpu", "port", "option", "a rank's session"])
 def test_what_is_in_the_way_of_the_next_attempt_is_ended(detached: Detached, why: str) -> None:
     if why == "gpu":
         detached.gpu_users.add(PID)
     elif why == "port":
         detached.listeners.add(PID)
-    elif why == "another launcher's":
-        detached.run_id = "inner"
     elif why == "a rank's session":
         detached.session_of[PID] = PID + 1
-        detached.orphans.note_rank(PID + 1, 3)
+        detached.orphans.note_rank(PID + 1, 3, GIVEN)
     detached.orphans.begin(0.0, 2.0, ends_all=why == "option")
     detached.sweep_s(3.0)
     assert PID in detached.killed
@@ -163,9 +186,11 @@ def test_one_that_is_being_ended_is_not_left(detached: Detached) -> None:
 
 def test_one_that_waits_for_a_disk_for_a_moment_is_left_all_the_same(detached: Detached) -> None:
     detached.orphans.begin(0.0, 2.0)
-    detached.belongs, detached.run_id = None, ""
+    detached.belongs = None
+    detached.environs[PID] = {}
     detached.orphans.sweep(0.1)
-    detached.belongs, detached.run_id = True, "run"
+    detached.belongs = True
+    detached.environs.clear()
     detached.sweep_s(1.0, begin=0.2)
     assert (detached.gone, detached.killed) == ([()], [])
 
@@ -190,5 +215,127 @@ def test_a_rank_may_get_the_number_of_a_session_that_was_left(detached: Detached
     detached.orphans.begin_attempt()
     assert not detached.orphans.is_left
     detached.pids.append(PID)
-    detached.orphans.note_rank(PID, 3)
+    detached.orphans.note_rank(PID, 3, GIVEN)
     assert detached.orphans.remaining() == [PID]
+
+
+# What `torchrun --standalone --nproc-per-node 2` gives its ranks within that rank; some differ for every launcher.
+INNER = {
+    "SAFERUN_RUN_ID": "run",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "41873",
+    "TORCHELASTIC_RUN_ID": "3a8e2f0c",
+}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        INNER,
+        {**INNER, **GIVEN, "MASTER_PORT": "41873"},
+        {**INNER, **GIVEN, "LOCAL_RANK": "0"},
+        {**INNER, **GIVEN, "TORCHELASTIC_RUN_ID": "3a8e2f0c"},
+    ],
+    ids=["torchrun", "port", "local rank", "run"],
+)
+def test_the_ranks_of_another_launcher_are_ended_with_their_descendants(
+    detached: Detached, environ: dict[str, str]
+) -> None:
+    """An inner torchrun was killed: its ranks, in sessions of their own, would train beside the next attempt."""
+    detached.pids = [PID, PID + 1, PID + 2]
+    detached.environs = {PID: environ, PID + 1: {"SAFERUN_RUN_ID": "run"}, PID + 2: {"SAFERUN_RUN_ID": "run"}}
+    detached.session_of[PID + 1] = PID
+    detached.parents[PID + 2] = PID + 1
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    assert set(detached.killed) == {PID, PID + 1, PID + 2}
+    assert not any("session" in line for line in detached.said)
+
+
+@pytest.mark.parametrize("missing", ["LOCAL_RANK", "RANK"])
+def test_an_upload_from_whose_environment_some_was_removed_is_left(detached: Detached, missing: str) -> None:
+    detached.environs[PID] = {name: value for name, value in detached.variables(PID).items() if name != missing}
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    assert (detached.gone, detached.killed) == ([()], [])
+
+
+def test_a_launcher_that_a_rank_has_detached_is_left_with_its_ranks(detached: Detached) -> None:
+    """``setsid torchrun evaluate.py &``: torchrun leaves both."""
+    detached.pids = [PID, PID + 1, PID + 2]
+    detached.environs = {PID + 1: INNER, PID + 2: INNER}
+    detached.parents = {PID + 1: PID, PID + 2: PID + 1}
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    assert (detached.gone, detached.killed) == ([()], [])
+
+
+def nested(detached: Detached) -> tuple[int, int]:
+    """The reaper of a saferun that a rank has started, and an upload that one of that saferun's ranks has detached."""
+    reaper, upload = PID, PID + 1
+    detached.pids = [reaper, upload]
+    detached.names[reaper] = "reaper"
+    detached.session_of[reaper] = PID + 100
+    detached.environs[upload] = {**INNER, "SAFERUN_RUN_ID": "inner", "SAFERUN_OUTER_RUNS": "run"}
+    return reaper, upload
+
+
+def test_what_an_inner_saferun_has_left_is_left(detached: Detached) -> None:
+    """It has said that it does not end it."""
+    reaper, upload = nested(detached)
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    assert (detached.gone, detached.killed) == ([], [reaper])
+    detached.pids.remove(reaper)
+    detached.sweep_s(1.0, begin=1.1)
+    assert (detached.gone, upload in detached.killed) == ([(reaper,)], False)
+
+
+def test_if_the_reaper_of_an_inner_saferun_has_to_be_killed_the_inner_ranks_are_ended_as_well(
+    detached: Detached,
+) -> None:
+    """Its saferun has been killed, and nothing else would end them."""
+    reaper, upload = nested(detached)
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(5.0)
+    assert {reaper, upload} <= set(detached.killed)
+    detached.pids.remove(reaper)
+    detached.sweep_s(2.0, begin=5.1)
+    assert detached.gone == []
+    assert not any("session" in line for line in detached.said)
+
+
+def test_what_is_in_the_way_is_asked_once_and_with_one_reading_of_the_tables(detached: Detached) -> None:
+    """It was asked every 50 ms of every process, and each time all connections of the host were read."""
+    detached.pids = list(range(PID, PID + 64))
+    detached.orphans.begin(0.0, 2.0)
+    detached.orphans.sweep(0.4)
+    assert (detached.tables, detached.killed) == ([], [])
+    detached.sweep_s(1.0, begin=0.5)
+    assert len(detached.tables) == 64
+    assert len(set(detached.tables)) == 1
+
+
+def test_one_that_has_ended_since_is_not_named(detached: Detached) -> None:
+    detached.pids = [PID, PID + 1]
+    detached.zombies.add(PID + 1)
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    assert detached.said == [f"rank 3 left 1 process in a session of its own: {named()}; it is not ended"]
+
+
+def test_if_all_have_ended_since_nothing_is_said(detached: Detached) -> None:
+    detached.zombies.add(PID)
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    assert detached.said == []
+
+
+def test_a_rank_that_is_no_number_is_not_named(detached: Detached) -> None:
+    detached.environs[PID] = {"SAFERUN_RUN_ID": "run", "RANK": "²"}
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    assert detached.said == [f"the ranks left 1 process in a session of its own: {named()}; it is not ended"]

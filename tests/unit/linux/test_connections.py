@@ -109,10 +109,10 @@ def test_who_listens_on_a_port() -> None:
         port = str(server.getsockname()[1])
         with holding(server) as listener, holding() as other:
             server.close()
-            assert listens_on(listener, port)
-            assert not listens_on(listener, "1")
-            assert not listens_on(listener, "")
-            assert not listens_on(other, port)
+            assert listens_on(listener, port, {})
+            assert not listens_on(listener, "1", {})
+            assert not listens_on(listener, "", {})
+            assert not listens_on(other, port, {})
 
 
 def test_both_ends_are_found_where_one_has_the_address_in_ipv6() -> None:
@@ -128,6 +128,55 @@ def test_both_ends_are_found_where_one_has_the_address_in_ipv6() -> None:
                 assert connections_of([one, other]).outside == frozenset()
 
 
+def test_a_client_of_a_server_is_no_connection_of_the_server() -> None:
+    """A browser that shows TensorBoard, or Prometheus, keeps its connection: a finished job held its GPUs for it."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as served,
+        holding(server, served) as exporter,
+        holding(client) as uploader,
+        holding(served) as worker,
+    ):
+        server.close()
+        served.close()
+        client.close()
+        assert connections_of([exporter]).outside == frozenset()
+        # A child of the server's, which has no listening socket itself.
+        assert connections_of([exporter, worker]).outside == frozenset()
+        assert connections_of([uploader]).outside == {uploader}
+
+
+def test_a_server_s_own_connection_to_elsewhere_counts() -> None:
+    with (
+        connected() as (client, served),
+        socket.create_server(("127.0.0.1", 0)) as server,
+        holding(server, client) as one,
+        holding(served),
+    ):
+        client.close()
+        served.close()
+        assert connections_of([one]).outside == {one}
+
+
+def test_of_a_long_table_only_the_beginning_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is unknown who is connected, and a process of which it is unknown works."""
+    with connected() as (client, served), holding(client) as uploader, holding() as other, holding(served):
+        client.close()
+        served.close()
+        monkeypatch.setattr(module, "_MOST_LINES", 1)
+        assert connections_of([uploader, other]).outside == {uploader}
+    assert len(module._parsed(b"head\n" + b"".join(b"%d: a b 01 e f g h i %d\n" % (i, i + 1) for i in range(9)))) == 1
+
+
+def test_a_malformed_port_is_none() -> None:
+    for port in (b"zzzz", b"+123", b" 1a", b"1_23", b""):
+        assert module._port(b"0100007F:" + port) == -1
+    assert module._port(b"0100007F:1F90") == 8080
+    for number in ("²", "٣", "-1", "", "123456"):
+        assert module._number(number) == -1
+
+
 def test_malformed_lines_of_a_table_are_skipped() -> None:
     content = b"  sl  local\n" + b"0: x\n" * 3 + b"1: a b c d e f g h not 0\n" + b"\xff" * 40
     assert module._parsed(content) == {}
@@ -135,4 +184,4 @@ def test_malformed_lines_of_a_table_are_skipped() -> None:
 
 def test_a_process_that_has_exited_has_none() -> None:
     assert connections_of([1 << 22]).outside == frozenset()
-    assert not listens_on(1 << 22, "29500")
+    assert not listens_on(1 << 22, "29500", {})

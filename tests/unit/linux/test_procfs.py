@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -94,6 +97,31 @@ def test_a_zombie_is_no_descendant() -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert pid not in descendants_of(os.getpid())
         assert pid in children_of(os.getpid())
+
+
+def test_the_children_of_one_that_is_ending_are_descendants() -> None:
+    """Its main thread has ended, another has not: the kernel shows it as a zombie, which still has its children."""
+    source = """
+import ctypes, os, platform, signal, sys, threading
+child = os.fork()
+if child == 0:
+    signal.pause()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(child, flush=True)
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+    with subprocess.Popen([sys.executable, "-S", "-c", source], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        grandchild = int(process.stdout.readline())
+        try:
+            while (stat := read_stat(process.pid)) is not None and stat.state != "Z":
+                time.sleep(0.01)
+            found = descendants_of(os.getpid())
+            assert grandchild in found
+            assert process.pid not in found
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+            process.kill()
 
 
 def test_descendants_without_some_and_what_is_below_them() -> None:
