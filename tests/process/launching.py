@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from tests.process.marks import numbers_in_use, pids_whose_environ_has
 from tests.transitions import assert_all_listed, events_of
@@ -33,6 +33,7 @@ _LOOK_AGAIN_S = 0.005
 _HELPERS_END_S = 5.0
 _RANK = Path(__file__).with_name("rank.py")
 _MARK = "LAUNCHING_MARK"
+_WANT_LOGS = frozenset({"-r", "-t", "--redirects", "--tee", "--local-ranks-filter"})
 
 # A program whose ranks stay until they are ended.
 STAY = """
@@ -286,7 +287,10 @@ class Job:
         # One that has been killed, and has given back its memory already, lives no more.
         left = [f"process {pid} ({words.get(pid, '?')}): {line}" for pid, line in lines.items() if line]
         # Not rglob: what is being removed meanwhile is no error.
-        for folder, _, names in os.walk(self.folder / "tmp"):
+        for folder, folders, names in os.walk(self.folder / "tmp"):
+            if not _WANT_LOGS.isdisjoint(cast("list[str]", self.process.args)):
+                # As under torchrun they stay where the user has named no directory.
+                folders[:] = [name for name in folders if not name.startswith("saferun-logs-")]
             left += [f"file {folder}/{name}" for name in names]
             left += [f"folder {folder}"] if Path(folder) != self.folder / "tmp" else []
         return left + [f"folder {path}" for path in self.scratch_folders()]

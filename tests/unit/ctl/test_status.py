@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from saferun import ctl
-from saferun.ctl import status
+from saferun.ctl import live_run, status
 from saferun.ctl.status import read_status, status_lines
 from saferun.errors import UsageError
 from saferun.files.run_files import RunState
 from tests.unit.described_runs import make_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from saferun.ctl.live_run import LiveRun
 
 RUN = Path("saferun_runs/20260101-120000-abcdef")
@@ -38,7 +40,7 @@ class ClosedRun:
         self.is_closed = True
 
 
-def _unreachable(_directory: Path) -> LiveRun:
+def _unreachable(_directory: Path) -> Iterator[LiveRun]:
     raise UsageError(f"no saferun process of {RUN} can be reached from here: Connection refused", "see saferunctl list")
 
 
@@ -50,7 +52,7 @@ def test_a_run_that_ends_while_it_is_asked_has_ended(
     """That it gave no answer is said of a run that lives only."""
     states, closed = iter([RunState("running"), RunState(name)]), ClosedRun()
     monkeypatch.setattr(status, "state_of", lambda _directory: next(states))
-    monkeypatch.setattr(status, "find_live", (lambda _directory: closed) if is_connected else _unreachable)
+    monkeypatch.setattr(live_run, "connections", (lambda _directory: iter([closed])) if is_connected else _unreachable)
     seen = read_status(RUN)
     assert closed.is_closed == is_connected
     assert seen.state.name == name

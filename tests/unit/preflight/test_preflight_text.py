@@ -261,7 +261,7 @@ def test_doctor_answers_with_the_table_or_with_json() -> None:
 
 def test_a_decision_is_one_line_with_its_reason() -> None:
     assert decision_text(FINISH) == (
-        "attempt 1 (import_error): not started again: the same failure twice in a row (import_error, rank 3, "
+        "attempt 1 (syntax_error): not started again: the same failure twice in a row (syntax_error, rank 3, "
         "train.py:12)"
     )
     assert "\n" not in decision_text(RETRY._replace(message="a\nb"))
