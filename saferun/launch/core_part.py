@@ -79,7 +79,7 @@ class CorePart:
             return plan
         try:
             self._notes = LimitNotes()
-        except (OSError, AttributeError):  # a core that is not known to be saferun's would never be deleted
+        except OSError:  # a core that is not known to be saferun's would never be deleted
             return plan._replace(raise_core_limit=False)
         return plan._replace(note_path=self._notes.path)
 

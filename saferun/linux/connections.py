@@ -40,9 +40,10 @@ class _Socket(Value):
 
 
 class _Table(Value):
-    """The TCP sockets of a network namespace, by inode; ``is_whole``: there are no others."""
+    """The TCP sockets of a network namespace, by inode, and these by their ends; ``is_whole``: there are no others."""
 
     sockets: dict[int, _Socket]
+    inodes: dict[tuple[bytes, bytes], int]
     is_whole: bool
 
 
@@ -71,40 +72,34 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
         pids: the processes.
         others: processes of the same job; a connection to one of them leads nowhere.
     """
+    held = {pid: _socket_inodes(pid) for pid in {*pids, *others, os.getpid()}}
     holders: dict[int, set[int]] = {}
-    for pid in {*pids, *others, os.getpid()}:
-        for inode in _socket_inodes(pid):
+    for pid, inodes in held.items():
+        for inode in inodes:
             holders.setdefault(inode, set()).add(pid)
     ports = {pid: {_number(read_environ_entry(pid, "MASTER_PORT")), *_MONITORING_PORTS} for pid in pids}
     tables: Tables = {}
     outside, pairs = set[int](), set[tuple[int, int]]()
     for pid in pids:
-        table, is_whole = _table_of(pid, tables)
-        inodes = {(one.local, one.remote): inode for inode, one in table.items()} if table else {}
-        served = _served_ports(table, holders, pids)
-        if not is_whole and any(pid in some and inode not in table for inode, some in holders.items()):
+        table = _table_of(pid, tables)
+        served = _served_ports(table, held, pids)
+        if not table.is_whole and not held[pid] <= table.sockets.keys():
             outside.add(pid)
-        for inode, one in table.items():
-            if one.state not in _OPEN or pid not in holders.get(inode, ()):
+        for inode in held[pid] & table.sockets.keys():
+            one = table.sockets[inode]
+            if one.state not in _OPEN or not ports[pid].isdisjoint((_port(one.local), _port(one.remote))):
                 continue
-            if not ports[pid].isdisjoint((_port(one.local), _port(one.remote))):
-                continue
-            partners = holders.get(inodes.get((one.remote, one.local), 0), set())
+            partners = holders.get(table.inodes.get((one.remote, one.local), 0), set())
             pairs |= {(pid, partner) for partner in partners.intersection(pids) if partner != pid}
             if not partners and _port(one.local) not in served:
                 outside.add(pid)
     return Connections(frozenset(outside), frozenset(pairs))
 
 
-def _served_ports(
-    table: Mapping[int, _Socket], holders: Mapping[int, set[int]], pids: Collection[int]
-) -> frozenset[int]:
+def _served_ports(table: _Table, held: Mapping[int, set[int]], pids: Collection[int]) -> frozenset[int]:
     """The ports on which any of the processes listens."""
-    return frozenset(
-        _port(one.local)
-        for inode, one in table.items()
-        if one.state == _LISTEN and not holders.get(inode, set()).isdisjoint(pids)
-    )
+    sockets = (table.sockets[inode] for pid in pids for inode in held[pid] & table.sockets.keys())
+    return frozenset(_port(one.local) for one in sockets if one.state == _LISTEN)
 
 
 def listens_on(pid: int, port: str, tables: Tables) -> bool:
@@ -133,7 +128,7 @@ def _table_of(pid: int, tables: Tables) -> _Table:
             content = read_bytes(f"/proc/{pid}/net/{name}", _MOST_LINES * _LINE_BYTES)
             is_whole = is_whole and content.count(b"\n") <= _MOST_LINES and len(content) < _MOST_LINES * _LINE_BYTES
             found |= _parsed(content[: content.rfind(b"\n") + 1])
-        tables[namespace] = _Table(found, is_whole)
+        tables[namespace] = _Table(found, {(one.local, one.remote): inode for inode, one in found.items()}, is_whole)
     return tables[namespace]
 
 

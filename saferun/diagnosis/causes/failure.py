@@ -192,7 +192,7 @@ class Failure(Value):
     @property
     def has_own_lines(self) -> bool:
         """Whether the end of its stderr has words of the program's own."""
-        return bool(_own_lines(self.lines[-_LINES_BEFORE_EXIT:]))
+        return bool(own_lines(self.lines[-_LINES_BEFORE_EXIT:]))
 
     @property
     def location(self) -> str:
@@ -309,7 +309,7 @@ def _of_failures(lines: tuple[str, ...], last: str = "") -> tuple[str, ...]:
     )
 
 
-def _own_lines(lines: Sequence[str]) -> list[str]:
+def own_lines(lines: Sequence[str]) -> list[str]:
     """Lines of the program's own that may say why it ends; less what it got over, by their own words."""
     return [line for line in _of_failures(tuple(lines)) if _may_be_reason(line)]
 
@@ -332,7 +332,7 @@ def _from_last_own(lines: list[str]) -> list[str]:
         if lines[index].lstrip().startswith(_BOX_END):
             return lines[index:]
     for index in range(len(lines) - 1, -1, -1):
-        if not lines[index].startswith(_OF_A_MESSAGE) and _own_lines(lines[index : index + 1]):
+        if not lines[index].startswith(_OF_A_MESSAGE) and own_lines(lines[index : index + 1]):
             return lines[index:]
     return lines
 
@@ -365,7 +365,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         goes_on = error.is_aside or is_of_warning(error)
         is_far = error.lines_after > _LINES_AFTER_CAUGHT
         after = clean[error.last.message_start + 1 :] if is_far or goes_on else []
-        own = _own_lines(list(without_asides(after)))
+        own = own_lines(list(without_asides(after)))
         line_after = own[-1] if own else ""
         if is_far and goes_on and own:
             earlier, clean = error, _without(error, clean)

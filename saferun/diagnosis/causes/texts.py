@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
-from saferun.diagnosis.causes.failure import Failure, _own_lines, cause
+from saferun.diagnosis.causes.failure import Failure, cause, own_lines
 from saferun.diagnosis.causes.literals import first_match
 from saferun.evidence import Cause
 from saferun.model import Value
@@ -82,6 +82,6 @@ def final_lines(failure: Failure) -> tuple[str, ...]:
 @lru_cache(maxsize=4)
 def _up_to_own(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Many rules ask for the same lines."""
-    own = (index for index, line in enumerate(lines) if _OF_A_TOOL.match(line) is None and _own_lines((line,)))
+    own = (index for index, line in enumerate(lines) if _OF_A_TOOL.match(line) is None and own_lines((line,)))
     end = next(own, len(lines))
     return lines[: end + 1]

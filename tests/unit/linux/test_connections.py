@@ -169,6 +169,27 @@ def test_of_a_long_table_only_the_beginning_is_parsed(monkeypatch: pytest.Monkey
     assert len(module._parsed(b"head\n" + b"".join(b"%d: a b 01 e f g h i %d\n" % (i, i + 1) for i in range(9)))) == 1
 
 
+@pytest.mark.parametrize("count", [100, 10_000])
+def test_of_the_sockets_of_a_busy_host_only_those_of_the_processes_are_examined(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """However many there are, and however many processes share a table."""
+    ends = {(b"%08X:1F90" % i, b"0100007F:%04X" % (i % 1000)): i for i in range(1, count)}
+    sockets = {inode: module._Socket(local, remote, b"01") for (local, remote), inode in ends.items()}
+    table, examined, port = module._Table(sockets, ends, is_whole=True), list[bytes](), module._port
+
+    def counted(end: bytes) -> int:
+        examined.append(end)
+        return port(end)
+
+    monkeypatch.setattr(module, "_table_of", lambda _pid, _tables: table)
+    monkeypatch.setattr(module, "_socket_inodes", lambda pid: {pid} if pid < 50 else set())
+    monkeypatch.setattr(module, "read_environ_entry", lambda _pid, _name: "")
+    monkeypatch.setattr(module, "_port", counted)
+    assert connections_of(range(1, 50)).outside == set(range(1, 50))
+    assert len(examined) == 3 * 49
+
+
 def test_a_malformed_port_is_none() -> None:
     for port in (b"zzzz", b"+123", b" 1a", b"1_23", b""):
         assert module._port(b"0100007F:" + port) == -1
