@@ -29,6 +29,8 @@ class Stuck:
         self.commands = EventCommands(connection, ("sleep", "1000"), dict(os.environ), CommandLimits())
         self.commands._start({"number": 7, "event": {"kind": "end"}})
         (self.pid,) = self.commands._running
+        while os.getsid(self.pid) != self.pid:
+            os.sched_yield()  # real time has to pass for it
         monkeypatch.setattr(event_commands, "living_processes", self._scan)
         for name in ("kill", "killpg"):
             monkeypatch.setattr(os, name, lambda *_: None)
