@@ -27,7 +27,7 @@ from saferun.supervisor.actions import Finish
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
-    from saferun.linux.spares import Spares
+    from saferun.linux.preforked import PreforkedProcesses
     from saferun.preflight.check_process import CheckProcess
     from saferun.supervisor.machine import Supervisor
 
@@ -45,8 +45,8 @@ _UNHEARD_TIMEOUTS = 10
 _OTHERS_S = 12.0
 # A few chunks of output with their prefixes.
 _KEPT_BYTES = 4 << 20
-# More ranks than this on one host are rare, and each spare takes memory.
-_MOST_SPARES = 16
+# More ranks than this on one host are rare, and each preforked process takes memory.
+_MOST_PREFORKED = 16
 
 
 def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProcess | None = None) -> int:
@@ -112,13 +112,13 @@ def _read_secret(config: LaunchConfig) -> JobSecret | None:
     return read_secret(config.secret_file, setting.place or "--secret-file")
 
 
-def _fork_spares(config: LaunchConfig, environ: Mapping[str, str]) -> Spares | None:
+def _prefork(config: LaunchConfig, environ: Mapping[str, str]) -> PreforkedProcesses | None:
     """Processes for the ranks, where these are started as soon as possible."""
     if config.hosts.together or (config.checks_here and ranks_wait(config, environ)) or not has_room_for_files():
         return None
-    from saferun.linux.spares import Spares
+    from saferun.linux.preforked import PreforkedProcesses
 
-    return Spares(min(config.nproc_per_node, _MOST_SPARES))
+    return PreforkedProcesses(min(config.nproc_per_node, _MOST_PREFORKED))
 
 
 def _run(
@@ -162,7 +162,7 @@ def _run(
     for text in early:
         print_message(text)
     # Only now: the processes forked before stay as small as they can be.
-    spares = _fork_spares(config, environ)
+    preforked = _prefork(config, environ)
     from saferun.launch.host_launch import HostLaunch
     from saferun.launch.launch_context import LaunchContext
 
@@ -184,13 +184,13 @@ def _run(
             reaper=reaper,
             peers_s=peers_s,
             checks=checks,
-            spares=spares,
+            preforked=preforked,
             secret=secret,
         ).run()
     finally:
         run_dir.close()
-        if spares is not None:
-            spares.close()
+        if preforked is not None:
+            preforked.close()
 
 
 def _open_screen(output: OutputConfig, run_dir: RunDirectory) -> Screen:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from saferun.files.inbox import Outbox
     from saferun.files.writer_client import WriterClient
     from saferun.linux.part import Part
-    from saferun.linux.spares import Spares
+    from saferun.linux.preforked import PreforkedProcesses
     from saferun.preflight.check_process import CheckProcess
 
 # Reasons for which hosts end an attempt without a failure.
@@ -65,7 +65,7 @@ class HostLaunch:
         reaper: ends the run if this process cannot.
         peers_s: how long other hosts' evidence is waited for after a failure.
         checks: the check process, where it has been forked already.
-        spares: processes that may become ranks.
+        preforked: processes that may become ranks.
         secret: the job's.
     """
 
@@ -79,7 +79,7 @@ class HostLaunch:
         reaper: Reaper,
         peers_s: float = 0.0,
         checks: CheckProcess | None = None,
-        spares: Spares | None = None,
+        preforked: PreforkedProcesses | None = None,
         secret: JobSecret | None = None,
     ) -> None:
         self._writer = writer
@@ -91,7 +91,7 @@ class HostLaunch:
         context.ending = AttemptEnd(context)
         context.checks = PreflightPart(context, checks)
         context.lint = LintPart(context)
-        context.ranks = RankActions(context, older_children, reaper, spares)
+        context.ranks = RankActions(context, older_children, reaper, preforked)
         self._make_imports(own_environ)
         context.job = self._open_job(own_environ, secret)
         context.torchrun_events = TorchrunEvents(context.config, context.job.client, context.guarded)

@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from saferun.linux.spares import Spares
+    from saferun.linux.preforked import PreforkedProcesses
 
 # The examiner is forked when the ranks are on their way, or at once where something is to be captured before.
 _EXAMINER_DELAY_S = 0.1
@@ -42,17 +42,21 @@ class RankActions(PartBase):
         context: the launch.
         older_children: children of this process that have nothing to do with the launch.
         reaper: ends the ranks if this process cannot.
-        spares: processes that may become ranks.
+        preforked: processes that may become ranks.
     """
 
     deadline = None  # nothing is done by time
 
     def __init__(
-        self, context: LaunchContext, older_children: frozenset[int], reaper: Reaper, spares: Spares | None
+        self,
+        context: LaunchContext,
+        older_children: frozenset[int],
+        reaper: Reaper,
+        preforked: PreforkedProcesses | None,
     ) -> None:
         self._context = context
         self._reaper = reaper
-        self._spares = spares
+        self._preforked = preforked
         self.intake = Intake(context.poller, time.monotonic)
         self.exec_wait = ExecWait(
             context.poller, on_started=self._on_started, on_failed=self._on_start_failed, warn=context.warn
@@ -80,7 +84,7 @@ class RankActions(PartBase):
         self.orphans.begin_attempt()
         preparation = context.cores.preparation
         group = current.group = RankGroup(
-            context, current.plan, self._reaper, preparation=preparation, spares=self._spares
+            context, current.plan, self._reaper, preparation=preparation, preforked=self._preforked
         )
         forked, failure = group.start()
         context.guarded("fold tracebacks", group.begin_folding)

@@ -28,10 +28,10 @@ from saferun.linux.children import (
 )
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
+from saferun.linux.preforked import PreforkedProcesses
 from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import ForkedRank, start_error
 from saferun.linux.signals import caught_signals
-from saferun.linux.spares import Spares
 from saferun.linux.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.model import ExitStatus, RankAssignment, RankEnd
 from saferun.supervisor.topology import substitute_local_rank
@@ -58,7 +58,7 @@ class RankGroup:
         plan: what the ranks are started with.
         reaper: is informed of each rank's session before its program can start a process in it.
         preparation: done in each rank's process before its program starts.
-        spares: processes that may become ranks.
+        preforked: processes that may become ranks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RankGroup:
         reaper: Reaper,
         *,
         preparation: RankPreparation | None = None,
-        spares: Spares | None = None,
+        preforked: PreforkedProcesses | None = None,
     ) -> None:
         config = self._config = context.config
         self.plan = plan
@@ -78,7 +78,7 @@ class RankGroup:
         self._warn = context.warn
         self._filters = self._open_filters()
         self._preparation = preparation
-        self._spares = spares
+        self._preforked = preforked
         self._reaper = reaper
         self._file_limits = make_room_for_files(config.nproc_per_node)
         self.is_closed = False
@@ -119,8 +119,8 @@ class RankGroup:
                 forked.append(self._start(place))
             except SaferunError as error:
                 return forked, error
-        if self._spares is not None:
-            self._spares.release()
+        if self._preforked is not None:
+            self._preforked.release()
         return forked, None
 
     def wrapped_commands(self) -> dict[int, tuple[str, list[str]]]:
@@ -202,9 +202,9 @@ class RankGroup:
     def _begin_spawn(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int, stdout: int, stderr: int
     ) -> tuple[Child, int]:
-        if self._spares is not None and (pids := self._spares.pids):
+        if self._preforked is not None and (pids := self._preforked.pids):
             self._note_session(pids[0])
-            begun = self._spares.begin_spawn(
+            begun = self._preforked.begin_spawn(
                 argv,
                 environ,
                 stdin=stdin,

@@ -7,8 +7,8 @@ the bare system call (``system_call``), then replaced. Nothing else calls ``os.p
 lacks something, unless its docstring says so.
 
 Processes
-    ``children``, ``spares``, ``program_start``: fork and exec with a report of the step that failed; SpawnError if the
-    system refuses. Without a spare process a rank is forked as usual.
+    ``children``, ``preforked``, ``program_start``: fork and exec with a report of the step that failed; SpawnError if
+    the system refuses. Without a preforked process a rank is forked as usual.
     ``pidfd``, ``poller``: a pidfd; else -1: exits of children are still found by SIGCHLD, others by polling /proc each
     second (``Poller.watch_process``). Signals by pidfd; else by ``os.kill``, which is as good before a child is reaped.
     ``descriptors``: ``close_range``; else the descriptors in /proc/self/fd; else the first 4096.

@@ -60,7 +60,7 @@ def test_a_message_that_is_peeked_at_stays(pair: tuple[Socket, Socket]) -> None:
 
 
 def test_the_end_of_the_line_is_an_empty_message(pair: tuple[Socket, Socket]) -> None:
-    """A spare process that is not needed ends by it."""
+    """A preforked process that is not needed ends by it."""
     pair[0].close()
     assert receive_fds(pair[1], 100, 1) == (b"", [])
 

@@ -1,8 +1,8 @@
 """Processes that are forked while saferun is small, and become ranks once the ranks' settings are known.
 
 Forking a process, making its session and resetting its signals takes longer the larger the parent is, and delays the
-ranks. Spares do that in parallel with the supervisor's own start. A rank's settings arrive in one message with its
-descriptors; then only exec is left. Without a spare a rank is forked as usual: see ``begin_spawn``.
+ranks. They do that in parallel with the supervisor's own start. A rank's settings arrive in one message with its
+descriptors; then only exec is left. Without a preforked process a rank is forked as usual: see ``begin_spawn``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from saferun.linux.limits import restore_files
 from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import die_with_parent
 
-# A message of this size fits into the socket at once: the supervisor never waits for a spare.
+# A message of this size fits into the socket at once: the supervisor never waits for a preforked process.
 _LONGEST_BYTES = 64 << 10
 _DESCRIPTORS = 4
 
 
-class Spares:
-    """Spare processes: each leads a session of its own, and dies with the calling thread.
+class PreforkedProcesses:
+    """Preforked processes: each leads a session of its own, and dies with the calling thread.
 
     Args:
         count: how many to fork; there are fewer if the system refuses.
@@ -39,11 +39,11 @@ class Spares:
         self._waiting: deque[tuple[int, Socket]] = deque()
         with suppress(OSError):
             for _ in range(count):
-                self._waiting.append(_fork_spare())
+                self._waiting.append(_fork_one())
 
     @property
     def pids(self) -> list[int]:
-        """The unused spares, in the order in which they are taken."""
+        """The unused ones, in the order in which they are taken."""
         return [pid for pid, _ in self._waiting]
 
     def begin_spawn(
@@ -69,7 +69,7 @@ class Spares:
             files: its limits on open files, if they are to be changed.
 
         Returns:
-            As there; None: there is no usable spare.
+            As there; None: there is no usable preforked process.
         """
         if not self._waiting:
             return None
@@ -94,12 +94,12 @@ class Spares:
         return Child(pid, open_pidfd(pid)), error_read
 
     def release(self) -> None:
-        """Let the unused spares exit; they are reaped with other children."""
+        """Let the unused ones exit; they are reaped with other children."""
         while self._waiting:
             self._waiting.popleft()[1].close()
 
     def close(self) -> None:
-        """Kill and reap the unused spares."""
+        """Kill and reap the unused ones."""
         pids = self.pids
         self.release()
         for pid in pids:
@@ -113,7 +113,7 @@ def _end(pid: int) -> None:
             os.waitpid(pid, 0)
 
 
-def _fork_spare() -> tuple[int, Socket]:
+def _fork_one() -> tuple[int, Socket]:
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     parent_pid = os.getpid()
     mask = _signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)

@@ -16,7 +16,7 @@ import pytest
 
 from saferun.linux.children import Child, begin_spawn, spawn_error
 from saferun.linux.core_limits import RankPreparation
-from saferun.linux.spares import Spares
+from saferun.linux.preforked import PreforkedProcesses
 from tests.process.launching import DEADLINE_S, read_stat, running, until
 
 # What a program has from whoever started it.
@@ -44,12 +44,12 @@ NOTHING_DONE = RankPreparation(raise_core_limit=False, drop_shared_memory=False,
 
 
 @pytest.fixture
-def spares() -> Iterator[Spares]:
-    spares = Spares(2)
-    assert len(spares.pids) == 2
-    yield spares
-    pids = spares.pids
-    spares.close()
+def preforked() -> Iterator[PreforkedProcesses]:
+    preforked = PreforkedProcesses(2)
+    assert len(preforked.pids) == 2
+    yield preforked
+    pids = preforked.pids
+    preforked.close()
     assert not [pid for pid in pids if read_stat(pid) is not None]
 
 
@@ -66,16 +66,18 @@ def said(child: Child, report: int, output: int) -> dict[str, Any]:
     return state
 
 
-def by_a_spare(spares: Spares, argv: list[str], environ: dict[str, str], stdout: int = 1) -> tuple[Child, int] | None:
-    """What a rank is started by, where there is a spare."""
-    return spares.begin_spawn(argv, environ, stdout=stdout, stderr=2, preparation=NOTHING_DONE, files=(512, 1024))
+def by_a_preforked_one(
+    preforked: PreforkedProcesses, argv: list[str], environ: dict[str, str], stdout: int = 1
+) -> tuple[Child, int] | None:
+    """What a rank is started by, where there is a preforked process."""
+    return preforked.begin_spawn(argv, environ, stdout=stdout, stderr=2, preparation=NOTHING_DONE, files=(512, 1024))
 
 
-def test_a_program_cannot_tell_that_its_process_was_a_spare(spares: Spares) -> None:
+def test_a_program_cannot_tell_that_its_process_was_preforked(preforked: PreforkedProcesses) -> None:
     """Arguments, environment, signals, descriptors, session, limits: all as begin_spawn has it."""
     states = []
     read_end, write_end = os.pipe()
-    begun = by_a_spare(spares, ARGV, ENVIRON, write_end)
+    begun = by_a_preforked_one(preforked, ARGV, ENVIRON, write_end)
     os.close(write_end)
     assert begun is not None
     states.append(said(*begun, read_end))
@@ -97,8 +99,8 @@ def test_a_program_cannot_tell_that_its_process_was_a_spare(spares: Spares) -> N
     assert states[0]["files"] == [512, 1024]
 
 
-def test_a_program_that_is_missing_says_so(spares: Spares) -> None:
-    begun = by_a_spare(spares, ["/nonexistent/program"], {})
+def test_a_program_that_is_missing_says_so(preforked: PreforkedProcesses) -> None:
+    begun = by_a_preforked_one(preforked, ["/nonexistent/program"], {})
     assert begun is not None
     child, report = begun
     os.set_blocking(report, True)
@@ -110,15 +112,15 @@ def test_a_program_that_is_missing_says_so(spares: Spares) -> None:
         os.close(child.pidfd)
 
 
-def test_who_finds_no_spare_forks(spares: Spares) -> None:
+def test_who_finds_no_preforked_process_forks(preforked: PreforkedProcesses) -> None:
     """One that somebody has ended, an environment that is longer than a message, none left, none from the beginning."""
-    dead, living = spares.pids
+    dead, living = preforked.pids
     os.kill(dead, signal.SIGKILL)
-    until(lambda: (stat := read_stat(dead)) is None or stat.state == "Z", "the end of a spare")
-    assert by_a_spare(spares, ["/bin/true"], {"LONG": "x" * 100_000}) is None
-    assert by_a_spare(spares, ["/bin/true"], {}) is None
+    until(lambda: (stat := read_stat(dead)) is None or stat.state == "Z", "the end of a preforked process")
+    assert by_a_preforked_one(preforked, ["/bin/true"], {"LONG": "x" * 100_000}) is None
+    assert by_a_preforked_one(preforked, ["/bin/true"], {}) is None
     assert not os.path.exists(f"/proc/{dead}")  # it has been reaped
-    begun = by_a_spare(spares, ["/bin/true"], {})
+    begun = by_a_preforked_one(preforked, ["/bin/true"], {})
     assert begun is not None
     child, report = begun
     assert child.pid == living
@@ -126,26 +128,28 @@ def test_who_finds_no_spare_forks(spares: Spares) -> None:
     assert os.waitpid(child.pid, 0)[1] == 0
     if child.pidfd >= 0:
         os.close(child.pidfd)
-    assert by_a_spare(spares, ["/bin/true"], {}) is None
-    assert by_a_spare(Spares(0), ["/bin/true"], {}) is None
+    assert by_a_preforked_one(preforked, ["/bin/true"], {}) is None
+    assert by_a_preforked_one(PreforkedProcesses(0), ["/bin/true"], {}) is None
 
 
-def test_a_spare_that_has_been_reaped_is_sent_no_signal(spares: Spares, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preforked_process_that_has_been_reaped_is_sent_no_signal(
+    preforked: PreforkedProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop reaps whatever child has ended; from then on the number may be a stranger's."""
-    dead, _ = spares.pids
+    dead, _ = preforked.pids
     os.kill(dead, signal.SIGKILL)
     os.waitpid(dead, 0)
     signalled: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", lambda pid, _signum: signalled.append(pid))
-        assert by_a_spare(spares, ["/bin/true"], {}) is None
+        assert by_a_preforked_one(preforked, ["/bin/true"], {}) is None
     assert signalled == []
 
 
-def test_those_that_are_left_end_by_themselves(spares: Spares) -> None:
-    pids = spares.pids
-    spares.release()
-    assert spares.pids == []
+def test_those_that_are_left_end_by_themselves(preforked: PreforkedProcesses) -> None:
+    pids = preforked.pids
+    preforked.release()
+    assert preforked.pids == []
     for pid in pids:
         assert os.waitpid(pid, 0)[1] == 0
 
@@ -161,24 +165,24 @@ def test_fewer_processes_than_wanted_are_no_error(monkeypatch: pytest.MonkeyPatc
         raise OSError(EAGAIN, os.strerror(EAGAIN))
 
     monkeypatch.setattr(os, "fork", refuse)
-    spares = Spares(3)
-    assert len(spares.pids) == 1
-    spares.close()
+    preforked = PreforkedProcesses(3)
+    assert len(preforked.pids) == 1
+    preforked.close()
 
 
-def test_a_spare_does_not_outlive_its_parent() -> None:
+def test_a_preforked_process_does_not_outlive_its_parent() -> None:
     """Saferun may be killed before its ranks are started."""
     read_end, write_end = os.pipe()
     parent = os.fork()
     if parent == 0:
-        os.write(write_end, json.dumps(Spares(2).pids).encode())
+        os.write(write_end, json.dumps(PreforkedProcesses(2).pids).encode())
         signal.pause()
     pids = json.loads(os.read(read_end, 1000))
     os.close(read_end)
     os.close(write_end)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    until(lambda: not [pid for pid in pids if read_stat(pid) is not None], "the end of the spares")
+    until(lambda: not [pid for pid in pids if read_stat(pid) is not None], "the end of the preforked processes")
 
 
 RANKS = """
@@ -188,9 +192,9 @@ await_release("end")
 """
 
 
-@pytest.mark.parametrize("change", [{}, {"LONG_VARIABLE": "x" * 100_000}], ids=["spares", "forks"])
-def test_ranks_are_started_either_way_and_no_spare_is_left(tmp_path: Path, change: dict[str, str]) -> None:
-    """An environment of more than a message takes away the spares: the launch is the same, and they are gone."""
+@pytest.mark.parametrize("change", [{}, {"LONG_VARIABLE": "x" * 100_000}], ids=["preforked", "forks"])
+def test_ranks_are_started_either_way_and_none_is_left(tmp_path: Path, change: dict[str, str]) -> None:
+    """An environment of more than a message is for none of them: the launch is the same, and they are gone."""
     with running(tmp_path, RANKS, nproc=2, store=False, environ=change) as job:
         ranks = {said.pid for said in job.hear("ready", 2)}
         assert len(ranks) == 2
@@ -205,6 +209,6 @@ def test_ranks_are_started_either_way_and_no_spare_is_left(tmp_path: Path, chang
                     continue
             return [name for name in names if not name.startswith("sr-")]
 
-        until(lambda: len(children_like_saferun()) <= 3, "the end of the spares", timeout_s=DEADLINE_S)
+        until(lambda: len(children_like_saferun()) <= 3, "the end of the preforked processes", timeout_s=DEADLINE_S)
         job.release("end")
         assert job.process.wait(DEADLINE_S) == 0
