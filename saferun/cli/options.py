@@ -321,7 +321,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         FAILURES,
         "processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an "
         "upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure "
-        "those in the ranks' sessions are always ended, others with end",
+        "those in the ranks' sessions are always ended, and others if they hold a GPU or MASTER_PORT, are ranks of "
+        "an inner launcher, or with end",
     ),
     _option("--leftovers-timeout SECONDS", 600.0, FAILURES, "with --leftovers wait: seconds to wait at most"),
     _option(

@@ -47,7 +47,7 @@ complete -c saferun -l health -x -a 'quick full off' -d 'check the health of eac
 complete -c saferun -l health-path -r -d 'storage that has to answer before an attempt (a warning if it does not); may be repeated'
 complete -c saferun -l nic -r -d 'network interfaces to use between hosts: sets the variables of gloo, NCCL, RCCL and UCX; auto: the fastest interface over which all hosts reach each other'
 complete -c saferun -l start-retries -x -d 'how often to retry a start that failed for a transient reason; a start ends when every rank has returned from init_process_group'
-complete -c saferun -l leftovers -x -a 'wait end leave' -d 'processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure those in the ranks\' sessions are always ended, others with end'
+complete -c saferun -l leftovers -x -a 'wait end leave' -d 'processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure those in the ranks\' sessions are always ended, and others if they hold a GPU or MASTER_PORT, are ranks of an inner launcher, or with end'
 complete -c saferun -l leftovers-timeout -x -d 'with --leftovers wait: seconds to wait at most'
 complete -c saferun -l retry-wait -x -d 'seconds before the first retry; each further wait is twice as long, plus a random part'
 complete -c saferun -l start-window -x -d 'seconds after which a start counts as over if the ranks do not report it'
