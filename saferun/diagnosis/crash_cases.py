@@ -6,15 +6,18 @@ longer come. What it had raised is the cause then, not that it lost them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from saferun.diagnosis.alike_tracebacks import likeness
 from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import Failure
+from saferun.diagnosis.causes.python import ITS_OWN_TIMER, waited_until_its_timer
+from saferun.diagnosis.causes.texts import gives_reason
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.job_hosts import Hosts, addresses_in
 from saferun.diagnosis.judged_failures import judged_failure
-from saferun.diagnosis.lost_peers import stopped_failures
+from saferun.diagnosis.lost_peers import call_of, stopped_failures
 from saferun.diagnosis.rank_waits import waits_of
 from saferun.diagnosis.timeouts import idle, is_timeout, not_busy, waited
 from saferun.evidence import Cause, Evidence, RankOutput
@@ -72,6 +75,7 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         failure, cause = judged_failure(evidence, end, output, hosts)
         cause = _located(cause, hosts)
         cases.append(Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
+    cases = _less_empty_exits(cases)
     if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
         # A rank that had raised by itself, and had not ended yet when it was stopped, explains more than its victims.
         stopped = stopped_cases(evidence, hosts)
@@ -84,7 +88,40 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
     # The clocks of hosts differ by less than this; which of them reported first was decided at one place.
     near = [case for case in cases if case.role is cases[0].role and case.at - cases[0].at < CLOCKS_DIFFER_S]
     first = next((case for case in near if reason is not None and case.end.rank == reason.rank), None)
-    return cases if first is None or not hosts.are_several else [first, *(case for case in cases if case is not first)]
+    if first is not None and hosts.are_several:
+        cases = [first, *(case for case in cases if case is not first)]
+    # Of ranks that their own timers ended, those that waited for others come last.
+    return sorted(cases, key=lambda case: (case.role, _waited_until_its_timer(case)))
+
+
+def _waited_until_its_timer(case: Case) -> bool:
+    return case.cause.message.startswith(ITS_OWN_TIMER) and waited_until_its_timer(case.failure)
+
+
+def _less_empty_exits(cases: Sequence[Case]) -> list[Case]:
+    """The cases; a rank that ended without a reason after another one had lost a connection of its own is a victim.
+
+    A collective fails where a rank has ended; a script that catches that, and exits, has no traceback.
+    """
+    lost = min((case.at for case in cases if _is_of_the_script(case)), default=math.inf) + CLOCKS_DIFFER_S
+    return [
+        case._replace(role=Role.VICTIM) if case.at > lost and _ended_without_a_reason(case) else case for case in cases
+    ]
+
+
+def _is_of_the_script(case: Case) -> bool:
+    """Whether what was lost is a connection that the script itself had made, and not one of torch's."""
+    error = case.failure.error
+    if case.cause.class_name != "connection_lost" or error is None or call_of(case.failure):
+        return False
+    return any(case.failure.user.owns(frame) for frame in error.last.frames)
+
+
+def _ended_without_a_reason(case: Case) -> bool:
+    failure = case.failure
+    if case.cause.class_name != "python_exit" or failure.earlier is not None:
+        return False
+    return not case.cause.proof or not gives_reason(case.cause.proof)
 
 
 def stopped_cases(evidence: Evidence, hosts: Hosts) -> list[Case]:

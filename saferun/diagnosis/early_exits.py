@@ -26,6 +26,7 @@ _CAUGHT_ADVICE = (
     "look at that error: the script caught it and ended with exit code 0; let it raise, so that all ranks stop because "
     "of it"
 )
+_HARMLESS_AT_THE_END = frozenset({"remote_service_error", "name_resolution", "name_unknown"})
 _LONGEST_MESSAGE = 160
 _NEEDED = " while others still needed "
 _MARKER = "Traceback (most recent call last):"
@@ -107,13 +108,21 @@ def _caught(
     message = f"exit code 0 after it had printed {shortened(first.cause.message, _LONGEST_MESSAGE)}"
     at = f", at {first.cause.location}" if first.cause.location else ""
     ranks = tuple(sorted(end.rank for end in early))
-    cause = Cause(CLASS_NAME, message, ranks, first.cause.proof, _CAUGHT_ADVICE, first.cause.location)
+    advice = _caught_advice(first.cause)
+    cause = Cause(CLASS_NAME, message, ranks, first.cause.proof, advice, first.cause.location)
     head = who_and_when(evidence, hosts, first.failure.end, "ended")
     others = ranks_text(one.failure.end.rank for one in caught[1:])
     more = f"; {others} ended after an error as well" if len(caught) > 1 else ""
     rest = {*ranks} - {one.failure.end.rank for one in caught}
     more += f"; {ranks_text(rest)} ended as well, without one" if rest else ""
     return Judgement(cause, f"{head}: {message}{at},{_NEEDED}it{more}", victim.end)
+
+
+def _caught_advice(cause: Cause) -> str:
+    """Which of the two it was is not known: what a tracker's upload fails with at the end of a script is harmless."""
+    if cause.class_name in _HARMLESS_AT_THE_END:
+        return f"{ADVICE}; the script went on after the error that it has printed, which need not be why"
+    return f"{_CAUGHT_ADVICE}; where it had got over that error: {ADVICE}"
 
 
 def with_early_exit(evidence: Evidence, hosts: Hosts, verdict: Judgement, early: Judgement) -> Judgement:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from saferun.diagnosis.asides import ASIDE
 from saferun.diagnosis.causes.failure import shortened
 from saferun.diagnosis.frames import Calls, UserCode, is_native
 from saferun.diagnosis.merged_stacks import best_dumps
 from saferun.diagnosis.rank_waits import IN_THREAD, Wait
-from saferun.diagnosis.tracebacks import ASIDE, clean_lines, ends_with_traceback, find_python_error
+from saferun.diagnosis.tracebacks import clean_lines, ends_with_traceback, find_python_error
 from saferun.evidence import Cause, Evidence, Frame, StackDump
 from saferun.model import Value
 from saferun.text.wording import ranks_text

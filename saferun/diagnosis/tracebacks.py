@@ -8,10 +8,13 @@ and no pattern looks back over what it has seen.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+from saferun.diagnosis.asides import ASIDE, CHILD, WHOSE, without_asides, without_tracker
 from saferun.diagnosis.frames import UserCode, location_text
+from saferun.diagnosis.message_end import CONTEXT, DIRECT, LOG_LINE, announces_lines, is_after_message, is_logged
 from saferun.diagnosis.progress_bars import without_bars
+from saferun.diagnosis.recorded_exception import RecordedException
 from saferun.evidence import Frame
 from saferun.model import Value
 
@@ -28,48 +31,6 @@ _BINARY = re.compile(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
 _EXCEPTION = re.compile(
     r"([A-Za-z_][\w.]{0,200})(?: \(see above for traceback\)|\([\w.]{1,100}\))?(?::(?: (.*))?)?$", re.DOTALL
 )
-_DIRECT = "The above exception was the direct cause of the following exception:"
-_CONTEXT = "During handling of the above exception, another exception occurred:"
-# What follows a message that has no end of its own.
-_AFTER_MESSAGE = (
-    "Fatal Python error:",
-    "terminate called ",
-    "Exception ignored in",
-    "Exception in thread",
-    "Exception raised from ",
-    "Thread 0x",
-    "Current thread 0x",
-    "Extension modules:",
-    "frame #",
-    "wandb:",
-    _DIRECT,
-    _CONTEXT,
-)
-_LOG_LINE = re.compile(r"\[[DIWEF]\d{0,4} ?\d\d:\d\d:\d\d|[DIWEF]\d{4} \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:")
-# What does not end a process: threads, destructors, functions that run at exit, tasks of asyncio, loggers.
-ASIDE = (
-    "Exception in thread",
-    "Exception ignored in",
-    "Exception ignored while",
-    "Exception in callback ",
-    "Error in atexit._run_exitfuncs:",
-    "Task exception was never retrieved",
-    "Future exception was never retrieved",
-    "--- Logging error ---",
-)
-# What asyncio prints between that and the traceback.
-_WHOSE = ("future: ", "handle: ", "task: ")
-# What is printed with a traceback of what ends no program: by asyncio, by logging, where one error led to another.
-_OF_ASIDES = (
-    *_WHOSE,
-    "Call stack:",
-    "Message: ",
-    "Arguments: ",
-    "The above exception was",
-    "During handling of the above",
-)
-# What multiprocessing prints before the traceback of a child.
-_CHILD = re.compile(r"Process \S.{0,60}:$")
 _NESTED = ("-- Process ",)
 # The C++ stack that torch adds to its messages on request, in both its forms.
 _CPP_STACK = re.compile(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames>")
@@ -81,6 +42,7 @@ _MOST_MESSAGE_LINES = 60
 _TOO_LATE = "<no Python frame>"
 # What may be printed between the last traceback and the end of the process.
 _LINES_AFTER_THE_LAST = 3
+_NOTHING_RECORDED = RecordedException()
 
 
 class Block(Value):
@@ -101,6 +63,10 @@ class Block(Value):
     def message_start(self) -> int:
         """Where the line stands that names the exception."""
         return self.end - len(self.message)
+
+
+def _last_of(blocks: Sequence[Block]) -> Block:
+    return next(block for block in reversed(blocks) if block.link != "nested" or block is blocks[0])
 
 
 class PythonError(Value):
@@ -126,7 +92,7 @@ class PythonError(Value):
     @property
     def last(self) -> Block:
         """What ended the process; not what it quotes."""
-        return next(block for block in reversed(self.blocks) if block.link != "nested" or block is self.blocks[0])
+        return _last_of(self.blocks)
 
     @property
     def innermost(self) -> Block:
@@ -202,9 +168,9 @@ class CppError(Value):
 def clean_lines(lines: Iterable[str]) -> list[str]:
     """Lines without terminal codes and without the ``[rank3]: `` that torch puts before them, and of bounded length.
 
-    An error that stands behind a progress bar has a line of its own.
+    An error that stands behind a progress bar has a line of its own; what the resource tracker prints is left out.
     """
-    return [_clean(line) for line in without_bars(lines)]
+    return [_clean(line) for line in without_tracker(without_bars(lines))]
 
 
 def _clean(line: str) -> str:
@@ -223,13 +189,14 @@ def _has_rank(line: str) -> bool:
 # ----------------------------------------------------------------------------------------------------------- tracebacks
 
 
-def find_python_error(lines: Sequence[str]) -> PythonError | None:
-    """The last traceback of the process itself; one of a thread only where there is no other.
+def find_python_error(lines: Sequence[str], recorded: RecordedException = _NOTHING_RECORDED) -> PythonError | None:
+    """The last traceback of the process itself; one of a thread, or of a child, only where there is no other.
 
     Args:
         lines: the last lines of stderr as they were written, oldest first.
+        recorded: what is known of the exception that ended it.
     """
-    lines = without_bars(lines)
+    lines = without_tracker(without_bars(lines))
     clean = [_clean(line) for line in lines]
     chains = _chains(lines, clean)
     unread = _unread_script(clean, chains[-1][-1].end if chains else 0)
@@ -241,7 +208,7 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
     own = [blocks for blocks in chains if not _is_aside(clean, blocks)]
     # What torch's hook has printed ends the process; what follows is printed at exit, or by a child.
     uncaught = [blocks for blocks in own if _is_of_hook(lines, clean, blocks)]
-    chain = (uncaught or own or chains)[-1]
+    chain = uncaught[-1] if uncaught else _last_own(clean, own or chains, recorded)
     start, end = chain[0].start, max(block.end for block in chain)
     after = sum(not _CPP_STACK.match(line) for line in clean[end:])
     is_uncaught = _has_rank(lines[chain[-1].start])
@@ -307,9 +274,9 @@ def _link(clean: Sequence[str], start: int) -> str:
         return "nested"
     for index in range(start - 1, max(start - 3, -1), -1):
         line = clean[index].strip(" |+")
-        if line == _DIRECT:
+        if line == DIRECT:
             return "direct"
-        if line == _CONTEXT:
+        if line == CONTEXT:
             return "context"
         if line.startswith(_NESTED):
             return "nested"
@@ -320,15 +287,42 @@ def _link(clean: Sequence[str], start: int) -> str:
 
 def _is_aside(clean: Sequence[str], chain: Sequence[Block]) -> bool:
     start = chain[0].start
-    if start > 1 and clean[start - 1].startswith(_WHOSE):
+    if start > 1 and clean[start - 1].startswith(WHOSE):
         start -= 1
     return start > 0 and clean[start - 1].startswith(ASIDE)
+
+
+def _last_own(clean: Sequence[str], chains: Sequence[list[Block]], recorded: RecordedException) -> list[Block]:
+    """The traceback that was recorded; else the last one, less children's that follow it at once.
+
+    A child whose pipe to this process has gone fails because of it. One that fails earlier may be the reason.
+    """
+    for blocks in reversed(chains):
+        if recorded.is_of(_last_of(blocks).frames, _last_of(blocks).message):
+            return blocks
+    place = len(chains) - 1
+    while place and _is_of_child(clean, chains[place]) and _is_just_before(clean, chains[place - 1], chains[place]):
+        place -= 1
+    start = chains[place][0].start
+    is_of_warning = start > 0 and "WARN" in clean[start - 1]
+    return chains[-1 if is_of_warning or _is_of_child(clean, chains[place]) else place]
+
+
+def _is_of_child(clean: Sequence[str], chain: Sequence[Block]) -> bool:
+    start = chain[0].start
+    return start > 0 and CHILD.match(clean[start - 1]) is not None
+
+
+def _is_just_before(clean: Sequence[str], chain: Sequence[Block], child: Sequence[Block]) -> bool:
+    """Whether hardly more than a message stands between a traceback and that of a child."""
+    between = clean[max(block.message_start for block in chain) + 1 : child[0].start - 1]
+    return sum(bool(line) and not line[0].isspace() for line in without_asides(between)) <= _LINES_AFTER_THE_LAST
 
 
 def _is_of_hook(lines: Sequence[str], clean: Sequence[str], chain: Sequence[Block]) -> bool:
     """Whether torch's hook for uncaught exceptions has printed it, and not one of torch's loggers."""
     start = chain[-1].start
-    return _has_rank(lines[start]) and _LOG_LINE.match(clean[start]) is None
+    return _has_rank(lines[start]) and LOG_LINE.match(clean[start]) is None
 
 
 def _prefix(marker_line: str) -> str:
@@ -366,14 +360,20 @@ def _end_of_message(
     lines: Sequence[str], clean: Sequence[str], start: int, limit: int, *, has_rank: bool, prefix: str
 ) -> int:
     """Where the lines end that belong to an exception's message."""
+    # What stands before each of its lines tells which are its own.
+    is_quoting = has_rank or bool(prefix)
     for index in range(start, min(limit, start + _MOST_MESSAGE_LINES)):
         line = clean[index]
         if has_rank and line and not _has_rank(lines[index]):
             return index
         if prefix and not line.startswith(prefix.rstrip()):
             return index
-        if line.startswith((*_AFTER_MESSAGE, *ASIDE)) or _LOG_LINE.match(line) or _CHILD.match(line):
+        if line.startswith(ASIDE) or is_after_message(line) or CHILD.match(line):
             return index
+        if not is_quoting and is_logged(line):
+            if not announces_lines(clean[index - 1]):
+                return index
+            is_quoting = True
         if line.lstrip().startswith(_NESTED):
             return index
     return min(limit, start + _MOST_MESSAGE_LINES)
@@ -387,24 +387,6 @@ def without_prefix(lines: Sequence[str]) -> list[str]:
     """The lines of a traceback without what stands before each of them in an exception group."""
     prefix = _prefix(lines[0])
     return [_stripped(line, prefix) for line in lines]
-
-
-def without_asides(lines: Iterable[str]) -> Iterator[str]:
-    """Lines without the tracebacks of what ends no program: of threads, destructors, functions that run at exit."""
-    is_inside = has_begun = False
-    for line in lines:
-        if line.startswith(ASIDE):
-            is_inside, has_begun = True, False
-        elif is_inside and line.endswith(_MARKER):
-            has_begun = True
-        elif is_inside and (not line or line[0].isspace() or line.startswith(_OF_ASIDES)):
-            continue
-        elif is_inside and has_begun:
-            # It names the exception.
-            has_begun = False
-        else:
-            is_inside = False
-            yield line
 
 
 # --------------------------------------------------------------------------------------------------------------- deaths
@@ -468,7 +450,7 @@ def _what(clean: Sequence[str], start: int) -> tuple[str, ...]:
         return ()
     message = [clean[start].partition("what():")[2].strip()]
     for line in clean[start + 1 : start + _MOST_MESSAGE_LINES]:
-        if line.startswith(_AFTER_MESSAGE) or _LOG_LINE.match(line):
+        if is_after_message(line):
             break
         message.append(line)
     return tuple(message)

@@ -42,6 +42,9 @@ RULES: tuple[Rule, ...] = (
     fatal_signals.sent_by_another_process,
     exhaustion.host_oom_kill,
     fatal_signals.scheduler_timeout,
+    # Whatever stands before the last words.
+    python.arguments_error,
+    python.own_timer,
     # By the message of an exception, Python's or C++'s.
     gpu.hardware_error,
     gpu.illegal_memory_access,

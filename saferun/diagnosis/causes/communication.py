@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
-from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line
+from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
 from saferun.evidence import Cause
 from saferun.text.wording import ranks_text
 
@@ -122,7 +122,7 @@ _STUCK_ADVICE = (
 
 def nccl_timeout(failure: Failure) -> Cause | None:
     """NCCL or RCCL waited for other ranks until its watchdog gave up."""
-    lines = (*failure.messages, *failure.context, *failure.closing_lines)
+    lines = (*failure.messages, *failure.context, *reported_lines(failure))
     found = first_line(_WATCHDOG, lines)
     if found is not None:
         line, match = found
@@ -147,7 +147,7 @@ def nccl_timeout(failure: Failure) -> Cause | None:
 
 def watchdog_ended(failure: Failure) -> Cause | None:
     """NCCL's watchdog ended the process, and no line is left that says why."""
-    found = first_line(_ENDED_BY_WATCHDOG, (*failure.messages, *failure.closing_lines))
+    found = first_line(_ENDED_BY_WATCHDOG, (*failure.messages, *reported_lines(failure)))
     if found is None:
         return None
     number = f" number {found[1][1]}" if found[1][1] else ""
@@ -168,7 +168,7 @@ _RPC_ADVICE = (
 
 def collective_timeout(failure: Failure) -> Cause | None:
     """Gloo waited for other ranks until the timeout of the process group."""
-    lines = (*failure.messages, *failure.context, *failure.closing_lines)
+    lines = (*failure.messages, *failure.context, *reported_lines(failure))
     found = first_line(_BARRIER, lines)
     if found is not None:
         ranks = tuple(sorted({int(rank) for rank in found[1][1].split(",")}))
@@ -325,6 +325,7 @@ _VICTIMS = (
         _ELSEWHERE,
         in_context=True,
         in_last_lines=True,
+        of_connections=True,
     ),
     TextRule(
         "peer_lost",
@@ -352,6 +353,7 @@ _VICTIMS = (
         _ELSEWHERE,
         in_context=True,
         in_last_lines=True,
+        of_connections=True,
     ),
     TextRule(
         "communicator_aborted",
@@ -364,6 +366,7 @@ _VICTIMS = (
         _ELSEWHERE,
         in_context=True,
         in_last_lines=True,
+        of_connections=True,
     ),
     TextRule(
         "worker_stopped",
@@ -373,6 +376,7 @@ _VICTIMS = (
         "its data-loader worker {0} was stopped ({1})",
         "look who stopped it: a scheduler, another launcher, a person",
         in_context=True,
+        of_connections=True,
     ),
 )
 

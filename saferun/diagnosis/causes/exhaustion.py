@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 import signal
 
+from saferun.diagnosis.causes.calls import is_of_socket, would_wait
 from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.file_errors import FILE_SYSTEM, KERNEL, OF_A_TOOL
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line
 from saferun.evidence import Cause, OomKill
 from saferun.text.wording import size_text
@@ -49,10 +51,6 @@ _SHM_ADVICE = (
     "give it a larger /dev/shm (docker: --shm-size or --ipc=host; Kubernetes: an emptyDir with medium Memory), "
     "or use fewer data-loader workers"
 )
-# What a program of the system prints: its name, what it was about, strerror(3).
-_TOOL = r"^(?:/?[\w.+/-]{1,120}): (?:[^:]{1,40}: )?.{1,300}: "
-# Slurm's own clients speak of their connections in the same words.
-_NOT_OF_SLURM = r"(?!(?:s(?:run|batch|alloc|info|queue|acct|control|cancel)|slurm\w{0,20})\b\S{0,80}: )"
 _NO_MEMORY = "the host has no memory left"
 _REFUSED = "the system refuses another process or thread: a limit on them is reached, in most cases"
 _DISK_ADVICE = "make room (df -h, df -i, quota), or write elsewhere"
@@ -76,11 +74,20 @@ _EXHAUSTED = (
     TextRule(
         "too_many_open_files",
         re.compile(
-            r"(?:" + _TOOL + r"|\b(?:[Ff]ail\w{0,3}|[Ee]rror|FATAL)\b.{0,200})Too many open files(?: in system)?$"
+            r"(?:" + OF_A_TOOL + r"|\b(?:[Ff]ail\w{0,3}|[Ee]rror|FATAL)\b.{0,200})Too many open files(?: in system)?$"
         ),
         "too many open files",
         _FILES_ADVICE,
         must_be_last=True,
+    ),
+    TextRule(
+        "file_missing",
+        re.compile(r"unable to open shared memory object </?torch_.{0,120}: No such file or directory"),
+        "an object in shared memory is gone: the process that had made it has ended, or /dev/shm was cleared",
+        "look at how the process that made it ended (a data-loader worker, torch_shm_manager), and at what clears "
+        "/dev/shm (systemd at the end of a login: RemoveIPC=yes)",
+        in_context=True,
+        in_last_lines=True,
     ),
     TextRule(
         "shared_memory_exhausted",
@@ -88,7 +95,8 @@ _EXHAUSTED = (
             r"shared memory ?\(shm\).{0,200}|unable to (?:write to file|resize file|mmap).{0,40}</?torch_"
             r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
             r"|creating shared memory segment(?!.{0,160}[Pp]ermission denied).{0,160}"
-            r"|failed to extend /dev/shm|unable to open shared memory object </torch_|BufferPool.{0,80}shm"
+            r"|failed to extend /dev/shm|unable to open shared memory object </torch_(?!.{0,120}: Permission denied)"
+            r"|BufferPool.{0,80}shm"
             r"|[Cc]ouldn't open shared (?:file mapping|event)|shmget\(.{0,120}No space left"
             r"|\b[Oo]bject ?[Ss]tore\b.{0,60}\b(?:is|because it is) full\b"
         ),
@@ -111,7 +119,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "stale_file_handle",
-        re.compile(_TOOL + r"Stale (?:NFS )?file handle$"),
+        re.compile(OF_A_TOOL + r"Stale (?:NFS )?file handle$"),
         "a file on a network file system was replaced or removed by another host (stale file handle)",
         "nothing may replace or remove a job's files while it reads them; where it goes on, have the mount renewed",
         in_last_lines=True,
@@ -130,7 +138,7 @@ _EXHAUSTED = (
         # Also of programs that report their own end by it.
         re.compile(
             r"(?:"
-            + _TOOL
+            + OF_A_TOOL
             + r"|\b(?:[Ff]ail\w{0,3}|[Ee]rror|FATAL)\b.{0,200})(No space left on device|Disk quota exceeded)$"
         ),
         "no space left on a disk: {0}",
@@ -212,10 +220,31 @@ _EXHAUSTED = (
         "host_out_of_memory",
         re.compile(
             r"\b(?:node|host|machine|system) (?:is )?running (?:low on|out of) memory"
-            r"|\d% of the memory on node \S{1,80} is used"
-            r"|java\.lang\.OutOfMemoryError|\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:system |host |free "
-            r"|available )?"
-            r"(?:memory|RAM)\b(?! space)|\b(?:[Uu]nable|[Ff]ailed) to allocate \S{1,20} ?(?:bytes|[KMGT]i?B)\b"
+            r"|\d% of the memory on node \S{1,80} is used|java\.lang\.OutOfMemoryError"
+            r"|\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:free |available )?"
+            r"(?:(?:system |host )(?:memory|RAM)\b(?! space)|RAM\b)"
+        ),
+        _NO_MEMORY,
+        _LESS_MEMORY,
+    ),
+    TextRule(
+        "cuda_out_of_memory",
+        re.compile(
+            r"\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:free |available )?(?:GPU |device )?memory "
+            r"(?:(?:left|free|available) )?(?:in|on) (?:the |a |this )?(?:GPU|HBM|[Cc][Uu][Dd][Aa]|device)\b"
+        ),
+        "a GPU has no memory left for what is asked of it",
+        "ask for less (a smaller batch, shorter sequences), or for a larger share of its memory; nvidia-smi shows what "
+        "else uses the GPU",
+    ),
+    TextRule(
+        "host_out_of_memory",
+        # Not of a GPU, or of NVSHMEM, in the same words.
+        re.compile(
+            r"^(?!.{0,500}(?:\b(?:GPUs?|HBM|VRAM|[Dd]evices?|XPU|NPU|TPU)\b|\b(?:cuda|CUDA|hip|HIP|xpu|npu)\b"
+            r"|\b[Ss]ymmetric (?:heap|memory)\b))"
+            r".{0,500}(?:\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:free |available )?memory\b(?! space)"
+            r"|\b(?:[Uu]nable|[Ff]ailed) to allocate \S{1,20} ?(?:bytes|[KMGT]i?B)\b)"
         ),
         _NO_MEMORY,
         _LESS_MEMORY,
@@ -234,7 +263,6 @@ _EXHAUSTED = (
             r"|can't start new thread"
             r"|\bfork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC \d{1,12} current"
             r"|Thread creation failed: Resource temporarily unavailable"
-            r"|^BlockingIOError: \[Errno 11\] Resource temp\w{1,8} \w{1,12}$"
             r"|^RuntimeError: (?:Resource temporarily unavailable|thread constructor failed)"
         ),
         _REFUSED,
@@ -250,6 +278,19 @@ _EXHAUSTED = (
         _LESS_MEMORY_OR_LIMIT,
     ),
 )
+
+
+# A lock or a socket that is not to wait fails in the same words.
+_WOULD_WAIT = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
+_WOULD_WAIT_OR_REFUSED = TextRule(
+    "process_limit",
+    re.compile(r"^BlockingIOError: \[Errno 11\] Resource temp\w{1,8} \w{1,12}$"),
+    _REFUSED,
+    _PROCESS_ADVICE,
+    in_last_lines=True,
+)
+# Without a path, as a socket has none.
+_PATHLESS = re.compile(r"OSError: \[Errno \d{1,3}\] [^:]{1,80}$")
 
 
 def host_oom_kill(failure: Failure) -> Cause | None:
@@ -381,110 +422,18 @@ def _worker_advice(signal_text: str) -> str:
 
 def exhausted(failure: Failure) -> Cause | None:
     """No room, no memory, no descriptors; or a file that has gone stale."""
-    return by_text(failure, _EXHAUSTED)
-
-
-_FILE_SYSTEM = (
-    TextRule(
-        "file_system_error",
-        re.compile(r"\[Errno 16\] .{0,200}(\.nfs[0-9a-f]{6,40})"),
-        "a file on NFS was removed while a process still had it open: {0}",
-        "close the file before its directory is removed, or put temporary directories (TMPDIR) on a local disk",
-        in_context=True,
-        must_be_last=True,
-    ),
-    TextRule(
-        "file_system_error",
-        re.compile(
-            r"\b(?:f?read|f?write|fsync|fdatasync|p(?:read|write)v?\d?|open|close|mmap)\(.{0,160}"
-            r"(Input/output error|Remote I/O error|[Tt]ransport endpoint.{1,40})"
-        ),
-        "a file system failed: {0}",
-        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host)",
-        in_context=True,
-        in_last_lines=True,
-    ),
-    TextRule(
-        "file_system_error",
-        # EIO ENODEV EROFS ENOLCK ENOSYS ECOMM EPROTO EBADMSG EOPNOTSUPP ENOTCONN ESHUTDOWN EHOSTDOWN EUCLEAN EREMOTEIO
-        # ENOMEDIUM, keys of Kerberos and AFS, and what NFS has of its own. ENOSYS and EOPNOTSUPP: locks that it lacks.
-        re.compile(
-            r"OSError: \[Errno (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523"
-            r"|524)\] (.{1,200})"
-        ),
-        "a file system failed: {0}",
-        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); locks "
-        "need a file system that has them (on Lustre the mount option flock)",
-        in_context=True,
-        must_be_last=True,
-    ),
-    TextRule(
-        "file_system_error",
-        # By the name or the number alone, as libraries in C++, Go and Rust put it.
-        re.compile(
-            r"(\[OS error (?:5|19|30|37|71|74|107|108|112|121):.{0,80}"
-            r"|\(os error (?:5|19|30|37|71|74|107|108|112|121)\)"
-            r"|\b(?:EIO|EROFS|ENOLCK|ENOTCONN|ESHUTDOWN|EREMOTEIO|ECOMM)\b.{0,80}"
-            r"|\b[Ff]ailed to (?:acquire|obtain|get|take) (?:a |an |the )?(?:\w{1,12} )?lock on (?:the )?file\b.{0,80}"
-            r"|\bC[Uu][Ff]ile\b.{0,60}\b(?:fail\w{0,3}|error)\b.{0,80})"
-        ),
-        "a file system failed: {0}",
-        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS, GPFS or FUSE on this host), and "
-        "whether it knows locks and, for GPUDirect Storage, what gdscheck says",
-        in_context=True,
-        must_be_last=True,
-    ),
-    TextRule(
-        "file_system_error",
-        # As libraries of C put it, HDF5 before all. EAGAIN is none of them: another process has the lock.
-        re.compile(
-            r"\b(File locking failed in ADIOI_\w{1,20}\b"
-            r"|errno = (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523|524)\b.{0,120})"
-        ),
-        "a file system failed: {0}",
-        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host); HDF5 does "
-        "without locks with HDF5_USE_FILE_LOCKING=FALSE",
-        in_context=True,
-        in_last_lines=True,
-    ),
-    TextRule(
-        "file_system_error",
-        re.compile(
-            _NOT_OF_SLURM
-            + _TOOL
-            + r"(Read-only file system|Transport endpoint is not connected|Input/output error|Remote I/O error"
-            r"|Structure needs cleaning|Host is down|No locks available"
-            r"|Cannot send after transport endpoint shutdown)$"
-        ),
-        "a file system failed: {0}",
-        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host)",
-        in_last_lines=True,
-    ),
-)
-
-
-_KERNEL = TextRule(
-    "file_system_error",
-    # Lines of the kernel's log, as scripts print them: the block layer, NVMe, file systems.
-    re.compile(
-        r"\b(Buffer I/O error on dev(?:ice)? .{1,80}|(?:I/O|critical \w{1,12}) error, dev \S{1,40}, sector \d.{0,60}"
-        r"|nvme nvme\d{1,4}: .{0,60}(?:timeout(?!, completion polled)|not ready|controller is down|[Rr]emoving after"
-        r"|reset failed|Abort status).{0,60}"
-        r"|(?:EXT[234]-fs|BTRFS|XFS|F2FS-fs|FAT-fs|SQUASHFS)\b.{0,60}\b(?:error|ERROR|[Cc]orruption|shut(?:ting)? down"
-        r"|I/O)\b.{0,80}|nfs: server \S{1,80} not responding, timed out"
-        r"|CIFS: VFS: .{0,120}(?:has not responded|error|failed).{0,60}|md/raid\S{0,12}: Disk failure on .{1,60}"
-        r"|LustreError: .{0,160}\b(?:evicted|rc = -(?:5|30|107|108|110))\b.{0,40}"
-        r"|(?:sd \S{1,20}|blk_update_request): .{0,40}(?:I/O error|Medium Error|Hardware Error).{0,60})"
-    ),
-    "a disk or a file system of the host failed, as the kernel log says: {0}",
-    "look at the host's disks and mounts (dmesg, smartctl, nvme smart-log, `df`) before it is used again",
-    must_be_last=True,
-)
+    found = by_text(failure, (*_EXHAUSTED, _WOULD_WAIT_OR_REFUSED))
+    if found is not None and found.proof.startswith(_WOULD_WAIT) and would_wait(failure.error, found.proof):
+        return None
+    return found
 
 
 def file_system_error(failure: Failure) -> Cause | None:
     """A file system, or the storage below it, did not do what it must."""
-    return by_text(failure, (*_FILE_SYSTEM, _KERNEL))
+    found = by_text(failure, (*FILE_SYSTEM, KERNEL))
+    if found is not None and _PATHLESS.search(found.proof) and is_of_socket(failure.error, found.proof):
+        return None
+    return found
 
 
 def shared_memory(failure: Failure) -> Cause | None:

@@ -7,11 +7,14 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
+from saferun.diagnosis.asides import without_asides
+from saferun.diagnosis.causes.going_on import went_on
 from saferun.diagnosis.causes.literals import first_match, is_found
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
 from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.progress_bars import is_bar
+from saferun.diagnosis.recorded_exception import recorded_exception
 from saferun.diagnosis.tracebacks import (
     LONGEST_LINE,
     CppError,
@@ -22,7 +25,6 @@ from saferun.diagnosis.tracebacks import (
     find_fatal_report,
     find_python_error,
     recorded_error,
-    without_asides,
 )
 from saferun.evidence import Cause, CoreDump, Evidence, Frame, OomKill, RankOutput
 from saferun.model import RankEnd, Value
@@ -354,20 +356,22 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     signum = end.status.signum or _signal_of_shell(end.status.code)
     fatal = find_fatal_report(lines) if signum in CRASH_SIGNALS else None
     cpp_error = find_cpp_error(lines[-2 * LAST_LINES :]) if signum == signal.SIGABRT else None
-    error = find_python_error(lines)
+    recorded = recorded_exception(output)
+    error = find_python_error(lines, recorded)
     clean = clean_lines(lines)
     earlier, line_after = None, ""
-    if error is not None and not _is_believed(error, end, signum, fatal):
+    is_it = error is not None and end.status.code == 1 and recorded.is_of(error.last.frames, error.last.message)
+    if error is not None and not is_it and not _is_believed(error, end, signum, fatal):
         clean = _without(error, clean)
         error = None
     elif error is not None and not (signum or error.is_uncaught or _is_recorded(output)):
         # Nothing shows that it has ended the program.
         goes_on = error.is_aside or is_of_warning(error)
         is_far = error.lines_after > _LINES_AFTER_CAUGHT
-        after = clean[error.last.message_start + 1 :] if is_far or goes_on else []
-        own = own_lines(list(without_asides(after)))
+        after = list(without_asides(clean[error.last.message_start + 1 :] if is_far or goes_on else []))
+        own = own_lines(after)
         line_after = own[-1] if own else ""
-        if is_far and goes_on and own:
+        if is_far and own and (goes_on or went_on(error, after, line_after)):
             earlier, clean = error, _without(error, clean)
             error = None
     if error is None and output is not None and output.error_message and not end.status.signum:

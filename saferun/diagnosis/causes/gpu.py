@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
-from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line
+from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
 from saferun.diagnosis.gpu_errors import GpuError, error_in, failure_text
 from saferun.evidence import Cause
 
@@ -359,7 +359,7 @@ def side_assert(failure: Failure) -> Cause | None:
 
 def out_of_memory(failure: Failure) -> Cause | None:
     """The GPU's memory is full."""
-    lines = (*failure.messages, *failure.closing_lines)
+    lines = (*failure.messages, *reported_lines(failure))
     found = first_line(_OUT_OF_MEMORY, lines)
     if found is not None and _OF_A_VALUE.match(found[0]):
         found = first_line(_OUT_OF_MEMORY, tuple(line for line in lines if _OF_A_VALUE.match(line) is None))
@@ -440,4 +440,4 @@ def _named(found: Cause | None) -> Cause | None:
 
 def _in_all(failure: Failure, pattern: re.Pattern[str]) -> tuple[str, re.Match[str]] | None:
     """In the messages of exceptions; in the last lines where there is none."""
-    return first_line(pattern, (*failure.messages, *failure.context, *failure.closing_lines))
+    return first_line(pattern, (*failure.messages, *failure.context, *reported_lines(failure)))

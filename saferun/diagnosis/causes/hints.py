@@ -22,7 +22,67 @@ VERSIONS = (
     "versions of packages do not fit each other: compare them (pip list) with those that this program was "
     "written for, also tokenizers with transformers, and torch with what is compiled for it"
 )
+CIRCULAR = (
+    "two modules import each other (import it where it is used, or move what both need into a third one), or a file of "
+    "one's own has the name of a package: the message names the file"
+)
+_OTHER_CHECKPOINT = "the checkpoint does not fit the model, or is not whole: look at the file"
+# Names of a program's own may have any word in them.
+_CALL = re.compile(r"^(?:\w{1,40}\.){0,4}(?:Attribute|Type|Name|UnboundLocal)Error\b")
+_OF_SYSTEM = re.compile(
+    r"^(?:\w{1,40}\.){0,4}(?:(?:FileExists|IsADirectory|Import|ModuleNotFound)Error\b|\w{1,40}: \[Errno )"
+)
+# What is quoted, and paths.
+_NAMED = re.compile(r"""(?<!\w)'[^']{0,300}'|"[^"]{0,300}"|(?<!\S)\(?[^\s()]{0,200}/[^\s()]{0,300}\)?""")
+_UNREADABLE = re.compile(
+    r"\bMDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|VERSION_MISMATCH|PANIC)|DECORDError|\bav_read_frame\b"
+    r"|\bavcodec_\w{1,30}"
+    r"|Invalid data found when processing|TProtocolException|[Cc]ould(?:n't| not) deserialize"
+    r"|UnidentifiedImageError"
+    r"|cannot identify image|image file is truncated|\b[Cc]orrupt(?:ed|ion)?\b|moov atom|[Cc]hecksum mismatch"
+    r"|\bCRC\b"
+    r"|NVJPEG error|\b(?:[Jj]peg|JPEG|PNG|TIFF|[Ii]mage|[Vv]ideo|[Aa]udio)\w{0,20}\b.{0,120}\b(?:fail"
+    r"|decod(?:e|ing|er error)\b|invalid|broken)"
+    r"|\b(?:[Ff]ailed to|[Cc]ould not|[Cc]annot|[Uu]nable to|[Ee]rror (?:in|while)"
+    r"|unknown error in) (?:\w{1,20} ){0,3}"
+    r"(?:decod(?:e|ing)\b|(?:pars|deseriali|decompress)\w{0,10}\b)|\b(?:Libsndfile|Decode|Decoding|Image|Video|Audio|Zip|Tar"
+    r"|Zlib"
+    r"|LZMA|Parquet|HDF5|TFRecord)\w{0,12}Error\b|\bAssertion failed\) !\w{0,10}\.empty\(\)|\bParseFrom(?:Array"
+    r"|String)\b"
+    r"|\berror in \w{1,12} decoder\b|DataLossError|[Tt]runcated (?:file|record|data|input)|\b(?:tar|zip)file\."
+    r"|\bin (?:a |the )?(?:tar|zip|archive|shard(?= \S{0,200}[./]\w))\b"
+    r"|[Uu]nexpected end of (?:file|data|stream|input)"
+)
+# Not of activations, which are computed once more instead of being kept; nor of one that is written.
+_CHECKPOINT = re.compile(
+    r"^(?!.{0,500}(?:\brecomput|\b[Aa]ctivation|\b[Gg]radient[ -]checkpoint|utils\.checkpoint))"
+    r"(?=.{0,500}\b(?:[Cc]heckpoints?|state_dict|ckpt)\b)"
+    r".{0,500}\b(?:[Ll]oad|[Rr]estor|[Rr]esum|[Rr]ead(?:ing)?\b|[Mm]issing|[Uu]nexpected|[Mm]ismatch|[Mm]atch|[Ii]ncompatib"
+    r"|[Ii]nvalid|[Cc]onvert|[Dd]eserial|[Pp]artition|world size)"
+)
 HINTS = (
+    (
+        re.compile(r"^FileExistsError: \[Errno 17\] "),
+        "another rank or an earlier run has made it; a directory: os.makedirs(..., exist_ok=True), or on rank 0 alone",
+    ),
+    (
+        re.compile(r"^BlockingIOError: \[Errno 11\] "),
+        (
+            "the call would have to wait: another process holds the lock, or there is nothing to read yet, or no "
+            "room to write to"
+        ),
+    ),
+    (
+        re.compile(r"^AttributeError: (?:partially initialized module\b|.{0,300}\bcircular import\b)"),
+        CIRCULAR,
+    ),
+    (
+        re.compile(r"^(?:triton\.compiler\.errors\.)?CompilationError: at \d{1,6}:\d"),
+        (
+            "the source of a Triton kernel has an error, or what this GPU or this Triton does not know: look at the "
+            "line that the message marks, and at what stands below it"
+        ),
+    ),
     (
         COMPILING,
         (
@@ -40,25 +100,15 @@ HINTS = (
         "too many readers of one LMDB file: open it once a process, with lock=False or a larger max_readers",
     ),
     (
-        re.compile(
-            r"\bMDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|VERSION_MISMATCH|PANIC)|DECORDError|\bav_read_frame\b"
-            r"|\bavcodec_\w{1,30}"
-            r"|Invalid data found when processing|TProtocolException|[Cc]ould(?:n't| not) deserialize"
-            r"|UnidentifiedImageError"
-            r"|cannot identify image|image file is truncated|\b[Cc]orrupt(?:ed|ion)?\b|moov atom|[Cc]hecksum mismatch"
-            r"|\bCRC\b"
-            r"|NVJPEG error|\b(?:[Jj]peg|JPEG|PNG|TIFF|[Ii]mage|[Vv]ideo|[Aa]udio)\w{0,20}\b.{0,120}\b(?:fail|decod"
-            r"|invalid|broken)"
-            r"|\b(?:[Ff]ailed to|[Cc]ould not|[Cc]annot|[Uu]nable to|[Ee]rror (?:in|while)"
-            r"|unknown error in) (?:\w{1,20} ){0,3}"
-            r"(?:decod|pars|deseriali|decompress)\w{0,10}\b|\b(?:Libsndfile|Decode|Decoding|Image|Video|Audio|Zip|Tar"
-            r"|Zlib"
-            r"|LZMA|Parquet|HDF5|TFRecord)\w{0,12}Error\b|\bAssertion failed\) !\w{0,10}\.empty\(\)|\bParseFrom(?:Array"
-            r"|String)\b"
-            r"|\berror in \w{1,12} decoder\b|DataLossError|[Tt]runcated (?:file|record|data|input)|\b(?:tar|zip)file\."
-            r"|\bin (?:a |the )?(?:tar|zip|shard|archive)\b"
-            r"|[Uu]nexpected end of (?:file|data|stream|input)"
+        re.compile(r"Weights only load failed|WeightsUnpickler error|\bCannot use \W{0,3}weights_only=True"),
+        (
+            "torch.load reads no more than weights since torch 2.6: torch.serialization.add_safe_globals allows what "
+            "the message names, and weights_only=False all that a checkpoint may do, so only for one that is trusted"
         ),
+    ),
+    (re.compile(r"Error\(s\) in loading state_dict"), _OTHER_CHECKPOINT),
+    (
+        _UNREADABLE,
         (
             "a file that it reads is broken, cut off, missing or of another format: find it (the message or a try "
             "around the reader names it), and replace it or leave it out"
@@ -68,7 +118,7 @@ HINTS = (
         re.compile(
             r"gladLoadGL|\b(?:EGL|GLX|GLFW|GLEW|OpenGL|OSMesa|Vulkan)\w{0,20}\b.{0,120}(?:[Ee]rror|[Ff]ail|[Mm]issing"
             r"|[Cc]annot)"
-            r"|\bEGLError|\bGLError|\bGLFWError|[Cc]annot (?:connect to|open) (?:X |the )?(?:server|display)"
+            r"|\bEGLError|\bGLError|\bGLFWError|[Cc]annot (?:connect to|open) (?:the )?(?:X server|(?:X )?display)"
             r"|DISPLAY environment"
         ),
         (
@@ -77,10 +127,17 @@ HINTS = (
         ),
     ),
     (
+        re.compile(r"^(?:\w{1,40}\.){0,4}JSONDecodeError\b"),
+        (
+            "the text that it reads is no JSON, or not whole: a file of the data set, a configuration or a service's "
+            "answer; the calls above show which"
+        ),
+    ),
+    (
         re.compile(
             r"^(?:omegaconf|hydra|pydantic(?:_core)?|jsonargparse|gin|yaml|tomllib|toml|tomli|configparser|jsonschema"
             r"|confection"
-            r"|ml_collections|draccus|tyro)\.|^json\.decoder\.JSONDecodeError"
+            r"|ml_collections|draccus|tyro)\."
             r"|\bError (?:instantiating|merging|locating target|in call to target|loading config)\b"
         ),
         "look at the configuration file at that place, and at the values given on the command line",
@@ -111,17 +168,18 @@ HINTS = (
     ),
     (
         re.compile(
-            r"Error\(s\) in loading state_dict|PytorchStreamReader failed|invalid load key|unexpected EOF"
+            r"PytorchStreamReader failed|invalid load key|unexpected EOF"
             r"|storage has wrong size|pickle data was truncated|deserializing header|\bCheckpointException\b"
             r"|\bBadZipFile\b"
         ),
-        "the checkpoint does not fit the model, or is not whole: look at the file",
+        _OTHER_CHECKPOINT,
     ),
     (
-        # Not of activations, which are computed once more instead of being kept.
-        re.compile(
-            r"(?<!utils\.)\b(?:[Cc]heckpoints?|state_dict|ckpt|weights_only)\b(?!.{0,200}\b(?:recomput|activation))"
-        ),
+        re.compile(r"\b[Nn]o (?:valid |usable )?checkpoints? (?:was |were |is |are )?(?:found|available)\b"),
+        "there is no checkpoint to go on from: look at the path, and whether every host has it; else start without one",
+    ),
+    (
+        _CHECKPOINT,
         (
             "the checkpoint fits this model, this number of ranks or this version of torch only in part, or is not "
             "whole: look at how it was written, and load it as it was"
@@ -143,6 +201,13 @@ HINTS = (
             "it was not started as a rank: launch it as one, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
             "and let no part of the script take them away"
         ),
+    ),
+    (
+        re.compile(
+            r"\b(?:allocat\w{1,5}|not enough|out of|no)\b.{0,80}\bsymmetric heap\b"
+            r"|\bsymmetric heap\b.{0,80}\b(?:exhausted|full|too small|out of)\b"
+        ),
+        "the symmetric heap is too small, in most cases: NVSHMEM_SYMMETRIC_SIZE sets its size",
     ),
     (
         re.compile(r"\bKV[ -]?[Cc]ache\b|\bgpu_memory_utilization\b|\bmem[-_]fraction[-_]static\b|\bcache blocks\b"),
@@ -211,7 +276,9 @@ HINTS = (
     ),
     (
         re.compile(
-            r"is not a valid model identifier|Can't load (?:tokenizer|the model|the configuration)|HFValidationError"
+            r"is not a valid model identifier|does not appear to have a file named"
+            r"|[Nn]o file named .{1,200} found in directory"
+            r"|Can't load (?:tokenizer|the model|the configuration)|HFValidationError"
         ),
         "look at the model's name or path; a path must exist on every host, and a name needs access to the Hub",
     ),
@@ -311,4 +378,7 @@ def hint_for(lines: Iterable[str]) -> str:
         lines: the first lines of the messages, nearest first.
     """
     kept = tuple(lines)
-    return next((hint for pattern, hint in HINTS if first_line(pattern, kept)), "")
+    bare = tuple(line for line in kept if _CALL.match(line) is None)
+    nameless = tuple(_NAMED.sub("", line) for line in bare if _OF_SYSTEM.match(line) is None)
+    reduced = {_UNREADABLE: bare, _CHECKPOINT: nameless}
+    return next((hint for pattern, hint in HINTS if first_line(pattern, reduced.get(pattern, kept))), "")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from saferun.diagnosis.causes.failure import Failure, cause, shortened
-from saferun.diagnosis.causes.hints import COMPILING, VERSIONS, hint_for
+from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
+from saferun.diagnosis.causes.hints import CIRCULAR, COMPILING, VERSIONS, hint_for
 from saferun.diagnosis.causes.texts import first_line
+from saferun.diagnosis.frames import location_text
 from saferun.diagnosis.tracebacks import SYNTAX_ERRORS, PythonError
-from saferun.evidence import Cause
+from saferun.evidence import Cause, Frame
 
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
 _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})
@@ -25,7 +26,7 @@ _CONNECTION_MESSAGE = re.compile(
     r"RuntimeError: (?:Broken pipe|Connection reset by peer|Connection refused)$|EOFError(?:: ?)?$"
 )
 _BINARY = re.compile(
-    r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|ABI|wrong ELF class"
+    r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|\bABI\b|wrong ELF class"
     r"|invalid ELF header|file too short"
 )
 # Packages that load their parts late raise an error of another type.
@@ -61,13 +62,73 @@ _LOADER = re.compile(
 )
 _NO_LIBRARY_ADVICE = "look at LD_LIBRARY_PATH and the modules loaded, and whether every host has this library"
 _REBUILD = "a compiled extension does not fit this torch or this host's libraries: rebuild or reinstall it"
+_INSTALL = "install it, on every host, in the Python that the ranks run in"
+# What is installed, and is not to be installed again; the special ones first.
+_IMPORT_ADVICE = (
+    (
+        re.compile(r"cannot import name '_C\b"),
+        "its compiled extension is not there: build or reinstall the package, on every host",
+    ),
+    (re.compile(r"\bcircular import\b|\bpartially initialized module\b"), CIRCULAR),
+    (
+        re.compile(r"cannot import name '.{1,200}\(unknown location\)"),
+        (
+            "a folder of that name is found, and no module with this name in it: look for one in the working directory "
+            "and PYTHONPATH, and whether the package is whole"
+        ),
+    ),
+    (re.compile(r"cannot import name '.{1,300}/(?:site|dist)-packages/"), VERSIONS),
+    (
+        re.compile(r"cannot import name '"),
+        "the module has no such name: check whether its file is the one that is meant, and of the right version",
+    ),
+    (
+        re.compile(r"; '.{1,200}' is not a package$"),
+        (
+            "another module of that name is found first, a file of one's own in most cases: rename it, or look at "
+            "PYTHONPATH"
+        ),
+    ),
+    (
+        re.compile(r"\battempted relative import\b"),
+        "start it as a module of its package, from the directory above that: saferun -m PACKAGE.MODULE",
+    ),
+    (
+        re.compile(r"^ModuleNotFoundError: No module named '[^'.]{1,100}\.[^']{1,200}'$"),
+        (
+            "the package is found, but a part of it is not: install the version of it that has this part, on every "
+            "host; a folder of one's own may have its name"
+        ),
+    ),
+    (
+        re.compile(r"\bstatic TLS\b"),
+        "too many libraries were loaded before it: import it first, or name its file in LD_PRELOAD",
+    ),
+    (_BINARY, _REBUILD),
+)
 _NO_MODULE = re.compile(r": No module named (\S{1,200})$|: Error while finding module specification for '(\S{1,200})'")
 _OPTION_ERROR = re.compile(
     r"^(\S{1,200}): error: (.{1,300})|^(?:Error|ERROR): (?:No such option|Invalid value|Missing).{0,300}"
 )
+# What argparse says; a usage of many lines is no longer known.
+_OF_ARGUMENTS = re.compile(
+    r": error: (?:unrecognized arguments: |the following arguments are required: |ambiguous option: "
+    r"|one of the arguments |argument .{1,120}: (?:expected |invalid |not allowed with ))"
+)
 _NO_SCRIPT = re.compile(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,100})")
 _USAGE = re.compile(r"^[Uu]sage: .{1,300}")
 _USAGE_STATUS = 2
+# What faulthandler prints when its timer has run out.
+_TIMED_OUT = re.compile(r"Timeout \((\d{1,6}):(\d\d):(\d\d)(?:\.(\d{1,6}))?\)!$")
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]{1,20}.{0,80} \(most recent call first\):$")
+_THREAD_FRAME = re.compile(r'\s{0,8}File "([^"]{1,400})", line (\d{1,9}) in (.{1,300})$')
+ITS_OWN_TIMER = "its own timer (faulthandler)"
+_TIMER_ADVICE = (
+    "faulthandler.dump_traceback_later sets that time: look at what the other ranks did, and at the calls that it has "
+    "printed; where they only take long, give it more time"
+)
+# A line of a log that is neither a warning nor an error.
+_INFORMS = re.compile(r".{0,120}?\bINFO\b|I\d{4} \d\d:\d\d:\d\d")
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _HYDRA = "HYDRA_FULL_ERROR=1"
 _HYDRA_RUNS = "Error executing job with overrides"
@@ -143,7 +204,7 @@ def import_error(failure: Failure) -> Cause | None:
     error = failure.error
     if error is not None and error.last.exception in _IMPORT_ERRORS:
         line = error.last.message[0]
-        advice = _REBUILD if _BINARY.search(line) else "install it, on every host, in the Python that the ranks run in"
+        advice = next((advice for pattern, advice in _IMPORT_ADVICE if pattern.search(line)), _INSTALL)
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
     quoted = first_line(_NO_LIBRARY, failure.messages) if error is not None else None
     if quoted is None and error is not None:
@@ -203,6 +264,16 @@ def usage_error(failure: Failure) -> Cause | None:
         message = "the script does not understand its arguments"
         return cause(failure, "usage_error", message, "look at what stands after the script's name", proof=found[0])
     return None
+
+
+def arguments_error(failure: Failure) -> Cause | None:
+    """The last words are those of a parser of arguments: what was printed before them has not ended the script."""
+    if failure.end.status.code != _USAGE_STATUS or not failure.died_silently:
+        return None
+    own = own_lines(failure.last_lines)
+    error = _OPTION_ERROR.match(own[-1]) if own else None
+    has_usage = error is not None and any(_USAGE.match(line) for line in failure.last_lines)
+    return usage_error(failure) if has_usage or (error is not None and _OF_ARGUMENTS.search(error[0])) else None
 
 
 def _arguments_hint(line: str) -> str:
@@ -329,6 +400,40 @@ def _exception(failure: Failure, class_name: str, advice: str) -> Cause:
     return cause(failure, class_name, message, advice, proof=line)
 
 
+def own_timer(failure: Failure) -> Cause | None:
+    """``faulthandler.dump_traceback_later(..., exit=True)``: what it did took too long, mostly a wait."""
+    if failure.end.status.code != 1 or not failure.died_silently:
+        return None
+    line, frames = _timer_report(failure)
+    match = _TIMED_OUT.match(line)
+    if match is None:
+        return None
+    hours, minutes, seconds, part = match.groups("0")
+    lasted = int(hours) * 3600 + int(minutes) * 60 + float(f"{seconds}.{part}")
+    message = f"{ITS_OWN_TIMER} ended it after {lasted:g} s"
+    place = next((location_text(frame) for frame in frames if failure.user.owns(frame)), "")
+    return cause(failure, "collective_timeout", message, _TIMER_ADVICE, proof=line, place=place)
+
+
+def waited_until_its_timer(failure: Failure) -> bool:
+    """Whether its own timer ended a rank in a call of torch.distributed."""
+    return any("/torch/distributed/" in frame.file for frame in _timer_report(failure)[1])
+
+
+def _timer_report(failure: Failure) -> tuple[str, tuple[Frame, ...]]:
+    """The line by which its stderr ends with a report of faulthandler's timer, and the main thread's calls."""
+    lines = failure.lines
+    start = max((index for index, line in enumerate(lines) if _TIMED_OUT.match(line)), default=len(lines))
+    below = lines[start + 1 :]
+    heads = [index for index, line in enumerate(below) if _THREAD.match(line)]
+    # With exit=False the program goes on.
+    if not heads or own_lines([line for line in below if not _THREAD.match(line)]):
+        return "", ()
+    # The main thread's calls are the last, innermost first.
+    found = (_THREAD_FRAME.match(line) for line in below[heads[-1] + 1 :])
+    return lines[start], tuple(Frame(frame[3], frame[1], int(frame[2])) for frame in found if frame is not None)
+
+
 def python_exit(failure: Failure) -> Cause | None:
     """It ended by itself with an exit code, and no exception."""
     code = failure.end.status.code
@@ -342,11 +447,16 @@ def python_exit(failure: Failure) -> Cause | None:
             message = f"ended with exit code {code}; Hydra reports: {shortened(why, 160)}"
             return cause(failure, "python_exit", message, _HYDRA_ADVICE, proof=why)
         worded = [line for line in worded if _HYDRA not in line]
-    own = [line for line in worded if not line[0].isspace()]
-    last = (own or worded or [""])[-1]
+    own = own_lines(worded)
+    last = (own or [line for line in worded if not line[0].isspace()] or worded or [""])[-1]
     if code in {_NOT_EXECUTABLE, _NOT_FOUND} and last:
         message = f"exit code {code}: {shortened(last, 160)}"
         return cause(failure, "python_exit", message, "a shell did not find or may not run the command", proof=last)
+    beside = ""
+    if not own and (own_beside := own_lines(failure.stdout_lines)):
+        # Warnings, and logs of libraries, are no last words.
+        beside = last if _INFORMS.match(last) else ""
+        last = own_beside[-1]
     last = last or next((line for line in reversed(failure.stdout_lines) if line.strip()), "")
     if not last:
         advice = "look for sys.exit and os._exit in the script, and what it calls"
@@ -356,6 +466,7 @@ def python_exit(failure: Failure) -> Cause | None:
     has_traceback = failure.earlier is not None or any("Traceback (most recent call last)" in line for line in printed)
     how = f"exit code {code}{'' if has_traceback else ' and no traceback'}"
     message = f"ended with {how}; its last line of output: {shortened(last.strip(), 160)}"
+    message += f"; of stderr: {shortened(beside.strip(), 120)}" if beside else ""
     # It has said why, and nothing more is known.
     return cause(failure, "python_exit", message, _earlier_error(failure), proof=last)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
-from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.diagnosis.causes.texts import TextRule, by_text, first_line, of_connections, reported_lines
 from saferun.evidence import Cause
 
 _WERE_STARTED = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
@@ -103,6 +103,7 @@ _NAMES = (
         lambda _, match: f"the name service did not answer{_name_in(match)}",
         "look at /etc/resolv.conf, and whether that server answers (getent hosts NAME); an address needs none",
         in_context=True,
+        of_connections=True,
     ),
     TextRule(
         "name_unknown",
@@ -113,12 +114,14 @@ _NAMES = (
         lambda _, match: f"a host's name is not known{_name_in(match)}",
         "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
         in_context=True,
+        of_connections=True,
     ),
     TextRule(
         "name_unknown",
         re.compile(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
         lambda _, match: f"a host's name cannot be resolved{_name_in(match)}",
         "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
+        of_connections=True,
     ),
     TextRule(
         "name_resolution",
@@ -144,6 +147,10 @@ _CONNECTING = re.compile(
 _UNRESOLVED = re.compile(r"network addresses of (\(.{1,253}?, \d{1,5}\)) cannot be retrieved \(gai error: (-?\d{1,4})")
 _REACHED = re.compile(r"socket has failed to connect to \[|\berrno: \d")
 _EAI_AGAIN = "-3"
+_SERVICE = re.compile(r"\bHTTPS?ConnectionPool\(host='([\w.-]{1,253})'|\bhttps?://([\w.-]{1,253})")
+# Names of a cluster's own, and addresses.
+_NEAR = re.compile(r"\.(?:local|localdomain|internal|lan|svc|cluster)\b|^[\d.]{1,15}$")
+_HUB = re.compile(r"\b(?:huggingface\.co|hf\.co)$")
 _NAME = re.compile(
     r"[Ff]ailed to resolve '([\w.:-]{1,253})'|\bhost='([\w.:-]{1,253})'"
     r"|\(([\w.:-]{1,253}), ?\d{1,5}\)|\[([\w.:-]{1,253})\]:\d{1,5}"
@@ -163,7 +170,29 @@ def store_failure(failure: Failure) -> Cause | None:
 
 def name_failure(failure: Failure) -> Cause | None:
     """A host's name leads nowhere: now, because the name service is away, or ever."""
-    return by_text(failure, _NAMES) or _name_of_store(failure)
+    found = by_text(failure, _NAMES)
+    if found is None:
+        return _name_of_store(failure)
+    service = _service_in((found.proof, *failure.messages, *failure.context))
+    return found._replace(advice=_advice_without(service)) if service else found
+
+
+def _service_in(lines: tuple[str, ...]) -> str:
+    """The name of a service outside the job; empty where these messages are of none."""
+    for line in lines:
+        for match in _SERVICE.finditer(line):
+            name = str(next(filter(None, match.groups())))
+            if "." in name and _NEAR.search(name) is None:
+                return name
+    return ""
+
+
+def _advice_without(service: str) -> str:
+    offline = " with HF_HUB_OFFLINE=1" if _HUB.search(service) else ""
+    return (
+        "where this host has no internet, download once before the job, and read from a shared directory"
+        f"{offline}; else look at the proxy (HTTPS_PROXY), at /etc/resolv.conf, and whether the name is right"
+    )
 
 
 def _name_of_store(failure: Failure) -> Cause | None:
@@ -196,7 +225,8 @@ def _name_in(match: re.Match[str]) -> str:
 
 def port_in_use(failure: Failure) -> Cause | None:
     """Another process has the port."""
-    found = first_line(_IN_USE, (*failure.messages, *failure.context)) or first_line(_BOUND, failure.closing_lines)
+    messages = of_connections(failure, (*failure.messages, *failure.context))
+    found = first_line(_IN_USE, messages) or first_line(_BOUND, reported_lines(failure))
     if found is None:
         return None
     match = _PORT.search(found[0])

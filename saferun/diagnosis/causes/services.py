@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from saferun.diagnosis.causes.failure import Failure, cause, shortened
+from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
 from saferun.diagnosis.causes.texts import final_lines, first_line
 from saferun.evidence import Cause
 
@@ -98,7 +98,32 @@ _RATE = frozenset(
     {"429", "503", "SlowDown", "RequestLimitExceeded", "TooManyRequests", "Throttling", "ThrottlingException"}
 )
 _ACCESS = frozenset({"401", "403", "AccessDenied", "InvalidAccessKeyId", "ExpiredToken", "SignatureDoesNotMatch"})
+_ACCESS_ADVICE = "look at the token or key that the ranks have on every host (HF_TOKEN, AWS_*), and what it may read"
 _ABSENT = frozenset({"404", "410", "NoSuchKey", "NoSuchBucket"})
+# Words about what a client shows a service; tokens of language models are none.
+_CREDENTIALS = re.compile(
+    r"[Cc]redential|\b(?:API|[Aa]ccess|[Aa]uth\w{0,12}|[Bb]earer|[Rr]efresh|SSO|HF|user)[ _]?(?:[Tt]oken|[Kk]ey)\b"
+    r"|\bapi_key\b|\b[Nn]o token found\b|\binvalid_grant\b"
+)
+# The variables of Hugging Face's libraries; that one could run them offline they say of each connection that fails.
+_OFFLINE = re.compile(
+    r"\bOfflineModeIsEnabled\b|\b[Oo]ffline mode is (?:enabled|on|set)\b|\boutgoing traffic has been disabled\b"
+)
+_OFFLINE_ADVICE = (
+    "the job is set to offline (HF_HUB_OFFLINE, local_files_only) and the file is not in the cache: download it before "
+    "the job into a cache that all hosts have (HF_HOME), or unset it"
+)
+# What wandb prints while the script ends, and words with which scripts say why they do.
+_WANDB = "wandb: "
+_WANDB_ENDS = re.compile(
+    r"wandb: .{0,40}?\b(?:Waiting for W&B process to finish|Run (?:history|summary)|View run|Synced|Find logs at)\b"
+)
+_WHY = re.compile(
+    r"\b(?:errors?|fail\w{0,5}|abort\w{0,4}|giving up|exit\w{0,3}|stop\w{0,4}|nan|inf|not|no|cannot|could|unable"
+    r"|invalid|missing|exceed\w{0,3}|worse|below|above|too|must|needs?|required|expected|diverge[ds]?|killed|lost)\b",
+    re.IGNORECASE,
+)
+_LINES_OF_THE_END = 10
 
 
 def service_error(failure: Failure) -> Cause | None:
@@ -107,8 +132,19 @@ def service_error(failure: Failure) -> Cause | None:
     found = first_line(_MESSAGE, failure.messages)
     if found is None and error is not None and _is_service(error.last.exception, error.last.message[0]):
         return _cause(failure, error.last.message[0], "")
-    found = found or first_line(_LAST, final_lines(failure))
+    found = found or _printed_last(failure)
     return _cause(failure, found[0], next(filter(None, found[1].groups()), "")) if found is not None else None
+
+
+def _printed_last(failure: Failure) -> tuple[str, re.Match[str]] | None:
+    """What a client reports at the end of the output; not what wandb does after the script itself has ended."""
+    found = first_line(_LAST, final_lines(failure))
+    if found is None or not found[0].startswith(_WANDB):
+        return found
+    last = failure.lines[-_LINES_OF_THE_END:]
+    above = last[: last.index(found[0])] if found[0] in last else last
+    has_ended = any(map(_WANDB_ENDS.match, above)) or any(map(_WHY.search, own_lines(above)))
+    return None if has_ended else found
 
 
 def _is_service(exception: str, line: str) -> bool:
@@ -126,6 +162,8 @@ def _cause(failure: Failure, line: str, code: str) -> Cause:
     what = "was not reached or did not answer" if is_silent else "did not do what it was asked"
     what = f"answered {code}" if code else what
     advice = _advice(code, line)
+    if not code and first_line(_OFFLINE, (line, *failure.messages)) is not None:
+        what, advice = "was not asked", _OFFLINE_ADVICE
     return cause(failure, "remote_service_error", f"{who}{what}: {shortened(line, 160)}", advice, proof=line)
 
 
@@ -138,7 +176,9 @@ def _advice(code: str, line: str) -> str:
     if code in _RATE:
         return "too many requests: download once before the job, or on one rank, and read from a shared directory"
     if code in _ACCESS:
-        return "look at the token or key that the ranks have on every host (HF_TOKEN, AWS_*), and what it may read"
+        return _ACCESS_ADVICE
     if code in _ABSENT:
         return "look at the name: the service does not know it, or does not show it to this token"
+    if _CREDENTIALS.search(_ADDRESS.sub("", line)) and not _UNREACHED.search(line):
+        return _ACCESS_ADVICE
     return "check whether this host reaches the service (proxy, firewall); download once before the job"

@@ -91,6 +91,24 @@ def test_an_error_that_a_rank_had_logged_before_it_ended_well_is_named(*, is_on_
     assert found.tracebacks[0].lines[-1] == "ValueError: bad batch"
 
 
+def test_that_it_had_got_over_that_error_is_possible_too() -> None:
+    """Uneven batches leave others behind as well."""
+    cause = ended_well(*CAUGHT).cause
+    assert cause is not None
+    assert cause.advice.startswith("look at that error: the script caught it")
+    assert "look for batches, epochs or branches that differ by rank" in cause.advice
+
+
+def test_an_upload_that_failed_at_the_end_is_not_said_to_be_why_a_rank_left() -> None:
+    """To let it raise would end jobs that are well."""
+    upload = (HEAD, STEP, "wandb.errors.CommError: Run finish has timed out")
+    cause = ended_well("ERROR:root:no upload", *upload, stdout=("training done",)).cause
+    assert cause is not None
+    assert cause.advice.startswith("no rank may end before all collectives are over: look for batches")
+    assert "let it raise" not in cause.advice
+    assert "need not be why" in cause.advice
+
+
 @pytest.mark.parametrize(
     "lines",
     [

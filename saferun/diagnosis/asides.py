@@ -1,0 +1,69 @@
+"""What processes print of errors that do not end them: of threads, destructors, functions at exit, helpers. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+_MARKER = "Traceback (most recent call last):"
+ASIDE = (
+    "Exception in thread",
+    "Exception ignored in",
+    "Exception ignored while",
+    "Exception in callback ",
+    "Error in atexit._run_exitfuncs:",
+    "Task exception was never retrieved",
+    "Future exception was never retrieved",
+    "--- Logging error ---",
+)
+"""What does not end a process: threads, destructors, functions that run at exit, tasks of asyncio, loggers."""
+WHOSE = ("future: ", "handle: ", "task: ")
+"""What asyncio prints between that and the traceback."""
+CHILD = re.compile(r"Process \S.{0,60}:$")
+"""What multiprocessing prints before the traceback of a child."""
+# What is printed with a traceback of what ends no program: by asyncio, by logging, where one error led to another.
+_OF_ASIDES = (
+    *WHOSE,
+    "Call stack:",
+    "Message: ",
+    "Arguments: ",
+    "The above exception was",
+    "During handling of the above",
+)
+# The process in which multiprocessing keeps the names of what is shared; it prints names that it does not know.
+_TRACKER = re.compile(r'\s{0,8}File "[^"]{0,600}/multiprocessing/resource_tracker\.py", line \d{1,6}, in main$')
+
+
+def without_tracker(lines: list[str]) -> list[str]:
+    """Lines without the tracebacks of multiprocessing's resource tracker, which ends no rank."""
+    if not any("/resource_tracker.py" in line for line in lines):
+        return lines
+    kept: list[str] = []
+    is_inside = False
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        if line.endswith(_MARKER) and _TRACKER.match(below):
+            is_inside = True
+        elif is_inside:
+            # The line that names the exception is the last one.
+            is_inside = line[:1].isspace()
+        else:
+            kept.append(line)
+    return kept
+
+
+def without_asides(lines: Iterable[str]) -> Iterator[str]:
+    """Lines without the tracebacks of what ends no program: threads, destructors, functions at exit, children."""
+    is_inside = has_begun = False
+    for line in lines:
+        if line.startswith(ASIDE) or CHILD.match(line):
+            is_inside, has_begun = True, False
+        elif is_inside and line.endswith(_MARKER):
+            has_begun = True
+        elif is_inside and (not line or line[0].isspace() or line.startswith(_OF_ASIDES)):
+            continue
+        elif is_inside and has_begun:
+            # It names the exception.
+            has_begun = False
+        else:
+            is_inside = False
+            yield line

@@ -1,0 +1,84 @@
+"""Whether a program went on after an error that it had logged, and ended for another reason. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis.progress_bars import is_bar
+from saferun.diagnosis.tracebacks import PythonError
+
+# So many lines that are alike but for their numbers: steps, epochs.
+_FEWEST_STEPS = 3
+# Behind that stand values, which may be no numbers.
+_ALIKE_CHARS = 60
+_INFORMS = re.compile(r"(?<!=)\b(?:INFO|DEBUG)\b")
+_DATE = re.compile(r"\[?\d{2,4}[-/]\d\d[-/]\d{2,4}[ T,]\d\d:\d\d:\d\d|\[?\d\d:\d\d:\d\d[ \],.]")
+_MORE_THAN_INFORMS = re.compile(r"\b(?:WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
+_NUMBER = re.compile(r"\d[\d.,:]{0,40}")
+# What a program logs several times while it ends, or before it tries once more.
+_OF_AN_END = re.compile(
+    r"\b(?:shut|clos(?:e|ing)|sav(?:e[ds]?|ing)|stor(?:ed|ing)|writ(?:ing|ten)|upload|sync|flush|clean|finali[sz]|destroy"
+    r"|terminat|stop|exit|abort|kill|releas|join|leav|dump|wait|retr(?:y|ies)|attempt|reconnect|tear)",
+    re.IGNORECASE,
+)
+# Last words that are about the end alone: why it came stands above.
+_NO_REASON = re.compile(
+    r"\b(?:shut(?:ting)?[- ]?down|clos(?:ed|ing)|sav(?:ed|ing)|upload(?:ed|ing)?|clean(?:ed|ing)?[- ]?up"
+    r"|tear(?:ing)?[- ]?down|exit(?:ed|ing)?,? (?:with|code|status)|exit ?code|destroy(?:ed|ing)|terminat(?:ed|ing)"
+    r"|elapsed|took|(?:total|peak) \w{0,8} ?(?:time|mem\w{0,4})|attempts?|retries|tries|times|traceback"
+    r"|see (?:the )?(?:logs?|above|traceback|error)|(?:above|previous|earlier)\b.{0,20}\b(?:error|exception)"
+    r"|(?:run|job|experiment|training|trainer|main|workers?|process|script|program|task|evaluation|fit)\b"
+    r".{0,40}\b(?:fail(?:ed|ure)|abort(?:ed)?|crash(?:ed)?|stopped|interrupted|cancell?ed))\b"
+    r"|\b(?:failed|aborted|crashed|aborting|stopping|ending)\W{1,4}(?:the )?(?:run|job|experiment|training)\b",
+    re.IGNORECASE,
+)
+_NOTHING_ELSE = re.compile(
+    r"[\d:.,TZ/\[\] |-]{0,40}(?:(?:ERROR|CRITICAL|FATAL)[\]:| -]{1,4})?(?:[\w.]{1,60}[:\]|-] ?)?"
+    r"(?:(?:giving|gave) up|abort(?:ed|ing)?|exit(?:ed|ing)?|stop(?:ped|ping)?|failed|failure|error|quit(?:ting)?|done"
+    r"|good ?bye|bye|finished|ended)\W{0,8}$",
+    re.IGNORECASE,
+)
+# With these words a log says itself that the error ends the program.
+_IS_FATAL = re.compile(r"\b(?:CRITICAL|FATAL)\b|\b[Ff]atal\b|\b[Uu]n(?:caught|handled)\b")
+_SHORTEST_NAME = 5
+_COMPARED = 40
+
+
+def went_on(error: PythonError, after: Sequence[str], last: str) -> bool:
+    """Whether a program took steps after an error, and then gave a reason of its own why it ends.
+
+    A program that ends because of an error logs as well how it shuts down; it may print last that it has failed.
+
+    Args:
+        error: what it had logged.
+        after: the lines below that.
+        last: the last of them that is the program's own.
+    """
+    if _IS_FATAL.search(error.before) or _repeats(error, last):
+        return False
+    if _NO_REASON.search(last) or _NOTHING_ELSE.match(last):
+        return False
+    seen: dict[str, set[str]] = {}
+    for line in after[: max(place for place, line in enumerate(after) if line == last)]:
+        if _is_step(line):
+            kind = "bar" if is_bar(line) else _NUMBER.sub("0", line)[:_ALIKE_CHARS]
+            seen.setdefault(kind, set()).add(line)
+    return any(len(lines) >= _FEWEST_STEPS for lines in seen.values())
+
+
+def _is_step(line: str) -> bool:
+    """Whether a program that goes on logs such lines: with no level above INFO, or a date alone, or a bar."""
+    if _OF_AN_END.search(line) or _MORE_THAN_INFORMS.search(line):
+        return False
+    return is_bar(line) or _INFORMS.search(line) is not None or _DATE.match(line) is not None
+
+
+def _repeats(error: PythonError, line: str) -> bool:
+    """Whether a line names the error, or has its words."""
+    for block in error.blocks:
+        name = block.exception.rpartition(".")[2]
+        text = block.message[0].partition(": ")[2].strip()[:_COMPARED] if block.message else ""
+        if any(len(part) >= _SHORTEST_NAME and part in line for part in (name, text)):
+            return True
+    return False

@@ -1,0 +1,85 @@
+"""What to do about an import that fails: only what is not installed is to be installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.diagnosis.causes import cause_of
+from saferun.diagnosis.causes.failure import read_failure
+from saferun.evidence import Cause, Evidence, RankOutput
+from saferun.model import ExitStatus, RankEnd
+
+INSTALLED = "/venv/lib/python3.11/site-packages"
+CIRCULAR = "partially initialized module '{}' (most likely due to a circular import)"
+
+
+def found_in(message: str) -> Cause:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/home/user/job/train.py", line 3, in <module>',
+        "    from parts import one",
+        message,
+    )
+    end = RankEnd(1, 1, 4001, ExitStatus(1, None), 100.0, 1.7e9, stopped_by_us=False)
+    output = RankOutput(1, lines, "", "", 0.0)
+    evidence = Evidence(
+        "node1", 90.0, (end,), (output,), (), None, ranks=(0, 1), script="train.py", cwd="/home/user/job"
+    )
+    return cause_of(read_failure(evidence, end, output))
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            f"ImportError: cannot import name 'foo' from {CIRCULAR.format('train')} (/home/user/job/train.py)",
+            "import each other",
+        ),
+        (
+            f"ImportError: cannot import name 'LlamaFlash' from 'transformers' ({INSTALLED}/transformers/__init__.py)",
+            "versions of packages",
+        ),
+        (
+            "ImportError: cannot import name 'CAPABILITIES' from 'parts' (/home/user/job/parts.py)",
+            "the module has no such name",
+        ),
+        ("ImportError: cannot import name 'Model' from 'parts' (unknown location)", "a folder of that name"),
+        ("ModuleNotFoundError: No module named 'utils.data'; 'utils' is not a package", "another module of that name"),
+        ("ModuleNotFoundError: No module named 'torch._six'", "a part of it is not"),
+        ("ImportError: attempted relative import with no known parent package", "-m PACKAGE.MODULE"),
+        ("ImportError: attempted relative import beyond top-level package", "-m PACKAGE.MODULE"),
+        (f"ImportError: {INSTALLED}/x.so: cannot allocate memory in static TLS block", "LD_PRELOAD"),
+    ],
+)
+def test_what_is_installed_is_not_to_be_installed(message: str, words: str) -> None:
+    """A package of the name of a user's own file is a stranger's."""
+    found = found_in(message)
+    assert found.class_name == "import_error"
+    assert words in found.advice
+    assert not found.advice.startswith("install it")
+    assert "compiled extension" not in found.advice
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ModuleNotFoundError: No module named 'flash_attn'",
+        "ImportError: Using `low_cpu_mem_usage=True` requires Accelerate: `pip install accelerate`",
+    ],
+)
+def test_what_is_not_installed_is(message: str) -> None:
+    assert found_in(message).advice.startswith("install it, on every host")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"ImportError: {INSTALLED}/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+        "ImportError: libcudart.so.11.0: cannot open shared object file: No such file or directory",
+        "ImportError: this extension was compiled with another C++ ABI",
+        f"ImportError: cannot import name '_C' from 'detectron2' ({INSTALLED}/detectron2/__init__.py)",
+        f"ImportError: cannot import name '_C' from {CIRCULAR.format('ops')} (/home/user/ops/__init__.py)",
+    ],
+)
+def test_an_extension_that_does_not_fit_is_to_be_built(message: str) -> None:
+    assert "compiled extension" in found_in(message).advice
