@@ -21,6 +21,7 @@ from saferun.captures.waiting import Ends
 from saferun.captures.wire import NOT_READY, CaptureRequest, CoreRequest, CoresFound, Done, LibraryLog, encode
 from saferun.evidence import CaptureNote, CoreDump, OomKill
 from saferun.linux.children import reset_signals
+from saferun.linux.descriptors import open_null
 from saferun.linux.memory_limit import be_killed_first, limit_memory
 from saferun.linux.prctl import die_with_parent
 from saferun.model import Value, signal_name
@@ -197,7 +198,7 @@ def _start(name: str, run: Callable[[Emit], None], inherited: tuple[int, ...]) -
         os.setsid()
         be_killed_first()
         # Drop the standard output, so that the reader sees the end of results however long this process lives.
-        null = os.open(os.devnull, os.O_RDWR)
+        null = open_null()
         os.dup2(null, 1)
         for fd in (read_end, *inherited):
             os.close(fd)

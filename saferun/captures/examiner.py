@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from saferun.errors import suppress
-from saferun.linux.helper import Helper, NoHelperError
+from saferun.linux.helper import Helper, NoHelperError, NoHelperLeftError
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.model import ExitStatus, JsonObject
@@ -236,13 +236,15 @@ class Examiner:
 
         Raises:
             NoHelperError: the examiner could never be started.
+            NoHelperLeftError: it has been lost for good.
             OSError: there is no examiner, or it accepts no requests.
         """
         self.begin()
         if self._is_impossible:
             raise NoHelperError(0, "there is no examiner")
         if self._helper is None:
-            raise OSError(0, "there is no examiner")
+            is_last = self._replaced > _REPLACED_AT_MOST
+            raise (NoHelperLeftError if is_last else OSError)(0, "there is no examiner")
         read_end, write_end = os.pipe()
         self._number += 1
         number = self._number

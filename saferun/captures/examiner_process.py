@@ -98,8 +98,7 @@ def serve(
         kinds: more kinds of requests: each with what writes the answer to standard output.
         on_loaded: called when ``wanted`` have been imported, before the supervisor gets their names.
     """
-    os.environ.clear()
-    os.environ.update(environ)
+    _take_environ(environ)
     become_subreaper()  # orphaned processes of a killed capture must not count as the ranks'
     search_theirs_last(environ.get("PYTHONPATH", ""))
     if outbox is not None:
@@ -109,6 +108,16 @@ def serve(
     fds = outbox.fds if outbox is not None else ()
     lines = JsonLines(connection, most_fds=_FDS_AT_ONCE)
     _Server(lines, {**_KINDS, **kinds}, fds).run(_Warming(lines, wanted, on_loaded))
+
+
+def _take_environ(environ: Mapping[str, str]) -> None:
+    """Have this environment, without what the system refuses: ``env "=x"`` makes an entry without a name."""
+    for name in list(os.environ):
+        with suppress(OSError):
+            del os.environ[name]
+    for name, value in environ.items():
+        with suppress(OSError, ValueError):
+            os.environ[name] = value
 
 
 class _Warming:
@@ -300,7 +309,8 @@ def _dump(value: Any) -> NoReturn:  # noqa: ANN401
 
     tool = held_tool("py-spy")
     os.dup2(0, 2)
-    os.execve(tool.path, argv_of("py-spy", int(value), "--nonblocking"), os.environ)
+    environ = {name: text for name, text in os.environ.items() if name}
+    os.execve(tool.path, argv_of("py-spy", int(value), "--nonblocking"), environ)
 
 
 def _inspect(value: Any) -> None:  # noqa: ANN401
@@ -314,8 +324,7 @@ def _inspect(value: Any) -> None:  # noqa: ANN401
 def _lint(value: Any) -> None:  # noqa: ANN401
     """Run the lint of a rank's environment."""
     set_name("sr-lint")
-    os.environ.clear()
-    os.environ.update(value["environ"])
+    _take_environ(value["environ"])
     from saferun.env.lint.__main__ import main
 
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it ends with the process

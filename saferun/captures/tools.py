@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 
 from saferun.linux.children import Child, SpawnError, begin_spawn, spawn_error
-from saferun.linux.descriptors import close_all_but
+from saferun.linux.descriptors import close_all_but, open_null
 from saferun.linux.memory_limit import limit_memory
 from saferun.linux.prctl import die_with_parent
 from saferun.linux.procfs import read_stat
@@ -147,7 +147,7 @@ class _Running:
         self.ends_at = min(now + tool.timeout_s, deadline)
         self.interrupted_at = now + tool.interrupt_s if tool.interrupt_s else float("inf")
         self.stdout, self.stderr = bytearray(), bytearray()
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        null = open_null()
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
         self.child: Child
         try:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from saferun.linux.bare_socket import socketpair
 from saferun.linux.children import Child, spawn_unawaited
+from saferun.linux.descriptors import open_null
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.poller import Poller
 from saferun.linux.signals import JOB_SIGNALS
@@ -44,7 +45,7 @@ class CoordinatorLink:
     ) -> None:
         ours, theirs = socketpair()
         error_read, error_write = os.pipe()
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        null = open_null()
         # By file, and with -P: nothing in the current directory can stand in for a module. By file also works where
         # saferun is importable from the current directory only.
         argv = [sys.executable, "-P", _PROGRAM, str(theirs.fileno()), str(listen_fd), torch_parts]

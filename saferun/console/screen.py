@@ -122,7 +122,7 @@ class Screen:
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        dues = [due for pane in self.panes for due in (pane.due, pane.target.retry_at)]
+        dues = [due for pane in self.panes for due in (pane.due, pane.target.retry_at, pane.target.judged_at)]
         if self.folding is not None:
             try:
                 dues.append(self.folding.deadline)
@@ -131,8 +131,9 @@ class Screen:
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Show unfinished lines that have waited long enough."""
+        """Show unfinished lines that have waited long enough, and find out who reads slowly."""
         for pane in self.panes:
+            pane.target.judge()
             if pane.due is not None and pane.due <= now:
                 pane.show_unfinished(now)
         if self.folding is not None:

@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 from saferun.console.console_file import ConsoleFile
 from saferun.linux.bare_socket import MSG_DONTWAIT, Socket
 
-# The most that waits for a slow reader; beyond it whole lines are skipped (they are in the run directory) or, if no
-# files are kept, the ranks' streams are not read for a while.
+# The most that waits for a reader; beyond it the ranks' streams are not read until it has read some of it. If it is
+# slow and the run directory has the lines, these are skipped instead.
 MOST_WAITING_BYTES = 8 << 20
+# A reader is slow if it has read less than this for so long while the most waited. `tee` reads a hundred times as much,
+# and is not slow because a shared machine or a busy disk stops it for a second.
+_SLOW_BYTES_A_S = 1 << 20
+JUDGED_AFTER_S = 2.0
 _ONE_WRITE_BYTES = 1 << 20
 _MOST_BLOCKS = 256
 _PIPE_BUF = 4096
@@ -68,6 +72,9 @@ class Target:
         self.is_file = stat.S_ISREG(mode)
         self._pause_s = _PAUSE_S
         self._moved_at = 0.0  # when a file last accepted something, or nothing waited for it
+        self._is_slow = False
+        self._judged_from: float | None = None  # since when what a reader reads is counted; None: it keeps up
+        self._read_bytes = 0  # since then
         self._write = self._write_plainly
         if not self.is_file:
             self._write = self._choose(mode)
@@ -98,6 +105,8 @@ class Target:
                 self._moved_at = time.monotonic()
             self._waiting.append(text)
             self._waiting_bytes += len(text)
+            if self._judged_from is None and self._waiting_bytes > MOST_WAITING_BYTES:
+                self._judged_from, self._read_bytes = time.monotonic(), 0
 
     def skip(self, lines: int) -> None:
         """Count lines that are skipped because there was no room."""
@@ -116,7 +125,23 @@ class Target:
         """Whether lines without room are skipped; if not, their ranks wait."""
         if self.is_file:
             return self.stalled_s >= (_SLOW_S if self.skipping else _STALLED_S)
-        return self.skipping
+        if self.skipping:
+            self.judge()
+        return self.skipping and self._is_slow
+
+    def judge(self) -> None:
+        """Find out whether the reader is slow: what it has read while it had more to read than may wait."""
+        now = time.monotonic()
+        if self._judged_from is not None and now >= self._judged_from + JUDGED_AFTER_S:
+            self._is_slow = self._read_bytes <= (now - self._judged_from) * _SLOW_BYTES_A_S
+            self._judged_from, self._read_bytes = now, 0
+
+    @property
+    def judged_at(self) -> float | None:
+        """When to find out whether the reader is slow, in monotonic seconds; None: it keeps up, or is waited for."""
+        if self.is_file or not self.skipping or self._judged_from is None:
+            return None
+        return self._judged_from + JUDGED_AFTER_S
 
     @property
     def stalled_s(self) -> float:
@@ -173,12 +198,17 @@ class Target:
     def _take(self, count: int) -> None:
         """Remove ``count`` written bytes from the queue."""
         self._waiting_bytes -= count
+        self._read_bytes += count
         while count:
             block = self._waiting.popleft()
             if len(block) > count:
                 self._waiting.appendleft(memoryview(block)[count:])
-                return
+                break
             count -= len(block)
+        if not self._waiting:
+            self._is_slow = False
+        if not self._is_slow and self._waiting_bytes <= MOST_WAITING_BYTES // 2:
+            self._judged_from = None
 
     def _on_error(self, error: OSError) -> None:
         """Handle a failed write: retry later, or give up on a reader that has gone."""
@@ -200,6 +230,7 @@ class Target:
             self._waiting.clear()
             self._waiting_bytes = 0
             self._skipped_lines = 0
+            self._judged_from = None
 
     def _queue_note(self) -> None:
         count, self._skipped_lines = self._skipped_lines, 0
@@ -288,7 +319,12 @@ class Target:
         poll.register(self.fd, select.POLLOUT)
         if not poll.poll(0):
             raise BlockingIOError
-        return os.write(self.fd, b"".join(blocks)[:_PIPE_BUF])
+        piece = b""
+        for block in blocks:
+            piece += bytes(block[: _PIPE_BUF - len(piece)])
+            if len(piece) == _PIPE_BUF:
+                break
+        return os.write(self.fd, piece)
 
 
 def _is_own_terminal(fd: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
@@ -19,9 +20,10 @@ def main() -> None:
 
     script, *arguments = sys.argv[1:]
     # torchrun's ranks of this kind are multiprocessing children, whose stdin is closed.
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
 
     def run_script() -> None:
         sys.argv = [script, *arguments]

@@ -142,11 +142,12 @@ def _run(parent_pid: int, fd: int, close_fds: Sequence[int], serve: Callable[[so
             if other >= 0 and other != fd:
                 with suppress(OSError):
                     os.close(other)
-        null = os.open(os.devnull, os.O_RDWR)
+        from saferun.linux.descriptors import close_all_but, open_null
+
+        null = open_null()
         for stream in (0, 1, 2):
             os.dup2(null, stream)
         os.setsid()  # signals of the job are ignored, as by the coordinator
-        from saferun.linux.descriptors import close_all_but
         from saferun.linux.prctl import die_with_parent, hide_environ_entry, set_name
 
         set_name(_NAME)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from saferun.coordinator.torch_store import open_store
 from saferun.errors import printable
-from saferun.linux.descriptors import close_all_but
+from saferun.linux.descriptors import close_all_but, open_null
 from saferun.model import Value
 from saferun.text.wording import size_text
 
@@ -107,7 +107,7 @@ def keep_store(listen_fd: int, parent_pid: int) -> NoReturn:
         parent_pid: the server's, with which this process dies.
     """
     try:
-        null = os.open(os.devnull, os.O_WRONLY)
+        null = open_null()
         _detach("sr-trial-store", parent_pid, listen_fd, null)
         store = open_store(dist.TCPStore, listen_fd)  # type: ignore[attr-defined]
         while store is not None:
@@ -123,7 +123,7 @@ def _detach(name: str, parent_pid: int, keep_fd: int, output_fd: int) -> None:
         os._exit(1)
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    null = os.open(os.devnull, os.O_RDONLY)
+    null = open_null()
     os.dup2(null, 0)
     os.dup2(output_fd, 1)
     os.dup2(output_fd, 2)

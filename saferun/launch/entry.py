@@ -67,7 +67,8 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
         from saferun.launch.nic_variables import with_nics
 
         environ = with_nics(config, environ)
-    environ = without_outer_files(environ)
+    # ``env "=x"`` makes an entry without a name, which exec passes on, and Python's putenv and execve refuse.
+    environ = without_outer_files({name: value for name, value in environ.items() if name})
     resolution = resolve_environ(config.environ, environ)
     # Here, because a file system that hangs may hold it: it is never read again.
     secret = _read_secret(config)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from saferun.errors import suppress
-from saferun.linux.helper import NoHelperError, PartBase
+from saferun.linux.helper import NoHelperError, NoHelperLeftError, PartBase
 from saferun.linux.procfs import runnable_per_processor
 from saferun.linux.search_path import search_theirs_last
 
@@ -155,7 +155,7 @@ class IdleImports(PartBase):
         poller: the loop's.
         ask: has code read by another process: takes the modules and a time limit, and returns a descriptor to read
             what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where no process can read
-            now, and NoHelperError where none ever could.
+            now, NoHelperError where none ever could, and NoHelperLeftError where none will.
         wanted: the modules, in an order in which each depends on those before it, as far as possible.
     """
 
@@ -279,6 +279,11 @@ class IdleImports(PartBase):
             # No other process can read it, so this one has to: no launch would have captures and reports otherwise.
             held.unseal()
             self._have()
+            return
+        except NoHelperLeftError:
+            # What ended each of the processes that were to read it may end, or hang, this one.
+            self._is_patient = False
+            self._call_all()
             return
         except OSError:
             # The process that read it has been lost, perhaps to the file system on which the code lies.

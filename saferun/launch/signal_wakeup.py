@@ -8,6 +8,7 @@ import time
 
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.passed_signals import PassedSignals
+from saferun.linux.signals import write_from_background
 from saferun.model import signal_name
 from saferun.supervisor.events import SignalReceived
 
@@ -40,6 +41,7 @@ class Wakeup:
         if any(pane.target.is_terminal for pane in self._context.screen.panes):
             signal.signal(signal.SIGWINCH, _ignore)
             signal.signal(signal.SIGCONT, _ignore)
+            write_from_background()
         if signal.SIGINT not in self._stopping and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             # As any Python program has it: the ranks are ended on the way out.
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.linux.children import Child, SpawnError, exit_status, fork, signal_group, spawn
+from saferun.linux.descriptors import open_null
 from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import die_with_parent, set_name
 from saferun.model import ExitStatus
@@ -43,7 +44,7 @@ def run_program(
     Raises:
         SpawnError: it cannot be started.
     """
-    null = os.open(os.devnull, os.O_RDWR)
+    null = open_null()
     in_read, in_write = os.pipe()
     read_end, write_end = os.pipe()
     try:

@@ -19,7 +19,7 @@ from saferun.linux.descriptors import close_all_but
 from saferun.linux.pidfd import open_pidfd, send_signal
 from saferun.linux.prctl import die_with_parent
 from saferun.linux.procfs import descendants_of
-from saferun.linux.signals import JOB_SIGNALS
+from saferun.linux.signals import JOB_SIGNALS, ignored_here
 from saferun.model import ExitStatus, Value
 
 ALL_SIGNALS: frozenset[int] = frozenset(_signal.valid_signals())
@@ -222,6 +222,8 @@ def _become(
         if prepare is not None:
             prepare()
         where = "exec"
+        if "" in environ:  # Python's execve refuses it
+            environ = {name: value for name, value in environ.items() if name}
         os.execvpe(argv[0], list(argv), environ)
     except OSError as error:
         report_error(error_write, f"{error.errno} {where}")
@@ -251,7 +253,7 @@ def reset_signals(mask: set[int | signal.Signals], *, is_program: bool = True) -
         if callable(_signal.getsignal(signum)):
             with suppress(OSError, ValueError):
                 signal.signal(signum, signal.SIG_DFL)
-    for signum in _IGNORED_BY_PYTHON if is_program else (signal.SIGPIPE,):
+    for signum in (*(_IGNORED_BY_PYTHON if is_program else (signal.SIGPIPE,)), *ignored_here):
         signal.signal(signum, signal.SIG_DFL)
     _signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

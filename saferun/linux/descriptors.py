@@ -1,4 +1,4 @@
-"""Closing descriptors: all but a few in a forked process, and one where an error occurs."""
+"""Closing descriptors: all but a few in a forked process, and one where an error occurs; one that leads nowhere."""
 
 from __future__ import annotations
 
@@ -25,6 +25,24 @@ class close_on_error:  # noqa: N801 - a function, as ``contextlib.suppress`` is
         """Close the descriptor after an error."""
         if kind is not None:
             os.close(self._fd)
+
+
+def open_null() -> int:
+    """Open what is empty for readers and discards what is written: /dev/null, or a socket whose other end is closed.
+
+    On some hosts /dev/null is a file by mistake, which only root can write.
+
+    Raises:
+        OSError: there are no descriptors left.
+    """
+    try:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        from saferun.linux.bare_socket import AF_UNIX, SOCK_SEQPACKET, socketpair
+
+        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        theirs.close()
+        return ours.detach()
 
 
 def close_all_but(*kept: int, low: int = 3) -> None:

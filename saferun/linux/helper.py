@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from saferun.errors import suppress
 from saferun.linux.bare_socket import Socket, socketpair
 from saferun.linux.children import fork
-from saferun.linux.descriptors import close_all_but
+from saferun.linux.descriptors import close_all_but, open_null
 from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
 from saferun.linux.poller import Poller
 from saferun.linux.prctl import die_with_parent, set_name
@@ -21,6 +21,10 @@ _READS_AT_MOST = 8
 
 class NoHelperError(OSError):
     """This helper process could never be forked: the caller does its work, or it is not done."""
+
+
+class NoHelperLeftError(OSError):
+    """This helper process has been lost for good: it is not replaced any more."""
 
 
 class Helper:
@@ -171,7 +175,7 @@ class Helper:
 
 
 def _keep_only(kept: set[int]) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
+    null = open_null()
     for fd in (0, 1, 2):
         if fd not in kept:
             os.dup2(null, fd)

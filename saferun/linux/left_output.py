@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from saferun.errors import suppress
 from saferun.linux.children import fork
-from saferun.linux.descriptors import close_all_but
+from saferun.linux.descriptors import close_all_but, open_null
 from saferun.linux.ownership import open_ours
 from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import set_name
@@ -127,7 +127,7 @@ class _Copy:
 def _let_go_of(descriptors: Iterable[int]) -> None:
     """Close descriptors of standard streams; their numbers stay in use."""
     with suppress(OSError):
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        nothing = open_null()
         for fd in descriptors:
             os.dup2(nothing, fd)
         os.close(nothing)

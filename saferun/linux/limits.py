@@ -6,6 +6,7 @@ import os
 import resource
 
 from saferun.errors import suppress
+from saferun.linux.descriptors import open_null
 
 # A rank needs two streams, two files, a pidfd, and during its start the other ends of its streams.
 _FILES_PER_RANK = 8
@@ -40,7 +41,7 @@ def has_room_for_files() -> bool:
     try:
         # The kernel assigns the lowest free number: it is at most the count of open descriptors. Not a copy of an
         # existing one: closing that may block on its file system.
-        probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        probe = open_null()
     except OSError:
         return False
     os.close(probe)

@@ -12,8 +12,9 @@ Signal by signal (signal(7)):
   real-time signals: only sent by mistake. saferun survives all of these, and forwards them to ranks that handle them.
 * SIGTERM, SIGINT, SIGHUP, SIGQUIT: requests to stop; ``--signals-to-handle`` says which of them stop the job, and those
   that it leaves out keep their defaults, as under torchrun.
-* SIGPIPE, SIGXFSZ: Python ignores them. SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT: job control of the shell. SIGSEGV, SIGBUS,
-  SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT: saferun's own crashes, which must not be survived.
+* SIGPIPE, SIGXFSZ: Python ignores them. SIGTSTP, SIGTTIN, SIGCONT: job control of the shell. SIGTTOU is ignored
+  (``write_from_background``). SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT: saferun's own crashes, which
+  must not be survived.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ SURVIVED = frozenset(
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Requests to stop."""
 
+ignored_here: set[int] = set()
+"""Signals that saferun ignores and that programs which it starts get as it got them: with their default actions."""
+
 JOB_SIGNALS = (*STOPPING, *sorted(SURVIVED))
 """Signals that a scheduler may send to every process of a job. Helper processes are still needed then, and ignore
 them."""
@@ -55,6 +59,17 @@ def survive(signums: frozenset[int]) -> None:
     for signum in signums:
         if signal.getsignal(signum) is signal.SIG_DFL:
             signal.signal(signum, _nothing)
+
+
+def write_from_background() -> None:
+    """Let this process write to its terminal in the background after ``stty tostop``, too.
+
+    torchrun's ranks write there themselves, from sessions of their own, and are not stopped. saferun writes what its
+    ranks print: were it stopped, they would be as soon as their pipes are full.
+    """
+    if signal.getsignal(signal.SIGTTOU) is signal.SIG_DFL:
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        ignored_here.add(signal.SIGTTOU)
 
 
 def witness(fd: int) -> None:

@@ -8,6 +8,7 @@ import stat
 import struct
 
 from saferun.errors import suppress
+from saferun.linux.descriptors import open_null
 
 _F_SETPIPE_SZ = 1031
 _DEFAULT_PIPE_BYTES = 64 << 10
@@ -100,12 +101,15 @@ def leave_keyboard() -> int:
 
 def ensure_standard_descriptors() -> None:
     """Open /dev/null for every standard stream that is closed, so that no other file takes its number."""
-    while True:
-        fd = os.open(os.devnull, os.O_RDWR)
-        if fd > 2:  # noqa: PLR2004
-            os.close(fd)
-            return
-        os.set_inheritable(fd, True)
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = open_null()
+            os.dup2(null, fd)
+            if null != fd:
+                os.close(null)
+            os.set_inheritable(fd, True)
 
 
 def is_own_output(fd: int) -> bool:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, STAY, running
+from tests.process.launching import END_AS_TOLD, STAY, running, without
 
 # Where nothing had been taken away, the tests would promise nothing.
 PROGRAM = (
@@ -141,6 +141,35 @@ def test_torchrun_runs_there_as_well(tmp_path: Path, name: str) -> None:
         job.hear("ready", 2)
         job.release("end")
         assert job.wait(120) == 1
+
+
+def test_dev_null_may_be_a_file_that_only_root_can_write(tmp_path: Path) -> None:
+    """Somebody's ``mv`` or ``rm`` as root has done that on many a host, and torchrun runs there."""
+    nothing = tmp_path / "null"
+    nothing.touch(mode=0o444)
+    mount = [*_MOUNTS, "sh", "-c", f'mount --bind {shlex.quote(str(nothing))} /dev/null && exec "$@"', "sh"]
+    folder = tmp_path / "run"
+    program = "import os\ntry:\n os.open('/dev/null', os.O_RDWR)\nexcept OSError: print('it is so')\n" + END_AS_TOLD
+    with running(folder, program, nproc=2, arguments=["stay", "7"], before=[*mount, *without([1, 2])]) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait() == 1
+        assert job.out.count("it is so") == 2
+        assert "exit code 7" in job.err
+        assert "cannot" not in job.err
+        assert (job.run_dir / "report.json").exists()
+
+
+def test_an_entry_of_the_environment_may_have_no_name(tmp_path: Path) -> None:
+    """``env "=x"``: the kernel takes it, Python's subprocess passes it on, and its execve refuses it."""
+    with running(
+        tmp_path, END_AS_TOLD, nproc=2, arguments=["stay", "7"], store=False, before=["env", "=x", "NAMED=y"]
+    ) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait() == 1
+        assert "exit code 7" in job.err
+        assert "examiner" not in job.err
 
 
 def test_where_nothing_can_be_written_it_is_said_in_two_lines(tmp_path: Path) -> None:

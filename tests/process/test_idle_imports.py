@@ -303,6 +303,32 @@ def test_where_nobody_can_read_for_it_the_supervisor_reads_itself() -> None:
     assert out == "['imported'] False\n"
 
 
+def test_where_every_reader_was_lost_nobody_waits_and_no_file_is_opened() -> None:
+    """Whatever ended each of them: a failure is reported without what is missing, and at once."""
+    out = run(
+        """
+        from saferun.linux.helper import NoHelperLeftError
+
+        def none_left(names, budget_s):
+            raise NoHelperLeftError("none is left")
+
+        def call():
+            try:
+                import colorsys
+            except ImportError as error:
+                said.append(str(error))
+
+        imports = make(["colorsys"], none_left)
+        imports.seal()
+        del opened[:]
+        imports.need(call)
+        imports.need(call)
+        print(said, opened)
+        """
+    )
+    assert out == "['colorsys is not in memory', 'colorsys is not in memory'] []\n"
+
+
 def test_where_the_reader_is_lost_nothing_is_read_from_files_meanwhile() -> None:
     """It may have been lost to the very file system from which the supervisor would read."""
     out = run(

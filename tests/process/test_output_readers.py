@@ -54,6 +54,23 @@ print("the end")
         assert sum(line.endswith("] the end") for line in lines) == 2
 
 
+def test_a_burst_reaches_a_reader_that_reads(tmp_path: Path) -> None:
+    """Through ``| tee``: more than may wait, at once from every rank, and nothing is skipped."""
+    program = """
+from rank import *
+for number in range(12_000):
+    sys.stdout.write(f"{number} {'x' * 1000}\\n")
+"""
+    with Pipe() as pipe:
+        with running(tmp_path, program, nproc=2, stdout=pipe.write_end, store=False) as job:
+            pipe.close_write_end()
+            reader = pipe.reader()
+            assert job.wait() == 0
+        lines = reader.all().decode().splitlines()
+        assert [line for line in lines if "skipped" in line] == []
+        assert len(lines) == 2 * 12_000
+
+
 def test_without_files_a_slow_reader_slows_the_ranks_and_misses_nothing(tmp_path: Path) -> None:
     program = """
 from rank import *

@@ -297,6 +297,32 @@ await_release("end")
         terminal.close()
 
 
+def test_a_background_job_is_not_stopped_where_the_shell_has_those_stopped_that_write(tmp_path: Path) -> None:
+    """``stty tostop``: the ranks of torchrun write there from sessions of their own, and none is stopped."""
+    program = """
+from rank import *
+import signal
+tell("ready " + str(signal.getsignal(signal.SIGTTOU) is signal.SIG_DFL))
+print("a line of the rank", flush=True)
+await_release("end")
+"""
+    terminal = Terminal()
+    settings = termios.tcgetattr(terminal.slave)
+    settings[3] |= termios.TOSTOP
+    termios.tcsetattr(terminal.slave, termios.TCSANOW, settings)
+    streams = {"stdin": terminal.slave, "stdout": terminal.slave, "stderr": terminal.slave}
+    shell = [sys.executable, "-c", SHELL_WITH_A_BACKGROUND_JOB]
+    try:
+        with running(tmp_path, program, before=shell, start_new_session=True, store=False, **streams) as job:  # type: ignore[arg-type]
+            job.hear("ready True")
+            until(lambda: "a line of the rank" in terminal.text, "the line of the rank")
+            terminal.type(b"\n")
+            job.release("end")
+            assert job.wait() == 0
+    finally:
+        terminal.close()
+
+
 def test_ranks_are_told_the_width_in_every_way(tmp_path: Path) -> None:
     """Rich asks stdin before stdout, and stdin is the whole terminal."""
     program = "import os, shutil; print('width', os.environ['COLUMNS'], shutil.get_terminal_size().columns)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from saferun.console import target
 from saferun.console.console_stream import ConsoleStream
 from saferun.console.folding import Folding
 from saferun.console.screen import Screen
@@ -103,8 +104,9 @@ def test_a_failure_of_the_folding_shows_lines_as_they_are(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["wants", "deadline", "release", "invalidate"])
-def test_a_failure_between_two_chunks_shows_what_is_held_back(place: str) -> None:
+def test_a_failure_between_two_chunks_shows_what_is_held_back(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """The second rank's copy is not at its end: it is held back when the folding fails."""
+    monkeypatch.setattr(target, "JUDGED_AFTER_S", 0.0)
     with Reader.pipe(65536) as reader, console(reader) as screen:
         screen.allow_skipping(True)
         screen.folding = folding = Broken()
@@ -205,8 +207,9 @@ def test_half_a_line_before_a_header_is_shown_as_it_is() -> None:
         assert reader.taken == _prefixed(0, b"half " + LABELS) + _prefixed(1, b"half " + LABELS)
 
 
-def test_lines_that_are_skipped_for_a_slow_reader_are_no_first_copy() -> None:
+def test_lines_that_are_skipped_for_a_slow_reader_are_no_first_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the traceback had ended within the same bytes."""
+    monkeypatch.setattr(target, "JUDGED_AFTER_S", 0.0)
     with Reader.pipe(65536) as reader, console(reader) as screen:
         screen.allow_skipping(True)
         screen.folding = Folding()

@@ -57,6 +57,7 @@ def test_a_slow_reader_gets_whole_lines_and_the_right_count_of_the_rest(steps: l
     """Every line is either shown or counted, in order, whatever the reader does meanwhile."""
     with pytest.MonkeyPatch.context() as patch, Reader.pipe() as reader:
         patch.setattr(target_module, "MOST_WAITING_BYTES", SMALL_BYTES)
+        patch.setattr(target_module, "JUDGED_AFTER_S", 0.0)
         screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
         stream = ConsoleStream(screen.out, b"")
         number = 0
@@ -80,22 +81,117 @@ def test_a_slow_reader_gets_whole_lines_and_the_right_count_of_the_rest(steps: l
     assert count == number
 
 
-def test_memory_stays_bounded_when_nobody_reads() -> None:
+def test_memory_stays_bounded_when_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours of output behind a stopped pager."""
+    monkeypatch.setattr(target_module, "JUDGED_AFTER_S", 0.0)
     with Reader.pipe(1 << 20) as reader:
         screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
         stream = ConsoleStream(screen.out, b"")
-        text = b"x" * 99 + b"\n"
+        text = (b"x" * 99 + b"\n") * 1000
         for _ in range(200):
-            stream.feed(text * 1000, now=0.0)
+            stream.feed(text, now=0.0)
             screen.flush()
-        assert sum(map(len, screen.out.target._waiting)) <= MOST_WAITING_BYTES
+        assert sum(map(len, screen.out.target._waiting)) <= MOST_WAITING_BYTES + len(text)
         assert not stream.is_full  # the ranks go on
         shown = read_all(screen.out.target, reader)
         close(screen.out.target, reader)
     notes = NOTE.findall(shown)
     assert notes
     assert shown.count(b"\n") - len(notes) + sum(map(int, notes)) == 200_000
+
+
+CHUNK = (b"x" * 99 + b"\n") * 2000
+
+
+def fill(screen: Screen, stream: ConsoleStream) -> int:
+    """What ranks write that wait when they are to wait. Returns how many chunks that is."""
+    chunks = 0
+    while not stream.is_full:
+        stream.feed(CHUNK, now=0.0)
+        screen.flush()
+        chunks += 1
+        assert chunks < 1000, "nothing makes the ranks wait"
+    return chunks
+
+
+def test_a_burst_of_any_size_reaches_a_reader_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``saferun … | tee log``: every rank prints its model at once, and nothing is skipped."""
+    most = 2 * len(CHUNK)
+    monkeypatch.setattr(target_module, "MOST_WAITING_BYTES", most)
+    moment = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    with Reader.pipe(1 << 20) as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        stream = ConsoleStream(screen.out, b"")
+        chunks = 0
+        for _ in range(50):
+            chunks += fill(screen, stream)
+            moment += 0.1
+            screen.tick(moment)
+            reader.take(1 << 18)
+            screen.flush()
+        assert sum(map(len, screen.out.target._waiting)) <= most + len(CHUNK)
+        assert read_all(screen.out.target, reader) == CHUNK * chunks
+        close(screen.out.target, reader)
+
+
+@pytest.mark.parametrize("sip_bytes", [0, 4096])
+def test_ranks_wait_for_a_slow_reader_until_it_is_known_to_be_slow(
+    monkeypatch: pytest.MonkeyPatch, sip_bytes: int
+) -> None:
+    """A pager that has been stopped, or a line over a modem: two seconds once, and nothing for the rest of the run."""
+    moment = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    with Reader.pipe() as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        stream = ConsoleStream(screen.out, b"")
+        chunks = fill(screen, stream)
+        waits = [0.0]
+        for _ in range(200):
+            due = screen.deadline()
+            assert due is not None
+            moment = min(moment + 0.1, due)
+            reader.take(sip_bytes)
+            screen.flush()
+            screen.tick(moment)
+            if stream.is_full:
+                waits.append(moment)
+            else:
+                stream.feed(CHUNK, now=moment)
+                chunks += 1
+        assert max(waits) < target_module.JUDGED_AFTER_S
+        shown = read_all(screen.out.target, reader)
+        skipped = sum(map(int, NOTE.findall(shown)))
+        assert skipped
+        assert shown.count(CHUNK[:100]) + skipped == chunks * CHUNK.count(b"\n")
+        # It has read everything: it is waited for again.
+        assert fill(screen, stream) > 1
+        assert not NOTE.search(read_all(screen.out.target, reader)[len(shown) :])
+        close(screen.out.target, reader)
+
+
+def test_a_reader_that_has_become_fast_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``tee`` to a disk that was busy for five seconds, while the ranks never stop writing."""
+    moment = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    monkeypatch.setattr(target_module, "MOST_WAITING_BYTES", 2 * len(CHUNK))
+    with Reader.pipe(1 << 20) as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        stream = ConsoleStream(screen.out, b"")
+        fill(screen, stream)
+        for step in range(100):
+            moment += 0.1
+            screen.tick(moment)
+            if step > 50:
+                reader.take(1 << 18)
+                screen.flush()
+            for _ in range(10):
+                if not stream.is_full:
+                    stream.feed(CHUNK, now=moment)
+                    screen.flush()
+        assert screen.out.target.judged_at is not None  # it never had read all of it
+        assert stream.is_full
+        close(screen.out.target, reader)
 
 
 def test_without_files_nothing_is_skipped_and_the_ranks_wait() -> None:
@@ -126,8 +222,9 @@ def test_a_fast_reader_gets_everything_however_large_a_chunk_becomes() -> None:
         close(screen.out.target, reader)
 
 
-def test_saferuns_own_words_are_never_skipped() -> None:
+def test_saferuns_own_words_are_never_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The diagnosis stands nowhere else; the lines of the ranks do."""
+    monkeypatch.setattr(target_module, "JUDGED_AFTER_S", 0.0)
     with Reader.pipe(1 << 20) as reader:
         screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
         stream = ConsoleStream(screen.out, b"[0] ")
@@ -144,6 +241,7 @@ def test_saferuns_own_words_are_never_skipped() -> None:
 def test_skipping_on_a_terminal_spoils_no_line_that_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of bars at the bottom must be where the erasing believes them to be."""
     monkeypatch.setattr(target_module, "MOST_WAITING_BYTES", SMALL_BYTES)
+    monkeypatch.setattr(target_module, "JUDGED_AFTER_S", 0.0)
     terminal = Terminal(columns=100, rows=24)
     with Reader.terminal() as reader:
         screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
