@@ -146,12 +146,18 @@ class EvidenceCollection:
 class EvidenceCollections:
     """The chunks of one attempt: of failures and hangs, and apart from these what a user has asked for.
 
-    Args: as ``EvidenceCollection``.
+    Args: as ``EvidenceCollection``, and ``number``, of the attempt.
     """
 
     def __init__(
-        self, roster: Roster, is_awaited: Callable[[int, int], bool], probe: Callable[[list[int], bool], None]
+        self,
+        roster: Roster,
+        is_awaited: Callable[[int, int], bool],
+        probe: Callable[[list[int], bool], None],
+        *,
+        number: int,
     ) -> None:
+        self._number = number
         self._failures = EvidenceCollection(roster, is_awaited, probe)
         # A host that is slow to answer a user is not suspected of anything.
         self._asked = EvidenceCollection(roster, is_awaited, lambda _hosts, _patient: None, keeps=False)
@@ -173,9 +179,17 @@ class EvidenceCollections:
         self._asked.tick(now)
 
     def collect(
-        self, name: str, timeout_s: float, on_done: Callable[[list[EvidenceChunk]], None], hosts: Collection[int] | None
+        self,
+        name: str,
+        timeout_s: float,
+        on_done: Callable[[list[EvidenceChunk]], None],
+        hosts: Collection[int] | None,
+        attempt: int | None = None,
     ) -> None:
         """Wait for the chunks of this name; see ``JobPort.collect``."""
+        if attempt is not None and attempt != self._number:
+            on_done([])  # this attempt may wait for something else
+            return
         self._of(name).collect(name, timeout_s, on_done, hosts)
 
     def add(self, message: JsonObject) -> None:

@@ -42,6 +42,7 @@ class EvidenceExchange:
         timeout_s: float,
         on_done: Callable[[Evidence | None, Sequence[EvidenceChunk]], None],
         *,
+        attempt: int,
         moved: bool = False,
         stopped: bool = False,
     ) -> None:
@@ -53,16 +54,20 @@ class EvidenceExchange:
             timeout_s: how long the leader waits for the others.
             on_done: takes the evidence: on the leader that of the job, elsewhere this host's; and what came from the
                 others.
+            attempt: that the evidence is of; where that is over, none is sent, and none comes.
             moved: whether ranks of this host moved during the capture.
             stopped: whether the user or the scheduler ended the attempt here.
         """
         if self._job.leads:
-            self._job.collect(name, timeout_s, lambda chunks: on_done(self._merge(own, chunks), chunks))
+            self._job.collect(
+                name, timeout_s, lambda chunks: on_done(self._merge(own, chunks), chunks), attempt=attempt
+            )
             return
         if own is not None:
             from saferun.cluster.evidence import encode_part
 
-            self._job.share(name, encode_part(own, self._job.chunk_limit_bytes), moved=moved, stopped=stopped)
+            text = encode_part(own, self._job.chunk_limit_bytes)
+            self._job.share(name, text, attempt=attempt, moved=moved, stopped=stopped)
         on_done(own, ())
 
     def _merge(self, own: Evidence | None, chunks: Sequence[EvidenceChunk]) -> Evidence | None:

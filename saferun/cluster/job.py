@@ -362,10 +362,11 @@ class Job(JobSender):
         timeout_s: float,
         on_done: Callable[[list[EvidenceChunk]], None],
         *,
+        attempt: int | None = None,
         hosts: Collection[int] | None = None,
     ) -> None:
         """Wait for the chunks of this name of all other tasks, and hand over what has come by then."""
-        self.current.chunks.collect(name, timeout_s, on_done, hosts)
+        self.current.chunks.collect(name, timeout_s, on_done, hosts, attempt)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Hearing

@@ -161,7 +161,7 @@ class JobAttempt:
         self.blamed: tuple[int, ...] = ()
         self.report = StateReport(self._sender)
         self.states = TaskStates(roster)
-        self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe)
+        self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe, number=number)
         self.is_ending = False  # the job's log says that the attempt ends on all hosts
         self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
         self._lost_tasks: set[tuple[int, int]] = set()

@@ -154,8 +154,10 @@ class JobPort(Part, Protocol):
 
     # Evidence.
 
-    def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
-        """Hand a chunk of evidence to the leader."""
+    def share(
+        self, name: str, evidence: str, *, attempt: int | None = None, moved: bool = False, stopped: bool = False
+    ) -> None:
+        """Hand a chunk of evidence to the leader. ``attempt``: that it is of; of one that is over nothing is sent."""
 
     def collect(
         self,
@@ -163,6 +165,7 @@ class JobPort(Part, Protocol):
         timeout_s: float,
         on_done: Callable[[list[EvidenceChunk]], None],
         *,
+        attempt: int | None = None,
         hosts: Collection[int] | None = None,
     ) -> None:
         """Wait for the chunks of this name of all other tasks, and hand over what has come by then.
@@ -171,6 +174,7 @@ class JobPort(Part, Protocol):
             name: of the chunks.
             timeout_s: how long they are waited for.
             on_done: takes them.
+            attempt: that they are of; of one that is over there are none.
             hosts: only the heads of these hosts have any; None: every task of the job has one.
         """
 

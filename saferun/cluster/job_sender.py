@@ -107,8 +107,12 @@ class JobSender:
         """These hosts are to report whether their ranks make progress."""
         self.broadcast("watch", hosts=list(hosts))
 
-    def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
-        """Hand a chunk of evidence to the leader."""
+    def share(
+        self, name: str, evidence: str, *, attempt: int | None = None, moved: bool = False, stopped: bool = False
+    ) -> None:
+        """Hand a chunk of evidence to the leader. ``attempt``: that it is of; of one that is over nothing is sent."""
+        if attempt is not None and attempt != self._attempt():
+            return
         chunk: JsonObject = {"time": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
         behind_s = self.leader_clock.behind_s
         if behind_s is not None:

@@ -267,7 +267,9 @@ class SoloJob:
         """This host is to act on it."""
         self._callbacks.on_preflight(message)
 
-    def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
+    def share(
+        self, name: str, evidence: str, *, attempt: int | None = None, moved: bool = False, stopped: bool = False
+    ) -> None:
         """There is no evidence to merge."""
 
     def collect(
@@ -276,8 +278,9 @@ class SoloJob:
         timeout_s: float,
         on_done: Callable[[list[EvidenceChunk]], None],
         *,
+        attempt: int | None = None,
         hosts: Collection[int] | None = None,
     ) -> None:
         """There is no other host to wait for."""
-        del name, timeout_s, hosts
+        del name, timeout_s, attempt, hosts
         on_done([])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from saferun.linux.cgroups import MemoryState
     from saferun.model import ExitStatus
 
-# Cores are watched for from then on: a shorter launch is not to pay for it.
+# Cores are watched for from then on: a shorter launch is not to pay for it until its ranks have ended.
 _DELAY_S = 0.1
 
 
@@ -64,6 +64,7 @@ class CorePart:
             notes_fd=self._notes.fd if self._notes is not None and cores_are_off() else -1,
             spared=watching.keep_cores if watching.cores == "keep" else 0,
             room_bytes=plan.cores_bytes if plan is not None else 0,
+            run_id=self._launch.run_id,
         )
 
     def _planned(self) -> RankPreparation:
@@ -123,6 +124,7 @@ class CorePart:
     def close(self) -> None:
         """End the process that saves cores."""
         if self.watch is not None:
-            self.watch.close()
+            # Those of an attempt whose ranks have not raised their limit are the user's.
+            self.watch.close(below=self._notes is not None and not self._notes.were_kept)
         if self._notes is not None:
             self._notes.close()

@@ -27,6 +27,7 @@ from saferun.report.console_text import failure_text, peer_text
 from saferun.report.shown_traceback import is_above
 from saferun.supervisor.actions import Diagnose, ReportFailure
 from saferun.supervisor.events import Diagnosed
+from saferun.supervisor.machine import State
 from saferun.supervisor.policy import Decision, FailureFacts
 from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.supervisor.policy.facts import facts_from, life_of
@@ -177,6 +178,8 @@ class FailureIncident:
     def _conclude(self, reader: CaptureReader | None, failure: str) -> None:
         record, guarded = self._record, self._context.launch.guarded
         self._is_concluded = True
+        if self._is_over:
+            return
         record.concluded_attempt = self._action.attempt
         record.evidence = guarded("gather the evidence", self._gather, reader, failure)
         if self._action.alone or not self._context.launch.succeeds("share the evidence", self._share):
@@ -190,7 +193,9 @@ class FailureIncident:
             self._record.evidence = evidence
             self._post(stopped=any(chunk.stopped for chunk in chunks) if context.launch.job.leads else stopped)
 
-        context.exchange().share("end", self._record.evidence, context.peers_s, on_done, stopped=stopped)
+        context.exchange().share(
+            "end", self._record.evidence, context.peers_s, on_done, attempt=self._action.attempt, stopped=stopped
+        )
 
     def _gather(self, reader: CaptureReader | None, failure: str) -> Evidence:
         record, action, guarded = self._record, self._action, self._context.launch.guarded
@@ -244,7 +249,14 @@ class FailureIncident:
     # ----------------------------------------------------------------------------------------------------------------
     # Diagnosis
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the diagnosis is not waited for any more: the hosts meet again, or it took too long."""
+        return not self._context.launch.is_in(State.DIAGNOSING, self._action.attempt)
+
     def _post(self, *, stopped: bool) -> None:
+        if self._is_over:
+            return
         record, action, guarded = self._record, self._action, self._context.launch.guarded
         record.diagnosis = guarded("find the cause", self._diagnose) or record.undiagnosed(action)
         if not stopped and self._context.launch.job.leads:

@@ -119,7 +119,9 @@ class HangIncident(LiveCapture):
         def on_done(evidence: Evidence | None, chunks: Sequence[EvidenceChunk]) -> None:
             self._diagnose(evidence, moved=moved or any(chunk.moved for chunk in chunks))
 
-        self._context.exchange().share(f"hang-{self._number}", evidence, _OTHERS_S, on_done, moved=moved)
+        self._context.exchange().share(
+            f"hang-{self._number}", evidence, _OTHERS_S, on_done, attempt=self._action.attempt, moved=moved
+        )
 
     def _diagnose(self, evidence: Evidence | None, *, moved: bool) -> None:
         record = self._record

@@ -50,6 +50,8 @@ _LEAVE_AFTER_S = 0.5
 # Every launcher gives its ranks other values of some of these; what a rank starts itself inherits the rank's.
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _MARKS_OF_A_RANK = frozenset({"LOCAL_RANK", "MASTER_PORT"})
+# Every rank of every attempt gets another value of this one.
+_MARK_OF_AN_ATTEMPT = "SAFERUN_HEARTBEAT_FILE"
 # The line is repeated at intervals that double, up to the second value.
 _REPORT_EVERY_S, _LONGEST_REPORT_S = 30.0, 3600.0
 _MOST_NAMED = 4
@@ -88,7 +90,9 @@ class Orphans(PartBase):
         self._warn = warn
         self._sessions = Sessions()
         self._ranks: dict[int, int] = {}  # pid of a rank -> its rank
-        self._given: list[dict[str, str]] = []  # of each rank: those of _RANK_VARIABLES that it was given
+        self._given: list[dict[str, str]] = []  # of each rank, also of earlier attempts: its _RANK_VARIABLES
+        self._marks = set[str]()  # the ranks' values of _MARK_OF_AN_ATTEMPT
+        self._earlier = set[str]()  # those of attempts that have left something, which may start more
         self.began_at = 0.0  # the wait for them
         self._leaves_all = False
         self._left = Sessions()  # of this and earlier attempts: those whose processes live on
@@ -113,14 +117,19 @@ class Orphans(PartBase):
         self._forget()
         self._sessions.clear()
         self._ranks.clear()
-        self._given.clear()
         if self._left:
+            self._earlier |= self._marks
             self._left.keep(self._left.living(living_processes()))
 
     def note_rank(self, pid: int, rank: int, environ: Mapping[str, str]) -> int:
         """A rank has been started and leads a session of its own. Returns when, in clock ticks since boot."""
         self._ranks[pid] = rank
-        self._given.append({name: environ[name] for name in _RANK_VARIABLES if name in environ})
+        given = {name: environ[name] for name in _RANK_VARIABLES if name in environ}
+        if given not in self._given:
+            self._given.append(given)
+        if mark := environ.get(_MARK_OF_AN_ATTEMPT):
+            self._marks.add(mark)
+            self._earlier.discard(mark)
         self._left.discard(pid)
         return self._sessions.add(pid)
 
@@ -337,7 +346,7 @@ class Orphans(PartBase):
     def close(self) -> None:
         """The launch ends, for whatever reason: end all of them but those that are to be left."""
         give_up_at = time.monotonic() + _LAST_SWEEP_S
-        while not self._leaves_all and (pids := self.remaining()) and time.monotonic() < give_up_at:
+        while not self._leaves_all and (pids := self._to_be_ended()) and time.monotonic() < give_up_at:
             is_late = time.monotonic() > give_up_at - _LAST_SWEEP_S / 2
             for pid in [pid for pid in pids if is_late or not is_reaper(pid)]:
                 with suppress(OSError):
@@ -345,6 +354,17 @@ class Orphans(PartBase):
             reap()
             time.sleep(_SWEEP_INTERVAL_S)
         reap()
+
+    def _to_be_ended(self) -> list[int]:
+        """Those that are there at the end of the launch, without what a process that was left has detached since."""
+        pids = self.remaining()
+        if self._leave_at is None or self._ends_all or not self._left:
+            return pids
+        ended = [pid for pid in pids if pid in self._swept or self._sessions.session_of(pid) is not None]
+        for pid in set(pids).difference(ended):
+            if (session := _session_of(pid)) > 0:
+                self._left.add(session)
+        return ended
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -358,18 +378,25 @@ class Orphans(PartBase):
         found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
         left = set[int]()
         for pid in descendants_of(os.getpid(), frozenset(leave_out)):
-            if self._left and self._is_left_behind(pid, left):
+            if (self._left or self._earlier) and self._is_left_behind(pid, left):
                 left.add(pid)
             else:
                 found[self._is_ours(pid)].append(pid)
         return found[True], found[None]
 
     def _is_left_behind(self, pid: int, left: set[int]) -> bool:
-        """Whether a process, or its parent, is one of those that live on."""
+        """Whether a process, or its parent, is one of those that live on, or was detached by one that has ended."""
         if self._left.session_of(pid) is not None:
             return True
         stat = read_stat(pid)
-        return stat is not None and stat.ppid in left
+        if stat is not None and stat.ppid in left:
+            return True
+        if not self._earlier or self._sessions.session_of(pid) is not None:
+            return False
+        is_earlier = read_environ_entry(pid, _MARK_OF_AN_ATTEMPT) in self._earlier
+        if is_earlier and (session := _session_of(pid)) > 0:
+            self._left.add(session)  # where its environment cannot be read later
+        return is_earlier
 
     def _is_ours(self, pid: int) -> bool | None:
         if self._sessions.session_of(pid) is not None:

@@ -256,14 +256,14 @@ class RankActions(PartBase):
             time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s, ends_all=action.ends_all
         )
 
-    def _left_pipes(self) -> list[tuple[int, int, str]]:
+    def _left_pipes(self, group: RankGroup) -> list[tuple[int, int, str]]:
         """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes: console and file.
 
-        The files are those of torchrun's options, which what is left running would hold open itself there.
+        None where nothing is left running. The files are those of torchrun's options, which what is left running would
+        hold open itself there.
         """
-        group = self._context.current.group
         found: list[tuple[int, int, str]] = []
-        if group is None:
+        if not self.orphans.is_left:
             return found
         for rank in group.ranks:
             position, goals = group.plan.position(rank.place), group.plan.destinations
@@ -295,15 +295,15 @@ class RankActions(PartBase):
             self._context.job.reports.set_state({"s": RANKS_LEFT_OVER, "text": text[:_LONGEST_STATE]})
 
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
-        what = "keep the output of what is left running"
-        pipes = (self._context.guarded(what, self._left_pipes) or []) if self.orphans.is_left else []
         self.close()
-        self._context.guarded(what, self._copy_left_output, pipes)
         self._context.guarded("remove shared memory", self.segments.sweep)
         self._context.post(events.OrphansGone(time.monotonic(), self._context.attempt, pids))
 
     def close(self) -> None:
-        """The ranks are gone: take in what is left in their streams, and close those."""
+        """The ranks are gone: take in what is left in their streams, and close those.
+
+        Processes that are left running keep the pipes, however the sweep has ended.
+        """
         context = self._context
         context.guarded("name what is left behind", self.orphans.end)
         context.screen.set_status("leftovers", None)
@@ -323,7 +323,10 @@ class RankActions(PartBase):
         context.ended = current
         if context.terminals is not None:
             context.guarded("take the keyboard back", context.terminals.close)
+        what = "keep the output of what is left running"
+        pipes = context.guarded(what, self._left_pipes, group) or []
         group.close(time.monotonic())
+        context.guarded(what, self._copy_left_output, pipes)
 
     def forget(self) -> None:
         """The attempt has been reported on. Ranks that no signal ends are left as they are."""

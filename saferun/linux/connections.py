@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 
-from saferun.linux.procfs import read_environ_entry
-from saferun.linux.small_files import list_directory, read_bytes, read_link
+from saferun.linux.procfs import read_environ_entry, read_stat
+from saferun.linux.small_files import read_bytes, read_link
 from saferun.model import Value
 
 # Connections over which something may still come or go: being made, made, or with one direction ended. Where the other
@@ -66,23 +66,26 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
     """The TCP connections of these processes, without those to the job's store and to monitoring services.
 
     A connection to a port on which one of the processes listens is left out as well: a server waits for clients (a
-    browser, Prometheus), which may stay connected for ever. A process of which it is unknown counts as connected.
+    browser, Prometheus), which may stay connected for ever. A process of which it is unknown counts as connected, such
+    as one under sudo, whose descriptors may not be read.
 
     Args:
         pids: the processes.
         others: processes of the same job; a connection to one of them leads nowhere.
     """
-    held = {pid: _socket_inodes(pid) for pid in {*pids, *others, os.getpid()}}
+    found = {pid: _socket_inodes(pid) for pid in {*pids, *others, os.getpid()}}
+    held = {pid: inodes or set[int]() for pid, inodes in found.items()}
     holders: dict[int, set[int]] = {}
     for pid, inodes in held.items():
         for inode in inodes:
             holders.setdefault(inode, set()).add(pid)
     ports = {pid: {_number(read_environ_entry(pid, "MASTER_PORT")), *_MONITORING_PORTS} for pid in pids}
     tables: Tables = {}
-    outside, pairs = set[int](), set[tuple[int, int]]()
-    for pid in pids:
-        table = _table_of(pid, tables)
-        served = _served_ports(table, held, pids)
+    outside, pairs = {pid for pid in pids if found[pid] is None and _is_alive(pid)}, set[tuple[int, int]]()
+    table_of = {pid: _table_of(pid, tables) for pid in pids if found[pid] is not None}
+    served_in = _served_ports(table_of, held)
+    for pid, table in table_of.items():
+        served = served_in[id(table)]
         if not table.is_whole and not held[pid] <= table.sockets.keys():
             outside.add(pid)
         for inode in held[pid] & table.sockets.keys():
@@ -90,16 +93,19 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
             if one.state not in _OPEN or not ports[pid].isdisjoint((_port(one.local), _port(one.remote))):
                 continue
             partners = holders.get(table.inodes.get((one.remote, one.local), 0), set())
-            pairs |= {(pid, partner) for partner in partners.intersection(pids) if partner != pid}
+            pairs |= {(pid, partner) for partner in partners if partner in ports and partner != pid}
             if not partners and _port(one.local) not in served:
                 outside.add(pid)
     return Connections(frozenset(outside), frozenset(pairs))
 
 
-def _served_ports(table: _Table, held: Mapping[int, set[int]], pids: Collection[int]) -> frozenset[int]:
-    """The ports on which any of the processes listens."""
-    sockets = (table.sockets[inode] for pid in pids for inode in held[pid] & table.sockets.keys())
-    return frozenset(_port(one.local) for one in sockets if one.state == _LISTEN)
+def _served_ports(table_of: Mapping[int, _Table], held: Mapping[int, set[int]]) -> dict[int, set[int]]:
+    """The ports on which any of the processes listens, by the identity of the table of its network namespace."""
+    served: dict[int, set[int]] = {id(table): set() for table in table_of.values()}
+    for pid, table in table_of.items():
+        sockets = (table.sockets[inode] for inode in held[pid] & table.sockets.keys())
+        served[id(table)].update(_port(one.local) for one in sockets if one.state == _LISTEN)
+    return served
 
 
 def listens_on(pid: int, port: str, tables: Tables) -> bool:
@@ -111,7 +117,7 @@ def listens_on(pid: int, port: str, tables: Tables) -> bool:
         tables: those that have been read at this moment; more are added.
     """
     number = _number(port)
-    inodes = _socket_inodes(pid) if number > 0 else set()
+    inodes = _socket_inodes(pid) if number > 0 else None
     if not inodes:
         return False
     table = _table_of(pid, tables).sockets
@@ -143,14 +149,34 @@ def _parsed(content: bytes) -> dict[int, _Socket]:
     return found
 
 
-def _socket_inodes(pid: int) -> set[int]:
-    """The sockets that a process has open; none where they may not be read."""
+def _socket_inodes(pid: int) -> set[int] | None:
+    """The sockets that a process has open; None where they may not be read, none of one that has ended."""
     inodes = set[int]()
-    for name in list_directory(f"/proc/{pid}/fd")[:_MOST_DESCRIPTORS]:
-        kind, _, number = read_link(f"/proc/{pid}/fd/{name}").partition(":[")
-        if kind == "socket" and number[:-1].isdigit():
-            inodes.add(int(number[:-1]))
+    try:
+        for name in sorted(os.listdir(f"/proc/{pid}/fd"))[:_MOST_DESCRIPTORS]:
+            kind, _, number = _link(f"/proc/{pid}/fd/{name}").partition(":[")
+            if kind == "socket" and number[:-1].isdigit():
+                inodes.add(int(number[:-1]))
+    except PermissionError:
+        return None
+    except OSError:
+        pass
     return inodes
+
+
+def _link(path: str) -> str:
+    """The target of a link; empty if it is not there any more."""
+    try:
+        return os.readlink(path)
+    except PermissionError:
+        raise
+    except OSError:
+        return ""
+
+
+def _is_alive(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat.state not in "ZX"
 
 
 def _port(end: bytes) -> int:

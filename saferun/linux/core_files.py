@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from saferun.linux.core_notes import CoreError, CoreNotes, open_regular, read_core_notes
@@ -105,25 +105,39 @@ def find_cores(pattern: CorePattern, cwds: Sequence[str], since: float) -> list[
     return list(found.values())
 
 
-def find_cores_below(pattern: CorePattern, cwds: Sequence[str], since: float) -> list[CoreFile]:
+def find_cores_below(
+    pattern: CorePattern,
+    cwds: Sequence[str],
+    since: float,
+    *,
+    within_s: float = _SEARCH_S,
+    avoided: Collection[str] = (),
+) -> list[CoreFile]:
     """As :func:`find_cores`, in directories below ``cwds`` that have changed since then.
 
-    A program that changes its directory mostly enters one for its output. Takes a few seconds at most.
+    A program that changes its directory mostly enters one for its output.
+
+    Args:
+        pattern: where the kernel writes them.
+        cwds: not searched themselves.
+        since: seconds since the epoch.
+        within_s: how long directories are searched for.
+        avoided: directories that are not entered.
     """
     if not pattern.is_relative:
         return []
-    return find_cores(pattern, _changed_below(cwds, since - _CLOCK_SLACK_S), since)
+    return find_cores(pattern, _changed_below(cwds, since - _CLOCK_SLACK_S, within_s, avoided), since)
 
 
-def _changed_below(roots: Sequence[str], since: float) -> list[str]:
-    deadline = time.monotonic() + _SEARCH_S
+def _changed_below(roots: Sequence[str], since: float, within_s: float, avoided: Collection[str]) -> list[str]:
+    deadline = time.monotonic() + within_s
     changed: list[str] = []
     waiting = [(root, 0) for root in roots]
     for directory, depth in waiting:
         if len(waiting) > _DIRECTORIES_LIMIT or time.monotonic() > deadline:
             break
         for entry in _entries(directory):
-            if not _is_directory(entry) or entry.name == ".git":
+            if not _is_directory(entry) or entry.name == ".git" or entry.path in avoided:
                 continue
             with suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_mtime >= since:

@@ -8,10 +8,11 @@ import resource
 from saferun.errors import suppress
 from saferun.linux.cgroups import memory_limit_bytes
 from saferun.linux.container import in_container
-from saferun.linux.core_pattern import CorePattern, file_in_place, read_core_pattern
+from saferun.linux.core_pattern import CorePattern, file_in_place, read_core_pattern, takes_files
 from saferun.linux.file_systems import kind_of
 from saferun.linux.memory_file import blank_memory_file
 from saferun.linux.prctl import allow_ptrace_by
+from saferun.linux.procfs import descendants_of
 from saferun.model import Value
 
 _FILTER = "/proc/self/coredump_filter"
@@ -21,6 +22,9 @@ _DEFAULT_FILTER, _WITHOUT_SHARED_MEMORY = 0x33, b"0x31"
 # One byte of each rank.
 _RAISED, _NOT_RAISED = b"+", b"-"
 _NOTES_BYTES = 1 << 16
+
+# A process may fork before its turn comes.
+_LOWERED_AT_MOST = 4
 
 # How much of a disk is always left free: checkpoints go there too.
 _RESERVE_BYTES, _RESERVE_SHARE = 1 << 30, 0.05
@@ -55,14 +59,17 @@ class LimitNotes:
     Attributes:
         fd: a helper process that inherits it can ask :func:`have_raised`.
         path: where ranks open it.
+        were_kept: whether a rank of an earlier attempt has not raised its limit.
     """
 
     def __init__(self) -> None:
+        self.were_kept = False
         self.fd = blank_memory_file("saferun-core-limits")
         self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def begin_attempt(self) -> None:
         """Ranks are going to be started; those of earlier attempts have ended."""
+        self.were_kept |= _NOT_RAISED in _read_notes(self.fd)
         os.ftruncate(self.fd, 0)
 
     def close(self) -> None:
@@ -78,10 +85,41 @@ def have_raised(fd: int) -> bool:
     Args:
         fd: of :class:`LimitNotes`; -1: none.
     """
-    notes = b""
-    with suppress(OSError):
-        notes = os.pread(fd, _NOTES_BYTES, 0) if fd >= 0 else b""
+    notes = _read_notes(fd)
     return _RAISED in notes and _NOT_RAISED not in notes
+
+
+def _read_notes(fd: int) -> bytes:
+    with suppress(OSError):
+        return os.pread(fd, _NOTES_BYTES, 0) if fd >= 0 else b""
+    return b""
+
+
+def lower_limits(owner_pid: int, notes_fd: int) -> None:
+    """Have the ranks that run, and their descendants, leave no core any more: it would cost the user a file.
+
+    From then on no core is saferun's, which is noted.
+
+    Args:
+        owner_pid: the parent of the ranks.
+        notes_fd: of :class:`LimitNotes`.
+
+    Source: prlimit(2).
+    """
+    for _ in range(_LOWERED_AT_MOST):
+        if not [pid for pid in descendants_of(owner_pid) if _lower_limit(pid)]:
+            break
+    _is_noted(f"/proc/self/fd/{notes_fd}", _NOT_RAISED)
+
+
+def _lower_limit(pid: int) -> bool:
+    """Returns whether the limit was above 0, and is 0 now."""
+    with suppress(OSError, ValueError):
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
+        if soft != 0:
+            resource.prlimit(pid, resource.RLIMIT_CORE, (0, hard))
+            return True
+    return False
 
 
 def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, asked: bool = False) -> RankPreparation:
@@ -188,6 +226,9 @@ def _why_no_limit(pattern: CorePattern, *, asked: bool) -> str:
         return "the hard limit on cores is 0"
     if soft == 0 and not asked and in_container(os.environ):
         return "in this container the limit on cores is 0 (--cores backtrace raises it all the same)"
+    if soft == 0 and not asked and takes_files(pattern):
+        name = pattern.repeated_name
+        return f"a core would replace any file called {name} (--cores backtrace raises the limit all the same)"
     return ""
 
 

@@ -1,7 +1,7 @@
 """The process that a core file is of, from its ELF header and notes.
 
-The memory in it is not read, except for the top of the stack if a signal handler hid why the process died. Cores may be
-truncated, larger than memory, or garbage: everything is bounded and checked.
+The memory in it is not read, except for the top of the stack if a signal handler hid why the process died, and the
+environment, to compare it. Cores may be truncated, larger than memory, or garbage: everything is bounded and checked.
 
 Sources: elf(5), core(5), sigaction(2); Linux, fs/binfmt_elf.c, include/linux/elfcore.h.
 """
@@ -27,6 +27,9 @@ _PRSTATUS, _PRPSINFO, _AUXV = 1, 3, 6
 _SIGINFO, _FILE = 0x53494749, 0x46494C45
 _SIGINFO_BYTES = 128
 _PROGRAM_HEADERS_AT = 3  # AT_PHDR
+_EXECUTABLE_NAME_AT = 31  # AT_EXECFN
+# At most so much of what is below that name is searched for the environment.
+_ENVIRON_BYTES = 1 << 20
 # The notes about the process come first; one for each thread follows.
 _FIRST_NOTES_BYTES = 1 << 13
 _NOTES_BYTES = 16 << 20
@@ -142,6 +145,41 @@ def is_core(path: str) -> bool:
     finally:
         os.close(fd)
     return header[:4] == b"\x7fELF" and header[16:18] in {b"\4\0", b"\0\4"}
+
+
+def was_started_with(fd: int, entry: str) -> bool:
+    """Whether the environment that the program of a core was started with has an entry, ``NAME=value``.
+
+    Numbers of processes come again, and are others in another pid namespace. False if that is unknown.
+
+    Args:
+        fd: the core.
+        entry: not empty.
+
+    Source: Linux, fs/exec.c and fs/binfmt_elf.c: the file's name is above the environment, at the top of the stack.
+    """
+    try:
+        with limited_memory():
+            segments = _read_segments(fd)
+            above = _executable_name_at(fd, segments)
+            for segment in segments:
+                within = above - segment.address
+                if segment.kind == _LOAD and 0 < within < segment.file_bytes:
+                    size_bytes = min(within, _ENVIRON_BYTES)
+                    strings = os.pread(fd, size_bytes, segment.offset + within - size_bytes)
+                    return b"\0" + os.fsencode(entry) + b"\0" in strings
+    except (CoreError, OSError, struct.error, OverflowError, MemoryError):
+        pass
+    return False
+
+
+def _executable_name_at(fd: int, segments: list[_Segment]) -> int:
+    for segment in segments:
+        if segment.kind == _NOTE:
+            for kind, content in _notes(os.pread(fd, min(segment.file_bytes, _FIRST_NOTES_BYTES), segment.offset)):
+                if kind == _AUXV:
+                    return _auxiliary_value(content, _EXECUTABLE_NAME_AT)
+    return 0
 
 
 class _Segment(Value):
@@ -288,10 +326,7 @@ def _executable(auxv: bytes, files: bytes) -> str:
 
     The first mapping may be the dynamic loader's.
     """
-    headers_at = 0
-    for kind, value in struct.iter_unpack("<QQ", auxv[: len(auxv) // 16 * 16]):
-        if kind == _PROGRAM_HEADERS_AT:
-            headers_at = value
+    headers_at = _auxiliary_value(auxv, _PROGRAM_HEADERS_AT)
     if len(files) < 16:  # noqa: PLR2004 - two numbers
         return ""
     (count,) = struct.unpack_from("<Q", files)
@@ -303,6 +338,13 @@ def _executable(auxv: bytes, files: bytes) -> str:
         if start <= headers_at < end and index < len(names):
             return os.fsdecode(names[index])
     return ""
+
+
+def _auxiliary_value(auxv: bytes, wanted: int) -> int:
+    for kind, value in struct.iter_unpack("<QQ", auxv[: len(auxv) // 16 * 16]):
+        if kind == wanted:
+            return int(value)
+    return 0
 
 
 def _text(raw: bytes) -> str:

@@ -89,6 +89,11 @@ def share_a_name(pattern: CorePattern) -> bool:
     return are_together(pattern) and pattern.is_shared_name
 
 
+def takes_files(pattern: CorePattern) -> bool:
+    """Whether a core may replace a file of the user's, of its name, in whatever directory its process is in."""
+    return pattern.is_relative and bool(pattern.repeated_name)
+
+
 def file_in_place(directory: str, name: str) -> str:
     """The path of a file that the next core would replace; empty: there is none, or the directory cannot be read.
 

@@ -7,10 +7,11 @@ them to crash: a decoder that is run on each file, a probe for what a host can d
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Sequence
 
-from saferun.linux.core_files import CoreFile, delete_core
-from saferun.linux.core_notes import CoreError, CoreNotes, open_regular, read_core_notes
+from saferun.linux.core_files import CoreFile, delete_core, open_core
+from saferun.linux.core_notes import CoreError, CoreNotes, open_regular, read_core_notes, was_started_with
 from saferun.linux.ownership import identity
 from saferun.linux.procfs import children_of, read_stat
 from saferun.model import Value
@@ -64,6 +65,36 @@ class HandledCores:
         """A core has appeared, of whatever process."""
         self._ranks.update(children_of(self._owner_pid))
         self._unread[path] = now
+
+    def add_ranks(self, rank_pids: Collection[int]) -> None:
+        """These are ranks, or were."""
+        self._ranks.update(rank_pids)
+
+    def add_found(self, core: CoreFile, run_entry: str, now: float) -> bool:
+        """A core has been found by a search. Returns whether it is of a subprocess of a rank of this run.
+
+        Args:
+            core: with its notes.
+            run_entry: what the environment of such a process has, ``NAME=value``.
+            now: in monotonic seconds.
+        """
+        rank_pid = self._rank_of(core.notes) if core.notes is not None else 0
+        if not rank_pid or any(one.core.inode == core.inode for one in self._cores):
+            return False
+        try:
+            fd = open_core(core)
+            try:
+                is_of_run, modified_at = was_started_with(fd, run_entry), os.fstat(fd).st_mtime
+            finally:
+                os.close(fd)
+        except (CoreError, OSError):
+            return False
+        one = _Core(core, rank_pid, now - max(time.time() - modified_at, 0.0))
+        if not is_of_run or self._is_examined(one):
+            return False
+        self._cores.append(one)
+        self._cores.sort(key=lambda found: found.at)
+        return True
 
     def hand_over(self, rank_pids: Collection[int]) -> None:
         """These ranks have failed: the examiner reads the cores of their subprocesses, and deletes or keeps them."""

@@ -59,6 +59,7 @@ def _copy(pipes: Sequence[tuple[int, int, str]], owner_pid: int) -> None:
     set_name("sr-output")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     close_all_but(*(source for source, _, _ in pipes), *(target for _, target, _ in pipes if target != _DROPPED))
+    _let_go_of([0])  # who writes to it (``producer | saferun …``) gets SIGPIPE when saferun has ended
     copy = _Copy(pipes, owner_pid)
     while copy.targets:
         copy.step()
@@ -126,7 +127,7 @@ class _Copy:
 
 def _let_go_of(descriptors: Iterable[int]) -> None:
     """Close descriptors of standard streams; their numbers stay in use."""
-    with suppress(OSError):
+    with suppress(OSError, ImportError):
         nothing = open_null()
         for fd in descriptors:
             os.dup2(nothing, fd)

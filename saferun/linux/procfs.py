@@ -92,6 +92,11 @@ def is_core_dumping(pid: int) -> bool:
     return b"\nCoreDumping:\t1" in read_bytes(f"/proc/{pid}/status")
 
 
+def tells_core_dumping() -> bool:
+    """Whether the kernel tells it (Linux 4.15)."""
+    return b"\nCoreDumping:" in read_bytes("/proc/self/status")
+
+
 def children_of(pid: int) -> list[int]:
     """Direct children of all threads of a process."""
     children: list[int] = []

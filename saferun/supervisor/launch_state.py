@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.model import Placement
-    from saferun.supervisor.events import JobDecided
+    from saferun.supervisor.events import JobDecided, SignalReceived
 
 
 class State(Enum):
@@ -89,7 +89,8 @@ class Stopping:
         self.tools_deadline = 0.0  # when SIGKILL waits for no tool any more
         self.awaits_tools = False  # it waits for one
         self.awaits_orphans = False  # all ranks ended well, and processes of theirs work on
-        self.is_signalled = False  # a signal has ended that: this host forms the job with no others again
+        self.signalled: SignalReceived | None = None  # has ended that: this host forms the job with no others again
+        self.obey_at: float | None = None  # when that signal ends the job, if it is not done by then
         self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end
 
 
@@ -188,7 +189,9 @@ class LaunchState:
     @property
     def is_to_end(self) -> bool:
         """Whether a signal keeps this host from another attempt, which the others can begin without it."""
-        return self.stop_signum is not None or (self.job.outlives_leader and self.attempt.stopping.is_signalled)
+        return self.stop_signum is not None or (
+            self.job.outlives_leader and self.attempt.stopping.signalled is not None
+        )
 
     @property
     def may_end_alone(self) -> bool:

@@ -15,6 +15,8 @@ from saferun.supervisor.stopping import (
     expect_sigkill,
     fail,
     kill,
+    on_signal,
+    regroup,
     stop,
     stop_as_asked,
     stop_waiting_for_orphans,
@@ -117,11 +119,21 @@ def on_abort_in_diagnosis(launch: LaunchState, event: JobAborted) -> list[Action
     ending = _ending(launch, event)
     is_free = launch.answers_to_job and launch.stop_signum is None and attempt.peers.decision is None
     if isinstance(ending, Regroup) and is_free:
+        seen = _failure_seen(launch)
         launch.add_ending(ending)
         if attempt.ending is ending:
-            launch.restarts += ending.is_counted
-            launch.enter(State.BACKOFF, event.at)
+            return [*announced, *seen, *regroup(launch, event.at, ending)]
     return announced
+
+
+def _failure_seen(launch: LaunchState) -> list[Action]:
+    """What failed on this host by then: no report has it."""
+    ending, placement, found = launch.attempt.ending, launch.attempt.placement, launch.attempt.own_diagnosis
+    if placement is None or not isinstance(ending, Failed):
+        return []
+    ranks = [place.rank for place in placement.ranks if place.local_rank == ending.local_rank]
+    what = [found.headline if found is not None else f"rank {rank} failed" for rank in ranks]
+    return [PrintLine(f"as the hosts were starting again, {text}") for text in what]
 
 
 def _is_left_by(launch: LaunchState, event: JobAborted) -> bool:
@@ -282,8 +294,14 @@ def on_reachability(launch: LaunchState, event: HostsUnreachable | HostsReachabl
     return wait_for_others(launch, event.at) if launch.state is State.WAITING else []
 
 
-def on_waiting_deadline(launch: LaunchState, _event: DeadlineExpired) -> list[Action]:
-    """WAITING -> DONE: the others' ranks are at work, or have ended well, as far as this host knows."""
+def on_waiting_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
+    """WAITING -> DONE: the others' ranks are at work, or have ended well, as far as this host knows.
+
+    WAITING -> DIAGNOSING: they are at work, and a signal has come to this host, without which the job cannot go on.
+    """
+    signalled = launch.attempt.stopping.signalled
+    if signalled is not None:
+        return on_signal(launch, signalled._replace(at=event.at))
     unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
     if launch.is_spare:
         return [PrintLine(f"{unreachable} for {limit_s:g} s; this spare host ends"), *launch.finish(0, leaves=True)]

@@ -45,6 +45,8 @@ _CHECK_TOOL_S = 1.0
 # A process that a rank left behind and that has done nothing for so long is not waited for. Clients of storage services
 # wait for up to a minute before they try again (https://cloud.google.com/storage/docs/retry-strategy).
 _IDLE_S = 60.0
+# How soon a host hears that its ranks were the last ones of the job, which is done then, whatever signal had come.
+_ALL_DONE_S = 2.0
 # States in which the other hosts take part in this attempt, and it is not ending yet.
 TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
 
@@ -264,7 +266,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         return _end_grace(launch, event.at) if by_keyboard else []
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
-        stopping.is_signalled = True
+        stopping.signalled = event
         line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
@@ -371,17 +373,12 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     if attempt.stopping.stage != "sweeping":
         return []
     attempt.stopping.awaits_orphans = False
+    _obey_late(launch, at)
     is_left = peers.cut_off is not None and not (peers.cut_off.class_name or launch.job.outlives_leader)
     if isinstance(attempt.ending, Regroup) and not is_left:
         if launch.is_to_end:
             return launch.finish(1, leaves=True)
-        # STOPPING -> BACKOFF: no failure.
-        launch.restarts += attempt.ending.is_counted
-        launch.enter(State.BACKOFF, at)
-        if attempt.ending.by:
-            return [ReportRestart(launch.number, attempt.ending.by)]
-        hosts = "a host that takes its place" if attempt.ending.is_counted else "the hosts that are there"
-        return [PrintLine(f"{attempt.ending.message}: starting all ranks again with {hosts}")]
+        return regroup(launch, at, attempt.ending)
     if attempt.ending is not None:
         return diagnose(launch, at)
     if not launch.job.together:
@@ -389,9 +386,11 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
         return launch.finish(0)
     if peers.cut_off is not None:
         return end_well_alone(launch, peers.cut_off.what)
-    if attempt.stopping.is_signalled and launch.may_end_alone:
-        # STOPPING -> DONE: as if the signal had come now.
-        return [NotifyDone(launch.number), *launch.finish(1, leaves=True)]
+    if attempt.stopping.signalled is not None:
+        if launch.may_end_alone:
+            # STOPPING -> DONE: as if the signal had come now.
+            return [NotifyDone(launch.number), *launch.finish(1, leaves=True)]
+        attempt.stopping.obey_at = at + _ALL_DONE_S
     # STOPPING -> WAITING: and others' have not yet.
     waits = wait_for_others(launch, at)
     if peers.decision is not None:
@@ -399,9 +398,31 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     return [NotifyDone(launch.number), *waits]
 
 
+def _obey_late(launch: LaunchState, at: float) -> None:
+    """The attempt has failed elsewhere since a signal came to this host, without which a static job cannot go on."""
+    stopping, is_static = launch.attempt.stopping, launch.job.together and not launch.job.outlives_leader
+    is_needed = is_static and not launch.may_end_alone
+    if stopping.signalled is not None and is_needed and launch.stop_signum is None and launch.attempt.ending:
+        _ordered(launch, stopping.signalled._replace(at=at))  # it announces nothing in STOPPING
+
+
+def regroup(launch: LaunchState, at: float, ending: Regroup) -> list[Action]:
+    """STOPPING | DIAGNOSING -> BACKOFF: no failure."""
+    launch.restarts += ending.is_counted
+    launch.enter(State.BACKOFF, at)
+    if ending.by:
+        return [ReportRestart(launch.number, ending.by)]
+    hosts = "a host that takes its place" if ending.is_counted else "the hosts that are there"
+    return [PrintLine(f"{ending.message}: starting all ranks again with {hosts}")]
+
+
 def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
-    """-> WAITING, without end, unless the others cannot be reached."""
+    """-> WAITING, without end, unless the others cannot be reached, or a signal is still to be obeyed."""
     unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
+    obey_at = launch.attempt.stopping.obey_at
+    if obey_at is not None:
+        launch.enter(State.WAITING, obey_at)
+        return []
     launch.enter(State.WAITING, at + limit_s if unreachable else None)
     if not unreachable:
         return []

@@ -240,7 +240,11 @@ class HangDetector:
         return [
             local_rank
             for local_rank, watched in self._ranks.by_local_rank.items()
-            if watched.ask(sum(self._ranks.silent_s(watched) >= part * self._timeout_s for part in _ASK_AT))
+            if watched.ask(
+                sum(self._ranks.silent_s(watched) >= part * self._timeout_s for part in _ASK_AT),
+                self._ranks.clock_s,
+                _ASK_AT[0] * self._timeout_s,
+            )
         ]
 
     def _inspection_is_due(self) -> bool:

@@ -252,7 +252,9 @@ def main_thread_signs(before: ProcessSample, now: ProcessSample, interval_s: flo
         return "moves"
     ready_ns = ran_ns + now.main_wait_ns - before.main_wait_ns
     runs = before.state == now.state == "R"
-    if ready_ns >= interval_ns * (_MOST_OF_THE_TIME if runs else _ALL_THE_TIME):
+    # The kernel accounts a wait for a processor when it is over.
+    is_starved = runs and wakes == 0
+    if is_starved or ready_ns >= interval_ns * (_MOST_OF_THE_TIME if runs else _ALL_THE_TIME):
         new_pages = now.minor_faults - before.minor_faults
         return "moves" if new_pages > max(_NEW_PAGES, _NEW_PAGES_PER_S * interval_s) else "busy"
     if ran_ns <= _BLINK_NS + _WAKE_NS * wakes:

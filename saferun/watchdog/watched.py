@@ -69,6 +69,7 @@ class Watched:
         self._wakes = -1
         self._numbers: Numbers | None = None
         self._numbers_s = clock_s
+        self._unanswered_s: float | None = None  # since when its numbers may be old: it did not answer
         self._asked = 0
         self._is_disturbed = False
 
@@ -140,9 +141,13 @@ class Watched:
 
     # ------------------------------------------------------------------------------------------------ sequence numbers
 
-    def ask(self, reached: int) -> bool:
-        """Whether its numbers are to be asked for now that it has reached so many of the marks."""
-        if reached <= self._asked:
+    def ask(self, reached: int, clock_s: float, again_s: float) -> bool:
+        """Whether its numbers are to be asked for now that it has reached so many of the marks.
+
+        If it has answered before, and the last time it did not, it is asked again after ``again_s``.
+        """
+        was_unanswered = reached > 0 and self._numbers is not None and self._unanswered_s is not None
+        if reached <= self._asked and not (was_unanswered and clock_s - (self._unanswered_s or 0.0) >= again_s):
             return False
         self._asked = reached
         return self.ask_now()
@@ -156,7 +161,10 @@ class Watched:
     def take_numbers(self, numbers: Numbers | None, clock_s: float) -> bool:
         """Take the answer; None where there is none. Returns whether the numbers have moved."""
         self.is_asked = False
-        if numbers is None or numbers == self._numbers:
+        self._unanswered_s = clock_s if numbers is None else None
+        if numbers is None:
+            return False
+        if numbers == self._numbers:
             return False
         moved = self._numbers is not None
         self._numbers, self._numbers_s = numbers, clock_s
@@ -181,12 +189,14 @@ class Watched:
 
     @property
     def is_in_collective(self) -> bool:
-        """Whether it has begun a collective that is not complete, by its numbers.
+        """Whether it has begun a collective that is not complete, by its numbers; not if they may be old.
 
         With NCCL sends are numbered for themselves, and a rank's last call may have a lower number than the last that
         is complete both while it waits and when it is idle. That does not count; ``NumbersQuery`` asks for the calls.
         """
-        return self._numbers is not None and any(enqueued > completed for enqueued, completed in self._numbers.values())
+        if self._numbers is None or self._unanswered_s is not None:
+            return False
+        return any(enqueued > completed for enqueued, completed in self._numbers.values())
 
     def frozen_s(self, clock_s: float) -> float:
         """How long its numbers are known not to have moved."""

@@ -73,7 +73,7 @@ class _Connection:
     def send(self, message: JsonObject) -> None:
         host, line = self._host, json.dumps(message)
         assert len(line) <= LONGEST_MESSAGE_BYTES, f"no supervisor reads a message of {len(line)} bytes"
-        host.fleet.simulation.at(host.fleet.simulation.now + _PIPE_S, partial(host.hear, line), host)
+        host.fleet.simulation.at(host.fleet.simulation.now + host.pipe_s, partial(host.hear, line), host)
 
 
 class _Tasks:
@@ -169,6 +169,8 @@ class FleetHost(Host):
         self.clock: Any = None
         self.is_killed = False  # its saferun and coordinator
         self.is_waiting = False  # as a spare
+        self.pipe_s = _PIPE_S  # what a message of its coordinator takes to its supervisor
+        self.cores_s = 0.0  # what it takes to read what dead ranks have left
         self._posted: list[Event] = []
         self._handling = False
         self._probing: HostProbing | None = None
@@ -341,8 +343,10 @@ class FleetHost(Host):
                 self.later(_STOP_S, OrphansGone(now, attempt, ()))
             case actions.Diagnose(alone=True):
                 self.later(_STOP_S, Diagnosed(now, attempt, _DIAGNOSIS))
+            case actions.Diagnose() if self.cores_s:
+                self.fleet.simulation.at(now + self.cores_s, partial(self._hand_in, attempt), self)
             case actions.Diagnose():
-                self.exchange.share("end", self._evidence(), PEERS_S, partial(self._on_evidence, attempt))
+                self._hand_in(attempt)
             case actions.BroadcastAbort():
                 self.job.abort_attempt(action.reason, action.message, hint=action.hint, signum=action.signum)
             case actions.BroadcastRequest():
@@ -417,6 +421,11 @@ class FleetHost(Host):
 
     def _evidence(self) -> Evidence:
         return host_evidence(self.number, nproc=self.config.nproc_per_node)
+
+    def _hand_in(self, attempt: int) -> None:
+        """Whatever the attempt by then is."""
+        self.exchange.share("end", self._evidence(), PEERS_S, partial(self._on_evidence, attempt), attempt=attempt)
+        self._handle_posted()
 
     def _on_evidence(self, attempt: int, _merged: Evidence | None, chunks: tuple[EvidenceChunk, ...]) -> None:
         if self.job.leads:

@@ -388,6 +388,71 @@ def test_what_an_attempt_has_left_is_not_taken_for_the_next_one_s(tmp_path: Path
         until((tmp_path / "uploaded.0").exists, "it is uploaded")
 
 
+# A process in a session of its own, which begins an upload in yet another one when it is told to, and ends.
+DETACHING = """
+import subprocess
+from rank import *
+upload = '''
+import os, sys, time
+folder = sys.argv[1]
+print(os.getpid(), file=open(folder + "/pid", "w"), flush=True)
+while not os.path.exists(folder + "/release.upload"):
+    time.sleep(0.01)
+open(folder + "/uploaded", "w").write("whole")
+'''
+detach = '''
+import os, subprocess, sys, time
+folder, upload = sys.argv[1:]
+while not os.path.exists(folder + "/release.detach"):
+    time.sleep(0.01)
+subprocess.Popen([sys.executable, "-c", upload, folder], start_new_session=True)
+os._exit(0)
+'''
+if ATTEMPT == 0:
+    none = subprocess.DEVNULL
+    detached = [sys.executable, "-c", detach, FOLDER, upload]
+    subprocess.Popen(detached, start_new_session=True, stdin=none, stdout=none, stderr=none)
+    sys.exit(1)
+tell("again")
+await_release("end")
+"""
+
+DETACHES_AT_THE_END = """import os, time, saferun.launch.orphans as orphans
+    real = orphans.Orphans.close
+    def close(self):
+        folder = os.environ["LAUNCHING_FOLDER"]
+        open(folder + "/release.detach", "w").close()
+        while not os.path.exists(folder + "/pid") or not open(folder + "/pid").read().endswith("\\n"):
+            time.sleep(0.01)
+        real(self)
+    orphans.Orphans.close = close"""
+
+
+@pytest.mark.parametrize("when", ["in the next attempt", "at the end"])
+def test_what_a_detached_process_detaches_later_lives_on(tmp_path: Path, when: str) -> None:
+    """It was killed without a word, or waited for after the success of an attempt that had not started it."""
+    is_late = when == "at the end"
+    options = () if is_late else ("--max-restarts", "1")
+    environ = customized(tmp_path, in_saferun(DETACHES_AT_THE_END)) if is_late else None
+    with running(tmp_path, DETACHING, *options, environ=environ, sweeps=False, store=False) as job:
+        if not is_late:
+            job.hear("again")
+            job.release("detach")
+            path = tmp_path / "pid"
+            upload = until(
+                lambda: path.exists() and path.read_text().endswith("\n") and path.read_text(), "it is there"
+            )
+            stat = Path(f"/proc/{int(upload)}/stat")
+            until(lambda: stat.read_text().rpartition(")")[2].split()[1] == str(job.process.pid), "the other has ended")
+            job.release("end")
+        assert job.wait() == int(is_late)
+        assert "rank 0 left 1 process in a session of its own: " in job.err
+        assert "waiting for" not in job.err
+        assert "ending" not in job.err
+        job.release("upload")
+        until((tmp_path / "uploaded").exists, "it is uploaded")
+
+
 @pytest.mark.parametrize("end", slow_but(["fail", "SIGTERM", "SIGINT"], "fail"))
 def test_at_the_end_of_a_failed_launch_a_detached_process_lives_on_and_may_write(tmp_path: Path, end: str) -> None:
     program = TALKING + "\nawait_release('end')\nsys.exit(1)"

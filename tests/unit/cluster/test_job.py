@@ -150,6 +150,22 @@ def test_what_a_user_asks_for_is_not_in_the_way_of_the_evidence_of_a_failure(lis
     assert asked[1:] == [[]]
 
 
+def test_evidence_of_an_attempt_that_is_over_is_neither_sent_nor_waited_for(listening: Listening) -> None:
+    """What the current one waits for goes on to be waited for."""
+    listening.join()
+    found: list[list[EvidenceChunk]] = []
+    late: list[list[EvidenceChunk]] = []
+    listening.job.collect("probes-1", 60.0, found.append, attempt=0)
+    listening.job.collect("end", 60.0, late.append, attempt=-1)
+    listening.job.share("end", "of another attempt", attempt=-1)
+    assert (found, late) == ([], [[]])
+    assert all(sent["op"] != "chunk" for sent in listening.channel.sent)
+    listening.hear(op="chunk", attempt=0, name="probes-1", host=1, task=0, text=piece("probes"))
+    assert [[chunk.evidence for chunk in chunks] for chunks in found] == [["probes"]]
+    listening.job.share("end", "of this one", attempt=0)
+    assert listening.channel.sent[-1]["op"] == "chunk"
+
+
 def test_all_hosts_are_asked_for_stacks_by_the_leader_alone(listening: Listening) -> None:
     listening.join()
     wanted: list[tuple[int, object]] = []

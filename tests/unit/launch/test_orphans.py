@@ -219,6 +219,132 @@ def test_a_rank_may_get_the_number_of_a_session_that_was_left(detached: Detached
     assert detached.orphans.remaining() == [PID]
 
 
+def test_what_one_that_was_left_detaches_later_lives_on(detached: Detached) -> None:
+    """A shell that begins an upload and ends: the launch goes on for seconds after the sweep."""
+    upload = PID + 1
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    detached.pids = [upload]
+    detached.orphans.close()
+    assert detached.killed == []
+    # Nor does the reaper end it.
+    assert detached.orphans.is_left
+
+
+@pytest.mark.parametrize("why", ["option", "a rank's session", "nothing was left", "a new attempt", "a sweep"])
+def test_at_the_end_of_the_launch_others_are_ended(
+    detached: Detached, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    late = PID + 1
+    monkeypatch.setattr(orphans, "_LAST_SWEEP_S", 0.1)
+    if why == "nothing was left":
+        detached.pids.clear()
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    assert detached.killed == []
+    if why == "a rank's session":
+        detached.session_of[late] = PID + 100
+    elif why == "a new attempt":
+        detached.orphans.begin_attempt()
+        detached.orphans.note_rank(PID + 200, 3, GIVEN)
+    elif why == "option":
+        detached.orphans.begin(1.0, 2.0, ends_all=True)
+    elif why == "a sweep":
+        detached.session_of[late] = PID + 100
+        detached.pids.append(late)
+        detached.orphans.begin(1.0, 2.0)
+        detached.session_of[late] = late
+    detached.pids = [late]
+    detached.orphans.close()
+    assert set(detached.killed) == {late}
+
+
+AGAIN = {**GIVEN, "WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "29511"}
+
+
+def test_what_one_that_was_left_detaches_in_the_next_attempt_is_none_of_that_one_s(detached: Detached) -> None:
+    """Neither waited for, nor ended: it is known by what its rank was given."""
+    first = {**GIVEN, "SAFERUN_HEARTBEAT_FILE": "/dev/shm/a0r3.heartbeat"}
+    second = {**AGAIN, "SAFERUN_HEARTBEAT_FILE": "/dev/shm/a1r1.heartbeat"}
+    detached.orphans.note_rank(PID + 100, 3, first)
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    detached.pids.clear()
+    detached.orphans.begin_attempt()
+    detached.orphans.note_rank(PID + 200, 1, second)
+    upload, own = PID + 1, PID + 2
+    detached.pids = [upload, own]
+    detached.environs = {upload: {"SAFERUN_RUN_ID": "run", **first}, own: {"SAFERUN_RUN_ID": "run", **second}}
+    assert detached.orphans.remaining() == [own]
+    assert detached.orphans.is_left
+    # It may wait for a disk from now on.
+    detached.environs[upload] = {}
+    assert detached.orphans.remaining() == [own]
+
+
+def test_one_that_has_entered_a_session_of_this_attempt_is_this_attempt_s(detached: Detached) -> None:
+    first = {**GIVEN, "SAFERUN_HEARTBEAT_FILE": "/dev/shm/a0r3.heartbeat"}
+    detached.orphans.note_rank(PID + 100, 3, first)
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    detached.orphans.begin_attempt()
+    detached.orphans.note_rank(PID + 200, 1, {**AGAIN, "SAFERUN_HEARTBEAT_FILE": "/dev/shm/a1r1.heartbeat"})
+    detached.pids = [PID + 1]
+    detached.environs = {PID + 1: {"SAFERUN_RUN_ID": "run", **first}}
+    detached.session_of[PID + 1] = PID + 200
+    assert detached.orphans.remaining() == [PID + 1]
+
+
+def test_one_without_the_mark_of_an_attempt_is_no_earlier_one_s(detached: Detached) -> None:
+    """The first attempt had no directory for it."""
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    detached.orphans.begin_attempt()
+    detached.orphans.note_rank(PID + 200, 1, {**AGAIN, "SAFERUN_HEARTBEAT_FILE": "/dev/shm/a1r1.heartbeat"})
+    detached.pids = [PID + 1]
+    assert detached.orphans.remaining() == [PID + 1]
+
+
+def test_if_every_attempt_gives_the_same_nothing_is_taken_for_an_earlier_one_s(detached: Detached) -> None:
+    """The user has set the variable, for instance."""
+    given = {**GIVEN, "SAFERUN_HEARTBEAT_FILE": "/tmp/same"}
+    detached.orphans.note_rank(PID + 100, 3, given)
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    detached.orphans.begin_attempt()
+    detached.orphans.note_rank(PID + 200, 3, given)
+    detached.pids = [PID + 1]
+    detached.environs = {PID + 1: {"SAFERUN_RUN_ID": "run", **given}}
+    assert detached.orphans.remaining() == [PID + 1]
+
+
+def test_with_another_number_of_ranks_an_earlier_attempt_s_process_is_no_other_launcher_s_rank(
+    detached: Detached,
+) -> None:
+    """In an elastic job; nothing but what its rank was given says whose it is."""
+    detached.orphans.begin(0.0, 2.0)
+    detached.sweep_s(1.0)
+    detached.pids.clear()
+    detached.gone.clear()
+    detached.orphans.begin_attempt()
+    detached.orphans.note_rank(PID + 200, 1, AGAIN)
+    detached.pids = [PID + 1]
+    detached.orphans.begin(10.0, 2.0)
+    detached.sweep_s(1.0, begin=10.0)
+    assert (detached.gone, detached.killed) == ([()], [])
+
+
+def test_in_a_later_attempt_the_ranks_of_another_launcher_are_ended_as_well(detached: Detached) -> None:
+    detached.pids.clear()
+    detached.orphans.begin_attempt()
+    detached.orphans.note_rank(PID + 200, 1, AGAIN)
+    detached.pids = [PID + 1]
+    detached.environs = {PID + 1: INNER}
+    detached.orphans.begin(10.0, 2.0)
+    detached.sweep_s(1.0, begin=10.0)
+    assert set(detached.killed) == {PID + 1}
+
+
 # What `torchrun --standalone --nproc-per-node 2` gives its ranks within that rank; some differ for every launcher.
 INNER = {
     "SAFERUN_RUN_ID": "run",

@@ -190,6 +190,102 @@ def test_of_the_sockets_of_a_busy_host_only_those_of_the_processes_are_examined(
     assert len(examined) == 3 * 49
 
 
+@pytest.mark.parametrize("namespaces", [1, 20])
+def test_who_listens_is_asked_once_of_each_process(monkeypatch: pytest.MonkeyPatch, namespaces: int) -> None:
+    """Not again for each of the others: with a thousand processes that took a second, every two seconds."""
+    looked_up = list[int]()
+
+    class Counted(dict[int, module._Socket]):
+        def __getitem__(self, inode: int) -> module._Socket:
+            looked_up.append(inode)
+            return super().__getitem__(inode)
+
+    count = 200
+    listening = module._Socket(b"0100007F:1F90", b"00000000:0000", b"0A")
+    tables = [
+        module._Table(Counted({pid: listening for pid in range(1, count + 1) if pid % namespaces == i}), {}, True)
+        for i in range(namespaces)
+    ]
+    monkeypatch.setattr(module, "_table_of", lambda pid, _tables: tables[pid % namespaces])
+    monkeypatch.setattr(module, "_socket_inodes", lambda pid: {pid} if pid <= count else set())
+    monkeypatch.setattr(module, "read_environ_entry", lambda _pid, _name: "")
+    assert connections_of(range(1, count + 1)).outside == frozenset()
+    assert len(looked_up) <= 3 * count
+
+
+def test_the_processes_are_not_gone_through_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[None]()
+
+    class Counted(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            begun.append(None)
+            return super().__iter__()
+
+    count = 50
+    sockets = {pid: module._Socket(b"%08X:1F90" % pid, b"0100007F:1F91", b"01") for pid in range(1, count + 1)}
+    table = module._Table(sockets, {}, is_whole=True)
+    monkeypatch.setattr(module, "_table_of", lambda _pid, _tables: table)
+    monkeypatch.setattr(module, "_socket_inodes", lambda pid: {pid} if pid <= count else set())
+    monkeypatch.setattr(module, "read_environ_entry", lambda _pid, _name: "")
+    pids = Counted(range(1, count + 1))
+    assert connections_of(pids).outside == set(range(1, count + 1))
+    assert len(begun) < 10
+
+
+@pytest.mark.parametrize("what", ["the list", "a link"])
+def test_a_process_whose_descriptors_may_not_be_read_counts_as_connected(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """An upload under sudo. In a container without CAP_SYS_PTRACE root may read the list, and not the links."""
+    with holding() as hidden, holding() as other:
+        of = f"/proc/{hidden}/fd"
+        real_list, real_link = os.listdir, os.readlink
+
+        def list_or_fail(path: str) -> list[str]:
+            if what == "the list" and path == of:
+                raise PermissionError
+            return real_list(path)
+
+        def link_or_fail(path: str) -> str:
+            if path.startswith(f"{of}/"):
+                raise PermissionError
+            return real_link(path)
+
+        monkeypatch.setattr(os, "listdir", list_or_fail)
+        monkeypatch.setattr(os, "readlink", link_or_fail)
+        assert connections_of([hidden, other]).outside == {hidden}
+        assert not listens_on(hidden, "29500", {})
+
+
+def test_one_of_the_job_s_own_that_may_not_be_read_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module._socket_inodes
+    with holding() as one, holding() as own:
+        monkeypatch.setattr(module, "_socket_inodes", lambda pid: None if pid == own else real(pid))
+        assert connections_of([one], [own]).outside == frozenset()
+
+
+def test_of_one_that_ends_nothing_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's list of descriptors may not be read then, either."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        monkeypatch.setattr(module, "_socket_inodes", lambda _pid: None)
+        assert connections_of([pid]).outside == frozenset()
+    finally:
+        os.waitpid(pid, 0)
+
+
+def test_a_descriptor_that_is_closed_meanwhile_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected() as (client, served), holding(client) as uploader, holding(served):
+        client.close()
+        served.close()
+        real = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda path: ["99", *real(path)] if path.endswith("/fd") else real(path))
+        assert connections_of([uploader]).outside == {uploader}
+
+
 def test_a_malformed_port_is_none() -> None:
     for port in (b"zzzz", b"+123", b" 1a", b"1_23", b""):
         assert module._port(b"0100007F:" + port) == -1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from saferun.linux.core_files import (
     why_none,
 )
 from saferun.linux.core_limits import why_no_cores
-from saferun.linux.core_notes import CoreError, is_core, read_core_notes
+from saferun.linux.core_notes import CoreError, is_core, read_core_notes, was_started_with
 from saferun.linux.core_pattern import CorePattern, room_for_core
 
 PAGE_FAULT_AT, MAPERR = 0x10, 1
@@ -44,8 +45,14 @@ def make_core(
     detail: bytes = struct.pack("<Q", PAGE_FAULT_AT),
     threads: int = 1,
     memory: bytes = bytes(4096),
+    environ: Sequence[str] = (),
 ) -> bytes:
     """A core as the kernel writes it, small: notes, and one stretch of memory. Source: elf(5)."""
+    executable_name_at = 0
+    if environ:
+        memory += b"python\0t.py\0" + b"".join(entry.encode() + b"\0" for entry in environ)
+        executable_name_at = 0x7000 + len(memory)
+        memory += b"/usr/bin/python3\0" + bytes(8)
     prstatus = struct.pack("<3ih2xQQ4i", signum, 0, 0, signum, 0, 0, tid or pid, ppid, pid, sid or pid) + bytes(288)
     psinfo = struct.pack(
         "<4c4xQIIiiii16s80s", *[b"R"] * 4, 0, 0, 0, pid, ppid, pid, sid or pid, b"python", b"python t.py "
@@ -54,7 +61,7 @@ def make_core(
     executable = b"/usr/bin/python3"
     file = struct.pack("<QQQQQ", 1, 4096, 0x1000, 0x2000, 0) + executable + b"\0"
     notes = _note(1, prstatus) + _note(3, psinfo) + _note(0x53494749, siginfo.ljust(128, b"\0"))
-    notes += _note(6, struct.pack("<QQQQ", 3, 0x1040, 0, 0)) + _note(0x46494C45, file)
+    notes += _note(6, struct.pack("<6Q", 3, 0x1040, 31, executable_name_at, 0, 0)) + _note(0x46494C45, file)
     for index in range(1, threads):
         notes += _note(1, struct.pack("<3ih2xQQ4i", 0, 0, 0, 0, 0, 0, pid + index, ppid, pid, sid or pid) + bytes(288))
     notes_at = 64 + 2 * 56
@@ -103,6 +110,30 @@ def test_a_core_that_was_cut_off_says_so(tmp_path: Path) -> None:
     path = tmp_path / "core"
     path.write_bytes(make_core(71)[:-1])
     assert read_core_notes(str(path)).is_cut_off
+
+
+@pytest.mark.parametrize(
+    ("entry", "has"),
+    [
+        ("SAFERUN_RUN_ID=ab", True),
+        ("HOME=/root", True),
+        ("TERM=xterm", True),
+        ("SAFERUN_RUN_ID=a", False),
+        ("RUN_ID=ab", False),
+    ],
+)
+def test_what_a_program_was_started_with_is_in_its_core(tmp_path: Path, entry: str, has: bool) -> None:
+    """Its run, for one: numbers of processes come again, and in another container."""
+    core = tmp_path / "core"
+    for memory in (b"", bytes(4096), bytes(3 << 20)):
+        core.write_bytes(make_core(71, memory=memory, environ=["HOME=/root", "SAFERUN_RUN_ID=ab", "TERM=xterm"]))
+        with core.open("rb") as file:
+            assert was_started_with(file.fileno(), entry) is has
+    whole = core.read_bytes()
+    for content in (b"", b"no core", whole[:100], whole[:500], whole[:-60], make_core(71)):
+        core.write_bytes(content)
+        with core.open("rb") as file:
+            assert not was_started_with(file.fileno(), entry)
 
 
 def test_neither_links_nor_fifos_are_opened_as_cores(tmp_path: Path) -> None:
@@ -221,6 +252,9 @@ def test_directories_that_have_changed_are_searched(tmp_path: Path) -> None:
     found = find_cores_below(CorePattern("core"), [str(tmp_path)], since)
     assert [core.path for core in found] == [str(tmp_path / "a" / "b" / "core")]
     assert find_cores_below(CorePattern("/cores/core"), [str(tmp_path)], since) == []
+    avoided = {os.path.dirname(core.path) for core in found}
+    assert find_cores_below(CorePattern("core"), [str(tmp_path)], since, avoided=avoided) == []
+    assert find_cores_below(CorePattern("core"), [str(tmp_path)], since, within_s=-1.0) == []
 
 
 def _core_file(path: Path, *, managed: bool = False) -> CoreFile:

@@ -18,6 +18,7 @@ from saferun.linux.core_limits import (
     LimitNotes,
     RankPreparation,
     have_raised,
+    lower_limits,
     plan_preparation,
     prepare_rank,
     why_no_cores,
@@ -78,6 +79,32 @@ def test_in_a_container_that_wants_no_cores_there_are_none_unless_asked_for(host
     assert why_no_cores("/", 1, HERE) == ""
     host.container, host.limits = False, (0, -1)
     assert why_no_cores("/", 1, HERE) == ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "raises"),
+    [
+        (CorePattern("core"), False),
+        (CorePattern("core.%e"), False),
+        (CorePattern("core", uses_pid=True), True),
+        (CorePattern("core.%p"), True),
+        (CorePattern("core.%t"), True),
+        (CorePattern("/var/crash/core"), True),
+    ],
+)
+def test_where_cores_take_the_place_of_files_there_are_none_unless_asked_for(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, pattern: CorePattern, raises: bool
+) -> None:
+    """In whatever directory a process crashes: the kernel would delete the user's ``core`` there."""
+    host.limits = (0, -1)
+    monkeypatch.setattr(core_limits, "read_core_pattern", lambda: pattern)
+    assert plan_preparation("/", 1, cores=True, tracer_pid=0).raise_core_limit is raises
+    assert plan_preparation("/", 1, cores=True, tracer_pid=0, asked=True).raise_core_limit
+    reason = why_no_cores("/nowhere", 1, pattern)
+    expected = f"a core would replace any file called {pattern.text} (--cores backtrace raises the limit all the same)"
+    assert (reason == expected) is not raises
+    host.limits = (1 << 30, -1)  # it does so without saferun, too
+    assert plan_preparation("/", 1, cores=True, tracer_pid=0).raise_core_limit
 
 
 def test_the_supervisor_does_not_look_at_the_file_system_of_the_ranks(
@@ -194,6 +221,40 @@ def test_a_limit_that_cannot_be_noted_is_not_raised(
     assert limits == []
     prepare_rank(plan._replace(note_path=notes.path))
     assert limits == [(-1, -1)]
+
+
+def test_that_a_rank_of_an_earlier_attempt_has_kept_its_limit_is_known(notes: LimitNotes) -> None:
+    """Its cores, if there are any, are the user's."""
+    os.write(notes.fd, b"+")
+    notes.begin_attempt()
+    assert not notes.were_kept
+    os.ftruncate(notes.fd, 0)
+    os.pwrite(notes.fd, b"+-", 0)
+    notes.begin_attempt()
+    os.pwrite(notes.fd, b"+", 0)
+    notes.begin_attempt()
+    assert notes.were_kept
+
+
+def test_limits_are_lowered_in_all_descendants(notes: LimitNotes) -> None:
+    """The next core would cost the user a file, whichever process left it."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    if not hard:
+        pytest.skip("a hard limit of 0")
+    script = f"ulimit -S -c {'unlimited' if hard == -1 else hard}; sleep 100 & echo $!; wait"
+    os.pwrite(notes.fd, b"+", 0)
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            grandchild = int(child.stdout.readline())
+            assert resource.prlimit(grandchild, resource.RLIMIT_CORE) == (hard, hard)
+            lower_limits(os.getpid(), notes.fd)
+            assert resource.prlimit(child.pid, resource.RLIMIT_CORE) == (0, hard)
+            assert resource.prlimit(grandchild, resource.RLIMIT_CORE) == (0, hard)
+            assert not have_raised(notes.fd)
+        finally:
+            os.kill(grandchild, 9)
+            child.kill()
 
 
 @pytest.mark.parametrize(

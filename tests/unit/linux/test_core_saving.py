@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from saferun.linux import core_saving
 from saferun.linux.core_pattern import CorePattern, are_together, share_a_name
 from saferun.linux.core_saving import CoreSaver
 from tests.unit.linux.test_core_files import make_core
@@ -42,6 +43,92 @@ def test_a_core_from_before_the_launch_stays(tmp_path: Path, is_older: bool) -> 
     saver.close()
     assert (saver.paths == []) is is_older
     assert (tmp_path / "core").exists() is is_older
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "kind", "is_other"),
+    [
+        ("core", "core", "file", True),
+        ("core", "core", "empty", True),
+        ("core", "core", "moved", True),
+        ("core", "core", "link", True),
+        ("core", "core", "directory", False),
+        ("core", "core", "core", False),
+        ("core", "core", "core of others", False),
+        ("core", "core.md", "file", False),
+        ("core", "checkpoint", "file", False),
+        ("core.%e", "core.python", "file", True),
+        ("core.%e", "core.python", "core", False),
+        ("core.%p", "core.12", "file", False),
+    ],
+)
+@pytest.mark.parametrize("is_present", [False, True])
+def test_a_file_that_the_next_core_would_replace_is_noticed(
+    tmp_path: Path, text: str, name: str, kind: str, is_other: bool, is_present: bool
+) -> None:
+    """A script may write one called ``core`` while its ranks may leave cores."""
+
+    def appear() -> None:
+        if kind == "link":
+            path.symlink_to("/no/such")
+        elif kind == "directory":
+            path.mkdir()
+        elif kind == "moved":
+            (tmp_path / "new").write_text("my data")
+            (tmp_path / "new").rename(path)
+        else:
+            of_rank, of_others = make_core(RANK, ppid=os.getpid()), make_core(RANK, ppid=RANK)
+            contents = {"file": b"my data", "empty": b"", "core": of_rank, "core of others": of_others}
+            path.write_bytes(contents[kind])
+
+    path = tmp_path / name
+    if is_present:
+        appear()
+    saver = CoreSaver(str(tmp_path), os.getpid(), CorePattern(text))
+    try:
+        saver.save_present()
+        if not is_present:
+            assert not saver.has_other
+            appear()
+            saver.handle_events()
+        saver.handle_events()  # that it has renamed a core itself
+    finally:
+        saver.close()
+    assert saver.has_other is is_other
+    assert kind == "core" or os.path.lexists(path)
+
+
+def test_an_empty_file_may_be_a_core_on_a_kernel_that_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at when it is closed."""
+    monkeypatch.setattr(core_saving, "tells_core_dumping", lambda: False)
+    saver = CoreSaver(str(tmp_path), os.getpid(), CorePattern("core"))
+    try:
+        with (tmp_path / "core").open("w") as file:
+            saver.handle_events()
+            assert not saver.has_other
+            file.write("my data")
+        saver.handle_events()
+        assert saver.has_other
+    finally:
+        saver.close()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "environ", "is_saved"),
+    [({RANK}, "SAFERUN_RUN_ID=ab", True), ({RANK}, "SAFERUN_RUN_ID=cd", False), (set(), "SAFERUN_RUN_ID=ab", False)],
+)
+def test_a_core_of_a_rank_that_has_ended_is_known_by_its_run(
+    tmp_path: Path, ranks: set[int], environ: str, is_saved: bool
+) -> None:
+    """Where the ranks had ended before anybody watched, and their numbers say nothing by themselves."""
+    (tmp_path / "core").write_bytes(make_core(RANK + 1, ppid=RANK, sid=RANK, environ=["HOME=/", environ]))
+    saver = CoreSaver(str(tmp_path), os.getpid(), CorePattern("core"), ranks=ranks, run_entry="SAFERUN_RUN_ID=ab")
+    saver.save_present()
+    saver.close()
+    assert bool(saver.paths) is is_saved
+    assert (tmp_path / "core").exists() is not is_saved
 
 
 @pytest.mark.parametrize(

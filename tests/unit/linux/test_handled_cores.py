@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from saferun.linux.core_files import find_cores_below
+from saferun.linux.core_pattern import CorePattern
 from saferun.linux.handled_cores import HandledCores
 from tests.unit.linux.test_core_files import make_core
 
@@ -171,3 +174,57 @@ def test_as_many_as_the_user_wants_to_keep_stay(tmp_path: Path) -> None:
     assert directory.handled.trim(1000.0) is None
     directory.handled.sweep(2000.0)
     assert directory.names() == ["core.2", "core.3"]
+
+
+RUN = "SAFERUN_RUN_ID=ab"
+
+
+def found_below(directory: Directory, **core: object) -> bool:
+    """A core in a directory that a rank had changed to. Returns whether it is still there after the end."""
+    folder = directory.path / "outputs" / "today"
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {"pid": SUBPROCESS, "ppid": RANK, "sid": RANK, "environ": ["HOME=/", RUN], **core}
+    (folder / "core").write_bytes(make_core(**values))  # type: ignore[arg-type]
+    for one in find_cores_below(CorePattern("core"), [str(directory.path)], 0.0):
+        directory.handled.add_found(one, RUN, 1000.0)
+    directory.handled.sweep(1000.0)
+    return (folder / "core").exists()
+
+
+def test_what_is_found_at_the_end_is_deleted_where_it_is_proved_to_be_of_the_run(directory: Directory) -> None:
+    """A rank may change its directory, and start programs in others: there nobody sees cores appear."""
+    assert not found_below(directory)
+    assert not found_below(directory, ppid=STRANGER)  # of its session
+    assert not found_below(directory, sid=STRANGER)
+    assert found_below(directory, environ=["HOME=/"])  # of another run, where numbers come again
+    assert found_below(directory, environ=[f"{RUN}c"])
+    assert found_below(directory, environ=())
+    assert found_below(directory, ppid=STRANGER, sid=STRANGER)
+    assert found_below(directory, pid=RANK, ppid=OWNER, sid=RANK)  # the examiner reads it
+    directory.handled.hand_over([RANK])
+    assert found_below(directory)  # likewise
+    assert not found_below(directory, ppid=OTHER_RANK, sid=OTHER_RANK)
+
+
+def test_a_file_that_is_no_core_is_not_found_at_the_end(directory: Directory) -> None:
+    (directory.path / "sub").mkdir()
+    (directory.path / "sub" / "core").write_text("my data")
+    assert not found_below(directory)
+    assert (directory.path / "sub" / "core").read_text() == "my data"
+
+
+def test_of_those_found_at_the_end_as_many_stay_as_the_user_keeps(tmp_path: Path) -> None:
+    """The newest, wherever they are."""
+    directory = Directory(tmp_path)
+    directory.handled = HandledCores(OWNER, {RANK}, spared=2)
+    now = time.time()
+    for number in range(3):
+        (tmp_path / f"w{number}").mkdir()
+        (tmp_path / f"w{number}" / "core").write_bytes(make_core(SUBPROCESS, ppid=RANK, sid=RANK, environ=[RUN]))
+        os.utime(tmp_path / f"w{number}" / "core", (now - number, now - number))
+    directory.crash("core", 999.5)
+    for one in find_cores_below(CorePattern("core"), [str(tmp_path)], 0.0):
+        assert directory.handled.add_found(one, RUN, 1000.0)
+        assert not directory.handled.add_found(one, RUN, 1000.0)
+    directory.handled.sweep(1000.0)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("core")) == ["core", "w0/core"]

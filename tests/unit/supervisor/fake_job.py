@@ -102,7 +102,8 @@ class Host:
         actions = self.supervisor.handle(event)
         if isinstance(event, HostsUnreachable | HostsReachable):
             self.is_unheard = isinstance(event, HostsUnreachable)
-        without = {State.NEW, State.RUNNING, State.DONE} | (set() if self.is_unheard else {State.WAITING})
+        is_limited = self.is_unheard or self.supervisor._launch.attempt.stopping.obey_at is not None
+        without = {State.NEW, State.RUNNING, State.DONE} | (set() if is_limited else {State.WAITING})
         assert (self.supervisor.deadline is None) == (self.state in without), self.state
         for action in actions:
             self._do(action)

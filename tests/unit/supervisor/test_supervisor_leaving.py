@@ -7,11 +7,13 @@ import signal
 import pytest
 
 from saferun.model import Placement, RankAssignment
-from saferun.supervisor.actions import Diagnose, Finish
+from saferun.supervisor.actions import Diagnose, Finish, PrintLine, ReportRestart
 from saferun.supervisor.ending import Stopped
 from saferun.supervisor.events import (
     ChecksPassed,
     HostsJoined,
+    HostsReachable,
+    HostsUnreachable,
     JobAborted,
     LaunchRequested,
     OrphansGone,
@@ -22,7 +24,7 @@ from saferun.supervisor.events import (
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, JobPolicy
 from tests.unit.supervisor.fake_job import Host, Job
-from tests.unit.supervisor.fake_world import FAILED, OK
+from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, OK
 from tests.unit.supervisor.test_supervisor_jobs import codes, started
 
 
@@ -229,6 +231,14 @@ def test_a_host_that_looks_for_a_cause_already_meets_the_others_again(reason: st
     host.inbox.extend(late)
     host.take()
     assert [*states, host.state] == [State.DIAGNOSING, State.BACKOFF]
+    said, followed = host.actions[-2:]
+    found = DIAGNOSIS.headline if number else "rank 0 failed"  # the leader waits for the evidence of the others
+    assert said == PrintLine(f"as the hosts were starting again, {found}")
+    if reason == "restart":
+        assert followed == ReportRestart(0, "words")
+    else:
+        assert isinstance(followed, PrintLine)
+        assert "starting all ranks again" in followed.text
     assert host.supervisor._launch.restarts == int(reason == "leave")
 
 
@@ -286,6 +296,84 @@ def test_a_host_that_was_signalled_during_an_upload_is_in_no_other_attempt(numbe
     job.settle()
     assert host.finish == Finish(1, leaves=True)
     assert job.hosts[1].supervisor.attempt == 1
+
+
+@pytest.mark.parametrize("serves_tasks", [False, True])
+def test_a_signal_during_an_upload_to_a_host_that_the_others_need_stops_a_static_job(*, serves_tasks: bool) -> None:
+    """Its node is about to go: as if the signal had come a moment later."""
+    job = started(max_restarts=3)
+    number = 2 if serves_tasks else 0
+    launch = job.hosts[number].supervisor._launch
+    launch.job = launch.job._replace(serves_tasks=serves_tasks)
+    signalled_in_sweep(job, number)
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+
+
+def test_a_leader_that_is_signalled_during_an_upload_leaves_an_elastic_job() -> None:
+    job = started(least=1, max_restarts=3)
+    leader = signalled_in_sweep(job, 0)
+    for _ in range(10):
+        leader.take()
+    assert leader.state is State.WAITING
+    leader.expire()
+    job.next_attempt()
+    assert leader.finish == Finish(1, leaves=True)
+    assert [host.supervisor.attempt for host in job.hosts[1:]] == [1, 1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("handler", [False, True])
+def test_a_job_whose_last_ranks_were_those_of_a_host_that_was_signalled_then_is_done(
+    number: int, *, handler: bool
+) -> None:
+    """As on one host: the signal came when nothing was left to be stopped but an upload."""
+    job = started(handler=handler, max_restarts=3)
+    launch = job.hosts[number].supervisor._launch
+    launch.job = launch.job._replace(serves_tasks=True)
+    for host in job.hosts:
+        if host.number != number:
+            host.exit(OK)
+            host.exit(OK)
+            while host.inbox:
+                host.take()
+            assert host.state is State.WAITING
+    signalled_in_sweep(job, number)
+    job.settle()
+    assert codes(job) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("reason", ["failure", "restart"])
+def test_a_leader_that_was_signalled_during_an_upload_begins_a_static_job_not_again(reason: str) -> None:
+    """Whatever ends the attempt meanwhile: the place of the leader can be taken by no other."""
+    job = started(max_restarts=3)
+    leader = signalled_in_sweep(job, 0)
+    if reason == "failure":
+        job.hosts[1].exit(FAILED)
+    else:
+        job.interrupted = True
+        job.trouble(0, reason, job.hosts[1], signal.SIGTERM)
+    aborted = next(event for event in leader.inbox if isinstance(event, JobAborted))
+    leader.inbox.remove(aborted)
+    leader.deliver(aborted)
+    for _ in range(20):
+        for host in job.hosts:
+            host.take()
+    assert leader.finish is not None
+    assert leader.finish.exit_code == 1
+    assert job.number == 0
+
+
+def test_news_of_silent_hosts_does_not_put_a_signal_off() -> None:
+    job = started()
+    leader = signalled_in_sweep(job, 0)
+    for _ in range(10):
+        leader.take()
+    deadline = leader.supervisor.deadline
+    leader.deliver(HostsUnreachable(job.now, 0, "node2 does not answer"))
+    leader.deliver(HostsReachable(job.now, 0))
+    assert deadline is not None
+    assert (leader.state, leader.supervisor.deadline) == (State.WAITING, deadline)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

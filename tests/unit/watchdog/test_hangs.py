@@ -115,6 +115,31 @@ def test_whoever_is_elsewhere_and_busy_keeps_a_collective_from_being_stuck() -> 
     assert Job(30.0, SPINS, SPINS, SPINS, numbers=numbers, stack=stack).run(5) == []
 
 
+@pytest.mark.parametrize("can_dump", [True, False])
+def test_numbers_that_may_be_old_do_not_put_a_rank_into_a_collective(*, can_dump: bool) -> None:
+    """Asked while its collective was ending, it had no processor to answer later on: it computes."""
+
+    def numbers(rank: int, at: float) -> dict[str, tuple[int, int]] | None:
+        if rank == 0:
+            return {"0": (7, 6)}
+        return {"0": (6, 5)} if at < 0.2 * 30.0 else None
+
+    job = Job(30.0, HUNG_IN_GLOO, SPINS, numbers=numbers, can_dump=can_dump)
+    assert kinds(job.run(1.5)) == (["spinning"] if can_dump else [])
+    assert not any(verdict.certain for _, verdict in job.told)
+
+
+def test_a_rank_that_answers_again_is_in_its_collective_again() -> None:
+    """A busy host: it is asked until it answers."""
+
+    def numbers(rank: int, at: float) -> dict[str, tuple[int, int]] | None:
+        return None if rank == 1 and 0.2 * 30.0 < at < 0.9 * 30.0 else {"0": (7, 6)}
+
+    job = Job(30.0, HUNG_IN_GLOO, SPINS, numbers=numbers)
+    assert kinds(job.run(1.5)) == ["stuck_collective"]
+    assert job.told[0][1].certain
+
+
 def test_a_rank_whose_collective_ended_after_a_later_send_is_not_in_one() -> None:
     """Sends are numbered for themselves: the calls tell whether the last of them is over."""
 

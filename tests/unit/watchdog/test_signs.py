@@ -32,6 +32,7 @@ from tests.unit.watchdog.simulated_jobs import (
         (SPINS, "busy"),
         (SPINS_ON_A_BUSY_MACHINE, "busy"),
         (Rates(main=0.09, wakes=8000), "busy"),
+        (Rates(state="R"), "busy"),  # ready to run, without a processor all the while
         (TRAINS, "moves"),
         (WRITES_CHECKPOINT, "moves"),
         (Rates(main=0.02, wakes=3), "moves"),

@@ -1,0 +1,128 @@
+"""The pipes of processes that live on: kept however the attempt ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.launch.launch_context import LaunchContext
+from saferun.launch.rank_actions import RankActions
+from saferun.linux import left_output
+
+
+class Group:
+    """One rank with a pipe, and one with none left."""
+
+    def __init__(self) -> None:
+        self.read_end, self.write_end = os.pipe()
+        self.is_closed = False
+        stream = SimpleNamespace(fd=self.read_end, is_stderr=False, is_shown=True)
+        place = SimpleNamespace(local_rank=0, rank=0)
+        self.ranks = [
+            SimpleNamespace(place=place, streams=[stream], end=object()),
+            SimpleNamespace(place=place, streams=[], end=object()),
+        ]
+        goals = SimpleNamespace(stdouts=("/logs/stdout.log",), stderrs=("",))
+        self.plan = SimpleNamespace(position=lambda _place: 0, destinations=goals)
+
+    def close(self, _at: float) -> None:
+        assert not self.is_closed
+        os.close(self.read_end)
+        self.is_closed = True
+
+
+class Actions:
+    """The ranks of a launch whose processes are left, with what is copied and what is said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.group = Group()
+        self.copied: list[list[tuple[bool, int, str]]] = []
+        self.said: list[str] = []
+        self.is_left = True
+        ranks = self.ranks = RankActions.__new__(RankActions)
+        context: Any = SimpleNamespace(
+            current=SimpleNamespace(group=self.group),
+            ended=None,
+            attempt=0,
+            screen=SimpleNamespace(set_status=lambda *_: None),
+            investigation=SimpleNamespace(attempt_ended=lambda: None),
+            job=SimpleNamespace(attempt_ended=lambda: None),
+            lint=SimpleNamespace(cancel=lambda: None),
+            terminals=None,
+            warn=self.said.append,
+            post=lambda _event: None,
+        )
+        context.guarded = lambda what, call, *arguments: LaunchContext.guarded(context, what, call, *arguments)
+        ranks.__dict__.update(
+            _context=context,
+            intake=SimpleNamespace(remove=lambda _stream: None),
+            exec_wait=SimpleNamespace(close=lambda: None),
+            segments=SimpleNamespace(sweep=lambda: None),
+            orphans=self.orphans(),
+        )
+        monkeypatch.setattr(left_output, "copy_left_output", self.copy)
+
+    def orphans(self) -> Any:
+        actions = self
+
+        class Orphans:
+            @property
+            def is_left(self) -> bool:
+                return actions.is_left
+
+            def end(self) -> None:
+                """Nothing to be named."""
+
+        return Orphans()
+
+    def copy(self, pipes: list[tuple[int, int, str]]) -> None:
+        """The copies are of the group's pipe, which is closed by then."""
+        assert self.group.is_closed
+        written = os.fstat(self.group.write_end).st_ino
+        self.copied.append([(os.fstat(fd).st_ino == written, console, path) for fd, console, path in pipes])
+
+
+@pytest.fixture
+def actions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actions]:
+    made = Actions(monkeypatch)
+    yield made
+    os.close(made.group.write_end)
+
+
+ENDS: dict[str, Callable[[RankActions], None]] = {
+    "all are gone": lambda ranks: ranks._on_orphans_gone(()),
+    "the time is over": lambda ranks: ranks.close(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_left_keeps_its_pipes_however_the_sweep_ends(actions: Actions, end: str) -> None:
+    """Beside a process that nothing ends, an upload was killed by SIGPIPE, though saferun had said that it lives on."""
+    ENDS[end](actions.ranks)
+    assert actions.copied == [[(True, 1, "/logs/stdout.log")]]
+    assert actions.said == []
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_if_nothing_is_left_nothing_is_copied(actions: Actions, end: str) -> None:
+    actions.is_left = False
+    ENDS[end](actions.ranks)
+    assert (actions.copied, actions.said) == ([], [])
+
+
+def test_a_sweep_that_ends_twice_does_not_copy_what_has_the_numbers_now(actions: Actions) -> None:
+    """A second Ctrl-C may come in the moment in which the sweep ends."""
+    actions.ranks._on_orphans_gone(())
+    fd = os.open(os.devnull, os.O_RDONLY)
+    try:
+        assert fd == actions.group.read_end
+        actions.ranks._on_orphans_gone(())
+        actions.ranks.close()
+    finally:
+        os.close(fd)
+    assert len(actions.copied) == 1
+    assert actions.said == []
