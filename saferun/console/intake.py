@@ -42,8 +42,10 @@ class Intake(PartBase):
         if stream.is_full:
             # Its files are slow, or it has none and its console is slow: the rank waits, as it would without saferun.
             self._full.append(stream)
+            stream.is_paused = True
         else:
             now = self._clock()
+            stream.is_paused = False
             size = stream.read(now)
             is_quiet = size < _MUCH_BYTES and now - self._read_at[stream] >= _GATHER_S
             self._read_at[stream] = now

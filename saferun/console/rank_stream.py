@@ -75,7 +75,7 @@ class RankStream:
 
     __slots__ = (
         *("_console", "_files", "_kept", "_last", "_line_filter", "_size"),
-        *("bytes_read", "fd", "is_stderr", "local_rank", "on_chunk"),
+        *("bytes_read", "fd", "is_paused", "is_stderr", "local_rank", "on_chunk"),
     )
 
     def __init__(
@@ -99,11 +99,12 @@ class RankStream:
         self._kept = 0
         self._size = READ_BYTES
         self.on_chunk: Callable[[bytes], None] | None = None
+        self.is_paused = False  # it is not read, for want of room; what its rank has written since is not known
         if console is not None:
             console.is_held = self._is_held
 
     def _is_held(self) -> bool:
-        return self.is_full
+        return self.is_paused or self.is_full
 
     @property
     def is_shown(self) -> bool:

@@ -19,6 +19,7 @@ MOST_WAITING_BYTES = 8 << 20
 # and is not slow because a shared machine or a busy disk stops it for a second.
 _SLOW_BYTES_A_S = 1 << 20
 JUDGED_AFTER_S = 2.0
+_LATE_S = 1.0
 _ONE_WRITE_BYTES = 1 << 20
 _MOST_BLOCKS = 256
 _PIPE_BUF = 4096
@@ -118,7 +119,8 @@ class Target:
         """Whether to pause reading the streams that lead here."""
         if self.is_broken or self._waiting_bytes <= (_FILE_WAITING_BYTES if self.is_file else MOST_WAITING_BYTES):
             return False
-        return not self._may_skip or self._waiting_bytes > 2 * MOST_WAITING_BYTES
+        # Twice as much can only have come at once. A file takes it sooner or later; a slow reader may never read it.
+        return not self._may_skip or (self.is_file and self._waiting_bytes > 2 * MOST_WAITING_BYTES)
 
     @property
     def _may_skip(self) -> bool:
@@ -132,9 +134,12 @@ class Target:
     def judge(self) -> None:
         """Find out whether the reader is slow: what it has read while it had more to read than may wait."""
         now = time.monotonic()
-        if self._judged_from is not None and now >= self._judged_from + JUDGED_AFTER_S:
+        if self._judged_from is None or now < self._judged_from + JUDGED_AFTER_S:
+            return
+        # If saferun itself was stopped meanwhile, there was little to read.
+        if now <= self._judged_from + JUDGED_AFTER_S + _LATE_S:
             self._is_slow = self._read_bytes <= (now - self._judged_from) * _SLOW_BYTES_A_S
-            self._judged_from, self._read_bytes = now, 0
+        self._judged_from, self._read_bytes = now, 0
 
     @property
     def judged_at(self) -> float | None:

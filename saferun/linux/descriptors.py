@@ -28,9 +28,10 @@ class close_on_error:  # noqa: N801 - a function, as ``contextlib.suppress`` is
 
 
 def open_null() -> int:
-    """Open what is empty for readers and discards what is written: /dev/null, or a socket whose other end is closed.
+    """Open what is empty for readers, and takes whatever is written: /dev/null, or a file in memory.
 
-    On some hosts /dev/null is a file by mistake, which only root can write.
+    On some hosts /dev/null is a file by mistake, which only root can write. What is written there by saferun's own
+    processes and tools is a few lines.
 
     Raises:
         OSError: there are no descriptors left.
@@ -38,11 +39,9 @@ def open_null() -> int:
     try:
         return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        from saferun.linux.bare_socket import AF_UNIX, SOCK_SEQPACKET, socketpair
+        from saferun.linux.memory_file import blank_memory_file
 
-        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-        theirs.close()
-        return ours.detach()
+        return blank_memory_file("saferun-null")
 
 
 def close_all_but(*kept: int, low: int = 3) -> None:

@@ -170,6 +170,57 @@ def test_ranks_wait_for_a_slow_reader_until_it_is_known_to_be_slow(
         close(screen.out.target, reader)
 
 
+def test_however_much_came_at_once_ranks_do_not_wait_for_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipes of ranks that have ended are read to their end, and the next attempt writes, too."""
+    moment = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    with Reader.pipe() as reader:
+        target = Target(reader.fd, skipping=True, where=lambda: WHERE)
+        target.put(b"x" * 3 * MOST_WAITING_BYTES + b"\n")
+        target.flush()
+        assert target.is_full
+        moment += target_module.JUDGED_AFTER_S
+        assert not target.is_full
+        assert not target.has_room(100)
+        close(target, reader)
+
+
+def test_a_time_in_which_saferun_was_stopped_is_not_held_against_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, a frozen container, a machine that was suspended: there was nothing to read."""
+    moment = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    with Reader.pipe() as reader:
+        target = Target(reader.fd, skipping=True, where=lambda: WHERE)
+        target.put(b"x" * 2 * MOST_WAITING_BYTES + b"\n")
+        moment += 60.0
+        assert target.is_full
+        assert target.has_room(100)
+        moment += target_module.JUDGED_AFTER_S
+        assert not target.is_full
+        close(target, reader)
+
+
+def test_a_line_whose_end_was_not_read_for_want_of_room_is_not_cut() -> None:
+    """There is room again, and its rest has not been read: the line is not shown as one without an end."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    with Reader.pipe(1 << 20) as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=False, where=lambda: WHERE)
+        console = ConsoleStream(screen.out, b"[0] ")
+        stream = RankStream(read_end, 0, is_stderr=False, files=(), console=console, line_filter=None)
+        os.write(write_end, b"half of ")
+        stream.read(0.0)
+        stream.is_paused = True
+        os.write(write_end, b"a line\n")
+        screen.tick(60.0)
+        stream.is_paused = False
+        stream.read(60.0)
+        assert read_all(screen.out.target, reader) == b"[0] half of a line\n"
+        close(screen.out.target, reader)
+    os.close(read_end)
+    os.close(write_end)
+
+
 def test_a_reader_that_has_become_fast_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """``tee`` to a disk that was busy for five seconds, while the ranks never stop writing."""
     moment = 0.0
