@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 _MARKER = "Traceback (most recent call last):"
 ASIDE = (
@@ -33,6 +33,9 @@ _OF_ASIDES = (
 # The process in which multiprocessing keeps the names of what is shared; it prints names that it does not know.
 _TRACKER = re.compile(r'\s{0,8}File "[^"]{0,600}/multiprocessing/resource_tracker\.py", line \d{1,6}, in main$')
 
+_BOOTSTRAP = re.compile(r'\s{0,8}File "[^"]{0,600}/multiprocessing/process\.py", line \d{1,6}, in _bootstrap$')
+_MOST_LINES_OF_A_CHILD = 100
+
 
 def without_tracker(lines: list[str]) -> list[str]:
     """Lines without the tracebacks of multiprocessing's resource tracker, which ends no rank."""
@@ -51,11 +54,23 @@ def without_tracker(lines: list[str]) -> list[str]:
     return kept
 
 
-def without_asides(lines: Iterable[str]) -> Iterator[str]:
+def _begins_child(lines: Sequence[str], place: int) -> bool:
+    """Whether a child's traceback follows; a line of a program's own may look like the one above it."""
+    if CHILD.match(lines[place]) is None:
+        return False
+    for line in lines[place + 1 : place + 1 + _MOST_LINES_OF_A_CHILD]:
+        if _BOOTSTRAP.match(line):
+            return True
+        if line.startswith(ASIDE) or CHILD.match(line):
+            return False
+    return False
+
+
+def without_asides(lines: Sequence[str]) -> Iterator[str]:
     """Lines without the tracebacks of what ends no program: threads, destructors, functions at exit, children."""
     is_inside = has_begun = False
-    for line in lines:
-        if line.startswith(ASIDE) or CHILD.match(line):
+    for place, line in enumerate(lines):
+        if line.startswith(ASIDE) or _begins_child(lines, place):
             is_inside, has_begun = True, False
         elif is_inside and line.endswith(_MARKER):
             has_begun = True

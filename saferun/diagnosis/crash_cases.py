@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from saferun.diagnosis.alike_tracebacks import likeness
 from saferun.diagnosis.causes import Role, cause_of, role_of
+from saferun.diagnosis.causes.communication import tells_of_a_lost_peer
 from saferun.diagnosis.causes.failure import Failure
-from saferun.diagnosis.causes.python import ITS_OWN_TIMER, waited_until_its_timer
-from saferun.diagnosis.causes.texts import gives_reason
+from saferun.diagnosis.causes.own_timer import ITS_OWN_TIMER, waited_until_its_timer
+from saferun.diagnosis.causes.reasons import only_ends
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.job_hosts import Hosts, addresses_in
 from saferun.diagnosis.judged_failures import judged_failure
@@ -28,6 +29,8 @@ CLOCKS_DIFFER_S = 0.25
 # An error file is stamped in whole seconds when the exception is raised; the exit follows when the interpreter has
 # shut down. Only a difference beyond that rounding can put one failure before another.
 _ERROR_FILE_RESOLUTION_S = 1.0
+# A rank that ends may have closed its connections so long before: it saves, and frees its memory.
+_TAKES_TO_END_S = 5.0
 # Exceptions that programs expect, and signals.
 _EXPECTED = frozenset(
     {"Empty", "Full", "StopIteration", "StopAsyncIteration", "KeyboardInterrupt", "SystemExit", "SignalException"}
@@ -99,11 +102,12 @@ def _waited_until_its_timer(case: Case) -> bool:
 
 
 def _less_empty_exits(cases: Sequence[Case]) -> list[Case]:
-    """The cases; a rank that ended without a reason after another one had lost a connection of its own is a victim.
+    """The cases; a rank that ended long after another one had lost a connection of its own is a victim if it says so.
 
-    A collective fails where a rank has ended; a script that catches that, and exits, has no traceback.
+    A collective fails where a rank has ended; a script that catches that, prints it, and exits, has no traceback. A
+    rank closes its connections some time before it has ended, and one without such a line may have been the first.
     """
-    lost = min((case.at for case in cases if _is_of_the_script(case)), default=math.inf) + CLOCKS_DIFFER_S
+    lost = min((case.at for case in cases if _is_of_the_script(case)), default=math.inf) + _TAKES_TO_END_S
     return [
         case._replace(role=Role.VICTIM) if case.at > lost and _ended_without_a_reason(case) else case for case in cases
     ]
@@ -119,9 +123,9 @@ def _is_of_the_script(case: Case) -> bool:
 
 def _ended_without_a_reason(case: Case) -> bool:
     failure = case.failure
-    if case.cause.class_name != "python_exit" or failure.earlier is not None:
+    if case.cause.class_name != "python_exit" or failure.earlier is not None or failure.end.status.code != 1:
         return False
-    return not case.cause.proof or not gives_reason(case.cause.proof)
+    return only_ends(case.cause.proof) and tells_of_a_lost_peer((*failure.lines, *failure.stdout_lines))
 
 
 def stopped_cases(evidence: Evidence, hosts: Hosts) -> list[Case]:

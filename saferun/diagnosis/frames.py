@@ -41,6 +41,7 @@ class UserCode:
     """
 
     def __init__(self, script: str = "", cwd: str = "") -> None:
+        self.script = script
         self._own = _own_paths(script, cwd)
         self._owned: dict[str, bool] = {}
 

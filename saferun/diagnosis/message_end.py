@@ -24,9 +24,9 @@ LOG_LINE = re.compile(r"\[[DIWEF]\d{0,4} ?\d\d:\d\d:\d\d|[DIWEF]\d{4} \d\d:\d\d:
 """Lines of torch's loggers, and any with a date."""
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 # Lines of a logger of the program's own, of trackers, and warnings of Python's. What torch_npu and NCCL put into their
-# messages begins with a level in brackets, or has other levels.
+# messages begins with a level in brackets, or has other levels; a bare ``ERROR: `` may quote what a program has said.
 _LOGGED = re.compile(
-    rf"{_LEVEL}:[A-Za-z_][\w.]{{0,100}}:|{_LEVEL}: |{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d |\[{_LEVEL}\|"
+    rf"{_LEVEL}:[A-Za-z_][\w.]{{0,100}}:|(?:DEBUG|INFO|WARNING): |{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d |\[{_LEVEL}\|"
     rf"|\[?\d{{4}}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d[^A-Z]{{0,20}}(?:\[[\w.]{{1,100}}\][ -]{{0,3}})?\[?{_LEVEL}\b"
     rf"|\d\d/\d\d/\d{{2,4}} \d\d:\d\d:\d\d - {_LEVEL}\b"
     rf"|COMET {_LEVEL}: |swanlab: |\[neptune\] |ClearML (?:Monitor|Task|results page): "

@@ -43,6 +43,9 @@ _TOO_LATE = "<no Python frame>"
 # What may be printed between the last traceback and the end of the process.
 _LINES_AFTER_THE_LAST = 3
 _NOTHING_RECORDED = RecordedException()
+_OF_CHILDREN = "/multiprocessing/process.py"
+_LOST_PIPES = frozenset({"EOFError", "BrokenPipeError", "ConnectionResetError"})
+_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
 
 
 class Block(Value):
@@ -293,24 +296,43 @@ def _is_aside(clean: Sequence[str], chain: Sequence[Block]) -> bool:
 
 
 def _last_own(clean: Sequence[str], chains: Sequence[list[Block]], recorded: RecordedException) -> list[Block]:
-    """The traceback that was recorded; else the last one, less children's that follow it at once.
+    """The traceback that was recorded, but for a later one of its own; else the last one, less children's below it.
 
-    A child whose pipe to this process has gone fails because of it. One that fails earlier may be the reason.
+    A child whose pipe to this process has gone fails because of it. One that fails otherwise may be the reason.
     """
     for blocks in reversed(chains):
         if recorded.is_of(_last_of(blocks).frames, _last_of(blocks).message):
             return blocks
+        if not (_is_of_child(blocks) or _is_logged(clean, blocks)):
+            break
     place = len(chains) - 1
-    while place and _is_of_child(clean, chains[place]) and _is_just_before(clean, chains[place - 1], chains[place]):
+    while (
+        place and _has_lost_its_pipe(clean, chains[place]) and _is_just_before(clean, chains[place - 1], chains[place])
+    ):
         place -= 1
-    start = chains[place][0].start
-    is_of_warning = start > 0 and "WARN" in clean[start - 1]
-    return chains[-1 if is_of_warning or _is_of_child(clean, chains[place]) else place]
+    is_its_own = not (_is_logged(clean, chains[place]) or _is_of_child(chains[place]))
+    return chains[place if is_its_own else -1]
 
 
-def _is_of_child(clean: Sequence[str], chain: Sequence[Block]) -> bool:
+def _is_of_child(chain: Sequence[Block]) -> bool:
+    """Whether a process of multiprocessing has printed it; a program's own line may look like the one above it."""
+    return any(frame.file.endswith(_OF_CHILDREN) and frame.function == "_bootstrap" for frame in _frames_of(chain))
+
+
+def _has_lost_its_pipe(clean: Sequence[str], chain: Sequence[Block]) -> bool:
     start = chain[0].start
-    return start > 0 and CHILD.match(clean[start - 1]) is not None
+    is_named = start > 0 and CHILD.match(clean[start - 1]) is not None
+    return is_named and _is_of_child(chain) and _last_of(chain).exception in _LOST_PIPES
+
+
+def _is_logged(clean: Sequence[str], chain: Sequence[Block]) -> bool:
+    """Whether the line before it is of a logger, as of an error that was caught."""
+    start = chain[0].start
+    return start > 0 and (_LEVEL.search(clean[start - 1]) is not None or LOG_LINE.match(clean[start - 1]) is not None)
+
+
+def _frames_of(chain: Sequence[Block]) -> Iterable[Frame]:
+    return (frame for block in chain for frame in block.frames)
 
 
 def _is_just_before(clean: Sequence[str], chain: Sequence[Block], child: Sequence[Block]) -> bool:

@@ -17,6 +17,7 @@ from saferun.diagnosis.causes import (
     fabric,
     fatal_signals,
     gpu,
+    own_timer,
     python,
     rendezvous,
     schedulers,
@@ -44,7 +45,7 @@ RULES: tuple[Rule, ...] = (
     fatal_signals.scheduler_timeout,
     # Whatever stands before the last words.
     python.arguments_error,
-    python.own_timer,
+    own_timer.own_timer,
     # By the message of an exception, Python's or C++'s.
     gpu.hardware_error,
     gpu.illegal_memory_access,

@@ -416,6 +416,11 @@ def victim(failure: Failure) -> Cause | None:
     return by_text(failure, _VICTIMS) or _victim_by_its_message(failure)
 
 
+def tells_of_a_lost_peer(lines: tuple[str, ...]) -> bool:
+    """Whether any of these lines says that it has lost another rank, or the store."""
+    return any(first_line(rule.pattern, lines) for rule in _VICTIMS)
+
+
 def _victim_by_its_message(failure: Failure) -> Cause | None:
     found = by_text(failure, (_BY_ANY_PROGRAM,))
     if found is None:

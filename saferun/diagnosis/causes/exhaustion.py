@@ -241,8 +241,8 @@ _EXHAUSTED = (
         "host_out_of_memory",
         # Not of a GPU, or of NVSHMEM, in the same words.
         re.compile(
-            r"^(?!.{0,500}(?:\b(?:GPUs?|HBM|VRAM|[Dd]evices?|XPU|NPU|TPU)\b|\b(?:cuda|CUDA|hip|HIP|xpu|npu)\b"
-            r"|\b[Ss]ymmetric (?:heap|memory)\b))"
+            r"^(?!.{0,500}(?:\b(?:GPUs?|HBM|VRAM|XPU|NPU|TPU)\b|\b[Dd]evices?\b(?! (?:cpu|CPU|host)\b)"
+            r"|\b(?:cuda|CUDA|hip|HIP|xpu|npu)\b|\b[Ss]ymmetric (?:heap|memory)\b))"
             r".{0,500}(?:\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:free |available )?memory\b(?! space)"
             r"|\b(?:[Uu]nable|[Ff]ailed) to allocate \S{1,20} ?(?:bytes|[KMGT]i?B)\b)"
         ),
@@ -290,7 +290,8 @@ _WOULD_WAIT_OR_REFUSED = TextRule(
     in_last_lines=True,
 )
 # Without a path, as a socket has none.
-_PATHLESS = re.compile(r"OSError: \[Errno \d{1,3}\] [^:]{1,80}$")
+# Communication error, not supported, not connected, shut down, host down: sockets have them, too.
+_PATHLESS = re.compile(r"OSError: \[Errno (?:19|70|71|95|107|108|112)\] [^:]{1,80}$")
 
 
 def host_oom_kill(failure: Failure) -> Cause | None:

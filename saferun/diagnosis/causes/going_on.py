@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from saferun.diagnosis.causes.reasons import gives_reason
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import PythonError
 
@@ -19,12 +20,14 @@ _NUMBER = re.compile(r"\d[\d.,:]{0,40}")
 # What a program logs several times while it ends, or before it tries once more.
 _OF_AN_END = re.compile(
     r"\b(?:shut|clos(?:e|ing)|sav(?:e[ds]?|ing)|stor(?:ed|ing)|writ(?:ing|ten)|upload|sync|flush|clean|finali[sz]|destroy"
-    r"|terminat|stop|exit|abort|kill|releas|join|leav|dump|wait|retr(?:y|ies)|attempt|reconnect|tear)",
+    r"|terminat|stop|exit|abort|kill|releas|join|leav|dump|wait|retr(?:y|ies)|attempt|reconnect|tear|persist|remov|delet"
+    r"|notif|restart|resum|push|emergency|tr(?:y|ie[ds])|consider|done|mem(?:ory)?\b|config)",
     re.IGNORECASE,
 )
 # Last words that are about the end alone: why it came stands above.
 _NO_REASON = re.compile(
-    r"\b(?:shut(?:ting)?[- ]?down|clos(?:ed|ing)|sav(?:ed|ing)|upload(?:ed|ing)?|clean(?:ed|ing)?[- ]?up"
+    r"\b(?:persist|remov|delet|notif|restart|resum|push(?:ed|ing)?\b|emergency|try\b|consider)"
+    r"|\b(?:shut(?:ting)?[- ]?down|clos(?:ed|ing)|sav(?:ed|ing)|upload(?:ed|ing)?|clean(?:ed|ing)?[- ]?up"
     r"|tear(?:ing)?[- ]?down|exit(?:ed|ing)?,? (?:with|code|status)|exit ?code|destroy(?:ed|ing)|terminat(?:ed|ing)"
     r"|elapsed|took|(?:total|peak) \w{0,8} ?(?:time|mem\w{0,4})|attempts?|retries|tries|times|traceback"
     r"|see (?:the )?(?:logs?|above|traceback|error)|(?:above|previous|earlier)\b.{0,20}\b(?:error|exception)"
@@ -57,7 +60,7 @@ def went_on(error: PythonError, after: Sequence[str], last: str) -> bool:
     """
     if _IS_FATAL.search(error.before) or _repeats(error, last):
         return False
-    if _NO_REASON.search(last) or _NOTHING_ELSE.match(last):
+    if not gives_reason(last) or _NO_REASON.search(last) or _NOTHING_ELSE.match(last):
         return False
     seen: dict[str, set[str]] = {}
     for line in after[: max(place for place, line in enumerate(after) if line == last)]:

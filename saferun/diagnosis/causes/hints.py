@@ -58,7 +58,8 @@ _CHECKPOINT = re.compile(
     r"^(?!.{0,500}(?:\brecomput|\b[Aa]ctivation|\b[Gg]radient[ -]checkpoint|utils\.checkpoint))"
     r"(?=.{0,500}\b(?:[Cc]heckpoints?|state_dict|ckpt)\b)"
     r".{0,500}\b(?:[Ll]oad|[Rr]estor|[Rr]esum|[Rr]ead(?:ing)?\b|[Mm]issing|[Uu]nexpected|[Mm]ismatch|[Mm]atch|[Ii]ncompatib"
-    r"|[Ii]nvalid|[Cc]onvert|[Dd]eserial|[Pp]artition|world size)"
+    r"|[Ii]nvalid|[Cc]onvert|[Dd]eserial|[Pp]artition|world size"
+    r"|not equal|expected\b|[Dd]ifferent|[Uu]nrecogni[sz]|parallel size)"
 )
 HINTS = (
     (
@@ -175,7 +176,11 @@ HINTS = (
         _OTHER_CHECKPOINT,
     ),
     (
-        re.compile(r"\b[Nn]o (?:valid |usable )?checkpoints? (?:was |were |is |are )?(?:found|available)\b"),
+        re.compile(
+            r"\b[Nn]o (?:valid |usable )?checkpoints? (?:was |were |is |are )?(?:found|available)\b"
+            r"|\b(?:[Cc]an't|[Cc]an ?not|[Cc]ould(?:n't| not)) find (?:a |any )?(?:valid )?checkpoints?\b"
+            r"|\b[Cc]heckpoint (?:file |directory )?(?:\S{1,300} )?(?:was )?not found\b"
+        ),
         "there is no checkpoint to go on from: look at the path, and whether every host has it; else start without one",
     ),
     (

@@ -7,9 +7,9 @@ import re
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
 from saferun.diagnosis.causes.hints import CIRCULAR, COMPILING, VERSIONS, hint_for
 from saferun.diagnosis.causes.texts import first_line
-from saferun.diagnosis.frames import location_text
+from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import SYNTAX_ERRORS, PythonError
-from saferun.evidence import Cause, Frame
+from saferun.evidence import Cause
 
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
 _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})
@@ -94,7 +94,11 @@ _IMPORT_ADVICE = (
         "start it as a module of its package, from the directory above that: saferun -m PACKAGE.MODULE",
     ),
     (
-        re.compile(r"^ModuleNotFoundError: No module named '[^'.]{1,100}\.[^']{1,200}'$"),
+        # Of some names several packages each install a part: those that are there do not show that this one is.
+        re.compile(
+            r"^ModuleNotFoundError: No module named '(?!(?:google|ruamel|mpl_toolkits|azure|zope|nvidia|jaraco)\.)"
+            r"[^'.]{1,100}\.[^']{1,200}'$"
+        ),
         (
             "the package is found, but a part of it is not: install the version of it that has this part, on every "
             "host; a folder of one's own may have its name"
@@ -118,17 +122,6 @@ _OF_ARGUMENTS = re.compile(
 _NO_SCRIPT = re.compile(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,100})")
 _USAGE = re.compile(r"^[Uu]sage: .{1,300}")
 _USAGE_STATUS = 2
-# What faulthandler prints when its timer has run out.
-_TIMED_OUT = re.compile(r"Timeout \((\d{1,6}):(\d\d):(\d\d)(?:\.(\d{1,6}))?\)!$")
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]{1,20}.{0,80} \(most recent call first\):$")
-_THREAD_FRAME = re.compile(r'\s{0,8}File "([^"]{1,400})", line (\d{1,9}) in (.{1,300})$')
-ITS_OWN_TIMER = "its own timer (faulthandler)"
-_TIMER_ADVICE = (
-    "faulthandler.dump_traceback_later sets that time: look at what the other ranks did, and at the calls that it has "
-    "printed; where they only take long, give it more time"
-)
-# A line of a log that is neither a warning nor an error.
-_INFORMS = re.compile(r".{0,120}?\bINFO\b|I\d{4} \d\d:\d\d:\d\d")
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _HYDRA = "HYDRA_FULL_ERROR=1"
 _HYDRA_RUNS = "Error executing job with overrides"
@@ -142,6 +135,8 @@ _HYDRA_ADVICE = (
 )
 _LINES_OF_HYDRA, _LINES_AFTER_HYDRA = 12, 3
 _LETTERS = re.compile(r"[^\W_]")
+# What gives no reason: a warning of torch's, a line of a source.
+_OF_TORCH = re.compile(r"\s|\[W\d{0,4} ?\d\d:\d\d")
 _NO_TEXT = re.compile(r"null bytes|Non-UTF-8 code|invalid non-printable character")
 _PYTHON = (".py", ".pyw", ".pyc", ">")
 _NO_LIBRARY_LOADED = re.compile(
@@ -267,13 +262,22 @@ def usage_error(failure: Failure) -> Cause | None:
 
 
 def arguments_error(failure: Failure) -> Cause | None:
-    """The last words are those of a parser of arguments: what was printed before them has not ended the script."""
+    """The last words are those of the script's parser of arguments: what stands before them has not ended it.
+
+    A script may report any error by its parser, and other programs have parsers too.
+    """
     if failure.end.status.code != _USAGE_STATUS or not failure.died_silently:
         return None
     own = own_lines(failure.last_lines)
     error = _OPTION_ERROR.match(own[-1]) if own else None
-    has_usage = error is not None and any(_USAGE.match(line) for line in failure.last_lines)
-    return usage_error(failure) if has_usage or (error is not None and _OF_ARGUMENTS.search(error[0])) else None
+    if error is None:
+        return None
+    if error[1]:
+        is_it = _OF_ARGUMENTS.search(error[0]) is not None and error[1] == failure.user.script.rpartition("/")[2]
+    else:
+        # click's.
+        is_it = any(_USAGE.match(line) for line in failure.last_lines)
+    return usage_error(failure) if is_it else None
 
 
 def _arguments_hint(line: str) -> str:
@@ -400,40 +404,6 @@ def _exception(failure: Failure, class_name: str, advice: str) -> Cause:
     return cause(failure, class_name, message, advice, proof=line)
 
 
-def own_timer(failure: Failure) -> Cause | None:
-    """``faulthandler.dump_traceback_later(..., exit=True)``: what it did took too long, mostly a wait."""
-    if failure.end.status.code != 1 or not failure.died_silently:
-        return None
-    line, frames = _timer_report(failure)
-    match = _TIMED_OUT.match(line)
-    if match is None:
-        return None
-    hours, minutes, seconds, part = match.groups("0")
-    lasted = int(hours) * 3600 + int(minutes) * 60 + float(f"{seconds}.{part}")
-    message = f"{ITS_OWN_TIMER} ended it after {lasted:g} s"
-    place = next((location_text(frame) for frame in frames if failure.user.owns(frame)), "")
-    return cause(failure, "collective_timeout", message, _TIMER_ADVICE, proof=line, place=place)
-
-
-def waited_until_its_timer(failure: Failure) -> bool:
-    """Whether its own timer ended a rank in a call of torch.distributed."""
-    return any("/torch/distributed/" in frame.file for frame in _timer_report(failure)[1])
-
-
-def _timer_report(failure: Failure) -> tuple[str, tuple[Frame, ...]]:
-    """The line by which its stderr ends with a report of faulthandler's timer, and the main thread's calls."""
-    lines = failure.lines
-    start = max((index for index, line in enumerate(lines) if _TIMED_OUT.match(line)), default=len(lines))
-    below = lines[start + 1 :]
-    heads = [index for index, line in enumerate(below) if _THREAD.match(line)]
-    # With exit=False the program goes on.
-    if not heads or own_lines([line for line in below if not _THREAD.match(line)]):
-        return "", ()
-    # The main thread's calls are the last, innermost first.
-    found = (_THREAD_FRAME.match(line) for line in below[heads[-1] + 1 :])
-    return lines[start], tuple(Frame(frame[3], frame[1], int(frame[2])) for frame in found if frame is not None)
-
-
 def python_exit(failure: Failure) -> Cause | None:
     """It ended by itself with an exit code, and no exception."""
     code = failure.end.status.code
@@ -454,8 +424,8 @@ def python_exit(failure: Failure) -> Cause | None:
         return cause(failure, "python_exit", message, "a shell did not find or may not run the command", proof=last)
     beside = ""
     if not own and (own_beside := own_lines(failure.stdout_lines)):
-        # Warnings, and logs of libraries, are no last words.
-        beside = last if _INFORMS.match(last) else ""
+        # Warnings, and logs of libraries, are no last words, but may say why all the same.
+        beside = next((line for line in reversed(worded) if not (_OF_TORCH.match(line) or is_bar(line))), "")
         last = own_beside[-1]
     last = last or next((line for line in reversed(failure.stdout_lines) if line.strip()), "")
     if not last:

@@ -147,7 +147,10 @@ _CONNECTING = re.compile(
 _UNRESOLVED = re.compile(r"network addresses of (\(.{1,253}?, \d{1,5}\)) cannot be retrieved \(gai error: (-?\d{1,4})")
 _REACHED = re.compile(r"socket has failed to connect to \[|\berrno: \d")
 _EAI_AGAIN = "-3"
-_SERVICE = re.compile(r"\bHTTPS?ConnectionPool\(host='([\w.-]{1,253})'|\bhttps?://([\w.-]{1,253})")
+# A server with a port of its own is one of the site's.
+_SERVICE = re.compile(
+    r"\bHTTPS?ConnectionPool\(host='([\w.-]{1,253})', port=(?:80|443)\b|\bhttps?://([\w.-]{1,253})(?!:\d|[\w.-])"
+)
 # Names of a cluster's own, and addresses.
 _NEAR = re.compile(r"\.(?:local|localdomain|internal|lan|svc|cluster)\b|^[\d.]{1,15}$")
 _HUB = re.compile(r"\b(?:huggingface\.co|hf\.co)$")
@@ -173,16 +176,20 @@ def name_failure(failure: Failure) -> Cause | None:
     found = by_text(failure, _NAMES)
     if found is None:
         return _name_of_store(failure)
-    service = _service_in((found.proof, *failure.messages, *failure.context))
+    service = _service_of(found.proof, (*failure.messages, *failure.context))
     return found._replace(advice=_advice_without(service)) if service else found
 
 
-def _service_in(lines: tuple[str, ...]) -> str:
-    """The name of a service outside the job; empty where these messages are of none."""
-    for line in lines:
+def _service_of(proof: str, lines: tuple[str, ...]) -> str:
+    """The service outside the job whose name it is; empty where it is of none.
+
+    Where the proof names a host, other lines may show that it is a service's: they name the same one.
+    """
+    host = _host_in(proof)
+    for line in (proof, *lines) if host else (proof,):
         for match in _SERVICE.finditer(line):
             name = str(next(filter(None, match.groups())))
-            if "." in name and _NEAR.search(name) is None:
+            if "." in name and _NEAR.search(name) is None and host in {"", name}:
                 return name
     return ""
 
@@ -219,8 +226,13 @@ def _name_of_store(failure: Failure) -> Cause | None:
 
 def _name_in(match: re.Match[str]) -> str:
     """``: node7``, where the message has the name."""
-    found = _NAME.search(match.string[:1000])
-    return f": {next(filter(None, found.groups()))}" if found is not None else ""
+    name = _host_in(match.string[:1000])
+    return f": {name}" if name else ""
+
+
+def _host_in(line: str) -> str:
+    found = _NAME.search(line)
+    return str(next(filter(None, found.groups()))) if found is not None else ""
 
 
 def port_in_use(failure: Failure) -> Cause | None:

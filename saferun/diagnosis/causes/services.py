@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
+from saferun.diagnosis.causes.reasons import ENDS, has_level
 from saferun.diagnosis.causes.texts import final_lines, first_line
 from saferun.evidence import Cause
 
@@ -113,16 +114,12 @@ _OFFLINE_ADVICE = (
     "the job is set to offline (HF_HUB_OFFLINE, local_files_only) and the file is not in the cache: download it before "
     "the job into a cache that all hosts have (HF_HOME), or unset it"
 )
-# What wandb prints while the script ends, and words with which scripts say why they do.
+# What wandb prints while the script ends.
 _WANDB = "wandb: "
 _WANDB_ENDS = re.compile(
     r"wandb: .{0,40}?\b(?:Waiting for W&B process to finish|Run (?:history|summary)|View run|Synced|Find logs at)\b"
 )
-_WHY = re.compile(
-    r"\b(?:errors?|fail\w{0,5}|abort\w{0,4}|giving up|exit\w{0,3}|stop\w{0,4}|nan|inf|not|no|cannot|could|unable"
-    r"|invalid|missing|exceed\w{0,3}|worse|below|above|too|must|needs?|required|expected|diverge[ds]?|killed|lost)\b",
-    re.IGNORECASE,
-)
+_WORD = re.compile(r"[^\W\d_]{1,40}")
 _LINES_OF_THE_END = 10
 
 
@@ -143,8 +140,13 @@ def _printed_last(failure: Failure) -> tuple[str, re.Match[str]] | None:
         return found
     last = failure.lines[-_LINES_OF_THE_END:]
     above = last[: last.index(found[0])] if found[0] in last else last
-    has_ended = any(map(_WANDB_ENDS.match, above)) or any(map(_WHY.search, own_lines(above)))
+    own = own_lines(above)
+    has_ended = any(map(_WANDB_ENDS.match, above)) or (bool(own) and _reports_its_end(own[-1]))
     return None if has_ended else found
+
+
+def _reports_its_end(line: str) -> bool:
+    return has_level(line) or not ENDS.isdisjoint(word.lower() for word in _WORD.findall(line))
 
 
 def _is_service(exception: str, line: str) -> bool:

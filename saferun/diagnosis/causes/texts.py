@@ -8,15 +8,17 @@ from functools import lru_cache
 
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines
 from saferun.diagnosis.causes.literals import first_match, is_found
+from saferun.diagnosis.causes.reasons import (
+    ABOUT_OTHERS,
+    OF_A_PROCESS,
+    OF_A_TOOL,
+    gives_reason,
+    is_of_its_own,
+    names_reason,
+)
 from saferun.evidence import Cause
 from saferun.model import Value
 
-# What launchers and schedulers write below the reason, also in a line that they have broken.
-_OF_A_TOOL = re.compile(
-    r"(?:\d{1,6}: )?(?:slurmstepd|srun|prterun|mpirun|mpiexec|orterun)\b\S{0,80}: "
-    r"|\[(?:mpiexec|proxy:\S{1,12})@\S{1,80}\] |ABORT {1,2}: |\S{1,120}\.[ch] at line \d"
-    r"|(?:See|Run) '(?:docker|podman) "
-)
 # What torch logs of its process groups; its threads do so while the script goes on, and maybe prints more.
 _LOG_OF_TORCH = re.compile(
     r"^\[[EF]\d{0,4} ?\d\d:\d\d:\d\d.{0,80}\b(?:ProcessGroup\w{1,20}|c10d|TCPStore|NCCLUtils|socket)\b"
@@ -25,7 +27,7 @@ _LOG_OF_TORCH = re.compile(
 _OF_TORCH = re.compile(
     r"^(?:Last error:|socket\w{0,20}: |Proxy Call |Call to |(?:CUDA|HIP) kernel errors might |For debugging consider "
     r"|Compile with `TORCH_|Exception raised from |\. This may indicate |To avoid data inconsistency)"
-    r"|NCCL WARN |/gloo/|\[c10d\] |\bProcessGroup[A-Z]|\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b"
+    r"|NCCL WARN |\bNET/\w|/gloo/|\[c10d\] |\bProcessGroup[A-Z]|\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b"
     r"|\bDist(?:Backend|Network|Store)Error\b|\bTCPStore\b|\btorch\.(?:cuda\.)?OutOfMemoryError\b"
     r"|\bSocketImpl\(|\bHorovod has been shut down|\b[Cc]oordination service\b|out of memory\. Tried to allocate "
     r"|\bUCX {1,2}ERROR\b|\b(?:nvshmem|NVSHMEM)|\bib(?:v_|gda|rc)\w"
@@ -38,20 +40,19 @@ _EXPLAINED = re.compile(
     r"|\boversubscribe option |BAD TERMINATION OF|^YOUR APPLICATION TERMINATED|^Primary job {1,2}terminated"
     r"|\bException in device="
 )
-# How a tool, Python or C++ reports the end of a process, whose reason stands above.
-_OF_A_PROCESS = re.compile(
-    r"^(?:make(?:\[\d{1,3}\])?: \*\*\* |ninja: build stopped|Command (?:terminated by|exited with)"
-    r"|terminate called |Fatal Python error: |(?:Current thread|Thread) 0x|(?:\S{1,120}: line \d{1,6}: {1,8}\d{1,10} )?"
-    r"(?:Aborted|Killed|Segmentation fault|Bus error)\b)"
-    r"|\bexits with return code = |\bexited with exit code \d|\breturned non-zero exit status "
-)
 # What Python code raises of a wrong value.
 _OF_A_VALUE = re.compile(r"(?:Key|Value|Type|Assertion)Error: ")
-_QUOTES_A_VALUE = re.compile(r"(?<!\w)(['\"`])")
-# What stands before a quoted piece of a program's data.
-_QUOTES_DATA = re.compile(
-    r"\b(?:[Ss]ample|[Ll]ine|[Tt]ext|[Ss]tring|[Rr]ecord|[Rr]ow|[Dd]ocument|[Ee]xample|[Pp]rompt|[Ii]nput|[Tt]oken"
-    r"|[Ii]tem)s?[ :#=\d]{1,12}(['\"`])"
+# A quotation, with what names it as an exception; its last mark ends no word within.
+_QUOTED = re.compile(r"(\w(?:Error|Exception)\()?(?<!\w)(['\"`]).{0,500}?\2(?!\w)")
+# A quoted piece of a program's data.
+_DATA = re.compile(
+    r"\b((?:[Ss]ample|[Ll]ine|[Tt]ext|[Ss]tring|[Rr]ecord|[Rr]ow|[Dd]ocument|[Ee]xample|[Pp]rompt|[Ii]nput|[Tt]oken"
+    r"|[Ii]tem)s?[ :#=\d]{1,12})(['\"`]).{0,500}?\2(?!\w)"
+)
+# Code that connects says so, and quotes why it could not.
+_OF_A_CALL = re.compile(
+    r"\b(?:all[-_ ]?(?:reduce|gather|to[-_ ]?all)|reduce[-_ ]?scatter|broadcast|barrier|scatter|gather|send|recv)"
+    r"|fail|resolve|connect|\bbind|\bserve"
 )
 _CONNECTS = re.compile(
     r"/(?:torch/(?:distributed|_C)|mpi4py|horovod|deepspeed/comm|torch_(?:xla|npu)|jax|jaxlib|tensorflow|ray|vllm|sglang"
@@ -59,39 +60,6 @@ _CONNECTS = re.compile(
     r"|huggingface_hub)/|/(?:socket|socketserver|ssl|selectors|ftplib|smtplib)\.py$"
 )
 _WARNS = re.compile(r"^\[W|(?<!NCCL )\bWARN(?:ING)?\b")
-# What stands before the words of a log line.
-_LOG_HEAD = re.compile(
-    r"(?:\[[^\]]{1,60}\] ?){0,4}[\d:.,/ TZ+-]{0,40}(?:\[?(?:ERROR|CRITICAL|FATAL|[Ee]rror)\]?[ :|-]{1,6}){0,2}"
-    r"(?:[\w.]{1,60}(?: ?[:|-] |:(?=[A-Za-z])))?"
-)
-# That others are lost explains what a library has reported of them; it is no other reason.
-_ABOUT_OTHERS = re.compile(
-    r"\b(?:[Oo]ther|[Aa]nother|[Rr]emote|[Pp]eer) (?:rank|worker|node|host|process|task)|\b[Pp]eers?\b"
-    r"|\b[Cc]ollectives?\b|\b[Aa]ll[-_ ]?(?:[Rr]educe|[Gg]ather)|\b[Bb]arrier\b|\b[Cc]ommunicat|\b[Nn]etwork\b|\bNCCL\b"
-    r"|\b[Gg]loo\b"
-)
-# What a script does before it exits, and words that a reason may have beside that.
-_CLEANS_UP = re.compile(
-    r"\b(?:[Ss]av(?:ed|ing)|[Cc]los(?:ed|ing)|[Cc]lean(?:ed|ing)[- ]?up|[Uu]pload(?:ed|ing)|[Ff]lush(?:ed|ing)"
-    r"|[Dd]estroy(?:ed|ing)|[Rr]eleas(?:ed|ing)|[Dd]ump(?:ed|ing)|[Ee]mergency|[Ee]lapsed|[Tt]ook)\b"
-)
-_GIVES_A_REASON = re.compile(
-    r"\b(?:nan|inf|loss|diverge\w{0,3}|because|since|invalid|missing|not|no|unexpected|unknown|wrong|expected|required"
-    r"|than|exceed\w{0,3}|error)\b",
-    re.IGNORECASE,
-)
-_TOKEN = re.compile(r"[^\W\d_]{1,40}")
-_ENDS = frozenset(
-    """abort aborted aborting aborts bye cannot crash crashed exit exited exiting exits fail failed failing fails
-    failure gave giving killed killing quit quits quitting shut shutting shutdown stop stopped stopping stops terminate
-    terminated terminating""".split()
-)
-_WITHOUT_REASON = _ENDS | frozenset(
-    """a above all an and are as at batch because been below code continue could did do done down due during early epoch
-    error errors exception fatal for from general get give go goes going had happened has have here in is it iteration
-    its job log logs main must no not now of on our please process program rank ranks run see script so sorry status
-    step task the there this to traceback train trainer training up was we were will with worker workers""".split()
-)
 
 
 class TextRule(Value):
@@ -149,7 +117,7 @@ def of_connections(failure: Failure, lines: tuple[str, ...]) -> tuple[str, ...]:
     Code that checks a value, or fails on a piece of its data, quotes it. What is left out counts all the same where a
     library that connects is among the calls, or names itself.
     """
-    if not any(_quoted_in(line) for line in lines):
+    if not any(mark in line for line in lines for mark in "'\"`"):
         return lines
     blocks = failure.error.blocks if failure.error is not None else ()
     if any(_CONNECTS.search(frame.file) for block in blocks for frame in block.frames):
@@ -157,17 +125,12 @@ def of_connections(failure: Failure, lines: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line if is_found(_OF_TORCH, line) else _without_quoted(line) for line in lines)
 
 
-def _quoted_in(line: str) -> re.Match[str] | None:
-    return (_QUOTES_A_VALUE if _OF_A_VALUE.match(line) else _QUOTES_DATA).search(line)
-
-
 def _without_quoted(line: str) -> str:
-    """The line without what stands between its first quotation mark and the last one like it."""
-    match = _quoted_in(line)
-    if match is None:
+    """The line without each piece of data that it quotes, and, of a wrong value, without what else it quotes."""
+    line = _DATA.sub(r"\1\2\2", line)
+    if not _OF_A_VALUE.match(line) or _OF_A_CALL.search(_QUOTED.sub("", line)):
         return line
-    end = line.rfind(match[1], match.end())
-    return line[: match.end()] + line[end:] if end >= 0 else line
+    return _QUOTED.sub(lambda match: match[0] if match[1] else 2 * match[2], line)
 
 
 def first_line(pattern: re.Pattern[str], lines: Iterable[str]) -> tuple[str, re.Match[str]] | None:
@@ -189,8 +152,8 @@ def final_lines(failure: Failure) -> tuple[str, ...]:
 def reported_lines(failure: Failure) -> tuple[str, ...]:
     """Its very last lines, last line first, less those after which a program that exits has said another reason.
 
-    Such a line is something that the program had got over. What torch and NCCL report of themselves is not, in most
-    cases, and may be followed by one line of the program's own.
+    Such a line is something that the program had got over. What torch, NCCL and gloo report of themselves, and words
+    about other ranks, seldom are: the very last words must be such a reason, and none that may follow from these.
     """
     lines = failure.closing_lines
     return lines if failure.signum else _less_got_over(lines, failure.last_lines)
@@ -199,41 +162,32 @@ def reported_lines(failure: Failure) -> tuple[str, ...]:
 @lru_cache(maxsize=4)
 def _less_got_over(lines: tuple[str, ...], last: tuple[str, ...]) -> tuple[str, ...]:
     """Many rules ask for the same lines."""
+    end = next((line for line in lines if _is_own(line)), "")
+    ends_by_itself = is_of_its_own(end)
     kept = []
-    reasons = 0
+    has_reason = has_error = False
     for line in lines:
         is_torchs = is_found(_OF_TORCH, line)
-        if (
-            not reasons
-            or (is_torchs and reasons == 1 and _WARNS.search(line) is None)
-            or _LOG_OF_TORCH.match(line)
-            or is_found(_EXPLAINED, line)
-            # What stands below a traceback of rich's is one line, up to the last.
-            or line not in last
-        ):
+        if is_torchs or ABOUT_OTHERS.search(line):
+            is_over = ends_by_itself and line != end
+        else:
+            is_over = has_reason or (has_error and _WARNS.search(line) is not None)
+        # What stands below a traceback of rich's is one line, up to the last.
+        if not is_over or _LOG_OF_TORCH.match(line) or is_found(_EXPLAINED, line) or line not in last:
             kept.append(line)
-        reasons += not is_torchs and bool(own_lines((line,))) and gives_reason(line)
+        if not is_torchs and own_lines((line,)):
+            has_reason = has_reason or names_reason(line)
+            has_error = has_error or gives_reason(line)
     return tuple(kept)
 
 
-def gives_reason(line: str) -> bool:
-    """Whether a line says more than that the program ends: ``training failed, exiting`` does not."""
-    if _OF_A_TOOL.match(line) or is_found(_OF_A_PROCESS, line):
-        return False
-    if _ABOUT_OTHERS.search(line) or (_CLEANS_UP.search(line) and not _GIVES_A_REASON.search(line)):
-        return False
-    tokens = [token.lower() for token in _TOKEN.findall(line[_head_length(line) :])]
-    return not _WITHOUT_REASON.issuperset(tokens) or _ENDS.isdisjoint(tokens)
-
-
-def _head_length(line: str) -> int:
-    head = _LOG_HEAD.match(line)
-    return head.end() if head is not None else 0
+def _is_own(line: str) -> bool:
+    return OF_A_TOOL.match(line) is None and not is_found(OF_A_PROCESS, line) and bool(own_lines((line,)))
 
 
 @lru_cache(maxsize=4)
 def _up_to_own(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Many rules ask for the same lines."""
-    own = (index for index, line in enumerate(lines) if _OF_A_TOOL.match(line) is None and own_lines((line,)))
+    own = (index for index, line in enumerate(lines) if OF_A_TOOL.match(line) is None and own_lines((line,)))
     end = next(own, len(lines))
     return lines[: end + 1]

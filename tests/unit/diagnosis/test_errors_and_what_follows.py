@@ -138,7 +138,6 @@ LOST = "Connection closed by peer"
         f"INFO:actor:{LOST}",
         f"ERROR:actor.pool:{LOST}",
         f"INFO: {LOST}",
-        f"ERROR: {LOST}",
         f"[INFO|trainer.py:1024] 2026-01-01 12:00:00,123 >> {LOST}",
         f"INFO 01-02 12:00:00 core.py:12] {LOST}",
         f"[2026-01-01 12:00:00,123][actor][ERROR] - {LOST}",

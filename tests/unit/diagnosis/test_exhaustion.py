@@ -125,6 +125,7 @@ def test_a_socket_that_fails_while_an_exception_is_handled_is_none_either() -> N
         (at("os.sendfile(out, source, 0, 4096)"), "OSError: [Errno 5] Input/output error"),
         (at("sock_file = open(path)"), "OSError: [Errno 30] Read-only file system: '/run/job.sock'"),
         (at("loss.backward()"), UNCONNECTED),
+        (at("self.socket_file.write(b)"), "OSError: [Errno 5] Input/output error"),
     ],
     ids=lambda value: str(value[-1]).strip()[:40] if isinstance(value, tuple) else value[9:18],
 )
@@ -205,6 +206,7 @@ def test_what_a_symmetric_heap_needs_is_told() -> None:
         "RuntimeError: not enough RAM for the cache of cuda:0",
         "RuntimeError: unable to allocate 64 GiB",
         "OSError: Insufficient memory",
+        "ValueError: Not enough memory to load the model on device cpu",
         "ray.exceptions.OutOfMemoryError: Task on a GPU was killed due to the node running low on memory.",
     ],
 )

@@ -45,6 +45,9 @@ def test_a_checkpoint_in_a_name_is_not_said_to_be_broken(line: str) -> None:
         "ValueError: could not restore the state from the checkpoint /out/ckpt",
         "RuntimeError: state_dict has unexpected keys",
         "RuntimeError: Couldn't load the checkpoint: it doesn't fit",
+        "AssertionError: rank 0: checkpoint args hidden_size value (4096) is not equal to the argument value (2048).",
+        "ValueError: Checkpoint was written with tensor parallel size 8, expected 4",
+        "ValueError: Unrecognized checkpoint format",
     ],
 )
 def test_a_checkpoint_that_cannot_be_loaded_is_told_so_as_before(line: str) -> None:
@@ -59,6 +62,9 @@ def test_a_checkpoint_that_cannot_be_loaded_is_told_so_as_before(line: str) -> N
         ("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded.", WEIGHTS),
         ("RuntimeError: Cannot use ``weights_only=True`` with TorchScript archives passed to ``torch.load``.", WEIGHTS),
         ("ValueError: No valid checkpoint found in output directory (/out)", "there is no checkpoint to go on from"),
+        ("ValueError: Can't find a valid checkpoint at ./out", "there is no checkpoint to go on from"),
+        ("RuntimeError: Could not find checkpoint at /x/y", "there is no checkpoint to go on from"),
+        ("RuntimeError: Checkpoint file /x/y.pt not found", "there is no checkpoint to go on from"),
         ("OSError: out/checkpoint-500 does not appear to have a file named config.json.", "the model's name or path"),
         ("RuntimeError: nvshmem: failed to allocate 64 bytes in the symmetric heap", "NVSHMEM_SYMMETRIC_SIZE"),
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "another process holds the lock"),

@@ -83,3 +83,9 @@ def test_what_is_not_installed_is(message: str) -> None:
 )
 def test_an_extension_that_does_not_fit_is_to_be_built(message: str) -> None:
     assert "compiled extension" in found_in(message).advice
+
+
+@pytest.mark.parametrize("name", ["google.protobuf", "ruamel.yaml", "mpl_toolkits.basemap"])
+def test_a_part_of_a_name_that_packages_share_is_a_package_of_its_own(name: str) -> None:
+    """The name is found because another one has installed a part of it."""
+    assert found_in(f"ModuleNotFoundError: No module named '{name}'").advice.startswith("install it")
