@@ -178,9 +178,9 @@ def test_however_much_came_at_once_ranks_do_not_wait_for_a_slow_reader(monkeypat
         target = Target(reader.fd, skipping=True, where=lambda: WHERE)
         target.put(b"x" * 3 * MOST_WAITING_BYTES + b"\n")
         target.flush()
-        assert target.is_full
+        assert states_of(target) == ("full",)
         moment += target_module.JUDGED_AFTER_S
-        assert not target.is_full
+        assert states_of(target) == ()
         assert not target.has_room(100)
         close(target, reader)
 
@@ -193,10 +193,10 @@ def test_a_time_in_which_saferun_was_stopped_is_not_held_against_the_reader(monk
         target = Target(reader.fd, skipping=True, where=lambda: WHERE)
         target.put(b"x" * 2 * MOST_WAITING_BYTES + b"\n")
         moment += 60.0
-        assert target.is_full
+        assert states_of(target) == ("full",)
         assert target.has_room(100)
         moment += target_module.JUDGED_AFTER_S
-        assert not target.is_full
+        assert states_of(target) == ()
         close(target, reader)
 
 
