@@ -140,6 +140,7 @@ def test_ranks_wait_for_a_slow_reader_until_it_is_known_to_be_slow(
     monkeypatch: pytest.MonkeyPatch, sip_bytes: int
 ) -> None:
     """A pager that has been stopped, or a line over a modem: two seconds once, and nothing for the rest of the run."""
+    monkeypatch.setattr(target_module, "MOST_WAITING_BYTES", 2 * len(CHUNK))
     moment = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: moment)
     with Reader.pipe() as reader:
