@@ -9,7 +9,7 @@ import os
 import time
 
 from saferun.console.intake import Intake
-from saferun.errors import SaferunError
+from saferun.errors import SaferunError, suppress
 from saferun.launch.exec_wait import ExecWait
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.orphaned_segments import OrphanedSegments
@@ -270,7 +270,8 @@ class RankActions(PartBase):
             for stream in rank.streams:
                 path = (goals.stderrs if stream.is_stderr else goals.stdouts)[position]
                 console = (2 if stream.is_stderr else 1) if stream.is_shown else -1
-                found.append((os.dup(stream.fd), console, "" if path == os.devnull else path))
+                with suppress(OSError):  # there are no descriptors left
+                    found.append((os.dup(stream.fd), console, "" if path == os.devnull else path))
         return found
 
     def _copy_left_output(self, pipes: list[tuple[int, int, str]]) -> None:

@@ -12,7 +12,7 @@ from saferun.linux.core_pattern import CorePattern, file_in_place, read_core_pat
 from saferun.linux.file_systems import kind_of
 from saferun.linux.memory_file import blank_memory_file
 from saferun.linux.prctl import allow_ptrace_by
-from saferun.linux.procfs import descendants_of
+from saferun.linux.procfs import descendants_of, read_environ_entry
 from saferun.model import Value
 
 _FILTER = "/proc/self/coredump_filter"
@@ -95,7 +95,7 @@ def _read_notes(fd: int) -> bytes:
     return b""
 
 
-def lower_limits(owner_pid: int, notes_fd: int) -> None:
+def lower_limits(owner_pid: int, notes_fd: int, run_entry: str) -> None:
     """Have the ranks that run, and their descendants, leave no core any more: it would cost the user a file.
 
     From then on no core is saferun's, which is noted.
@@ -103,11 +103,14 @@ def lower_limits(owner_pid: int, notes_fd: int) -> None:
     Args:
         owner_pid: the parent of the ranks.
         notes_fd: of :class:`LimitNotes`.
+        run_entry: what all processes of the run have in their environment; other descendants were there before it.
 
     Source: prlimit(2).
     """
+    name, _, run_id = run_entry.partition("=")
     for _ in range(_LOWERED_AT_MOST):
-        if not [pid for pid in descendants_of(owner_pid) if _lower_limit(pid)]:
+        found = [pid for pid in descendants_of(owner_pid) if read_environ_entry(pid, name) == run_id]
+        if not [pid for pid in found if _lower_limit(pid)]:
             break
     _is_noted(f"/proc/self/fd/{notes_fd}", _NOT_RAISED)
 

@@ -266,7 +266,7 @@ class _Service:
             return None if self._lower_at is None else self._lower_at - now
         self._lower_at, self._lowered_at = None, now
         if have_raised(self._notes_fd):
-            lower_limits(self._owner_pid, self._notes_fd)
+            lower_limits(self._owner_pid, self._notes_fd, self._search.run_entry)
         return None
 
     def _search_below(self, within_s: float) -> None:
@@ -300,6 +300,9 @@ class _Service:
                 self._saver.handle_events()
             self._report()
             if message["search_s"]:
+                # First what is known: the search may not end in time.
+                if self._handled is not None:
+                    self._handled.sweep(time.monotonic())
                 self._search_below(message["search_s"])
             if self._handled is not None:
                 self._handled.sweep(time.monotonic())

@@ -35,8 +35,8 @@ def all_hang(ranks: WatchedRanks) -> HangVerdict | None:
     if not found["spins"]:
         about = tuple(sorted(watched.rank for watched in ranks.all if watched.is_in_collective))
         return HangVerdict("stuck_collective", about, silent_s, certain, busy)
-    if not found["waits"] and not found["quiet"]:
-        # No rank waits for them.
+    if not found["waits"] and not found["quiet"] and not all(one.was_in_collective for one in ranks.all):
+        # No rank waits for them. (Where all were in a collective when they last answered, they may be in it still.)
         return None
     return HangVerdict("spinning", tuple(sorted(found["spins"])), silent_s, certain=False, busy=busy)
 

@@ -104,7 +104,7 @@ class Watched:
         # What is busy and cannot be dumped counts as work, unless it turns out to be in a collective.
         works = (
             clock_s - self.moved_s >= _UNSEEN * timeout_s
-            and not (self.is_in_collective or self.is_asked)
+            and not (self.is_in_collective or self.is_asked or self._has_old_numbers)
             and any(not can_dump or self._is_unreadable(pid) for pid in signs.busy_pids)
         )
         if signs.moved or works:
@@ -146,8 +146,8 @@ class Watched:
 
         If it has answered before, and the last time it did not, it is asked again after ``again_s``.
         """
-        was_unanswered = reached > 0 and self._numbers is not None and self._unanswered_s is not None
-        if reached <= self._asked and not (was_unanswered and clock_s - (self._unanswered_s or 0.0) >= again_s):
+        is_due_again = self._has_old_numbers and clock_s - (self._unanswered_s or 0.0) >= again_s
+        if reached <= self._asked and not (reached and is_due_again):
             return False
         self._asked = reached
         return self.ask_now()
@@ -188,15 +188,23 @@ class Watched:
         return self.works_unseen
 
     @property
+    def _has_old_numbers(self) -> bool:
+        """Whether it has answered before, and did not when it was asked the last time."""
+        return self._numbers is not None and self._unanswered_s is not None
+
+    @property
+    def was_in_collective(self) -> bool:
+        """The same of the last answer, however old it is."""
+        return self._numbers is not None and any(enqueued > completed for enqueued, completed in self._numbers.values())
+
+    @property
     def is_in_collective(self) -> bool:
         """Whether it has begun a collective that is not complete, by its numbers; not if they may be old.
 
         With NCCL sends are numbered for themselves, and a rank's last call may have a lower number than the last that
         is complete both while it waits and when it is idle. That does not count; ``NumbersQuery`` asks for the calls.
         """
-        if self._numbers is None or self._unanswered_s is not None:
-            return False
-        return any(enqueued > completed for enqueued, completed in self._numbers.values())
+        return self.was_in_collective and not self._has_old_numbers
 
     def frozen_s(self, clock_s: float) -> float:
         """How long its numbers are known not to have moved."""

@@ -236,25 +236,36 @@ def test_that_a_rank_of_an_earlier_attempt_has_kept_its_limit_is_known(notes: Li
     assert notes.were_kept
 
 
-def test_limits_are_lowered_in_all_descendants(notes: LimitNotes) -> None:
-    """The next core would cost the user a file, whichever process left it."""
+def test_limits_are_lowered_in_all_processes_of_the_run(notes: LimitNotes) -> None:
+    """The next core would cost the user a file, whichever of them left it."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     if not hard:
         pytest.skip("a hard limit of 0")
     script = f"ulimit -S -c {'unlimited' if hard == -1 else hard}; sleep 100 & echo $!; wait"
     os.pwrite(notes.fd, b"+", 0)
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as child:
+    run_id = os.urandom(8).hex()
+    entry, environ = f"SAFERUN_RUN_ID={run_id}", {"SAFERUN_RUN_ID": run_id, "PATH": os.environ["PATH"]}
+    with (
+        subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, env=environ) as child,
+        subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as older,
+    ):
         try:
             assert child.stdout is not None
-            grandchild = int(child.stdout.readline())
+            assert older.stdout is not None
+            grandchild, another = int(child.stdout.readline()), int(older.stdout.readline())
             assert resource.prlimit(grandchild, resource.RLIMIT_CORE) == (hard, hard)
-            lower_limits(os.getpid(), notes.fd)
+            lower_limits(os.getpid(), notes.fd, entry)
+            # A server that an entry script started before it became saferun.
+            assert resource.prlimit(older.pid, resource.RLIMIT_CORE) == (hard, hard)
+            assert resource.prlimit(another, resource.RLIMIT_CORE) == (hard, hard)
             assert resource.prlimit(child.pid, resource.RLIMIT_CORE) == (0, hard)
             assert resource.prlimit(grandchild, resource.RLIMIT_CORE) == (0, hard)
             assert not have_raised(notes.fd)
         finally:
             os.kill(grandchild, 9)
+            os.kill(another, 9)
             child.kill()
+            older.kill()
 
 
 @pytest.mark.parametrize(

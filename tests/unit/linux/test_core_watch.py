@@ -13,22 +13,22 @@ from saferun.linux.core_watch import _search_s, _Service
 
 def test_a_file_that_is_written_again_and_again_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits are lowered at once, and then twice a second: new ranks may have been started meanwhile."""
-    lowered: list[int] = []
+    lowered: list[tuple[int, str]] = []
     saver: Any = SimpleNamespace(has_other=False, paths=[])
     lines: Any = None
     monkeypatch.setattr(core_watch, "have_raised", lambda fd: fd == 7)
-    monkeypatch.setattr(core_watch, "lower_limits", lambda owner_pid, _: lowered.append(owner_pid))
-    search: Any = None
+    monkeypatch.setattr(core_watch, "lower_limits", lambda owner_pid, _, entry: lowered.append((owner_pid, entry)))
+    search: Any = SimpleNamespace(run_entry="SAFERUN_RUN_ID=ab")
     service = _Service(lines, saver, 71, 7, spared=0, room_bytes=0, search=search, ranks=(), failed=())
     assert service._lower(100.0) is None
     assert lowered == []
     for step in range(100):
         saver.has_other = True
         service._lower(100.0 + step / 100)
-    assert lowered == [71, 71]
+    assert lowered == [(71, "SAFERUN_RUN_ID=ab")] * 2
     assert service._lower(100.99) == pytest.approx(0.01)
     assert service._lower(101.01) is None
-    assert lowered == [71, 71, 71]
+    assert len(lowered) == 3
 
 
 def test_limits_that_ranks_have_not_raised_stay(monkeypatch: pytest.MonkeyPatch) -> None:

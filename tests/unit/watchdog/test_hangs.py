@@ -140,6 +140,33 @@ def test_a_rank_that_answers_again_is_in_its_collective_again() -> None:
     assert job.told[0][1].certain
 
 
+@pytest.mark.parametrize("can_dump", [True, False])
+@pytest.mark.parametrize("lost", [3, 5])
+def test_an_answer_that_is_lost_now_and_then_puts_a_hang_off_and_hides_none(*, can_dump: bool, lost: int) -> None:
+    """A starved host, a full backlog: that is no sign of work."""
+    asked = 0
+
+    def numbers(rank: int, _at: float) -> dict[str, tuple[int, int]] | None:
+        nonlocal asked
+        asked += rank == 0
+        return None if rank == 0 and asked % lost == 0 else {"0": (5, 4)}
+
+    job = Job(100.0, SPINS, SPINS, numbers=numbers, can_dump=can_dump)
+    verdicts = job.run(2.0)
+    assert [verdict for verdict in verdicts if verdict.kind == "stuck_collective" and verdict.certain], verdicts
+
+
+def test_ranks_that_all_stop_to_answer_in_a_collective_are_suspected() -> None:
+    """No rank is seen to wait for them, and none does anything else."""
+
+    def numbers(_rank: int, at: float) -> dict[str, tuple[int, int]] | None:
+        return {"0": (5, 4)} if at < 20.0 else None
+
+    job = Job(100.0, SPINS, SPINS, numbers=numbers)
+    assert kinds(job.run(2.0))[:1] == ["spinning"]
+    assert not any(verdict.certain for _, verdict in job.told)
+
+
 def test_a_rank_whose_collective_ended_after_a_later_send_is_not_in_one() -> None:
     """Sends are numbered for themselves: the calls tell whether the last of them is over."""
 
