@@ -10,7 +10,7 @@ from saferun.linux.cgroups import memory_limit_bytes
 from saferun.linux.container import in_container
 from saferun.linux.core_pattern import CorePattern, file_in_place, read_core_pattern, takes_files
 from saferun.linux.file_systems import kind_of
-from saferun.linux.memory_file import blank_memory_file
+from saferun.linux.memory_file import shared_memory_file
 from saferun.linux.prctl import allow_ptrace_by
 from saferun.linux.procfs import descendants_of, read_environ_entry
 from saferun.model import Value
@@ -64,7 +64,7 @@ class LimitNotes:
 
     def __init__(self) -> None:
         self.were_kept = False
-        self.fd = blank_memory_file("saferun-core-limits")
+        self.fd = shared_memory_file("saferun-core-limits")
         self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def begin_attempt(self) -> None:

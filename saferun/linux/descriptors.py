@@ -39,9 +39,9 @@ def open_null() -> int:
     try:
         return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        from saferun.linux.memory_file import blank_memory_file
+        from saferun.linux.memory_file import shared_memory_file
 
-        return blank_memory_file("saferun-null")
+        return shared_memory_file("saferun-null")
 
 
 def close_all_but(*kept: int, low: int = 3) -> None:

@@ -45,6 +45,21 @@ def blank_memory_file(name: str) -> int:
     return _memfd(name, executable=False)
 
 
+def shared_memory_file(name: str) -> int:
+    """As :func:`blank_memory_file`, or an unlinked file in /dev/shm.
+
+    Raises:
+        OSError: there is neither.
+    """
+    try:
+        return blank_memory_file(name)
+    except OSError:
+        path = f"/dev/shm/saferun-{os.urandom(8).hex()}"  # noqa: S108 - a new file, unlinked at once
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.unlink(path)
+        return fd
+
+
 def _memfd(name: str, *, executable: bool) -> int:
     if executable:
         try:
