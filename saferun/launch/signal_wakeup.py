@@ -41,7 +41,7 @@ class Wakeup:
         if any(pane.target.is_terminal for pane in self._context.screen.panes):
             signal.signal(signal.SIGWINCH, _ignore)
             signal.signal(signal.SIGCONT, _ignore)
-            write_from_background()
+        write_from_background()  # also to a terminal that is written like a file
         if signal.SIGINT not in self._stopping and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             # As any Python program has it: the ranks are ended on the way out.
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -103,7 +103,7 @@ def ensure_standard_descriptors() -> None:
     """Open /dev/null for every standard stream that is closed, so that no other file takes its number."""
     for fd in (0, 1, 2):
         try:
-            os.fstat(fd)
+            fcntl.fcntl(fd, fcntl.F_GETFD)  # unlike fstat, it asks no file system
         except OSError:
             null = open_null()
             os.dup2(null, fd)

@@ -36,12 +36,6 @@ _NO_REASON = re.compile(
     r"|\b(?:failed|aborted|crashed|aborting|stopping|ending)\W{1,4}(?:the )?(?:run|job|experiment|training)\b",
     re.IGNORECASE,
 )
-_NOTHING_ELSE = re.compile(
-    r"[\d:.,TZ/\[\] |-]{0,40}(?:(?:ERROR|CRITICAL|FATAL)[\]:| -]{1,4})?(?:[\w.]{1,60}[:\]|-] ?)?"
-    r"(?:(?:giving|gave) up|abort(?:ed|ing)?|exit(?:ed|ing)?|stop(?:ped|ping)?|failed|failure|error|quit(?:ting)?|done"
-    r"|good ?bye|bye|finished|ended)\W{0,8}$",
-    re.IGNORECASE,
-)
 # With these words a log says itself that the error ends the program.
 _IS_FATAL = re.compile(r"\b(?:CRITICAL|FATAL)\b|\b[Ff]atal\b|\b[Uu]n(?:caught|handled)\b")
 _SHORTEST_NAME = 5
@@ -60,7 +54,7 @@ def went_on(error: PythonError, after: Sequence[str], last: str) -> bool:
     """
     if _IS_FATAL.search(error.before) or _repeats(error, last):
         return False
-    if not gives_reason(last) or _NO_REASON.search(last) or _NOTHING_ELSE.match(last):
+    if not gives_reason(last) or _NO_REASON.search(last):
         return False
     seen: dict[str, set[str]] = {}
     for line in after[: max(place for place, line in enumerate(after) if line == last)]:
