@@ -125,6 +125,22 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def name_of(pid: int) -> str:
+    """What ``ps`` calls a process; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def is_in_write(pid: int) -> bool:
+    """Whether a process sleeps in a write to a full pipe."""
+    try:
+        return "pipe_write" in Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return False
+
+
 def is_coordinator(pid: int) -> bool:
     """Whether a process is a coordinator, and not one that a coordinator has forked."""
     program = "saferun/coordinator/__main__.py"
@@ -273,11 +289,11 @@ class Job:
 
     def reaper(self) -> int | None:
         """The pid of the process that ends a run whose supervisor was killed."""
-        for pid in self.processes():
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == "sr-reaper":
-                    return pid
-        return None
+        return next(iter(self.called("sr-reaper")), None)
+
+    def called(self, name: str) -> list[int]:
+        """The pids of its living processes that ``ps`` calls so."""
+        return [pid for pid in self.processes() if name_of(pid) == name]
 
     def left(self) -> list[str]:
         """What is left of an ended launch: processes, and files outside of the run directory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import shutil
@@ -30,7 +29,7 @@ from tests.process.core_steps import (
     Crew,
     functions,
 )
-from tests.process.launching import DEADLINE_S, customized, in_saferun, running, until
+from tests.process.launching import DEADLINE_S, customized, in_saferun, name_of, running, until
 
 pytestmark = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.description()}")
 
@@ -46,13 +45,6 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
 
 
 # --------------------------------------------------------------------------------------------------- beside a launch
-
-
-def name_of(pid: int) -> str:
-    """A process's name; empty where it is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
 
 
 @pytest.mark.skipif(not share_a_name(PATTERN), reason="cores do not share a name here")

@@ -87,20 +87,12 @@ def test_the_launch_goes_on_without_the_process_that_asks(tmp_path: Path) -> Non
     """Whoever wants to connect to that name finds out what there is to be known."""
     options = (*C10D, "--rdzv-endpoint", "nobody-knows:29400", "--preflight", "off")
     with dead_name_server(tmp_path) as (before, _), running(tmp_path / "run", RUN, *options, before=before) as job:
-        asking = until(lambda: [pid for pid in job.processes() if name_of(pid) == "sr-names"], "the name is asked for")
+        asking = until(lambda: job.called("sr-names"), "the name is asked for")
         kill(asking[0], signal.SIGKILL)
         until(job.coordinator, "the coordinator looks for itself")
         until(lambda: "saferun: the name server does not answer for nobody-knows (" in job.err, "it is said")
         job.send(signal.SIGTERM)
         job.wait()
-
-
-def name_of(pid: int) -> str:
-    """As ``ps`` shows it."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 @pytest.mark.slow

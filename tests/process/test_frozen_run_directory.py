@@ -58,7 +58,7 @@ def launched(tmp_path: Path, disk: FileSystem, program: str, *options: str, **mo
 
 def writer_of(job: Job) -> int:
     """The pid of the process that writes the files."""
-    return next(pid for pid in job.processes() if Path(f"/proc/{pid}/comm").read_text().strip() == "sr-writer")
+    return until(lambda: job.called("sr-writer"), "the writer is there")[0]
 
 
 def freeze(job: Job, disk: FileSystem) -> None:

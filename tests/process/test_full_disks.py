@@ -87,8 +87,7 @@ for number in range(400_000):
 
 def writer_of(job: Job) -> int:
     """The pid of the process that writes the files."""
-    names = {pid: Path(f"/proc/{pid}/comm") for pid in job.processes()}
-    return next(pid for pid, path in names.items() if path.exists() and path.read_text().strip() == "sr-writer")
+    return until(lambda: job.called("sr-writer"), "the writer is there")[0]
 
 
 def test_a_writer_that_is_killed_while_it_writes_costs_no_line(tmp_path: Path) -> None:

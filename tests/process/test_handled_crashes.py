@@ -16,8 +16,8 @@ from saferun.linux.core_watch import CoreWatch
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import children_of
 from tests.process.core_steps import PATTERN
-from tests.process.launching import customized, in_saferun, running, until
-from tests.process.test_core_tools import name_of, skip_without_room
+from tests.process.launching import customized, in_saferun, name_of, running, until
+from tests.process.test_core_tools import skip_without_room
 
 pytestmark = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.description()}")
 

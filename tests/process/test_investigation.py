@@ -78,16 +78,7 @@ def capture_process(job: Job) -> int:
 
 def process_called(name: str, job: Job) -> int:
     """A process of the job's that has this name; 0: there is none."""
-    pids = [pid for pid in job.processes() if name_of(pid) == name]
-    return pids[0] if pids else 0
-
-
-def name_of(pid: int) -> str:
-    """What ``ps`` calls a process; empty where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+    return next(iter(job.called(name)), 0)
 
 
 # ----------------------------------------------------------------------------------------------- a healthy job stays so

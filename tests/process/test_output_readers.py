@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launching import customized, in_saferun, read_stat, running, until
+from tests.process.launching import customized, in_saferun, is_in_write, read_stat, running, until
 from tests.process.reading import Pipe, Reader
 
 QUICK = "print('done')"
@@ -96,14 +96,6 @@ def is_held_up(rank: int, saferun: int) -> bool:
     before = switches(saferun)
     held_up = is_in_write(rank) and (stat := read_stat(saferun)) is not None and stat.state == "S"
     return held_up and switches(saferun) == before
-
-
-def is_in_write(pid: int) -> bool:
-    """Whether a process sleeps in a write to a full pipe."""
-    try:
-        return "pipe_write" in Path(f"/proc/{pid}/wchan").read_text()
-    except OSError:
-        return False
 
 
 def switches(pid: int) -> list[str]:

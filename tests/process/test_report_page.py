@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import textwrap
 from pathlib import Path
@@ -61,12 +60,7 @@ def fail(job: Job) -> int:
 
 def page_makers(job: Job) -> list[int]:
     """The processes that make a page."""
-    found = []
-    for pid in job.processes():
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "sr-page":
-                found.append(pid)
-    return found
+    return job.called("sr-page")
 
 
 def page_of(job: Job) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.breadth import slow_but
-from tests.process.launching import DEADLINE_S, Job, command_line, in_mounts, running, until, without
+from tests.process.launching import DEADLINE_S, Job, command_line, in_mounts, is_in_write, running, until, without
 
 QUICK = "print('done')"
 
@@ -138,7 +138,7 @@ def test_nothing_is_skipped_on_the_console_where_no_file_keeps_it(tmp_path: Path
 def has_stalled(job: Job) -> bool:
     """Whether the rank waits for room in its pipe."""
     ranks = [pid for pid in job.processes() if command_line(pid).endswith(" -u train.py")]
-    return bool(ranks) and all("pipe_write" in Path(f"/proc/{pid}/wchan").read_text() for pid in ranks)
+    return bool(ranks) and all(is_in_write(pid) for pid in ranks)
 
 
 def test_ranks_that_write_nothing_leave_hardly_a_file(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ for number in range(30000, 60000): print(f"{number:09d}")
         job.hear("ready")
         (file,) = until(lambda: list(job.run_dir.glob("*/attempt_0/rank_0/stdout.log")), "the file is there")
         until(lambda: file.read_bytes().endswith(b"000029999\n"), "the file has all")
-        (writer,) = [pid for pid in job.processes() if Path(f"/proc/{pid}/comm").read_text().strip() == "sr-writer"]
+        (writer,) = until(lambda: job.called("sr-writer"), "the writer is there")
         os.kill(writer, signal.SIGKILL)
         job.release("more")
         assert job.wait() == 0
