@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # At the end a reader that does not read is waited for this long, if files keep all of it; else as long as it exists.
 _DRAIN_S = 60.0
+# A pipe wakes it at once, when it has room or its reader has gone: this is for what no event tells of.
+_AWAITED_S = 60.0
 # How often the end checks whether a file has taken something.
 _CONSOLE_S = 0.1
 # A file behind stderr has so long to take the last line.
@@ -95,7 +97,7 @@ class ConsolePart:
             if left_s <= 0:
                 if not screen.is_awaited:
                     break
-                left_s = _DRAIN_S  # a pipe wakes it: it has room, or its reader has gone
+                left_s = _AWAITED_S
             if wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):
                 break
         if screen.print_unread():
