@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from saferun.captures.recorder_content import read_groups
 from saferun.cluster.evidence.packing import decode_part, encode_part
 from saferun.diagnosis import diagnose
-from saferun.evidence import (
+from saferun.evidence.job_evidence import (
     Capture,
     Evidence,
     Frame,

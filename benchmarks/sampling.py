@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
 
-    from saferun.evidence import HangVerdict
+    from saferun.evidence.job_evidence import HangVerdict
 
 RANKS = 8
 HANG_TIMEOUT_S = 300.0

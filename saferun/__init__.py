@@ -8,9 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.api.launching import run
     from saferun.api.report import read_report
-    from saferun.script import debug as debug
-    from saferun.script.failures import record
-    from saferun.script.reported_progress import expect, step
+    from saferun.api.script import debug as debug
+    from saferun.api.script.failures import record
+    from saferun.api.script.reported_progress import expect, step
 
 __all__ = ["debug", "expect", "heartbeat", "read_report", "record", "run", "step"]
 __version__ = "0.1.0"
@@ -36,11 +36,11 @@ def heartbeat() -> None:
 
 # What is imported when it is asked for, with the module that has it: a launch needs none of it.
 _LAZY = {
-    "expect": "saferun.script.reported_progress",
+    "expect": "saferun.api.script.reported_progress",
     "read_report": "saferun.api.report",
-    "record": "saferun.script.failures",
+    "record": "saferun.api.script.failures",
     "run": "saferun.api.launching",
-    "step": "saferun.script.reported_progress",
+    "step": "saferun.api.script.reported_progress",
 }
 
 
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> object:
     if name == "debug":
         from importlib import import_module
 
-        found: object = import_module("saferun.script.debug")
+        found: object = import_module("saferun.api.script.debug")
         globals()[name] = found
         return found
     if name not in _LAZY:

@@ -22,7 +22,6 @@ PACKAGE = ROOT / "saferun"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("model",),
-    ("call_evidence", "gpu_evidence", "wait_evidence"),
     ("config", "evidence"),
     ("text",),
     ("supervisor", "diagnosis", "linux"),
@@ -34,7 +33,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("launch",),
     ("cli",),
-    ("api", "ctl", "script", "__main__"),
+    ("api", "ctl", "__main__"),
 )
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 # These need no place in the order: the package itself holds the version, the coordinator is a process of its own, the
@@ -47,9 +46,6 @@ PURE = (
     "model",
     "config",
     "evidence",
-    "call_evidence",
-    "gpu_evidence",
-    "wait_evidence",
     "text",
     "supervisor",
     "diagnosis",
@@ -358,7 +354,7 @@ def test_torch_is_imported_by_the_coordinator_alone() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
         for path in _sources(PACKAGE)
-        if _room(_name(path)) not in {"coordinator", "script"}
+        if _room(_name(path)) != "coordinator" and not path.is_relative_to(PACKAGE / "api" / "script")
         for module, line in _imports(path)
         if _is_of(module, "torch")
     ]
@@ -367,7 +363,7 @@ def test_torch_is_imported_by_the_coordinator_alone() -> None:
 
 def test_what_runs_in_the_script_imports_torch_inside_functions_only() -> None:
     """An import of saferun takes no torch, and nothing of saferun itself imports that room."""
-    script = _sources(PACKAGE / "script")
+    script = _sources(PACKAGE / "api" / "script")
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}: imports {name}"
         for path in script
@@ -381,7 +377,7 @@ def test_what_runs_in_the_script_imports_torch_inside_functions_only() -> None:
         for path in _sources(PACKAGE)
         if path not in script and path != PACKAGE / "__init__.py"
         for module, line in _imports(path)
-        if _is_of(module, "saferun.script")
+        if _is_of(module, "saferun.api.script")
     ]
 
 
@@ -558,16 +554,21 @@ def test_the_unit_tests_need_no_torch() -> None:
 def test_the_unit_tests_have_the_rooms_of_the_package() -> None:
     """Whoever changes a room finds its tests in the folder of the same name, and nothing else there."""
     rooms = {path.parent.relative_to(PACKAGE).parts[0] for path in _sources(PACKAGE) if path.parent != PACKAGE}
-    tests = _sources(ROOT / "tests" / "unit")
-    assert {path.parent.name for path in tests if path.parent.name != "unit"} == rooms
+    unit = ROOT / "tests" / "unit"
+    room_of = {path: path.relative_to(unit).parts[0] for path in _sources(unit) if path.parent != unit}
+    assert set(room_of.values()) == rooms
     strangers = [
-        f"{path.relative_to(ROOT)}: nothing of saferun/{path.parent.name}"
-        for path in tests
-        if path.parent.name != "unit"
-        and path.name.startswith("test_")
-        and not any(_is_of(module, f"saferun.{path.parent.name}") for module, _ in _imports(path))
+        f"{path.relative_to(ROOT)}: nothing of saferun/{room}"
+        for path, room in room_of.items()
+        if path.name.startswith("test_") and not any(_is_of(module, f"saferun.{room}") for module, _ in _imports(path))
     ]
     assert not strangers
+
+
+def test_the_house_is_small_enough_to_be_seen_at_once() -> None:
+    """Folders and modules at the top: a newcomer reads this list first."""
+    top = {_room(_name(path)) for path in _sources(PACKAGE)}
+    assert len(top - {"__init__", "__main__"}) <= 22
 
 
 def test_the_document_names_every_room() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from saferun.call_evidence import CalledFunction, CallEvent, RankCalls, ThreadCalls
+from saferun.evidence.call_evidence import CalledFunction, CallEvent, RankCalls, ThreadCalls
 
 MAGIC = int.from_bytes(b"SRCALLS1", sys.byteorder)
 MOST_THREADS, ENTRIES = 64, 256

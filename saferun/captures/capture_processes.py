@@ -19,7 +19,7 @@ from saferun.captures.process_state import FAMILY_LIMIT, tree_snapshots
 from saferun.captures.scene import Emit, Process, Scene
 from saferun.captures.waiting import Ends
 from saferun.captures.wire import NOT_READY, CaptureRequest, CoreRequest, CoresFound, Done, LibraryLog, encode
-from saferun.evidence import CaptureNote, CoreDump, OomKill
+from saferun.evidence.job_evidence import CaptureNote, CoreDump, OomKill
 from saferun.linux.children import reset_signals
 from saferun.linux.descriptors import open_null
 from saferun.linux.memory_limit import be_killed_first, limit_memory

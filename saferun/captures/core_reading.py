@@ -13,7 +13,7 @@ from saferun.captures.py_spy_json import threads_from_json
 from saferun.captures.pystack_core import is_pystack_here, pystack_tool, threads_from_pystack
 from saferun.captures.scene import one_line
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps
-from saferun.evidence import Frame, ThreadStack
+from saferun.evidence.job_evidence import Frame, ThreadStack
 from saferun.linux.core_notes import CoreNotes
 from saferun.linux.memory_limit import TOO_MUCH, limited_memory
 from saferun.model import Value, signal_name

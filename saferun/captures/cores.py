@@ -20,7 +20,7 @@ from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
 from saferun.captures.tools import Steps, Tool, call_in_child, find_tool, responds, run_steps
 from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess, LibraryLog
-from saferun.evidence import CoreDump, OomKill
+from saferun.evidence.job_evidence import CoreDump, OomKill
 from saferun.files.trees import make_directories
 from saferun.linux.cgroups import parse_oom_lines
 from saferun.linux.core_files import (

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from saferun.files.inbox import Outbox
 
 EXAMINER_MODULES = (
-    "saferun.evidence",
+    "saferun.evidence.job_evidence",
     "saferun.captures.wire",
     "saferun.captures.stacks",
     "saferun.captures.process_state",

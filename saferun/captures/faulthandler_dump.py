@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process
-from saferun.evidence import Frame, ThreadStack
+from saferun.evidence.job_evidence import Frame, ThreadStack
 from saferun.linux.procfs import read_stat
 from saferun.linux.small_files import list_directory, read_pairs
 

@@ -25,7 +25,7 @@ from saferun.captures.plain_pickle import read_pickle
 from saferun.captures.recorder_content import GROUPS_LIMIT, read_groups
 from saferun.captures.wire import CaptureTarget
 from saferun.errors import printable
-from saferun.evidence import GroupProgress, RankCollectives
+from saferun.evidence.job_evidence import GroupProgress, RankCollectives
 from saferun.text.decoding import loads
 
 REPLY_LIMIT_BYTES = 16 << 20

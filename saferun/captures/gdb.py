@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from saferun.captures.tools import Tool, find_tool
-from saferun.evidence import Frame, ThreadStack
+from saferun.evidence.job_evidence import Frame, ThreadStack
 
 _FRAMES = 200
 # No init files or scripts of libraries, and no network access.

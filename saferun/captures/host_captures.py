@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
 from saferun.captures.wire import CaptureTarget, HostCapture
-from saferun.evidence import RankCollectives
-from saferun.gpu_evidence import RankGpu
+from saferun.evidence.gpu_evidence import RankGpu
+from saferun.evidence.job_evidence import RankCollectives
 
 _RECORDERS_AT_ONCE = 8
 # What does not respond by then is stuck, and must not delay the verdict.

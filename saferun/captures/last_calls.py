@@ -10,10 +10,10 @@ import stat
 import time
 from collections.abc import Iterable
 
-from saferun.call_evidence import RankCalls, ThreadCalls
 from saferun.captures.call_rings import NAMES_BYTES, SIZE_BYTES, THREADS_BYTES, decode_calls
 from saferun.captures.scene import Emit, Scene
 from saferun.captures.wire import DeadCalls
+from saferun.evidence.call_evidence import RankCalls, ThreadCalls
 from saferun.linux.ownership import CAREFULLY
 from saferun.linux.small_files import list_directory
 

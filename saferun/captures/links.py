@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from saferun.captures.scene import Process, Scene
-from saferun.evidence import StuckLink
+from saferun.evidence.job_evidence import StuckLink
 from saferun.linux.small_files import list_directory, read_link
 from saferun.linux.sockets import TcpState, sending_again
 

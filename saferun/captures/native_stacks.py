@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from saferun.captures.gdb import find_gdb, threads_from_gdb
 from saferun.captures.ptrace import ptrace_denial, resume_if_stopped, resumed_if_killed
-from saferun.evidence import StackDump
+from saferun.evidence.job_evidence import StackDump
 from saferun.linux.child_output import run_program
 from saferun.linux.children import SpawnError
 from saferun.linux.procfs import read_stat

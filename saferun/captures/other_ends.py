@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 
 from saferun.captures.waiting import HELD_LIMIT, PATH_CALLS, Ends, awaited_child, list_fds, polled_by
+from saferun.evidence.wait_evidence import ThreadWait
 from saferun.linux.signals import caught_signals
 from saferun.linux.small_files import list_directory, read_bytes, read_link, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, descriptor_of, read_syscall
 from saferun.model import Value
-from saferun.wait_evidence import ThreadWait
 
 _THREADS_LIMIT = 1024
 # Libraries have dozens of threads on connections to other ranks; those of Python's began later.

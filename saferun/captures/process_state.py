@@ -12,13 +12,13 @@ from collections import Counter
 from saferun.captures.other_ends import OtherEnds
 from saferun.captures.scene import Process, Scene
 from saferun.captures.waiting import Ends, list_fds
-from saferun.evidence import ProcessSnapshot
+from saferun.evidence.job_evidence import ProcessSnapshot
+from saferun.evidence.wait_evidence import EPHEMERAL_FROM, JobPorts, ThreadWait
 from saferun.linux.procfs import children_of, read_stat
 from saferun.linux.small_files import list_directory, read_line, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
 from saferun.text.redaction import redacted_arguments
-from saferun.wait_evidence import EPHEMERAL_FROM, JobPorts, ThreadWait
 
 FAMILY_LIMIT = 256
 """How many processes of a rank, with itself, are captured."""

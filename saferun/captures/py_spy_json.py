@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from saferun.evidence import Frame, ThreadStack
+from saferun.evidence.job_evidence import Frame, ThreadStack
 from saferun.text.decoding import MALFORMED, loads, number_or, text_or_empty
 
 _THREADS_LIMIT = 256

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from saferun.captures.tools import Tool
-from saferun.evidence import Frame, ThreadStack
+from saferun.evidence.job_evidence import Frame, ThreadStack
 from saferun.model import Value
 from saferun.text.decoding import loads
 from saferun.text.typed_json import fit

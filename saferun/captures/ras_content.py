@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from saferun.errors import printable
-from saferun.gpu_evidence import NcclOutlier, NcclProcess
+from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess
 from saferun.model import Value
 from saferun.text.decoding import loads
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from saferun.evidence import CollectiveCall, Frame, GroupProgress
+from saferun.evidence.job_evidence import CollectiveCall, Frame, GroupProgress
 from saferun.model import Value
 from saferun.text.decoding import loads
 

@@ -15,7 +15,7 @@ from saferun.captures.plain_pickle import LONGEST_BYTES, read_pickle
 from saferun.captures.recorder_content import read_groups
 from saferun.captures.tools import responds
 from saferun.captures.wire import DEAD_FILE_SYSTEM, RecorderFile
-from saferun.evidence import CaptureNote, RankCollectives
+from saferun.evidence.job_evidence import CaptureNote, RankCollectives
 from saferun.linux.ownership import CAREFULLY
 
 READING_BYTES = 1 << 30

@@ -10,7 +10,7 @@ from typing import Any
 
 from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.wire import Begun, CaptureRequest
-from saferun.evidence import CaptureNote, ProcessSnapshot
+from saferun.evidence.job_evidence import CaptureNote, ProcessSnapshot
 from saferun.model import JsonObject, Value
 from saferun.text.json_redaction import redacted_json_text
 from saferun.text.redaction import redacted_json, redacted_text

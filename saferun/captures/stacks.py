@@ -22,7 +22,7 @@ from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, has_module, responds, run_steps
 from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READY
 from saferun.captures.worker_server import dump_by_worker_server
-from saferun.evidence import StackDump, ThreadStack
+from saferun.evidence.job_evidence import StackDump, ThreadStack
 from saferun.linux.memory_limit import TOO_MUCH, limited_memory
 from saferun.linux.small_files import read_link
 from saferun.linux.stuck import mount_of, mounts_of

@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from saferun.call_evidence import RankCalls
-from saferun.evidence import (
+from saferun.evidence.call_evidence import RankCalls
+from saferun.evidence.gpu_evidence import NcclOutlier, RankGpu
+from saferun.evidence.job_evidence import (
     Capture,
     CaptureNote,
     CoreDump,
@@ -21,11 +22,10 @@ from saferun.evidence import (
     StackDump,
     StuckLink,
 )
-from saferun.gpu_evidence import NcclOutlier, RankGpu
+from saferun.evidence.wait_evidence import JobPorts
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import loads
 from saferun.text.typed_json import fit
-from saferun.wait_evidence import JobPorts
 
 LINE_LIMIT_BYTES = 4 << 20
 """Longer lines are dropped."""

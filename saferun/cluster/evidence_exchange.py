@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saferun.evidence import AbortReason, Evidence
+from saferun.evidence.job_evidence import AbortReason, Evidence
 
 if TYPE_CHECKING:
     from saferun.cluster.job_interface import JobPort

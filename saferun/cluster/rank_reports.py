@@ -15,7 +15,7 @@ from saferun.text.typed_json import fit_or, line_of, list_of
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
     from saferun.cluster.task_states import TaskStates
-    from saferun.evidence import HangVerdict
+    from saferun.evidence.job_evidence import HangVerdict
 
 _LONGEST_BESIDE = 160
 _MOST_BESIDE = 5

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.evidence import HangVerdict
+    from saferun.evidence.job_evidence import HangVerdict
 
 ASKED = "asked-"
 """How the names of chunks begin that a user has asked for: they are no evidence of a failure."""

@@ -11,7 +11,7 @@ from saferun.captures.recording import Recording, RecordOptions, decode_recordin
 from saferun.cluster.evidence import HostPart, HostPeer, decode_part, merge_parts
 from saferun.ctl.live_run import find_live
 from saferun.errors import UsageError
-from saferun.evidence import Evidence
+from saferun.evidence.job_evidence import Evidence
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import MALFORMED
 from saferun.text.typed_json import fit, line_of, list_of, number_of, text_of

@@ -23,7 +23,8 @@ from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.rank_waits import wait_groups
 from saferun.errors import SaferunError, UsageError
-from saferun.evidence import Capture, Evidence, ProcessSnapshot, StackDump, WaitGroup
+from saferun.evidence.diagnosis_values import WaitGroup
+from saferun.evidence.job_evidence import Capture, Evidence, ProcessSnapshot, StackDump
 from saferun.files.run_dir import BASE, shorter_path
 from saferun.files.run_files import RUN_JSON, living_records, open_run, read_json
 from saferun.linux.poller import Poller

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from saferun.evidence import Diagnosis, Evidence
+    from saferun.evidence.diagnosis_values import Diagnosis
+    from saferun.evidence.job_evidence import Evidence
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from saferun.evidence import Traceback
+from saferun.evidence.diagnosis_values import Traceback
 
 # What differs between ranks that fail alike.
 _DIFFERENCES = re.compile(

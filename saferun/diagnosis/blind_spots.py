@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.rank_waits import Wait
-from saferun.evidence import Evidence, StackDump
+from saferun.evidence.job_evidence import Evidence, StackDump
 from saferun.text.wording import ranks_text
 
 _SHOWN = 4

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from saferun.diagnosis.mismatched_calls import MismatchedCall, first_mismatch, groups_alike, left_out
 from saferun.diagnosis.process_groups import Group, groups_of
 from saferun.diagnosis.wavefront import Op, Root, Wavefront
-from saferun.evidence import RankCollectives
+from saferun.evidence.job_evidence import RankCollectives
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 

@@ -54,7 +54,8 @@ from saferun.diagnosis.timeouts import (
     who_is_late,
 )
 from saferun.diagnosis.tracebacks import clean_lines
-from saferun.evidence import Cause, Diagnosis, Evidence, Traceback
+from saferun.evidence.diagnosis_values import Cause, Diagnosis, Traceback
+from saferun.evidence.job_evidence import Evidence
 from saferun.model import RankEnd, signal_name
 from saferun.text.wording import ranks_text
 

@@ -21,7 +21,8 @@ from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.lost_peers import call_of, stopped_failures
 from saferun.diagnosis.rank_waits import waits_of
 from saferun.diagnosis.timeouts import idle, is_timeout, not_busy, waited
-from saferun.evidence import Cause, Evidence, RankOutput
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import RankEnd, Value
 
 CLOCKS_DIFFER_S = 0.25

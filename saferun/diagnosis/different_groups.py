@@ -11,7 +11,7 @@ from saferun.diagnosis.collectives import CollectiveFindings, Stuck
 from saferun.diagnosis.hang_classes import CIRCLE_ADVICE
 from saferun.diagnosis.judgement import Judgement
 from saferun.diagnosis.rank_waits import Wait
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 from saferun.text.wording import ranks_text
 
 _MOST_SHOWN = 4

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from saferun.call_evidence import CalledFunction, CallEvent, RankCalls
 from saferun.diagnosis.frames import file_name
-from saferun.evidence import Diagnosis, Evidence
+from saferun.evidence.call_evidence import CalledFunction, CallEvent, RankCalls
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Evidence
 from saferun.text.wording import ranks_text
 
 # So many events must agree before a difference: ranks that have been out of step for long agree nowhere for certain.

@@ -16,7 +16,8 @@ from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.judgement import Judgement
 from saferun.diagnosis.lost_peers import call_of
 from saferun.diagnosis.tracebacks import ends_with_traceback
-from saferun.evidence import Cause, Evidence
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Evidence
 from saferun.model import ExitStatus, RankEnd, Value
 from saferun.text.wording import ranks_text
 

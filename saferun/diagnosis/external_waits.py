@@ -24,10 +24,11 @@ from saferun.diagnosis.merged_stacks import (
 from saferun.diagnosis.rank_view import Found, RankView, first_found, library_call
 from saferun.diagnosis.rank_waits import Wait, rank_waits
 from saferun.diagnosis.wait_rules import RULES
-from saferun.evidence import Cause, Diagnosis, Evidence, ProcessSnapshot, StackDump, ThreadStack
+from saferun.evidence.diagnosis_values import Cause, Diagnosis
+from saferun.evidence.job_evidence import Evidence, ProcessSnapshot, StackDump, ThreadStack
+from saferun.evidence.wait_evidence import EPHEMERAL_FROM, ThreadWait
 from saferun.model import Value
 from saferun.text.wording import duration_text, ranks_text
-from saferun.wait_evidence import EPHEMERAL_FROM, ThreadWait
 
 # Waits that can be seen to lead out of the process by their calls alone, where its system call is not known.
 _LEADS_OUT = frozenset({"file_io", "network", "debugger"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from saferun.evidence import Frame
+from saferun.evidence.job_evidence import Frame
 
 # Where the interpreter's own modules and installed packages lie, on every distribution that is known to us.
 _INSTALLED = ("/site-packages/", "/dist-packages/")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from saferun.gpu_evidence import RankGpu
+from saferun.evidence.gpu_evidence import RankGpu
 from saferun.model import Value
 
 APPLICATION, DRIVER, HARDWARE, INFORMATION = "application", "driver", "hardware", "information"

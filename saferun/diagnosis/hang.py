@@ -34,7 +34,8 @@ from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.printed_errors import LastErrors, after_errors, dead_threads, printed_last, raising
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
-from saferun.evidence import Cause, Diagnosis, Evidence, HangVerdict
+from saferun.evidence.diagnosis_values import Cause, Diagnosis
+from saferun.evidence.job_evidence import Evidence, HangVerdict
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text
 
 _SHOWN_WAITS = 4

@@ -19,7 +19,8 @@ from saferun.diagnosis.gpu_errors import GpuError, GpuOwners, error_in, failure_
 from saferun.model import Value
 
 if TYPE_CHECKING:
-    from saferun.evidence import Cause, Diagnosis, Evidence, HostView, OomKill
+    from saferun.evidence.diagnosis_values import Cause, Diagnosis
+    from saferun.evidence.job_evidence import Evidence, HostView, OomKill
 
 KINDS = ("gpu", "machine", "lost", "file_system", "link", "stuck", "memory", "clock")
 """The worst first: ``gpu`` (a GPU, or what connects GPUs), ``machine`` (processors, memory, buses, the kernel),
@@ -155,7 +156,7 @@ def _is_of_few(count: int, hosts: int) -> bool:
 
 def _alone(evidence: Evidence, diagnosis: Diagnosis | None) -> HostView:
     """The only host, as one of several is described."""
-    from saferun.evidence import HostView
+    from saferun.evidence.job_evidence import HostView
 
     abandoned = diagnosis.abandoned if diagnosis is not None else evidence.abandoned
     return HostView(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from saferun.diagnosis.causes.failure import shortened
 from saferun.diagnosis.job_hosts import Hosts, hosts_text
 from saferun.diagnosis.judgement import Judgement
-from saferun.evidence import AbortReason, Cause, Evidence, HostView
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import AbortReason, Evidence, HostView
 from saferun.model import Value, signal_name
 from saferun.text.wording import ranks_text
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.gpu_errors import GpuOwners
-from saferun.evidence import Evidence, HostView, OomKill
+from saferun.evidence.job_evidence import Evidence, HostView, OomKill
 from saferun.model import RankEnd
 from saferun.text.wording import ranks_text
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import Failure, is_of_warning, read_failure, read_stdout
 from saferun.diagnosis.job_hosts import Hosts
-from saferun.evidence import Cause, Evidence, RankOutput
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import RankEnd
 
 # A rank that exited, and of which nothing more is known.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 from saferun.model import RankEnd, Value
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.tracebacks import ends_with_traceback
-from saferun.evidence import Cause, Evidence, LostPeer
+from saferun.evidence.diagnosis_values import Cause, LostPeer
+from saferun.evidence.job_evidence import Evidence
 from saferun.model import ExitStatus
 
 # What a signal raises in a rank: saferun's own, when it stops the ranks.

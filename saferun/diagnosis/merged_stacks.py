@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun.diagnosis.frames import Calls, UserCode, is_nameless, is_native, last_name, native_name
-from saferun.evidence import Frame, StackDump, StackNode, ThreadStack
+from saferun.evidence.diagnosis_values import StackNode
+from saferun.evidence.job_evidence import Frame, StackDump, ThreadStack
 
 WORKER_NAME = "pt_data_worker"
 """What torch calls the processes of its data loaders."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.diagnosis.process_groups import DEFAULT_GROUP, Group, is_batch
-from saferun.evidence import CollectiveCall
+from saferun.evidence.job_evidence import CollectiveCall
 from saferun.model import Value
 from saferun.text.decoding import loads
 from saferun.text.wording import ranks_text

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.judgement import Judgement
-from saferun.evidence import Evidence
-from saferun.gpu_evidence import NcclOutlier, NcclProcess
+from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess
+from saferun.evidence.job_evidence import Evidence
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 

@@ -14,7 +14,8 @@ from saferun.diagnosis.causes.failure import Failure, shortened
 from saferun.diagnosis.collectives import CollectiveFindings
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
 from saferun.diagnosis.judgement import Judgement
-from saferun.evidence import Cause, HostView, StuckLink
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import HostView, StuckLink
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 

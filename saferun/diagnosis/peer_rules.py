@@ -13,7 +13,7 @@ from saferun.diagnosis.rank_view import (
     native_calls,
     syscall,
 )
-from saferun.evidence import Frame
+from saferun.evidence.job_evidence import Frame
 
 _C10D = Calls(("/torch/distributed/distributed_c10d.py", ()))
 _INIT = frozenset(

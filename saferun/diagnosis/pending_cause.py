@@ -15,7 +15,7 @@ from saferun.diagnosis.early_exits import early_ends
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.rank_waits import waits_of
-from saferun.evidence import Evidence
+from saferun.evidence.job_evidence import Evidence
 
 ELSEWHERE = "victim"
 """Why an attempt ends where the rank that failed is a victim: of a rank that may be on any host."""

@@ -10,7 +10,8 @@ from saferun.diagnosis.frames import Calls, UserCode, is_native
 from saferun.diagnosis.merged_stacks import best_dumps
 from saferun.diagnosis.rank_waits import IN_THREAD, Wait
 from saferun.diagnosis.tracebacks import clean_lines, ends_with_traceback, find_python_error
-from saferun.evidence import Cause, Evidence, Frame, StackDump
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Evidence, Frame, StackDump
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 

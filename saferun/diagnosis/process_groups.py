@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
+from saferun.evidence.job_evidence import CollectiveCall, GroupProgress, RankCollectives
 from saferun.text.wording import ranks_text
 
 DEFAULT_GROUP = "default_pg"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from saferun.diagnosis.frames import Calls, UserCode, is_native, native_name
-from saferun.evidence import Frame, HangVerdict, ProcessSnapshot, StackDump
+from saferun.evidence.job_evidence import Frame, HangVerdict, ProcessSnapshot, StackDump
 from saferun.model import Value
 
 

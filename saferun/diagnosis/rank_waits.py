@@ -11,7 +11,8 @@ from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_t
 from saferun.diagnosis.peer_rules import in_collective
 from saferun.diagnosis.rank_view import Found, RankView, first_found, user_frame
 from saferun.diagnosis.wait_rules import RULES, keeps_gil
-from saferun.evidence import Capture, Evidence, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
+from saferun.evidence.diagnosis_values import WaitGroup
+from saferun.evidence.job_evidence import Capture, Evidence, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack
 from saferun.model import Value
 from saferun.text.wording import NOT_PYTHON
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from saferun.evidence import Frame, RankOutput
+from saferun.evidence.job_evidence import Frame, RankOutput
 from saferun.model import Value
 
 # How a line about the locals of a frame begins (``text/failure_record.py``).

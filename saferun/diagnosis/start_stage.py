@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from saferun.diagnosis.tracebacks import LONGEST_LINE, find_fatal_report, find_python_error
-from saferun.evidence import Evidence, Frame, RankOutput, StackDump
+from saferun.evidence.job_evidence import Evidence, Frame, RankOutput, StackDump
 from saferun.model import Value
 
 BEFORE, INSIDE, THROUGH = "before", "inside", "through"

@@ -12,7 +12,8 @@ from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.lost_peers import call_of
 from saferun.diagnosis.rank_view import user_frame
 from saferun.diagnosis.rank_waits import Wait
-from saferun.evidence import Cause, Evidence
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Evidence
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 

@@ -15,7 +15,7 @@ from saferun.diagnosis.frames import UserCode, location_text
 from saferun.diagnosis.message_end import CONTEXT, DIRECT, LOG_LINE, announces_lines, is_after_message, is_logged
 from saferun.diagnosis.progress_bars import without_bars
 from saferun.diagnosis.recorded_exception import RecordedException
-from saferun.evidence import Frame
+from saferun.evidence.job_evidence import Frame
 from saferun.model import Value
 
 LONGEST_LINE = 1000

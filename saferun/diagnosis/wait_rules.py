@@ -28,7 +28,7 @@ from saferun.diagnosis.rank_view import (
     waits_on,
     wchan,
 )
-from saferun.evidence import StackDump, ThreadStack
+from saferun.evidence.job_evidence import StackDump, ThreadStack
 from saferun.text.wording import NOT_PYTHON
 
 # ------------------------------------------------------------------------------------- states of the process as a whole

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from saferun.diagnosis.process_groups import Group, Stream
-from saferun.evidence import CollectiveCall, RankCollectives
+from saferun.evidence.job_evidence import CollectiveCall, RankCollectives
 from saferun.model import Value
 
 _UNKNOWN_ORDER = 1 << 62

@@ -425,7 +425,7 @@ class _Description:
 
 def _progress() -> "dict[str, Any]":
     """The last step that the script has reported (``saferun.step``)."""
-    module: Any = sys.modules.get("saferun.script.reported_progress")
+    module: Any = sys.modules.get("saferun.api.script.reported_progress")
     reported = vars(module)["_reported"] if module is not None else None
     if reported is None or reported.step < 0:
         return {}

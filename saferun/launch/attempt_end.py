@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.evidence import Diagnosis
+    from saferun.evidence.diagnosis_values import Diagnosis
     from saferun.files.file_stream import WriterAnswer
     from saferun.launch.retry_waits import RetryWaits
     from saferun.report.report_json import Outcome

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from saferun.captures.capture_query import CaptureQuery
     from saferun.cluster.evidence_exchange import EvidenceExchange
     from saferun.diagnosis.host_fault import HostFault
-    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, RankOutput
+    from saferun.evidence.diagnosis_values import Diagnosis
+    from saferun.evidence.job_evidence import Capture, Evidence, HangVerdict, RankOutput
 
 CORE_BUDGET_S = 60.0
 """How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache."""
@@ -139,7 +140,7 @@ class AttemptRecord:
     def gather(self, verdict: HangVerdict | None) -> Evidence:
         """The evidence of this host. ``verdict``: the hang that it is of, if any."""
         from saferun.cluster.evidence_exchange import abort_reason_of
-        from saferun.evidence import Capture, Evidence
+        from saferun.evidence.job_evidence import Capture, Evidence
 
         config, group = self._context.launch.config, self.group
         placement = group.plan.placement if group is not None else None
@@ -230,7 +231,7 @@ class AttemptRecord:
             end, rank = min(failed, key=lambda one: one[0].at)
             headline = f"rank {rank} failed first: {end.status.description}"
         try:
-            from saferun.evidence import Diagnosis
+            from saferun.evidence.diagnosis_values import Diagnosis
         except ModuleNotFoundError:
             return Undiagnosed(headline, abandoned=action.abandoned)  # type: ignore[return-value]
         return Diagnosis(headline, None, None, (), (), action.abandoned)

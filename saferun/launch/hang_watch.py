@@ -19,7 +19,7 @@ from saferun.supervisor.events import HangSuspected
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
-    from saferun.evidence import HangVerdict
+    from saferun.evidence.job_evidence import HangVerdict
     from saferun.launch.slow_ranks import SlowRankWatch
     from saferun.launch.step_notes import StepNotes
     from saferun.model import JsonObject

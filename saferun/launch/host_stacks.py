@@ -103,7 +103,7 @@ def _stacks(request: HostRequest, started_at: float) -> str:
     from saferun.captures.capture_processes import run_request
     from saferun.captures.native_stacks import with_native_stacks
     from saferun.cluster.evidence import encode_part
-    from saferun.evidence import Evidence
+    from saferun.evidence.job_evidence import Evidence
 
     wanted = request.wanted
     reader = CaptureReader()

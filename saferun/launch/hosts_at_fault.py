@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.diagnosis.host_fault import HostFault
-from saferun.evidence import HostView
+from saferun.evidence.job_evidence import HostView
 from saferun.supervisor.policy.faulty_hosts import FaultyHost
 
 __all__ = ["faulty_hosts"]

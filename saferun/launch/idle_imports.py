@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 MODULES = (
     # To watch the ranks
-    "saferun.evidence",
+    "saferun.evidence.job_evidence",
+    "saferun.evidence.diagnosis_values",
     "saferun.captures.inspection_values",
     "saferun.text.typed_json",
     "saferun.text.script_state",

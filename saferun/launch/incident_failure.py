@@ -15,7 +15,8 @@ from saferun.diagnosis.diverging_calls import with_last_calls
 from saferun.diagnosis.host_fault import host_faults
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
 from saferun.errors import printable
-from saferun.evidence import AbortReason, Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import AbortReason, Evidence, OomKill, RankCollectives, RankOutput
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.bad_hosts import note_bad_hosts
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture

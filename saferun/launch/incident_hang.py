@@ -10,7 +10,8 @@ from saferun.diagnosis.diverging_calls import with_last_calls
 from saferun.diagnosis.external_waits import external_ranks, suspected, worded_as_suspicion
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.errors import printable
-from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, StackDump
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Capture, Evidence, HangVerdict, StackDump
 from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.launch.live_capture import LiveCapture
 from saferun.launch.rank import Rank

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.diagnosis.host_fault import BadHost
-    from saferun.evidence import Diagnosis, Evidence
+    from saferun.evidence.diagnosis_values import Diagnosis
+    from saferun.evidence.job_evidence import Evidence
     from saferun.preflight.results import HostInfo, Preflight
     from saferun.report.event_json import LaunchEvent
     from saferun.report.report_json import Incident, Outcome, SlowRow

@@ -23,7 +23,8 @@ from saferun.supervisor.events import CauseShown, Diagnosed, EvidenceCaptured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.evidence.diagnosis_values import Diagnosis
+    from saferun.evidence.job_evidence import HangVerdict
     from saferun.launch.cause_wait import CauseWait
     from saferun.launch.incident_hang import HangIncident
     from saferun.supervisor.policy import Decision

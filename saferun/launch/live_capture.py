@@ -17,7 +17,7 @@ from saferun.captures.wire import (
     CoreRequest,
     CoresFound,
 )
-from saferun.evidence import Capture
+from saferun.evidence.job_evidence import Capture
 from saferun.launch.attempt_record import AttemptRecord, Context
 from saferun.launch.rank import Rank
 from saferun.supervisor.actions import CaptureEvidence

@@ -38,7 +38,7 @@ from saferun.supervisor.topology import substitute_local_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.evidence import RankOutput
+    from saferun.evidence.job_evidence import RankOutput
     from saferun.launch.launch_context import LaunchContext
     from saferun.linux.keyboard import StdinTerminal
     from saferun.linux.reaper import Reaper
@@ -452,7 +452,7 @@ class RankGroup:
     def outputs(self) -> tuple[RankOutput, ...]:
         """What each rank has written last, in order of local rank."""
         from saferun.diagnosis.tracebacks import ends_with_traceback
-        from saferun.evidence import RankOutput
+        from saferun.evidence.job_evidence import RankOutput
 
         outputs = []
         for rank in self.ranks:

@@ -16,7 +16,7 @@ from saferun.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.evidence import OomKill
+    from saferun.evidence.job_evidence import OomKill
 
 _MOST_LEVELS = 32
 # Without a limit v1 has the largest possible number of pages, and v2 has ``max``.
@@ -180,7 +180,7 @@ def oom_kill_between(
     Returns:
         None if it killed nothing, or nothing that can have affected these ranks.
     """
-    from saferun.evidence import OomKill  # not needed at start-up
+    from saferun.evidence.job_evidence import OomKill  # not needed at start-up
 
     lines = parse_oom_lines(kernel_lines)
     wanted = set(pids)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from saferun.call_evidence import CALL_KINDS, CallEvent, RankCalls, ThreadCalls
-from saferun.evidence import Diagnosis, Frame
+from saferun.evidence.call_evidence import CALL_KINDS, CallEvent, RankCalls, ThreadCalls
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Frame
 from saferun.report.text_diagram import frame_text
 from saferun.text.bounded_json import shown
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from saferun.call_evidence import RankCalls
-from saferun.evidence import CoreDump, Diagnosis, Frame, HangVerdict, HostView, Traceback, WaitGroup
+from saferun.evidence.call_evidence import RankCalls
+from saferun.evidence.diagnosis_values import Diagnosis, Traceback, WaitGroup
+from saferun.evidence.job_evidence import CoreDump, Frame, HangVerdict, HostView
 from saferun.model import RankEnd
 from saferun.report.calls_text import console_calls
 from saferun.report.failure_lines import console_locals

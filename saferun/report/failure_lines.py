@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.evidence import Diagnosis, Traceback
+from saferun.evidence.diagnosis_values import Diagnosis, Traceback
 from saferun.text.bounded_json import shown
 
 _SHOWN = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from saferun.evidence import GroupProgress, RankCollectives
+from saferun.evidence.job_evidence import GroupProgress, RankCollectives
 
 
 def telling_first(recorders: Sequence[RankCollectives], culprits: Collection[int]) -> list[RankCollectives]:

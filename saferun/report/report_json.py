@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from saferun import __version__
-from saferun.call_evidence import CALL_KINDS, RankCalls, ThreadCalls
 from saferun.diagnosis.host_fault import BadHost
-from saferun.evidence import (
+from saferun.evidence.call_evidence import CALL_KINDS, RankCalls, ThreadCalls
+from saferun.evidence.diagnosis_values import Diagnosis, LostPeer
+from saferun.evidence.job_evidence import (
     AbortReason,
     Capture,
     CaptureNote,
     CoreDump,
-    Diagnosis,
     Evidence,
     GroupProgress,
     HostView,
-    LostPeer,
     OomKill,
     ProcessSnapshot,
     RankCollectives,

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun import __version__
 from saferun.diagnosis.host_fault import BadHost
-from saferun.evidence import (
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import (
     CaptureNote,
     CoreDump,
-    Diagnosis,
     Evidence,
     Frame,
     HostView,

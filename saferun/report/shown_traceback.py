@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from saferun.diagnosis.tracebacks import clean_lines, without_prefix
-from saferun.evidence import Traceback
+from saferun.evidence.diagnosis_values import Traceback
 
 
 def is_above(shown: Callable[[int], Sequence[Sequence[bytes]]], traceback: Traceback) -> bool:

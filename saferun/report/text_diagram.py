@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.frames import UserCode, file_name, is_native, native_name
-from saferun.evidence import Frame, StackNode, WaitGroup
+from saferun.evidence.diagnosis_values import StackNode, WaitGroup
+from saferun.evidence.job_evidence import Frame
 from saferun.model import Value
 from saferun.text.bounded_json import shown
 from saferun.text.wording import rank_spans

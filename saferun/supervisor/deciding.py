@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.evidence import Diagnosis
+    from saferun.evidence.diagnosis_values import Diagnosis
     from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided, JobLost
     from saferun.supervisor.policy import Decision
     from saferun.supervisor.policy.faulty_hosts import FaultyHost

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from typing import Literal
 
     # A launch that goes well never makes one, and does not pay for them.
-    from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.evidence.diagnosis_values import Diagnosis
+    from saferun.evidence.job_evidence import HangVerdict
     from saferun.supervisor.policy import FailureFacts
     from saferun.supervisor.policy.faulty_hosts import FaultyHost
 

@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.evidence.diagnosis_values import Diagnosis
+    from saferun.evidence.job_evidence import HangVerdict
     from saferun.model import Placement
     from saferun.supervisor.events import JobDecided, SignalReceived
 

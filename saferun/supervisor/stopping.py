@@ -27,7 +27,7 @@ from saferun.supervisor.launch_state import CutOff, LaunchState, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.evidence import HangVerdict
+    from saferun.evidence.job_evidence import HangVerdict
     from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived, ToolAtWork
 
 # When a signal comes from outside, a job without progress for so long is taken to hang: the user will want its stacks,

@@ -12,7 +12,7 @@ from saferun.model import JsonObject
 from saferun.text.redaction import redacted_arguments, redacted_text
 
 if TYPE_CHECKING:
-    from saferun.evidence import Frame
+    from saferun.evidence.job_evidence import Frame
 
 _LONGEST_TEXT = 1000
 _SHORTEST_TEXT = 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from saferun.evidence import Capture, CoreDump, Evidence, Frame, RankCollectives, StackDump, ThreadStack
+from saferun.evidence.job_evidence import Capture, CoreDump, Evidence, Frame, RankCollectives, StackDump, ThreadStack
 from saferun.text.redaction import redacted_json, redacted_path, redacted_text
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.captures.inspection_values import JobInspection
-from saferun.evidence import HangVerdict, ThreadStack
+from saferun.evidence.job_evidence import HangVerdict, ThreadStack
 from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, overdue_text, some_hang
 from saferun.watchdog.samples import JobSample, Numbers, RankSample, SampleResult
 from saferun.watchdog.verdicts import Repeat, Verdicts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.text.wording import duration_text
 from saferun.watchdog.watched import Watched
 from saferun.watchdog.watched_ranks import WatchedRanks

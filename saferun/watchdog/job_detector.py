@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.model import RANKS_HELD, RANKS_QUIET
 from saferun.watchdog.job_verdicts import combine, seconds, verdict_from
 from saferun.watchdog.verdicts import Repeat, Verdicts

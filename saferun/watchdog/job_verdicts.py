@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.model import RANKS_DONE, RANKS_LEFT_OVER, RANKS_QUIET
 from saferun.text.decoding import MALFORMED, display_text, measure
 

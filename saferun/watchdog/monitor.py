@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.captures.examiner import Answer, Examiner
 from saferun.captures.py_spy_json import threads_from
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.model import Value
 from saferun.text.script_state import ScriptState

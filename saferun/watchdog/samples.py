@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.model import Value
 from saferun.text.script_state import ScriptState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.evidence import ThreadStack
+from saferun.evidence.job_evidence import ThreadStack
 
 # A loop of a few lines waits as well as one of a single line.
 _LOOP_LINES = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.model import Value
 
 # Suspicions and verdicts that may be acted upon are counted apart, so that the first never use up the second.

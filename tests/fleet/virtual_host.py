@@ -14,7 +14,8 @@ from saferun.cluster.job_values import Assignment, EvidenceChunk, JobCallbacks
 from saferun.cluster.silence import Progress
 from saferun.config import HostsConfig, LaunchConfig
 from saferun.coordinator.host_coordinator import HostCoordinator
-from saferun.evidence import Diagnosis, Evidence
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Evidence
 from saferun.linux.json_lines import LONGEST_MESSAGE_BYTES
 from saferun.model import ExitStatus, JsonObject
 from saferun.preflight.host_messages import encode_endpoint, encode_host_info, encode_probes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget
-from saferun.evidence import StackDump
+from saferun.evidence.job_evidence import StackDump
 from tests.process.launching import state_of, until
 from tests.process.one_capture import encode_request
 

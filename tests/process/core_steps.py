@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess
-from saferun.evidence import CoreDump
+from saferun.evidence.job_evidence import CoreDump
 from saferun.linux.children import Child, exit_status, spawn
 from saferun.linux.core_limits import RankPreparation, plan_preparation, prepare_rank
 from saferun.linux.core_pattern import read_core_pattern

@@ -13,7 +13,7 @@ import pytest
 
 from saferun.captures.process_state import read_snapshot
 from saferun.captures.wire import CaptureReader, CaptureTarget, CoreRequest
-from saferun.evidence import ProcessSnapshot, StackDump
+from saferun.evidence.job_evidence import ProcessSnapshot, StackDump
 from saferun.linux.children import exit_status, spawn
 from saferun.linux.signals import JOB_SIGNALS
 from tests.process.capturing import ROOT, SLEEP, UNDUMPABLE, capture, functions, python, without_ptrace

@@ -21,7 +21,7 @@ from saferun.captures.all_captures import CAPTURES, CaptureStep
 from saferun.captures.process_state import read_snapshot
 from saferun.captures.scene import Process, Scene
 from saferun.captures.wire import NOT_READY, CaptureReader, CaptureRequest, CaptureTarget, encode
-from saferun.evidence import CaptureNote
+from saferun.evidence.job_evidence import CaptureNote
 from tests.process.capturing import ROOT, SLEEP, UNDUMPABLE, capture, functions, python, without_ptrace
 from tests.process.launching import state_of, until
 from tests.process.one_capture import encode_request

@@ -17,7 +17,7 @@ import pytest
 from saferun.captures import cores
 from saferun.captures.wire import CoreRequest, DeadProcess
 from saferun.ctl import main as saferunctl
-from saferun.evidence import CoreDump
+from saferun.evidence.job_evidence import CoreDump
 from saferun.linux import core_files
 from saferun.linux.cgroups import oom_kill_between, read_memory_state
 from saferun.linux.core_limits import RankPreparation, plan_preparation, why_no_cores

@@ -17,7 +17,7 @@ from saferun.captures import cores
 from saferun.captures.core_reading import CoreJob, CoreReading, read_cores
 from saferun.captures.wire import CoreRequest, DeadProcess
 from saferun.ctl import main as saferunctl
-from saferun.evidence import CoreDump
+from saferun.evidence.job_evidence import CoreDump
 from saferun.linux.core_files import CoreFile, delete_core, find_cores, move_core, open_core
 from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.core_pattern import CorePattern

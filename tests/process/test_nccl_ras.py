@@ -25,7 +25,7 @@ from saferun.captures.process_state import read_snapshot
 from saferun.captures.ras_content import LONGEST_BYTES
 from saferun.captures.scene import Process, Scene
 from saferun.captures.wire import CaptureReader, CaptureRequest, encode
-from saferun.gpu_evidence import NcclProcess
+from saferun.evidence.gpu_evidence import NcclProcess
 from tests.process.capturing import SLEEP, python
 from tests.unit.captures.ras_answers import HOST, TEXT, answer, member
 

@@ -15,10 +15,10 @@ import pytest
 from saferun.captures import other_ends
 from saferun.captures.other_ends import OtherEnds
 from saferun.captures.waiting import Ends
+from saferun.evidence.wait_evidence import ThreadWait
 from saferun.linux.procfs import children_of
 from saferun.linux.small_files import read_bytes, read_link
 from saferun.linux.syscalls import SystemCall
-from saferun.wait_evidence import ThreadWait
 from tests.process.launching import read_stat, until
 
 READY = "print('ready', flush=True)\n"

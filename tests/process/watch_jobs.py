@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from saferun.captures.examiner import Examiner
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import children_of
 from saferun.watchdog.monitor import RankMonitor, WatchedRank

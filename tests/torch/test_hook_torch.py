@@ -19,7 +19,7 @@ import saferun
 from saferun.captures.flight_recorder import capture_flight_recorder
 from saferun.captures.wire import CaptureTarget
 from saferun.diagnosis.collectives import CollectiveFindings, compare
-from saferun.evidence import RankCollectives
+from saferun.evidence.job_evidence import RankCollectives
 from tests.breadth import slow_but
 
 INJECT = Path(saferun.__file__).parent / "inject"

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from saferun.script.device_comparison import compare_devices
-from saferun.script.rank_agreement import _hash, _tensors, compare_across_ranks
+from saferun.api.script.device_comparison import compare_devices
+from saferun.api.script.rank_agreement import _hash, _tensors, compare_across_ranks
 from tests.breadth import slow_but
 from tests.process.launching import running
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from saferun.diagnosis.start_stage import StoreStage, read_store_stage, start_stage
-from saferun.evidence import Evidence, RankOutput
+from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.linux.start_marks import ranks_with_group
 from saferun.model import ExitStatus, RankEnd
 from tests.torch.coordinating import PROGRAM, REPOSITORY, Line, hosts, join_all, listening, port_of, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
-from saferun.evidence import (
+from saferun.evidence.job_evidence import (
     AbortReason,
     Capture,
     CaptureNote,

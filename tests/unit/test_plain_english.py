@@ -153,7 +153,7 @@ ROOMS = (
     "inject",
     "linux",
     "text",
-    "evidence.py",
+    "evidence",
     "model.py",
     "config.py",
     "errors.py",

@@ -15,7 +15,7 @@ from saferun.coordinator.search_text import PortResult, search_text
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.host_fault import host_faults
 from saferun.errors import UsageError
-from saferun.evidence import Evidence, HostView
+from saferun.evidence.job_evidence import Evidence, HostView
 from saferun.launch.hosts_at_fault import faulty_hosts
 from saferun.supervisor.policy.faulty_hosts import replaced_text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.evidence import Evidence
+from saferun.evidence.job_evidence import Evidence
 from saferun.model import Value
 
 __all__ = ["HostPart", "HostPeer", "LostHost"]

@@ -10,15 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from saferun.cluster.evidence.hosts import HostPart, HostPeer, LostHost
-from saferun.evidence import (
-    AbortReason,
-    Capture,
-    CoreDump,
-    Evidence,
-    HangVerdict,
-    HostView,
-    RankOutput,
-)
+from saferun.evidence.job_evidence import AbortReason, Capture, CoreDump, Evidence, HangVerdict, HostView, RankOutput
 from saferun.model import RankEnd, signal_name
 
 __all__ = ["merge_parts"]

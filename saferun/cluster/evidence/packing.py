@@ -8,7 +8,15 @@ import zlib
 from itertools import chain, repeat
 
 from saferun.cluster.evidence.sizes import REDUCTIONS
-from saferun.evidence import CoreDump, Evidence, Frame, GroupProgress, RankCollectives, StackDump, ThreadStack
+from saferun.evidence.job_evidence import (
+    CoreDump,
+    Evidence,
+    Frame,
+    GroupProgress,
+    RankCollectives,
+    StackDump,
+    ThreadStack,
+)
 from saferun.model import Value
 from saferun.text.decoding import loads
 from saferun.text.evidence_redaction import evidence_without_secrets

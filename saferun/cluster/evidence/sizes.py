@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from saferun.evidence import (
+from saferun.evidence.job_evidence import (
     CollectiveCall,
     CoreDump,
     Evidence,
@@ -17,8 +17,8 @@ from saferun.evidence import (
     StuckLink,
     ThreadStack,
 )
+from saferun.evidence.wait_evidence import JobPorts
 from saferun.model import RankEnd
-from saferun.wait_evidence import JobPorts
 
 __all__ = ["REDUCTIONS"]
 

@@ -25,7 +25,7 @@ from saferun.diagnosis.causes import (
     workers,
 )
 from saferun.diagnosis.causes.failure import Failure, Rule, cause
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 
 class Role(enum.IntEnum):

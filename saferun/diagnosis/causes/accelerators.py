@@ -10,7 +10,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.causes.texts import TextRule, by_text
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 _DEVICE = r"(?:GPU|NPU|HPU|XPU|TPU|[Nn]euron ?[Cc]ore|NeuronDevice|[Nn]euron|[Gg]audi|[Aa]scend|[Aa]ccelerator)"
 _SMALLER = "use a smaller batch, activation checkpointing or sharding; check whether other processes use the device"

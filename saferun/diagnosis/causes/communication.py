@@ -9,7 +9,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 from saferun.text.wording import ranks_text
 
 # --------------------------------------------------------------------------------------------------- mismatched calls

@@ -9,7 +9,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.causes.texts import TextRule, by_text
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 _RULES = (
     TextRule(

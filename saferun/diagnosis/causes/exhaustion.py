@@ -12,7 +12,8 @@ from saferun.diagnosis.causes.calls import is_of_socket, would_wait
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.file_errors import FILE_SYSTEM, KERNEL, OF_A_TOOL
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line
-from saferun.evidence import Cause, OomKill
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import OomKill
 from saferun.text.wording import size_text
 
 _LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once, or ask for more memory"

@@ -11,7 +11,7 @@ import signal
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 _CHECK_LINK = (
     "check whether the peer's rank or host has failed; else the link between both: ibstat, `saferunctl doctor`, the "

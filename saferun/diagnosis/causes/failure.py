@@ -26,7 +26,8 @@ from saferun.diagnosis.tracebacks import (
     find_python_error,
     recorded_error,
 )
-from saferun.evidence import Cause, CoreDump, Evidence, Frame, OomKill, RankOutput
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import CoreDump, Evidence, Frame, OomKill, RankOutput
 from saferun.model import RankEnd, Value
 
 CRASH_SIGNALS = frozenset(

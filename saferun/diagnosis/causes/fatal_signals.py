@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from saferun.diagnosis.causes.failure import CRASH_SIGNALS, Failure, cause, shortened
 from saferun.diagnosis.causes.schedulers import CRASHED
 from saferun.diagnosis.causes.texts import first_line
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 from saferun.model import signal_name
 
 _AT_EXIT = (

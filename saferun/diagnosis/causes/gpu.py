@@ -10,7 +10,7 @@ import re
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
 from saferun.diagnosis.gpu_errors import GpuError, error_in, failure_text
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 _ILLEGAL = re.compile(
     r"an illegal memory access was encountered|(?:cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"

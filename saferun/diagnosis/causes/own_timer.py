@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from saferun.diagnosis.causes.failure import LAST_LINES, Failure, cause, own_lines
 from saferun.diagnosis.causes.reasons import gives_reason
 from saferun.diagnosis.frames import location_text
-from saferun.evidence import Cause, Frame
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Frame
 
 _TIMED_OUT = re.compile(r"Timeout \((\d{1,6}):(\d\d):(\d\d)(?:\.(\d{1,6}))?\)!$")
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]{1,20}.{0,80} \(most recent call first\):$")

@@ -9,7 +9,7 @@ from saferun.diagnosis.causes.hints import CIRCULAR, COMPILING, VERSIONS, hint_f
 from saferun.diagnosis.causes.texts import first_line
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import SYNTAX_ERRORS, PythonError
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
 _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})

@@ -9,7 +9,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line, of_connections, reported_lines
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 _WERE_STARTED = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _STORE = (

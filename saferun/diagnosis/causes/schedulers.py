@@ -9,7 +9,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.causes.texts import TextRule, by_text
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 _SSH_ADVICE = (
     "check that this user reaches that host by ssh without a password (ssh HOST true), and the owner and mode of ~/.ssh"

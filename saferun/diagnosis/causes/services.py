@@ -11,7 +11,7 @@ import re
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
 from saferun.diagnosis.causes.reasons import ENDS, has_level
 from saferun.diagnosis.causes.texts import final_lines, first_line
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 # Whose exceptions are about a service, by the full name; less those about the call itself.
 _TYPES = re.compile(

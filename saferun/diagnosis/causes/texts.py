@@ -16,7 +16,7 @@ from saferun.diagnosis.causes.reasons import (
     is_of_its_own,
     names_reason,
 )
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 from saferun.model import Value
 
 # What torch logs of its process groups; its threads do so while the script goes on, and maybe prints more.

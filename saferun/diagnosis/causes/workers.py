@@ -9,7 +9,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
-from saferun.evidence import Cause
+from saferun.evidence.diagnosis_values import Cause
 
 _ABOVE = "look at the first error of its worker processes, further up in the rank's output"
 _ENGINE = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from saferun.evidence import Frame
+from saferun.evidence.job_evidence import Frame
 from saferun.model import JsonObject
 from saferun.report.page.contents import EventPart, IncidentPart
 from saferun.report.page.page_model import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from saferun.evidence import Frame
+from saferun.evidence.job_evidence import Frame
 from saferun.report.page.contents import BranchPart, FramePart
 from saferun.report.page.page_model import LABEL_CHARACTERS, Call, FlameBox, StackBranch, Stacks
 from saferun.report.text_diagram import file_text, is_user_code, rank_ranges

@@ -10,7 +10,8 @@ from saferun.supervisor.policy.attempts import INCOMPARABLE, AttemptProgress, Fa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from saferun.evidence import Cause, Diagnosis, Evidence
+    from saferun.evidence.diagnosis_values import Cause, Diagnosis
+    from saferun.evidence.job_evidence import Evidence
 
 __all__ = ["facts_from", "life_of"]
 

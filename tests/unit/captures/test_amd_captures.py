@@ -20,7 +20,7 @@ from saferun.captures.gpu_amd import (
 )
 from saferun.captures.scene import Process, Scene
 from saferun.captures.wire import CaptureRequest, CaptureTarget, HostCapture
-from saferun.gpu_evidence import RankGpu
+from saferun.evidence.gpu_evidence import RankGpu
 from saferun.model import JsonObject
 from tests.unit.captures.gpu_captures import (
     GIB,

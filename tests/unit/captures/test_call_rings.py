@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.call_evidence import CalledFunction, CallEvent, RankCalls
 from saferun.captures.call_rings import (
     ENTRIES,
     MAGIC,
@@ -20,6 +19,7 @@ from saferun.captures.call_rings import (
     decode_calls,
 )
 from saferun.captures.wire import CaptureReader, encode
+from saferun.evidence.call_evidence import CalledFunction, CallEvent, RankCalls
 
 AT_NS = 10_000_000_000
 CALL, RETURN, LINE = 1, 2, 4

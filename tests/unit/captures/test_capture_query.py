@@ -11,7 +11,7 @@ import pytest
 from saferun.captures.capture_query import CaptureQuery
 from saferun.captures.examiner import Examiner
 from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget, Done, encode
-from saferun.evidence import Frame, StackDump, ThreadStack
+from saferun.evidence.job_evidence import Frame, StackDump, ThreadStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from saferun.captures import links
 from saferun.captures.all_captures import CAPTURES
 from saferun.captures.scene import Process, Scene
 from saferun.captures.wire import CaptureReader, CaptureRequest, encode
-from saferun.evidence import ProcessSnapshot, StuckLink
+from saferun.evidence.job_evidence import ProcessSnapshot, StuckLink
 from saferun.linux.sockets import TcpState
 
 LOOK = ProcessSnapshot(5, 1, 0, True, "python", "", "S", "", "", 1, 0, False, 0, "", 0.0)

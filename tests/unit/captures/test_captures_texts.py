@@ -14,7 +14,7 @@ from saferun.captures.process_state import command_text
 from saferun.captures.py_spy import failure_text, is_denied, is_no_python
 from saferun.captures.py_spy_json import threads_from_json
 from saferun.captures.tools import ToolEnd
-from saferun.evidence import Frame
+from saferun.evidence.job_evidence import Frame
 
 
 def spy_frame(name: str, line: int, module: str | None = None) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from saferun.captures.wire import (
     Done,
     encode,
 )
-from saferun.evidence import (
+from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess, RankGpu
+from saferun.evidence.job_evidence import (
     Capture,
     CaptureNote,
     CollectiveCall,
@@ -34,7 +35,6 @@ from saferun.evidence import (
     StuckLink,
     ThreadStack,
 )
-from saferun.gpu_evidence import NcclOutlier, NcclProcess, RankGpu
 from tests.process.one_capture import decode_request, encode_request
 
 FRAME = Frame("step", "/home/me/train.py", 52)

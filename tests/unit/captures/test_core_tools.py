@@ -12,7 +12,7 @@ from saferun.captures.core_reading import CoreReading, core_headline, crashed_fi
 from saferun.captures.cores import failure_group
 from saferun.captures.gdb import threads_from_gdb, with_python_calls
 from saferun.captures.pystack_core import _merged, threads_from_pystack
-from saferun.evidence import Frame, ThreadStack
+from saferun.evidence.job_evidence import Frame, ThreadStack
 from saferun.linux.core_notes import CoreNotes
 
 NOTES = CoreNotes(71, 1, 71, "python", "python train.py", 11, 0, "0x10", (72, 71), "/usr/bin/python3", 10, 10)

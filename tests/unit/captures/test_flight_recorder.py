@@ -24,7 +24,7 @@ from saferun.captures.flight_recorder import capture_flight_recorder
 from saferun.captures.recorder_content import read_groups
 from saferun.captures.wire import CaptureReader, CaptureTarget, encode
 from saferun.diagnosis.collectives import compare
-from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
+from saferun.evidence.job_evidence import CollectiveCall, GroupProgress, RankCollectives
 from saferun.text.decoding import loads
 
 PID = os.getpid()

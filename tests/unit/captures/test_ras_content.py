@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.captures.ras_content import LONGEST_BYTES, lasting, outliers, read_ras
-from saferun.gpu_evidence import NcclOutlier, NcclProcess
+from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess
 from tests.unit.captures.ras_answers import HEALTHY_TEXT, HOST, OLD_TEXT, TEXT, answer, member, missing
 
 NAME = "a7c35b1e2d4f60"

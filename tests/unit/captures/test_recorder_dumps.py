@@ -13,7 +13,7 @@ import pytest
 from saferun.captures import plain_pickle, recorder_dumps
 from saferun.captures.recorder_dumps import read_dumps
 from saferun.captures.wire import RecorderFile
-from saferun.evidence import CaptureNote, Frame, RankCollectives
+from saferun.evidence.job_evidence import CaptureNote, Frame, RankCollectives
 
 
 def content(**other: Any) -> bytes:

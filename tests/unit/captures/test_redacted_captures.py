@@ -23,7 +23,15 @@ from saferun.ctl import core as ctl_core
 from saferun.ctl import live_stacks as ctl_stacks
 from saferun.ctl.answer import answer_json
 from saferun.errors import UsageError
-from saferun.evidence import Capture, CoreDump, Frame, ProcessSnapshot, RankCollectives, StackDump, ThreadStack
+from saferun.evidence.job_evidence import (
+    Capture,
+    CoreDump,
+    Frame,
+    ProcessSnapshot,
+    RankCollectives,
+    StackDump,
+    ThreadStack,
+)
 from saferun.linux.core_files import CoreFile
 from saferun.linux.core_notes import CoreNotes
 from saferun.text import json_redaction

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
-from saferun.evidence import Capture, CoreDump, Evidence, Frame, HangVerdict, OomKill, StackDump, ThreadStack
+from saferun.evidence.job_evidence import (
+    Capture,
+    CoreDump,
+    Evidence,
+    Frame,
+    HangVerdict,
+    OomKill,
+    StackDump,
+    ThreadStack,
+)
 from tests.examples import examples
 from tests.unit.host_samples import (
     IN_ALL_REDUCE,

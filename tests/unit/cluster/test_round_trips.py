@@ -10,7 +10,7 @@ from saferun.cluster.join_messages import HostInfoText, Joined, JoinRequest, Mas
 from saferun.cluster.messages import abort_from, chunk_from, decision_from, is_sound
 from saferun.cluster.rendezvous_messages import assignment_from
 from saferun.config import HostsConfig
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
 from saferun.supervisor.events import HostsDone, JobAborted, JobDecided

@@ -18,7 +18,7 @@ from saferun.coordinator.init_progress import Stage, read_arrived
 from saferun.coordinator.init_progress import start_stage as stage_in_store
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.start_stage import StoreStage, read_store_stage, stage_by_time, start_stage
-from saferun.evidence import (
+from saferun.evidence.job_evidence import (
     Capture,
     CoreDump,
     Evidence,

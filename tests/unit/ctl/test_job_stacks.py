@@ -13,7 +13,7 @@ from saferun.ctl import job_stacks
 from saferun.ctl.job_stacks import JobStacks, read_job_stacks
 from saferun.ctl.live_stacks import picture, scene_of_job
 from saferun.errors import UsageError
-from saferun.evidence import Capture, Evidence, Frame, StackDump, ThreadStack
+from saferun.evidence.job_evidence import Capture, Evidence, Frame, StackDump, ThreadStack
 
 FIRST = {"ok": True, "together": True}
 PEERS = [[0, "node0", 0, 2], [1, "node1", 2, 2], [2, "node2", 4, 2]]

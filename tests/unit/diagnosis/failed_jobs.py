@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from saferun.evidence import (
-    Diagnosis,
-    Evidence,
-    Frame,
-    RankOutput,
-    StackDump,
-    ThreadStack,
-)
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Evidence, Frame, RankOutput, StackDump, ThreadStack
 from saferun.model import RankEnd
 
 RECORDED = Path(__file__).parent / "recorded_failures"

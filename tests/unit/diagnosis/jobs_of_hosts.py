@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from saferun.evidence import (
-    Cause,
-    Diagnosis,
-    Evidence,
-)
+from saferun.evidence.diagnosis_values import Cause, Diagnosis
+from saferun.evidence.job_evidence import Evidence
 from tests.unit.host_samples import (
     RESET,
     captured,

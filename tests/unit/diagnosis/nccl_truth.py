@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from saferun.captures.recorder_content import read_groups
 from saferun.diagnosis.collectives import CollectiveFindings, compare
-from saferun.evidence import RankCollectives
+from saferun.evidence.job_evidence import RankCollectives
 from tests.unit.diagnosis.nccl_job import Fault, Job, Recorder, dump, open_calls, same_evidence
 from tests.unit.diagnosis.nccl_meshes import SHAPES, Shape
 

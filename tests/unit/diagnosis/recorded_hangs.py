@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from saferun.evidence import (
+from saferun.evidence.job_evidence import (
     Capture,
     CollectiveCall,
     Evidence,

@@ -11,7 +11,8 @@ import pytest
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import RULES, Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import Rule, read_failure
-from saferun.evidence import Cause, CoreDump, Diagnosis, Evidence, Frame, OomKill, RankOutput, ThreadStack
+from saferun.evidence.diagnosis_values import Cause, Diagnosis
+from saferun.evidence.job_evidence import CoreDump, Evidence, Frame, OomKill, RankOutput, ThreadStack
 from saferun.model import ExitStatus, RankEnd
 
 RECORDED = Path(__file__).parent / "recorded_failures"

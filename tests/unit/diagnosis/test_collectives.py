@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.diagnosis.collectives import compare
-from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
+from saferun.evidence.job_evidence import CollectiveCall, GroupProgress, RankCollectives
 from saferun.text.wording import ranks_text
 
 

@@ -7,7 +7,7 @@ from saferun.diagnosis.causes import cause_of
 from saferun.diagnosis.causes.failure import Failure, read_failure, read_stdout
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.judged_failures import judged_failure
-from saferun.evidence import Evidence, RankOutput
+from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.operations import operations
 

@@ -8,12 +8,8 @@ import signal
 import pytest
 
 from saferun.diagnosis import diagnose
-from saferun.evidence import (
-    Capture,
-    Diagnosis,
-    OomKill,
-    RankOutput,
-)
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Capture, OomKill, RankOutput
 from saferun.model import signal_name
 from tests.unit.diagnosis.failed_jobs import (
     class_of,

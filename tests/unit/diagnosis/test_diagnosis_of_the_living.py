@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
-from saferun.evidence import (
+from saferun.evidence.job_evidence import (
     Capture,
     CollectiveCall,
     CoreDump,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.call_evidence import CalledFunction, CallEvent, RankCalls, ThreadCalls
 from saferun.diagnosis.diverging_calls import first_difference
+from saferun.evidence.call_evidence import CalledFunction, CallEvent, RankCalls, ThreadCalls
 
 FUNCTIONS = ("main", "step", "load", "evaluate", "save")
 

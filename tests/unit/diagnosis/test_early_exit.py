@@ -8,7 +8,8 @@ import pytest
 
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import Capture, Diagnosis, Frame, RankCollectives, RankOutput
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Capture, Frame, RankCollectives, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.failed_jobs import class_of, evidence, said
 from tests.unit.diagnosis.recorded_hangs import C10D, dump_of, look_of, native

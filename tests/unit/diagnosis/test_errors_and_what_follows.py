@@ -9,7 +9,8 @@ from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.tracebacks import ends_with_traceback, find_python_error
-from saferun.evidence import Cause, RankOutput
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import RankOutput
 from tests.unit.diagnosis.failed_jobs import class_of, evidence
 from tests.unit.samples import end_of
 

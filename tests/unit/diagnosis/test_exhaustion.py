@@ -6,7 +6,8 @@ import pytest
 
 from saferun.diagnosis.causes import cause_of
 from saferun.diagnosis.causes.failure import read_failure
-from saferun.evidence import Cause, Evidence, RankOutput
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 
 HEAD = "Traceback (most recent call last):"

@@ -11,8 +11,8 @@ from saferun.cluster.evidence.sizes import REDUCTIONS
 from saferun.diagnosis.external_waits import external_ranks
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.diagnosis.rank_view import first_found
-from saferun.evidence import Evidence, Frame, StackDump, ThreadStack
-from saferun.wait_evidence import ThreadWait
+from saferun.evidence.job_evidence import Evidence, Frame, StackDump, ThreadStack
+from saferun.evidence.wait_evidence import ThreadWait
 from tests.unit.diagnosis.recorded_hangs import C10D, SITE, dump_of
 from tests.unit.diagnosis.test_external_waits import (
     CHILD,

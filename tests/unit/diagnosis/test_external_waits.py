@@ -8,9 +8,9 @@ import pytest
 
 from saferun.diagnosis.external_waits import external_ranks, suspected
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import Capture, Evidence, Frame, HostView, ProcessSnapshot, StackDump, ThreadStack
+from saferun.evidence.job_evidence import Capture, Evidence, Frame, HostView, ProcessSnapshot, StackDump, ThreadStack
+from saferun.evidence.wait_evidence import JobPorts, ThreadWait
 from saferun.model import ExitStatus, RankEnd
-from saferun.wait_evidence import JobPorts, ThreadWait
 from tests.unit.diagnosis.recorded_hangs import C10D, SITE, dump_of, evidence, evidence_of, look_of, native
 from tests.unit.diagnosis.test_hang_precedence import job as recorded
 from tests.unit.diagnosis.test_hang_precedence import recorder

@@ -8,8 +8,9 @@ import pytest
 
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.gpu_errors import APPLICATION, HARDWARE, INFORMATION, XIDS, GpuOwners, error_in, pci_address
-from saferun.evidence import Capture, Cause, Diagnosis, Evidence, RankOutput
-from saferun.gpu_evidence import RankGpu
+from saferun.evidence.diagnosis_values import Cause, Diagnosis
+from saferun.evidence.gpu_evidence import RankGpu
+from saferun.evidence.job_evidence import Capture, Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 
 LOST_PEER = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from saferun.diagnosis import diagnose
-from saferun.evidence import Capture, Diagnosis, Frame, RankOutput
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Capture, Frame, RankOutput
 from tests.unit.diagnosis.failed_jobs import class_of, dump_of, evidence, said
 from tests.unit.samples import end_of
 

@@ -12,7 +12,7 @@ from saferun.diagnosis.hang import diagnose_hang
 from saferun.diagnosis.hang_classes import CLASSES, class_of, severity_of
 from saferun.diagnosis.rank_view import Found
 from saferun.diagnosis.rank_waits import Wait
-from saferun.evidence import Capture, Frame, StackDump
+from saferun.evidence.job_evidence import Capture, Frame, StackDump
 from saferun.text.wording import NOT_PYTHON
 from tests.unit.diagnosis.recorded_hangs import C10D, dump_of, evidence, look_of
 

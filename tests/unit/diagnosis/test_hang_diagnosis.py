@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import (
-    Capture,
-    CollectiveCall,
-    Diagnosis,
-    Frame,
-    GroupProgress,
-    HangVerdict,
-    RankCollectives,
-)
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Capture, CollectiveCall, Frame, GroupProgress, HangVerdict, RankCollectives
 from tests.unit.diagnosis.recorded_hangs import NAMES, dump_of, evidence, evidence_of
 
 LIB = "/usr/local/lib/python3.11"

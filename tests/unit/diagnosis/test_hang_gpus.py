@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import Diagnosis, Evidence, Frame, HangVerdict, HostView
-from saferun.gpu_evidence import RankGpu
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.gpu_evidence import RankGpu
+from saferun.evidence.job_evidence import Evidence, Frame, HangVerdict, HostView
 from tests.unit.diagnosis.recorded_hangs import C10D
 from tests.unit.diagnosis.test_hang_precedence import SLEEPS, job, recorder
 

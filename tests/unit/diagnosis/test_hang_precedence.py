@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import (
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import (
     Capture,
     CollectiveCall,
-    Diagnosis,
     Evidence,
     Frame,
     GroupProgress,

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from saferun.diagnosis.host_fault import KINDS, HostFault, HostFinding, found_faults, host_faults, kernel_fault
-from saferun.evidence import Capture, Cause, Diagnosis, Evidence, HostView, OomKill
-from saferun.gpu_evidence import RankGpu
+from saferun.evidence.diagnosis_values import Cause, Diagnosis
+from saferun.evidence.gpu_evidence import RankGpu
+from saferun.evidence.job_evidence import Capture, Evidence, HostView, OomKill
 
 OFF_THE_BUS = "NVRM: Xid (PCI:0000:43:00): 79, pid=101, name=python, GPU has fallen off the bus."
 SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 20034, Fatal, Link 12 LTSSM Fault Up"

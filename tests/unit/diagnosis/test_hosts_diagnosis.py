@@ -6,12 +6,7 @@ import pytest
 
 from saferun.cluster.evidence import LostHost
 from saferun.diagnosis import diagnose
-from saferun.evidence import (
-    AbortReason,
-    CoreDump,
-    OomKill,
-    ThreadStack,
-)
+from saferun.evidence.job_evidence import AbortReason, CoreDump, OomKill, ThreadStack
 from tests.unit.diagnosis.jobs_of_hosts import (
     cause_of,
     lost_peer,

@@ -8,7 +8,8 @@ from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import Role, role_of
 from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.pending_cause import is_victim
-from saferun.evidence import Cause, Diagnosis, RankOutput
+from saferun.evidence.diagnosis_values import Cause, Diagnosis
+from saferun.evidence.job_evidence import RankOutput
 from tests.unit.diagnosis.failed_jobs import class_of, evidence
 from tests.unit.samples import end_of
 

@@ -9,7 +9,8 @@ from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.diagnosis.causes.reasons import gives_reason
 from saferun.diagnosis.judged_failures import judged_failure
-from saferun.evidence import Capture, Cause, Diagnosis, RankOutput
+from saferun.evidence.diagnosis_values import Cause, Diagnosis
+from saferun.evidence.job_evidence import Capture, RankOutput
 from tests.unit.diagnosis.failed_jobs import class_of, dump_of, evidence
 from tests.unit.diagnosis.test_timeouts import SLEEPS
 from tests.unit.samples import end_of

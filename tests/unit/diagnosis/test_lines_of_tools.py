@@ -11,8 +11,9 @@ from saferun.diagnosis.causes import cause_of
 from saferun.diagnosis.causes.communication import _BY_ANY_PROGRAM
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.diagnosis.causes.literals import literals_of
-from saferun.evidence import Cause, Evidence, RankOutput
-from saferun.gpu_evidence import RankGpu
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.gpu_evidence import RankGpu
+from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.failed_jobs import class_of, evidence
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from saferun.diagnosis import diagnose
-from saferun.evidence import Capture, Diagnosis, RankOutput, StackDump
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Capture, RankOutput, StackDump
 from tests.unit.diagnosis.failed_jobs import class_of, evidence, said
 from tests.unit.diagnosis.test_diagnosis import first_rank
 from tests.unit.samples import end_of

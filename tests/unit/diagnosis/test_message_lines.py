@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 from saferun.diagnosis.causes import cause_of, role_of
 from saferun.diagnosis.causes import hints as hints_of_causes
 from saferun.diagnosis.causes.failure import read_failure
-from saferun.evidence import Cause, Evidence, RankOutput
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.rule_patterns import patterns_of_rules
 

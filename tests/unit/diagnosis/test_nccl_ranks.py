@@ -6,8 +6,8 @@ import pytest
 
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import Evidence, Frame
-from saferun.gpu_evidence import NcclOutlier, NcclProcess
+from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess
+from saferun.evidence.job_evidence import Evidence, Frame
 from tests.unit.diagnosis.recorded_hangs import C10D
 from tests.unit.diagnosis.test_hang_precedence import IN_STEP, STEP, job, recorder
 from tests.unit.host_samples import captured, host_evidence

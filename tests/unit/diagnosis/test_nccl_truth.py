@@ -10,7 +10,7 @@ import pytest
 
 from saferun.captures.recorder_content import read_groups
 from saferun.diagnosis.collectives import compare
-from saferun.evidence import RankCollectives
+from saferun.evidence.job_evidence import RankCollectives
 from tests.unit.diagnosis.nccl_job import Fault, Job, Mesh, Recorder, Step, dump
 from tests.unit.diagnosis.nccl_meshes import KERNEL, SHAPES, SYNC
 from tests.unit.diagnosis.nccl_truth import KINDS, Case, cases, figures, findings_of, judge

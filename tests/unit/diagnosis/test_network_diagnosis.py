@@ -9,13 +9,7 @@ import pytest
 from saferun.cluster.evidence import HostPart, LostHost, merge_parts
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import (
-    Capture,
-    Evidence,
-    HangVerdict,
-    HostView,
-    StuckLink,
-)
+from saferun.evidence.job_evidence import Capture, Evidence, HangVerdict, HostView, StuckLink
 from tests.unit.diagnosis.jobs_of_hosts import (
     cause_of,
     lost_peer,

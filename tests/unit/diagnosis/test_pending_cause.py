@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saferun.diagnosis.pending_cause import is_shown, is_victim, ranks_that_may_show_it
-from saferun.evidence import AbortReason, Capture, Evidence, Frame, RankOutput, StackDump, ThreadStack
+from saferun.evidence.job_evidence import AbortReason, Capture, Evidence, Frame, RankOutput, StackDump, ThreadStack
 from saferun.model import RankEnd
 from tests.unit.diagnosis.failed_jobs import said
 from tests.unit.samples import end_of

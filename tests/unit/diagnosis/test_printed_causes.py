@@ -7,7 +7,8 @@ import pytest
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
-from saferun.evidence import Cause, Evidence, OomKill, RankOutput
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import Evidence, OomKill, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.jobs_of_hosts import lost_peer
 from tests.unit.host_samples import job

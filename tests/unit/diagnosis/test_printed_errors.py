@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import Capture, Diagnosis, Frame, RankOutput
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Capture, Frame, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.recorded_hangs import C10D, dump_of, evidence, look_of, native
 

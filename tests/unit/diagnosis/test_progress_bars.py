@@ -14,7 +14,8 @@ from saferun.diagnosis.causes import cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.diagnosis.progress_bars import is_bar, without_bars
 from saferun.diagnosis.tracebacks import clean_lines, ends_with_traceback, find_python_error
-from saferun.evidence import Cause, RankOutput
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import RankOutput
 from saferun.model import ExitStatus
 from tests.unit.diagnosis.failed_jobs import RECORDED, class_of, evidence
 from tests.unit.operations import operations

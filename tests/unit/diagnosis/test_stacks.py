@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, location_text, native_name
 from saferun.diagnosis.merged_stacks import best_dumps, folded, main_thread, merge
-from saferun.evidence import Frame, StackDump, StackNode, ThreadStack
+from saferun.evidence.diagnosis_values import StackNode
+from saferun.evidence.job_evidence import Frame, StackDump, ThreadStack
 from tests.unit.diagnosis.recorded_hangs import C10D, CWD, NAMES, SCRIPT, SITE, capture_of, dump_of, native
 from tests.unit.operations import operations
 

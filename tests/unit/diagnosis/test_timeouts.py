@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from saferun.diagnosis import diagnose
-from saferun.evidence import (
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import (
     Capture,
     CollectiveCall,
-    Diagnosis,
     Frame,
     GroupProgress,
     RankCollectives,

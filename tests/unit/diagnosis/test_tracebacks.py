@@ -16,7 +16,7 @@ from saferun.diagnosis.tracebacks import (
     find_python_error,
     recorded_error,
 )
-from saferun.evidence import Frame
+from saferun.evidence.job_evidence import Frame
 
 USER = UserCode("train.py", "/home/user/job")
 HEAD = "Traceback (most recent call last):"
@@ -379,7 +379,7 @@ def test_lines_are_cleaned_and_cut() -> None:
 def test_no_line_can_keep_it_busy(line: str) -> None:
     """A rank writes what it likes, two hundred lines of it."""
     from saferun.diagnosis import diagnose
-    from saferun.evidence import Evidence, RankOutput
+    from saferun.evidence.job_evidence import Evidence, RankOutput
     from saferun.model import ExitStatus, RankEnd
 
     lines = (line,) * 200

@@ -9,15 +9,8 @@ import pytest
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.rank_waits import rank_waits, wait_groups
-from saferun.evidence import (
-    Capture,
-    Frame,
-    HangVerdict,
-    ProcessSnapshot,
-    StackDump,
-    ThreadStack,
-    WaitGroup,
-)
+from saferun.evidence.diagnosis_values import WaitGroup
+from saferun.evidence.job_evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack
 from tests.unit.diagnosis.recorded_hangs import (
     C10D,
     CWD,

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from saferun.diagnosis.rank_waits import wait_groups
-from saferun.evidence import (
-    Capture,
-    Frame,
-    HangVerdict,
-    RankCollectives,
-    StackDump,
-    ThreadStack,
-    WaitGroup,
-)
+from saferun.evidence.diagnosis_values import WaitGroup
+from saferun.evidence.job_evidence import Capture, Frame, HangVerdict, RankCollectives, StackDump, ThreadStack
 from tests.unit.diagnosis.recorded_hangs import (
     C10D,
     CWD,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from saferun.diagnosis.rank_waits import wait_groups
-from saferun.evidence import (
+from saferun.evidence.diagnosis_values import WaitGroup
+from saferun.evidence.job_evidence import (
     Capture,
     CollectiveCall,
     Frame,
@@ -13,7 +14,6 @@ from saferun.evidence import (
     RankCollectives,
     StackDump,
     ThreadStack,
-    WaitGroup,
 )
 from tests.unit.diagnosis.recorded_hangs import (
     CWD,

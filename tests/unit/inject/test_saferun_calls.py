@@ -22,7 +22,7 @@ from tests.unit.inject.test_hook import INJECT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from saferun.call_evidence import RankCalls, ThreadCalls
+    from saferun.evidence.call_evidence import RankCalls, ThreadCalls
 
 DEADLINE_S = 60.0
 SEVERAL = (

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from saferun.evidence import Diagnosis, Evidence
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import Evidence
 from saferun.launch.incident_failure import FailureIncident
 from saferun.supervisor.actions import Diagnose
 from saferun.supervisor.ending import Failed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saferun.captures.wire import CaptureRequest
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.launch import live_capture
 from saferun.launch.live_capture import LiveCapture
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
+from saferun.evidence.job_evidence import CollectiveCall, GroupProgress, RankCollectives
 from saferun.model import JsonObject
 from saferun.preflight.json_report import preflight_json
 from saferun.report.report_json import Incident, Run, SlowRow, build_report

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.diagnosis import diagnose
-from saferun.evidence import (
+from saferun.evidence.diagnosis_values import Diagnosis, StackNode
+from saferun.evidence.job_evidence import (
     Capture,
     CaptureNote,
     CollectiveCall,
     CoreDump,
-    Diagnosis,
     Evidence,
     Frame,
     GroupProgress,
@@ -20,7 +20,6 @@ from saferun.evidence import (
     RankCollectives,
     RankOutput,
     StackDump,
-    StackNode,
     ThreadStack,
 )
 from saferun.model import ExitStatus, RankEnd

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.evidence import (
-    OomKill,
-)
+from saferun.evidence.job_evidence import OomKill
 from saferun.report.report_json import Incident
 from tests.unit.report.report_samples import (
     CORE,

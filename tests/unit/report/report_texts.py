@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from saferun.evidence import Diagnosis, HangVerdict, RankOutput
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import HangVerdict, RankOutput
 from saferun.report.console_text import failure_text, hang_text
 from tests.unit.report.report_samples import (
     FILES,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from saferun.diagnosis import diagnose
-from saferun.evidence import Capture, Evidence, Frame, StackDump
+from saferun.evidence.job_evidence import Capture, Evidence, Frame, StackDump
 from saferun.model import ExitStatus, RankEnd
 from saferun.preflight.checks import clock
 from saferun.preflight.findings_text import result_lines, table_lines

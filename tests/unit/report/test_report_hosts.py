@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from saferun.cluster.evidence import LostHost
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import AbortReason, Capture, Cause, Evidence, HangVerdict, OomKill, StuckLink
+from saferun.evidence.diagnosis_values import Cause
+from saferun.evidence.job_evidence import AbortReason, Capture, Evidence, HangVerdict, OomKill, StuckLink
 from saferun.report import report_json
 from saferun.report.console_text import failure_text, hang_text, peer_text
 from saferun.report.report_json import Incident, Run, build_report

@@ -6,13 +6,8 @@ import json
 
 import pytest
 
-from saferun.evidence import (
-    CaptureNote,
-    Cause,
-    RankOutput,
-    Traceback,
-    WaitGroup,
-)
+from saferun.evidence.diagnosis_values import Cause, Traceback, WaitGroup
+from saferun.evidence.job_evidence import CaptureNote, RankOutput
 from saferun.report import report_text
 from saferun.report.report_json import Run, build_report, outcome_of
 from saferun.report.report_text import build_report_text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.evidence import StackNode, Traceback, WaitGroup
+from saferun.evidence.diagnosis_values import StackNode, Traceback, WaitGroup
 from saferun.report.console_text import failure_text, recovery_text
 from tests.unit.report.report_samples import (
     CORE,

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.errors import SaferunError
-from saferun.evidence import Diagnosis, HangVerdict, RankOutput
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import HangVerdict, RankOutput
 from saferun.report.console_text import failure_text, hang_goes_on_text, suspected_hang_text
 from saferun.text.bounded_json import redacted_line
 from saferun.text.wording import LONG_STEP, ranks_text

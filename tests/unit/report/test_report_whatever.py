@@ -10,38 +10,33 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun.call_evidence import CALL_KINDS, CalledFunction, CallEvent, RankCalls, ThreadCalls
-from saferun.evidence import (
+from saferun.evidence.call_evidence import CALL_KINDS, CalledFunction, CallEvent, RankCalls, ThreadCalls
+from saferun.evidence.diagnosis_values import Cause, Diagnosis, LostPeer, StackNode, Traceback, WaitGroup
+from saferun.evidence.gpu_evidence import NcclOutlier, NcclProcess, RankGpu
+from saferun.evidence.job_evidence import (
     AbortReason,
     Capture,
     CaptureNote,
-    Cause,
     CollectiveCall,
     CoreDump,
-    Diagnosis,
     Evidence,
     Frame,
     GroupProgress,
     HangVerdict,
     HostView,
-    LostPeer,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
     RankOutput,
     StackDump,
-    StackNode,
     StuckLink,
     ThreadStack,
-    Traceback,
-    WaitGroup,
 )
-from saferun.gpu_evidence import NcclOutlier, NcclProcess, RankGpu
+from saferun.evidence.wait_evidence import JobPorts, ThreadWait
 from saferun.model import ExitStatus, RankEnd
 from saferun.report import report_text
 from saferun.report.report_json import Incident, Run, build_report
 from saferun.report.report_text import build_report_text
-from saferun.wait_evidence import JobPorts, ThreadWait
 from tests.unit.report.report_checking import (
     ANY_INTEGER,
     ANY_NUMBER,
@@ -401,10 +396,11 @@ def test_whatever_comes_the_report_keeps_its_schema(run: Run, incidents: list[In
 
 def test_every_value_of_the_evidence_is_known_to_the_test_above() -> None:
     """A new kind of value is made by the strategies too, or this page does not know it."""
-    import saferun.evidence as module
+    from saferun.evidence import diagnosis_values, job_evidence
 
     values = {
         name
+        for module in (job_evidence, diagnosis_values)
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, tuple) and name not in {"Value", "RankEnd"}
     }

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.evidence import Frame, StackNode, WaitGroup
+from saferun.evidence.diagnosis_values import StackNode, WaitGroup
+from saferun.evidence.job_evidence import Frame
 from saferun.report.text_diagram import (
     WIDTH,
     branches_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from saferun.evidence import Cause, Diagnosis, Traceback
+from saferun.evidence.diagnosis_values import Cause, Diagnosis, Traceback
 from saferun.model import ExitStatus, RankEnd
 
 

@@ -6,7 +6,8 @@ import signal
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from saferun.evidence import Diagnosis, HangVerdict
+from saferun.evidence.diagnosis_values import Diagnosis
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.model import ExitStatus, Placement, RankAssignment
 from saferun.supervisor.actions import (
     Action,

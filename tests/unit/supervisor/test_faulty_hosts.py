@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from saferun.diagnosis.host_fault import HostFault
-from saferun.evidence import HostView
+from saferun.evidence.job_evidence import HostView
 from saferun.launch.hosts_at_fault import faulty_hosts
 from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts
 from saferun.supervisor.policy.faulty_hosts import FaultyHost, decision_before_ranks

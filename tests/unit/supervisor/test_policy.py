@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from saferun.evidence import Traceback
+from saferun.evidence.diagnosis_values import Traceback
 from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
 from saferun.supervisor.policy.attempts import INCOMPARABLE, PERMANENT, SETTLED, TRANSIENT, AttemptProgress
 from saferun.supervisor.policy.backoff import retry_waits_s

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.evidence import Capture, Evidence, GroupProgress, HostView, RankCollectives, Traceback
+from saferun.evidence.diagnosis_values import Traceback
+from saferun.evidence.job_evidence import Capture, Evidence, GroupProgress, HostView, RankCollectives
 from saferun.supervisor.policy import Fingerprint
 from saferun.supervisor.policy.attempts import AttemptProgress
 from saferun.supervisor.policy.facts import facts_from, life_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.evidence import Cause, Diagnosis, Traceback
+from saferun.evidence.diagnosis_values import Cause, Diagnosis, Traceback
 from saferun.model import ExitStatus, RankEnd
 from saferun.supervisor.policy import AttemptPolicy, FailureFacts
 from saferun.supervisor.policy.attempts import AttemptProgress

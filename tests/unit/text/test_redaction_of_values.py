@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-import saferun.evidence
-import saferun.preflight.results
-import saferun.supervisor.events
 from saferun.cluster.evidence.packing import decode_part, encode_part
-from saferun.evidence import (
+from saferun.evidence import diagnosis_values, job_evidence
+from saferun.evidence.job_evidence import (
     Capture,
     CollectiveCall,
     Evidence,
@@ -22,6 +20,8 @@ from saferun.evidence import (
     StackDump,
     ThreadStack,
 )
+from saferun.preflight import results
+from saferun.supervisor import events
 from saferun.text.evidence_redaction import evidence_without_secrets
 from saferun.text.redaction import (
     REDACTED,
@@ -122,7 +122,7 @@ def _fields(module: Any) -> Iterable[str]:
 
 @pytest.mark.parametrize(
     "module",
-    [saferun.supervisor.events, saferun.evidence, saferun.preflight.results],
+    [events, job_evidence, diagnosis_values, results],
     ids=lambda module: module.__name__,
 )
 def test_no_field_of_our_own_is_taken_for_a_secret(module: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from saferun.captures.inspection_values import JobInspection
-from saferun.evidence import Frame, HangVerdict, ThreadStack
+from saferun.evidence.job_evidence import Frame, HangVerdict, ThreadStack
 from saferun.text.script_state import ScriptState
 from saferun.watchdog.detector import HangDetector, sampling_interval_s
 from saferun.watchdog.samples import JobSample, ProcessSample, RankSample, SampleResult

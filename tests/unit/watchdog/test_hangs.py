@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saferun.captures.inspection_values import JobInspection, RankInspection, Thread
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.watchdog.detector import HangDetector, sampling_interval_s
 from saferun.watchdog.samples import JobSample, RankSample
 from tests.unit.watchdog.simulated_jobs import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saferun.evidence import HangVerdict
+from saferun.evidence.job_evidence import HangVerdict
 from saferun.watchdog.job_detector import JobDetector
 from saferun.watchdog.verdicts import LONGEST_PAUSE_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saferun.captures.py_spy_json import threads_from
-from saferun.evidence import Frame
+from saferun.evidence.job_evidence import Frame
 from saferun.watchdog.signs import main_thread_signs
 from tests.unit.watchdog.simulated_jobs import (
     POLLS_EVERY_MS,

@@ -7,8 +7,8 @@ import socket
 import sys
 import time
 
+from saferun.api.script.rank_meeting import RanksMissingError, StoreMeeting
 from saferun.errors import printable_lines
-from saferun.script.rank_meeting import RanksMissingError, StoreMeeting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.script import rank_prints
-from saferun.script.rank_meeting import StoreMeeting
+from saferun.api.script import rank_prints
+from saferun.api.script.rank_meeting import StoreMeeting
 
 RANKS = (0, 1, 2)
 

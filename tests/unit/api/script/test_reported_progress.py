@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import saferun
+from saferun.api.script import reported_progress
 from saferun.linux.small_files import read_at_once
-from saferun.script import reported_progress
 from saferun.text.script_state import SIZE_BYTES, ScriptState, state_from
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -159,7 +159,7 @@ def test_a_script_that_reports_loads_nothing_slow() -> None:
         check=True,
     )
     loaded = set(done.stdout.split())
-    assert {"saferun", "saferun.script", "saferun.script.reported_progress"} <= loaded
+    assert {"saferun", "saferun.api.script", "saferun.api.script.reported_progress"} <= loaded
     # importlib itself takes ``warnings`` and the like.
     assert not loaded & {"torch", "json", "typing", "dataclasses", "contextlib", "threading", "inspect", "re"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from saferun.script.torch_checks import _tensors_in
+from saferun.api.script.torch_checks import _tensors_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 import random
 import sys
 
-from saferun.script.rank_meeting import StoreMeeting
+from saferun.api.script.rank_meeting import StoreMeeting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import saferun
-from saferun.script import failures
+from saferun.api.script import failures
 
 DEADLINE_S = 60.0
 ROOT = Path(__file__).resolve().parents[3]
