@@ -1,6 +1,6 @@
 """A job of up to 16,384 hosts, simulated: seconds, messages, bytes and processor time of the leader and of the others.
 
-python benchmarks/fleet.py [--quick] [--only start,rest,rank,hosts] [--rounds 1]
+python benchmarks/fleet.py [--quick] [--only start,rest,rank,hosts,leader,network] [--rounds 1]
 
 The real code of supervisor, job and coordinator runs (tests/fleet), on a virtual network of 50 µs and 10 Gbit/s, with a
 store that takes 20 µs for an operation, as torch's does. Seconds are virtual. Processor time is real, of the leader's
@@ -79,7 +79,22 @@ def lines(count: int, only: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         fleet.power_off(*range(1, 1 + max(1, count // 100)))
         return fleet.await_end(LIMIT_S)
 
-    ways = {"rank": ("a rank fails", fail_one), "hosts": ("1 % of the hosts are off", lose_some)}
+    def kill_leader(fleet: Fleet) -> float:
+        fleet.kill(0)
+        return fleet.await_end(LIMIT_S)
+
+    def divide(fleet: Fleet) -> float:
+        """The ranks' own network is cut as well, so that they stop."""
+        fleet.stopped_at = fleet.simulation.now
+        fleet.network.divide(set(range(count // 2, count)))
+        return fleet.await_end(LIMIT_S)
+
+    ways = {
+        "rank": ("a rank fails", fail_one),
+        "hosts": ("1 % of the hosts are off", lose_some),
+        "leader": ("the leader is killed", kill_leader),
+        "network": ("half of the hosts are cut off", divide),
+    }
     with_start = {"start", "rest"} & set(only)
     for way in [name for name in ways if name in only] or ["rank"]:
         fleet = Fleet(count, seed=1, info_bytes=INFO_BYTES)
@@ -117,7 +132,7 @@ def lines(count: int, only: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     """Measure, and print a table."""
-    options = parse_options(__doc__ or "", ("saferun",), ("start", "rest", "rank", "hosts"))
+    options = parse_options(__doc__ or "", ("saferun",), ("start", "rest", "rank", "hosts", "leader", "network"))
     say_machine("fleet", options)
     gc.disable()  # a collection goes through the objects of all hosts, and its time would be that of one of them
     say_rows([row for count in (QUICK_HOSTS if options.quick else HOSTS) for row in lines(count, options.only)])

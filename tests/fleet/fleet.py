@@ -74,6 +74,7 @@ class Fleet:
         self.network = Network(self.simulation, **(network or {}))
         self.ends_well = False
         self.stopped_at: float | None = None  # when the ranks stopped to move
+        self.last_end_at = 0.0
         self.entries: dict[int, list[JsonObject]] = {}  # of the job's log, by attempt
         self.clock_events: dict[int, float] = {}
         self.hosts: list[FleetHost] = []
@@ -152,15 +153,16 @@ class Fleet:
         return took_s
 
     def await_end(self, seconds: float) -> float:
-        """Until every host has ended, which is a law."""
+        """Until every host has ended, which is a law. Returns the seconds that it took the last one."""
+        began_at = self.simulation.now
 
         def all_ended() -> bool:
             return all(host.is_over for host in self.hosts)
 
-        took_s = self.run(seconds, all_ended, every=max(1, self.count // 8))
+        self.run(seconds, all_ended, every=max(1, self.count // 8))
         if not all_ended():
             raise LawError(f"not everybody has ended after {seconds} s: {self.story()}")
-        return took_s
+        return max(self.last_end_at - began_at, 0.0)
 
     def moved_at(self, now: float) -> float:
         """When the ranks of the job moved last."""
@@ -243,6 +245,7 @@ class Fleet:
 
     def note_end(self, host: FleetHost) -> None:
         """A host has ended: as the job decided, if it has."""
+        self.last_end_at = self.simulation.now
         decided = [entry for _, entry in host.log if entry["kind"] == "decision" and entry["next"] == "finish"]
         if host.finish is not None and decided and host.finish.exit_code != decided[-1]["exit_code"]:
             raise LawError(f"{host.name} ends with {host.finish}, and {decided[-1]} was decided")
