@@ -166,7 +166,7 @@ class JobAttempt:
         self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
         self._lost_tasks: set[tuple[int, int]] = set()
         self._lines = _LinesOfOthers()
-        self._waits_for_unheard = False
+        self._waits_for_silent = False
         self.silent_hosts = SilentHosts(
             context.poller,
             host_timeout_s=context.config.hosts.host_timeout_s * SILENT_SHARE,
@@ -180,7 +180,7 @@ class JobAttempt:
             print_line=context.calls.print_line,
             on_lost=self._on_silent,
             on_notice=self.report.set_route,
-            on_unheard=self._on_unheard,
+            on_leader_silence=self._on_leader_silence,
             ask_others=self._ask_others,
             on_progress=self.report.set_progress,
             has_ended=lambda: self.report.has_ended,
@@ -237,19 +237,19 @@ class JobAttempt:
             method(self, attempt, entry)
 
     def _on_abort(self, attempt: int, entry: JsonObject) -> None:
-        heard = abort_from(entry)
+        received = abort_from(entry)
         hosts, rendezvous = self.context.config.hosts, self.context.config.rendezvous
-        is_elastic = hosts.least != hosts.most or (heard.reason == "leave" and rendezvous.backend != "static")
-        if heard.reason in _REGROUPS and not is_elastic:
+        is_elastic = hosts.least != hosts.most or (received.reason == "leave" and rendezvous.backend != "static")
+        if received.reason in _REGROUPS and not is_elastic:
             # No host comes or goes in this job, whatever it says: it ends as one that has failed.
-            heard = heard._replace(reason="failure")
-        if heard.lost_task is not None and heard.host in self._roster.peers:
-            self._lost_tasks.add((heard.host, heard.lost_task))
+            received = received._replace(reason="failure")
+        if received.lost_task is not None and received.host in self._roster.peers:
+            self._lost_tasks.add((received.host, received.lost_task))
         if attempt == self.context.calls.attempt():
             self.is_ending = True
             self.silent_hosts.end()
-            rank = heard.ranks[0] if heard.ranks else None
-            self.abort_reason = AbortReason(heard.reason, heard.about, heard.text, rank, "", heard.hint)
+            rank = received.ranks[0] if received.ranks else None
+            self.abort_reason = AbortReason(received.reason, received.about, received.text, rank, "", received.hint)
             if self.leads and self.start_stage is None:
                 self.start_stage = {}
                 self._sender.request_start_stage()
@@ -257,12 +257,12 @@ class JobAttempt:
             JobAborted(
                 time.monotonic(),
                 attempt,
-                heard.reason,
-                heard.text,
-                heard.label,
-                ours=(heard.host, heard.task) == (self._roster.host, self._roster.task),
-                signum=heard.signum,
-                culprits=tuple(sorted(local for rank, local in self._local_ranks.items() if rank in heard.ranks)),
+                received.reason,
+                received.text,
+                received.label,
+                ours=(received.host, received.task) == (self._roster.host, self._roster.task),
+                signum=received.signum,
+                culprits=tuple(sorted(local for rank, local in self._local_ranks.items() if rank in received.ranks)),
             )
         )
 
@@ -369,9 +369,9 @@ class JobAttempt:
     def _check_missing(self) -> None:
         living = self.states.living()
         waits = bool(living) and living <= self.silent_hosts.silent_but_tolerated
-        if waits != self._waits_for_unheard:
-            self._waits_for_unheard = waits
-            self._on_unheard(self.silent_hosts.tolerated_text() if waits else "")
+        if waits != self._waits_for_silent:
+            self._waits_for_silent = waits
+            self._on_leader_silence(self.silent_hosts.tolerated_text() if waits else "")
 
     # ----------------------------------------------------------------------------------------------------------------
     # Hosts that are silent, or lost
@@ -402,8 +402,8 @@ class JobAttempt:
         elif not self.is_ending:
             self._lose_store(text, why)
 
-    def _on_unheard(self, text: str) -> None:
-        """The leader is not heard of, and the job goes on; empty: it is heard again."""
+    def _on_leader_silence(self, text: str) -> None:
+        """The leader does not answer, and the job goes on; empty: it answers again."""
         now, attempt = time.monotonic(), self.context.calls.attempt()
         self.context.calls.post(HostsUnreachable(now, attempt, text) if text else HostsReachable(now, attempt))
 
@@ -469,9 +469,9 @@ class JobAttempt:
         "probed": (_on_lost, True, True),
         "lost": (_on_lost, True, True),
         "store_lost": (_on_store_lost, False, True),
-        "doubt": (_on_liveness, False, True),
-        "unheard": (_on_liveness, False, True),
-        "heard": (_on_liveness, False, True),
+        "late": (_on_liveness, False, True),
+        "silent": (_on_liveness, False, True),
+        "returned": (_on_liveness, False, True),
         "malformed": (_refuse_entry, False, True),
         "start_stage": (_note_start_stage, False, True),
         "task_lost": (_on_task_lost, False, False),

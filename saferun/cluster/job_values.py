@@ -31,7 +31,7 @@ class EvidenceChunk(Value):
 
 
 class LostHost(Value):
-    """A host that is not heard of any more. ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``."""
+    """A host that does not answer any more. ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``."""
 
     host: int
     label: str

@@ -18,8 +18,8 @@ __all__ = [
     "LONGEST_MESSAGE",
     "ChunkText",
     "DecisionMessage",
-    "Heard",
     "Ignored",
+    "ReceivedAbort",
     "StopMessage",
     "abort_from",
     "chunk_from",
@@ -69,7 +69,7 @@ _LEADERS = frozenset(
 Line = Annotated[str, line_of(LONGEST_MESSAGE)]
 
 
-class Heard(Value):
+class ReceivedAbort(Value):
     """That an attempt ends on all hosts, as one of them reports. ``ranks``: that it blames."""
 
     reason: Annotated[str, line_of(_LONGEST_REASON)]
@@ -136,14 +136,14 @@ def is_leaders(kind: object) -> bool:
     return kind in _LEADERS if isinstance(kind, str) else False
 
 
-def abort_from(message: Mapping[str, Any]) -> Heard:
+def abort_from(message: Mapping[str, Any]) -> ReceivedAbort:
     """What ended an attempt.
 
     Raises:
         One of ``MALFORMED``: it is no such message.
     """
-    heard: Heard = fit(Heard, message)
-    return heard._replace(about=heard.about or heard.label)
+    received: ReceivedAbort = fit(ReceivedAbort, message)
+    return received._replace(about=received.about or received.label)
 
 
 def judgement_from(message: Mapping[str, Any]) -> HangJudgement:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from saferun.model import Value
 
-__all__ = ["GO_ON", "LOST", "WAIT", "Progress", "Unheard", "judge", "together"]
+__all__ = ["GO_ON", "LOST", "WAIT", "Progress", "SilentHost", "judge", "together"]
 
 WAIT = "wait"
 GO_ON = "go on"
@@ -23,7 +23,7 @@ _UP = frozenset({"cut", "frozen"})
 _STILL_SHARE = 0.5
 
 
-class Unheard(Value):
+class SilentHost(Value):
     """A host of which nothing is heard.
 
     ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``. ``since``: when that was found, in monotonic
@@ -56,27 +56,27 @@ class Progress(Value):
     ended: bool = False
 
 
-def judge(unheard: Unheard, progress: Progress, host_timeout_s: float, hang_timeout_s: float) -> str:
+def judge(silent: SilentHost, progress: Progress, host_timeout_s: float, hang_timeout_s: float) -> str:
     """What to do about a host of which nothing is heard: ``WAIT`` a moment, ``GO_ON`` without it, or it is ``LOST``.
 
     Args:
-        unheard: what is known of it.
+        silent: what is known of it.
         progress: of the ranks of this host.
         host_timeout_s: for how long a host may be silent.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
     """
-    if unheard.goes_on:
+    if silent.goes_on:
         if not progress.runs or progress.quiet_s < host_timeout_s:
             return _while_it_goes_on(progress, host_timeout_s, hang_timeout_s)
         return LOST
-    if unheard.why in _CERTAIN:
+    if silent.why in _CERTAIN:
         return LOST
     if progress.ended:
         # Nothing here can show how the ranks of that host do. It may be at work, and is waited for within bounds.
         return GO_ON
     enough_s = host_timeout_s * _STILL_SHARE
     # A host that answers somewhere is alive, so that ranks that are at work are enough.
-    still_s = progress.quiet_s if unheard.why in _UP else progress.still_s
+    still_s = progress.quiet_s if silent.why in _UP else progress.still_s
     if still_s < min(enough_s, progress.watched_s):
         return GO_ON
     return LOST if progress.watched_s >= enough_s else WAIT

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from saferun.cluster.progress import ObservedRank, ProgressWatch
-from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge, together
+from saferun.cluster.silence import GO_ON, LOST, Progress, SilentHost, judge, together
 from saferun.errors import printable
 from saferun.linux.netlink import route_to
 from saferun.linux.nic_state import nic_state, working_nics
@@ -61,7 +61,7 @@ class SilentHosts:
         print_line: takes a line for the user.
         on_lost: takes a host that is lost: its number, why, and a message.
         on_notice: takes a line about the route to the leader, which the leader prints.
-        on_unheard: takes the message that the leader is silent while the job goes on; empty: it is heard again.
+        on_leader_silence: takes the message that the leader is silent while the job goes on; empty: it answers again.
         ask_others: on the leader: asks some other hosts to report progress; returns whether there are any
             whose ranks run.
         on_progress: takes this host's answer to the leader: how often its ranks were seen to move, and to be active.
@@ -84,7 +84,7 @@ class SilentHosts:
         print_line: Callable[[str], None],
         on_lost: Callable[[int, str, str], None],
         on_notice: Callable[[str], None],
-        on_unheard: Callable[[str], None],
+        on_leader_silence: Callable[[str], None],
         ask_others: Callable[[], bool] = lambda: False,
         on_progress: Callable[[int, int], None] = lambda _moved, _active: None,
         has_ended: Callable[[], bool] = lambda: False,
@@ -96,7 +96,7 @@ class SilentHosts:
         self._print_line = print_line
         self._on_lost = on_lost
         self._on_notice = on_notice
-        self._on_unheard = on_unheard
+        self._on_leader_silence = on_leader_silence
         self._ask_others = ask_others
         self._on_progress = on_progress
         self._has_ended = has_ended
@@ -106,7 +106,7 @@ class SilentHosts:
         self._leader = leader
         self._leads = leads
         self._speaks = speaks
-        self._unheard: dict[int, Unheard] = {}
+        self._silent: dict[int, SilentHost] = {}
         self._notices: dict[str, str] = {}  # by host
         self._unwritten: list[str] = []  # hosts with notices
         self._flush_at: float | None = None
@@ -140,34 +140,34 @@ class SilentHosts:
     @property
     def silent_but_tolerated(self) -> set[int]:
         """Silent hosts without which the job goes on."""
-        return {host for host, unheard in self._unheard.items() if unheard.goes_on}
+        return {host for host, silent in self._silent.items() if silent.goes_on}
 
     @property
     def silent(self) -> set[int]:
         """All silent hosts, those included about which nothing is decided yet."""
-        return set(self._unheard)
+        return set(self._silent)
 
     def tolerated_text(self) -> str:
         """The message that names the ``silent_but_tolerated`` hosts."""
-        labels = [unheard.label for unheard in self._unheard.values() if unheard.goes_on]
-        return f"nothing has been heard of {_names(labels)}"
+        labels = [silent.label for silent in self._silent.values() if silent.goes_on]
+        return f"no answer from {_names(labels)}"
 
-    # ---------------------------------------------------------------------------------------------------- what is heard
+    # -------------------------------------------------------------------------------------- messages of the coordinator
 
     def hear(self, message: JsonObject) -> None:
         """Take a message of the coordinator.
 
-        ``doubt``: heartbeats of a host are late; ``unheard``: a host is silent; ``heard``: no longer.
+        ``late``: heartbeats of a host are late; ``silent``: a host is silent; ``returned``: no longer.
         """
         now = time.monotonic()
         match message["op"]:
-            case "doubt":
+            case "late":
                 self._begin_watch(now)
-            case "unheard":
+            case "silent":
                 host = int(message["host"])
-                known = self._unheard.get(host)
+                known = self._silent.get(host)
                 text, why = _text(message.get("text")), str(message.get("why"))
-                self._unheard[host] = Unheard(
+                self._silent[host] = SilentHost(
                     host,
                     _text(message.get("label")),
                     why,
@@ -177,7 +177,7 @@ class SilentHosts:
                 )
                 self._begin_watch(now)
                 self._judge(now)
-            case "heard":
+            case "returned":
                 self._hear_again(int(message["host"]), now)
                 was, to = str(message.get("was") or ""), str(message.get("now") or "")
                 if was != to and self._speaks:
@@ -217,30 +217,30 @@ class SilentHosts:
             now = time.monotonic()
             self._others = others._replace(moved_at=now if moved else others.moved_at, active_at=now)
 
-    def _verdict(self, unheard: Unheard, own: Progress, now: float) -> str:
+    def _verdict(self, silent: SilentHost, own: Progress, now: float) -> str:
         """What to do about a silent host: by the ranks of this host, and if these do not suffice, of others as well."""
-        if self._is_done(unheard.host):
+        if self._is_done(silent.host):
             return GO_ON  # its ranks have ended well, so that no host waits for it
         ended = self._has_ended()
         if self._others is not None:
-            verdict = judge(unheard, own, self._host_timeout_s, self._hang_timeout_s)
-            if verdict == GO_ON and not (ended and unheard.goes_on):
+            verdict = judge(silent, own, self._host_timeout_s, self._hang_timeout_s)
+            if verdict == GO_ON and not (ended and silent.goes_on):
                 return verdict
             both = together(own, self._others.since(now))
-            verdict = judge(unheard, both, self._host_timeout_s, self._hang_timeout_s)
+            verdict = judge(silent, both, self._host_timeout_s, self._hang_timeout_s)
             if verdict != LOST or not ended or self._ask_others():
                 return verdict
             # The ranks of this host ended before, and those of the others have ended since.
             self._others = None
-        return judge(unheard, own._replace(ended=ended), self._host_timeout_s, self._hang_timeout_s)
+        return judge(silent, own._replace(ended=ended), self._host_timeout_s, self._hang_timeout_s)
 
     def _hear_again(self, host: int, now: float) -> None:
-        unheard = self._unheard.pop(host, None)
-        if unheard is None or not unheard.goes_on:
+        silent = self._silent.pop(host, None)
+        if silent is None or not silent.goes_on:
             return
-        self._print(f"{unheard.label} is heard again after {now - unheard.since:.0f} s")
+        self._print(f"{silent.label} answers again after {now - silent.since:.0f} s")
         if not self._leads:
-            self._on_unheard("")
+            self._on_leader_silence("")
 
     def note(self, label: str, text: str) -> None:
         """Another host reports over which route it reaches this one from now on."""
@@ -254,26 +254,26 @@ class SilentHosts:
     def _judge(self, now: float) -> None:
         progress = self._watch.progress(now, runs=bool(self._ranks()))
         going_on = []
-        for unheard in list(self._unheard.values()):
-            verdict = self._verdict(unheard, progress, now)
+        for silent in list(self._silent.values()):
+            verdict = self._verdict(silent, progress, now)
             if verdict == LOST:
-                del self._unheard[unheard.host]
+                del self._silent[silent.host]
                 own = "" if self._leads else self.own_nic_fault()
-                self._on_lost(unheard.host, "nic" if own else unheard.why, own or unheard.message)
-            elif verdict == GO_ON and not unheard.goes_on:
-                self._unheard[unheard.host] = unheard._replace(goes_on=True)
-                going_on.append(unheard)
+                self._on_lost(silent.host, "nic" if own else silent.why, own or silent.message)
+            elif verdict == GO_ON and not silent.goes_on:
+                self._silent[silent.host] = silent._replace(goes_on=True)
+                going_on.append(silent)
         if going_on:
             self._go_on(going_on)
-        if self._unheard and now >= self._watch_until and self._others is not None:
+        if self._silent and now >= self._watch_until and self._others is not None:
             # Others report for a limited time only; while a host is silent, they are asked again.
             self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
             self._others = self._others if self._ask_others() else None
-        elif not self._unheard and now >= self._watch_until:
+        elif not self._silent and now >= self._watch_until:
             self._watch.end()
             self._others = self._report_at = None
 
-    def _go_on(self, hosts: Sequence[Unheard]) -> None:
+    def _go_on(self, hosts: Sequence[SilentHost]) -> None:
         own = self.own_nic_fault()
         cause = f"{own}; " if own else ""
         why = "" if own else f" ({hosts[0].message})"
@@ -288,7 +288,7 @@ class SilentHosts:
             sequel = ""
         self._print(f"warning: {where}{cause}{what}{why}{sequel}")
         if not self._leads:
-            self._on_unheard(what)
+            self._on_leader_silence(what)
 
     def own_nic_fault(self) -> str:
         """The faults of this host's own interfaces, of those that led to other hosts when the hosts met."""

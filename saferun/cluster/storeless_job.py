@@ -6,7 +6,7 @@ what happens on one host is not reported to the others any more. Soon after the 
 that have yet to meet, and would look for their store for long. Later they may as well write a checkpoint, or wait for
 ranks of another host that do, so that they have as much time as before a hang.
 
-The ranks of a host that serves no store train on as well where its coordinators are gone: it is not heard of any more.
+The ranks of a host that serves no store train on as well where its coordinators are gone: it does not answer any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.cluster.progress import ObservedRank, ProgressWatch
-from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge
+from saferun.cluster.silence import GO_ON, LOST, Progress, SilentHost, judge
 from saferun.linux.poller import Poller
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ class StorelessJob:
         self._has_store = has_store
         self.is_over = False
         # The host is up, so that ranks that are at work are enough.
-        self._unheard = Unheard(0, "", "cut", lost.what, lost.at)
+        self._silent = SilentHost(0, "", "cut", lost.what, lost.at)
         self._watch = ProgressWatch(host_timeout_s / 2, poller)
         self._watch.begin(lost.at)
 
@@ -101,12 +101,12 @@ class StorelessJob:
         if not ranks:
             return  # they have ended, and the supervisor knows how
         progress = self._watch.progress(now, runs=True)
-        verdict = judge(self._unheard, progress, self._host_timeout_s, self._hang_timeout_s)
+        verdict = judge(self._silent, progress, self._host_timeout_s, self._hang_timeout_s)
         is_quiet = verdict == LOST and now >= self._started_by
         if verdict == LOST and not (is_quiet and self._may_be_quiet(progress)):
             self._give_up()
-        elif (verdict == GO_ON or is_quiet) and not self._unheard.goes_on:
-            self._unheard = self._unheard._replace(goes_on=True)
+        elif (verdict == GO_ON or is_quiet) and not self._silent.goes_on:
+            self._silent = self._silent._replace(goes_on=True)
             self._note()
             if self._has_store:
                 self._warn(f"{self._lost.what}, and none takes its place; the job goes on, {_CUT_OFF}")

@@ -80,7 +80,7 @@ class CoordinatorAttempt:
             rdzv.request.host_timeout_s,
             start=self._start_channel,
             on_lost=self._on_channel_lost,
-            on_doubt=self._on_doubt,
+            on_late=self._on_late,
             on_searching=self._on_searching,
             on_moved=self._on_channel_moved,
         )
@@ -141,8 +141,8 @@ class CoordinatorAttempt:
                 on_states=lambda changed: self._send_head("states", changed=changed),
                 on_chunk=self._reader.announce,
                 on_silent=self._liveness.find_out,
-                on_doubt=self._on_doubt,
-                on_heard=lambda host: self._send_head("heard", host=host),
+                on_late=self._on_late,
+                on_return=lambda host: self._send_head("returned", host=host),
                 on_waiting=self._liveness.on_waiting,
             )
             self._liveness.monitor = self._monitor
@@ -270,7 +270,7 @@ class CoordinatorAttempt:
 
     def _report(self, op: str, fields: dict[str, object]) -> None:
         """What is found out about a host; once there is a decision, no host is missed any more."""
-        if op not in {"lost", "unheard"} or not self.log.has("decision"):
+        if op not in {"lost", "silent"} or not self.log.has("decision"):
             self._send_head(op, **fields)
 
     def _is_head_busy(self) -> bool:
@@ -280,17 +280,17 @@ class CoordinatorAttempt:
         fields = {"leader_s": sample.leader_s, "error_s": sample.error_s}
         self._tasks.send_all({"op": "clock", "attempt": self.number, **fields})
 
-    def _on_doubt(self) -> None:
+    def _on_late(self) -> None:
         """A host has been silent for a while: how the ranks do from now on may decide what is made of that."""
-        self._tasks.send_all({"op": "doubt", "attempt": self.number})
+        self._tasks.send_all({"op": "late", "attempt": self.number})
 
     def _on_searching(self, finding: SilenceReason) -> None:
         if not self._closed and not self.log.has("decision"):
             fields = {"host": 0, "label": self.assignment.leader_name, "why": finding.why, "text": finding.message}
-            self._tasks.send_all({"op": "unheard", "attempt": self.number, **fields})
+            self._tasks.send_all({"op": "silent", "attempt": self.number, **fields})
 
     def _on_channel_moved(self, was: str, now: str) -> None:
-        self._tasks.send_all({"op": "heard", "attempt": self.number, "host": 0, "was": was, "now": now})
+        self._tasks.send_all({"op": "returned", "attempt": self.number, "host": 0, "was": was, "now": now})
         with suppress(StoreBrokenError):
             self._on_moved(self._channel.client.another())
 

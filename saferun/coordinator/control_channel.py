@@ -54,7 +54,7 @@ class ControlChannel:
         start: starts whoever uses the channel, each time that it is made (again); they end when ``is_current`` says so.
         on_lost: takes once why there is no channel any more, and whether its other end may come again: the connection
             was closed, and yet a process holds the port.
-        on_doubt: called when the store has not answered for a while.
+        on_late: called when the store has not answered for a while.
         on_searching: takes, each time that it changes, why there is no channel for the time being.
         on_moved: takes the address that the channel led to and the one that it leads to now; equal: it is there again.
     """
@@ -70,7 +70,7 @@ class ControlChannel:
         *,
         start: Callable[[], None],
         on_lost: Callable[[SilenceReason, bool], None],
-        on_doubt: Callable[[], None] = lambda: None,
+        on_late: Callable[[], None] = lambda: None,
         on_searching: Callable[[SilenceReason], None] = lambda _: None,
         on_moved: Callable[[str, str], None] = lambda _was, _is: None,
     ) -> None:
@@ -83,7 +83,7 @@ class ControlChannel:
         self._host_timeout_s = host_timeout_s
         self._start = start
         self._on_lost = on_lost
-        self._on_doubt = on_doubt
+        self._on_late = on_late
         self._on_searching = on_searching
         self._on_moved = on_moved
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ class ControlChannel:
             self._early = True
             client = self.client
         if is_early:
-            self._on_doubt()
+            self._on_late()
         try:
             threading.Thread(
                 target=self.repair, args=(client,), kwargs={"is_silent": True, "is_early": is_early}, daemon=True

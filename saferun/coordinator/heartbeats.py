@@ -256,8 +256,8 @@ class PeerStatus:
         self.state = HostState({}, (), {}, acked=False, locations={})
         self.is_lost = False
         self.is_asked = False  # it is being probed right now
-        self.is_doubted = False  # it has been silent for half of the time
-        self.is_unheard = False  # it has been reported that no heartbeat is received from it
+        self.is_late = False  # it has been silent for half of the time
+        self.is_silent = False  # it has been reported that no heartbeat is received from it
 
 
 class HeartbeatMonitor:
@@ -272,8 +272,8 @@ class HeartbeatMonitor:
         on_chunk: takes host, task and name of a chunk that is in the store.
         on_silent: takes a host that has sent no heartbeat for too long. Called once; ``reset`` makes it count again,
             ``lose`` ends it.
-        on_doubt: called when a host has been silent for half of that time.
-        on_heard: takes a host that was ``missed`` and sends heartbeats again.
+        on_late: called when a host has been silent for half of that time.
+        on_return: takes a host that was ``missed`` and sends heartbeats again.
         on_waiting: takes, once each time, a host whose supervisor sleeps uninterruptibly or is stopped, the task, and
             where it waits (:func:`stall_message`). The host is not given up: its coordinator sends heartbeats.
     """
@@ -288,8 +288,8 @@ class HeartbeatMonitor:
         on_states: Callable[[dict[str, Any]], None],
         on_chunk: Callable[[int, int, str], None],
         on_silent: Callable[[int], None],
-        on_doubt: Callable[[], None],
-        on_heard: Callable[[int], None],
+        on_late: Callable[[], None],
+        on_return: Callable[[int], None],
         on_waiting: Callable[[int, int, str], None],
     ) -> None:
         self._client = client
@@ -298,8 +298,8 @@ class HeartbeatMonitor:
         self._on_states = on_states
         self._on_chunk = on_chunk
         self._on_silent = on_silent
-        self._on_doubt = on_doubt
-        self._on_heard = on_heard
+        self._on_late = on_late
+        self._on_return = on_return
         self._on_waiting = on_waiting
         self._tasks = tasks
         self._seen = {host: PeerStatus() for host in range(1, len(tasks))}
@@ -339,19 +339,19 @@ class HeartbeatMonitor:
     def miss(self, host: int) -> bool:
         """It sends no heartbeats for now, and is not given up: count again. Whether that is news."""
         seen = self._seen[host]
-        is_news, seen.is_unheard = not seen.is_unheard, True
+        is_news, seen.is_silent = not seen.is_silent, True
         self.reset(host)
         return is_news
 
     def is_missed(self, host: int) -> bool:
         """Whether it has been reported that no heartbeat is received from it."""
-        return self._seen[host].is_unheard
+        return self._seen[host].is_silent
 
     def wait_acked(self, timeout_s: float) -> None:
         """Wait until every host that can be heard has taken in the decision."""
 
         def all_acked() -> bool:
-            return all(seen.state.acked or seen.is_lost or seen.is_unheard for seen in self._seen.values())
+            return all(seen.state.acked or seen.is_lost or seen.is_silent for seen in self._seen.values())
 
         with self._changed:
             self._changed.wait_for(lambda: self._closed or all_acked(), timeout_s)
@@ -395,10 +395,10 @@ class HeartbeatMonitor:
             if heartbeat is not None and heartbeat != seen.heartbeat:
                 seen.heartbeat = heartbeat
                 seen.silent_s = 0.0
-                seen.is_doubted = False
-                if seen.is_unheard:
-                    seen.is_unheard = False
-                    self._on_heard(host)
+                seen.is_late = False
+                if seen.is_silent:
+                    seen.is_silent = False
+                    self._on_return(host)
                 changes = (
                     int(heartbeat) // CHANGE if heartbeat.isdigit() and len(heartbeat) < _LONGEST_SUM else seen.changes
                 )
@@ -443,9 +443,9 @@ class HeartbeatMonitor:
     def _judge(self, host: int, seen: PeerStatus) -> None:
         if seen.is_asked or seen.is_lost:
             return
-        if not seen.is_doubted and seen.silent_s >= self._host_timeout_s / 2:
-            seen.is_doubted = True
-            self._on_doubt()
+        if not seen.is_late and seen.silent_s >= self._host_timeout_s / 2:
+            seen.is_late = True
+            self._on_late()
         if seen.silent_s >= self._host_timeout_s:
             seen.is_asked = True
             try:

@@ -3,7 +3,7 @@
 The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``append``, ``state``, ``chunk``,
 ``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``resume``, ``rejoin``, ``goodbye``. To a task:
 ``waiting``, ``joined``, ``join_failed``, ``job_ended``, ``resumable``, ``resumed``, ``resume_failed``, ``entry``,
-``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``clock``, ``start_stage``, and to the leader
+``task_lost``, ``store_lost``, ``late``, ``silent``, ``returned``, ``clock``, ``start_stage``, and to the leader
 ``hosts``, ``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and
 ``unsigned``.
 """

@@ -41,7 +41,7 @@ class Liveness:
         own_addresses: of this host, at which no other one is probed if it has any else.
         interval_s: between heartbeats.
         has_one_port: whether all but one port may be closed, so that a refusal means nothing.
-        report: takes what was found: ``probed``, ``unheard``, ``lost`` or ``warn``, with the fields of that message.
+        report: takes what was found: ``probed``, ``silent``, ``lost`` or ``warn``, with the fields of that message.
         probe: asks one host whether it is there.
     """
 
@@ -140,7 +140,7 @@ class Liveness:
         if finding.why in MAY_WORK or monitor.is_missed(host):
             # Whether the job goes on is judged by those who see its ranks.
             monitor.miss(host)
-            op = "unheard"
+            op = "silent"
         else:
             monitor.lose(host)
             op = "lost"

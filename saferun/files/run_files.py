@@ -196,7 +196,7 @@ def run_records(below: int, host: str) -> list[RunRecord]:
 
 
 def has_ended(fd: int, record: RunRecord) -> bool:
-    """Whether a saferun that used a run directory has ended, or has not been heard of for long."""
+    """Whether a saferun that used a run directory has ended, or has written nothing for long."""
     return record.end is not None or not _lives(fd, record, time.time(), _UNHEARD_S)
 
 

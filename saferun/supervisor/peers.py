@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         SpareLost,
     )
 
-# Reasons that this host announces without having acted: what it has heard of others, and what all hosts do together.
+# Reasons that this host announces without having acted: what it has found about others, and what all hosts do together.
 _HEARD = frozenset({"membership", "lost", "task_lost", "restart"})
 
 
@@ -204,7 +204,7 @@ def on_decided(launch: LaunchState, event: JobDecided) -> list[Action]:
 
 
 def on_decided_with_ranks(launch: LaunchState, event: JobDecided) -> list[Action]:
-    """STARTING | RUNNING -> CAPTURING: it was decided without this host, which had not been heard of for long."""
+    """STARTING | RUNNING -> CAPTURING: it was decided without this host, which had not answered for long."""
     if not _heed(launch, event):
         return []
     launch.add_ending(Failed())

@@ -231,7 +231,7 @@ def test_a_frozen_saferun_ends_no_job_whose_ranks_train_on(
     time.sleep(10 + KNOCK_S)
     host.thaw(pids)
     for other in says:
-        job.wait_said(other, f"{host.name} is heard again after")
+        job.wait_said(other, f"{host.name} answers again after")
     assert "is lost" not in "".join(job.said(each) for each in cluster.hosts)
     job.now()
     job.job.release("end")
@@ -263,7 +263,7 @@ def test_a_first_host_whose_ranks_have_ended_asks_the_others(make_cluster: MakeC
     job.wait_said(node1, r"warning: no heartbeat received from node3 \(.*the ranks make progress, so the job")
     for nic in ("eth0", "eth1"):
         node3.heal(nic)
-    job.wait_said(node1, "node3 is heard again after")
+    job.wait_said(node1, "node3 answers again after")
     job.now()
     job.job.release("end")
     assert set(job.end().values()) == {0}, job.story("not all ended well")
@@ -353,12 +353,12 @@ def test_without_any_control_path_a_job_goes_on_while_its_ranks_do(
     if heals:
         for each in cluster.hosts:
             each.unfirewall()
-        job.wait_said(node1, "node3 is heard again after")
+        job.wait_said(node1, "node3 answers again after")
     job.job.release("end")
     # Unheard hosts are waited for, as at torchrun's exit barrier, ten times as long as a host may be silent.
     assert set(job.end().values()) == {0}
     if not heals:
-        assert "nothing has been heard of node3 for" in job.said(node1)
+        assert "no answer from node3 for" in job.said(node1)
     assert "is lost" not in "".join(job.said(each) for each in cluster.hosts)
     job.assert_nothing_left()
 

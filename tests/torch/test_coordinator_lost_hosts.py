@@ -35,9 +35,9 @@ def test_a_frozen_host_is_told_apart_from_a_dead_one() -> None:
     with hosts("node1", "node2") as job:
         join_all(job)
         job[1].process.send_signal(signal.SIGSTOP)
-        assert job[0].expect("unheard")["why"] == "frozen"
+        assert job[0].expect("silent")["why"] == "frozen"
         job[1].process.send_signal(signal.SIGCONT)
-        assert job[0].expect("heard")["host"] == 1
+        assert job[0].expect("returned")["host"] == 1
 
 
 def test_a_stopped_supervisor_is_a_warning_while_its_coordinator_lives() -> None:
@@ -155,9 +155,9 @@ def test_a_frozen_leader_is_noticed_by_its_silence() -> None:
     with hosts("node1", "node2") as job:
         join_all(job)
         job[0].process.send_signal(signal.SIGSTOP)
-        assert job[1].expect("unheard")["why"] == "frozen"
+        assert job[1].expect("silent")["why"] == "frozen"
         job[0].process.send_signal(signal.SIGCONT)
-        assert job[1].expect("heard")["host"] == 0
+        assert job[1].expect("returned")["host"] == 0
 
 
 def test_the_leaders_end_after_its_decision_is_no_loss() -> None:

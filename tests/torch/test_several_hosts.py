@@ -202,7 +202,7 @@ def test_a_frozen_saferun_is_a_warning_while_ranks_work(tmp_path: Path, frozen: 
         until(lambda: "the ranks make progress, so the job goes on" in other.err, "the other host warns")
         for pid in pids:
             kill(pid, signal.SIGCONT)
-        until(lambda: " is heard again after " in other.err, "it is heard")
+        until(lambda: " answers again after " in other.err, "it is heard")
         for job in jobs:
             job.release("end")
         assert [job.wait() for job in jobs] == [0, 0]
@@ -222,7 +222,7 @@ def test_a_host_whose_ranks_have_ended_asks_the_others_whether_the_job_goes_on(t
         until(lambda: "the ranks make progress, so the job goes on" in jobs[0].err, "the first host warns")
         for pid in pids:
             kill(pid, signal.SIGCONT)
-        until(lambda: " is heard again after " in jobs[0].err, "it is heard")
+        until(lambda: " answers again after " in jobs[0].err, "it is heard")
         for job in jobs[1:]:
             job.release("end")
         assert [job.wait() for job in jobs] == [0, 0, 0]

@@ -288,21 +288,21 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     watch = listening.job.current.silent_hosts._watch
     watch.begin(time.monotonic() - 1.0)
     watch._moved = time.monotonic()
-    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
+    listening.hear(op="silent", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     (warning,) = listening.said
     assert "no heartbeat received from node1" in warning
     assert not listening.job.lost
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}})
-    (unheard,) = listening.events
-    assert isinstance(unheard, HostsUnreachable)
-    assert unheard.message == "nothing has been heard of node1"
+    (silent,) = listening.events
+    assert isinstance(silent, HostsUnreachable)
+    assert silent.message == "no answer from node1"
     assert listening.states[-1] == {"0/0": {"s": "done"}, "1/0": {"s": "done"}}
     got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
     assert got == [[]]
 
 
-@pytest.mark.parametrize(("op", "why"), [("unheard", "frozen"), ("lost", "gone")])
+@pytest.mark.parametrize(("op", "why"), [("silent", "frozen"), ("lost", "gone")])
 def test_a_host_whose_ranks_have_ended_well_ends_no_job_by_its_silence(listening: Listening, op: str, why: str) -> None:
     """Nobody waits for it; torchrun would notice at the end, and not mind."""
     listening.join()
@@ -329,12 +329,12 @@ def test_where_all_ranks_here_ended_well_a_host_that_falls_silent_is_waited_for(
     states = {"0/0": {"s": "done"}, **({"1/0": {"s": "run"}} if was_heard else {})}
     listening.job.reports.set_state({"s": "done"})
     listening.hear(op="states", attempt=0, changed=states)
-    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
+    listening.hear(op="silent", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     assert not listening.job.lost
-    (unheard,) = listening.events
-    assert isinstance(unheard, HostsUnreachable)
+    (silent,) = listening.events
+    assert isinstance(silent, HostsUnreachable)
     assert listening.said == ["saferun: warning: no heartbeat received from node1 (no answer)"]
-    listening.hear(op="heard", attempt=0, host=1)
+    listening.hear(op="returned", attempt=0, host=1)
     assert isinstance(listening.events[1], HostsReachable)
     listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}})
     assert isinstance(listening.events[2], HostsDone)
@@ -347,7 +347,7 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
     listening.hear(**{**JOINED, "hosts": 3, "peers": peers})
     running = {"1/0": {"s": "run"}, "2/0": {"s": "run"}}
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}, **running})
-    listening.hear(op="doubt", attempt=0)
+    listening.hear(op="late", attempt=0)
     sent = listening.channel.sent
     assert [sent[-1]["message"][name] for name in ("kind", "hosts")] == ["watch", [1, 2]]
     control = listening.job.current.silent_hosts
@@ -357,7 +357,7 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
     for told in ([1, 1], "nonsense", [1]):
         changed = {"1/0": {"s": "run", "progress": told}}
         listening.hear(op="states", attempt=0, changed=changed)
-    listening.hear(op="unheard", attempt=0, host=2, label="node2", why="unreachable", text="no answer")
+    listening.hear(op="silent", attempt=0, host=2, label="node2", why="unreachable", text="no answer")
     (warning,) = listening.said
     assert "no heartbeat received from node2 (no answer); the ranks make progress, so the job goes on" in warning
     assert not listening.job.lost
@@ -389,7 +389,7 @@ def test_what_cannot_be_judged_ends_nothing(listening: Listening, monkeypatch: p
         raise RuntimeError("no idea")
 
     monkeypatch.setattr(listening.job.current.silent_hosts, "hear", fail)
-    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
+    listening.hear(op="silent", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     assert listening.events == []
     assert listening.said == ["saferun: warning: cannot judge whether other hosts are there: RuntimeError: no idea"]
 

@@ -165,7 +165,7 @@ def test_a_peer_fills_no_more_than_its_share_of_the_memory_of_the_host_that_lead
 OPS = st.sampled_from(
     [
         *("joined", "join_failed", "waiting", "entry", "states", "chunk", "probed", "lost", "store_lost", "task_lost"),
-        *("membership", "prepared", "failed", "nonsense", "doubt", "unheard", "heard", "warn"),
+        *("membership", "prepared", "failed", "nonsense", "late", "silent", "returned", "warn"),
     ]
 )
 KNOWN = st.sampled_from(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.cluster.silence import GO_ON, LOST, WAIT, Progress, Unheard, judge, together
+from saferun.cluster.silence import GO_ON, LOST, WAIT, Progress, SilentHost, judge, together
 
 HOST_TIMEOUT_S, HANG_TIMEOUT_S = 24.0, 300.0
 
 
 def verdict(why: str, progress: Progress, *, goes_on: bool = False, hang_timeout_s: float = HANG_TIMEOUT_S) -> str:
-    return judge(Unheard(2, "node3", why, "words", 0.0, goes_on), progress, HOST_TIMEOUT_S, hang_timeout_s)
+    return judge(SilentHost(2, "node3", why, "words", 0.0, goes_on), progress, HOST_TIMEOUT_S, hang_timeout_s)
 
 
 def test_what_is_certain_needs_no_ranks() -> None:

@@ -48,7 +48,7 @@ class World:
         self.said: list[str] = []
         self.lost: list[tuple[int, str, str]] = []
         self.notices: list[str] = []
-        self.unheard: list[str] = []
+        self.silent: list[str] = []
         self.nics: dict[str, str] = {"eth0": "", "eth1": ""}
         monkeypatch.setattr(silent_hosts_module, "ProgressWatch", Ranks)
         monkeypatch.setattr(silent_hosts_module, "working_nics", lambda: list(self.nics))
@@ -70,7 +70,7 @@ class World:
             print_line=self.said.append,
             on_lost=lambda *lost: self.lost.append(lost),
             on_notice=self.notices.append,
-            on_unheard=self.unheard.append,
+            on_leader_silence=self.silent.append,
             ask_others=lambda: self.others,
             has_ended=lambda: self.ended,
         )
@@ -84,7 +84,7 @@ class World:
         self.silent_hosts.hear({"op": op, **fields})
 
     def miss(self, host: int, why: str = "unreachable") -> None:
-        self.hear("unheard", host=host, label=f"node{host + 1}", why=why, text="no address answers")
+        self.hear("silent", host=host, label=f"node{host + 1}", why=why, text="no address answers")
 
     def see(self, *, watched_s: float, still_s: float) -> None:
         """What is seen of the ranks from now on."""
@@ -97,7 +97,7 @@ def test_a_doubt_that_comes_to_nothing_says_nothing(monkeypatch: pytest.MonkeyPa
     """The ranks are watched for a while, and then no more."""
     world = World(monkeypatch, leads=True)
     due = [world.silent_hosts.deadline]
-    world.hear("doubt")
+    world.hear("late")
     due.append(world.silent_hosts.deadline)
     world.see(watched_s=1.0, still_s=0.0)
     due.append(world.silent_hosts.deadline)
@@ -113,7 +113,7 @@ def test_ranks_that_move_are_one_warning_and_hosts_that_are_silent_together_one_
 ) -> None:
     """However often the coordinator looks again."""
     world = World(monkeypatch, leads=True)
-    world.hear("doubt")
+    world.hear("late")
     for host in (1, 2):
         world.miss(host)
     assert not world.said
@@ -124,15 +124,15 @@ def test_ranks_that_move_are_one_warning_and_hosts_that_are_silent_together_one_
     assert world.said == ["saferun: warning: no heartbeat received from node2, node3 (no address answers); " + GOES_ON]
     assert world.silent_hosts.silent_but_tolerated == {1, 2}
     assert not world.lost
-    world.hear("heard", host=1)
-    assert world.said[1:] == ["saferun: node2 is heard again after 2 s"]
+    world.hear("returned", host=1)
+    assert world.said[1:] == ["saferun: node2 answers again after 2 s"]
     assert world.silent_hosts.silent_but_tolerated == {2}
 
 
 def test_ranks_that_stand_still_are_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the words of what was found."""
     world = World(monkeypatch, leads=True)
-    world.hear("doubt")
+    world.hear("late")
     world.see(watched_s=5.0, still_s=5.0)
     world.miss(2)
     assert world.lost == [(2, "unreachable", "no address answers")]
@@ -142,12 +142,12 @@ def test_ranks_that_stand_still_are_a_lost_host(monkeypatch: pytest.MonkeyPatch)
 def test_a_host_whose_own_interface_is_cut_does_not_blame_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows that its own has no carrier; while it goes on, and where it ends."""
     world = World(monkeypatch, leads=False)
-    world.hear("doubt")
+    world.hear("late")
     world.nics["eth0"] = "has no carrier"
     world.miss(0)
     world.see(watched_s=3.0, still_s=0.0)
     assert world.said == ["saferun: warning: node3: eth0 has no carrier; node1 cannot be reached; " + GOES_ON]
-    assert world.unheard == ["node1 cannot be reached"]
+    assert world.silent == ["node1 cannot be reached"]
     world.see(watched_s=30.0, still_s=TIMEOUT_S)
     assert world.lost == [(0, "nic", "eth0 has no carrier")]
 
@@ -156,7 +156,7 @@ def test_a_way_that_has_moved_is_reported_with_the_interface_that_is_amiss(monke
     """The host that leads tells its user; this one says nothing itself."""
     world = World(monkeypatch, leads=False)
     world.nics["eth0"] = "has no carrier"
-    world.hear("heard", host=0, was="node1", now="10.78.0.1")
+    world.hear("returned", host=0, was="node1", now="10.78.0.1")
     assert world.notices == ["eth0 has no carrier; messages to node1 go over eth1 (10.78.0.1) now"]
     assert not world.said
 
@@ -164,8 +164,8 @@ def test_a_way_that_has_moved_is_reported_with_the_interface_that_is_amiss(monke
 def test_a_line_that_is_there_again_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     """It leads to where it led before."""
     world = World(monkeypatch, leads=False)
-    world.hear("heard", host=0, was="node1", now="node1")
-    assert [*world.notices, *world.said, *world.unheard] == []
+    world.hear("returned", host=0, was="node1", now="node1")
+    assert [*world.notices, *world.said, *world.silent] == []
 
 
 def test_what_several_hosts_report_alike_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_ranks_of_other_hosts_are_asked_where_those_of_this_one_ended_well(monke
     for still_running in (True, False):
         world = World(monkeypatch, leads=True)
         world.ended = world.others = True
-        world.hear("doubt")
+        world.hear("late")
         world.see(watched_s=4.0, still_s=4.0)
         world.miss(2)
         world.others = still_running

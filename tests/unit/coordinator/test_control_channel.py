@@ -54,7 +54,7 @@ class World:
             TIMEOUT_S,
             start=lambda: self._write("started", self.line.client.address[0]),
             on_lost=lambda finding, again: self._write("lost", (finding.why, again)),
-            on_doubt=lambda: self._write("doubt", None),
+            on_late=lambda: self._write("late", None),
             on_searching=lambda finding: self._write("searching", finding.why),
             on_moved=lambda was, now: self._write("moved", (was, now)),
         )
@@ -104,13 +104,13 @@ def test_a_store_that_does_not_answer_is_looked_after_early(monkeypatch: pytest.
     world = World(monkeypatch, SilenceReason(GONE, "text"), SilenceReason(CUT, "text", "10.1.0.1"))
     for _ in range(3):
         world.line.tick(1.0)
-    world.wait_written("started", "doubt")
+    world.wait_written("started", "late")
     while world.line._repairing:
         pass
     world.line.client.answers += 1
     for _ in range(3):
         world.line.tick(1.0)
-    world.wait_written("started", "doubt", "doubt", "started", "moved")
+    world.wait_written("started", "late", "late", "started", "moved")
 
 
 @pytest.mark.parametrize(("why", "is_silent", "again"), [(GONE, True, False), (FROZEN, False, True)])
@@ -212,7 +212,7 @@ def test_where_no_thread_can_be_started_the_store_is_looked_after_later(monkeypa
     monkeypatch.setattr(threading.Thread, "start", starts)
     for _ in range(5):
         world.line.tick(1.0)
-    world.wait_written("started", "doubt", "doubt", "doubt", "started", "moved")
+    world.wait_written("started", "late", "late", "late", "started", "moved")
 
 
 def test_a_host_that_says_how_its_coordinator_ended_is_not_asked_further(monkeypatch: pytest.MonkeyPatch) -> None:

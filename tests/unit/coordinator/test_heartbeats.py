@@ -44,8 +44,8 @@ class Leader:
             on_states=lambda changed: self._note(lambda: self.states.update(changed)),
             on_chunk=lambda *_: None,
             on_silent=lambda host: self._note(lambda: self.silent.append(host)),
-            on_doubt=lambda: None,
-            on_heard=lambda _: None,
+            on_late=lambda: None,
+            on_return=lambda _: None,
             on_waiting=lambda *_: None,
         )
 

@@ -89,7 +89,7 @@ def test_a_host_whose_ranks_may_be_at_work_is_not_given_up(why: str) -> None:
     monitor = Silent(beats_again_after=None)
     for found in (why, GONE):
         told = find_out(monitor, found)
-        assert [(message["op"], message["host"], message["why"]) for message in told] == [("unheard", 1, found)]
+        assert [(message["op"], message["host"], message["why"]) for message in told] == [("silent", 1, found)]
     assert not monitor.was_lost
 
 

@@ -220,8 +220,8 @@ class Leader:
             on_states=self.states.append,
             on_chunk=lambda *_: None,
             on_silent=lambda _: None,
-            on_doubt=lambda: None,
-            on_heard=lambda _: None,
+            on_late=lambda: None,
+            on_return=lambda _: None,
             on_waiting=lambda *_: None,
         )
 

@@ -84,7 +84,7 @@ class Host:
         self.actions: list[Action] = []
         self.arrived: JoinHosts | None = None
         self.is_dead = False  # power off
-        self.is_unheard = False  # nothing is heard of others, as far as it was told
+        self.is_silent = False  # other hosts do not answer, as far as it was reported
         self.handed_in = False
         self.probed = -1  # the attempt
         self.waits_for_pieces: Diagnose | None = None
@@ -101,8 +101,8 @@ class Host:
     def deliver(self, event: Event) -> None:
         actions = self.supervisor.handle(event)
         if isinstance(event, HostsUnreachable | HostsReachable):
-            self.is_unheard = isinstance(event, HostsUnreachable)
-        is_limited = self.is_unheard or self.supervisor._launch.attempt.stopping.obey_at is not None
+            self.is_silent = isinstance(event, HostsUnreachable)
+        is_limited = self.is_silent or self.supervisor._launch.attempt.stopping.obey_at is not None
         without = {State.NEW, State.RUNNING, State.DONE} | (set() if is_limited else {State.WAITING})
         assert (self.supervisor.deadline is None) == (self.state in without), self.state
         for action in actions:
