@@ -18,6 +18,7 @@ from saferun.linux.small_files import list_directory, read_pairs
 
 STACKS_SIGNAL = 63
 """SIGRTMAX-1, as in the hook."""
+_SIGNALS_BESIDE = (STACKS_SIGNAL - 1, STACKS_SIGNAL + 1)
 _TEXT_LIMIT_BYTES = 1 << 20
 _THREADS_LIMIT = 256
 _PATIENCE_S = 2.0
@@ -97,14 +98,18 @@ def _path_of(process: Process) -> str:
 
 
 def _catches_signal(pid: int) -> bool:
-    # The signal kills a process that does not catch it.
-    return _has_signal(f"/proc/{pid}/status", "SigCgt")
+    """Whether faulthandler catches it, and not a handler of the script.
+
+    The signal kills a process that does not catch it. A script that has one handler for every signal has put it in the
+    place of faulthandler's, and may end itself there; it catches the signals beside this one as well.
+    """
+    caught = read_pairs(f"/proc/{pid}/status").get("SigCgt", "")
+    return _is_in(caught, STACKS_SIGNAL) and not any(_is_in(caught, signum) for signum in _SIGNALS_BESIDE)
 
 
-def _has_signal(path: str, field: str) -> bool:
-    """Whether the signal is in a signal mask of a status file."""
-    mask = read_pairs(path).get(field, "")
-    return mask.isalnum() and bool(int(mask, 16) >> (STACKS_SIGNAL - 1) & 1)
+def _is_in(mask: str, signum: int) -> bool:
+    """Whether a signal is in a mask as proc_pid_status(5) has it."""
+    return mask.isalnum() and bool(int(mask, 16) >> (signum - 1) & 1)
 
 
 def _has_open(pid: int, path: str) -> bool:
@@ -139,7 +144,8 @@ def _ask(process: Process) -> _Asked | None:
 def _threads_that_block(pid: int) -> set[str]:
     """The threads of a process that block the signal. Source: proc_pid_status(5)."""
     tasks = list_directory(f"/proc/{pid}/task")
-    return {task for task in tasks if _has_signal(f"/proc/{pid}/task/{task}/status", "SigBlk")}
+    blocked = {task: read_pairs(f"/proc/{pid}/task/{task}/status").get("SigBlk", "") for task in tasks}
+    return {task for task, mask in blocked.items() if _is_in(mask, STACKS_SIGNAL)}
 
 
 def _size_of(path: str) -> int:

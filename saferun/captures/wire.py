@@ -72,8 +72,8 @@ class CaptureRequest(Value):
         since: seconds since the epoch; older lines of the kernel log are ignored.
         nccl: whether to ask NCCL's RAS subsystem, which takes seconds: of a hang, where there may be GPUs.
         is_certain: whether it is certain that the ranks hang, so that it disturbs nothing to stop one for seconds.
-        by_signal: whether a rank that may not be inspected is made to write its stacks by a signal: of a job that is
-            given up, never of one that a user only looks at.
+        by_signal: whether a rank that may not be inspected is made to write its stacks by a signal: at a hang or a
+            failure, never where a user only asks for stacks.
         calls: whether the ranks record their last calls.
     """
 

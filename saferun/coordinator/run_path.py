@@ -12,13 +12,16 @@ from contextlib import suppress
 
 
 def main() -> None:
-    """Run ``sys.argv[1]`` as ``__main__`` with the arguments that follow."""
+    """Run ``sys.argv[2]`` as ``__main__`` with the arguments that follow.
+
+    ``sys.argv[1]`` is the directory that is searched first for modules; empty: the working directory.
+    """
     # The script sees the path that it would see under torchrun: no directory of ours in front.
     if sys.path and os.path.abspath(sys.path[0] or ".") == os.path.dirname(os.path.abspath(__file__)):
-        sys.path[0] = os.getcwd()
+        sys.path[0] = sys.argv[1] or os.getcwd()
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    script, *arguments = sys.argv[1:]
+    script, *arguments = sys.argv[2:]
     # torchrun's ranks of this kind are multiprocessing children, whose stdin is closed.
     with suppress(OSError):
         null = os.open(os.devnull, os.O_RDONLY)

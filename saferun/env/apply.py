@@ -6,11 +6,12 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from saferun.config import EnvironConfig
-from saferun.env.profiles import Resolution, default_search_path, load_profiles, render, resolve
+from saferun.env.profiles import Resolution, default_search_path, load_profiles, render, resolve, user_directory
 from saferun.env.profiles.profile_values import COMPONENTS, Removed, Vendor
+from saferun.linux.answering_files import present_files
 from saferun.linux.gpu_nodes import gpu_vendor
 from saferun.linux.installed_versions import read_package_versions
-from saferun.linux.nccl_files import variables_in_nccl_files
+from saferun.linux.nccl_files import user_file, variables_in_nccl_files
 from saferun.model import RankAssignment
 
 # Variables that torchrun sets by default, and that may be unset.
@@ -41,15 +42,22 @@ def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolu
     Raises:
         UsageError: a missing or malformed profile, or a malformed ``--env``.
     """
+    directory, nccl_file = user_directory(environ), user_file(environ)
+    present, silent = present_files([path for path in (directory, nccl_file) if path])
+    if silent:
+        from saferun.env.profiles.found import report_silent
+
+        report_silent(silent)
+    search_path = default_search_path(config.profile_path, environ, with_user=directory in present)
     resolution = resolve(
-        load_profiles(default_search_path(config.profile_path, environ)),
+        load_profiles(search_path),
         config.profiles,
         vendor=host_vendor(config.vendor),
         versions=installed_versions(environ),
         user_environ=environ,
         env=config.env,
         unset=config.unset,
-        nccl_files=variables_in_nccl_files(environ),
+        nccl_files=variables_in_nccl_files(environ, with_user=nccl_file in present),
     )
     # Variables that the ranks would not inherit, but get by default.
     known = {*(removed.name for removed in resolution.removed), *(s.variable.name for s in resolution.settings)}

@@ -45,6 +45,7 @@ Files
     ``abandoned_scratch``: such directories whose run and reaper were killed; those that others may use are left.
     ``shm_segments``: segments that ranks have left in /dev/shm; none are removed if not all processes can be scanned.
     ``left_output``: what processes that are left running print; it is lost, and ends them, if no process can be forked.
+    ``answering_files``: which files are there; one whose file system does not answer counts as missing.
     ``error_files``, ``file_systems``, ``streams``: ranks' error files (None: malformed), types of file systems (empty:
     unknown), pipes, and pseudo-terminals (OSError if there are none). ``keyboard``, ``terminal_mode``: the terminal
     while a rank has it; without the permission to read system calls its reader is found by the kernel function.

@@ -196,6 +196,29 @@ def test_a_process_that_has_closed_the_file_is_not_asked_for_its_stacks(tmp_path
     assert checkpoint.read_bytes() == b""
 
 
+def test_a_process_with_one_handler_for_all_signals_is_not_asked_for_its_stacks(tmp_path: Path) -> None:
+    """The handler has taken the place of faulthandler's, and may save a checkpoint and end the training."""
+    script = (
+        "import faulthandler, os, signal, sys\n"
+        "stacks = open(f'{sys.argv[1]}.{os.getpid()}.stacks', 'wb')\n"
+        "faulthandler.register(63, stacks.fileno())\n"
+        "for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n"
+        "    signal.signal(signum, lambda signum, _: os._exit(3))\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "a0r0")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        look = read_snapshot(0, process.pid, is_rank=True)
+        asked = Process(0, process.pid, is_rank=True, hook_prefix=str(tmp_path / "a0r0"), snapshot=look)
+        assert dump_by_signal([asked], time.monotonic() + DEADLINE_S) == {}
+        process.stdin.close()
+        assert process.wait() == 0
+
+
 def test_stacks_are_whole_although_who_writes_them_waits_for_a_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from errno import E2BIG, ENOENT, ENOEXEC
 from pathlib import Path
@@ -22,7 +23,7 @@ from saferun.linux.program_start import ForkedRank, start_error
 from saferun.supervisor.machine import Limits
 from tests.breadth import slow_but
 from tests.process.frozen import mirror, needs_mounts
-from tests.process.launching import DEADLINE_S, SAFERUN, running, two_lines, until
+from tests.process.launching import DEADLINE_S, REPOSITORY, SAFERUN, running, two_lines, until
 
 # The first attempt fails when it may; the exec of the second one finds the file system frozen.
 FAILS_ONCE = """
@@ -218,3 +219,24 @@ def test_a_container_that_wants_no_cores_gets_none_unless_asked_for(tmp_path: Pa
     assert limit_of_a_rank(tmp_path / "default", before=before, environ=pod) == "0 -1"
     asked = limit_of_a_rank(tmp_path / "asked", "--cores", "backtrace", before=before, environ=pod)
     assert asked == ("0 -1" if why_no_cores(str(tmp_path), 1, asked=True) else "-1 -1")
+
+
+@pytest.mark.parametrize("how", ["command", "module"])
+def test_a_script_that_is_run_by_its_path_searches_modules_where_torchrun_lets_it(tmp_path: Path, how: str) -> None:
+    """A module beside the user's shell hides none of Python's own, unless Python puts that directory first."""
+    command = tmp_path / "bin" / "saferun"
+    command.parent.mkdir()
+    command.write_text("from saferun.__main__ import main\nraise SystemExit(main())\n")
+    launcher = [sys.executable, str(command)] if how == "command" else [sys.executable, "-m", "saferun"]
+    script = "import csv, sys; print('first', sys.path[0], csv.__name__ if hasattr(csv, 'reader') else 'hidden')"
+    with running(
+        tmp_path / "run",
+        script,
+        "--run-path",
+        launcher=launcher,
+        environ={"PYTHONPATH": str(REPOSITORY)},
+        before=["sh", "-c", 'echo "" >csv.py; exec "$@"', "sh"],
+    ) as job:
+        assert job.wait() == 0
+        first, found = (command.parent, "csv") if how == "command" else (tmp_path / "run" / "job", "hidden")
+        assert f"first {first} {found}\n" in job.out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from saferun.env.profiles.profile_values import Cost, EnvVariable, Profile, Resolution, Variable, Vendor
 from saferun.env.profiles.resolution import render, resolve
-from saferun.env.profiles.search import ProfileSet, default_search_path, load_profiles
+from saferun.env.profiles.search import ProfileSet, default_search_path, load_profiles, user_directory
 
 __all__ = [
     "Cost",
@@ -18,4 +18,5 @@ __all__ = [
     "load_profiles",
     "render",
     "resolve",
+    "user_directory",
 ]

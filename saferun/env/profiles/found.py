@@ -53,11 +53,31 @@ def counts(path: str, option: str, *, is_directory: bool = False) -> bool:
     return False
 
 
+def report_unused(error: UsageError, instead: str) -> None:
+    """Report once that what was found cannot be used.
+
+    Args:
+        error: why.
+        instead: what is done.
+    """
+    _report(f"warning: {error.what}: {instead}")
+
+
+def report_silent(path: str) -> None:
+    """Report that a file or directory of the user's was not read."""
+    _report(
+        f"warning: the file system of {path} does not answer: the user's env profiles and NCCL settings are not read"
+    )
+
+
 def _report_ignored(path: str, error: NotOursError, option: str) -> None:
     shown = os.path.normpath(path)
-    if shown in _reported:
+    _report(f"{shown} is ignored: {error.strerror} (to use it all the same, pass {option} {shown})")
+
+
+def _report(message: str) -> None:
+    if message in _reported:
         return
-    _reported.add(shown)
-    message = f"{shown} is ignored: {error.strerror} (to use it all the same, pass {option} {shown})"
+    _reported.add(message)
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"saferun: {printable(message)}\n")

@@ -44,7 +44,24 @@ class _Source(Value):
     found: bool = False
 
 
-def default_search_path(extra: Sequence[str], environ: Mapping[str, str], directory: str = ".") -> list[str]:
+def user_directory(environ: Mapping[str, str]) -> str:
+    """The directory for the user's own profiles, whether or not it is there; empty: there cannot be one.
+
+    Args:
+        environ: for ``XDG_CONFIG_HOME`` and ``HOME``.
+
+    Source: XDG Base Directory Specification, https://specifications.freedesktop.org/basedir-spec/latest/.
+    """
+    config = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(config):  # the specification: relative paths are invalid
+        home = environ.get("HOME", "")
+        config = os.path.join(home, ".config") if os.path.isabs(home) else ""
+    return os.path.join(config, "saferun", "profiles") if config else ""
+
+
+def default_search_path(
+    extra: Sequence[str], environ: Mapping[str, str], directory: str = ".", *, with_user: bool = True
+) -> list[str]:
     """The files and directories to search for profiles, the nearest first; those that do not exist are left out.
 
     Those that the user did not name have a type of their own (``FoundPath``), and must not be another user's.
@@ -53,19 +70,14 @@ def default_search_path(extra: Sequence[str], environ: Mapping[str, str], direct
         extra: the values of ``--env-profile-path``; these must exist, and are kept.
         environ: for ``XDG_CONFIG_HOME`` and ``HOME``.
         directory: the directory of ``saferun.yaml``.
-
-    Source: XDG Base Directory Specification, https://specifications.freedesktop.org/basedir-spec/latest/.
+        with_user: whether to search the user's own directory; False: it is missing, or does not answer.
     """
     found = [part for entry in extra for part in entry.split(os.pathsep) if part]
     settings = os.path.join(directory, SETTINGS_FILE)
     if os.path.isfile(settings) and not any(_is_same(settings, entry) for entry in found):
         found.append(FoundPath(settings))
-    config = environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(config):  # the specification: relative paths are invalid
-        home = environ.get("HOME", "")
-        config = os.path.join(home, ".config") if os.path.isabs(home) else ""
-    user = os.path.join(config, "saferun", "profiles")
-    if config and os.path.isdir(user):
+    user = user_directory(environ) if with_user else ""
+    if user and os.path.isdir(user):
         found.append(FoundPath(user))
     return found
 
@@ -129,7 +141,7 @@ def _source(entry: str) -> _Source:
         if fd is None and not (is_directory and counts(entry, _OPTION, is_directory=True)):
             return _Source({}, {})
     if os.path.isdir(entry):
-        return _Source(_listed(entry), {}, isinstance(entry, FoundPath))
+        return _directory(entry)
     if fd is None and not os.path.exists(entry):
         raise UsageError(f"no env profiles at {quoted(entry)}", "give --env-profile-path a directory or a YAML file")
     from saferun.env.profiles.validation import PROFILE_NAME, profiles_from_collection
@@ -148,6 +160,19 @@ def _source(entry: str) -> _Source:
     if not PROFILE_NAME.fullmatch(name):
         raise UsageError(f"{quoted(entry)} cannot name a profile", "use letters, digits, '-', '_' and '.'")
     return _Source({name: entry}, {})
+
+
+def _directory(entry: str) -> _Source:
+    found = isinstance(entry, FoundPath)
+    try:
+        return _Source(_listed(entry), {}, found)
+    except UsageError as error:
+        if not found:
+            raise
+        from saferun.env.profiles.found import report_unused
+
+        report_unused(error, "its profiles are not used")
+        return _Source({}, {})
 
 
 def _listed(directory: str) -> dict[str, str]:
@@ -178,15 +203,28 @@ def _profile(source: _Source, name: str) -> Profile | None:
 
         return PROFILES.get(name)
     if name not in source.read and name in source.files:
-        fd = None
         if source.found:
-            from saferun.env.profiles.found import open_found_file
-
-            fd = open_found_file(source.files[name], _OPTION)
-            if fd is None:
-                return None
-        source.read[name] = read_profile(source.files[name], name, fd=fd)
+            return _found_profile(source, source.files[name], name)
+        source.read[name] = read_profile(source.files[name], name)
     return source.read.get(name)
+
+
+def _found_profile(source: _Source, path: str, name: str) -> Profile | None:
+    """A profile of a directory that the user did not name; if it is malformed, saferun's own of that name."""
+    from saferun.env.profiles.builtin import PROFILES
+    from saferun.env.profiles.found import open_found_file, report_unused
+
+    try:
+        fd = open_found_file(path, _OPTION)
+        if fd is None:
+            return None
+        source.read[name] = read_profile(path, name, fd=fd)
+    except UsageError as error:
+        if name not in PROFILES:
+            raise
+        report_unused(error, f"the profile {name} of saferun itself is used")
+        source.read[name] = PROFILES[name]
+    return source.read[name]
 
 
 def _counts(source: _Source, name: str) -> bool:

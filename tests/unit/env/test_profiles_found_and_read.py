@@ -55,6 +55,47 @@ def test_the_home_directory_stands_in_for_a_missing_config_home(tmp_path: Path) 
     assert default_search_path([], {"HOME": str(tmp_path)}, str(tmp_path)) == [str(user)]
 
 
+@pytest.mark.parametrize("content", [b"variables: {X", b"\0\xff" * 200_000, b"extends: [nothing"])
+def test_a_broken_profile_that_was_only_found_gives_way_to_the_one_of_saferun_itself(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full quota cuts files; whoever names no profile gets ``production``, and the launch goes on."""
+    user = tmp_path / ".config" / "saferun" / "profiles"
+    user.mkdir(parents=True)
+    (user / "production.yaml").write_bytes(content)
+    (user / "mine.yaml").write_bytes(content)
+    (user / "sound.yaml").write_text("variables: {X: 1}", encoding="utf-8")
+    profiles = load_profiles(default_search_path([], {"HOME": str(tmp_path)}, str(tmp_path)))
+    assert profiles.get("production") == load_profiles([]).get("production")
+    assert rendered(resolved(profiles, "sound")) == {"X": "1"}
+    warning = capsys.readouterr().err
+    assert warning.startswith("saferun: warning: ")
+    assert "production.yaml" in warning
+    assert warning.endswith(": the profile production of saferun itself is used\n")
+    with pytest.raises(UsageError, match=r"mine\.yaml"):
+        profiles.get("mine")  # the user has named it, and nothing else has that name
+    named = load_profiles([str(user)])
+    with pytest.raises(UsageError, match=r"production\.yaml"):
+        named.get("production")  # the user has named the directory
+
+
+def test_a_directory_that_was_only_found_and_cannot_be_listed_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = tmp_path / ".config" / "saferun" / "profiles"
+    user.mkdir(parents=True)
+
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    profiles = load_profiles(default_search_path([], {"HOME": str(tmp_path)}, str(tmp_path)))
+    assert profiles.get("production") == load_profiles([]).get("production")
+    assert capsys.readouterr().err == f"saferun: warning: {user}: Permission denied: its profiles are not used\n"
+    with pytest.raises(UsageError, match="Permission denied"):
+        load_profiles([str(user)])
+
+
 def test_a_file_of_settings_may_hold_profiles(tmp_path: Path) -> None:
     settings = tmp_path / "saferun.yaml"
     settings.write_text("nproc_per_node: 2\nprofiles:\n  mine:\n    variables: {X: 1}\n", encoding="utf-8")

@@ -1,0 +1,120 @@
+"""Which files are there, found without waiting for a file system that does not answer.
+
+A home directory on a network file system whose server is gone holds for ever whoever opens a file there. Where a file
+system may be of that kind, another process does it first, for a bounded time.
+
+Sources: proc_pid_mountinfo(5), path_resolution(7).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping, Sequence
+
+from saferun.errors import suppress
+from saferun.linux.small_files import read_text
+
+DEADLINE_S = 3.0
+_PROCESS = "sr-files"
+# They are on disks of this machine or in its memory. All others may wait for a server.
+_LOCAL_KINDS = frozenset(
+    {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "rootfs", "squashfs", "tmpfs", "xfs", "zfs"}
+)
+_MOST_LINKS = 40  # as the kernel's
+_MOUNTS = "/proc/self/mountinfo"
+
+
+def present_files(
+    paths: Sequence[str], deadline_s: float = DEADLINE_S, *, mounts_file: str = _MOUNTS
+) -> tuple[frozenset[str], str]:
+    """Find which files or directories are there.
+
+    Args:
+        paths: files and directories. They are tried in this order.
+        deadline_s: for all of them together, in seconds.
+        mounts_file: the mounts of this process.
+
+    Returns:
+        Those that are there, and the first whose file system did not answer in time; it and those after it count as
+        missing. Empty: all have answered.
+    """
+    kinds = _kinds_of_mounts(read_text(mounts_file))
+    remote = [path for path in paths if not _is_local(os.path.abspath(path), kinds)]
+    present = {path for path in paths if path not in remote and os.path.exists(path)}
+    if not remote:
+        return frozenset(present), ""
+    from saferun.linux.child_output import run_forked
+
+    output, _ = run_forked(lambda write_fd: _answer(remote, write_fd), deadline_s, _PROCESS)
+    present.update(path for path, answer in zip(remote, output, strict=False) if answer == ord("1"))
+    return frozenset(present), remote[len(output)] if len(output) < len(remote) else ""
+
+
+def _answer(paths: Sequence[str], write_fd: int) -> None:
+    for path in paths:
+        os.write(write_fd, b"1" if _is_there(path) else b"0")
+
+
+def _is_there(path: str) -> bool:
+    """Whether it is there; what can be read has been, as a cache may still know what the server does not answer for."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+    with suppress(OSError):
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            os.listdir(fd)
+        elif stat.S_ISREG(mode):
+            os.read(fd, 1)
+    return True
+
+
+def _kinds_of_mounts(mountinfo: str) -> dict[str, str]:
+    """The type of the file system at each mount point; the last one where several are mounted over each other."""
+    kinds = {}
+    for line in mountinfo.splitlines():
+        fields, _, source = line.partition(" - ")
+        with suppress(IndexError):
+            point = fields.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n")
+            kinds[point.replace("\\134", "\\")] = source.split(" ")[0]
+    return kinds
+
+
+def _is_local(path: str, kinds: Mapping[str, str]) -> bool:
+    """Whether a path, with the links in it, leads through local file systems only.
+
+    Args:
+        path: an absolute path.
+        kinds: the type of the file system at each mount point.
+    """
+    at, rest, links = "/", path.split("/")[::-1], 0
+    while rest:
+        name = rest.pop()
+        if name == "..":
+            at = os.path.dirname(at)
+        if name in {"", ".", ".."}:
+            continue
+        at = os.path.join(at, name)
+        if _kind_at(at, kinds) not in _LOCAL_KINDS:
+            return False
+        try:
+            target = os.readlink(at)
+        except FileNotFoundError:
+            return True  # what is missing is not waited for
+        except OSError:
+            continue  # no link
+        links += 1
+        if links > _MOST_LINKS:
+            return True
+        at = "/" if target.startswith("/") else os.path.dirname(at)
+        rest += target.split("/")[::-1]
+    return True
+
+
+def _kind_at(path: str, kinds: Mapping[str, str]) -> str:
+    while path not in kinds and path != "/":
+        path = os.path.dirname(path)
+    return kinds.get(path, "")

@@ -1,0 +1,32 @@
+"""The user's home directory lies on a file system that does not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.process.frozen import mirror, needs_mounts
+from tests.process.launching import running
+
+pytestmark = needs_mounts
+
+SPEAK = """
+from rank import *
+print("here", os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"], flush=True)
+"""
+
+
+def test_a_launch_goes_on_without_what_is_in_a_home_directory_that_does_not_answer(tmp_path: Path) -> None:
+    """Script and packages are elsewhere: torchrun would never open a file there."""
+    home = tmp_path / "home"
+    (home / ".config" / "saferun" / "profiles").mkdir(parents=True)
+    (home / ".nccl.conf").write_text("NCCL_DEBUG=INFO\n")
+    with mirror(tmp_path, home) as system:
+        system.freeze()
+        environ = {"HOME": str(system.path), "XDG_CONFIG_HOME": ""}
+        with running(tmp_path / "launch", SPEAK, nproc=2, environ=environ, before=system.before(), store=False) as job:
+            assert job.wait() == 0
+            assert job.out.count("here 1") == 2
+            silent = f"the file system of {system.path}/.config/saferun/profiles does not answer"
+            assert job.err.count(silent) == 1
+            assert "env profiles and NCCL settings are not read" in job.err
+        system.thaw()
