@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 _MARKER = "Traceback (most recent call last):"
-ASIDE = (
-    "Exception in thread",
+ENDS_NOTHING = (
     "Exception ignored in",
     "Exception ignored while",
     "Exception in callback ",
@@ -16,7 +15,9 @@ ASIDE = (
     "Future exception was never retrieved",
     "--- Logging error ---",
 )
-"""What does not end a process: threads, destructors, functions that run at exit, tasks of asyncio, loggers."""
+"""What has no effect on the exit code: destructors, functions that run at exit, tasks of asyncio, loggers."""
+ASIDE = ("Exception in thread", *ENDS_NOTHING)
+"""What does not end a process by itself; a thread may have ended it on purpose."""
 WHOSE = ("future: ", "handle: ", "task: ")
 """What asyncio prints between that and the traceback."""
 CHILD = re.compile(r"Process \S.{0,60}:$")

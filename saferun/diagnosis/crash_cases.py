@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from saferun.diagnosis.alike_tracebacks import likeness
 from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.communication import tells_of_a_lost_peer
-from saferun.diagnosis.causes.failure import Failure
+from saferun.diagnosis.causes.failure import Failure, is_of_warning
 from saferun.diagnosis.causes.own_timer import ITS_OWN_TIMER, waited_until_its_timer
 from saferun.diagnosis.causes.reasons import only_ends
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.job_hosts import Hosts, addresses_in
-from saferun.diagnosis.judged_failures import judged_failure
+from saferun.diagnosis.judged_failures import judged_failure, noted
 from saferun.diagnosis.lost_peers import call_of, stopped_failures
 from saferun.diagnosis.rank_waits import waits_of
 from saferun.diagnosis.timeouts import idle, is_timeout, not_busy, waited
@@ -83,7 +83,7 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
     if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
         # A rank that had raised by itself, and had not ended yet when it was stopped, explains more than its victims.
         stopped = stopped_cases(evidence, hosts)
-        raised = [case for case in stopped if outputs[case.end.rank].raised]
+        raised = [case for case in stopped if _had_raised(case, outputs[case.end.rank])]
         found = [case for case in raised if case.role is Role.CULPRIT]
         found = found or _begun(evidence, hosts, [*cases, *raised], [*cases, *stopped])
         ranks = {case.end.rank for case in found}
@@ -96,6 +96,13 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         cases = [first, *(case for case in cases if case is not first)]
     # Of ranks that their own timers ended, those that waited for others come last.
     return sorted(cases, key=lambda case: (case.role, _waited_until_its_timer(case)))
+
+
+def _had_raised(case: Case, output: RankOutput) -> bool:
+    """Whether a rank that was stopped was about to end by its error, and had not only warned of it."""
+    error = case.failure.error
+    is_uncaught = error is not None and (error.is_uncaught or bool(output.failure or output.error_message))
+    return output.raised and (error is None or is_uncaught or not is_of_warning(error))
 
 
 def _waited_until_its_timer(case: Case) -> bool:
@@ -124,14 +131,17 @@ def _is_of_the_script(case: Case) -> bool:
 
 def _ended_without_a_reason(case: Case) -> bool:
     failure = case.failure
-    if case.cause.class_name != "python_exit" or failure.earlier is not None or failure.end.status.code != 1:
+    has_earlier = failure.earlier is not None and not failure.earlier.ends_nothing
+    if case.cause.class_name != "python_exit" or has_earlier or failure.end.status.code != 1:
         return False
     return only_ends(case.cause.proof) and tells_of_a_lost_peer((*failure.lines, *failure.stdout_lines))
 
 
 def stopped_cases(evidence: Evidence, hosts: Hosts) -> list[Case]:
     """The ranks that saferun stopped, and that had an error of their own."""
-    found = ((failure, _located(cause_of(failure), hosts)) for failure in stopped_failures(evidence, hosts))
+    found = (
+        (failure, _located(noted(failure, cause_of(failure)), hosts)) for failure in stopped_failures(evidence, hosts)
+    )
     return [Case(failure.end.time, failure, cause, role_of(cause)) for failure, cause in found]
 
 

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from saferun.diagnosis.causes import Role, cause_of, role_of
-from saferun.diagnosis.causes.failure import Failure, is_of_warning, read_failure, read_stdout
+from saferun.diagnosis.causes.failure import (
+    LINES_AFTER_CAUGHT,
+    Failure,
+    is_of_warning,
+    own_lines,
+    read_failure,
+    shortened,
+)
+from saferun.diagnosis.causes.reasons import is_of_its_own
+from saferun.diagnosis.causes.stdout_errors import far_on_stdout, only_shuts_down, read_stdout
 from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.tracebacks import PythonError, clean_lines
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import RankEnd
 
 # A rank that exited, and of which nothing more is known.
 _UNEXPLAINED = "python_exit"
+# A connection of any kind.
+_CONNECTION = "connection_lost"
 
 
 def judged_failure(
@@ -29,28 +41,85 @@ def judged_failure(
         output: what it wrote.
         hosts: the hosts of the evidence.
     """
-    failure = read_failure(evidence, end, output, hosts)
+    failure, found = _judged(read_failure(evidence, end, output, hosts), output)
+    return _with_line_of_stdout(failure), noted(failure, found)
+
+
+def noted(failure: Failure, found: Cause) -> Cause:
+    """A cause, with a note where its error is one of several, or has ended a thread only."""
+    error = failure.error
+    if error is None or found.proof not in {
+        shortened(line.strip()) for block in error.blocks for line in block.message
+    }:
+        return found
+    if error.of_group:
+        return found._replace(message=f"{found.message} ({error.of_group} errors of an ExceptionGroup)")
+    code = failure.end.status.code
+    # What is lost is said of the rank, in whichever of its threads.
+    if error.is_aside and code is not None and (found.class_name == _CONNECTION or role_of(found) is Role.CULPRIT):
+        note = f"it ended a thread only; the process ended with exit code {code}"
+        return found._replace(message=f"{found.message} ({note})")
+    return found
+
+
+def _with_line_of_stdout(failure: Failure) -> Failure:
+    """The failure; where its error is a thread's and no words follow, those on stdout are shown, which may say why."""
+    if failure.error is None or not failure.error.is_aside or failure.line_after:
+        return failure
+    return failure._replace(line_after=(own_lines(failure.stdout_lines) or [""])[-1])
+
+
+def _judged(failure: Failure, output: RankOutput | None) -> tuple[Failure, Cause]:
     found = cause_of(failure)
     if found.class_name != _UNEXPLAINED:
         return failure, found
-    others = []
-    if failure.earlier is not None:
-        others.append(failure._replace(error=failure.earlier, earlier=None))
-    if output is not None and output.last_stdout_lines:
-        printed = read_stdout(failure, output)
-        # What stderr has as well explains nothing more.
-        if printed.error is not None or not {*printed.closing_lines} <= {*failure.closing_lines}:
-            others.append(printed)
-    for other in others:
+    for other in _other_readings(failure, output):
         is_logged = other.error is not None and (other.error is failure.earlier or not is_of_warning(other.error))
         if not is_logged and failure.has_own_lines:
             # Why it ends they say, and it had printed the rest before.
             continue
         cause = cause_of(other)
-        if role_of(cause) is not Role.CULPRIT:
+        if role_of(cause) is not Role.CULPRIT and not (cause.class_name == _CONNECTION and _is_doubtful(other)):
             return other, cause
-        if other.error is None or failure.earlier is not None or failure.has_own_lines:
+        has_earlier = failure.earlier is not None and not failure.earlier.ends_nothing
+        if other.error is None or other.error is failure.earlier or has_earlier or failure.has_own_lines:
             continue
-        if not is_of_warning(other.error):
+        if not is_of_warning(other.error) and other.error.lines_after <= LINES_AFTER_CAUGHT:
             return other, cause
     return failure, found
+
+
+def _other_readings(failure: Failure, output: RankOutput | None) -> list[Failure]:
+    """The failure by what it does not show at first: an error before its last lines, and its stdout."""
+    others = []
+    if failure.earlier is not None and _may_explain(failure, failure.earlier, output):
+        others.append(failure._replace(error=failure.earlier, earlier=None))
+    if output is not None and output.last_stdout_lines:
+        far = far_on_stdout(failure, output)
+        if far is not None and cause_of(far).class_name != _CONNECTION:
+            others.append(far)
+        printed = read_stdout(failure, output)
+        # What stderr has as well explains nothing more.
+        if printed.error is not None or not {*printed.closing_lines} <= {*failure.closing_lines}:
+            others.append(printed)
+    return others
+
+
+def _is_doubtful(failure: Failure) -> bool:
+    """Whether the end of a rank does not show that its error has ended it: then a connection may be of any kind."""
+    error = failure.error
+    if error is None:
+        return False
+    return error.ends_nothing or (error.lines_after > LINES_AFTER_CAUGHT and failure.end.status.code != 1)
+
+
+def _may_explain(failure: Failure, error: PythonError, output: RankOutput | None) -> bool:
+    """Whether a rank that had printed an error before its last words may be another one's victim by that."""
+    if error.ends_nothing:
+        # It has ended before: only where it does not say why may what it lost be the reason.
+        return not (failure.has_own_lines or own_lines(failure.stdout_lines))
+    if is_of_its_own(failure.line_after):
+        return False
+    if failure.end.status.code == 1:
+        return True
+    return output is not None and only_shuts_down(error, clean_lines(output.last_lines))

@@ -20,10 +20,12 @@ class RecordedException(Value):
     Attributes:
         places: frames of it: the file, without its directory, and the line.
         message: what it says, as ``KeyError: 'labels'``; empty: not known.
+        is_known: whether there was one at all, whatever is known of it.
     """
 
     places: tuple[tuple[str, int], ...] = ()
     message: str = ""
+    is_known: bool = False
 
     def is_of(self, frames: Sequence[Frame], message: Sequence[str]) -> bool:
         """Whether a traceback with these frames and this message is its own.
@@ -44,7 +46,8 @@ def recorded_exception(output: RankOutput | None) -> RecordedException:
         return RecordedException()
     found = (_PLACE.match(line) for line in output.failure)
     places = tuple((match[1], int(match[2])) for match in found if match is not None)
-    return RecordedException(places, output.error_message.partition("\n")[0])
+    is_known = bool(output.failure or output.error_message)
+    return RecordedException(places, output.error_message.partition("\n")[0], is_known)
 
 
 def _without_module(line: str) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from saferun.diagnosis.asides import ASIDE, CHILD, WHOSE, without_asides, without_tracker
+from saferun.diagnosis.asides import ASIDE, CHILD, ENDS_NOTHING, WHOSE, without_asides, without_tracker
+from saferun.diagnosis.exception_groups import first_of_group, prefix_of, stripped
 from saferun.diagnosis.frames import UserCode, location_text
+from saferun.diagnosis.log_levels import is_of_logger, reports_error, warns
 from saferun.diagnosis.message_end import CONTEXT, DIRECT, LOG_LINE, announces_lines, is_after_message, is_logged
 from saferun.diagnosis.progress_bars import without_bars
 from saferun.diagnosis.recorded_exception import RecordedException
@@ -45,7 +47,6 @@ _LINES_AFTER_THE_LAST = 3
 _NOTHING_RECORDED = RecordedException()
 _OF_CHILDREN = "/multiprocessing/process.py"
 _LOST_PIPES = frozenset({"EOFError", "BrokenPipeError", "ConnectionResetError"})
-_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
 
 
 class Block(Value):
@@ -83,6 +84,8 @@ class PythonError(Value):
         is_uncaught: whether torch's hook for uncaught exceptions has printed it.
         before: the line before it; empty: none is known.
         is_aside: whether it has ended something else than the main thread.
+        ends_nothing: whether it is of a destructor, a function at exit and the like: no exit code comes of it.
+        of_group: where it is one of several errors of an ExceptionGroup, which one: ``1 of 3``.
     """
 
     blocks: tuple[Block, ...]
@@ -91,6 +94,8 @@ class PythonError(Value):
     is_uncaught: bool = False
     before: str = ""
     is_aside: bool = False
+    ends_nothing: bool = False
+    of_group: str = ""
 
     @property
     def last(self) -> Block:
@@ -211,17 +216,25 @@ def find_python_error(lines: Sequence[str], recorded: RecordedException = _NOTHI
     own = [blocks for blocks in chains if not _is_aside(clean, blocks)]
     # What torch's hook has printed ends the process; what follows is printed at exit, or by a child.
     uncaught = [blocks for blocks in own if _is_of_hook(lines, clean, blocks)]
-    chain = uncaught[-1] if uncaught else _last_own(clean, own or chains, recorded)
-    start, end = chain[0].start, max(block.end for block in chain)
+    of_threads = [blocks for blocks in chains if not _is_aside(clean, blocks, ENDS_NOTHING)]
+    last = chain = uncaught[-1] if uncaught else _last_own(clean, own or of_threads or chains, recorded)
+    if not (uncaught or recorded.is_known):
+        chain = _before_warnings(clean, own or [chain], chain)
+    end = max(block.end for block in last)
+    of_group = first_of_group(clean, [blocks[0].start for blocks in chains], chains.index(chain))
+    chain = chains[of_group.place]
+    start = chain[0].start
     after = sum(not _CPP_STACK.match(line) for line in clean[end:])
     is_uncaught = _has_rank(lines[chain[-1].start])
     return PythonError(
-        blocks=tuple(chain),
-        lines=tuple(without_prefix(clean[start:end])),
-        lines_after=after + (0 if is_uncaught else max(len(chain[-1].message) - 1, 0)),
+        tuple(chain),
+        lines=tuple(without_prefix(clean[start : max(block.end for block in chain)])),
+        lines_after=after + (0 if is_uncaught else max(len(last[-1].message) - 1, 0)),
         is_uncaught=is_uncaught,
         before=clean[start - 1] if start else "",
         is_aside=_is_aside(clean, chain),
+        ends_nothing=_is_aside(clean, chain, ENDS_NOTHING),
+        of_group=of_group.text,
     )
 
 
@@ -288,11 +301,11 @@ def _link(clean: Sequence[str], start: int) -> str:
     return ""
 
 
-def _is_aside(clean: Sequence[str], chain: Sequence[Block]) -> bool:
+def _is_aside(clean: Sequence[str], chain: Sequence[Block], heads: tuple[str, ...] = ASIDE) -> bool:
     start = chain[0].start
     if start > 1 and clean[start - 1].startswith(WHOSE):
         start -= 1
-    return start > 0 and clean[start - 1].startswith(ASIDE)
+    return start > 0 and clean[start - 1].startswith(heads)
 
 
 def _last_own(clean: Sequence[str], chains: Sequence[list[Block]], recorded: RecordedException) -> list[Block]:
@@ -328,7 +341,18 @@ def _has_lost_its_pipe(clean: Sequence[str], chain: Sequence[Block]) -> bool:
 def _is_logged(clean: Sequence[str], chain: Sequence[Block]) -> bool:
     """Whether the line before it is of a logger, as of an error that was caught."""
     start = chain[0].start
-    return start > 0 and (_LEVEL.search(clean[start - 1]) is not None or LOG_LINE.match(clean[start - 1]) is not None)
+    return start > 0 and is_of_logger(clean[start - 1])
+
+
+def _before_warnings(clean: Sequence[str], chains: Sequence[list[Block]], last: list[Block]) -> list[Block]:
+    """The traceback that was logged as an error, where those just below it, of the clean-up, are warnings."""
+    for place in range(chains.index(last), 0, -1):
+        above, below = chains[place - 1], chains[place]
+        if not (warns(clean[below[0].start - 1]) and above[0].start and _is_just_before(clean, above, below)):
+            break
+        if reports_error(clean[above[0].start - 1]):
+            return above
+    return last
 
 
 def _frames_of(chain: Sequence[Block]) -> Iterable[Frame]:
@@ -336,7 +360,7 @@ def _frames_of(chain: Sequence[Block]) -> Iterable[Frame]:
 
 
 def _is_just_before(clean: Sequence[str], chain: Sequence[Block], child: Sequence[Block]) -> bool:
-    """Whether hardly more than a message stands between a traceback and that of a child."""
+    """Whether hardly more than a message stands between a traceback and the next one, of a child or in a log."""
     between = clean[max(block.message_start for block in chain) + 1 : child[0].start - 1]
     return sum(bool(line) and not line[0].isspace() for line in without_asides(between)) <= _LINES_AFTER_THE_LAST
 
@@ -347,15 +371,8 @@ def _is_of_hook(lines: Sequence[str], clean: Sequence[str], chain: Sequence[Bloc
     return _has_rank(lines[start]) and LOG_LINE.match(clean[start]) is None
 
 
-def _prefix(marker_line: str) -> str:
-    """What each line of a traceback begins with where something has been put before it; empty in the usual case."""
-    before = marker_line[: -len(_MARKER)]
-    before = before.removesuffix("Exception Group ").removesuffix("Original ")
-    return before.replace("+", "|") if before.strip() else ""
-
-
 def _block(lines: Sequence[str], clean: Sequence[str], start: int, limit: int, link: str) -> Block | None:
-    prefix = _prefix(clean[start])
+    prefix = prefix_of(clean[start])
     has_rank = _has_rank(lines[start])
     frames: list[Frame] = []
     index = start + 1
@@ -374,7 +391,7 @@ def _block(lines: Sequence[str], clean: Sequence[str], start: int, limit: int, l
         # Cut short, or no traceback at all.
         return Block("", (), tuple(frames[-_MOST_FRAMES:]), link, start, index) if frames else None
     end = _end_of_message(lines, clean, index + 1, limit, has_rank=has_rank, prefix=prefix)
-    message = (text, *(_stripped(line, prefix) for line in clean[index + 1 : end]))
+    message = (text, *(stripped(line, prefix) for line in clean[index + 1 : end]))
     return Block(exception[1], message, tuple(frames[-_MOST_FRAMES:]), link, start, end)
 
 
@@ -401,14 +418,10 @@ def _end_of_message(
     return min(limit, start + _MOST_MESSAGE_LINES)
 
 
-def _stripped(line: str, prefix: str) -> str:
-    return line[len(prefix) :] if prefix and line.startswith(prefix) else line
-
-
 def without_prefix(lines: Sequence[str]) -> list[str]:
     """The lines of a traceback without what stands before each of them in an exception group."""
-    prefix = _prefix(lines[0])
-    return [_stripped(line, prefix) for line in lines]
+    prefix = prefix_of(lines[0])
+    return [stripped(line, prefix) for line in lines]
 
 
 # --------------------------------------------------------------------------------------------------------------- deaths

@@ -29,4 +29,5 @@ def test_a_launch_goes_on_without_what_is_in_a_home_directory_that_does_not_answ
             silent = f"the file system of {system.path}/.config/saferun/profiles does not answer"
             assert job.err.count(silent) == 1
             assert "env profiles and NCCL settings are not read" in job.err
-        system.thaw()
+            # Who has asked for an answer there cannot be ended before.
+            system.thaw()

@@ -7,12 +7,15 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from saferun.diagnosis.asides import without_asides
+from saferun.diagnosis.asides import ENDS_NOTHING, without_asides
 from saferun.diagnosis.causes.going_on import went_on
 from saferun.diagnosis.causes.literals import first_match, is_found
-from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
+from saferun.diagnosis.causes.native_calls import native_call
+from saferun.diagnosis.causes.reasons import is_of_its_own
+from saferun.diagnosis.frames import UserCode, file_name, is_native, location_text
 from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.log_levels import warns
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.recorded_exception import recorded_exception
 from saferun.diagnosis.tracebacks import (
@@ -37,37 +40,25 @@ CRASH_SIGNALS = frozenset(
 
 LAST_LINES = 40
 """What stands before them is not believed to have to do with the end."""
-# What may come after the traceback that ends a program: what is printed at exit.
-_LINES_AT_EXIT = 60
+LINES_AT_EXIT = 60
+"""What may come after the traceback that ends a program: what is printed at exit."""
 # What a script prints before it exits.
 _LINES_BEFORE_EXIT = 10
-# What a program prints when it has caught an exception and ends because of it.
-_LINES_AFTER_CAUGHT = 3
+LINES_AFTER_CAUGHT = 3
+"""What a program prints when it has caught an exception and ends because of it."""
+# Python ends so where it could not write its last output: an error that it prints then is the reason.
+_NOT_FLUSHED = 120
 _SHELL_SIGNAL = 128
 _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 _LONGEST_PROOF = 400
 # What rich prints below a traceback, and how much of that is read.
-_BOX_END = "╰─"
-_TRACEBACK = "Traceback (most recent call last):"
-# What torch prints below the first line of its messages.
-_OF_A_MESSAGE = ("Exception raised from ", ". This may indicate ")
+BOX_END = "╰─"
 _LINES_BELOW_A_BOX = 20
 # The rules search at most so many characters of the messages of all failures together, 2 to 4 µs each, whatever was
 # written; of one failure more than any real message has, but fewer where there are many.
 _CHARS_IN_ALL = 1_000_000
 _LEAST_CHARS, _MOST_CHARS = 2_000, 16_000
-_NOISE = re.compile(r"\s{0,8}(?:frame #\d|#\d{1,3} |Extension modules:|<omitting python|C\+\+ CapturedTraceback:)")
-# Calls that a crash goes through before it ends the process, and those that only raise what others have found.
-_CRASH_MACHINERY = re.compile(
-    r"(?:__)?(?:GI_)?_{0,2}(?:pthread_kill|raise|gsignal|abort|kill|tgkill|syscall|restore_rt|libc_message|fortify_fail"
-    r"|assert_fail|assert_fail_base|chk_fail|stack_chk_fail|sigaction)(?:_implementation|_internal|\.cold)?$"
-    r"|<signal handler called>|faulthandler_|std::(?:terminate|rethrow_exception)|__cxxabiv1::|__gnu_cxx::__verbose_"
-    r"|__cxa_|_Unwind_|__libc_fatal|malloc_printerr|_int_free|_int_malloc|os_abort|os_kill|signal_raise_signal"
-)
-# The C library has these once for each kind of processor. The caller with the bad address is the better name.
-_MEMORY_CALL = re.compile(
-    r"_{0,3}((?:mem|str|wcs|wmem)[a-z]{2,12})_(?:evex|avx|sse|erms|unaligned|ssse|generic)\w{0,40}$"
-)
+NOISE = re.compile(r"\s{0,8}(?:frame #\d|#\d{1,3} |Extension modules:|<omitting python|C\+\+ CapturedTraceback:)")
 _NCCL_ERROR = re.compile(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b")
 _NCCL_WARNING = re.compile(r"\bNCCL WARN (.{1,500})")
 # A log's words for what is no failure, or none any more; the last of them is how Python shows a warning.
@@ -102,17 +93,12 @@ _FAULT = re.compile(
 )
 # What gives no reason why a program exits: warnings, logs of libraries, bars, lines of a source.
 _NO_REASON = re.compile(
-    r"\s|\[[DIW]\d{0,4} ?\d\d:\d\d|[DIW]\d{4} \d\d:\d\d|wandb: |.{0,200}(?:Warning|WARN|WARNING|NOTICE|TRACE)\b"
+    r"\s|\[[DIW]\d{0,4} ?\d\d:\d\d|[DIW]\d{4} \d\d:\d\d|wandb:(?: |$)|.{0,200}(?:Warning|WARN|WARNING|NOTICE|TRACE)\b"
+    r"|huggingface/tokenizers: |To disable this warning\b|\S{1,2} View (?:run|experiment)\b"
+    r"|.{0,120}Unable to register cu\w{1,10} factory\b"
 )
 _LETTERS = re.compile(r"[^\W_]")
-_NCCL_LOG = re.compile(r"\bNCCL (?:WARN|INFO|TRACE|version)\b")
-# What a logger puts before the traceback of an error that the program goes on after. Of the levels below that the line
-# before a traceback may have any: it is then most often another message.
-_WARNS = re.compile(r"\bWARN(?:ING)?\b")
 _INFORMS = re.compile(r"\d{4}-\d\d-\d\d [\d:.]{8,15}: I |I\d{4} \d\d:\d\d:\d\d")
-_INTERPRETER = re.compile(
-    r"/libpython|(?:^|/)python[\d.]{0,12}$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
-)
 
 
 class Failure(Value):
@@ -220,27 +206,9 @@ class Failure(Value):
     @property
     def native_location(self) -> str:
         """The native call that it crashed in: ``at::native::add_kernel (libtorch_cpu.so)``; empty where unknown."""
-        raised = False
-        inner = ""
-        for frame in self._crashed_frames():
-            if not is_native(frame):
-                break
-            name = native_name(frame.function)
-            if _CRASH_MACHINERY.match(name):
-                raised = True
-                continue
-            if raised and _INTERPRETER.search(frame.file):
-                # Python's own call of raise or abort: it was asked to.
-                break
-            if is_nameless(frame) or not name:
-                continue
-            memory = _MEMORY_CALL.match(name)
-            if memory is not None and not inner:
-                inner = f"{memory[1]}, called by "
-                continue
-            where = f" ({shortened(file_name(frame.file), 60)})" if frame.file else ""
-            return f"{inner}{shortened(name, 120)}{where}"
-        return inner.partition(",")[0]
+        caller, name, file = native_call(self._crashed_frames())
+        where = f" ({shortened(file_name(file), 60)})" if file else ""
+        return f"{caller}{shortened(name, 120)}{where}"
 
     @property
     def python_was_over(self) -> bool:
@@ -289,7 +257,7 @@ def _closing_lines(last: tuple[str, ...], most: int, *, has_exited: bool) -> tup
 def _below_box(lines: Sequence[str]) -> tuple[str, ...]:
     """The message below the last traceback that rich has printed, as one line; empty where it is not near the end."""
     last = lines[-1 - _LINES_BELOW_A_BOX :]
-    ends = (index for index, line in enumerate(last) if line.lstrip().startswith(_BOX_END))
+    ends = (index for index, line in enumerate(last) if line.lstrip().startswith(BOX_END))
     end = max(ends, default=len(last))
     message = " ".join(line.strip() for line in last[end + 1 :])
     return (message[:LONGEST_LINE],) if message else ()
@@ -318,26 +286,14 @@ def own_lines(lines: Sequence[str]) -> list[str]:
 
 
 def _may_be_reason(line: str) -> bool:
-    return _LETTERS.search(line) is not None and _NO_REASON.match(line) is None and not is_bar(line)
+    if _LETTERS.search(line) is None or _NO_REASON.match(line) is not None:
+        return False
+    return not (is_bar(line) or line.startswith(ENDS_NOTHING))
 
 
 def _last_own_line(lines: Iterable[str]) -> str:
     """The last line that the program itself has written, of lines with the last one first."""
     return next(filter(_may_be_reason, lines), "")
-
-
-def _from_last_own(lines: list[str]) -> list[str]:
-    """The lines from the last one of the program's own on; what such a line follows, the program had got over.
-
-    A message that rich has broken into lines, and what torch puts below its own messages, belong together.
-    """
-    for index in range(max(len(lines) - 1 - _LINES_AFTER_CAUGHT, 0), len(lines)):
-        if lines[index].lstrip().startswith(_BOX_END):
-            return lines[index:]
-    for index in range(len(lines) - 1, -1, -1):
-        if not lines[index].startswith(_OF_A_MESSAGE) and own_lines(lines[index : index + 1]):
-            return lines[index:]
-    return lines
 
 
 Rule = Callable[[Failure], Cause | None]
@@ -362,22 +318,31 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     clean = clean_lines(lines)
     earlier, line_after = None, ""
     is_it = error is not None and end.status.code == 1 and recorded.is_of(error.last.frames, error.last.message)
-    if error is not None and not is_it and not _is_believed(error, end, signum, fatal):
-        clean = _without(error, clean)
+    if error is not None and error.ends_nothing and not (is_it or signum or end.status.code == _NOT_FLUSHED):
+        earlier, clean = error, _less_asides(error, clean, is_alone=output is None or not output.last_stdout_lines)
+        error = None
+    elif error is not None and not is_it and not _is_believed(error, end, signum, fatal):
+        error = find_python_error(lines, recorded._replace(is_known=True)) or error
+        if not signum and end.status.code != 1 and error.innermost.exception:
+            # It need not be the reason, nor is it none.
+            earlier = error
+            line_after = (own_lines(clean[error.last.message_start + 1 :]) or [""])[-1]
+        clean = without_error(error, clean)
         error = None
     elif error is not None and not (signum or error.is_uncaught or _is_recorded(output)):
         # Nothing shows that it has ended the program.
         goes_on = error.is_aside or is_of_warning(error)
-        is_far = error.lines_after > _LINES_AFTER_CAUGHT
+        is_far = error.lines_after > LINES_AFTER_CAUGHT
         after = list(without_asides(clean[error.last.message_start + 1 :] if is_far or goes_on else []))
         own = own_lines(after)
         line_after = own[-1] if own else ""
-        if is_far and own and (goes_on or went_on(error, after, line_after)):
-            earlier, clean = error, _without(error, clean)
+        has_own_reason = error.is_aside and is_of_its_own(line_after)
+        if own and (has_own_reason or (is_far and (goes_on or went_on(error, after, line_after)))):
+            earlier, clean = error, without_error(error, clean)
             error = None
     if error is None and output is not None and output.error_message and not end.status.signum:
         error = recorded_error(output.error_message)
-    clean = [line for line in clean if not _NOISE.match(line)]
+    clean = [line for line in clean if not NOISE.match(line)]
     stdout_lines = clean_lines(output.last_stdout_lines[-LAST_LINES:]) if output is not None else []
     return Failure(
         end=end,
@@ -401,38 +366,21 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     )
 
 
-def read_stdout(failure: Failure, output: RankOutput) -> Failure:
-    """The same failure as its stdout shows it: scripts print there why they exit, and so do loggers.
-
-    Args:
-        failure: of a rank that has exited by itself.
-        output: what it wrote.
-    """
-    lines = output.last_stdout_lines
-    if not any(_TRACEBACK in line for line in lines):
-        lines = lines[-2 * LAST_LINES :]
-    lines = tuple(line for line in lines if "NCCL " not in line or not _NCCL_LOG.search(line))
-    error = find_python_error(lines)
-    clean = clean_lines(lines)
-    if error is not None and (
-        error.is_aside or error.lines_after > _LINES_AFTER_CAUGHT or not error.innermost.exception
-    ):
-        clean = _without(error, clean)
-        error = None
-    clean = [line for line in clean if not _NOISE.match(line)]
-    if error is None:
-        clean = _from_last_own(clean)
-    return failure._replace(error=error, lines=tuple(clean), stdout_lines=())
-
-
 def is_of_warning(error: PythonError) -> bool:
     """Whether a logger has printed a traceback with a warning: the program had got over that error."""
-    return _WARNS.search(error.before) is not None
+    return warns(error.before)
 
 
-def _without(error: PythonError, clean: Sequence[str]) -> list[str]:
+def without_error(error: PythonError, clean: Sequence[str]) -> list[str]:
     """Lines without those of a traceback that is not believed, up to the line that names the exception."""
     return [*clean[: error.blocks[0].start], *clean[error.blocks[-1].message_start + 1 :]]
+
+
+def _less_asides(error: PythonError, clean: Sequence[str], *, is_alone: bool) -> list[str]:
+    """Lines without errors that end no program; where nothing else is printed, with the line that says what failed."""
+    kept = list(without_asides(clean))
+    start = error.blocks[0].start
+    return kept if not is_alone or any(map(_LETTERS.search, kept)) else [*kept, *clean[max(start - 1, 0) : start]]
 
 
 def _nccl_warnings(lines: Iterable[str]) -> Iterator[str]:
@@ -458,7 +406,7 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
     if not error.innermost.exception:
         return False
     if end.status.code == 1:
-        return error.lines_after <= _LINES_AT_EXIT
+        return error.lines_after <= LINES_AT_EXIT
     if signum == signal.SIGINT:
         # Python ends itself by SIGINT where KeyboardInterrupt is not caught.
         return error.last.exception == "KeyboardInterrupt"
@@ -469,8 +417,8 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
         if fatal is None:
             return error.lines_after == 0
         gap = fatal.start - error.blocks[-1].message_start - 1
-        return not fatal.is_python and not fatal.main_frames and 0 <= gap <= _LINES_AFTER_CAUGHT
-    return not signum and error.lines_after <= _LINES_AFTER_CAUGHT
+        return not fatal.is_python and not fatal.main_frames and 0 <= gap <= LINES_AFTER_CAUGHT
+    return not signum and error.lines_after <= LINES_AFTER_CAUGHT
 
 
 def cause(failure: Failure, class_name: str, message: str, advice: str, *, proof: str = "", place: str = "") -> Cause:

@@ -56,8 +56,13 @@ def went_on(error: PythonError, after: Sequence[str], last: str) -> bool:
         return False
     if not gives_reason(last) or _NO_REASON.search(last):
         return False
+    return takes_steps(after[: max(place for place, line in enumerate(after) if line == last)])
+
+
+def takes_steps(after: Sequence[str]) -> bool:
+    """Whether a program went on: several of these lines are alike but for their numbers, and of no end."""
     seen: dict[str, set[str]] = {}
-    for line in after[: max(place for place, line in enumerate(after) if line == last)]:
+    for line in after:
         if _is_step(line):
             kind = "bar" if is_bar(line) else _NUMBER.sub("0", line)[:_ALIKE_CHARS]
             seen.setdefault(kind, set()).add(line)

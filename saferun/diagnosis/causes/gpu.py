@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
+from saferun.diagnosis.causes.quotations import without_quotations
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
 from saferun.diagnosis.gpu_errors import GpuError, error_in, failure_text
 from saferun.evidence.diagnosis_values import Cause
@@ -327,6 +328,7 @@ _OTHER = (
 )
 
 
+@without_quotations
 def illegal_memory_access(failure: Failure) -> Cause | None:
     """A kernel read or wrote where it may not."""
     found = _in_all(failure, _ILLEGAL) or first_line(_PAGE_FAULT, final_lines(failure))
@@ -339,6 +341,7 @@ def illegal_memory_access(failure: Failure) -> Cause | None:
     )
 
 
+@without_quotations
 def side_assert(failure: Failure) -> Cause | None:
     """A kernel's own check failed: an index out of range, in most cases."""
     found = _in_all(failure, _ASSERT)
@@ -357,6 +360,7 @@ def side_assert(failure: Failure) -> Cause | None:
     )
 
 
+@without_quotations
 def out_of_memory(failure: Failure) -> Cause | None:
     """The GPU's memory is full."""
     lines = (*failure.messages, *reported_lines(failure))
@@ -384,6 +388,7 @@ def out_of_memory(failure: Failure) -> Cause | None:
     return cause(failure, "cuda_out_of_memory", message, advice, proof=line)
 
 
+@without_quotations
 def hardware_error(failure: Failure) -> Cause | None:
     """The GPU, or what connects it, is broken."""
     found = _in_all(failure, _HARDWARE)
@@ -412,21 +417,25 @@ def broken_gpu(failure: Failure, error: GpuError) -> Cause:
     return cause(failure, "gpu_hardware_error", message, advice or _OUT_OF_USE, proof=error.line)
 
 
+@without_quotations
 def missing_gpu(failure: Failure) -> Cause | None:
     """There is no GPU, or none of that number, or no driver."""
     return by_text(failure, _MISSING)
 
 
+@without_quotations
 def busy_gpu(failure: Failure) -> Cause | None:
     """Another process has the GPU; it may be free soon."""
     return by_text(failure, _BUSY)
 
 
+@without_quotations
 def error_in_nccl(failure: Failure) -> Cause | None:
     """A call of CUDA or HIP that NCCL made and names."""
     return _named(by_text(failure, _IN_NCCL))
 
 
+@without_quotations
 def gpu_error(failure: Failure) -> Cause | None:
     """Whatever else CUDA and HIP report."""
     return _named(by_text(failure, _OTHER))

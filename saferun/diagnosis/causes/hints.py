@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 
 from saferun.diagnosis.causes.texts import first_line
 
 COMPILING = re.compile(
     r"CppCompileError|\bC(?:\+\+)? compiler\b|\bCommand .{0,40}/?(?:gcc|g\+\+|cc|c\+\+|clang(?:\+\+)?|nvcc|hipcc|icpx"
     r"|ninja)\b"
-    r"|BackendCompilerFailed|InductorError|fatal error: .{1,80}\.h(?:pp)?: No such file|\bnvcc\b.{0,40}(?:not found"
-    r"|failed)"
-    r"|CompilationError|\bptxas\b.{0,60}(?:error|fatal|failed)"
+    r"|fatal error: .{1,80}\.h(?:pp)?: No such file|\bnvcc\b.{0,40}(?:not found|failed)"
+    r"|\bcannot find -l[a-z]\w{0,40}|CompilationError|\bptxas\b.{0,60}(?:error|fatal|failed)"
+    # What torch.compile reports where it does not get as far as the code: the compiler's processes and files.
+    r"|(?:BackendCompilerFailed|InductorError)\b.{0,80}: (?:\w{1,60}\.){0,4}(?:TimeoutExpired|(?:CalledProcess|OS"
+    r"|Permission|FileNotFound|FileExists|NotADirectory|BlockingIO|CppCompile)Error)\b"
+    r"|(?:BackendCompilerFailed|InductorError)\b.{0,120}\b[Cc]annot find .{0,20}triton install"
 )
+OF_TORCH_COMPILE = re.compile(r"BackendCompilerFailed|InductorError")
 VERSIONS = (
     "versions of packages do not fit each other: compare them (pip list) with those that this program was "
     "written for, also tokenizers with transformers, and torch with what is compiled for it"
@@ -85,6 +90,13 @@ HINTS = (
         ),
     ),
     (
+        re.compile(r"\bOutOfResources\b|\bout of resources?: "),
+        (
+            "a kernel needs more registers or shared memory of the GPU than this GPU has: give it smaller blocks or "
+            "fewer stages, or use another kernel"
+        ),
+    ),
+    (
         COMPILING,
         (
             "a kernel is compiled while the job runs: check whether every host has a compiler with its headers (CC, "
@@ -108,6 +120,25 @@ HINTS = (
         ),
     ),
     (re.compile(r"Error\(s\) in loading state_dict"), _OTHER_CHECKPOINT),
+    (
+        re.compile(r"\bExpected state_dict to be dict-like\b"),
+        (
+            "what was loaded is no state_dict: print its type, and its keys if it has some (a checkpoint often has the "
+            "weights under 'model' or 'state_dict')"
+        ),
+    ),
+    (
+        re.compile(
+            r"\bNot a gzipped file\b|\bfile signature not found\b|version https://git-lfs"
+            r"|\bdeserializing header: (?:HeaderTooLarge|InvalidHeaderDeserialization|header too large"
+            r"|invalid (?:JSON|UTF-8) in header)"
+            r"|\binvalid load key, '[v<]'"
+        ),
+        (
+            "the file is not of this format: look at its first bytes (head -c 100); a text there is an error page that "
+            "was downloaded in its place, or a pointer of Git LFS (git lfs pull); else it is broken"
+        ),
+    ),
     (
         _UNREADABLE,
         (
@@ -193,7 +224,7 @@ HINTS = (
     (
         re.compile(
             r"^(?:torch\.(?:_dynamo|_inductor|_functorch)\.[\w.]{1,80}|Unsupported|InternalTorchDynamoError"
-            r"|TorchRuntimeError)\b"
+            r"|TorchRuntimeError|BackendCompilerFailed|InductorError)\b"
         ),
         (
             "torch.compile fails on this code: TORCHDYNAMO_DISABLE=1 runs without it, torch.compiler.disable leaves a "
@@ -316,11 +347,18 @@ HINTS = (
     (
         re.compile(
             r"\b(?:in|with) (?:a )?forked subprocess\b|\b(?:[Cc]an't|[Cc]annot|[Cc]ould not) pickle\b"
-            r"|bootstrapping phase|\bcontext has already been set\b|\bstart method\b"
+            r"|\b[Cc]an't get local object\b|bootstrapping phase|\bcontext has already been set\b|\bstart method\b"
         ),
         (
             "processes of one's own: where CUDA is used before, start them by spawn and not by fork, from below "
             "`if __name__ == '__main__'`, and give them only what can be pickled"
+        ),
+    ),
+    (
+        re.compile(r"\b[Cc]an't get attribute '[\w.]{1,100}' on <module '__main__'"),
+        (
+            "what was pickled names a class or function that this script does not define: put it in a module that both "
+            "import; of a checkpoint save the state_dict alone"
         ),
     ),
     (
@@ -356,13 +394,6 @@ HINTS = (
         "give it an absolute path: relative ones are not understood there",
     ),
     (
-        re.compile(r"\bOutOfResources\b|\bout of resources?: "),
-        (
-            "a kernel needs more registers or shared memory of the GPU than this GPU has: give it smaller blocks or "
-            "fewer stages, or use another kernel"
-        ),
-    ),
-    (
         re.compile(r"\b[Pp]in[ _-]memory thread\b"),
         (
             "look at the exception of that thread, further up in the output; where there is none, pin_memory=False, or "
@@ -385,5 +416,7 @@ def hint_for(lines: Iterable[str]) -> str:
     kept = tuple(lines)
     bare = tuple(line for line in kept if _CALL.match(line) is None)
     nameless = tuple(_NAMED.sub("", line) for line in bare if _OF_SYSTEM.match(line) is None)
-    reduced = {_UNREADABLE: bare, _CHECKPOINT: nameless}
+    # What a backend of torch.compile has raised stands in the next line.
+    joined = tuple(f"{line} {below}" for line, below in pairwise(kept) if line.endswith(" raised:"))
+    reduced = {_UNREADABLE: bare, _CHECKPOINT: nameless, COMPILING: (*kept, *joined)}
     return next((hint for pattern, hint in HINTS if first_line(pattern, reduced.get(pattern, kept))), "")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
-from saferun.diagnosis.causes.hints import CIRCULAR, COMPILING, VERSIONS, hint_for
+from saferun.diagnosis.causes.hints import CIRCULAR, COMPILING, OF_TORCH_COMPILE, VERSIONS, hint_for
 from saferun.diagnosis.causes.texts import first_line
+from saferun.diagnosis.causes.wrapped_errors import headline_of
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import SYNTAX_ERRORS, PythonError
 from saferun.evidence.diagnosis_values import Cause
@@ -108,6 +109,8 @@ _IMPORT_ADVICE = (
         re.compile(r"\bstatic TLS\b"),
         "too many libraries were loaded before it: import it first, or name its file in LD_PRELOAD",
     ),
+    # As packages check the versions of others that are installed.
+    (re.compile(r"^ImportError: [\w.-]{1,60}(?:[<>=!~]=|[<>])[\w.]{1,40}\S{0,80} is required\b"), VERSIONS),
     (_BINARY, _REBUILD),
 )
 _NO_MODULE = re.compile(r": No module named (\S{1,200})$|: Error while finding module specification for '(\S{1,200})'")
@@ -369,7 +372,7 @@ def by_errno_text(failure: Failure) -> Cause | None:
     if failure.error is None:
         return None
     line = (failure.error.innermost.message or ("",))[0]
-    if COMPILING.search(line):
+    if COMPILING.search(line) or OF_TORCH_COMPILE.search(line):
         return None
     for pattern, class_name in _ERRNO_TEXTS:
         if pattern.search(line):
@@ -382,7 +385,11 @@ def python_exception(failure: Failure) -> Cause | None:
     """An uncaught exception. The message names the line; most need no other advice."""
     if failure.error is None:
         return None
-    hint = hint_for(failure.messages[:20])
+    message = failure.error.innermost.message
+    quoted = headline_of(message).line if message else ""
+    # What an exception quotes as its reason says more than its other lines.
+    hint = hint_for((quoted,)) if message and quoted != message[0] else ""
+    hint = hint or hint_for(failure.messages[:20])
     if not hint and failure.error.innermost.exception in _CALL_ERRORS and _is_in_package(failure.error):
         hint = VERSIONS
     return _exception(failure, "python_exception", hint)
@@ -397,8 +404,7 @@ def _is_in_package(error: PythonError) -> bool:
 def _exception(failure: Failure, class_name: str, advice: str) -> Cause:
     assert failure.error is not None  # noqa: S101 - both callers have asked
     innermost = failure.error.innermost
-    line = innermost.message[0] if innermost.message else innermost.exception
-    message = shortened(line, _LONGEST_MESSAGE)
+    message, line = headline_of(innermost.message or (innermost.exception,))
     if innermost.link == "nested" and "in DataLoader worker process" in "".join(failure.error.last.message[:1]):
         message += " (in a data-loader worker)"
     return cause(failure, class_name, message, advice, proof=line)

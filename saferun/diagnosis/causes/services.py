@@ -114,8 +114,8 @@ _OFFLINE_ADVICE = (
     "the job is set to offline (HF_HUB_OFFLINE, local_files_only) and the file is not in the cache: download it before "
     "the job into a cache that all hosts have (HF_HOME), or unset it"
 )
-# What wandb prints while the script ends.
-_WANDB = "wandb: "
+# What wandb prints while the script ends; a line of its own may be empty.
+_WANDB = "wandb:"
 _WANDB_ENDS = re.compile(
     r"wandb: .{0,40}?\b(?:Waiting for W&B process to finish|Run (?:history|summary)|View run|Synced|Find logs at)\b"
 )
@@ -140,7 +140,7 @@ def _printed_last(failure: Failure) -> tuple[str, re.Match[str]] | None:
         return found
     last = failure.lines[-_LINES_OF_THE_END:]
     above = last[: last.index(found[0])] if found[0] in last else last
-    own = own_lines(above)
+    own = own_lines([line for line in above if not line.startswith(_WANDB)])
     has_ended = any(map(_WANDB_ENDS.match, above)) or (bool(own) and _reports_its_end(own[-1]))
     return None if has_ended else found
 

@@ -6,6 +6,7 @@ Sources: messages of vLLM's engine and executors; ``ray.exceptions``; ``torch.mu
 from __future__ import annotations
 
 import re
+import signal
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
@@ -94,7 +95,10 @@ _LOST = (
     "look at what its worker processes have written; one that leaves nothing was killed (the kernel log shows the OOM "
     "killer: dmesg) or crashed"
 )
-_SIGKILL = re.compile(r"\bterminated with signal SIGKILL\b|<Signals\.SIGKILL: 9>")
+_SIGKILL = re.compile(r"\bterminated with signal SIGKILL\b|<Signals\.SIGKILL: 9>|\(exitcode: -9\)|\breturn code = -9$")
+# What torchrun reports of its workers, the first failure last.
+_CHILD_FAILED = "ChildFailedError"
+_OF_CHILD = re.compile(r"\bSignal (\d{1,3}) \(SIG\w{1,12}\) received by PID \d")
 # What vLLM's workers put before each line.
 _OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception): .{1,300})")
 
@@ -117,4 +121,10 @@ def engine_worker(failure: Failure) -> Cause | None:
 def launched_process(failure: Failure) -> Cause | None:
     """A launcher or a tool that reports how a process of its own ended, where nothing else says why."""
     found = by_text(failure, (_LAUNCHED,))
-    return found._replace(advice=_KILLED) if found is not None and _SIGKILL.search(found.proof) else found
+    if found is None:
+        return None
+    is_killed = _SIGKILL.search(found.proof) is not None
+    if not is_killed and _CHILD_FAILED in found.proof:
+        child = first_line(_OF_CHILD, reversed(failure.lines))
+        is_killed = child is not None and int(child[1][1]) == signal.SIGKILL
+    return found._replace(advice=_KILLED) if is_killed else found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from saferun.diagnosis.alike_tracebacks import merge_tracebacks
 from saferun.diagnosis.causes import cause_of
-from saferun.diagnosis.causes.failure import Failure, read_failure, read_stdout
+from saferun.diagnosis.causes.failure import Failure, read_failure
+from saferun.diagnosis.causes.stdout_errors import read_stdout
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.judged_failures import judged_failure
 from saferun.evidence.job_evidence import Evidence, RankOutput

@@ -296,6 +296,8 @@ ENDS = ("wandb: Waiting for W&B process to finish... (failed 1).", "wandb: Run s
     [
         ("loss is NaN at step 100, giving up", *ENDS, FAILS),
         ("loss is NaN at step 100, giving up", FAILS),
+        # A line that is empty but for the name: what stands at the end of lines is left out.
+        ("loss is NaN at step 100, giving up", "wandb:", FAILS),
         (*ENDS, FAILS),
     ],
 )

@@ -144,3 +144,118 @@ def test_text_that_is_no_json_may_be_of_any_place() -> None:
         for word in ("data set", "configuration", "service"):
             assert word in advice
     assert hint_for(("omegaconf.errors.ConfigKeyError: Key 'lr' is not in struct",)).startswith("look at the config")
+
+
+# ------------------------------------------------------------------------------------------------------- torch.compile
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ("torch._inductor.exc.InductorError: AttributeError: 'NoneType' object has no attribute 'meta'",),
+        ("InductorError: AttributeError: 'NoneType' object has no attribute 'meta'",),
+        ("BackendCompilerFailed: backend='inductor' raised:", "AssertionError: expected size 4==8, stride 1==1"),
+        ("torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:", "TypeError: no such operator"),
+        ("torch._inductor.exc.InductorError: LoweringException: KeyError: 'layout'",),
+    ],
+)
+def test_a_fault_of_torch_compile_is_no_missing_compiler(message: tuple[str, ...]) -> None:
+    hint = hint_for(message)
+    assert hint.startswith("torch.compile fails on this code")
+    assert "headers" not in hint
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ("torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler. Please specify via CC",),
+        ("torch._inductor.exc.InductorError: CppCompileError: C++ compile error",),
+        ("InductorError: CalledProcessError: Command '['/opt/a/path/that/is/quite/long/and/goes/on/x86_64-gnu-cc']'",),
+        (
+            "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:",
+            "CalledProcessError: Command '['/opt/a/path/that/is/quite/long/and/goes/on/x86_64-gnu-cc']' returned",
+        ),
+        ("torch._inductor.exc.InductorError: PermissionError: [Errno 13] Permission denied: '/tmp/torchinductor_a'",),
+        ("InductorError: FileNotFoundError: [Errno 2] No such file or directory: 'ldconfig'",),
+        (
+            "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:",
+            "RuntimeError: Cannot find a working triton installation.",
+        ),
+        ("RuntimeError: main.c:5:10: fatal error: Python.h: No such file or directory",),
+        ("RuntimeError: /usr/bin/ld: cannot find -lcuda: No such file or directory",),
+    ],
+)
+def test_a_compiler_that_is_missing_is_still_one(message: tuple[str, ...]) -> None:
+    assert "a compiler with its headers" in hint_for(message)
+
+
+def test_a_kernel_that_needs_too_much_of_the_gpu_is_no_missing_compiler() -> None:
+    for line in (
+        (
+            "torch._inductor.exc.InductorError: RuntimeError: No valid triton configs. OutOfMemoryError: out of "
+            "resource: triton_mm Required: 131072 Hardware limit:101376 Reducing block sizes may help."
+        ),
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 66560, Hardware limit: 65536.",
+    ):
+        assert "smaller blocks" in hint_for((line,))
+
+
+# -------------------------------------------------------------------------------------------------- files and pickling
+
+NOT_OF_FORMAT = "the file is not of this format"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "AttributeError: Can't get local object 'main.<locals>.<lambda>'",
+        "AttributeError: Can't pickle local object 'main.<locals>.<lambda>'",
+        "_pickle.PicklingError: Can't pickle local object <function main.<locals>.<lambda> at 0x7f>",
+    ],
+)
+def test_what_cannot_be_pickled_has_one_hint(line: str) -> None:
+    assert "give them only what can be pickled" in hint_for((line,))
+
+
+def test_what_the_started_script_does_not_define_is_to_be_in_a_module() -> None:
+    """It may be a process that was spawned, or a checkpoint of another script."""
+    for name in ("f' on <module '__main__' (built-in)>", "Net' on <module '__main__' from '/home/user/job/train.py'>"):
+        hint = hint_for((f"AttributeError: Can't get attribute '{name}",))
+        assert "in a module that both import" in hint
+    assert hint_for(("AttributeError: Can't get attribute 'f' on <module 'parts' from '/job/parts.py'>",)) == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gzip.BadGzipFile: Not a gzipped file (b'<!')",
+        "OSError: Unable to open file (file signature not found)",
+        "OSError: Unable to synchronously open file (file signature not found)",
+        "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
+        "safetensors_rust.SafetensorError: Error while deserializing header: header too large",
+        "safetensors_rust.SafetensorError: Error while deserializing header: InvalidHeaderDeserialization",
+        "_pickle.UnpicklingError: invalid load key, 'v'.",
+        "_pickle.UnpicklingError: invalid load key, '<'.",
+        "ValueError: not a parquet file: b'version https://git-lfs.github.com/spec/v1'",
+    ],
+)
+def test_a_file_that_is_something_else_may_be_a_page_or_a_pointer(line: str) -> None:
+    hint = hint_for((line,))
+    assert hint.startswith(NOT_OF_FORMAT)
+    assert "git lfs pull" in hint
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("OSError: Unable to open file (truncated file: eof = 96, sblock->base_addr = 0, stored_eof = 2048)", BROKEN),
+        ("safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer", BROKEN),
+        ("_pickle.UnpicklingError: invalid load key, '\\x00'.", NOT_WHOLE),
+    ],
+)
+def test_a_file_that_is_cut_off_has_the_hint_that_it_had(line: str, hint: str) -> None:
+    assert hint_for((line,)).startswith(hint)
+
+
+def test_what_is_no_state_dict_is_to_be_printed() -> None:
+    assert "print its type" in hint_for(("TypeError: Expected state_dict to be dict-like, got <class 'Net'>.",))

@@ -50,6 +50,11 @@ def found_in(message: str) -> Cause:
         ("ImportError: attempted relative import with no known parent package", "-m PACKAGE.MODULE"),
         ("ImportError: attempted relative import beyond top-level package", "-m PACKAGE.MODULE"),
         (f"ImportError: {INSTALLED}/x.so: cannot allocate memory in static TLS block", "LD_PRELOAD"),
+        ("ImportError: tokenizers>=0.14 is required", "versions of packages"),
+        (
+            "ImportError: tokenizers>=0.14,<0.19 is required for this module, but found tokenizers==0.13.3.",
+            "versions of packages",
+        ),
     ],
 )
 def test_what_is_installed_is_not_to_be_installed(message: str, words: str) -> None:

@@ -1,0 +1,76 @@
+"""Exceptions whose first line has not the reason, but quotes below it an exception that has. Pure.
+
+Sources: ``torch._dynamo.exc.BackendCompilerFailed``, ``torch.distributed.checkpoint.CheckpointException``,
+``ray.exceptions.RayTaskError``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from saferun.diagnosis.causes.failure import shortened
+from saferun.model import Value
+from saferun.text.wording import ranks_text
+
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Za-z_]\w{0,100})(?::|$)")
+# The class is named after the exception of the task.
+_OF_TASK = re.compile(r"(?:ray\.exceptions\.)?RayTaskError\((?:\w{1,60}\.){0,8}(\w{1,100})\)")
+_OF_CHECKPOINT = re.compile(r"[\w.]{1,100}: CheckpointException ranks:dict_keys\(\[")
+_OF_RANK = "Traceback (most recent call last): (RANK "
+_LONGEST = 200
+
+
+class Headline(Value):
+    """An exception in one line.
+
+    Attributes:
+        text: what it is, of bounded length.
+        line: the line of its message that says so.
+    """
+
+    text: str
+    line: str
+
+
+def headline_of(message: Sequence[str]) -> Headline:
+    """The exception with this message in one line, with the reason where that stands below the first line.
+
+    Args:
+        message: its lines, at least one.
+    """
+    first = message[0]
+    if first.endswith(" raised:"):
+        below = next(filter(None, message[1:]), "")
+        return Headline(shortened(f"{first} {below}" if _EXCEPTION.match(below) else first, _LONGEST), first)
+    if _OF_CHECKPOINT.match(first):
+        line = _first_of_ranks(message)
+        if line:
+            return Headline(f"{shortened(line, _LONGEST)} (CheckpointException of {_ranks_in(first)})", line)
+    of_task = _OF_TASK.match(first)
+    if of_task is not None:
+        line = next((one for one in reversed(message[1:]) if _is_named(one, of_task[1])), "")
+        if line:
+            return Headline(f"{shortened(line, _LONGEST)} (in a Ray task)", line)
+    return Headline(shortened(first, _LONGEST), first)
+
+
+def _is_named(line: str, name: str) -> bool:
+    """Whether a line names an exception of this class, with or without its module."""
+    exception = _EXCEPTION.match(line)
+    return exception is not None and exception[1] == name
+
+
+def _first_of_ranks(message: Sequence[str]) -> str:
+    """The exception of the first rank that a distributed checkpoint failed on; empty where it is not shown."""
+    start = next((index for index, line in enumerate(message) if line.startswith(_OF_RANK)), len(message))
+    line = next((line for line in message[start + 1 :] if line and not line[0].isspace()), "")
+    return line if _EXCEPTION.match(line) and not line.startswith(_OF_RANK) else ""
+
+
+def _ranks_in(line: str) -> str:
+    """The ranks that it names; the line may be cut."""
+    numbers, end, _ = line.partition("([")[2].partition("]")
+    parts = numbers.split(",")
+    ranks = [int(part) for part in (parts if end else parts[:-1]) if part.strip().isdecimal()]
+    return f"{ranks_text(ranks)}{'' if end else ' and others'}" if ranks else "some ranks"

@@ -1,0 +1,137 @@
+"""Exceptions whose first line has not the reason: of torch.compile, Ray, distributed checkpoints, inner launchers."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.diagnosis import diagnose
+from saferun.evidence.diagnosis_values import Cause
+from saferun.model import ExitStatus
+from tests.unit.diagnosis.test_causes import evidence_of
+from tests.unit.diagnosis.test_causes import found_in as cause_in
+
+HEAD = "Traceback (most recent call last):"
+STEP = '  File "/home/user/job/train.py", line 52, in step'
+CALL = "    run()"
+
+
+def found_in(*message: str) -> Cause:
+    return cause_in(evidence_of(ExitStatus(1, None), (HEAD, STEP, CALL, *message)))
+
+
+# -------------------------------------------------------------------------------------------------------- torch.compile
+
+RAISED = "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:"
+
+
+def test_what_a_backend_has_raised_stands_in_the_headline() -> None:
+    reason = "AssertionError: expected size 4==8, stride 1==1 at dim=0"
+    found = found_in(RAISED, reason, "", "Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace")
+    assert found.message == f"{RAISED} {reason}"
+    assert found.proof == RAISED
+    assert found_in(RAISED).message == RAISED
+
+
+def test_a_headline_is_of_bounded_length_and_has_no_other_line() -> None:
+    assert len(found_in(RAISED, f"ValueError: {'x' * 900}").message) == 200
+    assert found_in("ValueError: the step raised: an error", "KeyError: 1").message.endswith("raised: an error")
+
+
+# ------------------------------------------------------------------------------------------------------------------ Ray
+
+TASK = (
+    "ray.exceptions.RayTaskError(ValueError): ray::f() (pid=1, ip=10.0.0.1)",
+    '  File "/home/user/job/data.py", line 9, in f',
+    '    raise ValueError("bad shard")',
+)
+
+
+def test_the_error_of_a_ray_task_stands_in_the_headline() -> None:
+    found = found_in(*TASK, "ValueError: bad shard")
+    assert found.message == "ValueError: bad shard (in a Ray task)"
+    assert found.proof == "ValueError: bad shard"
+    assert found.class_name == "python_exception"
+
+
+@pytest.mark.parametrize("name", ["ShardError", "data.ShardError"])
+def test_it_is_the_last_one_of_that_name(name: str) -> None:
+    """Ray names the class without its module, Python with it."""
+    head = TASK[0].replace("ValueError", "ShardError")
+    found = found_in(head, *TASK[1:], f"{name}: first", *TASK[1:], f"{name}: bad shard", "of node 3: no file")
+    assert found.message == f"{name}: bad shard (in a Ray task)"
+
+
+def test_where_it_is_not_shown_the_headline_is_as_before() -> None:
+    assert found_in(*TASK).message == TASK[0]
+    assert found_in(*TASK, "TypeError: bad shard").message == TASK[0]
+    assert found_in(TASK[0], "  ValueError: in a line of the source").message == TASK[0]
+
+
+# ---------------------------------------------------------------------------------------------- distributed checkpoints
+
+UTILS = '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/utils.py", line 162, in reduce'
+MISSING = "RuntimeError: Missing key in checkpoint state_dict: optimizer.state."
+FAILED = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([{}])"
+
+
+def of_rank(rank: int, message: str = MISSING) -> tuple[str, ...]:
+    return (f"Traceback (most recent call last): (RANK {rank})", UTILS, "    data = map_fun()", message)
+
+
+def test_the_reason_of_a_checkpoint_that_fails_stands_in_the_headline() -> None:
+    lines = (FAILED.format("0, 1"), *of_rank(0), *of_rank(1, "KeyError: 'other'"))
+    found = found_in(*lines)
+    assert found.message == f"{MISSING} (CheckpointException of ranks 0-1)"
+    assert found.proof == MISSING
+    assert "the checkpoint fits this model" in found.advice
+    assert found.ranks == (1,)
+    headline = diagnose(evidence_of(ExitStatus(1, None), (HEAD, STEP, CALL, *lines))).headline
+    assert MISSING in headline
+    assert "its last line of output" not in headline or "KeyError: 'other'" in headline
+
+
+def test_a_reason_without_advice_of_its_own_has_the_old_one() -> None:
+    found = found_in(FAILED.format("3"), *of_rank(3, "FileNotFoundError: [Errno 2] No such file: '/ckpt/.metadata'"))
+    assert found.message.startswith("FileNotFoundError: [Errno 2] No such file: '/ckpt/.metadata' (CheckpointException")
+    assert found.message.endswith("of rank 3)")
+    assert found.advice.startswith("the checkpoint does not fit the model, or is not whole")
+
+
+def test_a_checkpoint_that_fails_without_a_reason_is_shown_as_before() -> None:
+    for line in (FAILED.format("0, 1"), FAILED.format("")):
+        assert found_in(line).message == line
+        assert found_in(line).advice.startswith("the checkpoint does not fit the model, or is not whole")
+
+
+# ------------------------------------------------------------------------------------------------------ inner launchers
+
+
+def report_of(signum: int, name: str) -> tuple[str, ...]:
+    """What torchrun prints of a worker that a signal has ended."""
+    return (
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+        "============================================================",
+        "train.py FAILED",
+        "Failures:",
+        "  <NO_OTHER_FAILURES>",
+        "Root Cause (first observed failure):",
+        "[0]:",
+        f"  exitcode  : -{signum} (pid: 123)",
+        "  error_file: <N/A>",
+        f"  traceback : Signal {signum} ({name}) received by PID 123",
+    )
+
+
+def test_a_worker_of_an_inner_torchrun_that_was_killed_is_looked_for_in_the_kernel_log() -> None:
+    found = found_in(*report_of(9, "SIGKILL"))
+    assert found.class_name == "worker_failed"
+    assert "dmesg" in found.advice
+    assert "further up" not in found.advice
+
+
+@pytest.mark.parametrize(("signum", "name"), [(7, "SIGBUS"), (11, "SIGSEGV"), (15, "SIGTERM")])
+def test_one_that_crashed_was_not_killed(signum: int, name: str) -> None:
+    """Also where one before it was."""
+    for before in ((), ("  traceback : Signal 9 (SIGKILL) received by PID 122",)):
+        found = cause_in(evidence_of(ExitStatus(1, None), (*before, HEAD, STEP, CALL, *report_of(signum, name))))
+        assert (found.class_name, "dmesg" in found.advice) == ("worker_failed", False)
