@@ -28,10 +28,21 @@ class TaskStates:
         self.by_task: dict[str, JsonObject] = {}
         self._progress: dict[str, tuple[int, int]] = {}
         self._numbers: dict[tuple[str, str], int] = {}
+        # Kept up to date, because they are asked for with each message about each of thousands of hosts.
+        self._reported = set[int]()
+        self._unfinished: dict[int, set[str]] = {}
 
     def add(self, key: str, state: Mapping[str, Any]) -> None:
         """A saferun has reported its state."""
         self.by_task[key] = {name: value for name, value in state.items() if name not in _APART}
+        host = task_of(key)[0]
+        self._reported.add(host)
+        unfinished = self._unfinished.setdefault(host, set())
+        unfinished.add(key)
+        if state.get("s") == RANKS_DONE:
+            unfinished.discard(key)
+        if not unfinished:
+            del self._unfinished[host]
 
     def progress(self, key: str, reported: object) -> tuple[bool, bool]:
         """Whether the ranks of a saferun have moved, or been active, since its last report."""
@@ -63,8 +74,7 @@ class TaskStates:
 
     def living(self) -> set[int]:
         """Hosts with ranks that have not ended well, as far as is known."""
-        unknown = set(self._roster.peers) - {task_of(key)[0] for key in self.by_task}
-        return unknown | {task_of(key)[0] for key, state in self.by_task.items() if state.get("s") != RANKS_DONE}
+        return (self._roster.peers.keys() - self._reported) | self._unfinished.keys()
 
     def are_all_done(self) -> bool:
         """Whether all ranks of the job have ended well."""
