@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,7 +32,7 @@ def holding(*held: socket.socket, port: str = "") -> Iterator[int]:
             for fd in kept:
                 os.set_inheritable(fd, True)
             code = f"import os, signal; os.write({written}, b'.'); signal.pause()"
-            os.execve("/proc/self/exe", ["python", "-S", "-E", "-c", code], {"MASTER_PORT": port})
+            os.execve(sys.executable, [sys.executable, "-S", "-E", "-c", code], {"MASTER_PORT": port})
         finally:
             os._exit(1)
     os.close(written)
