@@ -12,12 +12,12 @@ from saferun.cli.env_option import read_env
 from saferun.config import EnvironConfig
 from saferun.console.stderr import print_error
 from saferun.ctl.answer import answer, answer_json
-from saferun.env.apply import apply, host_vendor, installed_versions, resolve_environ
+from saferun.env.apply import apply, files_of_user, host_vendor, installed_versions, resolve_environ
 from saferun.env.lint.check import check
 from saferun.env.lint.explanation import explanation, probably_meant
 from saferun.env.lint.findings import one_line, shown
 from saferun.env.lint.known_names import KnownNames
-from saferun.env.profiles import ProfileSet, default_search_path, load_profiles
+from saferun.env.profiles import ProfileSet, default_search_path, load_profiles, user_directory
 from saferun.env.profiles.profile_text import diff_lines, explain_lines, list_lines, show_lines, variable_names
 from saferun.env.profiles.quoting import quoted
 from saferun.files.run_dir import shorter_path
@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer, on stdout. 1 when the lint found something."""
     if arguments.action == "lint":
         return _lint(arguments)
-    profiles = load_profiles(default_search_path(arguments.env_profile_path, os.environ))
+    has_directory = user_directory(os.environ) in files_of_user(os.environ)
+    profiles = load_profiles(default_search_path(arguments.env_profile_path, os.environ, with_user=has_directory))
     vendor, versions = host_vendor(arguments.vendor), installed_versions(os.environ)
     match arguments.action:
         case "list":

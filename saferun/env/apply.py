@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
 from saferun.config import EnvironConfig
 from saferun.env.profiles import Resolution, default_search_path, load_profiles, render, resolve, user_directory
 from saferun.env.profiles.profile_values import COMPONENTS, Removed, Vendor
+from saferun.errors import UsageError
 from saferun.linux.answering_files import present_files
 from saferun.linux.gpu_nodes import gpu_vendor
 from saferun.linux.installed_versions import read_package_versions
@@ -42,27 +43,53 @@ def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolu
     Raises:
         UsageError: a missing or malformed profile, or a malformed ``--env``.
     """
-    directory, nccl_file = user_directory(environ), user_file(environ)
-    present, silent = present_files([path for path in (directory, nccl_file) if path])
+    present = files_of_user(environ)
+    has_directory = user_directory(environ) in present
+    try:
+        resolution = _resolved(config, environ, present, with_user=has_directory)
+    except UsageError as error:
+        if not has_directory:
+            raise
+        # What was only found refuses no launch that can do without it.
+        try:
+            resolution = _resolved(config, environ, present, with_user=False)
+        except UsageError:
+            raise error from None
+        from saferun.env.profiles.found import report_unused
+
+        report_unused(error, "the env profiles in the home directory are not used")
+    # Variables that the ranks would not inherit, but get by default.
+    known = {*(removed.name for removed in resolution.removed), *(s.variable.name for s in resolution.settings)}
+    more = [Removed(name, "--unset") for name in _DEFAULTS_OF_TORCHRUN if name in config.unset and name not in known]
+    return resolution._replace(removed=tuple(sorted((*resolution.removed, *more))))
+
+
+def files_of_user(environ: Mapping[str, str]) -> frozenset[str]:
+    """The directory of the user's own profiles and NCCL's own file, if they are there.
+
+    One whose file system does not answer is left out, which is reported.
+    """
+    present, silent = present_files([path for path in (user_directory(environ), user_file(environ)) if path])
     if silent:
         from saferun.env.profiles.found import report_silent
 
         report_silent(silent)
-    search_path = default_search_path(config.profile_path, environ, with_user=directory in present)
-    resolution = resolve(
-        load_profiles(search_path),
+    return present
+
+
+def _resolved(
+    config: EnvironConfig, environ: Mapping[str, str], present: Collection[str], *, with_user: bool
+) -> Resolution:
+    return resolve(
+        load_profiles(default_search_path(config.profile_path, environ, with_user=with_user)),
         config.profiles,
         vendor=host_vendor(config.vendor),
         versions=installed_versions(environ),
         user_environ=environ,
         env=config.env,
         unset=config.unset,
-        nccl_files=variables_in_nccl_files(environ, with_user=nccl_file in present),
+        nccl_files=variables_in_nccl_files(environ, with_user=user_file(environ) in present),
     )
-    # Variables that the ranks would not inherit, but get by default.
-    known = {*(removed.name for removed in resolution.removed), *(s.variable.name for s in resolution.settings)}
-    more = [Removed(name, "--unset") for name in _DEFAULTS_OF_TORCHRUN if name in config.unset and name not in known]
-    return resolution._replace(removed=tuple(sorted((*resolution.removed, *more))))
 
 
 def host_vendor(wanted: str) -> Vendor:

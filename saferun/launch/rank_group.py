@@ -249,10 +249,10 @@ class RankGroup:
         command = self._config.command
         if command.run_path:
             # torchrun's ranks search where torchrun was found: the directory of a command, else the working directory.
-            own = (
-                "" if os.path.basename(sys.argv[0]) == "__main__.py" else os.path.dirname(os.path.abspath(sys.argv[0]))
-            )
-            return [sys.executable, _RUN_PATH_PROGRAM, own, *substitute_local_rank(command.argv, local_rank)]
+            started = os.path.realpath(sys.argv[0])
+            own = "" if os.path.basename(started) == "__main__.py" else os.path.dirname(started)
+            python = [sys.executable, "-P"] if sys.flags.safe_path else [sys.executable]
+            return [*python, _RUN_PATH_PROGRAM, own, *substitute_local_rank(command.argv, local_rank)]
         return [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]
 
     def _open_stream(self, place: RankAssignment, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:

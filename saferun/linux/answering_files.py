@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from saferun.errors import suppress
 from saferun.linux.small_files import read_text
 
-DEADLINE_S = 3.0
+DEADLINE_S = 10.0  # a home directory that is mounted only now may take seconds
 _PROCESS = "sr-files"
 # They are on disks of this machine or in its memory. All others may wait for a server.
 _LOCAL_KINDS = frozenset(
@@ -27,13 +27,13 @@ _MOUNTS = "/proc/self/mountinfo"
 
 
 def present_files(
-    paths: Sequence[str], deadline_s: float = DEADLINE_S, *, mounts_file: str = _MOUNTS
+    paths: Sequence[str], deadline_s: float | None = None, *, mounts_file: str = _MOUNTS
 ) -> tuple[frozenset[str], str]:
     """Find which files or directories are there.
 
     Args:
         paths: files and directories. They are tried in this order.
-        deadline_s: for all of them together, in seconds.
+        deadline_s: for all of them together, in seconds; None: ``DEADLINE_S``.
         mounts_file: the mounts of this process.
 
     Returns:
@@ -41,13 +41,17 @@ def present_files(
         missing. Empty: all have answered.
     """
     kinds = _kinds_of_mounts(read_text(mounts_file))
-    remote = [path for path in paths if not _is_local(os.path.abspath(path), kinds)]
+    # What is relative is not waited for less by whoever runs the script.
+    remote = [path for path in paths if os.path.isabs(path) and not _is_local(os.path.normpath(path), kinds)]
     present = {path for path in paths if path not in remote and os.path.exists(path)}
     if not remote:
         return frozenset(present), ""
     from saferun.linux.child_output import run_forked
 
-    output, _ = run_forked(lambda write_fd: _answer(remote, write_fd), deadline_s, _PROCESS)
+    output = b""
+    limit_s = DEADLINE_S if deadline_s is None else deadline_s
+    with suppress(OSError):
+        output, _ = run_forked(lambda write_fd: _answer(remote, write_fd), limit_s, _PROCESS)
     present.update(path for path, answer in zip(remote, output, strict=False) if answer == ord("1"))
     return frozenset(present), remote[len(output)] if len(output) < len(remote) else ""
 

@@ -135,14 +135,20 @@ def collect_output(
 
 def _is_zombie(pid: int) -> bool:
     """Whether a child has exited and has not been reaped."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _reap(pid: int) -> ExitStatus | None:
     """The exit status of a killed child; None if it is in uninterruptible sleep, where SIGKILL has to wait."""
     deadline = time.monotonic() + _REAP_TIMEOUT_S
     while time.monotonic() < deadline:
-        reaped, status = os.waitpid(pid, os.WNOHANG)
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None  # saferun was started with SIGCHLD ignored, and the kernel has reaped it
         if reaped:
             return exit_status(status)
         time.sleep(0.002)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from saferun.env.apply import read_versions
+from saferun.config import EnvironConfig
+from saferun.env.apply import read_versions, resolve_environ
 from saferun.env.profiles import default_search_path, load_profiles
 from saferun.env.profiles.quoting import nearest
 from saferun.errors import UsageError
@@ -77,6 +78,23 @@ def test_a_broken_profile_that_was_only_found_gives_way_to_the_one_of_saferun_it
     named = load_profiles([str(user)])
     with pytest.raises(UsageError, match=r"production\.yaml"):
         named.get("production")  # the user has named the directory
+
+
+def test_a_found_profile_that_extends_what_cannot_be_used_gives_way_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless the user has named one that is only there."""
+    user = tmp_path / ".config" / "saferun" / "profiles"
+    user.mkdir(parents=True)
+    (user / "production.yaml").write_text("extends: nothing", encoding="utf-8")
+    (user / "mine.yaml").write_text("extends: nothing", encoding="utf-8")
+    environ = {"HOME": str(tmp_path)}
+    config = EnvironConfig(("production",), (), (), (), "none", lint=False)
+    found = resolve_environ(config, environ)
+    assert "the env profiles in the home directory are not used" in capsys.readouterr().err
+    assert found.settings == resolve_environ(config, {}).settings
+    with pytest.raises(UsageError, match="profile mine extends .nothing., which does not exist"):
+        resolve_environ(config._replace(profiles=("mine",)), environ)
 
 
 def test_a_directory_that_was_only_found_and_cannot_be_listed_is_left_out(
