@@ -18,6 +18,7 @@ from saferun.diagnosis.causes.reasons import only_ends
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.job_hosts import Hosts, addresses_in
 from saferun.diagnosis.judged_failures import judged_failure, noted
+from saferun.diagnosis.log_levels import is_of_module
 from saferun.diagnosis.lost_peers import call_of, stopped_failures
 from saferun.diagnosis.rank_waits import waits_of
 from saferun.diagnosis.timeouts import idle, is_timeout, not_busy, waited
@@ -101,7 +102,8 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
 def _had_raised(case: Case, output: RankOutput) -> bool:
     """Whether a rank that was stopped was about to end by its error, and had not only warned of it."""
     error = case.failure.error
-    is_uncaught = error is not None and (error.is_uncaught or bool(output.failure or output.error_message))
+    is_recorded = bool(output.failure or output.error_message)
+    is_uncaught = error is not None and (error.is_uncaught or is_recorded or is_of_module(error.last.frames))
     return output.raised and (error is None or is_uncaught or not is_of_warning(error))
 
 

@@ -1,13 +1,15 @@
-"""Tracebacks of an ExceptionGroup: which of them counts, the first, and the margin that they stand behind. Pure.
+"""Tracebacks of an ExceptionGroup: which of them counts, and the margin that they stand behind. Pure.
 
 ``asyncio.TaskGroup`` and others of its kind collect errors in the order in which they are raised: the first one ends
-the other tasks, and what these raise while they are ended follows from it.
+the other tasks, and what these raise while they are ended follows from it. The order of other groups, which a script
+has made of what its workers returned, means nothing: of them the last one counts, which stands nearest to the end.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Protocol
 
 from saferun.model import Value
 
@@ -17,6 +19,17 @@ _GROUP = f"Exception Group {_MARKER}"
 _NUMBER = re.compile(r"[ |+-]{1,400}-{4} (\d{1,6}) -{4,40}$")
 _COUNT = re.compile(r" \((\d{1,6}) sub-exceptions?\)$")
 _LINES_OF_A_MESSAGE = 60
+# What asyncio, anyio and trio name in the message of a group, or in the line that has raised it.
+_IN_ORDER = re.compile(r"TaskGroup|\b[Nn]ursery\b")
+# What ends a task that another one's error has made superfluous.
+_CANCELLED = frozenset({"CancelledError", "Cancelled", "GeneratorExit"})
+
+
+class _Block(Protocol):
+    @property
+    def exception(self) -> str: ...
+    @property
+    def start(self) -> int: ...
 
 
 class PlaceInGroup(Value):
@@ -26,27 +39,35 @@ class PlaceInGroup(Value):
     text: str = ""
 
 
-def first_of_group(clean: Sequence[str], starts: Sequence[int], last: int) -> PlaceInGroup:
-    """The first error of the group that a traceback belongs to; the traceback itself where there is none.
+def of_its_group(clean: Sequence[str], chains: Sequence[Sequence[_Block]], last: int) -> PlaceInGroup:
+    """The error that counts of the group that a traceback belongs to; the traceback itself where there is none.
 
     Args:
         clean: all lines.
-        starts: where the tracebacks begin, in the order of the text.
+        chains: the tracebacks, each with those that it follows from, in the order of the text.
         last: the traceback.
     """
-    if not _is_inside(clean[starts[last]]):
+    if not _is_inside(clean[chains[last][-1].start]):
         return PlaceInGroup(last)
-    first = last
+    inside = [last]
     for index in range(last - 1, -1, -1):
-        line = clean[starts[index]]
+        start = chains[index][-1].start
+        line = clean[start]
         if line.endswith(_GROUP) and line.lstrip().startswith("+ "):
-            return PlaceInGroup(first, _number(clean, starts[first]))
+            is_in_order = any(map(_IN_ORDER.search, clean[start : chains[index + 1][0].start]))
+            candidates = inside[::-1] if is_in_order else inside
+            place = next((place for place in candidates if not _is_cancelled(chains[place])), candidates[0])
+            return PlaceInGroup(place, _number(clean, chains[place][0].start))
         if not _is_inside(line):
             break
         if not line.endswith(_GROUP):
-            first = index
+            inside.append(index)
     # Where the group began was cut off.
     return PlaceInGroup(last)
+
+
+def _is_cancelled(chain: Sequence[_Block]) -> bool:
+    return chain[-1].exception.rpartition(".")[2] in _CANCELLED
 
 
 def _is_inside(line: str) -> bool:

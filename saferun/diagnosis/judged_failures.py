@@ -11,6 +11,7 @@ from saferun.diagnosis.causes.failure import (
     read_failure,
     shortened,
 )
+from saferun.diagnosis.causes.going_on import is_progress
 from saferun.diagnosis.causes.reasons import is_of_its_own
 from saferun.diagnosis.causes.stdout_errors import far_on_stdout, only_shuts_down, read_stdout
 from saferun.diagnosis.job_hosts import Hosts
@@ -73,24 +74,36 @@ def _judged(failure: Failure, output: RankOutput | None) -> tuple[Failure, Cause
     found = cause_of(failure)
     if found.class_name != _UNEXPLAINED:
         return failure, found
+    # What was logged above an error of which other lines follow are no last words.
+    above = failure.earlier.before if failure.earlier is not None else ""
+    has_reason_lines = any(line != above for line in failure.own_last_lines)
     for other in _other_readings(failure, output):
         is_logged = other.error is not None and (other.error is failure.earlier or not is_of_warning(other.error))
-        if not is_logged and failure.has_own_lines:
+        if not is_logged and has_reason_lines:
             # Why it ends they say, and it had printed the rest before.
             continue
         cause = cause_of(other)
         if role_of(cause) is not Role.CULPRIT and not (cause.class_name == _CONNECTION and _is_doubtful(other)):
             return other, cause
-        has_earlier = failure.earlier is not None and not failure.earlier.ends_nothing
-        if other.error is None or other.error is failure.earlier or has_earlier or failure.has_own_lines:
+        has_earlier = _has_earlier(failure) and failure.end.status.code == 1
+        if other.error is None or other.error is failure.earlier or has_earlier or has_reason_lines:
             continue
         if not is_of_warning(other.error) and other.error.lines_after <= LINES_AFTER_CAUGHT:
             return other, cause
     return failure, found
 
 
+def _has_earlier(failure: Failure) -> bool:
+    """Whether an error that may end a program stands before its last lines."""
+    return failure.earlier is not None and not failure.earlier.ends_nothing
+
+
 def _other_readings(failure: Failure, output: RankOutput | None) -> list[Failure]:
-    """The failure by what it does not show at first: an error before its last lines, and its stdout."""
+    """The failure by what it does not show at first: an error before its last lines, and its stdout.
+
+    Python ends with exit code 1 by what it prints on stderr. With another code an error at the end of stdout explains
+    more than one that stands before other lines on stderr.
+    """
     others = []
     if failure.earlier is not None and _may_explain(failure, failure.earlier, output):
         others.append(failure._replace(error=failure.earlier, earlier=None))
@@ -101,7 +114,8 @@ def _other_readings(failure: Failure, output: RankOutput | None) -> list[Failure
         printed = read_stdout(failure, output)
         # What stderr has as well explains nothing more.
         if printed.error is not None or not {*printed.closing_lines} <= {*failure.closing_lines}:
-            others.append(printed)
+            is_nearer = printed.error is not None and failure.end.status.code != 1 and _has_earlier(failure)
+            others.insert(0 if is_nearer else len(others), printed)
     return others
 
 
@@ -117,8 +131,8 @@ def _may_explain(failure: Failure, error: PythonError, output: RankOutput | None
     """Whether a rank that had printed an error before its last words may be another one's victim by that."""
     if error.ends_nothing:
         # It has ended before: only where it does not say why may what it lost be the reason.
-        return not (failure.has_own_lines or own_lines(failure.stdout_lines))
-    if is_of_its_own(failure.line_after):
+        return all(map(is_progress, (*failure.own_last_lines, *own_lines(failure.stdout_lines))))
+    if is_of_its_own(failure.line_after) and not is_progress(failure.line_after):
         return False
     if failure.end.status.code == 1:
         return True

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.asides import ASIDE, CHILD, ENDS_NOTHING, WHOSE, without_asides, without_tracker
-from saferun.diagnosis.exception_groups import first_of_group, prefix_of, stripped
+from saferun.diagnosis.exception_groups import of_its_group, prefix_of, stripped
 from saferun.diagnosis.frames import UserCode, location_text
-from saferun.diagnosis.log_levels import is_of_logger, reports_error, warns
+from saferun.diagnosis.log_levels import is_of_logger, is_of_module, reports_error, tries_on, warns
 from saferun.diagnosis.message_end import CONTEXT, DIRECT, LOG_LINE, announces_lines, is_after_message, is_logged
 from saferun.diagnosis.progress_bars import without_bars
 from saferun.diagnosis.recorded_exception import RecordedException
@@ -86,6 +86,7 @@ class PythonError(Value):
         is_aside: whether it has ended something else than the main thread.
         ends_nothing: whether it is of a destructor, a function at exit and the like: no exit code comes of it.
         of_group: where it is one of several errors of an ExceptionGroup, which one: ``1 of 3``.
+        last_message: where the line stands that names the last exception, also of that group, or of a warning below.
     """
 
     blocks: tuple[Block, ...]
@@ -96,6 +97,7 @@ class PythonError(Value):
     is_aside: bool = False
     ends_nothing: bool = False
     of_group: str = ""
+    last_message: int = 0
 
     @property
     def last(self) -> Block:
@@ -210,7 +212,8 @@ def find_python_error(lines: Sequence[str], recorded: RecordedException = _NOTHI
     unread = _unread_script(clean, chains[-1][-1].end if chains else 0)
     if unread is not None:
         # It ends the process, whatever was printed before.
-        return PythonError((unread,), tuple(clean[unread.start : unread.end]), len(clean) - unread.end)
+        text = tuple(clean[unread.start : unread.end])
+        return PythonError((unread,), text, len(clean) - unread.end, last_message=unread.message_start)
     if not chains:
         return None
     own = [blocks for blocks in chains if not _is_aside(clean, blocks)]
@@ -221,7 +224,7 @@ def find_python_error(lines: Sequence[str], recorded: RecordedException = _NOTHI
     if not (uncaught or recorded.is_known):
         chain = _before_warnings(clean, own or [chain], chain)
     end = max(block.end for block in last)
-    of_group = first_of_group(clean, [blocks[0].start for blocks in chains], chains.index(chain))
+    of_group = of_its_group(clean, chains, chains.index(chain))
     chain = chains[of_group.place]
     start = chain[0].start
     after = sum(not _CPP_STACK.match(line) for line in clean[end:])
@@ -235,6 +238,7 @@ def find_python_error(lines: Sequence[str], recorded: RecordedException = _NOTHI
         is_aside=_is_aside(clean, chain),
         ends_nothing=_is_aside(clean, chain, ENDS_NOTHING),
         of_group=of_group.text,
+        last_message=last[-1].message_start,
     )
 
 
@@ -345,10 +349,15 @@ def _is_logged(clean: Sequence[str], chain: Sequence[Block]) -> bool:
 
 
 def _before_warnings(clean: Sequence[str], chains: Sequence[list[Block]], last: list[Block]) -> list[Block]:
-    """The traceback that was logged as an error, where those just below it, of the clean-up, are warnings."""
+    """The traceback that was logged as an error, where those just below it, of the clean-up, are warnings.
+
+    One that reaches up to the module was most likely not caught, and the line above it is any.
+    """
     for place in range(chains.index(last), 0, -1):
         above, below = chains[place - 1], chains[place]
         if not (warns(clean[below[0].start - 1]) and above[0].start and _is_just_before(clean, above, below)):
+            break
+        if is_of_module(below[-1].frames) or any(tries_on(clean[blocks[0].start - 1]) for blocks in (above, below)):
             break
         if reports_error(clean[above[0].start - 1]):
             return above

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure
+from saferun.diagnosis.causes.quotations import without_quotations
 from saferun.diagnosis.causes.texts import TextRule, by_text
 from saferun.evidence.diagnosis_values import Cause
 
@@ -126,11 +127,13 @@ _RULES = (
 )
 
 
+@without_quotations
 def device_memory(failure: Failure) -> Cause | None:
     """The accelerator's memory is full."""
     return by_text(failure, _MEMORY)
 
 
+@without_quotations
 def accelerator_error(failure: Failure) -> Cause | None:
     """An accelerator, or the library that moves its data between ranks, failed."""
     return by_text(failure, _RULES)

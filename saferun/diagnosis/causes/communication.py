@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.quotations import without_quotations
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
 from saferun.evidence.diagnosis_values import Cause
 from saferun.text.wording import ranks_text
@@ -290,6 +291,7 @@ _NCCL = (
 )
 
 
+@without_quotations
 def nccl_error(failure: Failure) -> Cause | None:
     """NCCL or RCCL failed by itself."""
     found = by_text(failure, _NCCL)
@@ -413,7 +415,14 @@ _NAMES_A_LIBRARY = re.compile(
 
 def victim(failure: Failure) -> Cause | None:
     """It failed only because another rank did."""
+    return _victim(failure) if _is_of_connections(failure) else _unquoted_victim(failure)
+
+
+def _victim(failure: Failure) -> Cause | None:
     return by_text(failure, _VICTIMS) or _victim_by_its_message(failure)
+
+
+_unquoted_victim = without_quotations(_victim)
 
 
 def tells_of_a_lost_peer(lines: tuple[str, ...]) -> bool:
@@ -425,7 +434,10 @@ def _victim_by_its_message(failure: Failure) -> Cause | None:
     found = by_text(failure, (_BY_ANY_PROGRAM,))
     if found is None:
         return None
+    return found if _is_of_connections(failure) or _NAMES_A_LIBRARY.search(found.proof) else None
+
+
+def _is_of_connections(failure: Failure) -> bool:
+    """Whether a library that connects ranks is among the calls."""
     blocks = failure.error.blocks if failure.error is not None else ()
-    frames = (frame for block in blocks for frame in block.frames)
-    is_librarys = any(_CONNECTS_RANKS.search(frame.file) for frame in frames)
-    return found if is_librarys or _NAMES_A_LIBRARY.search(found.proof) else None
+    return any(_CONNECTS_RANKS.search(frame.file) for block in blocks for frame in block.frames)

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from saferun.diagnosis.asides import ENDS_NOTHING, without_asides
-from saferun.diagnosis.causes.going_on import went_on
+from saferun.diagnosis.asides import ENDS_NOTHING, WHOSE, without_asides
+from saferun.diagnosis.causes.going_on import is_progress, went_on
 from saferun.diagnosis.causes.literals import first_match, is_found
 from saferun.diagnosis.causes.native_calls import native_call
 from saferun.diagnosis.causes.reasons import is_of_its_own
@@ -179,9 +179,14 @@ class Failure(Value):
         return not self.messages
 
     @property
+    def own_last_lines(self) -> list[str]:
+        """The lines of the program's own at the end of its stderr."""
+        return own_lines(self.lines[-_LINES_BEFORE_EXIT:])
+
+    @property
     def has_own_lines(self) -> bool:
         """Whether the end of its stderr has words of the program's own."""
-        return bool(own_lines(self.lines[-_LINES_BEFORE_EXIT:]))
+        return bool(self.own_last_lines)
 
     @property
     def location(self) -> str:
@@ -336,7 +341,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         after = list(without_asides(clean[error.last.message_start + 1 :] if is_far or goes_on else []))
         own = own_lines(after)
         line_after = own[-1] if own else ""
-        has_own_reason = error.is_aside and is_of_its_own(line_after)
+        has_own_reason = error.is_aside and is_of_its_own(line_after) and not is_progress(line_after)
         if own and (has_own_reason or (is_far and (goes_on or went_on(error, after, line_after)))):
             earlier, clean = error, without_error(error, clean)
             error = None
@@ -380,6 +385,7 @@ def _less_asides(error: PythonError, clean: Sequence[str], *, is_alone: bool) ->
     """Lines without errors that end no program; where nothing else is printed, with the line that says what failed."""
     kept = list(without_asides(clean))
     start = error.blocks[0].start
+    start -= start > 1 and clean[start - 1].startswith(WHOSE)
     return kept if not is_alone or any(map(_LETTERS.search, kept)) else [*kept, *clean[max(start - 1, 0) : start]]
 
 
@@ -416,7 +422,7 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
         # Where Python was over when the crash came, what had ended it counts. Else the exception had been got over.
         if fatal is None:
             return error.lines_after == 0
-        gap = fatal.start - error.blocks[-1].message_start - 1
+        gap = fatal.start - error.last_message - 1
         return not fatal.is_python and not fatal.main_frames and 0 <= gap <= LINES_AFTER_CAUGHT
     return not signum and error.lines_after <= LINES_AFTER_CAUGHT
 

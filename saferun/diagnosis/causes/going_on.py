@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from saferun.diagnosis.causes.reasons import gives_reason
+from saferun.diagnosis.causes.reasons import ENDS, gives_reason, has_level, only_ends
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import PythonError
 
@@ -38,6 +38,18 @@ _NO_REASON = re.compile(
 )
 # With these words a log says itself that the error ends the program.
 _IS_FATAL = re.compile(r"\b(?:CRITICAL|FATAL)\b|\b[Ff]atal\b|\b[Uu]n(?:caught|handled)\b")
+# How far a program has come, and what makes a sentence of a line that begins so.
+_PROGRESS = re.compile(
+    r"(?:\[[^\]]{1,60}\] ?){0,4}[\d:.,/ TZ+-]{0,40}(?:(?:[Rr]ank )?[\w.]{1,40} ?[:|-] ?){0,3}"
+    r"(?:steps?|epochs?|iter(?:ation)?s?|batch)\b[ :=#(\[]{0,3}\d",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(
+    r"\b(?:is|are|was|were|has|have|had|became|becomes|got|diverge[ds]?|diverging|non-?finite|worse|no improvement"
+    r"|unrecognized|because|since)\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[^\W\d_]{1,40}")
 _SHORTEST_NAME = 5
 _COMPARED = 40
 
@@ -84,3 +96,18 @@ def _repeats(error: PythonError, line: str) -> bool:
         if any(len(part) >= _SHORTEST_NAME and part in line for part in (name, text)):
             return True
     return False
+
+
+def is_progress(line: str) -> bool:
+    """Whether a line shows how far a program has come, whatever its values are: ``step 7 loss 2.31 grad_norm inf``."""
+    if _PROGRESS.match(line[:400]) is None or has_level(line) or _SENTENCE.search(line):
+        return False
+    return ENDS.isdisjoint(word.lower() for word in _WORD.findall(line))
+
+
+def is_about_end(error: PythonError, line: str) -> bool:
+    """Whether a line is about the end of a program alone, or about that error, which it had printed before."""
+    if gives_reason(line):
+        return False
+    is_of_end = _OF_AN_END.search(line) or _NO_REASON.search(line)
+    return bool(is_of_end) or only_ends(line) or _repeats(error, line)

@@ -17,7 +17,7 @@ from saferun.diagnosis.causes.failure import (
     own_lines,
     without_error,
 )
-from saferun.diagnosis.causes.going_on import takes_steps
+from saferun.diagnosis.causes.going_on import is_about_end, takes_steps
 from saferun.diagnosis.causes.reasons import gives_reason
 from saferun.diagnosis.tracebacks import PythonError, clean_lines, find_python_error
 from saferun.evidence.job_evidence import RankOutput
@@ -95,4 +95,4 @@ def only_shuts_down(error: PythonError, clean: Sequence[str]) -> bool:
     own = own_lines(after)
     if is_of_warning(error) or error.lines_after > LINES_AT_EXIT or len(own) > LINES_AFTER_CAUGHT:
         return False
-    return not takes_steps(after) and not any(map(gives_reason, own[-1:]))
+    return not takes_steps(after) and all(is_about_end(error, line) for line in own[-1:])

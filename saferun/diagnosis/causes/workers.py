@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+from itertools import takewhile
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
@@ -96,8 +97,9 @@ _LOST = (
     "killer: dmesg) or crashed"
 )
 _SIGKILL = re.compile(r"\bterminated with signal SIGKILL\b|<Signals\.SIGKILL: 9>|\(exitcode: -9\)|\breturn code = -9$")
-# What torchrun reports of its workers, the first failure last.
+# What torchrun reports of its workers: the first failure last, before it those that it may have killed itself.
 _CHILD_FAILED = "ChildFailedError"
+_FIRST_FAILURE = "Root Cause (first observed failure)"
 _OF_CHILD = re.compile(r"\bSignal (\d{1,3}) \(SIG\w{1,12}\) received by PID \d")
 # What vLLM's workers put before each line.
 _OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception): .{1,300})")
@@ -125,6 +127,7 @@ def launched_process(failure: Failure) -> Cause | None:
         return None
     is_killed = _SIGKILL.search(found.proof) is not None
     if not is_killed and _CHILD_FAILED in found.proof:
-        child = first_line(_OF_CHILD, reversed(failure.lines))
+        below = takewhile(lambda line: _FIRST_FAILURE not in line, reversed(failure.lines))
+        child = first_line(_OF_CHILD, below) if any(_FIRST_FAILURE in line for line in failure.lines) else None
         is_killed = child is not None and int(child[1][1]) == signal.SIGKILL
     return found._replace(advice=_KILLED) if is_killed else found

@@ -135,3 +135,19 @@ def test_one_that_crashed_was_not_killed(signum: int, name: str) -> None:
     for before in ((), ("  traceback : Signal 9 (SIGKILL) received by PID 122",)):
         found = cause_in(evidence_of(ExitStatus(1, None), (*before, HEAD, STEP, CALL, *report_of(signum, name))))
         assert (found.class_name, "dmesg" in found.advice) == ("worker_failed", False)
+
+
+def test_what_torchrun_has_killed_itself_after_the_first_failure_was_not_killed_by_the_kernel() -> None:
+    first = (
+        "[0]:",
+        "  exitcode  : 1 (pid: 4)",
+        "  error_file: <N/A>",
+        "  traceback : To enable traceback see: https://x",
+    )
+    killed = ("[1]:", "  exitcode  : -9 (pid: 5)", "  traceback : Signal 9 (SIGKILL) received by PID 5")
+    name, line, title, failures, _, heading = report_of(9, "SIGKILL")[:6]
+    for report in ((name, line, title, failures, *killed, line, heading, *first, line), (name, failures, *killed)):
+        found = found_in(*report)
+        assert found.class_name == "worker_failed"
+        assert "further up" in found.advice
+        assert "dmesg" not in found.advice

@@ -93,7 +93,7 @@ def test_a_found_profile_that_extends_what_cannot_be_used_gives_way_as_well(
     found = resolve_environ(config, environ)
     assert "the env profiles in the home directory are not used" in capsys.readouterr().err
     assert found.settings == resolve_environ(config, {}).settings
-    with pytest.raises(UsageError, match="profile mine extends .nothing., which does not exist"):
+    with pytest.raises(UsageError, match=r"profile mine extends .nothing., which does not exist"):
         resolve_environ(config._replace(profiles=("mine",)), environ)
 
 
