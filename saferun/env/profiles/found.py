@@ -72,12 +72,13 @@ def report_silent(path: str) -> None:
 
 def _report_ignored(path: str, error: NotOursError, option: str) -> None:
     shown = os.path.normpath(path)
-    _report(f"{shown} is ignored: {error.strerror} (to use it all the same, pass {option} {shown})")
+    _report(f"{shown} is ignored: {error.strerror} (to use it all the same, pass {option} {shown})", about=shown)
 
 
-def _report(message: str) -> None:
-    if message in _reported:
+def _report(message: str, about: str = "") -> None:
+    """Print a line, once for each message, or for what it is about: two options may search for one file."""
+    if (about or message) in _reported:
         return
-    _reported.add(message)
+    _reported.add(about or message)
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"saferun: {printable(message)}\n")
