@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from saferun.linux.reaper import Reaper
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STARTED_AS = os.path.realpath(sys.argv[0])  # now: later its file system may not answer
 _RUN_PATH_PROGRAM = os.path.join(_PACKAGE, "coordinator", "run_path.py")
 _NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
 # When a rank ends, at most so much of its output is read: a descendant of it may go on writing for ever.
@@ -249,8 +250,7 @@ class RankGroup:
         command = self._config.command
         if command.run_path:
             # torchrun's ranks search where torchrun was found: the directory of a command, else the working directory.
-            started = os.path.realpath(sys.argv[0])
-            own = "" if os.path.basename(started) == "__main__.py" else os.path.dirname(started)
+            own = "" if os.path.basename(_STARTED_AS) == "__main__.py" else os.path.dirname(_STARTED_AS)
             python = [sys.executable, "-P"] if sys.flags.safe_path else [sys.executable]
             return [*python, _RUN_PATH_PROGRAM, own, *substitute_local_rank(command.argv, local_rank)]
         return [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]

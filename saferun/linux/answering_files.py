@@ -41,7 +41,7 @@ def present_files(
         missing. Empty: all have answered.
     """
     kinds = _kinds_of_mounts(read_text(mounts_file))
-    # What is relative is not waited for less by whoever runs the script.
+    # A relative path leads through the working directory, which the script needs as well.
     remote = [path for path in paths if os.path.isabs(path) and not _is_local(os.path.normpath(path), kinds)]
     present = {path for path in paths if path not in remote and os.path.exists(path)}
     if not remote:

@@ -46,7 +46,7 @@ def blank_memory_file(name: str) -> int:
 
 
 def shared_memory_file(name: str) -> int:
-    """As :func:`blank_memory_file`, or an unlinked file in /dev/shm.
+    """As :func:`blank_memory_file`, or a file without a name in /dev/shm.
 
     Raises:
         OSError: there is neither.
@@ -54,10 +54,7 @@ def shared_memory_file(name: str) -> int:
     try:
         return blank_memory_file(name)
     except OSError:
-        path = f"/dev/shm/saferun-{os.urandom(8).hex()}"  # noqa: S108 - a new file, unlinked at once
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.unlink(path)
-        return fd
+        return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 - it has no name
 
 
 def _memfd(name: str, *, executable: bool) -> int:

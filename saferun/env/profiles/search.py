@@ -141,7 +141,7 @@ def _source(entry: str) -> _Source:
         if fd is None and not (is_directory and counts(entry, _OPTION, is_directory=True)):
             return _Source({}, {})
     if os.path.isdir(entry):
-        return _directory(entry)
+        return _Source(_listed(entry), {}, isinstance(entry, FoundPath))
     if fd is None and not os.path.exists(entry):
         raise UsageError(f"no env profiles at {quoted(entry)}", "give --env-profile-path a directory or a YAML file")
     from saferun.env.profiles.validation import PROFILE_NAME, profiles_from_collection
@@ -160,19 +160,6 @@ def _source(entry: str) -> _Source:
     if not PROFILE_NAME.fullmatch(name):
         raise UsageError(f"{quoted(entry)} cannot name a profile", "use letters, digits, '-', '_' and '.'")
     return _Source({name: entry}, {})
-
-
-def _directory(entry: str) -> _Source:
-    found = isinstance(entry, FoundPath)
-    try:
-        return _Source(_listed(entry), {}, found)
-    except UsageError as error:
-        if not found:
-            raise
-        from saferun.env.profiles.found import report_unused
-
-        report_unused(error, "its profiles are not used")
-        return _Source({}, {})
 
 
 def _listed(directory: str) -> dict[str, str]:
@@ -203,28 +190,15 @@ def _profile(source: _Source, name: str) -> Profile | None:
 
         return PROFILES.get(name)
     if name not in source.read and name in source.files:
+        fd = None
         if source.found:
-            return _found_profile(source, source.files[name], name)
-        source.read[name] = read_profile(source.files[name], name)
+            from saferun.env.profiles.found import open_found_file
+
+            fd = open_found_file(source.files[name], _OPTION)
+            if fd is None:
+                return None
+        source.read[name] = read_profile(source.files[name], name, fd=fd)
     return source.read.get(name)
-
-
-def _found_profile(source: _Source, path: str, name: str) -> Profile | None:
-    """A profile of a directory that the user did not name; if it is malformed, saferun's own of that name."""
-    from saferun.env.profiles.builtin import PROFILES
-    from saferun.env.profiles.found import open_found_file, report_unused
-
-    try:
-        fd = open_found_file(path, _OPTION)
-        if fd is None:
-            return None
-        source.read[name] = read_profile(path, name, fd=fd)
-    except UsageError as error:
-        if name not in PROFILES:
-            raise
-        report_unused(error, f"the profile {name} of saferun itself is used")
-        source.read[name] = PROFILES[name]
-    return source.read[name]
 
 
 def _counts(source: _Source, name: str) -> bool:

@@ -19,6 +19,14 @@ from tests.unit.env.profile_steps import profiles_of, rendered, resolved, usage_
 
 REPO = Path(__file__).resolve().parents[3]
 NOTHING = "nothing of this name exists"
+CONFIG = EnvironConfig(("production",), (), (), (), "none", lint=False)
+
+
+def profiles_in(home: Path) -> Path:
+    """The directory for the user's own profiles."""
+    path = home / ".config" / "saferun" / "profiles"
+    path.mkdir(parents=True)
+    return path
 
 
 # -------------------------------------------------------------------------------------------------------------- finding
@@ -56,62 +64,49 @@ def test_the_home_directory_stands_in_for_a_missing_config_home(tmp_path: Path) 
     assert default_search_path([], {"HOME": str(tmp_path)}, str(tmp_path)) == [str(user)]
 
 
-@pytest.mark.parametrize("content", [b"variables: {X", b"\0\xff" * 200_000, b"extends: [nothing"])
+BROKEN = (b"variables: {X", b"\0\xff" * 200_000, b"extends: [nothing", b"extends: nothing")
+
+
+@pytest.mark.parametrize("content", BROKEN)
 def test_a_broken_profile_that_was_only_found_gives_way_to_the_one_of_saferun_itself(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A full quota cuts files; whoever names no profile gets ``production``, and the launch goes on."""
-    user = tmp_path / ".config" / "saferun" / "profiles"
-    user.mkdir(parents=True)
+    user = profiles_in(tmp_path)
     (user / "production.yaml").write_bytes(content)
     (user / "mine.yaml").write_bytes(content)
     (user / "sound.yaml").write_text("variables: {X: 1}", encoding="utf-8")
-    profiles = load_profiles(default_search_path([], {"HOME": str(tmp_path)}, str(tmp_path)))
-    assert profiles.get("production") == load_profiles([]).get("production")
-    assert rendered(resolved(profiles, "sound")) == {"X": "1"}
+    environ = {"HOME": str(tmp_path)}
+    assert resolve_environ(CONFIG, environ).settings == resolve_environ(CONFIG, {}).settings
     warning = capsys.readouterr().err
     assert warning.startswith("saferun: warning: ")
     assert "production.yaml" in warning
-    assert warning.endswith(": the profile production of saferun itself is used\n")
-    with pytest.raises(UsageError, match=r"mine\.yaml"):
-        profiles.get("mine")  # the user has named it, and nothing else has that name
-    named = load_profiles([str(user)])
-    with pytest.raises(UsageError, match=r"production\.yaml"):
-        named.get("production")  # the user has named the directory
-
-
-def test_a_found_profile_that_extends_what_cannot_be_used_gives_way_as_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Unless the user has named one that is only there."""
-    user = tmp_path / ".config" / "saferun" / "profiles"
-    user.mkdir(parents=True)
-    (user / "production.yaml").write_text("extends: nothing", encoding="utf-8")
-    (user / "mine.yaml").write_text("extends: nothing", encoding="utf-8")
-    environ = {"HOME": str(tmp_path)}
-    config = EnvironConfig(("production",), (), (), (), "none", lint=False)
-    found = resolve_environ(config, environ)
-    assert "the env profiles in the home directory are not used" in capsys.readouterr().err
-    assert found.settings == resolve_environ(config, {}).settings
-    with pytest.raises(UsageError, match=r"profile mine extends .nothing., which does not exist"):
-        resolve_environ(config._replace(profiles=("mine",)), environ)
+    assert warning.endswith(": the env profiles in the home directory are not used\n")
+    sound = resolve_environ(CONFIG._replace(profiles=("sound",)), environ)
+    assert [setting.variable.name for setting in sound.settings] == ["X"]
+    for named in (
+        CONFIG._replace(profiles=("mine",)),  # nothing else has that name
+        CONFIG._replace(profile_path=(str(user),)),
+    ):
+        with pytest.raises(UsageError, match=r"(mine|production)\.yaml"):
+            resolve_environ(named, environ)
 
 
 def test_a_directory_that_was_only_found_and_cannot_be_listed_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user = tmp_path / ".config" / "saferun" / "profiles"
-    user.mkdir(parents=True)
+    user = profiles_in(tmp_path)
 
     def refuse(path: str) -> list[str]:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    profiles = load_profiles(default_search_path([], {"HOME": str(tmp_path)}, str(tmp_path)))
-    assert profiles.get("production") == load_profiles([]).get("production")
-    assert capsys.readouterr().err == f"saferun: warning: {user}: Permission denied: its profiles are not used\n"
+    environ = {"HOME": str(tmp_path)}
+    assert resolve_environ(CONFIG, environ).settings == resolve_environ(CONFIG, {}).settings
+    unused = "the env profiles in the home directory are not used"
+    assert capsys.readouterr().err == f"saferun: warning: {user}: Permission denied: {unused}\n"
     with pytest.raises(UsageError, match="Permission denied"):
-        load_profiles([str(user)])
+        resolve_environ(CONFIG._replace(profile_path=(str(user),)), environ)
 
 
 def test_a_file_of_settings_may_hold_profiles(tmp_path: Path) -> None:
