@@ -14,17 +14,9 @@ from saferun.diagnosis.tracebacks import find_python_error
 from saferun.evidence.diagnosis_values import Cause, Diagnosis
 from saferun.evidence.job_evidence import RankOutput
 from tests.unit.diagnosis.failed_jobs import class_of, evidence
+from tests.unit.diagnosis.printed_tracebacks import C10D, HEAD, LOST, RESET, STEP, TIMEOUT, group
 from tests.unit.samples import end_of
 
-HEAD = "Traceback (most recent call last):"
-STEP = '  File "/home/user/job/train.py", line 52, in step'
-C10D = '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce'
-RESET = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4242"
-TIMEOUT = (
-    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
-    "operation to complete"
-)
-LOST = (HEAD, STEP, C10D, f"RuntimeError: {RESET}")
 RAISED = (HEAD, STEP, "KeyError: 'labels'")
 DESTRUCTOR = "Exception ignored in: <function Loader.__del__ at 0x7f>"
 AT_EXIT = "Error in atexit._run_exitfuncs:"
@@ -275,18 +267,6 @@ def test_an_error_got_over_does_not_come_before_numbers_that_are_the_reason() ->
 
 
 # ------------------------------------------------------------------------------------------------------------- groups
-
-
-def group(*errors: str) -> list[str]:
-    lines = [
-        f"  + Exception Group {HEAD}",
-        '  |   File "/home/user/job/train.py", line 9, in main',
-        f"  | ExceptionGroup: unhandled errors in a TaskGroup ({len(errors)} sub-exceptions)",
-    ]
-    for number, error in enumerate(errors, 1):
-        lines.append(f"  {'+-' if number == 1 else '  '}+---------------- {number} ----------------")
-        lines += [f"    | {line}" for line in (HEAD, STEP, error)]
-    return [*lines, "    +------------------------------------"]
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: "])

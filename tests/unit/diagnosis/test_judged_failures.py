@@ -11,16 +11,9 @@ from saferun.diagnosis.pending_cause import is_victim
 from saferun.evidence.diagnosis_values import Cause, Diagnosis
 from saferun.evidence.job_evidence import RankOutput
 from tests.unit.diagnosis.failed_jobs import class_of, evidence
+from tests.unit.diagnosis.printed_tracebacks import C10D, HEAD, RESET, STEP, TIMEOUT
 from tests.unit.samples import end_of
 
-HEAD = "Traceback (most recent call last):"
-STEP = '  File "/home/user/job/train.py", line 52, in step'
-C10D = '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce'
-RESET = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4242"
-TIMEOUT = (
-    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
-    "operation to complete"
-)
 LOGGED = "[2026-11-26 12:00:00,123][__main__][ERROR] - training failed"
 BAR = "Training:  45%|####5     | 45/100 [00:02<00:02, 20.0it/s]"
 STEPS = tuple(f"step {number} loss 0.1" for number in range(20))

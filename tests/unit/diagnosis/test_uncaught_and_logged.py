@@ -12,16 +12,12 @@ from saferun.evidence.diagnosis_values import Cause, Diagnosis
 from saferun.evidence.job_evidence import RankOutput
 from saferun.model import RankEnd
 from tests.unit.diagnosis.failed_jobs import class_of, evidence
+from tests.unit.diagnosis.printed_tracebacks import HEAD, IN_TASK_GROUP, LOST, RESET, STEP, group
 from tests.unit.samples import end_of
 
-HEAD = "Traceback (most recent call last):"
-STEP = '  File "/home/user/job/train.py", line 52, in step'
 MODULE = '  File "/home/user/job/train.py", line 90, in <module>'
-C10D = '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce'
-RESET = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4242"
 LOST_ERROR = f"RuntimeError: {RESET}"
 OOM_ERROR = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-LOST = (HEAD, STEP, C10D, LOST_ERROR)
 OOM = (HEAD, STEP, OOM_ERROR)
 KEY = (HEAD, STEP, "KeyError: 'labels'")
 UNCAUGHT_OOM = (HEAD, MODULE, STEP, OOM_ERROR)
@@ -33,7 +29,6 @@ THREAD = "Exception in thread Thread-3 (prefetch):"
 AT_EXIT = "Error in atexit._run_exitfuncs:"
 DESTRUCTOR = "Exception ignored in: <function Loader.__del__ at 0x7f>"
 IN_LOGGING = "--- Logging error ---"
-IN_TASK_GROUP = "unhandled errors in a TaskGroup"
 
 
 def output(rank: int, *lines: str, stdout: tuple[str, ...] = ()) -> RankOutput:
@@ -57,18 +52,6 @@ def job(one: RankOutput, other: RankOutput, *, code: int = 1, stopped: bool = Fa
 
 def verdict(found: Diagnosis) -> tuple[str | None, tuple[int, ...], tuple[int, ...]]:
     return class_of(found), found.cause.ranks if found.cause is not None else (), found.victims
-
-
-def group(*errors: str, title: str = IN_TASK_GROUP, kind: str = "ExceptionGroup") -> tuple[str, ...]:
-    lines = [
-        f"  + Exception Group {HEAD}",
-        '  |   File "/home/user/job/train.py", line 9, in main',
-        f"  | {kind}: {title} ({len(errors)} sub-exceptions)",
-    ]
-    for number, error in enumerate(errors, 1):
-        lines.append(f"  {'+-' if number == 1 else '  '}+---------------- {number} ----------------")
-        lines += [f"    | {line}" for line in (HEAD, STEP, error)]
-    return (*lines, "    +------------------------------------")
 
 
 # ------------------------------------------------------------------------------------------------------------- groups
