@@ -10,7 +10,7 @@ from functools import partial
 from saferun.errors import suppress
 from saferun.linux.helper import Helper, NoHelperError, NoHelperLeftError
 from saferun.linux.poller import Poller
-from saferun.linux.procfs import read_stat
+from saferun.linux.procfs import children_of, main_thread_run_s, read_stat
 from saferun.model import ExitStatus, JsonObject
 
 TYPE_CHECKING = False
@@ -29,6 +29,7 @@ _NO_ANSWER_S = 10.0
 _LEAST_ANSWER_S = 3.0
 # A replacement has less time: what hung the first examiner hangs it too.
 _SECOND_ANSWER_S = 5.0
+_RECHECK_S = 1.0
 
 
 class Examiner:
@@ -71,9 +72,10 @@ class Examiner:
         self._replaced = 0
         self._is_impossible = False  # not even the first one could be forked
         self._number = 0
-        self._waiting: dict[int, float] = {}  # number -> when it must have begun
+        self._waiting: dict[int, tuple[float, float]] = {}  # number -> when it must have begun, at least and at most
         self._unsent: dict[int, int] = {}  # number -> the descriptor for its answer
         self._asked: dict[int, Callable[[], None]] = {}  # number -> called when the examiner is lost
+        self._run_s = 0.0
         self.tools: frozenset[str] | None = None
         """The tools that it has; None: not known yet."""
 
@@ -118,13 +120,17 @@ class Examiner:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds; None: not by time."""
-        moments = [*self._waiting.values(), *([self._begin_at] if self._begin_at is not None else [])]
+        moments = [*(at for at, _ in self._waiting.values()), *([self._begin_at] if self._begin_at is not None else [])]
         return min(moments, default=None)
 
     def tick(self, now: float) -> None:
         """Start the process or its replacement, or replace one that does not respond."""
-        if any(at <= now for at in self._waiting.values()):
+        late = {number: most for number, (at, most) in self._waiting.items() if at <= now}
+        if late and (min(late.values()) <= now or not self.runs()):
             self._give_up()
+        else:
+            # It waits for a processor, and so would another one.
+            self._waiting.update((number, (min(now + _RECHECK_S, most), most)) for number, most in late.items())
         if self._begin_at is not None and self._begin_at <= now:
             self.begin()
 
@@ -134,6 +140,13 @@ class Examiner:
         helpers = [*self._lost, *([self._helper] if self._helper is not None else [])]
         pids: set[int] = set().union(*(helper.pids for helper in helpers))
         return pids
+
+    def runs(self) -> bool:
+        """Whether it, or a process that it has forked for a request, has run since the last call or is ready to."""
+        pids = self._helper.pids if self._helper is not None else set[int]()
+        pids = pids.union(*map(children_of, pids))
+        before, self._run_s = self._run_s, sum(map(main_thread_run_s, pids))
+        return self._run_s > before or any(stat.state == "R" for stat in map(read_stat, pids) if stat is not None)
 
     def on_exit(self, pid: int, status: ExitStatus) -> bool:
         """A child has been reaped. Returns whether it was an examiner."""
@@ -256,8 +269,9 @@ class Examiner:
         if not self._helper.queued_bytes:
             self._sent(number)
         if is_urgent:
+            now, most_s = time.monotonic(), max(budget_s / 2, _LEAST_ANSWER_S)
             patience_s = _NO_ANSWER_S if self._replaced == 1 else _SECOND_ANSWER_S
-            self._waiting[number] = time.monotonic() + min(patience_s, max(budget_s / 2, _LEAST_ANSWER_S))
+            self._waiting[number] = now + min(patience_s, most_s), now + most_s
         if on_lost is not None:
             self._asked[number] = on_lost
         os.set_blocking(read_end, False)

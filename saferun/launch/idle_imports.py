@@ -134,12 +134,13 @@ BEFORE_SEVERAL_HOSTS = (
 _PAUSE_FACTOR = 3.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 # The process that reads the code has so long for all of it, and is asked again after a while.
-_BUDGET_S = 60.0
+_BUDGET_S = 120.0
 _AGAIN_S = 5.0
 # If nothing has come for so long, callers that wait are called without it; longer if the machine is so busy that the
-# process that reads the code may only wait for a processor.
+# process that reads the code may only wait for a processor, and longest if that process is seen to run.
 _PATIENCE_S = 5.0
 _BUSY_PATIENCE_S = 30.0
+_RUNNING_PATIENCE_S = 90.0
 _BUSY_PER_PROCESSOR = 2.0
 _RECHECK_S = 1.0
 # How long the loop itself waits for a module that is missing in these lists.
@@ -157,6 +158,7 @@ class IdleImports(PartBase):
         ask: has code read by another process: takes the modules and a time limit, and returns a descriptor to read
             what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where no process can read
             now, NoHelperError where none ever could, and NoHelperLeftError where none will.
+        reader_runs: whether the process that reads has run since the last call, or is ready to.
         wanted: the modules, in an order in which each depends on those before it, as far as possible.
     """
 
@@ -167,12 +169,14 @@ class IdleImports(PartBase):
         *,
         poller: Poller,
         ask: Callable[[Sequence[str], float], int],
+        reader_runs: Callable[[], bool],
         wanted: Sequence[str] = (),
     ) -> None:
         self._python_path = python_path
         self._on_imported = on_imported
         self._poller = poller
         self._ask = ask
+        self._reader_runs = reader_runs
         self._wanted = tuple(wanted)
         self._names: deque[str] | None = None
         self._import_at: float | None = None
@@ -183,7 +187,7 @@ class IdleImports(PartBase):
         self._is_patient = True
         self._is_closed = False
         self._waiting: deque[Callable[[], None]] = deque()
-        self._give_up_at = self._busy_until = 0.0
+        self._give_up_at = self._needed_at = 0.0
 
     # ----------------------------------------------------------------------------------------------- beside the loop
 
@@ -225,8 +229,8 @@ class IdleImports(PartBase):
             call()
             return
         if not self._waiting:
-            now = time.monotonic()
-            self._give_up_at, self._busy_until = now + _PATIENCE_S, now + _BUSY_PATIENCE_S
+            self._needed_at = time.monotonic()
+            self._give_up_at = self._needed_at + _PATIENCE_S
         self._waiting.append(call)
         self._request()
 
@@ -251,13 +255,19 @@ class IdleImports(PartBase):
         if self._ask_at is not None and self._ask_at <= now:
             self._request()
         if self._waiting and self._give_up_at <= now:
-            if now < self._busy_until and runnable_per_processor() > _BUSY_PER_PROCESSOR:
+            if self._may_come(now - self._needed_at):
                 self._give_up_at = now + _RECHECK_S
             else:
                 self._is_patient = False
                 self._call_all()
         if self._import_at is not None and self._import_at <= now:
             self._import_next()
+
+    def _may_come(self, waited_s: float) -> bool:
+        """Whether what has not come in that time is late for want of processors, and not of a file."""
+        if self._reader_runs():
+            return waited_s < _RUNNING_PATIENCE_S
+        return waited_s < _BUSY_PATIENCE_S and runnable_per_processor() > _BUSY_PER_PROCESSOR
 
     def close(self) -> None:
         """Modules that have not come are no longer needed."""

@@ -57,8 +57,10 @@ sys.addaudithook(note)
 asked, said = [], []
 poller = Poller()
 
-def make(wanted, ask=read_by_a_fork):
-    return IdleImports("", lambda: said.append("imported"), poller=poller, ask=ask, wanted=wanted)
+def make(wanted, ask=read_by_a_fork, reader_runs=lambda: False):
+    return IdleImports(
+        "", lambda: said.append("imported"), poller=poller, ask=ask, reader_runs=reader_runs, wanted=wanted
+    )
 """
 
 
@@ -223,6 +225,42 @@ def test_on_a_busy_machine_the_code_is_waited_for_longer() -> None:
         """
     )
     assert out == "['called'] [0, 0, 0]\n"
+
+
+def test_a_process_that_reads_and_runs_is_waited_for_longest() -> None:
+    """Its processors may be limited where those of the machine are idle; no file keeps it waiting."""
+    out = run(
+        """
+        import saferun.launch.idle_imports as idle
+        idle._PATIENCE_S, idle._RECHECK_S, idle._BUSY_PATIENCE_S, idle._RUNNING_PATIENCE_S = 0.1, 0.05, 0.1, 0.5
+        idle.runnable_per_processor = lambda: 0.0
+        hold_read, hold_write = os.pipe()
+        os.set_inheritable(hold_read, True)
+        looks = []
+
+        def in_fork(names):
+            os.read(hold_read, 1)
+
+        def runs():
+            looks.append(time.monotonic() - began)
+            return len(said) == 0
+
+        def call():
+            try:
+                import colorsys
+            except ImportError as error:
+                said.append(str(error))
+
+        began = time.monotonic()
+        imports = make(["colorsys"], reader_runs=runs)
+        imports.seal()
+        imports.need(call)
+        turn_until(lambda: said)
+        print(said, len(looks) > 1, looks[0] < 0.5 <= looks[-1])
+        os.close(hold_write)
+        """
+    )
+    assert out == "['colorsys is not in memory'] True True\n"
 
 
 def test_a_machine_that_is_busy_for_ever_is_not_waited_for() -> None:

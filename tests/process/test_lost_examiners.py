@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from saferun.captures.examiner import Examiner
+from saferun.linux.poller import Poller
 from tests.breadth import slow_but
 from tests.process.launching import customized, in_saferun, kill, running, until
 from tests.process.test_investigation import TOLD, incidents, process_called
@@ -105,3 +109,26 @@ def test_a_second_examiner_that_is_lost_is_not_waited_for(tmp_path: Path, signum
         assert "saferun: the job hangs" in job.err
         assert "the capture process ended before it was done" in job.err
         assert incidents(job)[0]["outcome"] == "stopped"
+
+
+@pytest.mark.parametrize(("runs", "kept_s"), [(True, 30.0), (False, 10.0)])
+def test_an_examiner_that_waits_for_a_processor_is_kept(runs: bool, kept_s: float) -> None:
+    """Another one would wait for it as well. Half of the budget is left to its replacement in any case."""
+    poller, warnings = Poller(), list[str]()
+    examiner = Examiner(os.environ, poller, warn=warnings.append)
+    examiner.runs = lambda: runs  # type: ignore[method-assign]
+    _, fd = examiner.ask("code", [], 60)
+    (first,) = examiner.pids
+    kill(first, signal.SIGSTOP)
+    now = time.monotonic()
+    try:
+        examiner.tick(now + kept_s - 2)
+        assert not warnings
+        examiner.tick(now + kept_s + 1)
+        assert warnings == ["the examiner does not answer; another one takes its place"]
+    finally:
+        os.close(fd)
+        examiner.close()
+        for pid in examiner.pids:
+            os.waitpid(pid, 0)
+        poller.close()
