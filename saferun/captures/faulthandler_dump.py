@@ -1,4 +1,4 @@
-"""Stacks that a process writes itself, by Python's faulthandler: without ptrace, and even within C code.
+"""The main thread's stack that a process writes itself, by Python's faulthandler: without ptrace, even within C code.
 
 The ranks' hook registers it for a signal; without the hook no signal is sent.
 """
@@ -24,7 +24,7 @@ _THREADS_LIMIT = 256
 _PATIENCE_S = 2.0
 _POLL_S = 0.01
 _SETTLED_POLLS = 3
-_THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-fA-F]+(?: \[(?P<name>.*)\])? \(most recent call first\):")
+_THREAD = re.compile(r"(?:Stack|(?:Current t|T)hread 0x[0-9a-fA-F]+(?: \[(?P<name>.*)\])?) \(most recent call first\):")
 # Marks further threads; further frames of a thread are indented.
 _CUT_SHORT = "..."
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')

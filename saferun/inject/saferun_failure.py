@@ -32,6 +32,7 @@ _MOST_EXCEPTIONS = 12
 _MOST_MEMBERS = 4  # of an exception group
 _FIRST_FRAMES, _LAST_FRAMES = 4, 20
 _MOST_WALKED = 100_000
+_HAS_FAST_LOCALS = 1  # CO_OPTIMIZED: of a function, not of a module or a class
 _MOST_LOCALS, _MOST_LOCALS_OF_ALL, _MOST_EXAMINED = 32, 240, 400
 _MOST_ITEMS = 8
 _MOST_BITS = 64  # also letters of a key
@@ -273,6 +274,17 @@ def _content(path: str, most: int) -> bytes:
 # ------------------------------------------------------------------------------------------------------------- a record
 
 
+def _running_functions() -> "set[int]":
+    """Functions whose frames have not ended: a script may print an exception that it handles, by ``sys.excepthook``."""
+    found: set[int] = set()
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented so
+    while frame is not None and len(found) < _MOST_WALKED:
+        if frame.f_code.co_flags & _HAS_FAST_LOCALS:
+            found.add(id(frame))
+        frame = frame.f_back
+    return found
+
+
 class _Description:
     """One exception with what belongs to it, within the bounds."""
 
@@ -282,6 +294,7 @@ class _Description:
         self._memory = _Memory()
         self._left = _MOST_LOCALS_OF_ALL
         self._torch: _Torch | None = _tried(None, _Torch, self._memory)
+        self._running = _running_functions() if sys.version_info < (3, 13) else set()
 
     def of(self, error: BaseException, thread: str, outer: "TracebackType | None") -> "dict[str, Any]":
         """The record, as JSON has it."""
@@ -362,6 +375,8 @@ class _Description:
         return {**row, "locals": found} if found else row
 
     def _locals(self, frame: "FrameType") -> "Iterator[dict[str, Any]]":
+        if id(frame) in self._running:
+            return  # the dictionary would keep its locals alive until it ends, and changes what its locals() gave
         names = frame.f_locals
         if type(names) is not dict and _NAME.__get__(type(names)) != "FrameLocalsProxy":
             return  # of the body of a class that makes its own

@@ -43,25 +43,33 @@ def begin(prefix: str) -> None:
     attempt = name.partition("r")[0]
     path = f"{directory}/{attempt}.pdb"
     pid = os.getpid()
-    shown_before = sys.excepthook
+    is_debugged = False
 
-    def debug(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
-        if os.getpid() != pid or not issubclass(kind, Exception):
-            shown_before(kind, error, trace)
-            return
-        # torch shows the traceback by way of a buffer, which it would print after the debugger.
-        shown, sys.stderr = sys.stderr, sys.__stderr__ or sys.stderr
-        try:
-            shown_before(kind, error, trace)
-            sys.stderr.flush()
-        finally:
-            sys.stderr = shown
-        try:
-            _debug(path, attempt, trace)
-        except BaseException:  # noqa: S110 - whatever it is, the failure goes its usual way
-            pass
+    def debugging(shown_before: "Callable[..., Any]") -> "Callable[..., Any]":
+        def debug(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
+            nonlocal is_debugged
+            # The one hook may call the other.
+            if is_debugged or os.getpid() != pid or not issubclass(kind, Exception):
+                shown_before(kind, error, trace)
+                return
+            is_debugged = True
+            # torch shows the traceback by way of a buffer, which it would print after the debugger.
+            shown, sys.stderr = sys.stderr, sys.__stderr__ or sys.stderr
+            try:
+                shown_before(kind, error, trace)
+                sys.stderr.flush()
+            finally:
+                sys.stderr = shown
+            try:
+                _debug(path, attempt, trace)
+            except BaseException:  # noqa: S110 - whatever it is, the failure goes its usual way
+                pass
 
-    sys.excepthook = sys.__excepthook__ = debug
+        return debug
+
+    is_plain = sys.excepthook is sys.__excepthook__
+    sys.__excepthook__ = debugging(sys.__excepthook__)
+    sys.excepthook = sys.__excepthook__ if is_plain else debugging(sys.excepthook)
 
 
 def _debug(path: str, attempt: str, trace: "TracebackType | None") -> None:

@@ -3,12 +3,14 @@
 Python imports a module of this name at start-up, before the script; this directory is the first on PYTHONPATH of the
 ranks. With ``SAFERUN_HOOK=<prefix>`` in the environment, the process of number P
 
-* writes the stacks of all its threads to ``<prefix>.P.stacks`` when signal 63 arrives, in the middle of C code too;
+* writes the stack of its main thread to ``<prefix>.P.stacks`` when signal 63 arrives, in the middle of C code too;
+* prints the stacks of its threads if it crashes, unless ``PYTHONFAULTHANDLER`` has another wish;
 * serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on;
 * writes what ends it by an exception, with what the locals are, to ``<prefix>.failure`` (``saferun_failure.py``,
   ``saferun_written.py``);
 * records its last Python calls in ``<prefix>.P.calls`` if ``SAFERUN_TRACE`` asks for it (``saferun_calls.py``);
-* opens a debugger at an exception that ends it if ``SAFERUN_PDB`` asks for it (``saferun_pdb.py``).
+* opens a debugger at an exception that ends it if ``SAFERUN_PDB`` asks for it (``saferun_pdb.py``);
+* may call ``os.fsync`` for its stdout and stderr, which are files under torchrun, and pipes here.
 
 Then the module takes itself away, from ``sys.path`` and the environment too, and lets the ``sitecustomize`` follow that
 Python would have found without it. Whatever goes wrong here stays silent: it may not disturb the program.
@@ -35,6 +37,8 @@ _LONGEST_SOCKET_PATH = 107
 _SILENT = 4
 """Above torch's most severe log level."""
 _LARGEST_MODULE = 1 << 20
+_EINVAL = 22
+_S_IFMT, _S_IFIFO = 0o170000, 0o010000
 _SPARE_THREADS = 256
 """So many more must fit into the limits after the worker server's own."""
 
@@ -82,8 +86,13 @@ def _offer_stacks(prefix: str) -> None:
 
     if not known:
         del sys.modules["faulthandler"]
+    if "PYTHONFAULTHANDLER" not in os.environ and sys.stderr is not None:
+        # Set, it would be inherited by all children, and signal.getsignal would answer None instead of SIG_DFL.
+        faulthandler.enable()
     descriptor = _raised(_stacks_file(prefix))
-    faulthandler.register(_STACKS_SIGNAL, descriptor, all_threads=True, chain=False)
+    # Of the thread that gets the signal, the main one. The frames of threads that run meanwhile cannot be followed: the
+    # process may crash of that (python/cpython#116008).
+    faulthandler.register(_STACKS_SIGNAL, descriptor, all_threads=False, chain=False)
     identity = os.fstat(descriptor)
 
     def follow_fork() -> None:
@@ -189,7 +198,9 @@ class _TorchWatcher:
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if self._is_waiting and name.startswith("torch.distributed."):
             try:
-                self._check()
+                # A forked child is no rank; the servers of many would need more threads than there may be.
+                if os.getpid() == self.process:
+                    self._check()
             except Exception:  # noqa: S110 - silent
                 pass
 
@@ -213,7 +224,7 @@ class _TorchWatcher:
             if getattr(module, "_register_process_group", None) is register_first:
                 # A program may have put something of its own in its place, which calls this.
                 setattr(module, "_register_process_group", register)  # noqa: B010 - mypy knows no such module
-            if not has_begun:
+            if not has_begun and os.getpid() == self.process:
                 has_begun = True
                 try:
                     _serve(prefix)
@@ -274,7 +285,7 @@ def _renew(path: str) -> None:
             pass
 
 
-def _record_failures(prefix: str) -> None:
+def _record_failures(prefix: str) -> None:  # noqa: C901 - what is kept must not outlive this function
     """Have what ends this process recorded: when its traceback is printed, else, where others do that, at its end."""
     failure, written = _held("saferun_failure"), _held("saferun_written")
     rings = _held("saferun_rings") if os.environ.get("SAFERUN_TRACE") else None
@@ -285,7 +296,6 @@ def _record_failures(prefix: str) -> None:
         del sys.modules["atexit"]
     pid = os.getpid()
     path = f"{prefix}.failure"
-    printed = sys.excepthook
     recorded = [0]  # no exception: what its frames have ends when it always has
 
     def keep(error: object, trace: object) -> None:
@@ -302,9 +312,12 @@ def _record_failures(prefix: str) -> None:
             except BaseException:  # noqa: S110 - silent
                 pass
 
-    def excepthook(kind: object, error: object, trace: object) -> None:
-        printed(kind, error, trace)  # type: ignore[arg-type]
-        keep(error, trace)
+    def keeping(printed: "Callable[..., Any]") -> "Callable[..., Any]":
+        def excepthook(kind: object, error: object, trace: object) -> None:
+            printed(kind, error, trace)
+            keep(error, trace)
+
+        return excepthook
 
     def at_exit() -> None:
         # Not by its truth value, which is code of the script's.
@@ -315,17 +328,72 @@ def _record_failures(prefix: str) -> None:
         if recorded[0] and os.getpid() == pid:
             _renew(path)
 
-    # Whoever compares the two finds them the same, as ever.
-    sys.excepthook = sys.__excepthook__ = excepthook
+    # Whoever compares the two finds what was there: the same, or that of a site's own, which may call the other one.
+    is_plain = sys.excepthook is sys.__excepthook__
+    sys.__excepthook__ = keeping(sys.__excepthook__)
+    sys.excepthook = sys.__excepthook__ if is_plain else keeping(sys.excepthook)
     atexit.register(at_exit)
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+
+
+def _accept_sync() -> None:
+    """Let ``os.fsync`` and ``os.fdatasync`` of saferun's pipes succeed, where the kernel answers EINVAL."""
+
+    def identity(file: "Any") -> "tuple[int, int]":  # noqa: ANN401 - as os.fsync takes it
+        status = os.fstat(file if isinstance(file, int) else file.fileno())
+        return (status.st_dev, status.st_ino) if status.st_mode & _S_IFMT == _S_IFIFO else (0, 0)
+
+    pipes = set()
+    for descriptor in (1, 2):
+        try:
+            pipes.add(identity(descriptor))
+        except OSError:
+            pass
+    pipes.discard((0, 0))
+
+    def accepting(original: "Callable[[Any], None]") -> "Callable[[Any], None]":
+        def sync(fd: "Any") -> None:  # noqa: ANN401 - as above
+            try:
+                original(fd)
+            except OSError as error:
+                if error.errno != _EINVAL or identity(fd) not in pipes:
+                    raise
+
+        sync.__name__ = sync.__qualname__ = original.__name__
+        sync.__doc__ = original.__doc__
+        sync.__module__ = original.__module__
+        return sync
+
+    if pipes:
+        for original in (os.fsync, os.fdatasync):
+            setattr(os, original.__name__, accepting(original))
 
 
 # ------------------------------------------------------------------------------------------------------------ and gone
 
 
+def _hide_file() -> None:
+    """Name no file as that of the functions that stay: coverage looks for it later, when a copy in memory is gone."""
+
+    def renamed(code: "Any") -> "Any":  # noqa: ANN401 - a code object, or one that it holds
+        inner = tuple(renamed(one) if isinstance(one, type(code)) else one for one in code.co_consts)
+        return code.replace(co_filename="<saferun>", co_consts=inner)
+
+    try:
+        for value in (*globals().values(), *vars(_TorchWatcher).values()):
+            if isinstance(value, type(_hide_file)) and value.__globals__ is globals():
+                value.__code__ = renamed(value.__code__)
+    except AttributeError:  # Python 3.7
+        pass
+
+
 def _act() -> None:
     prefix = os.environ.get("SAFERUN_HOOK", "")
     if prefix.startswith("/"):
+        _hide_file()
+        _accept_sync()
         try:
             _offer_stacks(prefix)
         finally:
@@ -353,9 +421,10 @@ def _leave() -> None:
     os.environ.pop("SAFERUN_HOOK", None)
     os.environ.pop("SAFERUN_TRACE", None)
     os.environ.pop("SAFERUN_PDB", None)
+    was_empty = os.environ.pop("SAFERUN_PYTHONPATH", None) is not None
     if "PYTHONPATH" in os.environ:
         kept = [path for path in os.environ["PYTHONPATH"].split(":") if path != entry]
-        if kept:
+        if kept or was_empty:
             os.environ["PYTHONPATH"] = ":".join(kept)
         else:
             del os.environ["PYTHONPATH"]

@@ -110,7 +110,7 @@ def test_the_default_profile_gives_evidence_for_a_failure(folder: Path) -> None:
         assert words_of(job) == []
         for rank in range(2):
             environ = environ_of(job, rank)
-            assert environ["PYTHONFAULTHANDLER"] == "1"
+            assert "PYTHONFAULTHANDLER" not in environ, "children would inherit it"
             assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
             assert environ["TORCH_SYMBOLIZE_MODE"] == "dladdr"
             assert environ["NCCL_DEBUG_FILE"].endswith(f"/rank_{rank}/nccl.%h.%p.log")
@@ -165,7 +165,7 @@ def test_later_profiles_are_laid_over_earlier_ones(tmp_path: Path, folder: Path)
     options = ("--env-profile-path", str(mine), "--env-profile", "a,b")
     with launch(folder, *options) as job:
         assert job.wait() == 0
-        assert added(job) == {"X": "a", "Y": "b", "PYTHONFAULTHANDLER": "1"}
+        assert added(job) == {"X": "a", "Y": "b"}
 
 
 def test_a_single_file_may_be_the_path(tmp_path: Path, folder: Path) -> None:
@@ -191,7 +191,7 @@ def test_values_may_differ_by_rank(folder: Path) -> None:
 
 def test_unset_takes_a_variable_out(folder: Path) -> None:
     """Of the user's, of a profile's, and of what torchrun adds by itself."""
-    names = ("MINE", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NEVER_SET")
+    names = ("MINE", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NEVER_SET")
     unset = [part for name in names for part in ("--unset", name)]
     with launch(folder, *unset, nproc=2, environ={"MINE": "1"}) as job:
         assert job.wait() == 0
@@ -202,7 +202,7 @@ def test_unset_takes_a_variable_out(folder: Path) -> None:
 def test_the_users_own_variable_wins_over_a_profile(folder: Path) -> None:
     """And a line says so, where it makes a difference."""
     name = "TORCH_SYMBOLIZE_MODE"
-    with launch(folder, environ={name: "fast", "PYTHONFAULTHANDLER": "1", "NCCL_DEBUG": "INFO"}) as job:
+    with launch(folder, environ={name: "fast", "NCCL_DEBUG": "INFO"}) as job:
         assert job.wait() == 0
         assert environ_of(job)[name] == "fast"
         assert "NCCL_DEBUG_FILE" not in environ_of(job)

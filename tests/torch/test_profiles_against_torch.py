@@ -72,15 +72,6 @@ def test_the_python_module_mentions_the_name(variable: Variable) -> None:
             assert variable.name in path.read_text(encoding="utf-8")
 
 
-def test_the_interpreter_reads_pythonfaulthandler() -> None:
-    code = "import faulthandler; print(faulthandler.is_enabled())"
-    for value, expected in (("1", "True"), ("", "False")):
-        done = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={"PYTHONFAULTHANDLER": value}
-        )
-        assert done.stdout.strip() == expected
-
-
 @pytest.mark.slow
 def test_the_stack_of_an_exception_is_there_without_addr2line() -> None:
     """The default way to name its functions announces that it may hang, and may: production must not take it."""

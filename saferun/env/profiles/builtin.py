@@ -489,25 +489,13 @@ PROFILES: dict[str, Profile] = {
     ),
     "minimal": Profile(
         name="minimal",
-        place=Place(path="configs/minimal.yaml", line=3),
-        description="a traceback for every crash, and an end for every failed collective; nothing else",
+        place=Place(path="configs/minimal.yaml", line=4),
+        description="an end for every failed collective; nothing else",
         variables=(
-            Variable(
-                name="PYTHONFAULTHANDLER",
-                value="1",
-                place=Place(path="configs/minimal.yaml", line=5),
-                why=(
-                    "Prints the Python stack of every thread when a rank dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or "
-                    "SIGABRT; the core is still written. Only signal handlers are installed, at start-up; a script "
-                    "that calls faulthandler.enable() itself has its own way."
-                ),
-                source="https://docs.python.org/3/library/faulthandler.html",
-                reader=("python: faulthandler",),
-            ),
             Variable(
                 name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
                 value="1",
-                place=Place(path="configs/minimal.yaml", line=15),
+                place=Place(path="configs/minimal.yaml", line=6),
                 why=(
                     "A collective that failed or timed out ends its process instead of leaving it hanging. 1, which "
                     "also aborts the communicators, is what torchrun sets (torch by itself takes 3); the name "

@@ -46,7 +46,7 @@ print([thread.name for thread in threading.enumerate()], len(os.listdir("/proc/s
 print(sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, sys.gettrace(), sys.getprofile())
 print("".join(told))
 import faulthandler
-print(faulthandler.is_enabled(), sorted(dir(faulthandler)))
+print(sorted(dir(faulthandler)))
 """
 
 
@@ -55,7 +55,9 @@ def environ_of(prefix: Path | None, **variables: str) -> dict[str, str]:
     environ = {"PATH": os.environ["PATH"], **variables}
     if prefix is not None:
         rest = environ.get("PYTHONPATH")
-        environ["PYTHONPATH"] = str(INJECT) if rest is None else f"{INJECT}:{rest}"
+        environ["PYTHONPATH"] = f"{INJECT}:{rest}" if rest else str(INJECT)
+        if rest == "":
+            environ["SAFERUN_PYTHONPATH"] = ""
         environ["SAFERUN_HOOK"] = str(prefix)
     return environ
 
@@ -106,6 +108,55 @@ def test_a_script_finds_the_interpreter_that_it_always_had(options: Sequence[str
     assert stacks_files(tmp_path)
 
 
+@pytest.mark.parametrize(("value", "enabled"), [(None, True), ("", False), ("1", True)])
+def test_a_crash_prints_stacks_unless_the_user_has_another_wish(
+    value: str | None, enabled: bool, tmp_path: Path
+) -> None:
+    """By a call in the rank alone: children would inherit the variable, and Python forgets what the handlers were."""
+    program = (
+        "import faulthandler, os, signal\n"
+        "old = signal.signal(signal.SIGABRT, lambda *_: None)\n"
+        "print(faulthandler.is_enabled(), old, os.environ.get('PYTHONFAULTHANDLER'))\n"
+        "signal.signal(signal.SIGABRT, old)\n"
+    )
+    variables = {} if value is None else {"PYTHONFAULTHANDLER": value}
+    ended = run(["-c", program], environ_of(tmp_path / "a0r0", **variables), tmp_path)
+    before = "None" if value else str(int(signal.SIG_DFL))
+    assert ended.stdout == f"{enabled} {before} {value}\n", ended.stderr
+
+
+SYNC = """
+import os, sys, tempfile
+inner, outer = os.pipe()
+for stream in (1, sys.stdout, 2, outer, 99, tempfile.TemporaryFile(), "x"):
+    for call in (os.fsync, os.fdatasync):
+        try:
+            print(call(stream), call.__name__)
+        except (OSError, TypeError, AttributeError) as error:
+            print(type(error).__name__, getattr(error, "errno", 0), call.__name__)
+print(call(fd=1), call.__module__)
+"""
+
+
+def test_stdout_can_be_synced_as_the_file_that_it_is_under_torchrun(tmp_path: Path) -> None:
+    """``sys.stdout.flush(); os.fsync(sys.stdout.fileno())`` fails for a pipe. All other files keep their answers."""
+    script = tmp_path / "sync.py"
+    script.write_text(SYNC)
+    hooked = run([str(script)], environ_of(tmp_path / "a0r0"), tmp_path)
+    good = ["None fsync", "None fdatasync"]
+    assert hooked.stdout.splitlines() == [
+        *good * 3,
+        "OSError 22 fsync",
+        "OSError 22 fdatasync",
+        "OSError 9 fsync",
+        "OSError 9 fdatasync",
+        *good,
+        "TypeError 0 fsync",
+        "TypeError 0 fdatasync",
+        "None posix",
+    ], hooked.stderr
+
+
 @pytest.mark.parametrize("way", ["-m", "-c", "directory"])
 def test_however_the_program_is_started(way: str, tmp_path: Path) -> None:
     """Python sets sys.path differently for each."""
@@ -125,11 +176,14 @@ def test_where_python_is_told_to_start_bare_the_hook_is_inert(option: str, tmp_p
     assert not stacks_files(tmp_path)
 
 
-@pytest.mark.parametrize("value", [None, "/user", "/user:/more", "/user::/more"])
+@pytest.mark.parametrize("value", [None, "", "/user", "/user:/more", "/user::/more"])
 def test_the_script_gets_its_pythonpath_back(value: str | None, tmp_path: Path) -> None:
     """What it starts shall find what it would find under torchrun."""
     variables = {} if value is None else {"PYTHONPATH": value}
-    code = "import os; print(os.environ.get('PYTHONPATH')); os.system('echo $PYTHONPATH')"
+    code = (
+        "import os, sys; print(os.environ.get('PYTHONPATH'), sys.path); os.system('echo ${PYTHONPATH-unset}')\n"
+        "print([name for name in os.environ if 'SAFERUN' in name and name != 'SAFERUN_HOOK'])"
+    )
     hooked, plain = hooked_and_plain(["-c", code], tmp_path, **variables)
     assert hooked == plain
 

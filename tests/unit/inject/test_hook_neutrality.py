@@ -1,0 +1,107 @@
+"""Programs that have hooks of their own, print errors which they handle, are measured or fork work as without ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from saferun.inject import sitecustomize
+from tests.unit.inject.test_hook import environ_of, hooked_and_plain, run, write_torch
+
+
+def test_a_hook_of_the_site_that_calls_the_interpreters_is_called_once(tmp_path: Path) -> None:
+    """A ``.pth`` file sets it before ours; an upload or a mail in it would be repeated hundreds of times."""
+    site = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": str(tmp_path / "user")}))
+    site.mkdir(parents=True)
+    (site / "of_the_site.py").write_text(
+        "import sys\n"
+        "def hook(*error):\n"
+        "    print('of the site')\n"
+        "    sys.__excepthook__(*error)\n"
+        "sys.excepthook = hook\n"
+    )
+    (site / "of_the_site.pth").write_text("import of_the_site\n")
+    program = "import sys\nprint(sys.excepthook is sys.__excepthook__)\n1 / 0\n"
+    ends = []
+    for prefix in (tmp_path / "a0r0", None):
+        environ = environ_of(prefix, PYTHONUSERBASE=str(tmp_path / "user"))
+        # An interpreter of a virtual environment has no directory of the user's.
+        interpreter = getattr(sys, "_base_executable", sys.executable)
+        done = subprocess.run(
+            [interpreter, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=False
+        )
+        ends.append((done.stdout, done.stderr, done.returncode))
+    assert ends[0] == ends[1]
+    assert ends[1][0] == "False\nof the site\n"
+    assert (tmp_path / "a0r0.failure").exists()
+
+
+PRINTS_A_HANDLED_ERROR = """
+import gc, sys, weakref
+class Batch: pass
+def train():
+    before = locals()
+    batch = Batch()
+    alive = weakref.ref(batch)
+    try:
+        1 / 0
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    del batch
+    gc.collect()
+    print(alive(), before)
+train()
+"""
+
+
+def test_an_error_that_a_script_handles_and_prints_keeps_nothing_alive(tmp_path: Path) -> None:
+    """As after a GPU that was out of memory: what the function deletes is freed, though it goes on."""
+    hooked, plain = hooked_and_plain(["-c", PRINTS_A_HANDLED_ERROR], tmp_path)
+    assert hooked == plain
+    assert "None {}" in plain
+    assert (tmp_path / "a0r0.failure").exists()
+
+
+def test_what_stays_of_the_hook_names_no_file(tmp_path: Path) -> None:
+    """Coverage wants to read the files of all that has run; that of the hook may be gone by then."""
+    program = (
+        "import os, sys\n"
+        "finder = next(one for one in sys.meta_path if type(one).__name__ == '_TorchWatcher')\n"
+        "for function in (finder.find_spec, finder._check, sys.excepthook, os.fsync):\n"
+        "    print(function.__code__.co_filename)\n"
+    )
+    ended = run(["-c", program], environ_of(tmp_path / "a0r0"), tmp_path)
+    assert ended.stdout == "<saferun>\n" * 4, ended.stderr
+    assert sitecustomize._hide_file.__code__.co_filename == sitecustomize.__file__, "only where it is at work"
+
+
+@pytest.mark.parametrize("imported_before", [True, False])
+def test_a_forked_child_starts_no_server_of_its_own(imported_before: bool, tmp_path: Path) -> None:
+    """The servers of many children have more threads than the limits may allow, and a refused one ends the process."""
+    write_torch(tmp_path, "def _register_process_group(*a): print(len(served))")
+    program = f"""if True:
+        import gc, os, sys
+        served = []
+        finder = next(one for one in sys.meta_path if type(one).__name__ == "_TorchWatcher")
+        finder._check.__globals__["_serve"] = served.append
+        import builtins
+        builtins.served = served
+        if {imported_before}:
+            import torch.distributed
+        for _ in range(2):
+            child = os.fork()
+            if not child:
+                import torch.distributed as dist
+                dist.distributed_c10d.init_process_group()
+                sys.stdout.flush()
+                os._exit(0)
+            os.waitpid(child, 0)
+        import torch.distributed as dist
+        dist.distributed_c10d.init_process_group()
+    """
+    ended = run(["-c", program], environ_of(tmp_path / "a0r0", PYTHONPATH=str(tmp_path)), tmp_path)
+    assert ended.stdout == "0\n0\n1\n", ended.stderr
