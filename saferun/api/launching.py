@@ -398,8 +398,8 @@ def _rank_exit_codes(path: str) -> dict[int, int]:
 def _take(event: dict[str, Any], ranks: dict[tuple[int, int], int], codes: dict[int, dict[int, int]]) -> None:
     attempt = int(event["attempt"])
     if event["event"] == "HostsJoined":
-        for place in event["placement"]["ranks"]:
-            ranks[attempt, int(place["local_rank"])] = int(place["rank"])
+        for assignment in event["placement"]["ranks"]:
+            ranks[attempt, int(assignment["local_rank"])] = int(assignment["rank"])
     elif event["event"] == "RankExited":
         status, local_rank = event["status"], int(event["local_rank"])
         code = int(status["code"]) if status["code"] is not None else -int(status["signum"])

@@ -43,7 +43,7 @@ class LeftFiles:
         if error_path:
             self._ask("read_error", [error_path], lambda found: setattr(rank, "recorded", found))
         if heartbeat.endswith(_HEARTBEAT):
-            folder = self._run_dir.rank_path(attempt, rank.place.rank)
+            folder = self._run_dir.rank_path(attempt, rank.assignment.rank)
             target = os.path.join(folder, "failure.json") if folder is not None else ""
             source = f"{heartbeat[: -len(_HEARTBEAT)]}.failure"
             end: list[object] = []

@@ -387,19 +387,19 @@ class LiveStatus:
         intake = self._context.ranks.intake
         read_at = max((intake.read_at(stream) for stream in rank.streams), default=0.0)
         age_s = round(now - read_at) if read_at and rank.output_bytes() else -1
-        script = self._context.investigation.hook.script_state(self._context.attempt, rank.place.rank)
+        script = self._context.investigation.hook.script_state(self._context.attempt, rank.assignment.rank)
         step = script.step if script is not None else -1
         if rank.end is not None:
             state = "ended" if rank.end.status.ok else rank.end.status.description
-            return RankRow(rank.place.rank, rank.pid, state, age_s, step=step)
+            return RankRow(rank.assignment.rank, rank.pid, state, age_s, step=step)
         one = used.get(str(rank.pid))
         one = one if isinstance(one, dict) else {}
         return RankRow(
-            rank.place.rank,
+            rank.assignment.rank,
             rank.pid,
             str(one.get("state", "")),
             age_s,
-            round(quiet[rank.place.local_rank]) if rank.place.local_rank in quiet else -1,
+            round(quiet[rank.assignment.local_rank]) if rank.assignment.local_rank in quiet else -1,
             _mib(one.get("rss_bytes")),
             _whole(one.get("cpu_percent")),
             _whole(one.get("processes")),

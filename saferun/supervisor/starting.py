@@ -86,7 +86,7 @@ def start_ranks(launch: LaunchState, event: HostsJoined | ProbesPassed) -> list[
     placement = launch.attempt.placement
     assert placement is not None  # noqa: S101 - the hosts have met
     launch.enter(State.STARTING, event.at + launch.limits.start_s)
-    launch.attempt.running = {place.local_rank for place in placement.ranks}
+    launch.attempt.running = {assignment.local_rank for assignment in placement.ranks}
     return [StartRanks(launch.number, placement), ServeStore(launch.number)]
 
 

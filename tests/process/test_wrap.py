@@ -162,7 +162,7 @@ def test_another_process_with_the_scripts_number_is_no_rank(*, has_pidfds: bool)
             stat = read_stat(other.pid)
             assert stat is not None
             context: Any = SimpleNamespace(report=lambda _: None, guarded_poller=Poller())
-            rank: Any = SimpleNamespace(child=Child(1, -1), place=SimpleNamespace(rank=0), signals=())
+            rank: Any = SimpleNamespace(child=Child(1, -1), assignment=SimpleNamespace(rank=0), signals=())
             rank.wrapped = Script(Child(other.pid, -1), stat.start_ticks)
             assert WrappedRanks(context).adopts(rank, ExitStatus(0, None))
             rank.wrapped = Script(Child(other.pid, pidfd), stat.start_ticks - (not has_pidfds))

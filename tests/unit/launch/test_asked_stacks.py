@@ -71,8 +71,8 @@ class Surroundings:
             collect=lambda name, _timeout_s, on_done: self.collecting.update({name: on_done}),
             share=lambda name, stacks: self.shared.append((name, stacks)),
         )
-        place = SimpleNamespace(rank=0)
-        self.ranks = [SimpleNamespace(place=place, child=SimpleNamespace(pid=42), pid=42)]
+        assignment = SimpleNamespace(rank=0)
+        self.ranks = [SimpleNamespace(assignment=assignment, child=SimpleNamespace(pid=42), pid=42)]
         self.investigation = SimpleNamespace(
             is_capturing=False,
             hook=SimpleNamespace(prefix=lambda attempt, rank: f"/hook/a{attempt}r{rank}"),

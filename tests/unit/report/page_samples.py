@@ -37,8 +37,10 @@ def event(name: str, at: float, attempt: int = 0, **fields: Any) -> JsonObject:
 
 def joined(at: float, ranks: Sequence[int], world_size: int, attempt: int = 0) -> JsonObject:
     """A host knows its ranks."""
-    places = [{"local_rank": local, "rank": rank, "role_rank": rank} for local, rank in enumerate(ranks)]
-    return event("HostsJoined", at, attempt, placement={"world_size": world_size, "ranks": places}, state="starting")
+    assignments = [{"local_rank": local, "rank": rank, "role_rank": rank} for local, rank in enumerate(ranks)]
+    return event(
+        "HostsJoined", at, attempt, placement={"world_size": world_size, "ranks": assignments}, state="starting"
+    )
 
 
 def exited(at: float, local_rank: int, attempt: int = 0, **status: Any) -> JsonObject:

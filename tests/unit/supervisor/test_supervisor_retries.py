@@ -157,9 +157,9 @@ def test_a_host_that_is_left_out_leaves_and_the_others_go_on() -> None:
     last: list[Action] = []
     for attempt in range(2):
         for supervisor, number in ((leader, 0), (bad, 1)):
-            place = placement_of(1)._replace(group_rank=number, group_world_size=2, restarts=attempt)
+            placement = placement_of(1)._replace(group_rank=number, group_world_size=2, restarts=attempt)
             supervisor.handle(ChecksPassed(0.0, attempt))
-            supervisor.handle(HostsJoined(0.0, attempt, place, attempt, leads=number == 0, probes=True))
+            supervisor.handle(HostsJoined(0.0, attempt, placement, attempt, leads=number == 0, probes=True))
             supervisor.handle(JobAborted(0.0, attempt, "failure", "a GPU fails", "node2"))
             assert supervisor.state is State.DIAGNOSING
         actions = leader.handle(Diagnosed(1.0, attempt, DIAGNOSIS, facts=facts))
