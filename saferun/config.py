@@ -126,7 +126,7 @@ class HostsConfig(Value):
         return self.most > 1 or self.task is not None or self.spares > 0
 
 
-class JobPlace(Value):
+class JobMembership(Value):
     """This host's place in the job, as it is known while the rest of a launch may yet prove to be impossible."""
 
     hosts: HostsConfig
