@@ -121,7 +121,7 @@ class HostsConfig(Value):
         return self.most + self.spares
 
     @property
-    def together(self) -> bool:
+    def spans_hosts(self) -> bool:
         """Whether this process is not alone: there are, or may be, others of the job."""
         return self.most > 1 or self.task is not None or self.spares > 0
 

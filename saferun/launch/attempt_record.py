@@ -161,7 +161,7 @@ class AttemptRecord:
             cwd=current_directory(),
             store_port=self.store_port,
             started_time=self.started_time,
-            world_size=placement.world_size if placement is not None and config.hosts.together else 0,
+            world_size=placement.world_size if placement is not None and config.hosts.spans_hosts else 0,
             abort_reason=abort_reason_of(self._context.launch.job),
             nics=(fault,) if (fault := self._nic_fault()) else (),
             bridges=self._context.launch.bridges,

@@ -93,7 +93,7 @@ class AttemptSetup:
         context.ranks.forget()
         context.current = HostAttempt(action.attempt)
         context.job.join(action, *context.checks.host_info())
-        if self._config.hosts.together:
+        if self._config.hosts.spans_hosts:
             context.imports.import_now(BEFORE_SEVERAL_HOSTS)  # the other hosts take longer
             # Now, because what holds up a hung job may hold up who reads its interfaces, too.
             context.bridges = context.guarded("read the interfaces", _read_bridges) or ()

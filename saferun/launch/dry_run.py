@@ -87,7 +87,7 @@ def _placement(config: LaunchConfig) -> tuple[Placement, str, str]:
     address = rendezvous.master_addr or rendezvous.local_addr or "<this host>"
     single = single_host(config.nproc_per_node, address, rendezvous.master_port or 0, rendezvous.run_id)
     port = str(rendezvous.master_port or "<a free port>")
-    if not hosts.together:
+    if not hosts.spans_hosts:
         return single, address, port
     if rendezvous.ports:
         port = " or ".join(str(number) for number in rendezvous.ports[:1])
@@ -115,7 +115,7 @@ def _placement(config: LaunchConfig) -> tuple[Placement, str, str]:
 
 def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
     rendezvous, hosts, task = config.rendezvous, config.hosts, config.hosts.task
-    if not hosts.together:
+    if not hosts.spans_hosts:
         return [f"{config.nproc_per_node} ranks on 1 host; store at {address}:{port} ({rendezvous.backend})"]
     shown = str(hosts.most) if hosts.least == hosts.most else f"{hosts.least} to {hosts.most}"
     names = f" ({compress_hosts(hosts.names)})" if hosts.names else ""

@@ -306,7 +306,7 @@ class FailureIncident:
             )
         rendezvous = config.rendezvous
         # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
-        free = not config.hosts.together and rendezvous.master_port is None and not rendezvous.agent_store
+        free = not config.hosts.spans_hosts and rendezvous.master_port is None and not rendezvous.agent_store
         facts = facts_from(
             diagnosis,
             error_class=self._action.error_class,
@@ -318,7 +318,7 @@ class FailureIncident:
         if config.retry.by_progress:
             step = guarded("see how far the job came", self._last_step)
             facts = facts._replace(step=-1 if step is None else step)
-        if evidence is not None and config.hosts.together:
+        if evidence is not None and config.hosts.spans_hosts:
             from saferun.launch.hosts_at_fault import faulty_hosts
 
             faulty = guarded("see whether a host is at fault", faulty_hosts, self._record.host_faults, evidence.hosts)

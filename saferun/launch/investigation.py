@@ -65,7 +65,7 @@ class Investigation(PartBase):
 
     def _begin_attempt(self, record: AttemptRecord) -> None:
         self._record = record
-        watch = JobHangWatch if self._launch.config.hosts.together else HangWatch
+        watch = JobHangWatch if self._launch.config.hosts.spans_hosts else HangWatch
         self.hangs = watch(self._context, record, self._report_recovery)
 
     # ----------------------------------------------------------------------------------------------------------------

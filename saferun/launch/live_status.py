@@ -166,7 +166,7 @@ class LiveStatus:
     def request(self, on_done: Callable[[JsonObject], None]) -> None:
         """Collect what the ranks of all hosts are doing: here on the leader; elsewhere the leader is asked."""
         job = self._context.job
-        if job.leads or not self._context.config.hosts.together:
+        if job.leads or not self._context.config.hosts.spans_hosts:
             self._collect(on_done)
             return
         if not self._asking:
@@ -206,7 +206,7 @@ class LiveStatus:
         self._until = now + _OTHERS_S
         self._reports.clear()
         job = self._context.job
-        if self._context.config.hosts.together and job.leads:
+        if self._context.config.hosts.spans_hosts and job.leads:
             job.reports.ask_for_status(self._number)  # this host hears of it as well
         else:
             self._ask_usage()
@@ -229,7 +229,7 @@ class LiveStatus:
     def _awaited(self) -> int:
         """How many saferuns report to this one."""
         context, peers = self._context, self._context.job.peers
-        if not (context.config.hosts.together and context.job.leads):
+        if not (context.config.hosts.spans_hosts and context.job.leads):
             return 1
         each = context.config.hosts.task is not None
         return sum(peer.ranks if each else 1 for peer in peers.values())

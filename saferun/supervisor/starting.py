@@ -122,7 +122,7 @@ def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
         return _give_up_place(launch, event, event.joined)
     if launch.state in {State.CHECKING, State.JOINING}:
         # -> DIAGNOSING: nothing had been started, and no other host knows of this attempt.
-        if launch.job.together:
+        if launch.job.spans_hosts:
             attempt.peers.cut_off = attempt.peers.cut_off or CutOff()
         return diagnose(launch, event.at)
     announced = launch.broadcast_abort("start", event.what, hint=event.hint)

@@ -205,7 +205,7 @@ def an_own_name_that_leads_to_loopback(world: World) -> tuple[str, list[str]]:
 
 
 def _names(world: World, *, own: str, master: str) -> CheckResult:
-    context = world.context(together=True, serves=False, master="node0", hosts=("node0", "node1"), node_rank=1)
+    context = world.context(spans_hosts=True, serves=False, master="node0", hosts=("node0", "node1"), node_rank=1)
     with pytest.MonkeyPatch.context() as patch:
         known = {"node1": own, "node0": master}
         patch.setattr(socket, "gethostname", lambda: "node1")
@@ -219,12 +219,12 @@ def _names(world: World, *, own: str, master: str) -> CheckResult:
 
 def an_interface_that_is_down(world: World) -> tuple[str, list[str]]:
     world.hosts[1].do("ip", "link", "set", "eth1", "down")
-    context = world.context("eth1", together=True)
+    context = world.context("eth1", spans_hosts=True)
     return world.hosts[1].run(check_interfaces, context).verdict, world.together("eth1")
 
 
 def an_interface_that_leads_nowhere(world: World) -> tuple[str, list[str]]:
-    context = world.context("lo", together=True, master="10.9.0.1", serves=False)
+    context = world.context("lo", spans_hosts=True, master="10.9.0.1", serves=False)
     return world.hosts[1].run(check_interfaces, context).verdict, world.together("lo")
 
 

@@ -60,7 +60,7 @@ def find_place(
         UsageError: what the options say and what was detected contradict each other, or something is missing.
     """
     hosts, rendezvous, ranks = _find(values, settings, _without_left_over_rank(environ), surroundings)
-    if hosts.shares_console and not hosts.together:
+    if hosts.shares_console and not hosts.spans_hosts:
         hosts = hosts._replace(shares_console=False)  # the other processes there report jobs of their own
     return hosts, rendezvous, ranks
 

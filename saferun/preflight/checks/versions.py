@@ -244,7 +244,7 @@ _KNOWN: tuple[_KnownHang, ...] = (
         is_certain=False,
     ),
     _KnownHang(
-        lambda host: (2, 29, 7) <= host.nccl < (2, 30, 7) and host.context.together,
+        lambda host: (2, 29, 7) <= host.nccl < (2, 30, 7) and host.context.spans_hosts,
         "NCCL {nccl} is known to hang on some clusters with InfiniBand",
         "set NCCL_PXN_DISABLE=1, or install NCCL 2.30.7 or newer",
         "https://docs.nvidia.com/cuda/cuest/troubleshooting/index.html",
@@ -267,7 +267,7 @@ def check_versions(context: CheckContext) -> CheckResult:
         ("known_hang", f"{known.message.format(nccl=versions['nccl'])} ({known.source}): {known.hint}")
         for known in found
     ]
-    alone = context.nproc == 1 and not context.together
+    alone = context.nproc == 1 and not context.spans_hosts
     certain = [known for known in found if known.is_certain]
     if not certain or alone:
         return ok(message, facts)

@@ -118,4 +118,4 @@ def test_intel_mpi_finds_its_first_host_on_as_many_hosts_as_the_page_says() -> N
     """Beyond the width of its tree, proxies start each other."""
     assert "without names on at most 17 hosts" in dict(rows("leader"))["Intel MPI `mpiexec.hydra`"]
     assert config_of(environ=intel_mpi(16, 0, size=17, local_size=1)).hosts.most == 17
-    assert not config_of(environ=intel_mpi(17, 0, size=18, local_size=1)).hosts.together
+    assert not config_of(environ=intel_mpi(17, 0, size=18, local_size=1)).hosts.spans_hosts

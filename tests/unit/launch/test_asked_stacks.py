@@ -82,7 +82,7 @@ class Surroundings:
         context: Any = SimpleNamespace(
             job=job,
             config=SimpleNamespace(
-                hosts=SimpleNamespace(together=True, task=None), command=SimpleNamespace(name="train.py")
+                hosts=SimpleNamespace(spans_hosts=True, task=None), command=SimpleNamespace(name="train.py")
             ),
             current=SimpleNamespace(living=lambda: self.ranks, plan=plan),
             investigation=self.investigation,

@@ -62,7 +62,7 @@ class Host:
         self.job = job
         self.number = number
         policy = JobPolicy(
-            together=True,
+            spans_hosts=True,
             outlives_leader=job.elastic,
             awaits_successors=job.elastic,
             peers_s=100.0,

@@ -400,13 +400,13 @@ def test_what_the_checks_between_the_hosts_find_ends_the_job_on_all_of_them() ->
 def test_where_only_checks_are_wanted_they_are_all_there_is() -> None:
     """The host that leads says what came of it, and all end with the same exit code."""
     placement = Placement(0, 2, 2, 2, (RankAssignment(0, 0, 0),), "a", 1, "job")
-    supervisor = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(together=True))
+    supervisor = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(spans_hosts=True))
     joined = HostsJoined(0, 0, placement, 0, probes=True)
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), joined):
         supervisor.handle(event)
     assert supervisor.state is State.PROBING
     assert supervisor.handle(ChecksOver(1, 0, 2)) == [BroadcastDecision(0, "finish", 2), Finish(2)]
-    follower = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(together=True))
+    follower = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(spans_hosts=True))
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), joined._replace(leads=False)):
         follower.handle(event)
     assert follower.handle(JobDecided(1, 0, "finish", 2, 0.0, 0))[-1] == Finish(2)
