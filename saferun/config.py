@@ -297,11 +297,11 @@ class WrapConfig(Value):
 
 
 class Setting(Value):
-    """The value of an option, and where it comes from. ``place`` names the flag, the variable or the file and line."""
+    """The value of an option, and where it comes from. ``location`` names the flag, variable or file and line."""
 
     value: object
     origin: Origin
-    place: str = ""
+    location: str = ""
 
 
 class LaunchConfig(Value):

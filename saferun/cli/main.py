@@ -149,7 +149,7 @@ def _placed(error: UsageError, settings: Mapping[str, Setting]) -> UsageError:
     for option in OPTIONS:
         setting = settings[option.dest]
         if begins in option.flags and setting.origin in {"environment", "file"}:
-            return UsageError(f"{setting.place}: {error.what}", error.hint, error.exit_code)
+            return UsageError(f"{setting.location}: {error.what}", error.hint, error.exit_code)
     return error
 
 

@@ -48,7 +48,7 @@ def _shown(name: str, setting: Setting) -> str:
 
 
 def _origin(setting: Setting) -> str:
-    return f"{setting.origin} ({setting.place})" if setting.place else setting.origin
+    return f"{setting.origin} ({setting.location})" if setting.location else setting.origin
 
 
 def plan_lines(config: LaunchConfig, resolution: Resolution, environ: Mapping[str, str], host: str) -> list[str]:

@@ -110,7 +110,7 @@ def _read_secret(config: LaunchConfig) -> JobSecret | None:
     from saferun.cluster.secret import read_secret
 
     setting = config.settings["job_secret_file"]
-    return read_secret(config.secret_file, setting.place or "--secret-file")
+    return read_secret(config.secret_file, setting.location or "--secret-file")
 
 
 def _prefork(config: LaunchConfig, environ: Mapping[str, str]) -> PreforkedProcesses | None:

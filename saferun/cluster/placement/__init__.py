@@ -243,7 +243,7 @@ def _completes(allocation: Allocation, values: Any, settings: Mapping[str, Setti
     most = _nnodes(values.nnodes)[1]
     if most == 1 or values.rdzv_backend != "static" or values.rdzv_endpoint:
         return False
-    if settings["nnodes"].place != "PET_NNODES" or allocation.hosts != most or allocation.master_port is None:
+    if settings["nnodes"].location != "PET_NNODES" or allocation.hosts != most or allocation.master_port is None:
         return False
     given = {dest for dest in ("node_rank", "master_addr", "master_port") if settings[dest].origin != "default"}
     return "node_rank" not in given or (values.node_rank == allocation.node_rank and "master_addr" not in given)
