@@ -38,7 +38,7 @@ _NESTED = ("-- Process ",)
 _CPP_STACK = re.compile(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames>")
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
 # Where a source cannot be read: the file, the line of it, and the mark below that.
-_LINES_OF_A_PLACE = 3
+_LINES_OF_A_LOCATION = 3
 _MOST_FRAMES = 400
 _MOST_MESSAGE_LINES = 60
 _TOO_LATE = "<no Python frame>"
@@ -248,10 +248,10 @@ def _unread_script(clean: Sequence[str], after: int) -> Block | None:
         exception = _EXCEPTION.match(clean[index])
         if exception is None or exception[1] not in SYNTAX_ERRORS:
             continue
-        for start in range(index - 1, max(index - _LINES_OF_A_PLACE, after) - 1, -1):
-            place = _FRAME.match(clean[start])
-            if place is not None and not place[3]:
-                return Block(exception[1], (clean[index],), (Frame("", place[1], int(place[2])),), "", start, index + 1)
+        for start in range(index - 1, max(index - _LINES_OF_A_LOCATION, after) - 1, -1):
+            match = _FRAME.match(clean[start])
+            if match is not None and not match[3]:
+                return Block(exception[1], (clean[index],), (Frame("", match[1], int(match[2])),), "", start, index + 1)
         return None
     return None
 

@@ -236,8 +236,8 @@ def _link_line(link: StuckLink) -> str:
 def _rank_lines(diagnosis: Diagnosis, places: Mapping[int, str]) -> Iterator[str]:
     rows = [(rank, group) for group in diagnosis.groups for rank in group.ranks]
     for rank, group in sorted(rows, key=lambda row: row[0]):
-        place = f"  {group.location}" if group.location else ""
-        yield f"  rank {rank}{places.get(rank, '')}: {group_text(group)}{place}"
+        location = f"  {group.location}" if group.location else ""
+        yield f"  rank {rank}{places.get(rank, '')}: {group_text(group)}{location}"
 
 
 def _end_lines(diagnosis: Diagnosis, evidence: Evidence, places: Mapping[int, str]) -> Iterator[str]:
