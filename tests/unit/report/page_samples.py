@@ -209,7 +209,7 @@ def grouped_recorders(count: int, stuck: int, tensor: int = 8) -> tuple[RankColl
     """
     recorders = []
     for rank in range(count):
-        group, place = divmod(rank, tensor)
+        group, index = divmod(rank, tensor)
         in_group = group == stuck // tensor
         tensor_done = rank != stuck
         data_called = not in_group
@@ -217,7 +217,7 @@ def grouped_recorders(count: int, stuck: int, tensor: int = 8) -> tuple[RankColl
             _progress(
                 f"tp_{group}", "tensor_parallel", tuple(range(group * tensor, (group + 1) * tensor)), tensor_done
             ),
-            _progress(f"dp_{place}", "data_parallel", tuple(range(place, count, tensor)), data_called),
+            _progress(f"dp_{index}", "data_parallel", tuple(range(index, count, tensor)), data_called),
         )
         waits = (tensor_done and in_group, data_called)
         recorders.append(
@@ -269,12 +269,12 @@ def hostile_run(folder: Path) -> Path:
         if isinstance(value, str):
             return value + HOSTILE[number % len(HOSTILE)]
         if isinstance(value, list):
-            return [spoilt(item, number + place) for place, item in enumerate(value)]
+            return [spoilt(item, number + index) for index, item in enumerate(value)]
         if isinstance(value, dict):
             kept = {"kind", "schema", "check", "verdict", "outcome", "next_step"}
             return {
-                name: item if name in kept and isinstance(item, str) else spoilt(item, number + place)
-                for place, (name, item) in enumerate(value.items())
+                name: item if name in kept and isinstance(item, str) else spoilt(item, number + index)
+                for index, (name, item) in enumerate(value.items())
             }
         return value
 
