@@ -164,10 +164,10 @@ def _is_plain(stream: object, original: object) -> bool:
 def _environ(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment of saferun, in which this package is found as it is found here."""
     environ = {**os.environ, **changes}
-    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    directory = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     entries = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if os.path.basename(place) not in {"site-packages", "dist-packages"} and place not in entries:
-        environ["PYTHONPATH"] = os.pathsep.join([*entries, place])
+    if os.path.basename(directory) not in {"site-packages", "dist-packages"} and directory not in entries:
+        environ["PYTHONPATH"] = os.pathsep.join([*entries, directory])
     return environ
 
 

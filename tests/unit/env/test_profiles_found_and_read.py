@@ -215,12 +215,12 @@ def test_the_nearest_word_is_found_whatever_the_case(word: str, expected: str | 
 # ------------------------------------------------------------------------------------------------------------- versions
 
 
-def installed(place: Path, version_py: str, *names: str) -> dict[str, str]:
-    (place / "torch").mkdir()
-    (place / "torch" / "version.py").write_text(version_py, encoding="utf-8")
+def installed(directory: Path, version_py: str, *names: str) -> dict[str, str]:
+    (directory / "torch").mkdir()
+    (directory / "torch" / "version.py").write_text(version_py, encoding="utf-8")
     for name in names:
-        (place / name).mkdir()
-    return read_versions([str(place / NOTHING), str(place)])
+        (directory / name).mkdir()
+    return read_versions([str(directory / NOTHING), str(directory)])
 
 
 def test_the_versions_of_a_cuda_build_are_read(tmp_path: Path) -> None:

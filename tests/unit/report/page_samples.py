@@ -118,9 +118,9 @@ def write_run(
         (folder / host).mkdir(exist_ok=True)
         (folder / host / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for (host, rank), content in (outputs or {}).items():
-        place = folder / host / f"attempt_{attempt}" / f"rank_{rank}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "stderr.log").write_bytes(content)
+        directory = folder / host / f"attempt_{attempt}" / f"rank_{rank}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "stderr.log").write_bytes(content)
     return folder
 
 
@@ -174,9 +174,9 @@ RECORD: JsonObject = {
 
 def write_records(folder: Path, **more: Any) -> Path:
     """Add the failure record of rank 3, the last calls of rank 1, and the last steps of the ranks."""
-    place = folder / "node1" / "attempt_0" / "rank_3"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "failure.json").write_text(json.dumps({**RECORD, **more}, indent=1))
+    directory = folder / "node1" / "attempt_0" / "rank_3"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "failure.json").write_text(json.dumps({**RECORD, **more}, indent=1))
     report = json.loads((folder / "report.json").read_text())
     thread = {"tid": 71, "is_main": True, "total": 2, "events": RECORD["last_calls"]}
     calls = {"rank": 1, "pid": 4001, "has_ended": False, "note": "", "failure": "", "threads": [thread]}
