@@ -161,9 +161,9 @@ def _misspelt_path(name: str, value: str, near_misses: _NearMisses, family: Fami
 
 def _why_not_sure(name: str, family: Family, known: KnownNames) -> str:
     """Why it is uncertain that nothing reads a name, or "" if it is certain."""
-    places = known.mentions.get(name)
-    if places:
-        return f"it is only mentioned, in {', '.join(places[:_LISTED])}"
+    titles = known.mentions.get(name)
+    if titles:
+        return f"it is only mentioned, in {', '.join(titles[:_LISTED])}"
     if not known.has_owner(family):
         return f"no {family.name} library was found here, so it is not known whether it reads this name"
     if family.composed:

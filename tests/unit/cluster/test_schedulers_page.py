@@ -67,15 +67,15 @@ def _in_a_directory_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def rows(column: str) -> list[tuple[str, str]]:
     """The first cell of each row of the tables that have such a column, and its cell there."""
     found: list[tuple[str, str]] = []
-    place = None
+    index = None
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|"):
-            place = None
-        elif place is None:
-            place = cells.index(column) if column in cells else -1
-        elif place >= 0 and set(line) - set("| -"):
-            found.append((cells[0], cells[place]))
+            index = None
+        elif index is None:
+            index = cells.index(column) if column in cells else -1
+        elif index >= 0 and set(line) - set("| -"):
+            found.append((cells[0], cells[index]))
     return found
 
 
