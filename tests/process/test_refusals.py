@@ -300,7 +300,7 @@ def _links(hosts: int, *, source: int | None = None, target: int | None = None, 
 class Refusal(NamedTuple):
     """A place that refuses, and the conditions under which it does; ``hosts``: whether two hosts are needed for it."""
 
-    place: str
+    location: str
     conditions: tuple[Callable[[World], tuple[str, str | list[str]]], ...]
     hosts: bool = True
 
@@ -328,7 +328,7 @@ REFUSALS = (
 
 def _cases(*, hosts: bool) -> list[object]:
     return [
-        pytest.param(condition, id=f"{row.place.split('/')[1]}-{condition.__name__}")
+        pytest.param(condition, id=f"{row.location.split('/')[1]}-{condition.__name__}")
         for row in REFUSALS
         if row.hosts is hosts
         for condition in row.conditions
@@ -393,13 +393,13 @@ WORDS_OF_VERDICTS = {"results.py", "findings_text.py", "json_report.py", "answer
 def test_every_refusal_has_its_proof() -> None:
     """A ``"fail"`` that makes a verdict, or a check's ``failure``, stands nowhere but in the places of the table."""
     folder = REPOSITORY / "saferun" / "preflight"
-    found = Counter(place for path in (folder, folder / "checks") for place in _places(path))
-    assert sorted(found) == sorted({row.place for row in REFUSALS})
-    several = {place: count for place, count in found.items() if count > 1}
+    found = Counter(location for path in (folder, folder / "checks") for location in _locations(path))
+    assert sorted(found) == sorted({row.location for row in REFUSALS})
+    several = {location: count for location, count in found.items() if count > 1}
     assert several == {"checks/ports.py _none_free": 3}, "each of several in one place needs a condition of its own"
 
 
-def _places(folder: Path) -> Iterator[str]:
+def _locations(folder: Path) -> Iterator[str]:
     for path in sorted(folder.glob("*.py")):
         if path.name in WORDS_OF_VERDICTS:
             continue
