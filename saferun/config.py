@@ -127,7 +127,7 @@ class HostsConfig(Value):
 
 
 class JobMembership(Value):
-    """This host's place in the job, as it is known while the rest of a launch may yet prove to be impossible."""
+    """This host's membership in the job, as it is known while the rest of a launch may yet prove to be impossible."""
 
     hosts: HostsConfig
     rendezvous: RendezvousConfig

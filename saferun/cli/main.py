@@ -123,7 +123,7 @@ def read_config(
     Args:
         arguments: the command line.
         environ: the environment of this process.
-        on_membership: called as soon as this host's place in the job is known, if it is to be started.
+        on_membership: called as soon as this host's membership in the job is known, if it is to be started.
 
     Raises:
         SaferunError: it cannot be done; the exit code says whose fault it is.
