@@ -121,13 +121,13 @@ class HostsConfig(Value):
         return self.most + self.spares
 
     @property
-    def together(self) -> bool:
+    def spans_hosts(self) -> bool:
         """Whether this process is not alone: there are, or may be, others of the job."""
         return self.most > 1 or self.task is not None or self.spares > 0
 
 
-class JobPlace(Value):
-    """This host's place in the job, as it is known while the rest of a launch may yet prove to be impossible."""
+class JobMembership(Value):
+    """This host's membership in the job, as it is known while the rest of a launch may yet prove to be impossible."""
 
     hosts: HostsConfig
     rendezvous: RendezvousConfig
@@ -297,11 +297,11 @@ class WrapConfig(Value):
 
 
 class Setting(Value):
-    """The value of an option, and where it comes from. ``place`` names the flag, the variable or the file and line."""
+    """The value of an option, and where it comes from. ``location`` names the flag, variable or file and line."""
 
     value: object
     origin: Origin
-    place: str = ""
+    location: str = ""
 
 
 class LaunchConfig(Value):

@@ -158,7 +158,7 @@ RANKS_LEFT_OVER = "leftovers"  # as done, but processes that they left behind st
 
 
 class RankAssignment(Value):
-    """The place of one rank in the job."""
+    """The numbers of one rank in the job."""
 
     local_rank: int
     rank: int

@@ -19,7 +19,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.path.join(_ROOT, "saferun/env/profiles/builtin.py")
 WIDTH = 120
 
-_TYPES = ("Place", "Profile", "RankValue", "Removal", "Variable")
+_TYPES = ("Location", "Profile", "RankValue", "Removal", "Variable")
 
 _HEAD = '''"""The env profiles that come with saferun.
 

@@ -21,7 +21,7 @@ class DirectFiles:
     is_stalled = False
 
     def __init__(self) -> None:
-        self.place = ""
+        self.directory = ""
         self.on_failed: Callable[[str, OSError, bool], None] = _nothing
         self.on_written: Callable[[str, int], None] = _nothing
         self._said: list[JsonObject] = []

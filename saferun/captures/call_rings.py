@@ -58,7 +58,7 @@ class _Decoding:
         self._view = memoryview(content).cast("Q")
         self._afterwards = memoryview(threads_afterwards).cast("Q")
         self._at_ns = at_ns
-        self._places: dict[int, int] = {}  # in the names -> in the functions
+        self._indexes: dict[int, int] = {}  # in the names -> in the functions
         self._functions: list[CalledFunction] = []
 
     def calls(self, rank: int, pid: int, *, is_dead: bool) -> RankCalls:
@@ -101,23 +101,23 @@ class _Decoding:
         line = word >> 24 if kind == "line" and word >> 24 <= _HIGHEST_LINE else 0
         return CallEvent(kind, self._function(word >> 4 & 0xFFFFF), round(before_s, 6), line)
 
-    def _function(self, place: int) -> int:
-        known = self._places.get(place)
+    def _function(self, index: int) -> int:
+        known = self._indexes.get(index)
         if known is None:
-            found = self._read(place, _LONGEST_NAME)
+            found = self._read(index, _LONGEST_NAME)
             known = -1
             if found is not None:
-                name, line, file_place = found
-                file = self._read(file_place, _LONGEST_FILE)
+                name, line, file_index = found
+                file = self._read(file_index, _LONGEST_FILE)
                 known = len(self._functions)
                 self._functions.append(CalledFunction(name, file[0] if file is not None else "", line))
-            self._places[place] = known
+            self._indexes[index] = known
         return known
 
-    def _read(self, place: int, longest: int) -> tuple[str, int, int] | None:
-        """A name, its line and the place of its file's name; None where there is none."""
-        begin = NAMES_BYTES + place * 8
-        if not place or begin + 12 > RINGS_BYTES:
+    def _read(self, index: int, longest: int) -> tuple[str, int, int] | None:
+        """A name, its line and the index of its file's name; None where there is none."""
+        begin = NAMES_BYTES + index * 8
+        if not index or begin + 12 > RINGS_BYTES:
             return None
         length, line, file = self._numbers(begin)
         if not 0 < length <= longest or begin + 12 + length > RINGS_BYTES:

@@ -156,13 +156,13 @@ def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess]
 def _silent_file_system(request: CoreRequest, pattern: CorePattern) -> str:
     """The mount point of a file system that does not respond and is needed to find cores; empty: all respond."""
     cwds = [*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]
-    places = cwds if pattern.is_file else [*HANDLER_DIRECTORIES, *cwds]
+    paths = cwds if pattern.is_file else [*HANDLER_DIRECTORIES, *cwds]
     if pattern.is_file and not pattern.is_relative:
-        places = [os.path.dirname(pattern.text.partition("%")[0])]
+        paths = [os.path.dirname(pattern.text.partition("%")[0])]
     # The interpreter reads the cores, too.
-    for place in dict.fromkeys([*places, sys.executable]):
-        if not responds(place, _ANSWER_S):
-            return mount_of(place, mounts_of(os.getpid())) or place
+    for path in dict.fromkeys([*paths, sys.executable]):
+        if not responds(path, _ANSWER_S):
+            return mount_of(path, mounts_of(os.getpid())) or path
     return ""
 
 

@@ -70,10 +70,10 @@ def _frame(text: str) -> Frame:
     if text.startswith(SIGNAL_HANDLER):
         return Frame(SIGNAL_HANDLER, "", 0, native=True)
     file, line = "", 0
-    if place := _AT.search(text):
-        file, line, text = place[1], int(place[2]), text[: place.start()]
-    elif place := _FROM.search(text):
-        file, text = place[1], text[: place.start()]
+    if location := _AT.search(text):
+        file, line, text = location[1], int(location[2]), text[: location.start()]
+    elif location := _FROM.search(text):
+        file, text = location[1], text[: location.start()]
     function = _without_parameters(text)
     return Frame(function[:_NAME_LIMIT] if function != "??" else "???", file[:_NAME_LIMIT], line, native=True)
 

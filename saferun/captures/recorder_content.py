@@ -161,9 +161,9 @@ def _progress(
     waiting = [call.seq for call in collectives if call.seq not in done]
     if collectives:
         completed = min(waiting) - 1 if waiting else max(call.seq for call in collectives)
-    places = _places(calls)
+    positions = _positions(calls)
     kept = tuple(
-        _call(calls[index], is_over=calls[index].is_over or _is_done(calls[index], done), nth=places.get(index, -1))
+        _call(calls[index], is_over=calls[index].is_over or _is_done(calls[index], done), nth=positions.get(index, -1))
         for index in _worth_keeping(calls, done)
     )
     return GroupProgress(
@@ -175,17 +175,17 @@ def _is_done(entry: _Entry, done: set[int]) -> bool:
     return not entry.is_p2p and entry.seq in done
 
 
-def _places(calls: list[_Entry]) -> dict[int, int]:
-    """The place of each send and receive among those of its stream; empty where the first ones are gone."""
+def _positions(calls: list[_Entry]) -> dict[int, int]:
+    """The position of each send and receive among those of its stream; empty where the first ones are gone."""
     first = next((call.seq for call in calls if call.is_p2p), 0)
     if first != 1:
         return {}
     counts: dict[str, int] = {}
-    places = {}
+    positions = {}
     for index, call in enumerate(calls):
         if call.is_p2p:
-            places[index] = counts[call.op] = counts.get(call.op, 0) + 1
-    return places
+            positions[index] = counts[call.op] = counts.get(call.op, 0) + 1
+    return positions
 
 
 def _worth_keeping(calls: list[_Entry], done: set[int]) -> list[int]:

@@ -34,7 +34,7 @@ _MOST_ITEMS = 1 << 23
 _FEWEST_STACKS = 8
 _COUNTED = re.compile(r"(?P<frames>.*\S) (?P<count>[0-9]{1,9})")
 _THREAD = re.compile(r"thread \((?:0x)?[0-9a-fA-F]+\)(?:: (?P<name>.*))?")
-_PLACE = re.compile(r"(?P<function>.*) \((?P<file>.*?)(?P<line>:[0-9]+)?\)")
+_LOCATION = re.compile(r"(?P<function>.*) \((?P<file>.*?)(?P<line>:[0-9]+)?\)")
 
 _Frame = Annotated[str, line_of(_LONGEST_FRAME)]
 
@@ -132,10 +132,10 @@ def _shown(word: str) -> str:
     thread = _THREAD.fullmatch(word)
     if thread is not None:
         return redacted_text(thread["name"] or "thread")[:_LONGEST_FRAME]
-    place = _PLACE.fullmatch(word)
-    if place is None:
+    location = _LOCATION.fullmatch(word)
+    if location is None:
         return redacted_text(word)[:_LONGEST_FRAME]
-    shown = f"{redacted_text(place['function'])} ({redacted_path(place['file'])}{place['line'] or ''})"
+    shown = f"{redacted_text(location['function'])} ({redacted_path(location['file'])}{location['line'] or ''})"
     return shown[:_LONGEST_FRAME]
 
 

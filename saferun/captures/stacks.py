@@ -228,7 +228,7 @@ class _Stacks:
             return
         is_auto, long = self._scene.request.native == "auto", _NATIVE_LONG if self._scene.request.is_certain else 0
         timeouts = (
-            _NATIVE_AUTO_TIMEOUT_S if is_auto and place >= long else _NATIVE_TIMEOUT_S for place in range(len(chosen))
+            _NATIVE_AUTO_TIMEOUT_S if is_auto and index >= long else _NATIVE_TIMEOUT_S for index in range(len(chosen))
         )
         work = map(self._ask_native, chosen, repeat(self._py_spy), timeouts)
         run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)

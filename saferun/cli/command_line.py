@@ -137,19 +137,19 @@ def fill_in(values: SimpleNamespace, environ: Mapping[str, str]) -> tuple[dict[s
     for option in OPTIONS:
         if option.dest in given:
             origin: Origin = "flag"
-            place = option.name
+            location = option.name
         elif not option.asks and option.variable in environ and option.variable not in not_meant:
-            origin, place = "environment", option.variable
-            setattr(values, option.dest, _read(option, _split(option, environ[option.variable]), place))
+            origin, location = "environment", option.variable
+            setattr(values, option.dest, _read(option, _split(option, environ[option.variable]), location))
         elif option.pet and f"PET_{option.dest.upper()}" in environ:
-            origin, place = "environment", f"PET_{option.dest.upper()}"
+            origin, location = "environment", f"PET_{option.dest.upper()}"
         elif option.dest in from_file:
             found = from_file[option.dest]
-            origin, place = "file", found.place
-            setattr(values, option.dest, _read(option, found.texts, place))
+            origin, location = "file", found.location
+            setattr(values, option.dest, _read(option, found.texts, location))
         else:
-            origin, place = "default", ""
-        settings[option.dest] = Setting(getattr(values, option.dest), origin, place)
+            origin, location = "default", ""
+        settings[option.dest] = Setting(getattr(values, option.dest), origin, location)
     if path is not None and settings["config"].origin == "default":
         values.config = path
         settings["config"] = Setting(path, "default", "found in the current directory")
@@ -220,27 +220,27 @@ def _split(option: Option, text: str) -> Sequence[str]:
     return comma_separated_list(text) if option.kind == "list" else [text]
 
 
-def _read(option: Option, texts: Sequence[str], place: str) -> object:
+def _read(option: Option, texts: Sequence[str], location: str) -> object:
     """The value of an option from text that does not come from the command line."""
     if option.kind in {"list", "append"}:
         return list(texts)
     text = texts[0]
     if option.kind == "flag":
-        return _truth(option, text, place)
+        return _truth(option, text, location)
     try:
         value = TYPES[option.kind](text)
     except ValueError:
         kind = "whole number" if option.kind == "int" else "number"
-        raise UsageError(f"{place}: {option.name}: {quoted(text)} is not a {kind}", _SEE_HELP) from None
+        raise UsageError(f"{location}: {option.name}: {quoted(text)} is not a {kind}", _SEE_HELP) from None
     if option.choices is not None and value not in option.choices:
         near = nearest(text, option.choices)
         hint = _SEE_HELP if near is None else f"did you mean {near}?"
-        raise UsageError(f"{place}: {option.name}: {quoted(text)} is not one of {', '.join(option.choices)}", hint)
+        raise UsageError(f"{location}: {option.name}: {quoted(text)} is not one of {', '.join(option.choices)}", hint)
     return value
 
 
-def _truth(option: Option, text: str, place: str) -> bool:
+def _truth(option: Option, text: str, location: str) -> bool:
     truths = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if text.lower() not in truths:
-        raise UsageError(f"{place}: {option.name}: {quoted(text)} is neither on nor off", "write on or off")
+        raise UsageError(f"{location}: {option.name}: {quoted(text)} is neither on nor off", "write on or off")
     return truths[text.lower()]

@@ -18,7 +18,7 @@ from saferun.config import (
     ChecksConfig,
     Command,
     EnvironConfig,
-    JobPlace,
+    JobMembership,
     LaunchConfig,
     LogConfig,
     OutputConfig,
@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     checks: CheckProcess | None = None
-    places: list[JobPlace] = []
+    memberships: list[JobMembership] = []
     try:
-        config = read_config(arguments, os.environ, places.append)
+        config = read_config(arguments, os.environ, memberships.append)
         checks = _fork_checks(config)
         from saferun.launch.entry import launch
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SaferunError as error:
         if checks is not None:
             checks.discard()
-        _give_up(error, places)
+        _give_up(error, memberships)
         exit_code = error.exit_code
     except OSError as error:
         if error.errno not in {errno.EMFILE, errno.ENFILE}:
@@ -82,17 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _give_up(error: SaferunError, places: Sequence[JobPlace]) -> None:
+def _give_up(error: SaferunError, memberships: Sequence[JobMembership]) -> None:
     """Say why nothing is started, here and on the other hosts, which would wait for this one."""
-    together = [place for place in places if place.hosts.started > 1]
-    if not together:
+    several = [membership for membership in memberships if membership.hosts.started > 1]
+    if not several:
         print_error(error)
         return
     from saferun.launch.withdrawal import with_host, withdraw
 
     reason, error = error, with_host(error)
     print_error(error)
-    withdraw(together[-1], reason, os.environ)
+    withdraw(several[-1], reason, os.environ)
 
 
 def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
@@ -114,14 +114,16 @@ def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
 
 
 def read_config(
-    arguments: Sequence[str], environ: Mapping[str, str], on_place: Callable[[JobPlace], None] = lambda _: None
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    on_membership: Callable[[JobMembership], None] = lambda _: None,
 ) -> LaunchConfig:
     """What one command line asks for.
 
     Args:
         arguments: the command line.
         environ: the environment of this process.
-        on_place: called as soon as this host's place in the job is known, if it is to be started.
+        on_membership: called as soon as this host's membership in the job is known, if it is to be started.
 
     Raises:
         SaferunError: it cannot be done; the exit code says whose fault it is.
@@ -135,7 +137,7 @@ def read_config(
         values = parse(arguments, environ)
     settings, settings_file = fill_in(values, environ)
     try:
-        config = _resolve(values, arguments, environ, settings, on_place)
+        config = _resolve(values, arguments, environ, settings, on_membership)
     except UsageError as error:
         raise _placed(error, settings) from None
     return config._replace(settings_file=settings_file)
@@ -147,7 +149,7 @@ def _placed(error: UsageError, settings: Mapping[str, Setting]) -> UsageError:
     for option in OPTIONS:
         setting = settings[option.dest]
         if begins in option.flags and setting.origin in {"environment", "file"}:
-            return UsageError(f"{setting.place}: {error.what}", error.hint, error.exit_code)
+            return UsageError(f"{setting.location}: {error.what}", error.hint, error.exit_code)
     return error
 
 
@@ -156,11 +158,11 @@ def _resolve(
     arguments: Sequence[str],
     environ: Mapping[str, str],
     settings: dict[str, Setting],
-    on_place: Callable[[JobPlace], None],
+    on_membership: Callable[[JobMembership], None],
 ) -> LaunchConfig:
     hosts, rendezvous, nproc_per_node = find_place(values, settings, environ)
     if not values.show_config and not values.dry_run:
-        on_place(JobPlace(hosts, rendezvous, values.job_secret_file))
+        on_membership(JobMembership(hosts, rendezvous, values.job_secret_file))
     command = rank_command(values, environ)
     task = hosts.task
     _check_monitor_interval(values.monitor_interval)

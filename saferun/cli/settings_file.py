@@ -20,7 +20,7 @@ class FileValue(Value):
     """What stands in a settings file (several texts, for options that take several), and where (``saferun.yaml:3``)."""
 
     texts: tuple[str, ...]
-    place: str
+    location: str
 
 
 def read_settings_file(path: str, fd: int | None = None) -> dict[str, FileValue]:

@@ -316,7 +316,7 @@ class Job(JobSender):
             leader=self.leader,
             leads=self.leads,
             addresses=addresses[:_MOST_ROUTES],
-            local_ranks={place.rank: place.local_rank for place in placement.ranks},
+            local_ranks={rank_assignment.rank: rank_assignment.local_rank for rank_assignment in placement.ranks},
             speaks=self.is_head,
         )
         self._begin(attempt)

@@ -238,9 +238,9 @@ class Pane:
         room = min(_MOST_ROWS, max(terminal_size(self.target.fd)[1] - _LEAST_LINES - len(below), 1))
         shown: list[bytes] = []
         cursor = None
-        for place, (stream, rows) in enumerate(drawn.items()):
+        for index, (stream, rows) in enumerate(drawn.items()):
             # Each has the rows that the others leave; of what is higher, the rows nearest to its end.
-            most = max((room - len(shown)) // (len(drawn) - place), 1)
+            most = max((room - len(shown)) // (len(drawn) - index), 1)
             left_out = max(len(rows) - most, 0)
             at = stream.cursor
             if at is not None and left_out <= at[0] < len(rows):

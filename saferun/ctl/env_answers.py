@@ -61,8 +61,8 @@ def _answer(arguments: argparse.Namespace, lines: Sequence[str], **more: object)
 def _profiles_folder() -> str:
     """Where the profiles that come with saferun are: in the wheel within the package, else beside it."""
     package = os.path.dirname(os.path.abspath(saferun.__file__))
-    places = (os.path.join(package, _BUILT_IN), os.path.join(os.path.dirname(package), _BUILT_IN))
-    return next((shorter_path(place) for place in places if os.path.isdir(place)), _BUILT_IN)
+    directories = (os.path.join(package, _BUILT_IN), os.path.join(os.path.dirname(package), _BUILT_IN))
+    return next((shorter_path(directory) for directory in directories if os.path.isdir(directory)), _BUILT_IN)
 
 
 def _explain(arguments: argparse.Namespace, profiles: ProfileSet) -> int:

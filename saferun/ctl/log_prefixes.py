@@ -122,14 +122,14 @@ class Prefixes:
     def _local_rank(self, name: LogName) -> int | None:
         key = (name.host, name.attempt)
         if key not in self._local_ranks:
-            for attempt, ranks in self._read_places(name.host).items():
+            for attempt, ranks in self._read_ranks(name.host).items():
                 self._local_ranks.setdefault((name.host, attempt), ranks)
             self._local_ranks.setdefault(key, {})
         return self._local_ranks[key].get(name.rank)
 
-    def _read_places(self, host: str) -> dict[int, dict[int, int]]:
+    def _read_ranks(self, host: str) -> dict[int, dict[int, int]]:
         """By attempt and rank the local ranks of a host."""
-        places: dict[int, dict[int, int]] = {}
+        ranks_by_attempt: dict[int, dict[int, int]] = {}
         with suppress(OSError):
             fd = open_run(self._path)
             try:
@@ -142,12 +142,12 @@ class Prefixes:
                         for line in _joined(folder, name):
                             with suppress(*MALFORMED):
                                 event = loads(line, longest=_LONGEST_EVENT)
-                                ranks = places.setdefault(number(event["attempt"]), {})
-                                for place in event["placement"]["ranks"]:
-                                    ranks[number(place["rank"])] = number(place["local_rank"])
+                                ranks = ranks_by_attempt.setdefault(number(event["attempt"]), {})
+                                for assignment in event["placement"]["ranks"]:
+                                    ranks[number(assignment["rank"])] = number(assignment["local_rank"])
             finally:
                 os.close(folder)
-        return places
+        return ranks_by_attempt
 
 
 def _template(fd: int, name: str) -> _Template | None:

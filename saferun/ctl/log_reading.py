@@ -354,11 +354,11 @@ class _Index:
         self._time_ms = times_ms[-1]
         self._latest_ms = max(self._latest_ms, self._time_ms)
         steps = []
-        for place, time_ms, stream, length in zip(order, *growth, strict=True):
+        for order_ms, time_ms, stream, length in zip(order, *growth, strict=True):
             file = streams.get(stream)
             if file is not None:
                 claimed[stream] = upto = claimed[stream] + length
-                steps.append((place, time_ms, file, upto))
+                steps.append((order_ms, time_ms, file, upto))
         return steps
 
     def _next(self, offset: int, most_bytes: int) -> bytes:

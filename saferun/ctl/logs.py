@@ -120,10 +120,10 @@ def _exit_code(failures: Mapping[str, str]) -> int:
 
 def _without_files(path: str) -> UsageError | None:
     """Why there is no file of output; None: it is a run, whose ranks may not have written anything yet."""
-    from saferun.files.live_records import record_places
+    from saferun.files.live_records import record_directories
 
     shown = shorter_path(path)
-    if os.path.dirname(path) in map(os.path.realpath, record_places(os.environ)):
+    if os.path.dirname(path) in map(os.path.realpath, record_directories(os.environ)):
         return UsageError(f"{shown} is a run with --run-dir none: its output is in no file", "see its console")
     if state_of(path).name == "unknown":
         return UsageError(f"{shown} is not the directory of a run", "see saferunctl list, or name another one")

@@ -148,8 +148,8 @@ def _lines(found: Sequence[tuple[str, Recording]], remarks: Sequence[str], paths
 
 def _short(frame: str) -> str:
     """A call with the file's own name only."""
-    function, bracket, place = frame.rpartition(" (")
-    return f"{function} ({os.path.basename(place)}" if bracket else frame
+    function, bracket, location = frame.rpartition(" (")
+    return f"{function} ({os.path.basename(location)}" if bracket else frame
 
 
 def _as_json(found: Sequence[tuple[str, Recording]], remarks: Sequence[str], paths: Sequence[str]) -> dict[str, object]:

@@ -55,11 +55,11 @@ def without_tracker(lines: list[str]) -> list[str]:
     return kept
 
 
-def _begins_child(lines: Sequence[str], place: int) -> bool:
+def _begins_child(lines: Sequence[str], index: int) -> bool:
     """Whether a child's traceback follows; a line of a program's own may look like the one above it."""
-    if CHILD.match(lines[place]) is None:
+    if CHILD.match(lines[index]) is None:
         return False
-    for line in lines[place + 1 : place + 1 + _MOST_LINES_OF_A_CHILD]:
+    for line in lines[index + 1 : index + 1 + _MOST_LINES_OF_A_CHILD]:
         if _BOOTSTRAP.match(line):
             return True
         if line.startswith(ASIDE) or CHILD.match(line):
@@ -70,8 +70,8 @@ def _begins_child(lines: Sequence[str], place: int) -> bool:
 def without_asides(lines: Sequence[str]) -> Iterator[str]:
     """Lines without the tracebacks of what ends no program: threads, destructors, functions at exit, children."""
     is_inside = has_begun = False
-    for place, line in enumerate(lines):
-        if line.startswith(ASIDE) or _begins_child(lines, place):
+    for index, line in enumerate(lines):
+        if line.startswith(ASIDE) or _begins_child(lines, index):
             is_inside, has_begun = True, False
         elif is_inside and line.endswith(_MARKER):
             has_begun = True

@@ -189,7 +189,7 @@ class _Comparison:
     def findings(self, unavailable: tuple[int, ...]) -> CollectiveFindings:
         """All of them."""
         alike = groups_alike(self._groups)
-        by_group = {place: first_mismatch(group, alike.get(place, ())) for place, group in enumerate(self._groups)}
+        by_group = {index: first_mismatch(group, alike.get(index, ())) for index, group in enumerate(self._groups)}
         # Only a mismatch that comes before what they wait in explains it.
         telling = {
             root.op.group: by_group[root.op.group]
@@ -204,11 +204,11 @@ class _Comparison:
                 continue
             found = suspects if root.kind == "stuck" else culprits
             found.update((self._left_out(root, alike) if root.kind == "circle" else ()) or root.suspects)
-        limits = {place: found[0].seq for place, found in by_group.items() if found}
-        order = sorted(range(len(self._groups)), key=lambda place: place not in self._at_root)
+        limits = {index: found[0].seq for index, found in by_group.items() if found}
+        order = sorted(range(len(self._groups)), key=lambda index: index not in self._at_root)
         blamed = culprits | suspects
-        missing = [one for place in order for one in self._missing(self._groups[place], limits.get(place))]
-        stuck = [one for place in order for one in self._stuck(place, limits.get(place))]
+        missing = [one for index in order for one in self._missing(self._groups[index], limits.get(index))]
+        stuck = [one for index in order for one in self._stuck(index, limits.get(index))]
         return CollectiveFindings(
             groups=tuple(_stand(group) for group in self._groups),
             mismatched=tuple(mismatched),
@@ -244,9 +244,9 @@ class _Comparison:
         ranks = {*root.ranks}
         widest = sorted(self._groups, key=lambda group: -len(group.ranks))[:_ANCHORS]
         odd: set[int] = set()
-        for place, group in enumerate(self._groups):
+        for index, group in enumerate(self._groups):
             if len(ranks.intersection(group.ranks)) > 1:
-                odd.update(left_out(group, widest, alike.get(place, ())))
+                odd.update(left_out(group, widest, alike.get(index, ())))
         return tuple(sorted(odd & ranks))
 
     def _waiting(self) -> dict[int, list[CollectiveWait]]:
@@ -302,10 +302,10 @@ class _Comparison:
 
     # -------------------------------------------------------------------------------------------- all called, none ends
 
-    def _stuck(self, place: int, mismatch_seq: int | None) -> list[Stuck]:
-        group = self._groups[place]
+    def _stuck(self, index: int, mismatch_seq: int | None) -> list[Stuck]:
+        group = self._groups[index]
         found = [
-            self._stuck_transfer(group, root) for root in self._roots if root.op.group == place and root.op.source >= 0
+            self._stuck_transfer(group, root) for root in self._roots if root.op.group == index and root.op.source >= 0
         ]
         stuck = [one for one in found if one is not None]
         if not group.waits_in:

@@ -372,9 +372,9 @@ def _first_line(evidence: Evidence, hosts: Hosts, case: Case, how: str = "", mes
     line = who_and_when(evidence, hosts, case.end, how or ("failed first" if is_first else "failed"))
     message = cause.message if message is None else message
     line += f": {message}" if message else ""
-    place, manner = case.failure.location_and_manner
+    location, manner = case.failure.location_and_manner
     if cause.location:
-        line += f", {manner if place == cause.location else 'at'} {cause.location}"
+        line += f", {manner if location == cause.location else 'at'} {cause.location}"
     line += f" ({case.afterwards})" if case.afterwards else ""
     line_after = shortened(case.failure.line_after, _LONGEST_LAST_LINE)
     line += f"; its last line of output: {line_after}" if line_after and line_after not in line else ""

@@ -37,5 +37,5 @@ def in_different_groups(findings: CollectiveFindings, waits: Mapping[int, Wait],
 
 
 def _side(stuck: Stuck, waits: Mapping[int, Wait]) -> str:
-    place = next((waits[rank].location for rank in stuck.waiting if rank in waits), "")
-    return f"{ranks_text(stuck.waiting)} in {stuck.op} of group {stuck.group}{f' at {place}' if place else ''}"
+    location = next((waits[rank].location for rank in stuck.waiting if rank in waits), "")
+    return f"{ranks_text(stuck.waiting)} in {stuck.op} of group {stuck.group}{f' at {location}' if location else ''}"

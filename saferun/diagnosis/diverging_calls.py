@@ -92,5 +92,5 @@ def _behind(known: Mapping[int, Mapping[int, _Step]], end: int) -> str:
 
 def _text(step: _Step) -> str:
     kind, name, file, line = step
-    place = f" ({file}:{line})" if file else ""
-    return f"{_VERBS[kind]} {name}{place}"
+    location = f" ({file}:{line})" if file else ""
+    return f"{_VERBS[kind]} {name}{location}"

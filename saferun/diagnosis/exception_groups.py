@@ -32,14 +32,14 @@ class _Block(Protocol):
     def start(self) -> int: ...
 
 
-class PlaceInGroup(Value):
+class PositionInGroup(Value):
     """Which traceback counts, and which error of its group it is: ``1 of 3``; empty where it is of none."""
 
-    place: int
+    position: int
     text: str = ""
 
 
-def of_its_group(clean: Sequence[str], chains: Sequence[Sequence[_Block]], last: int) -> PlaceInGroup:
+def of_its_group(clean: Sequence[str], chains: Sequence[Sequence[_Block]], last: int) -> PositionInGroup:
     """The error that counts of the group that a traceback belongs to; the traceback itself where there is none.
 
     Args:
@@ -48,7 +48,7 @@ def of_its_group(clean: Sequence[str], chains: Sequence[Sequence[_Block]], last:
         last: the traceback.
     """
     if not _is_inside(clean[chains[last][-1].start]):
-        return PlaceInGroup(last)
+        return PositionInGroup(last)
     inside = [last]
     for index in range(last - 1, -1, -1):
         start = chains[index][-1].start
@@ -56,14 +56,14 @@ def of_its_group(clean: Sequence[str], chains: Sequence[Sequence[_Block]], last:
         if line.endswith(_GROUP) and line.lstrip().startswith("+ "):
             is_in_order = any(map(_IN_ORDER.search, clean[start : chains[index + 1][0].start]))
             candidates = inside[::-1] if is_in_order else inside
-            place = next((place for place in candidates if not _is_cancelled(chains[place])), candidates[0])
-            return PlaceInGroup(place, _number(clean, chains[place][0].start))
+            position = next((position for position in candidates if not _is_cancelled(chains[position])), candidates[0])
+            return PositionInGroup(position, _number(clean, chains[position][0].start))
         if not _is_inside(line):
             break
         if not line.endswith(_GROUP):
             inside.append(index)
     # Where the group began was cut off.
-    return PlaceInGroup(last)
+    return PositionInGroup(last)
 
 
 def _is_cancelled(chain: Sequence[_Block]) -> bool:

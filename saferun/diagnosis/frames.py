@@ -58,9 +58,9 @@ class UserCode:
     def _owns_file(self, file: str) -> bool:
         if not file or file.startswith("<"):
             return False
-        if any(place in file for place in self._own):
+        if any(directory in file for directory in self._own):
             return True
-        if any(place in file for place in _INSTALLED) or _OUR_HOOK in file:
+        if any(directory in file for directory in _INSTALLED) or _OUR_HOOK in file:
             return False
         return not (_STANDARD_LIBRARY.search(file) or _TORCH.search(file) or _GENERATED.search(file))
 
@@ -72,13 +72,13 @@ def _own_paths(script: str, cwd: str) -> tuple[str, ...]:
     if "/" not in script and not script.endswith(".py"):
         # A module: its package, unless it is a launcher of torch's.
         package = script.partition(".")[0]
-        return () if package == "torch" else tuple(f"{place}{package}/" for place in _INSTALLED)
+        return () if package == "torch" else tuple(f"{directory}{package}/" for directory in _INSTALLED)
     path = script if script.startswith("/") else f"{cwd.rstrip('/')}/{script}"
-    for place in _INSTALLED:
-        before, found, below = path.partition(place)
+    for directory in _INSTALLED:
+        before, found, below = path.partition(directory)
         package, slash, _ = below.partition("/")
         if found and slash and package != "torch":
-            return (f"{before}{place}{package}{slash}",)
+            return (f"{before}{directory}{package}{slash}",)
     return (path,)
 
 

@@ -179,9 +179,9 @@ class _Case:
             return None
         first = self._findings.mismatched[0]
         ranks = tuple(sorted({rank for mismatch in self._findings.mismatched for rank in mismatch.ranks}))
-        place = next((self._waits[rank].location for rank in first.ranks if rank in self._waits), "")
+        location = next((self._waits[rank].location for rank in first.ranks if rank in self._waits), "")
         message = "called another collective than the others"
-        cause = Cause("hang_mismatched_collectives", message, ranks, first.message, MISMATCH_ADVICE, place)
+        cause = Cause("hang_mismatched_collectives", message, ranks, first.message, MISMATCH_ADVICE, location)
         return Judgement(cause, first.message)
 
     def _absent(self) -> Judgement | None:
@@ -205,8 +205,8 @@ class _Case:
         circle = next((one for one in self._findings.circles if one.ranks == ranks), None)
         if circle is None:
             return None
-        places = dict.fromkeys(wait.location for wait in absent if wait.location)
-        at = f" ({', '.join(list(places)[:_SHOWN_WAITS])})" if places else ""
+        locations = dict.fromkeys(wait.location for wait in absent if wait.location)
+        at = f" ({', '.join(list(locations)[:_SHOWN_WAITS])})" if locations else ""
         peers = [wait for wait in self._held_up if wait.rank not in ranks]
         others = f"; {ranks_text(wait.rank for wait in peers)} {_waits(peers)} for them" if peers else ""
         cause = Cause("hang_missing_collective", "wait for each other", ranks, "", CIRCLE_ADVICE, absent[0].location)
@@ -224,15 +224,15 @@ class _Case:
         gets = "does not get" if len(suspects) == 1 else "do not get"
         message = f"{gets} through a call that all have made ({what} of group {stuck.group})"
         advice = STUCK_ADVICE.format(ranks=ranks_text(suspects))
-        place = self._waits[suspects[0]].location
-        cause = Cause("hang_stuck_collective", message, suspects, stuck.message, advice, place)
+        location = self._waits[suspects[0]].location
+        cause = Cause("hang_stuck_collective", message, suspects, stuck.message, advice, location)
         return Judgement(cause, f"{self._names(suspects)} {message}, and all others wait for {_them(suspects)}")
 
     def _stuck_among_unknown(self, suspects: tuple[int, ...], stuck: Stuck) -> Judgement:
         """The same, where it is not known who else is to make the call."""
         waits = [self._waits[rank] for rank in suspects]
-        places = dict.fromkeys(wait.location for wait in waits if wait.location)
-        at = f" at {', '.join(list(places)[:_SHOWN_WAITS])}" if places else ""
+        locations = dict.fromkeys(wait.location for wait in waits if wait.location)
+        at = f" at {', '.join(list(locations)[:_SHOWN_WAITS])}" if locations else ""
         what = _what_they_wait_in(waits)
         unknown = f"nothing is known of {ranks_text(stuck.unknown)}" if stuck.unknown else "whose members are not known"
         message = f"{_waits(waits)} in {what}{at}, in groups {unknown}"
@@ -293,10 +293,10 @@ class _Case:
         if self._held_up:
             return living
         # An asynchronous collective is waited for in the user's own line: then it is most ranks that stand there.
-        places: dict[tuple[str, str], list[Wait]] = {}
+        locations: dict[tuple[str, str], list[Wait]] = {}
         for wait in living:
-            places.setdefault((wait.found.kind, wait.location), []).append(wait)
-        (kind, _), most = max(places.items(), key=lambda item: len(item[1]))
+            locations.setdefault((wait.found.kind, wait.location), []).append(wait)
+        (kind, _), most = max(locations.items(), key=lambda item: len(item[1]))
         if kind in _MAYBE_OF_PEERS and len(living) > len(most) > len(living) / 2:
             return [wait for wait in living if wait not in most]
         return living
@@ -348,8 +348,8 @@ class _Case:
     def _computing(self, culprits: Sequence[Wait], peers: Sequence[Wait]) -> str:
         """Ranks whose CPU time grows while their stacks stay the same: nothing proves that it is no long step."""
         ranks = [wait.rank for wait in culprits]
-        places = dict.fromkeys(wait.location for wait in culprits if wait.location)
-        at = f" at {next(iter(places))}" if len(places) == 1 else ""
+        locations = dict.fromkeys(wait.location for wait in culprits if wait.location)
+        at = f" at {next(iter(locations))}" if len(locations) == 1 else ""
         hang = self._evidence.hang
         lasted = f" for {duration_text(hang.quiet_s)}" if hang is not None else ""
         headline = f"{self._names(ranks)} {_has(ranks)} been computing{at}{lasted}"
@@ -407,8 +407,8 @@ class _Case:
             message = "the state of the ranks is unknown"
             return Judgement(Cause("hang_unknown", message, (), "", CLASSES["unanswering"].advice), message)
         first = self._held_up[0]
-        same_place = len({wait.location for wait in self._held_up}) == 1
-        at = f" at {first.location}" if same_place and first.location else ""
+        same_location = len({wait.location for wait in self._held_up}) == 1
+        at = f" at {first.location}" if same_location and first.location else ""
         what = _what_they_wait_in(self._held_up)
         headline = f"{self._all_ranks} wait in {what}{at}"
         is_store = first.found.kind == "network"

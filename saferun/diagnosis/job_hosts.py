@@ -134,9 +134,9 @@ class Hosts:
         for address in dict.fromkeys(addresses_in(text)):
             host = self.at_address(address)
             if host is not None and host.label not in text:
-                place = re.search(rf"\[?{re.escape(address)}\]?(?::\d{{1,5}})?", text)
-                if place is not None:
-                    text = f"{text[: place.end()]} [{host.label}]{text[place.end() :]}"
+                match = re.search(rf"\[?{re.escape(address)}\]?(?::\d{{1,5}})?", text)
+                if match is not None:
+                    text = f"{text[: match.end()]} [{host.label}]{text[match.end() :]}"
         return text
 
 

@@ -103,9 +103,9 @@ def worker_dumps(dumps: Iterable[StackDump]) -> list[StackDump]:
     """The best dump of each process that descends from a rank, by rank and pid."""
     best: dict[tuple[int, int], StackDump] = {}
     for dump in dumps:
-        place = dump.rank, dump.pid
-        if not dump.is_rank and (place not in best or _merit(dump) > _merit(best[place])):
-            best[place] = dump
+        process = dump.rank, dump.pid
+        if not dump.is_rank and (process not in best or _merit(dump) > _merit(best[process])):
+            best[process] = dump
     return [dump for _, dump in sorted(best.items(), key=lambda item: item[0])]
 
 

@@ -216,15 +216,15 @@ def _calls_before(group: Group, anchor: Group, rank: int, seq: int) -> int:
 
 
 def groups_alike(groups: Sequence[Group]) -> dict[int, list[Group]]:
-    """For each group, by its place, all of the same description and size, itself among them."""
+    """For each group, by its index, all of the same description and size, itself among them."""
     by_kind: dict[tuple[str, int], list[int]] = {}
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         if group.description not in {"", "undefined", DEFAULT_GROUP}:
-            by_kind.setdefault((group.description, group.size), []).append(place)
+            by_kind.setdefault((group.description, group.size), []).append(index)
     alike: dict[int, list[Group]] = {}
-    for places in by_kind.values():
-        together = [groups[place] for place in places]
-        alike.update(dict.fromkeys(places, together))
+    for indexes in by_kind.values():
+        together = [groups[index] for index in indexes]
+        alike.update(dict.fromkeys(indexes, together))
     return alike
 
 

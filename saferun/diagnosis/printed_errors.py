@@ -82,8 +82,8 @@ class LastErrors:
         if error is None or not error.last.message:
             return None
         clean = clean_lines(lines)[: error.blocks[-1].start + 1]
-        place = error.location(self._user)
-        text = f"{shortened(error.last.message[0], _LONGEST_MESSAGE)}{f', at {place}' if place else ''}"
+        location = error.location(self._user)
+        text = f"{shortened(error.last.message[0], _LONGEST_MESSAGE)}{f', at {location}' if location else ''}"
         # A log puts more than the rank before each line.
         is_uncaught = error.is_uncaught and clean[-1].startswith(_TRACEBACK)
         before = clean[max(error.blocks[0].start - 2, 0) : error.blocks[0].start]
@@ -187,13 +187,13 @@ def dead_threads(evidence: Evidence, ranks: Collection[int]) -> Iterable[str]:
             continue  # none, or another error came after it
         name = shortened(clean[start].removeprefix(_THREAD).rstrip(":"), _LONGEST_NAME)
         message = shortened(error.last.message[0], _LONGEST_MESSAGE)
-        place = error.location(user)
-        yield f"rank {rank}: an exception ended thread {name}: {message}{f', at {place}' if place else ''}"
+        location = error.location(user)
+        yield f"rank {rank}: an exception ended thread {name}: {message}{f', at {location}' if location else ''}"
 
 
 def _outputs(evidence: Evidence) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The last lines of each rank's stderr."""
     for output in evidence.outputs:
-        place = output.local_rank
-        known = evidence.ranks[place] if place < len(evidence.ranks) else place
+        position = output.local_rank
+        known = evidence.ranks[position] if position < len(evidence.ranks) else position
         yield output.rank if output.rank >= 0 else known, output.last_lines

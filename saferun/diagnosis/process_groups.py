@@ -163,8 +163,8 @@ def _separate(by_rank: dict[int, list[GroupProgress]]) -> list[dict[int, GroupPr
     names = {frozenset(group.group for group in groups) for groups in by_rank.values() if len(groups) == most}
     found: dict[object, dict[int, GroupProgress]] = {}
     for rank, groups in by_rank.items():
-        for place, group in enumerate(sorted(groups, key=lambda one: one.number)):
-            found.setdefault(group.group if len(names) == 1 else place, {}).setdefault(rank, group)
+        for index, group in enumerate(sorted(groups, key=lambda one: one.number)):
+            found.setdefault(group.group if len(names) == 1 else index, {}).setdefault(rank, group)
     return [*found.values()]
 
 

@@ -80,7 +80,9 @@ def group_waits(waits: Iterable[Wait]) -> tuple[WaitGroup, ...]:
     members: dict[tuple[str, str, str], list[int]] = {}
     for wait in waits:
         members.setdefault((wait.found.kind, wait.found.detail, wait.location), []).append(wait.rank)
-    groups = [WaitGroup(kind, what, tuple(sorted(ranks)), place) for (kind, what, place), ranks in members.items()]
+    groups = [
+        WaitGroup(kind, what, tuple(sorted(ranks)), location) for (kind, what, location), ranks in members.items()
+    ]
     return tuple(sorted(groups, key=lambda group: group.ranks))
 
 
@@ -214,22 +216,22 @@ def _followed(dump: StackDump | None, user: UserCode) -> Sequence[ThreadStack]:
 
 def _wait(view: RankView, followed: Sequence[ThreadStack]) -> Wait:
     found = first_found(view, RULES) or Found("unanswering", "", "cannot be inspected")
-    place = location_text(user_frame(view.frames, view.user))
+    location = location_text(user_frame(view.frames, view.user))
     is_blocked = view.owns_gil and not view.active and not view.keeps_gil
     if is_blocked and found.kind in _HELD_UP_BY_GIL and not found.of_peers:
         found = found._replace(doing=f"{found.doing} in C code that holds the GIL")
     if found.kind in _VAGUE and followed:
         inner_views = [_view_of(view, thread) for thread in followed]
         # What a thread waits for other ranks with is what the rank does.
-        _, found, place = min(inner_views, key=lambda inner: inner[0])
-    return Wait(view.rank, found, place if found.kind != "dead" else "")
+        _, found, location = min(inner_views, key=lambda inner: inner[0])
+    return Wait(view.rank, found, location if found.kind != "dead" else "")
 
 
 def _view_of(view: RankView, thread: ThreadStack) -> tuple[tuple[bool, bool], Found, str]:
     inner = view._replace(frames=thread.frames, active=thread.active, is_main=False)
     found = first_found(inner, RULES) or Found("user_code", "", "stands")
-    place = location_text(user_frame(thread.frames, view.user))
+    location = location_text(user_frame(thread.frames, view.user))
     found_there = (
         found._replace(detail=f"{found.detail}, {IN_THREAD}".removeprefix(", ")) if not found.of_peers else found
     )
-    return (not found.of_peers, found.kind in _VAGUE), found_there, f"{place}" if place else ""
+    return (not found.of_peers, found.kind in _VAGUE), found_there, f"{location}" if location else ""

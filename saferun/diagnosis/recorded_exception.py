@@ -9,7 +9,7 @@ from saferun.evidence.job_evidence import Frame, RankOutput
 from saferun.model import Value
 
 # How a line about the locals of a frame begins (``text/failure_record.py``).
-_PLACE = re.compile(r"locals of [^ ]{0,80} \(([^:]{1,255}):(\d{1,9})\): ")
+_LOCATION = re.compile(r"locals of [^ ]{0,80} \(([^:]{1,255}):(\d{1,9})\): ")
 # So much of a message is the same wherever it stands.
 _COMPARED = 200
 
@@ -18,12 +18,12 @@ class RecordedException(Value):
     """The exception that ended a rank.
 
     Attributes:
-        places: frames of it: the file, without its directory, and the line.
+        locations: frames of it: the file, without its directory, and the line.
         message: what it says, as ``KeyError: 'labels'``; empty: not known.
         is_known: whether there was one at all, whatever is known of it.
     """
 
-    places: tuple[tuple[str, int], ...] = ()
+    locations: tuple[tuple[str, int], ...] = ()
     message: str = ""
     is_known: bool = False
 
@@ -35,7 +35,7 @@ class RecordedException(Value):
             message: the lines of its message.
         """
         shown = {(frame.file.rpartition("/")[2], frame.line) for frame in frames}
-        if self.places and shown.issuperset(self.places):
+        if self.locations and shown.issuperset(self.locations):
             return True
         return bool(self.message and message) and _without_module(message[0]) == _without_module(self.message)
 
@@ -44,10 +44,10 @@ def recorded_exception(output: RankOutput | None) -> RecordedException:
     """What a rank has recorded."""
     if output is None:
         return RecordedException()
-    found = (_PLACE.match(line) for line in output.failure)
-    places = tuple((match[1], int(match[2])) for match in found if match is not None)
+    found = (_LOCATION.match(line) for line in output.failure)
+    locations = tuple((match[1], int(match[2])) for match in found if match is not None)
     is_known = bool(output.failure or output.error_message)
-    return RecordedException(places, output.error_message.partition("\n")[0], is_known)
+    return RecordedException(locations, output.error_message.partition("\n")[0], is_known)
 
 
 def _without_module(line: str) -> str:

@@ -30,7 +30,7 @@ _UNFINISHED = re.compile(
     r"|\bwatchdog at work(?: sequence id)?: (\d{1,12})\b"
 )
 _OTHER_GROUP = re.compile(r"\[PG ID [1-9]|PG GUID (?!0\()")
-_MOST_PLACES = 4
+_MOST_LOCATIONS = 4
 _DONE_FOR = frozenset({"dead", "unanswering"})
 # A rank that is seen there may be on its way out as well.
 _AT_ITS_END = "interpreter"
@@ -182,14 +182,14 @@ def _doing(doing: dict[int, str], ranks: Sequence[int], evidence: Evidence, host
 def unfinished_calls(evidence: Evidence) -> list[str]:
     """Where ranks made the first call that is not over, as those that have ended left it in their Flight Recorders."""
     user = UserCode(evidence.script, evidence.cwd)
-    places: dict[tuple[str, str], list[int]] = {}
+    locations: dict[tuple[str, str], list[int]] = {}
     for one in evidence.capture.collectives:
         waiting = [call for group in one.groups for call in group.calls if not call.retired and call.frames]
         first = min(waiting, key=lambda call: call.order, default=None)
-        place = location_text(user_frame(first.frames, user)) if first is not None else ""
-        if first is not None and place:
-            places.setdefault((first.op, place), []).append(one.rank)
+        location = location_text(user_frame(first.frames, user)) if first is not None else ""
+        if first is not None and location:
+            locations.setdefault((first.op, location), []).append(one.rank)
     return [
-        f"{ranks_text(ranks)} called {op} at {place}, which is not over (Flight Recorder)"
-        for (op, place), ranks in list(places.items())[:_MOST_PLACES]
+        f"{ranks_text(ranks)} called {op} at {location}, which is not over (Flight Recorder)"
+        for (op, location), ranks in list(locations.items())[:_MOST_LOCATIONS]
     ]

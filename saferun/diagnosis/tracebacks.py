@@ -38,7 +38,7 @@ _NESTED = ("-- Process ",)
 _CPP_STACK = re.compile(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames>")
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
 # Where a source cannot be read: the file, the line of it, and the mark below that.
-_LINES_OF_A_PLACE = 3
+_LINES_OF_A_LOCATION = 3
 _MOST_FRAMES = 400
 _MOST_MESSAGE_LINES = 60
 _TOO_LATE = "<no Python frame>"
@@ -225,7 +225,7 @@ def find_python_error(lines: Sequence[str], recorded: RecordedException = _NOTHI
         chain = _before_warnings(clean, own or [chain], chain)
     end = max(block.end for block in last)
     of_group = of_its_group(clean, chains, chains.index(chain))
-    chain = chains[of_group.place]
+    chain = chains[of_group.position]
     start = chain[0].start
     after = sum(not _CPP_STACK.match(line) for line in clean[end:])
     is_uncaught = _has_rank(lines[chain[-1].start])
@@ -248,10 +248,10 @@ def _unread_script(clean: Sequence[str], after: int) -> Block | None:
         exception = _EXCEPTION.match(clean[index])
         if exception is None or exception[1] not in SYNTAX_ERRORS:
             continue
-        for start in range(index - 1, max(index - _LINES_OF_A_PLACE, after) - 1, -1):
-            place = _FRAME.match(clean[start])
-            if place is not None and not place[3]:
-                return Block(exception[1], (clean[index],), (Frame("", place[1], int(place[2])),), "", start, index + 1)
+        for start in range(index - 1, max(index - _LINES_OF_A_LOCATION, after) - 1, -1):
+            match = _FRAME.match(clean[start])
+            if match is not None and not match[3]:
+                return Block(exception[1], (clean[index],), (Frame("", match[1], int(match[2])),), "", start, index + 1)
         return None
     return None
 
@@ -274,8 +274,8 @@ def recorded_error(message: str) -> PythonError | None:
 def _chains(lines: Sequence[str], clean: Sequence[str]) -> list[list[Block]]:
     markers = [index for index, line in enumerate(clean) if line.endswith(_MARKER)]
     chains: list[list[Block]] = []
-    for place, start in enumerate(markers):
-        limit = markers[place + 1] if place + 1 < len(markers) else len(clean)
+    for index, start in enumerate(markers):
+        limit = markers[index + 1] if index + 1 < len(markers) else len(clean)
         # What it follows from may have been cut off.
         link = _link(clean, start) if chains else ""
         block = _block(lines, clean, start, limit, link)
@@ -322,13 +322,13 @@ def _last_own(clean: Sequence[str], chains: Sequence[list[Block]], recorded: Rec
             return blocks
         if not (_is_of_child(blocks) or _is_logged(clean, blocks)):
             break
-    place = len(chains) - 1
+    index = len(chains) - 1
     while (
-        place and _has_lost_its_pipe(clean, chains[place]) and _is_just_before(clean, chains[place - 1], chains[place])
+        index and _has_lost_its_pipe(clean, chains[index]) and _is_just_before(clean, chains[index - 1], chains[index])
     ):
-        place -= 1
-    is_its_own = not (_is_logged(clean, chains[place]) or _is_of_child(chains[place]))
-    return chains[place if is_its_own else -1]
+        index -= 1
+    is_its_own = not (_is_logged(clean, chains[index]) or _is_of_child(chains[index]))
+    return chains[index if is_its_own else -1]
 
 
 def _is_of_child(chain: Sequence[Block]) -> bool:
@@ -353,8 +353,8 @@ def _before_warnings(clean: Sequence[str], chains: Sequence[list[Block]], last: 
 
     One that reaches up to the module was most likely not caught, and the line above it is any.
     """
-    for place in range(chains.index(last), 0, -1):
-        above, below = chains[place - 1], chains[place]
+    for index in range(chains.index(last), 0, -1):
+        above, below = chains[index - 1], chains[index]
         if not (warns(clean[below[0].start - 1]) and above[0].start and _is_just_before(clean, above, below)):
             break
         if is_of_module(below[-1].frames) or any(tries_on(clean[blocks[0].start - 1]) for blocks in (above, below)):
@@ -479,13 +479,13 @@ def find_cpp_error(lines: Sequence[str]) -> CppError | None:
     clean = clean_lines(lines)
     found: CppError | None = None
     for index, line in enumerate(clean):
-        place = line.find("terminate called ")
-        if place < 0:
+        start = line.find("terminate called ")
+        if start < 0:
             continue
-        type_name = line[place:].partition("instance of '")[2].rstrip("'")
+        type_name = line[start:].partition("instance of '")[2].rstrip("'")
         message = _what(clean, index + 1)
         if found is None or message or not found.message:
-            found = CppError(type_name, message, line[place:], index)
+            found = CppError(type_name, message, line[start:], index)
     return found
 
 

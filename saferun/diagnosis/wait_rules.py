@@ -128,11 +128,11 @@ def worker_problem(view: RankView) -> tuple[str, str]:
         frames = started_in_child(thread.frames) if thread is not None else ()
         active = thread is not None and thread.active
         inner = RankView(view.rank, view.user, frames, active, processes.get(pid))
-        place = user_frame(frames, view.user)
+        frame = user_frame(frames, view.user)
         # One that waits for the next index to load has nothing to do.
-        found = first_found(inner, RULES if place is not None else _STATE_RULES)
+        found = first_found(inner, RULES if frame is not None else _STATE_RULES)
         if found is not None:
-            stuck.setdefault((found.detail or found.kind, found.doing, location_text(place)), []).append(pid)
+            stuck.setdefault((found.detail or found.kind, found.doing, location_text(frame)), []).append(pid)
     if not stuck:
         gone = "" if processes or dumps or not view.children else "no worker of its data loader is left"
         return gone, gone
@@ -226,8 +226,8 @@ def _child_problem(view: RankView) -> str:
         inner = RankView(view.rank, view.user, started_in_child(thread.frames), thread.active, process)
         found = first_found(inner, RULES)
         if found is not None:
-            place = location_text(user_frame(inner.frames, view.user))
-            return f"its child pid {dump.pid} {found.doing}{f' at {place}' if place else ''}"
+            location = location_text(user_frame(inner.frames, view.user))
+            return f"its child pid {dump.pid} {found.doing}{f' at {location}' if location else ''}"
     return ""
 
 

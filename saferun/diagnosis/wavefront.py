@@ -106,16 +106,16 @@ class Wavefront:
     def _open_calls(self) -> dict[int, list[_PendingCall]]:
         """Per rank, the first pending call of each of its streams."""
         found: dict[int, list[_PendingCall]] = {}
-        for place, group in enumerate(self._groups):
+        for index, group in enumerate(self._groups):
             for rank, seq in group.waits_in.items():
                 call = group.call(rank, seq)
-                found.setdefault(rank, []).append(_PendingCall(_order(call), -1, Op(place, seq)))
+                found.setdefault(rank, []).append(_PendingCall(_order(call), -1, Op(index, seq)))
             for rank, streams in group.streams.items():
                 for stream, calls in streams.items():
                     call = _first_open(calls)
                     if call is not None and stream[1] >= 0:
-                        op = _transfer(place, rank, stream, call.nth)
-                        batch = place << 40 | call.seq
+                        op = _transfer(index, rank, stream, call.nth)
+                        batch = index << 40 | call.seq
                         found.setdefault(rank, []).append(_PendingCall(_order(call), batch, op))
         return found
 
@@ -214,13 +214,13 @@ class Wavefront:
     def _idle(self) -> dict[int, Op]:
         """Ranks that are in no call, and have not made one that others wait in."""
         found = {}
-        for place, group in enumerate(self._groups):
+        for index, group in enumerate(self._groups):
             if not group.waits_in:
                 continue
             newest = max(progress.enqueued for rank, progress in group.ranks.items() if rank in group.waits_in)
             for rank, progress in group.ranks.items():
                 if rank not in self.first and progress.enqueued < newest and rank not in found:
-                    found[rank] = Op(place, max(progress.enqueued, 0) + 1)
+                    found[rank] = Op(index, max(progress.enqueued, 0) + 1)
         return found
 
     def _next(self, node: Node) -> Iterable[Node]:
@@ -340,14 +340,14 @@ def _sinks(starts: Sequence[Node], following: Callable[[Node], Iterable[Node]]) 
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     component: dict[Node, int] = {}
-    place: dict[Node, int] = {}
+    position: dict[Node, int] = {}
     stack: list[Node] = []
     sinks: list[list[Node]] = []
     for start in starts:
         if start in index:
             continue
         index[start] = low[start] = len(index)
-        place[start] = len(stack)
+        position[start] = len(stack)
         stack.append(start)
         work = [(start, iter(following(start)))]
         while work:
@@ -356,7 +356,7 @@ def _sinks(starts: Sequence[Node], following: Callable[[Node], Iterable[Node]]) 
             if other is not None:
                 if other not in index:
                     index[other] = low[other] = len(index)
-                    place[other] = len(stack)
+                    position[other] = len(stack)
                     stack.append(other)
                     work.append((other, iter(following(other))))
                 elif other not in component:
@@ -366,8 +366,8 @@ def _sinks(starts: Sequence[Node], following: Callable[[Node], Iterable[Node]]) 
             if work:
                 low[work[-1][0]] = min(low[work[-1][0]], low[node])
             if low[node] == index[node]:
-                part = stack[place[node] :]
-                del stack[place[node] :]
+                part = stack[position[node] :]
+                del stack[position[node] :]
                 component.update(dict.fromkeys(part, index[node]))
                 if all(component[other] == index[node] for one in part for other in following(one)):
                     sinks.append(part)

@@ -49,7 +49,7 @@ class Files(Protocol):
     """Takes a file that cannot be written: its path, why, and whether it is tried again."""
     on_written: Callable[[str, int], None]
     """Takes one that can be again, and how many bytes are missing in it."""
-    place: str
+    directory: str
     """What the files are said to be in: the run directory."""
 
     @property

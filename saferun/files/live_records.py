@@ -32,23 +32,23 @@ _UNUSED_S = 3600.0
 _ATTEMPTS = 3
 
 
-def record_places(environ: Mapping[str, str]) -> list[str]:
+def record_directories(environ: Mapping[str, str]) -> list[str]:
     """Directories of this user's that may have records, the best one first. They need not exist."""
     uid = os.geteuid()
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    places = [os.path.join(runtime, "saferun")] if os.path.isabs(runtime) else []
-    places += [f"/run/user/{uid}/saferun", f"/dev/shm/saferun-{uid}", f"/tmp/saferun-{uid}"]  # noqa: S108 - checked
-    return list(dict.fromkeys(places))
+    directories = [os.path.join(runtime, "saferun")] if os.path.isabs(runtime) else []
+    directories += [f"/run/user/{uid}/saferun", f"/dev/shm/saferun-{uid}", f"/tmp/saferun-{uid}"]  # noqa: S108 - checked
+    return list(dict.fromkeys(directories))
 
 
 def recorded_runs(environ: Mapping[str, str]) -> list[str]:
     """The directories of the runs that have a record here, the newest first."""
     found: list[str] = []
-    for place in record_places(environ):
+    for directory in record_directories(environ):
         with suppress(OSError):
-            fd = open_directory(place, private=True)
+            fd = open_directory(directory, private=True)
             try:
-                found += [os.path.join(place, name) for name in _names(fd, _MOST_RUNS)]
+                found += [os.path.join(directory, name) for name in _names(fd, _MOST_RUNS)]
             finally:
                 os.close(fd)
     return sorted(found, key=os.path.basename, reverse=True)
@@ -68,7 +68,7 @@ class LiveRecord:
         self._name = name
         self._host = host
         self._file = os.path.join(host, file) if is_part else file
-        self._place = ""
+        self._directory = ""
         self._lock = -1
 
     def write(self, content: str, environ: Mapping[str, str]) -> None:
@@ -78,40 +78,40 @@ class LiveRecord:
             OSError: there is no place for it.
         """
         failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a private directory")
-        for place in [self._place] if self._place else record_places(environ):
+        for directory in [self._directory] if self._directory else record_directories(environ):
             for _ in range(_ATTEMPTS):
                 try:
-                    self._write_in(place, content)
+                    self._write_in(directory, content)
                 except FileNotFoundError as error:
                     failure = error
                 except OSError as error:
                     failure = error
-                    if not self._place:
-                        self._remove_from(place)
+                    if not self._directory:
+                        self._remove_from(directory)
                     break
                 else:
-                    self._place = place
+                    self._directory = directory
                     return
         raise failure
 
     def touch(self) -> None:
         """Show that the launch lives to those who do not see its process: of another container."""
-        if self._place:
+        if self._directory:
             with suppress(OSError):
-                os.utime(os.path.join(self._place, self._name, self._host), follow_symlinks=False)
+                os.utime(os.path.join(self._directory, self._name, self._host), follow_symlinks=False)
 
     def remove(self) -> None:
         """Remove the record, and the directories that have no other one."""
-        if not self._place:
+        if not self._directory:
             return
-        self._remove_from(self._place)
+        self._remove_from(self._directory)
         if self._lock >= 0:
             os.close(self._lock)
-        self._place, self._lock = "", -1
+        self._directory, self._lock = "", -1
 
-    def _remove_from(self, place: str) -> None:
+    def _remove_from(self, directory: str) -> None:
         with suppress(OSError):
-            fd = open_directory(os.path.join(place, self._name))
+            fd = open_directory(os.path.join(directory, self._name))
             try:
                 with suppress(OSError):
                     os.unlink(self._file, dir_fd=fd)
@@ -119,13 +119,13 @@ class LiveRecord:
                     os.rmdir(self._host, dir_fd=fd)
             finally:
                 os.close(fd)
-            os.rmdir(os.path.join(place, self._name))
-            os.rmdir(place)
+            os.rmdir(os.path.join(directory, self._name))
+            os.rmdir(directory)
 
-    def _write_in(self, place: str, content: str) -> None:
-        top = _open_place(place)
+    def _write_in(self, directory: str, content: str) -> None:
+        top = _open_directory(directory)
         try:
-            if not self._place:
+            if not self._directory:
                 _remove_stale(top)
             run = make_directory(self._name, dir_fd=top)
             try:
@@ -158,12 +158,12 @@ class LiveRecord:
         return fd
 
 
-def _open_place(place: str) -> int:
-    above = os.path.dirname(place)
+def _open_directory(directory: str) -> int:
+    above = os.path.dirname(directory)
     if above not in _OF_ALL:
         os.close(open_directory(above, links=True))
-    os.close(make_directory(place))
-    return open_directory(place, private=True)
+    os.close(make_directory(directory))
+    return open_directory(directory, private=True)
 
 
 def _remove_stale(top: int) -> None:

@@ -55,7 +55,7 @@ class LogDirectory:
         self, base: str, placement: Placement, attempt: int, on_ready: Callable[[LogDestinations | OSError], None]
     ) -> None:
         name = self._job_name or f"{placement.run_id}_{os.urandom(4).hex()}"
-        names = [str(place.local_rank) for place in placement.ranks]
+        names = [str(assignment.local_rank) for assignment in placement.ranks]
 
         def on_answer(answer: WriterAnswer | None) -> None:
             if answer is not None and (error := answer.error) is not None:
@@ -79,7 +79,9 @@ class LogDirectory:
         self, placement: Placement, attempt: int, on_ready: Callable[[LogDestinations | OSError], None]
     ) -> None:
         paths = [
-            path for place in placement.ranks if (path := self._run_dir.rank_path(attempt, place.rank)) is not None
+            path
+            for assignment in placement.ranks
+            if (path := self._run_dir.rank_path(attempt, assignment.rank)) is not None
         ]
         if not paths:
             self._ready(placement, attempt, paths, on_ready, answers=False)
@@ -107,7 +109,7 @@ class LogDirectory:
         answers: bool,
     ) -> None:
         """Say where all goes. ``answers``: whether a rank may write its error file in its directory."""
-        ranks = [place.rank for place in placement.ranks]
+        ranks = [assignment.rank for assignment in placement.ranks]
 
         def on_error_paths(error_paths: list[str] | OSError) -> None:
             if isinstance(error_paths, OSError):
@@ -143,7 +145,10 @@ class LogDirectory:
     def _writes_logs(self, placement: Placement) -> bool:
         """Whether streams are to go to files, as torchrun's options have it."""
         config = self._config
-        masks = [config.redirects[place.local_rank] | config.tee[place.local_rank] for place in placement.ranks]
+        masks = [
+            config.redirects[assignment.local_rank] | config.tee[assignment.local_rank]
+            for assignment in placement.ranks
+        ]
         return any(masks) or bool(config.duplicate_stdout_filters or config.duplicate_stderr_filters)
 
     def _shown(self, local_rank: int) -> bool:
@@ -151,8 +156,8 @@ class LogDirectory:
 
     def _paths(self, placement: Placement, rank_paths: list[str], stream: int, name: str) -> tuple[str, ...]:
         paths = []
-        for place, path in zip(placement.ranks, rank_paths, strict=True):
-            local_rank = place.local_rank
+        for assignment, path in zip(placement.ranks, rank_paths, strict=True):
+            local_rank = assignment.local_rank
             mask = self._config.redirects[local_rank] | self._config.tee[local_rank]
             if mask & stream:
                 paths.append(os.path.join(path, name))
@@ -161,7 +166,7 @@ class LogDirectory:
         return tuple(paths)
 
     def _teed(self, placement: Placement, stream: int) -> frozenset[int]:
-        local_ranks = [place.local_rank for place in placement.ranks]
+        local_ranks = [assignment.local_rank for assignment in placement.ranks]
         return frozenset(
             i for i, rank in enumerate(local_ranks) if self._config.tee[rank] & stream and self._shown(rank)
         )

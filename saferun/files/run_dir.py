@@ -138,7 +138,7 @@ class RunDirectory:
         self.path, self.host_path = path, host_path
         self._waiting = [on_open] if on_open is not None else []
 
-        self.files.place = path
+        self.files.directory = path
         add_tree(Tree(top if ours else path))  # for a writer that follows the first one, and for captures
 
         def on_answer(answer: WriterAnswer | None) -> None:

@@ -50,8 +50,8 @@ class _Numbers(dict[bytes, int]):
 
     def __missing__(self, digits: bytes) -> int:
         number = 0
-        for place, byte in enumerate(digits):
-            number |= (byte & 0x7F) << (7 * place)
+        for index, byte in enumerate(digits):
+            number |= (byte & 0x7F) << (7 * index)
         if len(self) < _MOST_KNOWN:
             self[digits] = number
         return number

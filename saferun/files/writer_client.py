@@ -103,7 +103,7 @@ class WriterClient(PartBase):
     def __init__(self, print_message: Callable[[str], None], *, ring_bytes: int = RING_BYTES) -> None:
         self.on_failed: Callable[[str, OSError, bool], None] = _nothing
         self.on_written: Callable[[str, int], None] = _nothing
-        self.place = ""
+        self.directory = ""
         """What the files are said to be in: the run directory."""
         self.runs: JsonObject = {}
         """How many runs there are, as ``do_housework`` has counted them; empty: not known."""
@@ -293,7 +293,7 @@ class WriterClient(PartBase):
             self._print_message(text)
 
     def _path(self) -> str:
-        return self._files.path(self._ring.busy) or self.place
+        return self._files.path(self._ring.busy) or self.directory
 
     # ----------------------------------------------------------------------------------------------------------------
     # The process
@@ -364,7 +364,7 @@ class WriterClient(PartBase):
         if self._given_up or (self._is_finishing and self._ring.tail == self._ring.head):
             return
         if self._forked >= _MOST_WRITERS:
-            self._give_up(f"{self.place or 'files'}: the process that writes files was ended again")
+            self._give_up(f"{self.directory or 'files'}: the process that writes files was ended again")
             return
         self._print_message("the process that writes files was ended, and is replaced")
         self._stalled_at = None

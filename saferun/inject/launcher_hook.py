@@ -52,14 +52,14 @@ def split_command(command: list) -> tuple:  # type: ignore[type-arg]
             if word == "--check-hash-based-pycs" and command:
                 options.append(command.pop(0))
             continue
-        for place, letter in enumerate(word[1:], 1):
+        for index, letter in enumerate(word[1:], 1):
             if letter in "cm":
-                if place > 1:
-                    options.append(word[:place])
-                return options, letter, word[place + 1 :] or (command.pop(0) if command else ""), command
+                if index > 1:
+                    options.append(word[:index])
+                return options, letter, word[index + 1 :] or (command.pop(0) if command else ""), command
             if letter in "WX":
                 options.append(word)
-                if place == len(word) - 1 and command:
+                if index == len(word) - 1 and command:
                     options.append(command.pop(0))
                 break
         else:

@@ -210,14 +210,14 @@ class _Recorder:
         with self._lock:
             word = self.entries.get(id(code), 0)
             if not word and self.is_on:
-                place = self._write(getattr(code, "co_qualname", code.co_name)[:_LONGEST_NAME], code)
-                if place:
+                index = self._write(getattr(code, "co_qualname", code.co_name)[:_LONGEST_NAME], code)
+                if index:
                     self._codes.append(code)
-                    self.entries[id(code)] = word = _CALL | place << 4
+                    self.entries[id(code)] = word = _CALL | index << 4
         return word
 
     def _write(self, name: str, code: "CodeType") -> int:
-        """Write a function's name, and first that of its file; returns its place, 0 where there is no room."""
+        """Write a function's name, and first that of its file; returns its index, 0 where there is no room."""
         path = code.co_filename
         file = self._files.get(path)
         if file is None:
@@ -227,14 +227,14 @@ class _Recorder:
 
     def _append(self, text: str, line: int, file: int) -> int:
         content = text.encode("utf-8", "backslashreplace")
-        place, end = self._used, self._used + (12 + len(content) + 7) // 8 * 8
+        start, end = self._used, self._used + (12 + len(content) + 7) // 8 * 8
         if end > _RINGS - _NAMES:
             self.is_full = True
             return 0
         numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in (len(content), line & 0xFFFFFFFF, file))
-        self._mapping[_NAMES + place : _NAMES + place + 12 + len(content)] = numbers + content
+        self._mapping[_NAMES + start : _NAMES + start + 12 + len(content)] = numbers + content
         self._used = self.view[_NAMES_SIZE] = end
-        return place >> 3
+        return start >> 3
 
 
 def _is_own(error: Exception) -> bool:

@@ -49,16 +49,16 @@ def last_calls(prefix: str) -> "list[dict[str, Any]]":
     rows = []
     for number in range(max(count - _MOST, 0), count):
         time, word = ring[number % _ENTRIES * 2], ring[number % _ENTRIES * 2 + 1]
-        kind, place = word & 15, (word >> 4 & 0xFFFFF) * 8
-        if 0 < kind <= len(_KINDS) and place:
-            function, line, file = _name(names, place)
+        kind, start = word & 15, (word >> 4 & 0xFFFFF) * 8
+        if 0 < kind <= len(_KINDS) and start:
+            function, line, file = _name(names, start)
             row = {"before_s": round((clock - time) / 1e9, 6), "kind": _KINDS[kind - 1], "function": function}
             line = word >> 24 if _KINDS[kind - 1] == "line" else line
             rows.append({**row, "file": _name(names, file * 8)[0], "line": line})
     return rows
 
 
-def _name(names: bytes, place: int) -> "tuple[str, int, int]":
-    """A name, its line and the place of the name of its file."""
-    size, line, file = (int.from_bytes(names[at : at + 4], sys.byteorder) for at in range(place, place + 12, 4))
-    return names[place + 12 : place + 12 + size].decode("utf-8", "replace")[-_LONGEST_NAME:], line, file
+def _name(names: bytes, start: int) -> "tuple[str, int, int]":
+    """A name, its line and the index of the name of its file."""
+    size, line, file = (int.from_bytes(names[at : at + 4], sys.byteorder) for at in range(start, start + 12, 4))
+    return names[start + 12 : start + 12 + size].decode("utf-8", "replace")[-_LONGEST_NAME:], line, file

@@ -269,14 +269,17 @@ class AskedStacks:
             return  # the answer to an earlier request that took too long
         context, job = self._context, self._context.job
         self._own_number, self._own_kind = number, wanted.kind
-        ranks = [rank for rank in context.current.living() if not wanted.ranks or rank.place.rank in wanted.ranks]
+        ranks = [rank for rank in context.current.living() if not wanted.ranks or rank.assignment.rank in wanted.ranks]
         if not ranks or context.investigation.is_capturing:
             self._take_own(b"")
             return
         hook, attempt = context.investigation.hook, context.attempt
         request = HostRequest(
             wanted,
-            tuple(CaptureTarget(rank.place.rank, rank.pid, hook.prefix(attempt, rank.place.rank)) for rank in ranks),
+            tuple(
+                CaptureTarget(rank.assignment.rank, rank.pid, hook.prefix(attempt, rank.assignment.rank))
+                for rank in ranks
+            ),
             context.investigation.log.host,
             context.current.plan.placement.world_size if context.current.plan is not None else 0,
             context.config.command.name,

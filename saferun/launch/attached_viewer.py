@@ -89,7 +89,7 @@ def find_terminal(context: LaunchContext, wanted: str) -> RankTerminal | JsonObj
     terminals, plan = context.terminals, context.current.plan
     if plan is None:
         return {"error": "no rank runs now", "hint": "try again when saferunctl status shows that the ranks run"}
-    here = [place.rank for place in plan.placement.ranks]
+    here = [assignment.rank for assignment in plan.placement.ranks]
     number = int(wanted) if wanted.isascii() and wanted.isdecimal() else None
     if number is not None and number not in here:
         if number >= plan.placement.world_size:

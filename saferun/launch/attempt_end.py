@@ -130,11 +130,11 @@ class AttemptEnd:
         message, ranks = action.message, tuple(self._context.job.blamed)
         if action.reason == "failure":
             first = self._context.current.first_failure()
-            ranks = (first.place.rank,) if first is not None else ()
-            if first is not None and self._context.investigation.is_victim(first.place.rank):
+            ranks = (first.assignment.rank,) if first is not None else ()
+            if first is not None and self._context.investigation.is_victim(first.assignment.rank):
                 action = action._replace(reason="victim")
             if first is not None and first.end is not None:
-                message = message or f"rank {first.place.rank}: {first.end.status.description}"
+                message = message or f"rank {first.assignment.rank}: {first.end.status.description}"
         self._context.job.abort_attempt(
             action.reason, message or action.reason, hint=action.hint, ranks=ranks, signum=action.signum
         )
@@ -224,7 +224,7 @@ def _write_error_file(context: LaunchContext, diagnosis: Diagnosis, stop_signum:
         # The text of torchrun's exception, which programs that read this file may know.
         message = f"SignalException: Process {os.getpid()} got signal: {stop_signum}"
     elif first is not None and plan is not None:
-        own = next((place for place in plan.placement.ranks if place.rank == first.rank), None)
+        own = next((assignment for assignment in plan.placement.ranks if assignment.rank == first.rank), None)
         if own is not None:
             source = plan.destinations.error_files[plan.position(own)]
             returncode = first.status.returncode

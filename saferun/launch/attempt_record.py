@@ -125,7 +125,7 @@ class AttemptRecord:
 
     def local_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Those of these ranks of the job that run on this host."""
-        return tuple(rank.place.local_rank for rank in self.living if rank.place.rank in ranks)
+        return tuple(rank.assignment.local_rank for rank in self.living if rank.assignment.rank in ranks)
 
     @property
     def world_size(self) -> int:
@@ -152,7 +152,7 @@ class AttemptRecord:
             outputs=self._outputs(),
             abandoned=(),
             stop_signum=None,
-            ranks=tuple(rank.place.rank for rank in self.ranks),
+            ranks=tuple(rank.assignment.rank for rank in self.ranks),
             capture=capture,
             kernel_lines=capture.kernel_lines,
             hang=verdict,
@@ -161,7 +161,7 @@ class AttemptRecord:
             cwd=current_directory(),
             store_port=self.store_port,
             started_time=self.started_time,
-            world_size=placement.world_size if placement is not None and config.hosts.together else 0,
+            world_size=placement.world_size if placement is not None and config.hosts.spans_hosts else 0,
             abort_reason=abort_reason_of(self._context.launch.job),
             nics=(fault,) if (fault := self._nic_fault()) else (),
             bridges=self._context.launch.bridges,
@@ -183,7 +183,7 @@ class AttemptRecord:
         hook, attempt, now = self._context.hook, self._context.launch.attempt, time.monotonic()
         found = []
         for rank, output in zip(self.ranks, outputs, strict=True):
-            state = hook.script_state(attempt, rank.place.rank)
+            state = hook.script_state(attempt, rank.assignment.rank)
             at = rank.end.at if rank.end is not None else now
             found.append(output._replace(last_step=step_text(state, at)) if state is not None else output)
         return tuple(found)
@@ -223,7 +223,7 @@ class AttemptRecord:
     def undiagnosed(self, action: Diagnose) -> Diagnosis:
         """What remains to be said of a failed attempt that cannot be diagnosed."""
         headline = action.error or "the attempt failed"
-        failed = [(rank.end, rank.place.rank) for rank in self.ranks if rank.end is not None]
+        failed = [(rank.end, rank.assignment.rank) for rank in self.ranks if rank.end is not None]
         failed = [(end, rank) for end, rank in failed if not (end.stopped_by_us or end.status.ok)]
         if action.stop_signum is not None:
             headline = f"stopped by {action.stopped_by or signal.Signals(action.stop_signum).name}"

@@ -93,7 +93,7 @@ class AttemptSetup:
         context.ranks.forget()
         context.current = HostAttempt(action.attempt)
         context.job.join(action, *context.checks.host_info())
-        if self._config.hosts.together:
+        if self._config.hosts.spans_hosts:
             context.imports.import_now(BEFORE_SEVERAL_HOSTS)  # the other hosts take longer
             # Now, because what holds up a hung job may hold up who reads its interfaces, too.
             context.bridges = context.guarded("read the interfaces", _read_bridges) or ()
@@ -212,9 +212,9 @@ class AttemptSetup:
             environ.update(more)
         self._apply_profiles(current.number, placement, environs)
         hook, guarded = self._context.investigation.hook, self._context.guarded
-        for place, environ in zip(placement.ranks, environs, strict=True):
+        for rank_assignment, environ in zip(placement.ranks, environs, strict=True):
             environ.update(
-                guarded("prepare the start-up hook", hook.environ, current.number, place.rank, environ) or {}
+                guarded("prepare the start-up hook", hook.environ, current.number, rank_assignment.rank, environ) or {}
             )
             if answer.get("timer_file"):
                 environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
@@ -244,7 +244,10 @@ class AttemptSetup:
 
         context, run_dir = self._context, self._context.run_dir
         has_files = run_dir.path is not None
-        rank_dirs = [run_dir.rank_path(attempt, place.rank) if has_files else None for place in placement.ranks]
+        rank_dirs = [
+            run_dir.rank_path(attempt, rank_assignment.rank) if has_files else None
+            for rank_assignment in placement.ranks
+        ]
         program = sys.executable if self._config.command.run_path else self._config.command.argv[0]
         if attempt > 0:
             # Elastic jobs may have fewer ranks now; what was right at first is no mistake.
@@ -260,15 +263,15 @@ class AttemptSetup:
     def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:
         """Apply env profiles and --env, which override the rest of a rank's environment."""
         run_dir = self._context.run_dir
-        for place, environ in zip(placement.ranks, environs, strict=True):
+        for rank_assignment, environ in zip(placement.ranks, environs, strict=True):
             apply(
                 self._resolution,
                 environ,
-                place,
+                rank_assignment,
                 host=self._context.host,
                 world_size=placement.world_size,
                 run_dir=run_dir.path,
-                rank_dir=run_dir.rank_path(attempt, place.rank) if run_dir.path is not None else None,
+                rank_dir=run_dir.rank_path(attempt, rank_assignment.rank) if run_dir.path is not None else None,
             )
         if attempt == 0:
             for line in launch_lines(self._resolution, has_run_dir=run_dir.path is not None):

@@ -28,9 +28,9 @@ class CauseWait:
         self._record = record
         self.deadline = 0.0
         self._ends_at = time.monotonic() + action.limit_s
-        ranks = [rank for rank in record.living if rank.place.local_rank in action.local_ranks]
-        self._ranks = tuple(rank.place.rank for rank in ranks)
-        failed = [rank.place.rank for rank in record.ranks if rank.end is not None and not rank.end.status.ok]
+        ranks = [rank for rank in record.living if rank.assignment.local_rank in action.local_ranks]
+        self._ranks = tuple(rank.assignment.rank for rank in ranks)
+        failed = [rank.assignment.rank for rank in record.ranks if rank.end is not None and not rank.end.status.ok]
         victims = ranks_text(failed) if failed else "a rank of another host"
         shown = (
             f"{victims} may have failed because of another rank; waiting up to {action.limit_s:g} s for the error of"

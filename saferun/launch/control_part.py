@@ -304,7 +304,7 @@ class ControlPart(PartBase):
         context = self._context
         quiet_s = context.investigation.hangs.strict_quiet_s()
         event = StopRequested(now, context.attempt, by, at_once, quiet_s=quiet_s)
-        if not context.config.hosts.together or context.supervisor.state not in _BEFORE_RENDEZVOUS:
+        if not context.config.hosts.spans_hosts or context.supervisor.state not in _BEFORE_RENDEZVOUS:
             context.post(event)
             return
         # Hosts that are about to meet must end together, or some wait for those that have ended: the leader decides.
@@ -396,9 +396,9 @@ class ControlPart(PartBase):
 
     def _stacks(self, client: _Client, request: ControlRequest) -> None:
         """The stacks of the ranks of all hosts. In a job of one host saferunctl reads them itself."""
-        together = self._context.config.hosts.together
-        self._send(client, {"ok": True, "together": together}, is_last=not together)
-        if not together or client not in self._clients.values():
+        spans_hosts = self._context.config.hosts.spans_hosts
+        self._send(client, {"ok": True, "together": spans_hosts}, is_last=not spans_hosts)
+        if not spans_hosts or client not in self._clients.values():
             return
         client.close_at = time.monotonic() + longest_s(request.wanted) + _PATIENCE_S
 

@@ -35,8 +35,8 @@ class DebuggedRank:
         self._rank = rank
         self._attempt = context.attempt
         self._hangs = context.investigation.hangs  # of this attempt
-        self._holder = f"debugger of rank {rank.place.rank}"
-        self.number = rank.place.rank
+        self._holder = f"debugger of rank {rank.assignment.rank}"
+        self.number = rank.assignment.rank
         self._hangs.hold(self._holder, True)
         context.report(f"rank {self.number} is in a debugger, and hang detection waits for it ({by})")
 
@@ -72,7 +72,7 @@ def locate(context: LaunchContext, wanted: str) -> JsonObject:
     stat = read_stat(rank.pid)
     if stat is None:
         return {"refused": f"rank {wanted} has ended", "hint": _AGAIN}
-    return {"ok": True, "rank": rank.place.rank, "pid": rank.pid, "ticks": stat.start_ticks}
+    return {"ok": True, "rank": rank.assignment.rank, "pid": rank.pid, "ticks": stat.start_ticks}
 
 
 def debug(context: LaunchContext, wanted: str, held: set[int], by: str) -> DebuggedRank | JsonObject:
@@ -87,7 +87,7 @@ def debug(context: LaunchContext, wanted: str, held: set[int], by: str) -> Debug
     rank = _find(context, wanted)
     if isinstance(rank, dict):
         return rank
-    if rank.place.rank in held:
+    if rank.assignment.rank in held:
         return {"refused": f"another shell debugs rank {wanted}", "hint": "end that debugger with quit"}
     return DebuggedRank(context, rank, by)
 
@@ -100,9 +100,9 @@ def _find(context: LaunchContext, wanted: str) -> Rank | JsonObject:
     if not 0 <= number < plan.placement.world_size:
         hint = f"its ranks are 0-{plan.placement.world_size - 1}"
         return {"refused": f"the job has no rank {number}", "hint": hint}
-    if number not in {place.rank for place in plan.placement.ranks}:
+    if number not in {assignment.rank for assignment in plan.placement.ranks}:
         return {"elsewhere": host_of(context, number)}
-    rank = next((one for one in context.current.living() if one.place.rank == number), None)
+    rank = next((one for one in context.current.living() if one.assignment.rank == number), None)
     if rank is None or (rank.wrapped is not None and not rank.wrapped.lives):
         return {"refused": f"rank {number} has ended", "hint": _AGAIN}
     return rank

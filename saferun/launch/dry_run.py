@@ -48,7 +48,7 @@ def _shown(name: str, setting: Setting) -> str:
 
 
 def _origin(setting: Setting) -> str:
-    return f"{setting.origin} ({setting.place})" if setting.place else setting.origin
+    return f"{setting.origin} ({setting.location})" if setting.location else setting.origin
 
 
 def plan_lines(config: LaunchConfig, resolution: Resolution, environ: Mapping[str, str], host: str) -> list[str]:
@@ -65,12 +65,12 @@ def plan_lines(config: LaunchConfig, resolution: Resolution, environ: Mapping[st
     """
     placement, address, port = _placement(config)
     lines = _hosts_lines(config, address, port)
-    for place in placement.ranks:
-        argv = [config.command.argv[0], *substitute_local_rank(config.command.argv[1:], place.local_rank)]
+    for assignment in placement.ranks:
+        argv = [config.command.argv[0], *substitute_local_rank(config.command.argv[1:], assignment.local_rank)]
         shown = shlex.join(redacted_arguments(argv))
-        lines.append(f"rank {place.rank} ({host}, local rank {place.local_rank}): {shown}")
+        lines.append(f"rank {assignment.rank} ({host}, local rank {assignment.local_rank}): {shown}")
     # Each, for what it may refuse.
-    first, *_ = [rank_environ(config, placement, place, environ) for place in placement.ranks]
+    first, *_ = [rank_environ(config, placement, assignment, environ) for assignment in placement.ranks]
     lines.append(f"environment of rank {placement.ranks[0].rank}, as torchrun has it:")
     fixed = {"MASTER_ADDR": address, "MASTER_PORT": port}
     lines.extend(f"  {name}={fixed.get(name, value)}" for name, value in sorted(first.items()))
@@ -87,7 +87,7 @@ def _placement(config: LaunchConfig) -> tuple[Placement, str, str]:
     address = rendezvous.master_addr or rendezvous.local_addr or "<this host>"
     single = single_host(config.nproc_per_node, address, rendezvous.master_port or 0, rendezvous.run_id)
     port = str(rendezvous.master_port or "<a free port>")
-    if not hosts.together:
+    if not hosts.spans_hosts:
         return single, address, port
     if rendezvous.ports:
         port = " or ".join(str(number) for number in rendezvous.ports[:1])
@@ -98,14 +98,14 @@ def _placement(config: LaunchConfig) -> tuple[Placement, str, str]:
     first_local = task.local_rank if task is not None else 0
     first = (hosts.node_rank or 0) * local_world_size + first_local
     world_size = local_world_size * hosts.most
-    places = (RankAssignment(first_local + i, first + i, first + i) for i in range(config.nproc_per_node))
+    assignments = (RankAssignment(first_local + i, first + i, first + i) for i in range(config.nproc_per_node))
     return (
         single._replace(
             group_rank=hosts.node_rank or 0,
             group_world_size=hosts.most,
             world_size=world_size,
             role_world_size=world_size,
-            ranks=tuple(places),
+            ranks=tuple(assignments),
             local_world_size=local_world_size,
         ),
         address,
@@ -115,7 +115,7 @@ def _placement(config: LaunchConfig) -> tuple[Placement, str, str]:
 
 def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
     rendezvous, hosts, task = config.rendezvous, config.hosts, config.hosts.task
-    if not hosts.together:
+    if not hosts.spans_hosts:
         return [f"{config.nproc_per_node} ranks on 1 host; store at {address}:{port} ({rendezvous.backend})"]
     shown = str(hosts.most) if hosts.least == hosts.most else f"{hosts.least} to {hosts.most}"
     names = f" ({compress_hosts(hosts.names)})" if hosts.names else ""

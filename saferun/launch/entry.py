@@ -92,7 +92,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     become_subreaper()
     keep_freed_memory(_KEPT_BYTES)
-    reaper = Reaper(run_id, short_host_name() if config.hosts.together else "")
+    reaper = Reaper(run_id, short_host_name() if config.hosts.spans_hosts else "")
     try:
         finish = _run(config, environ, resolution, run_id, older, reaper, checks, secret)
     finally:
@@ -105,17 +105,17 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
 
 def _read_secret(config: LaunchConfig) -> JobSecret | None:
     """The job's secret. One host sends nothing to others, so the file is not even opened."""
-    if not config.secret_file or not config.hosts.together:
+    if not config.secret_file or not config.hosts.spans_hosts:
         return None
     from saferun.cluster.secret import read_secret
 
     setting = config.settings["job_secret_file"]
-    return read_secret(config.secret_file, setting.place or "--secret-file")
+    return read_secret(config.secret_file, setting.location or "--secret-file")
 
 
 def _prefork(config: LaunchConfig, environ: Mapping[str, str]) -> PreforkedProcesses | None:
     """Processes for the ranks, where these are started as soon as possible."""
-    if config.hosts.together or (config.checks_here and ranks_wait(config, environ)) or not has_room_for_files():
+    if config.hosts.spans_hosts or (config.checks_here and ranks_wait(config, environ)) or not has_room_for_files():
         return None
     from saferun.linux.preforked import PreforkedProcesses
 
@@ -134,7 +134,7 @@ def _run(
 ) -> Finish:
     host = short_host_name()
 
-    where = f"{host}: " if config.hosts.together else ""  # the console may be that of all hosts
+    where = f"{host}: " if config.hosts.spans_hosts else ""  # the console may be that of all hosts
     early: list[str] = []  # messages from before there is a console
     print_message: Callable[[str], None] = early.append
 
@@ -232,7 +232,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         limits = limits._replace(checks_s=limits.checks_s + FULL_S)
     if config.checks.collective:
         limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
-    if hosts.together:
+    if hosts.spans_hosts:
         # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
         least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
@@ -252,9 +252,9 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         by_progress=retry.by_progress,
     )
     job = JobPolicy(
-        together=hosts.together,
+        spans_hosts=hosts.spans_hosts,
         outlives_leader=config.rendezvous.backend != "static",
-        peers_s=peers_s if hosts.together else 0.0,
+        peers_s=peers_s if hosts.spans_hosts else 0.0,
         hurries=bool(hosts.detected),
         least_hosts=hosts.least,
         has_spares=hosts.spares > 0,

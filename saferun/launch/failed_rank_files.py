@@ -43,7 +43,7 @@ class LeftFiles:
         if error_path:
             self._ask("read_error", [error_path], lambda found: setattr(rank, "recorded", found))
         if heartbeat.endswith(_HEARTBEAT):
-            folder = self._run_dir.rank_path(attempt, rank.place.rank)
+            folder = self._run_dir.rank_path(attempt, rank.assignment.rank)
             target = os.path.join(folder, "failure.json") if folder is not None else ""
             source = f"{heartbeat[: -len(_HEARTBEAT)]}.failure"
             end: list[object] = []
@@ -88,18 +88,18 @@ def last_exception(lines: Sequence[str]) -> list[object]:
         return []
     # Torch puts the rank before each line.
     prefix = lines[start].partition(_TRACEBACK)[0]
-    place: list[object] = []
+    location: list[object] = []
     for printed in lines[start + 1 :]:
         if not printed.startswith(prefix):
             return []
         line = printed[len(prefix) :]
         if not line.startswith(" "):
             kind = line.partition(":")[0].strip()
-            return [kind, *place] if place and kind else []
+            return [kind, *location] if location and kind else []
         if line.startswith('  File "'):
             file, _, rest = line[len('  File "') :].partition('", line ')
             number = rest.partition(",")[0].strip()
-            place = [file, int(number)] if number.isascii() and number.isdigit() else []
+            location = [file, int(number)] if number.isascii() and number.isdigit() else []
     return []
 
 

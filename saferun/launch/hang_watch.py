@@ -174,12 +174,14 @@ class HangWatch:
         attempt = self._context.launch.attempt
         watched = []
         for rank in self._record.living:
-            prefix = self._context.hook.memory_prefix(attempt, rank.place.rank)
+            prefix = self._context.hook.memory_prefix(attempt, rank.assignment.rank)
             heartbeat = f"{prefix}.heartbeat" if prefix else ""
-            place = rank.place
-            read = partial(self._read_script, place.rank)
+            assignment = rank.assignment
+            read = partial(self._read_script, assignment.rank)
             watched.append(
-                WatchedRank(place.local_rank, place.rank, rank.pid, rank.output_bytes, prefix, heartbeat, read)
+                WatchedRank(
+                    assignment.local_rank, assignment.rank, rank.pid, rank.output_bytes, prefix, heartbeat, read
+                )
             )
         return watched
 
@@ -245,8 +247,8 @@ class HangWatch:
 
     def _read_last(self, local_rank: int) -> None:
         for rank in self._record.ranks if self._watch is not None else ():
-            if rank.place.local_rank == local_rank:
-                self._read_script(rank.place.rank)
+            if rank.assignment.local_rank == local_rank:
+                self._read_script(rank.assignment.rank)
         self._warn_of_numbers()
 
     def pause(self) -> None:

@@ -108,7 +108,7 @@ class HostLaunch:
     def _make_imports(self, environ: Mapping[str, str]) -> None:
         """What has modules read without waiting for files, and imports them."""
         context, outbox = self._context, self._outbox
-        wanted = MODULES + (FOR_SEVERAL_HOSTS if context.config.hosts.together else ())
+        wanted = MODULES + (FOR_SEVERAL_HOSTS if context.config.hosts.spans_hosts else ())
         context.imports = IdleImports(
             context.environ.get("PYTHONPATH", ""),
             self._on_imported,
@@ -292,7 +292,7 @@ class HostLaunch:
 
     def _open_job(self, environ: Mapping[str, str], secret: JobSecret | None) -> JobPort:
         context = self._context
-        is_alone = not context.config.hosts.together
+        is_alone = not context.config.hosts.spans_hosts
         callbacks = JobCallbacks(
             post=context.post if is_alone else context.ending.post_from_job,
             attempt=lambda: context.attempt,

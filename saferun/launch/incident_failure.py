@@ -92,7 +92,7 @@ class FailureIncident:
         group = self._record.group
         has_saved = self._cores.watch is not None and self._cores.watch.has_saved
         outputs = group.outputs() if group is not None else ()
-        by_rank = dict(zip((rank.place.rank for rank in self._record.ranks), outputs, strict=False))
+        by_rank = dict(zip((rank.assignment.rank for rank in self._record.ranks), outputs, strict=False))
         dead = []
         for rank in self._record.ranks:
             end = rank.end
@@ -101,7 +101,7 @@ class FailureIncident:
             if end.status.signum is not None:
                 wanted = not end.stopped_by_us or end.status.signum == signal.SIGABRT
             else:
-                output = by_rank.get(rank.place.rank)
+                output = by_rank.get(rank.assignment.rank)
                 lines = output.last_lines if output is not None else ()
                 # The kernel log is read with the cores, and says what a GPU or a memory limit had to do with it.
                 wanted = has_saved or any(term in line for line in lines for term in _ASK_KERNEL)
@@ -118,11 +118,11 @@ class FailureIncident:
         captured = {one.rank for one in capture.collectives if not one.failure} if capture is not None else set()
         files = []
         for rank in self._record.ranks:
-            if rank.end is not None and not rank.end.status.ok and rank.place.rank not in captured:
-                environ = group.plan.environs[group.plan.position(rank.place)]
+            if rank.end is not None and not rank.end.status.ok and rank.assignment.rank not in captured:
+                environ = group.plan.environs[group.plan.position(rank.assignment)]
                 prefix = next((environ[name] for name in _RECORDER_PREFIXES if environ.get(name)), "")
                 if prefix.startswith("/"):
-                    files.append(RecorderFile(rank.place.rank, rank.pid, f"{prefix}{rank.place.rank}"))
+                    files.append(RecorderFile(rank.assignment.rank, rank.pid, f"{prefix}{rank.assignment.rank}"))
         return tuple(files)
 
     def _dead_calls(self) -> tuple[DeadCalls, ...]:
@@ -133,9 +133,9 @@ class FailureIncident:
         captured = {one.rank for one in capture.calls} if capture is not None else set()
         found = []
         for rank in self._record.ranks:
-            prefix = context.hook.memory_prefix(context.launch.attempt, rank.place.rank)
-            if rank.end is not None and prefix and rank.place.rank not in captured:
-                found.append(DeadCalls(rank.place.rank, rank.pid, prefix, rank.end.at))
+            prefix = context.hook.memory_prefix(context.launch.attempt, rank.assignment.rank)
+            if rank.end is not None and prefix and rank.assignment.rank not in captured:
+                found.append(DeadCalls(rank.assignment.rank, rank.pid, prefix, rank.end.at))
         return tuple(found)
 
     def _read_remains(
@@ -146,11 +146,11 @@ class FailureIncident:
         request = CoreRequest(
             tuple(
                 DeadProcess(
-                    r.place.rank,
+                    r.assignment.rank,
                     r.pid,
                     r.end.status.signum or 0,
                     cwd,
-                    directory=context.launch.run_dir.rank_path(context.launch.attempt, r.place.rank) or "",
+                    directory=context.launch.run_dir.rank_path(context.launch.attempt, r.assignment.rank) or "",
                 )
                 for r in dead
                 if r.end
@@ -243,7 +243,7 @@ class FailureIncident:
     def _own_stage(self, evidence: Evidence) -> str:
         """How far the ranks of this host came in their start, as far as that is known."""
         hook, attempt = self._context.hook, self._context.launch.attempt
-        ranks = [rank.place.rank for rank in self._record.ranks]
+        ranks = [rank.assignment.rank for rank in self._record.ranks]
         marked = ranks_with_group({rank: hook.memory_prefix(attempt, rank) for rank in ranks})
         return start_stage(evidence, marked=marked)
 
@@ -306,7 +306,7 @@ class FailureIncident:
             )
         rendezvous = config.rendezvous
         # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
-        free = not config.hosts.together and rendezvous.master_port is None and not rendezvous.agent_store
+        free = not config.hosts.spans_hosts and rendezvous.master_port is None and not rendezvous.agent_store
         facts = facts_from(
             diagnosis,
             error_class=self._action.error_class,
@@ -318,7 +318,7 @@ class FailureIncident:
         if config.retry.by_progress:
             step = guarded("see how far the job came", self._last_step)
             facts = facts._replace(step=-1 if step is None else step)
-        if evidence is not None and config.hosts.together:
+        if evidence is not None and config.hosts.spans_hosts:
             from saferun.launch.hosts_at_fault import faulty_hosts
 
             faulty = guarded("see whether a host is at fault", faulty_hosts, self._record.host_faults, evidence.hosts)
@@ -328,7 +328,7 @@ class FailureIncident:
     def _last_step(self) -> int:
         """The last step that a rank of this host has reported in this attempt; -1: none has."""
         hook, attempt = self._context.hook, self._context.launch.attempt
-        states = [hook.script_state(attempt, rank.place.rank) for rank in self._record.ranks]
+        states = [hook.script_state(attempt, rank.assignment.rank) for rank in self._record.ranks]
         return max((state.step for state in states if state is not None), default=-1)
 
     def _lived_s(self, evidence: Evidence) -> float:
@@ -339,7 +339,7 @@ class FailureIncident:
 
     def _has_heartbeat(self) -> bool:
         return self._context.hook.has_heartbeat(
-            self._context.launch.attempt, (rank.place.rank for rank in self._record.ranks)
+            self._context.launch.attempt, (rank.assignment.rank for rank in self._record.ranks)
         )
 
 

@@ -90,7 +90,7 @@ class HangIncident(LiveCapture):
 
     def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
         # A tool that goes on after its script is no rank at work.
-        self._before = {rank.place.local_rank: _progress(rank) for rank in ranks if rank.receiver is not None}
+        self._before = {rank.assignment.local_rank: _progress(rank) for rank in ranks if rank.receiver is not None}
         super()._start(ranks, budget_s)
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -107,9 +107,11 @@ class HangIncident(LiveCapture):
         failure = failure or next(failures, "")
         captured = {dump.rank for dump in capture.stacks if dump.is_rank}
         missing = tuple(
-            StackDump(rank.place.rank, rank.pid, is_rank=True, name="", tool="", threads=(), failure=failure)
+            StackDump(rank.assignment.rank, rank.pid, is_rank=True, name="", tool="", threads=(), failure=failure)
             for rank in self._record.ranks
-            if failure and rank.place.local_rank in self._action.local_ranks and rank.place.rank not in captured
+            if failure
+            and rank.assignment.local_rank in self._action.local_ranks
+            and rank.assignment.rank not in captured
         )
         return capture._replace(stacks=capture.stacks + missing)
 
@@ -186,7 +188,7 @@ class HangIncident(LiveCapture):
     def _has_moved(self) -> bool:
         """Whether there is no hang, or it is over: a rank has worked, written or ended well during the capture."""
         for rank in self._record.ranks:
-            before = self._before.get(rank.place.local_rank)
+            before = self._before.get(rank.assignment.local_rank)
             if before is None:
                 continue
             status = _end_of(rank)
@@ -196,7 +198,7 @@ class HangIncident(LiveCapture):
                 continue
             now = _progress(rank)
             # A rank that busy-loops in a hang goes on doing so.
-            works = now.run_s - before.run_s > _SIGN_OF_LIFE_S and rank.place.rank not in self._verdict.busy
+            works = now.run_s - before.run_s > _SIGN_OF_LIFE_S and rank.assignment.rank not in self._verdict.busy
             if works or now.output_bytes != before.output_bytes:
                 return True
         return False

@@ -65,7 +65,7 @@ class Investigation(PartBase):
 
     def _begin_attempt(self, record: AttemptRecord) -> None:
         self._record = record
-        watch = JobHangWatch if self._launch.config.hosts.together else HangWatch
+        watch = JobHangWatch if self._launch.config.hosts.spans_hosts else HangWatch
         self.hangs = watch(self._context, record, self._report_recovery)
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,9 @@ class Investigation(PartBase):
     def _note_groups(self) -> None:
         """Write an event of when the ranks of this attempt had their first process group, once it is known of all."""
         record, attempt = self._record, self._launch.attempt
-        prefixes = {rank.place.rank: self.hook.memory_prefix(attempt, rank.place.rank) for rank in record.ranks}
+        prefixes = {
+            rank.assignment.rank: self.hook.memory_prefix(attempt, rank.assignment.rank) for rank in record.ranks
+        }
         if self._noted_groups_of == attempt or not any(prefixes.values()):
             return
         if "saferun.linux.start_marks" not in sys.modules and self._launch.current.first_failure() is None:

@@ -45,7 +45,7 @@ class LiveCapture:
     def begin(self) -> None:
         """Start the capture, and post the answer at once where it cannot be started."""
         action, config = self._action, self._context.launch.config
-        ranks = [rank for rank in self._record.living if rank.place.local_rank in action.local_ranks]
+        ranks = [rank for rank in self._record.living if rank.assignment.local_rank in action.local_ranks]
         budget_s = min(action.budget_s, config.watch.capture_budget_s)
         if budget_s <= 0 or not ranks:
             self._captured(None, "--capture-budget is 0" if ranks else "")
@@ -63,7 +63,7 @@ class LiveCapture:
         has_gpus = any(map(os.path.exists, _GPU_DEVICES))
         request = CaptureRequest(
             tuple(
-                CaptureTarget(rank.place.rank, rank.pid, context.hook.prefix(action.attempt, rank.place.rank))
+                CaptureTarget(rank.assignment.rank, rank.pid, context.hook.prefix(action.attempt, rank.assignment.rank))
                 for rank in ranks
             ),
             directory=new_directory(context, self._record, "hang" if is_hang else "failure"),

@@ -166,7 +166,7 @@ class LiveStatus:
     def request(self, on_done: Callable[[JsonObject], None]) -> None:
         """Collect what the ranks of all hosts are doing: here on the leader; elsewhere the leader is asked."""
         job = self._context.job
-        if job.leads or not self._context.config.hosts.together:
+        if job.leads or not self._context.config.hosts.spans_hosts:
             self._collect(on_done)
             return
         if not self._asking:
@@ -206,7 +206,7 @@ class LiveStatus:
         self._until = now + _OTHERS_S
         self._reports.clear()
         job = self._context.job
-        if self._context.config.hosts.together and job.leads:
+        if self._context.config.hosts.spans_hosts and job.leads:
             job.reports.ask_for_status(self._number)  # this host hears of it as well
         else:
             self._ask_usage()
@@ -229,7 +229,7 @@ class LiveStatus:
     def _awaited(self) -> int:
         """How many saferuns report to this one."""
         context, peers = self._context, self._context.job.peers
-        if not (context.config.hosts.together and context.job.leads):
+        if not (context.config.hosts.spans_hosts and context.job.leads):
             return 1
         each = context.config.hosts.task is not None
         return sum(peer.ranks if each else 1 for peer in peers.values())
@@ -387,19 +387,19 @@ class LiveStatus:
         intake = self._context.ranks.intake
         read_at = max((intake.read_at(stream) for stream in rank.streams), default=0.0)
         age_s = round(now - read_at) if read_at and rank.output_bytes() else -1
-        script = self._context.investigation.hook.script_state(self._context.attempt, rank.place.rank)
+        script = self._context.investigation.hook.script_state(self._context.attempt, rank.assignment.rank)
         step = script.step if script is not None else -1
         if rank.end is not None:
             state = "ended" if rank.end.status.ok else rank.end.status.description
-            return RankRow(rank.place.rank, rank.pid, state, age_s, step=step)
+            return RankRow(rank.assignment.rank, rank.pid, state, age_s, step=step)
         one = used.get(str(rank.pid))
         one = one if isinstance(one, dict) else {}
         return RankRow(
-            rank.place.rank,
+            rank.assignment.rank,
             rank.pid,
             str(one.get("state", "")),
             age_s,
-            round(quiet[rank.place.local_rank]) if rank.place.local_rank in quiet else -1,
+            round(quiet[rank.assignment.local_rank]) if rank.assignment.local_rank in quiet else -1,
             _mib(one.get("rss_bytes")),
             _whole(one.get("cpu_percent")),
             _whole(one.get("processes")),

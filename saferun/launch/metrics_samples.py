@@ -54,7 +54,7 @@ class MetricsSamples:
         """What the scripts of the ranks have reported by saferun.step."""
         context, samples = self._context, []
         # At the end of the launch there are none any more, and what they reported last is shown.
-        self._ranks = [rank.place.rank for rank in context.current.ranks] or self._ranks
+        self._ranks = [rank.assignment.rank for rank in context.current.ranks] or self._ranks
         for rank in self._ranks:
             state = context.investigation.hook.script_state(context.attempt, rank)
             if state is not None and state.step >= 0:

@@ -141,8 +141,8 @@ class PagePart(PartBase):
 
     def _can_make(self) -> bool:
         directory = self._run_dir
-        has_place = directory.path is not None and not directory.is_part and not directory.files.is_stalled
-        return self._is_wanted and has_place and self._lost < _MOST_LOST
+        has_directory = directory.path is not None and not directory.is_part and not directory.files.is_stalled
+        return self._is_wanted and has_directory and self._lost < _MOST_LOST
 
     def _fork(self) -> None:
         outbox = self._outbox()

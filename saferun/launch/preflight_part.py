@@ -53,7 +53,7 @@ def ranks_wait(config: LaunchConfig, environ: Mapping[str, str], attempt: int = 
         attempt: from 0.
     """
     checks = config.checks
-    if config.hosts.together or checks.preflight == "only" or checks.collective or checks.nics:
+    if config.hosts.spans_hosts or checks.preflight == "only" or checks.collective or checks.nics:
         return True
     if checks.health == "full":
         return True  # the checks compute, and would compete with the ranks
@@ -207,7 +207,7 @@ class PreflightPart:
     def _on_checked(self, attempt: int, outcome: PreflightOutcome) -> None:
         """The checks of this host alone are over. In a job of several hosts the leader decides what follows."""
         now = time.monotonic()
-        if self._config.hosts.together:
+        if self._config.hosts.spans_hosts:
             self._post(ChecksPassed(now, attempt))
             return
         self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
@@ -274,7 +274,7 @@ class PreflightPart:
     def begin_attempt(self, *, probes: bool) -> None:
         """The hosts have met: they have not probed each other since. ``probes``: whether this one will."""
         self._is_probed = False
-        if not probes and self._run is not None and self._config.hosts.together:
+        if not probes and self._run is not None and self._config.hosts.spans_hosts:
             self._succeeds(self._run.close)  # no other host wants to reach its process, a spare's for instance
 
     def take_message(self, message: JsonObject) -> None:

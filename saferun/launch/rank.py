@@ -30,9 +30,9 @@ class AttemptPlan(Value):
     command_prefixes: tuple[tuple[str, ...], ...]
     wrappers: tuple[tuple[Wrapper, ...], ...] = ()
 
-    def position(self, place: RankAssignment) -> int:
+    def position(self, assignment: RankAssignment) -> int:
         """Where a rank stands among those of this process, which need not begin with local rank 0."""
-        return place.local_rank - self.placement.ranks[0].local_rank
+        return assignment.local_rank - self.placement.ranks[0].local_rank
 
 
 class Script:
@@ -69,11 +69,11 @@ class Rank:
     """A started rank."""
 
     __slots__ = (
+        "assignment",
         "child",
         "end",
         "failure",
         "lines_before_stop",
-        "place",
         "recorded",
         "signals",
         "stderr_path",
@@ -84,13 +84,13 @@ class Rank:
 
     def __init__(
         self,
-        place: RankAssignment,
+        assignment: RankAssignment,
         child: Child,
         streams: list[RankStream],
         stderr_path: str,
         terminal: StdinTerminal | None = None,
     ) -> None:
-        self.place = place
+        self.assignment = assignment
         self.child = child
         self.streams = streams
         self.stderr_path = stderr_path

@@ -91,8 +91,8 @@ class RankActions(PartBase):
         context.guarded("watch the ranks", context.investigation.ranks_started, group, current.started_at)
         context.guarded("watch for cores", context.cores.ranks_started, current.started_at)
         for rank in group.ranks:
-            environ = current.plan.environs[current.plan.position(rank.place)]
-            self.orphans.note_rank(rank.child.pid, rank.place.rank, environ)
+            environ = current.plan.environs[current.plan.position(rank.assignment)]
+            self.orphans.note_rank(rank.child.pid, rank.assignment.rank, environ)
             if rank.child.pidfd >= 0:
                 context.poller.watch(rank.child.pidfd, context.loop.reap)
             for stream in rank.streams:
@@ -186,7 +186,7 @@ class RankActions(PartBase):
 
     def request_checkpoint(self, action: actions.RequestCheckpoint) -> None:
         """Send the signal to ranks that handle it: it would end others. Their workers do not get it."""
-        ranks = [rank for rank in self._context.current.living() if rank.place.local_rank in action.local_ranks]
+        ranks = [rank for rank in self._context.current.living() if rank.assignment.local_rank in action.local_ranks]
         handling = [rank for rank in ranks if action.signum in caught_signals(rank.pid)]
         for rank in handling:
             if (receiver := rank.receiver) is not None:
@@ -231,11 +231,13 @@ class RankActions(PartBase):
         if self._context.terminals is not None:
             self._context.guarded("take the keyboard back", self._context.terminals.rank_ended, rank)
         self._reaper.note_ended(pid)
-        self._context.guarded("watch the ranks", self._context.investigation.hangs.rank_ended, rank.place.local_rank)
+        self._context.guarded(
+            "watch the ranks", self._context.investigation.hangs.rank_ended, rank.assignment.local_rank
+        )
         if not status.ok:
             # Before anything of this attempt is taken out of the store.
             self._context.guarded("ask how far the start came", self._context.job.ask_start_stage, len(group.ranks))
-        self._context.post(events.RankExited(now, self._context.attempt, rank.place.local_rank, status))
+        self._context.post(events.RankExited(now, self._context.attempt, rank.assignment.local_rank, status))
         return True
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ class RankActions(PartBase):
             self._context.job.reports.set_state({"s": RANKS_LEFT_OVER})
         if self._context.wrapped is not None:
             for rank in self._context.current.ranks:
-                self.orphans.note_script(rank.pid, rank.place.rank)
+                self.orphans.note_script(rank.pid, rank.assignment.rank)
         self.orphans.begin(
             time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s, ends_all=action.ends_all
         )
@@ -266,7 +268,7 @@ class RankActions(PartBase):
         if not self.orphans.is_left:
             return found
         for rank in group.ranks:
-            position, goals = group.plan.position(rank.place), group.plan.destinations
+            position, goals = group.plan.position(rank.assignment), group.plan.destinations
             for stream in rank.streams:
                 path = (goals.stderrs if stream.is_stderr else goals.stdouts)[position]
                 console = (2 if stream.is_stderr else 1) if stream.is_shown else -1

@@ -115,9 +115,9 @@ class RankGroup:
             The ranks that have been forked, and the error that kept the next one from it (None: those are all).
         """
         forked: list[ForkedRank] = []
-        for place in self.plan.placement.ranks:
+        for assignment in self.plan.placement.ranks:
             try:
-                forked.append(self._start(place))
+                forked.append(self._start(assignment))
             except SaferunError as error:
                 return forked, error
         if self._preforked is not None:
@@ -130,9 +130,9 @@ class RankGroup:
             return {}
         commands = {}
         for rank in self.ranks:
-            wrappers = self.plan.wrappers[self.plan.position(rank.place)]
+            wrappers = self.plan.wrappers[self.plan.position(rank.assignment)]
             if wrappers and not wrappers[-1].is_module:
-                commands[rank.child.pid] = (wrappers[0].name, self._argv(rank.place.local_rank))
+                commands[rank.child.pid] = (wrappers[0].name, self._argv(rank.assignment.local_rank))
         return commands
 
     def adopt(self, rank: Rank) -> None:
@@ -159,10 +159,10 @@ class RankGroup:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _start(self, place: RankAssignment) -> ForkedRank:
-        i = self.plan.position(place)
+    def _start(self, assignment: RankAssignment) -> ForkedRank:
+        i = self.plan.position(assignment)
         environ = self.plan.environs[i]
-        argv = self._wrapped_argv(i, place.local_rank)
+        argv = self._wrapped_argv(i, assignment.local_rank)
         opened: list[int] = []
         streams: list[RankStream] = []
         stderr_path = ""
@@ -171,7 +171,7 @@ class RankGroup:
         try:
             targets = []
             for is_stderr in (False, True):
-                stream, target, path = self._open_stream(place, is_stderr=is_stderr)
+                stream, target, path = self._open_stream(assignment, is_stderr=is_stderr)
                 if target > 2:  # noqa: PLR2004
                     opened.append(target)
                 if stream is not None:
@@ -179,15 +179,15 @@ class RankGroup:
                 if is_stderr:
                     stderr_path = path
                 targets.append(target)
-            terminal, stdin = open_stdin(self._config, place.rank, streams, self._warn)
+            terminal, stdin = open_stdin(self._config, assignment.rank, streams, self._warn)
             environ = with_columns(environ, streams, has_terminal=terminal is not None)
             opened += [stdin] if stdin else []
             child, report = self._begun(*self._begin_spawn(argv, environ, stdin, *targets))
         except SpawnError as error:
-            raise start_error(error, place.rank, argv, environ) from None
+            raise start_error(error, assignment.rank, argv, environ) from None
         except OSError as error:
             raise SaferunError(
-                f"rank {place.rank} cannot be started: {error}", "check the limits on open files (ulimit -n)"
+                f"rank {assignment.rank} cannot be started: {error}", "check the limits on open files (ulimit -n)"
             ) from None
         finally:
             for fd in opened:
@@ -195,10 +195,10 @@ class RankGroup:
             if child is None:
                 for stream in (*streams, *((terminal,) if terminal is not None else ())):
                     stream.close()
-        rank = Rank(place, child, streams, stderr_path, terminal)
+        rank = Rank(assignment, child, streams, stderr_path, terminal)
         self.ranks.append(rank)
         self.by_pid[child.pid] = rank
-        return ForkedRank(place.local_rank, place.rank, child.pid, report, argv, environ)
+        return ForkedRank(assignment.local_rank, assignment.rank, child.pid, report, argv, environ)
 
     def _begin_spawn(
         self, argv: Sequence[str], environ: Mapping[str, str], stdin: int, stdout: int, stderr: int
@@ -255,15 +255,15 @@ class RankGroup:
             return [*python, _RUN_PATH_PROGRAM, own, *substitute_local_rank(command.argv, local_rank)]
         return [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]
 
-    def _open_stream(self, place: RankAssignment, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
+    def _open_stream(self, assignment: RankAssignment, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
         """Open a stream: (our end or None, the rank's descriptor, the file that keeps it)."""
         destinations = self.plan.destinations
-        i = self.plan.position(place)
+        i = self.plan.position(assignment)
         path = (destinations.stderrs if is_stderr else destinations.stdouts)[i]
         teed = i in (destinations.tee_stderrs if is_stderr else destinations.tee_stdouts)
         on_console = teed or path == ""
         paths = [path] if path not in {"", os.devnull} else []
-        own_path = self._run_dir.rank_path(self.plan.attempt, place.rank)
+        own_path = self._run_dir.rank_path(self.plan.attempt, assignment.rank)
         if own_path is not None:
             own = os.path.join(own_path, "stderr.log" if is_stderr else "stdout.log")
             if own not in paths:
@@ -273,36 +273,36 @@ class RankGroup:
             if not on_console:
                 return None, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), ""
             is_bare = self._config.output.prefix is None and self._config.output.legacy_template is None
-            if is_bare and not teed and not is_asked_for(self._config, place.rank):
+            if is_bare and not teed and not is_asked_for(self._config, assignment.rank):
                 return None, 2 if is_stderr else 1, ""
         if path == "" and not teed and not has_room_for_files():
             self._warn(_NO_ROOM)
             return None, 2 if is_stderr else 1, ""
-        read_end, write_end = self._open_ends(place, on_console=on_console, is_stderr=is_stderr)
+        read_end, write_end = self._open_ends(assignment, on_console=on_console, is_stderr=is_stderr)
         # torchrun makes the files of --log-dir at once; the others are made when a rank writes something.
         at_once = self._config.logs.log_dir is not None
         files = tuple(self._run_dir.files.open(path, FRESH if at_once else LAZY) for path in paths)
-        console = self._console_stream(place, is_stderr=is_stderr) if on_console else None
+        console = self._console_stream(assignment, is_stderr=is_stderr) if on_console else None
         line_filter = None
         if teed and (shared := self._filters[is_stderr]) is not None:
             needles, sink = shared
-            line_filter = LineFilter(sink, needles, self._filter_header(place))
+            line_filter = LineFilter(sink, needles, self._filter_header(assignment))
         stream = RankStream(
-            read_end, place.local_rank, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter
+            read_end, assignment.local_rank, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter
         )
         return stream, write_end, shown_path
 
-    def _open_ends(self, place: RankAssignment, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
+    def _open_ends(self, assignment: RankAssignment, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
         pane = self._screen.err if is_stderr else self._screen.out
         output = self._config.output
-        is_seen = pane.target.is_terminal or is_asked_for(self._config, place.rank)
+        is_seen = pane.target.is_terminal or is_asked_for(self._config, assignment.rank)
         wanted = output.pty == "on" or (output.pty == "auto" and is_seen)
         if wanted and on_console:
             try:
                 columns, rows = terminal_size(pane.target.fd)
-                return open_terminal(columns - len(self._prefix(place)), rows)
+                return open_terminal(columns - len(self._prefix(assignment)), rows)
             except OSError as error:
-                self._warn(f"no pseudo-terminal for rank {place.rank}: {error.strerror}; it gets a pipe")
+                self._warn(f"no pseudo-terminal for rank {assignment.rank}: {error.strerror}; it gets a pipe")
         return open_pipe(2 * len(self.plan.placement.ranks))
 
     def resize(self) -> None:
@@ -312,7 +312,7 @@ class RankGroup:
                 if os.isatty(stream.fd):
                     pane = self._screen.err if stream.is_stderr else self._screen.out
                     columns, rows = terminal_size(pane.target.fd)
-                    resize_terminal(stream.fd, columns - len(self._prefix(rank.place)), rows)
+                    resize_terminal(stream.fd, columns - len(self._prefix(rank.assignment)), rows)
 
     def note_size(self) -> None:
         """Send SIGWINCH to ranks with pseudo-terminals, which are not the controlling ones of their sessions."""
@@ -321,40 +321,39 @@ class RankGroup:
             if rank.end is None and receiver is not None and any(os.isatty(stream.fd) for stream in rank.streams):
                 signal_child(receiver, SIGWINCH)
 
-    def _prefix(self, place: RankAssignment) -> str:
+    def _prefix(self, assignment: RankAssignment) -> str:
         output = self._config.output
         if output.prefix is not None:
-            return render_template(
-                output.prefix, host=self._host, rank=place.rank, local_rank=place.local_rank, role=self._config.role
-            )
+            rank, local_rank, role = assignment.rank, assignment.local_rank, self._config.role
+            return render_template(output.prefix, host=self._host, rank=rank, local_rank=local_rank, role=role)
         if output.legacy_template is not None:
-            return self._legacy_prefix(output.legacy_template, place)
+            return self._legacy_prefix(output.legacy_template, assignment)
         return ""
 
-    def _legacy_prefix(self, template: str, place: RankAssignment) -> str:
+    def _legacy_prefix(self, template: str, assignment: RankAssignment) -> str:
         hostname = os.uname().nodename  # socket.gethostname() without its import
         return render_legacy(
-            template, hostname=hostname, rank=place.rank, local_rank=place.local_rank, role=self._config.role
+            template, hostname=hostname, rank=assignment.rank, local_rank=assignment.local_rank, role=self._config.role
         )
 
-    def _filter_header(self, place: RankAssignment) -> str:
+    def _filter_header(self, assignment: RankAssignment) -> str:
         template = self._config.output.legacy_template
         if template:
-            return self._legacy_prefix(template, place)
-        return f"[{self._config.role}{place.local_rank}]:"
+            return self._legacy_prefix(template, assignment)
+        return f"[{self._config.role}{assignment.local_rank}]:"
 
-    def _console_stream(self, place: RankAssignment, *, is_stderr: bool) -> ConsoleStream:
+    def _console_stream(self, assignment: RankAssignment, *, is_stderr: bool) -> ConsoleStream:
         pane = self._screen.err if is_stderr else self._screen.out
-        prefix = self._prefix(place)
+        prefix = self._prefix(assignment)
         if self._screen.colors(pane):
-            prefix = colored(prefix, place.rank)
+            prefix = colored(prefix, assignment.rank)
         shows_rank = "{rank" in (self._config.output.prefix or "")
         return ConsoleStream(
             pane,
             prefix.encode(errors="backslashreplace"),
             self._screen if is_stderr else None,
-            place.rank,
-            b"[rank%d]:" % place.rank if is_stderr and shows_rank else b"",
+            assignment.rank,
+            b"[rank%d]:" % assignment.rank if is_stderr and shows_rank else b"",
         )
 
     def _open_filters(
@@ -383,7 +382,7 @@ class RankGroup:
         """
         signalled = []
         for rank in self.ranks:
-            if rank.place.local_rank not in local_ranks or rank.end is not None:
+            if rank.assignment.local_rank not in local_ranks or rank.end is not None:
                 continue
             if only_handled and signum not in caught_signals(rank.pid):
                 continue
@@ -397,7 +396,7 @@ class RankGroup:
             if stat is not None and stat.state == "T":
                 # A stopped process takes no signal but SIGKILL before it goes on.
                 _signal(rank, SIGCONT)
-        return [rank.place.local_rank for rank in signalled]
+        return [rank.assignment.local_rank for rank in signalled]
 
     def note_exit(self, rank: Rank, status: ExitStatus, *, at: float, time: float) -> None:
         """Remember how a rank ended, after taking in its last output.
@@ -414,13 +413,13 @@ class RankGroup:
             if child.pidfd >= 0:
                 os.close(child.pidfd)
         _take_in(rank, at)
-        place, signals = rank.place, frozenset(rank.signals)
+        assignment, signals = rank.assignment, frozenset(rank.signals)
         if script is not None and script.ended_at:
             # A rank ends when its script does, however long its tool goes on.
             at, time, signals = script.ended_at, script.ended, script.signals
         rank.end = RankEnd(
-            place.local_rank,
-            place.rank,
+            assignment.local_rank,
+            assignment.rank,
             rank.pid,
             status,
             at=at,
@@ -429,7 +428,7 @@ class RankGroup:
             clock=strftime("%H:%M:%S", localtime(time)),
         )
         if not status.ok:
-            position = self.plan.position(place)
+            position = self.plan.position(assignment)
             heartbeat = self.plan.environs[position].get("SAFERUN_HEARTBEAT_FILE", "")
             self.left_files.read(rank, self.plan.attempt, self.plan.destinations.error_files[position], heartbeat)
 
@@ -444,7 +443,7 @@ class RankGroup:
         for rank in self.ranks:
             _take_in(rank, at)
             if failed:
-                self._last_lines[rank.place.rank] = _all_last_lines(rank)
+                self._last_lines[rank.assignment.rank] = _all_last_lines(rank)
         for rank in self.ranks:
             for stream in rank.streams:
                 stream.close()
@@ -460,10 +459,10 @@ class RankGroup:
 
         outputs = []
         for rank in self.ranks:
-            out, err = self._last_lines.get(rank.place.rank, ((), ())) if self.is_closed else _all_last_lines(rank)
+            out, err = self._last_lines.get(rank.assignment.rank, ((), ())) if self.is_closed else _all_last_lines(rank)
             recorded = rank.recorded or {"message": "", "time": 0.0}
             output = RankOutput(
-                rank.place.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out
+                rank.assignment.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out
             )
             outputs.append(output._replace(raised=ends_with_traceback(rank.lines_before_stop), failure=rank.failure))
         return tuple(outputs)

@@ -84,7 +84,7 @@ class RankTerminal:
     @property
     def number(self) -> int:
         """The rank's number."""
-        return self.rank.place.rank
+        return self.rank.assignment.rank
 
     def end_idle_prompt(self, now: float, limit_s: float) -> bool:
         """End the rank's input if nothing has been typed for ``limit_s``. Returns whether it did."""
@@ -130,7 +130,7 @@ class RankTerminals(PartBase):
         for rank in group.ranks:
             if rank.terminal is None:
                 continue
-            terminal = self._terminals[rank.place.rank] = RankTerminal(rank, rank.terminal)
+            terminal = self._terminals[rank.assignment.rank] = RankTerminal(rank, rank.terminal)
             self.owners.add(rank.terminal.owner)
             for stream in rank.streams:
                 stream.on_chunk = partial(self._on_chunk, terminal)
@@ -154,7 +154,7 @@ class RankTerminals(PartBase):
 
     def rank_ended(self, rank: Rank) -> None:
         """A rank has been reaped, and its last output has been taken in."""
-        terminal = self._terminals.get(rank.place.rank)
+        terminal = self._terminals.get(rank.assignment.rank)
         if terminal is not None and terminal.rank is rank:
             self._remove(terminal)
             self._give_keyboard(time.monotonic())
@@ -257,7 +257,7 @@ class RankTerminals(PartBase):
     def _give_keyboard(self, now: float) -> None:
         """Give saferun's own keyboard to the rank whose turn it is, or take it back."""
         session = self._session
-        current = self._terminals.get(session.rank.place.rank) if session is not None else None
+        current = self._terminals.get(session.rank.assignment.rank) if session is not None else None
         if self._keyboard is None or self._context.supervisor.state not in _AT_WORK:
             self._end_session()
             return
@@ -326,7 +326,7 @@ class RankTerminals(PartBase):
         verb = "waits" if len(new) == 1 else "wait"
         text = f"{ranks_text(numbers)} {verb} for input"
         if session is not None and self._attach in {"auto", "any"}:
-            number = session.rank.place.rank
+            number = session.rank.assignment.rank
             self._context.report(f"{text}, too: after rank {number}, or with Ctrl-]")
         else:
             run = self._context.run_dir.path or self._context.run_id
@@ -371,7 +371,7 @@ class RankTerminals(PartBase):
         if typed is None:
             self._drop_keyboard()
         elif self._session is not None:
-            self._terminals[self._session.rank.place.rank].typed_at = now
+            self._terminals[self._session.rank.assignment.rank].typed_at = now
             before, next_one, after = typed.partition(_NEXT)
             self._session.keys.take(before)
             if next_one:
@@ -392,7 +392,7 @@ class RankTerminals(PartBase):
     def _pass_keyboard_on(self, now: float) -> None:
         """Give the keyboard to the next rank that asks."""
         session = self._session
-        current = self._terminals.get(session.rank.place.rank) if session is not None else None
+        current = self._terminals.get(session.rank.assignment.rank) if session is not None else None
         if current is not None and current in self._asking:
             self._asking.remove(current)
             self._asking.append(current)

@@ -113,9 +113,9 @@ class SlowRankWatch:
         self._watch = WaitWatch(
             self._window_s,
             self._record.world_size,
-            is_alone=not self._context.launch.config.hosts.together,
+            is_alone=not self._context.launch.config.hosts.spans_hosts,
             on_report=self._share,
-            most_rows=_MOST_ROWS if self._context.launch.config.hosts.together else 1 << 20,
+            most_rows=_MOST_ROWS if self._context.launch.config.hosts.spans_hosts else 1 << 20,
         )
         self._watch.begin(now, {rank.local_rank: SampledRank(rank.rank, partial(process, rank)) for rank in ranks})
 
@@ -179,7 +179,7 @@ class SlowRankWatch:
     def _share(self, rows: list[list[int]]) -> None:
         rows = self._context.launch.guarded("see who is in a long phase", self._without_phases, rows) or rows
         self._reports += 1
-        if len(repr(rows)) <= _LONGEST_REPORT or not self._context.launch.config.hosts.together:
+        if len(repr(rows)) <= _LONGEST_REPORT or not self._context.launch.config.hosts.spans_hosts:
             self._context.launch.job.reports.share_waits({"n": self._reports, "rows": rows})
 
     def _without_phases(self, rows: list[list[int]]) -> list[list[int]]:
@@ -259,7 +259,7 @@ class SlowRankWatch:
         self._recorded.take_rows(host, recorded, ranks, now)
         self._hosts |= dict.fromkeys(ranks, host or self._context.log.host)
         if self._judge_recorded_at is None:
-            alone = not self._context.launch.config.hosts.together
+            alone = not self._context.launch.config.hosts.spans_hosts
             self._judge_recorded_at = now if alone else now + _RECORDERS_S
 
     def _judge(self, stragglers: Stragglers, now: float) -> None:

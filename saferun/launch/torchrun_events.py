@@ -63,13 +63,13 @@ class TorchrunEvents:
             if failed is not None:
                 error = json.dumps(rank.recorded["content"] if rank.recorded is not None else _missing_error(failed))
             details = {
-                "local_rank": [rank.place.local_rank],
-                "role_rank": [rank.place.role_rank],
+                "local_rank": [rank.assignment.local_rank],
+                "role_rank": [rank.assignment.role_rank],
                 "role_world_size": [placement.role_world_size],
                 "exit_code": [failed.status.returncode if failed is not None else None],
                 "worker_pid": [rank.child.pid if failed is not None else None],
             }
-            own = {"global_rank": rank.place.rank, "worker_id": str(rank.child.pid), "raw_error": error}
+            own = {"global_rank": rank.assignment.rank, "worker_id": str(rank.child.pid), "raw_error": error}
             self._send("WORKER", state, restarts, placement, details, own)
 
     def _forward_own(

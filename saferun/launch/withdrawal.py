@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from saferun.cluster.coordinator_process import CoordinatorLink
 from saferun.cluster.join_messages import TaskInfo, Withdrawal
 from saferun.cluster.rendezvous_messages import join_request
-from saferun.config import JobPlace
+from saferun.config import JobMembership
 from saferun.errors import EXIT_USAGE, SaferunError, suppress
 from saferun.linux.bare_socket import short_host_name
 from saferun.linux.listen_port import hold_first, hold_port
@@ -35,34 +35,34 @@ def with_host(error: SaferunError) -> SaferunError:
     return SaferunError(f"{error.what} (on {short_host_name()})", error.hint, error.exit_code)
 
 
-def withdraw(place: JobPlace, error: SaferunError, environ: Mapping[str, str]) -> None:
+def withdraw(membership: JobMembership, error: SaferunError, environ: Mapping[str, str]) -> None:
     """Tell the other hosts of the job why this one cannot start. Never raises, and takes some seconds at most."""
-    if place.rendezvous.backend != "static" or place.hosts.node_rank is None:
+    if membership.rendezvous.backend != "static" or membership.hosts.node_rank is None:
         return  # a rendezvous of torch's goes on without this host, where the job may have fewer
     try:
         with suppress(Exception):
-            _meet_and_withdraw(place, error, environ)
+            _meet_and_withdraw(membership, error, environ)
     except KeyboardInterrupt:
         pass  # the user does not want to wait for it
 
 
-def _meet_and_withdraw(place: JobPlace, error: SaferunError, environ: Mapping[str, str]) -> None:
-    task, rendezvous = place.hosts.task, place.rendezvous
-    leads = place.hosts.node_rank == 0 and (task is None or task.local_rank == 0)
+def _meet_and_withdraw(membership: JobMembership, error: SaferunError, environ: Mapping[str, str]) -> None:
+    task, rendezvous = membership.hosts.task, membership.rendezvous
+    leads = membership.hosts.node_rank == 0 and (task is None or task.local_rank == 0)
     # They are closed at the end of the process, which is near.
     store = hold_first(rendezvous.ports or (rendezvous.master_port or 0,), rendezvous.port_source) if leads else None
     control = hold_port(int(rendezvous.control) if leads and rendezvous.control.isdigit() else None)
     port = store.getsockname()[1] if store is not None else 0
     record = TaskInfo(0, "", os.getpid(), addresses=tuple(own_addresses()), port=control.getsockname()[1])
     withdrawal = Withdrawal(error.what, error.hint, is_usage=error.exit_code == EXIT_USAGE, leads=leads)
-    request = join_request(place.hosts, rendezvous, JoinHosts(0), task=0, port=port, record=record)._replace(
+    request = join_request(membership.hosts, rendezvous, JoinHosts(0), task=0, port=port, record=record)._replace(
         tasks=1, timeout_s=_MEETING_S, connect_s=0.0, withdrawal=withdrawal
     )
     message = {"op": "join", **request._asdict()}
-    if place.secret_file:
+    if membership.secret_file:
         from saferun.cluster.secret import read_secret
 
-        message["secret"] = read_secret(place.secret_file, "--secret-file").raw.hex()
+        message["secret"] = read_secret(membership.secret_file, "--secret-file").raw.hex()
     link = CoordinatorLink(
         store.fileno() if store is not None else -1,
         {**environ, "SAFERUN_SIGN_MESSAGES": "off", "OMP_NUM_THREADS": "1"},

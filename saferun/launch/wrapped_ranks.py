@@ -118,7 +118,8 @@ class WrappedRanks(PartBase):
         if SIGKILL not in rank.signals and not script.ended_at:  # else it is only dying more slowly
             name = self._name(rank)
             self._context.report(
-                f"{name} around rank {rank.place.rank} has ended ({status.description}); the rank goes on without it"
+                f"{name} around rank {rank.assignment.rank} has ended ({status.description}); "
+                "the rank goes on without it"
             )
         return True
 
@@ -126,7 +127,9 @@ class WrappedRanks(PartBase):
         """The local ranks whose scripts have ended, while their tools have not."""
         group = self._group
         ranks = group.by_pid.values() if group is not None else ()
-        return tuple(rank.place.local_rank for rank in ranks if rank.wrapped is not None and not rank.wrapped.lives)
+        return tuple(
+            rank.assignment.local_rank for rank in ranks if rank.wrapped is not None and not rank.wrapped.lives
+        )
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -181,7 +184,7 @@ class WrappedRanks(PartBase):
             self._context.guarded_poller.watch(child.pidfd, partial(self._on_end, rank, script))
         else:
             self._poll_at = time.monotonic() + _POLL_S
-        self._context.investigation.hangs.rank_found(rank.place.local_rank)
+        self._context.investigation.hangs.rank_found(rank.assignment.local_rank)
         self._context.log.note("ScriptFound")
 
     def _on_end(self, rank: Rank, script: Script) -> None:
@@ -190,7 +193,7 @@ class WrappedRanks(PartBase):
         script.ended_at, script.ended, script.signals = time.monotonic(), time.time(), frozenset(rank.signals)
         wait_status = zombie_status(script.child.pid, script.ticks)
         script.status = status_from(wait_status) if wait_status is not None else None
-        self._context.investigation.hangs.rank_ended(rank.place.local_rank)
+        self._context.investigation.hangs.rank_ended(rank.assignment.local_rank)
         self._context.log.note("ScriptEnded")
         self._pause_s = _FIRST_QUERY_S
         self._query_at = time.monotonic() + self._pause_s

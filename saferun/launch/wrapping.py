@@ -29,11 +29,11 @@ class Wrapper(Value):
         return [*argv[:after], *self.argv, *argv[after:]]
 
 
-def is_meant(ranks: RankChoice, place: RankAssignment, host: str) -> bool:
+def is_meant(ranks: RankChoice, assignment: RankAssignment, host: str) -> bool:
     """Whether a rank is among those that ``--wrap`` names. ``host``: its name; the option may leave the domain out."""
     if ranks.host:
         return ranks.host in {host, host.partition(".")[0]}
-    number = place.local_rank if ranks.is_local else place.rank
+    number = assignment.local_rank if ranks.is_local else assignment.rank
     return any(first <= number <= last for first, last in ranks.ranges)
 
 
@@ -66,8 +66,12 @@ def wrappers_of(
                 f"the largest is {count - 1} here; * names all of them",
             )
     return tuple(
-        tuple(_wrapper(wrap, place, host, rank_dir, python) for wrap in wraps if is_meant(wrap.ranks, place, host))
-        for place, rank_dir in zip(placement.ranks, rank_dirs, strict=True)
+        tuple(
+            _wrapper(wrap, assignment, host, rank_dir, python)
+            for wrap in wraps
+            if is_meant(wrap.ranks, assignment, host)
+        )
+        for assignment, rank_dir in zip(placement.ranks, rank_dirs, strict=True)
     )
 
 
@@ -87,7 +91,7 @@ def cost_lines(wraps: Sequence[WrapConfig], placement: Placement, host: str) -> 
     """What is said of it before the ranks of this host start, one line a tool."""
     lines = []
     for wrap in wraps:
-        ranks = [place.rank for place in placement.ranks if is_meant(wrap.ranks, place, host)]
+        ranks = [assignment.rank for assignment in placement.ranks if is_meant(wrap.ranks, assignment, host)]
         if ranks:
             who = f"rank {ranks[0]} runs" if len(ranks) == 1 else f"{len(ranks)} ranks run"
             lines.append(f"{who} under {wrap.name}{': ' if wrap.cost else ''}{wrap.cost}")
@@ -110,7 +114,7 @@ def _perf_refusal(root: str = "/") -> str:
     return f"sysctl kernel.perf_event_paranoid is {level}, and users may measure up to 2" if is_refused else ""
 
 
-def _wrapper(wrap: WrapConfig, place: RankAssignment, host: str, rank_dir: str | None, python: str) -> Wrapper:
+def _wrapper(wrap: WrapConfig, assignment: RankAssignment, host: str, rank_dir: str | None, python: str) -> Wrapper:
     if wrap.is_module and not os.path.basename(python).startswith("python"):
         raise UsageError(
             f"--wrap: {wrap.name} runs Python scripts only, and the ranks run {python}",
@@ -121,7 +125,12 @@ def _wrapper(wrap: WrapConfig, place: RankAssignment, host: str, rank_dir: str |
             f"--wrap: {wrap.name} is to write into {{rank_dir}}, and there is no run directory",
             "leave out --run-dir none, or name another file",
         )
-    values = {"rank": str(place.rank), "local_rank": str(place.local_rank), "rank_dir": rank_dir or "", "host": host}
+    values = {
+        "rank": str(assignment.rank),
+        "local_rank": str(assignment.local_rank),
+        "rank_dir": rank_dir or "",
+        "host": host,
+    }
     argv = []
     for item in wrap.argv:
         text = item

@@ -122,10 +122,10 @@ class HandledCores:
         ordered = [[found[0], *found[:0:-1][:1], *found[1:-1]][:_MOST_OF_A_BURST] for found in by_rank.values()]
         needed: list[_Core] = []
         used = sum(map(_disk_bytes, spared))
-        for place in range(_MOST_OF_A_BURST):
-            for one in (found[place] for found in ordered if place < len(found)):
+        for index in range(_MOST_OF_A_BURST):
+            for one in (found[index] for found in ordered if index < len(found)):
                 size_bytes = 0 if one in spared else _disk_bytes(one)
-                if place == 0 or not size_bytes or not self._room_bytes or used + size_bytes <= self._room_bytes:
+                if index == 0 or not size_bytes or not self._room_bytes or used + size_bytes <= self._room_bytes:
                     needed.append(one)
                     used += size_bytes
         return needed

@@ -54,8 +54,8 @@ def read_torch_build() -> TorchBuild | None:
         spec = find_spec("torch")
     except (ImportError, ValueError, AttributeError):
         return None
-    places = spec.submodule_search_locations if spec is not None else None
-    return parse_version_file(read_text(f"{places[0]}/version.py")) if places else None
+    directories = spec.submodule_search_locations if spec is not None else None
+    return parse_version_file(read_text(f"{directories[0]}/version.py")) if directories else None
 
 
 def parse_version_file(text: str) -> TorchBuild | None:
@@ -82,16 +82,16 @@ def may_load_backends(environ: Mapping[str, str], path: Sequence[str] | None = N
     """
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return False
-    for place in sys.path if path is None else path:
-        if os.path.isfile(place):
+    for directory in sys.path if path is None else path:
+        if os.path.isfile(directory):
             return True  # an archive, which is not searched
         try:
-            names = os.listdir(place or ".")
+            names = os.listdir(directory or ".")
         except OSError:
             continue
         for name in names:
             if name.endswith((".dist-info", ".egg-info")) or name == "EGG-INFO":
-                text = read_text(os.path.join(place, name, "entry_points.txt"))
+                text = read_text(os.path.join(directory, name, "entry_points.txt"))
                 if any(line.strip() == "[torch.backends]" for line in text.splitlines()):
                     return True
     return False

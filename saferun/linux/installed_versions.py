@@ -10,20 +10,20 @@ from saferun.linux.small_files import list_directory, read_text
 _MAX_BYTES = 64 * 1024  # of torch/version.py, which has some ten lines
 
 
-def read_package_versions(places: Sequence[str]) -> dict[str, str]:
+def read_package_versions(directories: Sequence[str]) -> dict[str, str]:
     """Read the versions of ``torch``, ``nccl``, and the ``cuda`` or ``hip`` and ``rocm`` it was built for, from files.
 
     NCCL's is that of the package beside torch: if torch has NCCL built in, or loads the system's, no file has its
     version.
 
     Args:
-        places: the directories with packages: ``sys.path`` of the ranks' interpreter.
+        directories: those with packages: ``sys.path`` of the ranks' interpreter.
     """
-    for place in places:
-        text = read_text(os.path.join(place or ".", "torch", "version.py"), _MAX_BYTES)
+    for directory in directories:
+        text = read_text(os.path.join(directory or ".", "torch", "version.py"), _MAX_BYTES)
         if text:
             versions = _torch_versions(text)
-            nccl = _packaged_nccl(place or ".") if "rocm" not in versions else None
+            nccl = _packaged_nccl(directory or ".") if "rocm" not in versions else None
             return {**versions, **({"nccl": nccl} if nccl is not None else {})}
     return {}
 
@@ -51,8 +51,8 @@ def parse_assignments(text: str) -> dict[str, str | None]:
     return values
 
 
-def _packaged_nccl(place: str) -> str | None:
-    for name in list_directory(place):
+def _packaged_nccl(directory: str) -> str | None:
+    for name in list_directory(directory):
         # nvidia_nccl_cu13-2.29.7.dist-info
         package, _, version = name.removesuffix(".dist-info").partition("-")
         if name.endswith(".dist-info") and package.lower().startswith("nvidia_nccl_cu") and version:

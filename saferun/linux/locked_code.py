@@ -40,10 +40,10 @@ def _mappings() -> list[tuple[int, int]]:
     except OSError:
         return []
     for line in lines:
-        place, mode, _, _, _, *path = line.split(None, 5)
+        addresses, mode, _, _, _, *path = line.split(None, 5)
         if not path or not path[0].startswith("/") or path[0].startswith(_NO_FILES):
             continue
-        start, end = (int(number, 16) for number in place.split("-"))
+        start, end = (int(number, 16) for number in addresses.split("-"))
         if "x" in mode:
             code.append((start, end))
             programs.add(path[0])

@@ -76,29 +76,29 @@ def _memfd_create(name: str, flags: int) -> int:
 def _unlinked_file(content: bytes | memoryview, *, executable: bool, disks: bool) -> int:
     """An unlinked file in the first directory that works: memory first, disks last."""
     failure = OSError(errno.ENOENT, "no place for a temporary file")
-    for place in _places(disks=disks):
+    for directory in _directories(disks=disks):
         try:
-            if executable and os.statvfs(place).f_flag & os.ST_NOEXEC:
+            if executable and os.statvfs(directory).f_flag & os.ST_NOEXEC:
                 continue
-            return _made_in(place, content, executable=executable)
+            return _made_in(directory, content, executable=executable)
         except OSError as error:
             failure = error
     raise failure
 
 
-def _places(*, disks: bool) -> Iterator[str]:
+def _directories(*, disks: bool) -> Iterator[str]:
     yield "/dev/shm"  # noqa: S108 - a new file, unlinked before it is filled
     if not disks:
         return
-    for place in (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"):  # noqa: S108
-        if place:
-            yield place
+    for directory in (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"):  # noqa: S108
+        if directory:
+            yield directory
 
 
-def _made_in(place: str, content: bytes | memoryview, *, executable: bool) -> int:
+def _made_in(directory: str, content: bytes | memoryview, *, executable: bool) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(_TRIES):
-        path = os.path.join(place, f"saferun-{os.urandom(8).hex()}")
+        path = os.path.join(directory, f"saferun-{os.urandom(8).hex()}")
         try:
             writer = os.open(path, flags, 0o700 if executable else 0o600)
         except FileExistsError:
@@ -114,7 +114,7 @@ def _made_in(place: str, content: bytes | memoryview, *, executable: bool) -> in
         finally:
             os.close(writer)
         return reader
-    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), directory)
 
 
 def _write(fd: int, content: bytes | memoryview) -> None:

@@ -303,8 +303,8 @@ class NvidiaReader:
         """The pairs of GPUs that cannot read each other's memory."""
         missing = []
         numbers = list(handles)[:_MOST_COMPARED]
-        for place, one in enumerate(numbers):
-            for other in numbers[place + 1 :]:
+        for index, one in enumerate(numbers):
+            for other in numbers[index + 1 :]:
                 pair = handles[one], handles[other]
                 status = self._ask({}, "nvmlDeviceGetP2PStatus", *pair, _P2P_READ, quiet=True)
                 if status is None:

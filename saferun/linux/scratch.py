@@ -162,12 +162,12 @@ def _no_place() -> OSError:
 def scratch_bases() -> list[str]:
     """Candidate directories for temporary files, the best one first; they need not exist."""
     here = current_directory()
-    return list(dict.fromkeys(os.path.join(here, place) for place in (*shared_bases(), here) if place))
+    return list(dict.fromkeys(os.path.join(here, directory) for directory in (*shared_bases(), here) if directory))
 
 
 def shared_bases() -> list[str]:
     """Those of them that are for temporary files of all programs."""
-    return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", *_memory_bases()) if place]  # noqa: S108 - checked when made
+    return [directory for directory in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", *_memory_bases()) if directory]  # noqa: S108 - checked when made
 
 
 def _memory_first() -> list[str]:
@@ -175,8 +175,8 @@ def _memory_first() -> list[str]:
 
 
 def _memory_bases() -> list[str]:
-    places = ["/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{os.geteuid()}"]  # noqa: S108 - as above
-    return [place for place in places if place]
+    directories = ["/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{os.geteuid()}"]  # noqa: S108 - as above
+    return [directory for directory in directories if directory]
 
 
 def remove_scratch(made: Iterable[Sequence[str | int]]) -> None:

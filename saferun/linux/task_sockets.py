@@ -125,8 +125,8 @@ def _is_owned(entry: os.DirEntry[str]) -> bool:
 
 
 def _bases() -> list[str]:
-    places = (os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{os.getuid()}", "/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
-    return list(dict.fromkeys(place for place in places if place and place.startswith("/")))
+    directories = (os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{os.getuid()}", "/tmp", "/dev/shm", "/var/tmp")  # noqa: S108
+    return list(dict.fromkeys(directory for directory in directories if directory and directory.startswith("/")))
 
 
 def _check(directory: str) -> None:

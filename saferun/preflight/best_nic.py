@@ -31,10 +31,10 @@ def best_nic(columns: Mapping[str, Column], infos: Mapping[int, HostInfo], bad: 
     if not fit:
         return ""
 
-    def place(nic: str) -> float:
+    def position(nic: str) -> float:
         return sum(names.index(nic) if nic in names else len(names) for names in firsts)
 
-    best, *rest = sorted(fit, key=lambda nic: (place(nic), nic))
+    best, *rest = sorted(fit, key=lambda nic: (position(nic), nic))
     for nic in rest:
         # Each of them is compared with the best so far, so that the order decides among equals.
         if _speed(nic, columns[nic], infos) >= _CLEARLY_FASTER * max(_speed(best, columns[best], infos), 1.0):

@@ -156,7 +156,7 @@ class PreflightRun:
         self._ended = [part for part in (*self._ended, *self._attempt.parts) if part.pids]
         own = HostChecks(self._poller, on_done=lambda: self._checked(attempt, on_checked), warn=self._warn)
         self._attempt = attempt = _Attempt(own, beside=beside)
-        own.start(context, forked, is_probed=self._config.hosts.together, beside=beside)
+        own.start(context, forked, is_probed=self._config.hosts.spans_hosts, beside=beside)
 
     def _checked(self, attempt: _Attempt, on_checked: Callable[[PreflightOutcome], None]) -> None:
         own = attempt.own
@@ -168,7 +168,7 @@ class PreflightRun:
             own.results[:0] = found
             on_checked(self._outcome(Preflight(tuple(own.results), duration_s=own.duration_s)))
 
-        if self._config.hosts.together:
+        if self._config.hosts.spans_hosts:
             on_over(())
         elif self._config.checks.collective:
             self._search({0: range(self._config.nproc_per_node)}, {0: ""}, on_over)

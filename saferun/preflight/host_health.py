@@ -37,7 +37,7 @@ def check_host(
     context = CheckContext(
         nproc=1,
         environ=dict(os.environ),
-        together=True,
+        spans_hosts=True,
         storage=tuple(map(os.path.abspath, storage)),
         python=sys.executable,
         vendor="auto",

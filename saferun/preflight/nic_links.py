@@ -75,22 +75,22 @@ def columns_of(probes: Iterable[Probe], infos: Mapping[int, HostInfo]) -> dict[s
 
     Of several addresses of an interface the first one counts, as for the libraries; of several probes the best.
     """
-    # (place of the address, what is known) of each link.
+    # (index of the address, what is known) of each link.
     found: dict[str, dict[tuple[int, int], tuple[int, NicLink]]] = {}
-    places: dict[tuple[int, str], int] = {}
+    indexes: dict[tuple[int, str], int] = {}
     for host, info in infos.items():
         for nic in info.nics:
-            places.update({(host, address): place for place, address in enumerate(nic.addresses)})
+            indexes.update({(host, address): index for index, address in enumerate(nic.addresses)})
     for probe in probes:
         if probe.source == probe.target or probe.source not in infos or probe.target not in infos:
             continue
-        place = places.get((probe.target, probe.address), len(places))
+        index = indexes.get((probe.target, probe.address), len(indexes))
         column = found.setdefault(probe.nic, {})
         before = column.get((probe.source, probe.target))
-        if before is None or place < before[0]:
-            column[probe.source, probe.target] = place, _link(probe)
-        elif place == before[0] and probe.address == before[1].address:
-            column[probe.source, probe.target] = place, _best(before[1], _link(probe))
+        if before is None or index < before[0]:
+            column[probe.source, probe.target] = index, _link(probe)
+        elif index == before[0] and probe.address == before[1].address:
+            column[probe.source, probe.target] = index, _best(before[1], _link(probe))
     return {nic: {pair: link for pair, (_, link) in column.items()} for nic, column in found.items()}
 
 

@@ -108,8 +108,8 @@ def _other_jobs(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
         if not (other and info.script) or info.script == first.script or other == own:
             continue
         script, user = other.get("script", ""), other.get("user", "")
-        place = label_of(infos, 0)
-        message = f"another job (script {script} of user {user}) has come to the port of this one on {place}"
+        leader = label_of(infos, 0)
+        message = f"another job (script {script} of user {user}) has come to the port of this one on {leader}"
         message += f" (script {own.get('script', '')} of user {own.get('user', '')})"
         hint = "give each job a --master-port or --rdzv-id of its own, also one whose hosts run different scripts"
         results.append(CheckResult("script", "fail", message, hint, host=label_of(infos, host)))

@@ -305,10 +305,10 @@ def again(
         for source, target in sorted(bad.get(suspect, ()))[:_BAD_EACH]:
             chosen[source, target] = None
         # Those that follow it, around the circle: every suspect gets others.
-        begin = next((place for place, host in enumerate(sound) if host > suspect), 0)
+        begin = next((index for index, host in enumerate(sound) if host > suspect), 0)
         found = 0
-        for place in range(len(sound)):
-            other = sound[(begin + place) % len(sound)]
+        for index in range(len(sound)):
+            other = sound[(begin + index) % len(sound)]
             new = {(other, suspect), (suspect, other)} - set(measured)
             if other == suspect or not new:
                 continue

@@ -336,12 +336,12 @@ def _cause_lines(diagnosis: Diagnosis, shown_lines: Iterable[str]) -> list[str]:
     # The headline may have something else between its parts.
     is_shown = all(part in text for part in shown(cause.message).split("; "))
     message = shown(cause.message) if cause.message and not is_shown else ""
-    place = shown(cause.location) if cause.location and shown(cause.location) not in text else ""
+    location = shown(cause.location) if cause.location and shown(cause.location) not in text else ""
     lines = []
     if message:
-        lines.append(f"  cause: {message} at {place}" if place else f"  cause: {message}")
-    elif place:
-        lines.append(f"  at {place}")
+        lines.append(f"  cause: {message} at {location}" if location else f"  cause: {message}")
+    elif location:
+        lines.append(f"  at {location}")
     if cause.proof and shown(cause.proof.strip()) not in text:
         lines.append(f"  proof: {shown(cause.proof.strip())}")
     return lines
@@ -395,9 +395,9 @@ def _how(diagnosis: Diagnosis) -> str:
         return ""
     most = max(diagnosis.lost_peers, key=lambda peers: len(peers.ranks))
     call = f" in {shown(most.call, 80)}" if most.call else ""
-    place = f", {shown(most.location, 120)}" if most.location else ""
+    location = f", {shown(most.location, 120)}" if most.location else ""
     whose = f"{ranks_text(most.ranks)}: " if set(most.ranks) != set(diagnosis.victims) else ""
-    return f" ({whose}{shown(most.message, 160)}{call}{place})"
+    return f" ({whose}{shown(most.message, 160)}{call}{location})"
 
 
 def _fate_lines(diagnosis: Diagnosis) -> list[str]:

@@ -23,7 +23,7 @@ _LETTER = 6.4
 # Narrower boxes cannot be seen, and would make a file of megabytes.
 _LEAST_WIDTH = 0.3
 _MOST_BOXES = 50_000
-_PLACE = re.compile(r"(?P<function>.*) \((?P<file>.*?)(?::(?P<line>[0-9]+))?\)")
+_LOCATION = re.compile(r"(?P<function>.*) \((?P<file>.*?)(?::(?P<line>[0-9]+))?\)")
 
 Counted = Iterable[tuple[Sequence[str], int]]
 """Stacks from the outermost call inwards, each with its number of samples."""
@@ -76,8 +76,8 @@ def _box(name: str, samples: int, of: int, x: float, level: int, width: float) -
     y = _TOP + level * _ROW
     whole = f"{name}: {samples} samples, {samples / of * 100:.1f} %"
     room = int(width / _LETTER) - 1
-    place = _PLACE.fullmatch(name)
-    short = place["function"] if place is not None else name
+    location = _LOCATION.fullmatch(name)
+    short = location["function"] if location is not None else name
     if len(short) > room:
         short = f"{short[: room - 1]}…" if room > 3 else ""  # noqa: PLR2004 - a letter or two say nothing
     # The same call has the same colour everywhere.
@@ -112,7 +112,7 @@ def speedscope_profiles(profiles: Mapping[str, Counted], rate: int, title: str) 
 
 
 def _number(file: SpeedscopeFile, frame: str) -> int:
-    place = _PLACE.fullmatch(frame)
-    if place is None:
+    location = _LOCATION.fullmatch(frame)
+    if location is None:
         return file.number(printable(frame))
-    return file.number(printable(place["function"]), printable(place["file"]), int(place["line"] or 0))
+    return file.number(printable(location["function"]), printable(location["file"]), int(location["line"] or 0))

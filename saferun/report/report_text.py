@@ -148,7 +148,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     if incident.directory:
         yield f"files of the captures: {incident.directory}"
     culprits = diagnosis.cause.ranks if diagnosis.cause is not None else ()
-    places = {rank: f" on {host.label}" for host in evidence.hosts for rank in host.ranks} if evidence.hosts else {}
+    hosts = {rank: f" on {host.label}" for host in evidence.hosts for rank in host.ranks} if evidence.hosts else {}
     yield from _section("cause", _cause_lines(diagnosis, evidence))
     yield from _section("hosts", map(_host_line, evidence.hosts))
     budget = max(len(diagnosis.groups), 3)
@@ -156,13 +156,13 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
         "who waits in what", group_lines(diagnosis.groups, culprits=culprits, budget=budget, width=_WIDEST)
     )
     yield from _section("calls of all ranks, outermost first", whole_tree_lines(diagnosis.tree, culprits=culprits))
-    yield from _section("rank by rank", _rank_lines(diagnosis, places))
+    yield from _section("rank by rank", _rank_lines(diagnosis, hosts))
     yield from _section("findings", (f"  {line}" for line in diagnosis.findings))
-    yield from _section("ends", _end_lines(diagnosis, evidence, places))
+    yield from _section("ends", _end_lines(diagnosis, evidence, hosts))
     yield from _section("tracebacks", _traceback_lines(diagnosis))
     yield from _section("last steps (saferun.step)", _step_lines(evidence))
-    yield from _section("last lines of the ranks", _output_lines(evidence, places))
-    yield from _section("processes", (_process_line(process, places) for process in capture.processes))
+    yield from _section("last lines of the ranks", _output_lines(evidence, hosts))
+    yield from _section("processes", (_process_line(process, hosts) for process in capture.processes))
     yield from _section("connections on which nothing is acknowledged", map(_link_line, capture.links))
     yield from _section("collectives (Flight Recorder)", _collective_lines(capture.collectives))
     yield from _section("last calls (--trace-calls)", report_calls(capture.calls))
@@ -233,14 +233,14 @@ def _link_line(link: StuckLink) -> str:
     )
 
 
-def _rank_lines(diagnosis: Diagnosis, places: Mapping[int, str]) -> Iterator[str]:
+def _rank_lines(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> Iterator[str]:
     rows = [(rank, group) for group in diagnosis.groups for rank in group.ranks]
     for rank, group in sorted(rows, key=lambda row: row[0]):
-        place = f"  {group.location}" if group.location else ""
-        yield f"  rank {rank}{places.get(rank, '')}: {group_text(group)}{place}"
+        location = f"  {group.location}" if group.location else ""
+        yield f"  rank {rank}{hosts.get(rank, '')}: {group_text(group)}{location}"
 
 
-def _end_lines(diagnosis: Diagnosis, evidence: Evidence, places: Mapping[int, str]) -> Iterator[str]:
+def _end_lines(diagnosis: Diagnosis, evidence: Evidence, hosts: Mapping[int, str]) -> Iterator[str]:
     first = diagnosis.first_failure.rank if diagnosis.first_failure is not None else -1
     victims = frozenset(diagnosis.victims)
     for end in sorted(evidence.ends, key=lambda end: end.at):
@@ -252,7 +252,7 @@ def _end_lines(diagnosis: Diagnosis, evidence: Evidence, places: Mapping[int, st
         clock = f" at {end.clock}" if end.clock else ""
         note = f" ({', '.join(notes)})" if notes else ""
         after = duration_text(end.at - evidence.started_at)
-        who = f"rank {end.rank}{places.get(end.rank, '')}, pid {end.pid}"
+        who = f"rank {end.rank}{hosts.get(end.rank, '')}, pid {end.pid}"
         yield f"  {who}: {end.status.description}{clock}, {after} after the start{note}"
     if diagnosis.abandoned:
         yield f"  could not be killed: local {ranks_text(diagnosis.abandoned, _WIDEST)}"
@@ -271,11 +271,11 @@ def _step_lines(evidence: Evidence) -> Iterator[str]:
         yield f"  {ranks_text(tuple(ranks), _WIDEST)}: {step}"
 
 
-def _output_lines(evidence: Evidence, places: Mapping[int, str]) -> Iterator[str]:
+def _output_lines(evidence: Evidence, hosts: Mapping[int, str]) -> Iterator[str]:
     for output in evidence.outputs:
         who = f"local rank {output.local_rank}"
-        if output.rank >= 0 and places:
-            who = f"rank {output.rank}{places.get(output.rank, '')}"
+        if output.rank >= 0 and hosts:
+            who = f"rank {output.rank}{hosts.get(output.rank, '')}"
         path = f" ({output.stderr_path})" if output.stderr_path else ""
         for name, lines in (("stderr", output.last_lines), ("stdout", output.last_stdout_lines)):
             if lines:
@@ -288,8 +288,8 @@ def _output_lines(evidence: Evidence, places: Mapping[int, str]) -> Iterator[str
             yield from (f"  | {line}" for line in output.failure)
 
 
-def _process_line(process: ProcessSnapshot, places: Mapping[int, str]) -> str:
-    who = f"rank {process.rank}{places.get(process.rank, '')}" + (
+def _process_line(process: ProcessSnapshot, hosts: Mapping[int, str]) -> str:
+    who = f"rank {process.rank}{hosts.get(process.rank, '')}" + (
         "" if process.is_rank else f", child of {process.ppid}"
     )
     parts = [

@@ -18,7 +18,7 @@ from saferun.text.wording import rank_spans
 WIDTH = 120
 """Columns that a picture may have."""
 _LONGEST_FUNCTION = 48
-_LONGEST_PLACE = 48
+_LONGEST_LOCATION = 48
 _LONGEST_NAME = 4096
 _LONGEST_WHAT = 52
 _LONGEST_LABEL = 26
@@ -87,15 +87,15 @@ def frame_text(frame: Frame, width: int = 2 * _LONGEST_FUNCTION) -> str:
     """One call: ``step  train.py:52``, ``poll  libc.so.6 [native]``."""
     native = is_native(frame)
     file = file_name(frame.file) if native else file_text(frame.file)
-    place = cut_in_middle(shown(file, 2 * _LONGEST_PLACE), _LONGEST_PLACE)
+    location = cut_in_middle(shown(file, 2 * _LONGEST_LOCATION), _LONGEST_LOCATION)
     if frame.line > 0:
-        place = f"{place}:{frame.line}"
+        location = f"{location}:{frame.line}"
     if native:
-        place = f"{place} [native]".lstrip()
+        location = f"{location} [native]".lstrip()
     name = frame.function[:_LONGEST_NAME]
     function = shown(native_name(name) if native else name, _LONGEST_NAME) or "?"
-    room = min(max(_LONGEST_FUNCTION, width // 2), max(width - len(place) - 2, 8))
-    return cut_in_middle(f"{cut_in_middle(function, room)}  {place}".rstrip(), width)
+    room = min(max(_LONGEST_FUNCTION, width // 2), max(width - len(location) - 2, 8))
+    return cut_in_middle(f"{cut_in_middle(function, room)}  {location}".rstrip(), width)
 
 
 # --------------------------------------------------------------------------------------------------------------- groups
@@ -203,10 +203,10 @@ def branches_of(tree: Sequence[StackNode], culprits: Iterable[int] = ()) -> list
             here = tuple(rank for rank in ranks if rank not in deeper)
             if here:
                 below.append((None, here))
-        place = len(branches)
+        index = len(branches)
         branches.append(Branch(parent, ranks, tuple(frames), is_leaf=not below))
         below.sort(key=lambda item: _order(item[1], blamed), reverse=True)
-        todo.extend((child, child_ranks, place) for child, child_ranks in below)
+        todo.extend((child, child_ranks, index) for child, child_ranks in below)
     return branches
 
 

@@ -197,7 +197,7 @@ class LaunchState:
     @property
     def may_end_alone(self) -> bool:
         """Whether the others need nothing of this host once its ranks have ended well."""
-        return self.job.together and not (self.leads or self.job.serves_tasks)
+        return self.job.spans_hosts and not (self.leads or self.job.serves_tasks)
 
     @property
     def may_restart(self) -> bool:
@@ -208,12 +208,12 @@ class LaunchState:
     def answers_to_job(self) -> bool:
         """Whether other hosts take part in how this attempt is judged."""
         attempt = self.attempt
-        return self.job.together and attempt.peers.cut_off is None and not isinstance(attempt.ending, Leave)
+        return self.job.spans_hosts and attempt.peers.cut_off is None and not isinstance(attempt.ending, Leave)
 
     def broadcast_abort(self, reason: str, message: str = "", signum: int = 0, hint: str = "") -> list[Action]:
         """Have the attempt end on all hosts, unless they know of it, or this host is on its own."""
         peers = self.attempt.peers
-        if not self.job.together or peers.is_announced or peers.cut_off is not None:
+        if not self.job.spans_hosts or peers.is_announced or peers.cut_off is not None:
             return []
         peers.is_announced = True
         return [BroadcastAbort(self.number, reason, message, signum, hint)]
@@ -238,7 +238,7 @@ class LaunchState:
         """Whether the signal that this host got is no end of the job, where the others are about to meet again."""
         is_signalled = self.stop_signum is not None and not self.stopped_by
         may_leave = self.attempt.peers.may_leave or self.stop_signum != signal.SIGINT
-        return self.job.together and self.job.outlives_leader and is_signalled and may_leave
+        return self.job.spans_hosts and self.job.outlives_leader and is_signalled and may_leave
 
     def finish(self, exit_code: int, reraise: int | None = None, *, leaves: bool = False) -> list[Action]:
         """The launch is over."""

@@ -131,7 +131,7 @@ def _failure_seen(launch: LaunchState) -> list[Action]:
     ending, placement, found = launch.attempt.ending, launch.attempt.placement, launch.attempt.own_diagnosis
     if placement is None or not isinstance(ending, Failed):
         return []
-    ranks = [place.rank for place in placement.ranks if place.local_rank == ending.local_rank]
+    ranks = [assignment.rank for assignment in placement.ranks if assignment.local_rank == ending.local_rank]
     what = [found.headline if found is not None else f"rank {rank} failed" for rank in ranks]
     return [PrintLine(f"as the hosts were starting again, {text}") for text in what]
 

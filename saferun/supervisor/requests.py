@@ -42,7 +42,7 @@ def end_at_once_as_requested(launch: LaunchState, event: StopRequested) -> list[
     launch.note_request(event.by, event.signum, ours=event.ours)
     launch.stop_signum = event.signum
     asked: list[Action] = []
-    if launch.state is State.BACKOFF and (event.ours or launch.leads) and launch.job.together:
+    if launch.state is State.BACKOFF and (event.ours or launch.leads) and launch.job.spans_hosts:
         # Hosts that wait for the others already end when they read it of the leader.
         asked.append(BroadcastRequest(launch.number, event.by, event.at_once))
     line = PrintLine(f"{event.by}: there is no other attempt")
@@ -93,7 +93,7 @@ def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> li
 
 def _request_of(launch: LaunchState, event: StopRequested) -> list[Action]:
     """Have the other hosts do the same: an abort that was announced before may have had another reason."""
-    if not (event.ours and launch.job.together) or launch.attempt.peers.cut_off is not None:
+    if not (event.ours and launch.job.spans_hosts) or launch.attempt.peers.cut_off is not None:
         return []
     return [BroadcastRequest(launch.number, event.by, event.at_once)]
 
@@ -105,7 +105,7 @@ def on_restart_requested(launch: LaunchState, event: RestartRequested) -> list[A
     there before, and all hosts end it for the same reason.
     """
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
-    if launch.job.together:
+    if launch.job.spans_hosts:
         announced = launch.broadcast_abort("restart", event.by, signal.SIGTERM)
         text = f"{event.by}: all hosts end their ranks to start them again, SIGKILL follows in {grace_s:g} s"
         return [PrintLine(text), *announced] if announced else []
@@ -118,6 +118,6 @@ def on_checkpoint_requested(launch: LaunchState, event: CheckpointRequested) -> 
     """RUNNING: the ranks get the signal by which they learn to save, and end by themselves; none is started again."""
     launch.stopped_by = event.by
     asked = [RequestCheckpoint(launch.number, launch.attempt.ranks, event.signum, event.by)]
-    if not event.ours or not launch.job.together or launch.attempt.peers.cut_off is not None:
+    if not event.ours or not launch.job.spans_hosts or launch.attempt.peers.cut_off is not None:
         return [*asked]
     return [*asked, BroadcastCheckpoint(launch.number, event.by, event.signum)]

@@ -86,7 +86,7 @@ def start_ranks(launch: LaunchState, event: HostsJoined | ProbesPassed) -> list[
     placement = launch.attempt.placement
     assert placement is not None  # noqa: S101 - the hosts have met
     launch.enter(State.STARTING, event.at + launch.limits.start_s)
-    launch.attempt.running = {place.local_rank for place in placement.ranks}
+    launch.attempt.running = {assignment.local_rank for assignment in placement.ranks}
     return [StartRanks(launch.number, placement), ServeStore(launch.number)]
 
 
@@ -122,7 +122,7 @@ def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
         return _give_up_place(launch, event, event.joined)
     if launch.state in {State.CHECKING, State.JOINING}:
         # -> DIAGNOSING: nothing had been started, and no other host knows of this attempt.
-        if launch.job.together:
+        if launch.job.spans_hosts:
             attempt.peers.cut_off = attempt.peers.cut_off or CutOff()
         return diagnose(launch, event.at)
     announced = launch.broadcast_abort("start", event.what, hint=event.hint)

@@ -294,7 +294,7 @@ def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
     expect_sigkill(launch, event.at)
     leaves = ending is None and launch.state in TOGETHER and (peers.may_leave or _may_be_awaited(launch, event))
     launch.add_ending(Leave(event.signum) if leaves else Stopped(event.signum))
-    if isinstance(ending, Regroup) and launch.job.together:
+    if isinstance(ending, Regroup) and launch.job.spans_hosts:
         peers.cut_off = peers.cut_off or CutOff()  # the others meet again without this host, and decide nothing
     if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
@@ -308,7 +308,7 @@ def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
     Its node may be drained, or its pod evicted. A user at the keyboard wants an end.
     """
     placement = launch.attempt.placement
-    has_others = launch.job.together and placement is not None and placement.group_world_size > 1
+    has_others = launch.job.spans_hosts and placement is not None and placement.group_world_size > 1
     is_by_system = event.signum == signal.SIGTERM and not event.why
     return has_others and is_by_system and launch.job.awaits_successors and launch.may_restart
 
@@ -381,7 +381,7 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
         return regroup(launch, at, attempt.ending)
     if attempt.ending is not None:
         return diagnose(launch, at)
-    if not launch.job.together:
+    if not launch.job.spans_hosts:
         # STOPPING -> DONE: every rank ended with exit code 0.
         return launch.finish(0)
     if peers.cut_off is not None:
@@ -400,7 +400,7 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
 
 def _obey_late(launch: LaunchState, at: float) -> None:
     """The attempt has failed elsewhere since a signal came to this host, without which a static job cannot go on."""
-    stopping, is_static = launch.attempt.stopping, launch.job.together and not launch.job.outlives_leader
+    stopping, is_static = launch.attempt.stopping, launch.job.spans_hosts and not launch.job.outlives_leader
     is_needed = is_static and not launch.may_end_alone
     if stopping.signalled is not None and is_needed and launch.stop_signum is None and launch.attempt.ending:
         _ordered(launch, stopping.signalled._replace(at=at))  # it announces nothing in STOPPING

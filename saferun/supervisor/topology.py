@@ -34,18 +34,18 @@ def rank_environs(config: LaunchConfig, placement: Placement, environ: Mapping[s
     Raises:
         UsageError: the environment and the options contradict each other.
     """
-    return tuple({**environ, **rank_environ(config, placement, place, environ)} for place in placement.ranks)
+    return tuple({**environ, **rank_environ(config, placement, assignment, environ)} for assignment in placement.ranks)
 
 
 def rank_environ(
-    config: LaunchConfig, placement: Placement, place: RankAssignment, environ: Mapping[str, str]
+    config: LaunchConfig, placement: Placement, assignment: RankAssignment, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """What torchrun adds to the environment of a rank (TORCHELASTIC_ERROR_FILE apart).
 
     Args:
         config: the launch.
         placement: this host's place in the job.
-        place: the rank's place.
+        assignment: the rank's numbers.
         environ: the environment that the rank inherits.
 
     Raises:
@@ -53,11 +53,11 @@ def rank_environ(
     """
     local_world_size = placement.local_world_size or len(placement.ranks)
     added = {
-        "RANK": str(place.rank),
+        "RANK": str(assignment.rank),
         "GROUP_RANK": str(placement.group_rank),
-        "ROLE_RANK": str(place.role_rank),
+        "ROLE_RANK": str(assignment.role_rank),
         "ROLE_NAME": config.role,
-        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_RANK": str(assignment.local_rank),
         "LOCAL_WORLD_SIZE": str(local_world_size),
         "WORLD_SIZE": str(placement.world_size),
         "GROUP_WORLD_SIZE": str(placement.group_world_size),
@@ -76,7 +76,7 @@ def rank_environ(
     if config.virtual_local_rank:
         added["LOCAL_RANK"] = "0"
         added["CUDA_VISIBLE_DEVICES"] = _visible_device(
-            place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"), one_each=config.hosts.task is not None
+            assignment.local_rank, environ.get("CUDA_VISIBLE_DEVICES"), one_each=config.hosts.task is not None
         )
     return added
 

@@ -84,9 +84,9 @@ class RecordedStragglers(Stragglers):
         behind, ahead = ([self.last_of(count.rank, _REPORTS_AT_LEAST) for count in part] for part in (slow, rest))
         if any(len(reports) < _REPORTS_AT_LEAST for reports in (*behind, *ahead)):
             return False
-        for place in range(_REPORTS_AT_LEAST):
-            highest = max(reports[place].share for reports in behind)
-            others = sorted(reports[place].share for reports in ahead)
+        for index in range(_REPORTS_AT_LEAST):
+            highest = max(reports[index].share for reports in behind)
+            others = sorted(reports[index].share for reports in ahead)
             if highest * _LEAST_FACTOR > others[len(others) // 2] or highest + _LEAST_APART > others[0]:
                 return False
         return True

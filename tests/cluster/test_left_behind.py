@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 def left(cluster: Cluster) -> list[str]:
     """What has saferun's name in the directories that are for such files."""
-    places = [(host, place) for host in cluster.hosts for place in ("/tmp", "/dev/shm")]
-    return [f"{host.name} {path.name}" for host, place in places for path in host.path(place).glob("*saferun*")]
+    directories = [(host, directory) for host in cluster.hosts for directory in ("/tmp", "/dev/shm")]
+    return [
+        f"{host.name} {path.name}" for host, directory in directories for path in host.path(directory).glob("*saferun*")
+    ]
 
 
 def test_one_saferun_a_rank_leaves_no_directory(cluster: Cluster, tmp_path: Path) -> None:
@@ -26,7 +28,7 @@ def test_one_saferun_a_rank_leaves_no_directory(cluster: Cluster, tmp_path: Path
     job = start(cluster, Way("srun", 2), tmp_path, "tell('done')\n")
     assert job.finish() == [0], job.story("failed")
     assert_nothing_left(cluster)
-    assert [place for place in left(cluster) if place not in before] == []
+    assert [path for path in left(cluster) if path not in before] == []
 
 
 def test_a_saferun_that_is_gone_is_named_by_its_rank(cluster: Cluster, tmp_path: Path) -> None:

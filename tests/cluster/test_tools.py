@@ -74,10 +74,10 @@ def test_a_tool_that_one_host_lacks_ends_the_job_on_all_hosts(
     cluster: Cluster, tmp_path: Path, lacks: int, codes: list[int], what: str, hint: str
 ) -> None:
     """All hosts say which one lacks it and what to do there, and none of its ranks is started."""
-    place = tmp_path / "bin"
-    place.mkdir()
-    (place / "tool").write_text('#!/bin/sh\nexec "$@"\n')
-    (place / "tool").chmod(0o755)
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    (directory / "tool").write_text('#!/bin/sh\nexec "$@"\n')
+    (directory / "tool").chmod(0o755)
     job = start(
         cluster,
         Way("by_hand"),
@@ -85,7 +85,7 @@ def test_a_tool_that_one_host_lacks_ends_the_job_on_all_hosts(
         END_WHEN_RELEASED,
         *("--wrap", "*:tool"),
         hosts=cluster.hosts[:2],
-        each=lambda number: ("--env", f"PATH={place if number != lacks - 1 else '/nowhere'}:/usr/bin:/bin"),
+        each=lambda number: ("--env", f"PATH={directory if number != lacks - 1 else '/nowhere'}:/usr/bin:/bin"),
     )
     assert job.finish() == codes, job.story("another exit code")
     why = f"saferun: {what}: --wrap: tool is not installed here, or not on the PATH of the ranks"

@@ -63,8 +63,8 @@ class FileSystem:
         """
         enter = f"nsenter --mount=/proc/{self._keeper.pid}/ns/mnt"
         # Entering a mount namespace leads to its root directory.
-        place = shlex.quote(str(directory)) if directory is not None else '"$PWD"'
-        return ["sh", "-c", f"""exec {enter} sh -c 'cd "$0" && exec "$@"' {place} "$@\"""", "sh"]
+        quoted = shlex.quote(str(directory)) if directory is not None else '"$PWD"'
+        return ["sh", "-c", f"""exec {enter} sh -c 'cd "$0" && exec "$@"' {quoted} "$@\"""", "sh"]
 
     def inside(self, path: Path | str) -> Path:
         """A path as it is seen where the file system is mounted, for this process."""

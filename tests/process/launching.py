@@ -317,7 +317,7 @@ class Job:
         for path in (self.folder / "job" / "saferun_runs").glob("*/run.json"):
             with contextlib.suppress(OSError, ValueError):
                 name = f"saferun-{json.loads(path.read_text())['run_id']}"
-                found += [Path(place) / name for place in ("/tmp", "/var/tmp", "/dev/shm", self.folder / "job")]
+                found += [Path(directory) / name for directory in ("/tmp", "/var/tmp", "/dev/shm", self.folder / "job")]
         return sorted({path for path in found if path.is_dir()})
 
     def scratch_folder(self) -> Path:

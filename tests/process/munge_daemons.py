@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from saferun.linux.munge import Munge
-from tests.process.somebody import place_for_all
+from tests.process.somebody import directory_for_all
 
 _DAEMON = shutil.which("munged") or "/usr/sbin/munged"
 has_munge = os.path.exists(_DAEMON) and shutil.which("munge") is not None and os.geteuid() == 0
@@ -24,19 +24,19 @@ needs_munge = pytest.mark.skipif(not has_munge and not os.environ.get("CI"), rea
 @contextlib.contextmanager
 def munge_hosts(count: int) -> Iterator[list[Munge]]:
     """Hosts of one cluster, as far as munge is concerned. Every user reaches their sockets."""
-    with place_for_all(0o755) as place, contextlib.ExitStack() as stack:
-        key = place / "key"
+    with directory_for_all(0o755) as directory, contextlib.ExitStack() as stack:
+        key = directory / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        yield [stack.enter_context(_daemon(place / f"host{number}", key)) for number in range(count)]
+        yield [stack.enter_context(_daemon(directory / f"host{number}", key)) for number in range(count)]
 
 
 @contextlib.contextmanager
-def _daemon(place: Path, key: Path) -> Iterator[Munge]:
-    place.mkdir(mode=0o755)
-    socket = place / "socket"
-    options = {"socket": socket, "key-file": key, "pid-file": place / "pid", "seed-file": place / "seed"}
-    log = place / "log"
+def _daemon(directory: Path, key: Path) -> Iterator[Munge]:
+    directory.mkdir(mode=0o755)
+    socket = directory / "socket"
+    options = {"socket": socket, "key-file": key, "pid-file": directory / "pid", "seed-file": directory / "seed"}
+    log = directory / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
             [_DAEMON, "--foreground", "--force", *(f"--{name}={path}" for name, path in options.items())],

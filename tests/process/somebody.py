@@ -18,14 +18,14 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 
 @contextlib.contextmanager
-def place_for_all(mode: int) -> Iterator[Path]:
+def directory_for_all(mode: int) -> Iterator[Path]:
     """A directory that every user can reach: pytest's own are closed for others, anew at each start of it."""
-    place = Path(tempfile.mkdtemp(prefix="saferun-test-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="saferun-test-", dir="/tmp"))
     try:
-        place.chmod(mode)
-        yield place
+        directory.chmod(mode)
+        yield directory
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
 
 
 def as_user(function: Callable[[], object], uid: int = SOMEBODY) -> str:

@@ -16,7 +16,7 @@ import pytest
 from saferun.captures.ptrace import tracer_of
 from tests import debian_python
 from tests.breadth import slow_but
-from tests.matrix import PLACE
+from tests.matrix import DIRECTORY
 from tests.process.control_clients import connected, control_socket, saferunctl
 from tests.process.launching import kill, parent_of, running, state_of, two_lines, until
 from tests.process.test_ctl_attach import Shell, attached
@@ -268,7 +268,7 @@ def newest_python() -> str:
     """A Python that lets a debugger in."""
     found = shutil.which("python3.14")
     try:
-        return found or str(debian_python.python("3.14", PLACE / "debian-python3.14"))
+        return found or str(debian_python.python("3.14", DIRECTORY / "debian-python3.14"))
     except debian_python.NotHadError as error:
         pytest.skip(f"no Python 3.14 here: {error}")
 

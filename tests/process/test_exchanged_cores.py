@@ -23,7 +23,7 @@ from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.core_pattern import CorePattern
 from tests.breadth import slow_but
 from tests.process.core_steps import PATTERN, Crew, functions
-from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
+from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 from tests.process.test_core_tools import limits
 from tests.process.test_cores import crew
 from tests.process.watching import ROUNDS, Attacker, rounds_until
@@ -35,10 +35,10 @@ leaves_cores = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in 
 HERE = CorePattern("core.%e", uses_pid=False)
 
 
-@pytest.fixture(name="place")
-def _place() -> Iterator[Path]:
-    with place_for_all(0o777) as place:
-        yield place
+@pytest.fixture(name="directory")
+def _directory() -> Iterator[Path]:
+    with directory_for_all(0o777) as directory:
+        yield directory
 
 
 def look_of(crew: Crew, **wanted: Any) -> CoreDump:
@@ -139,20 +139,20 @@ def test_a_core_is_moved_only_where_it_is_the_one_that_was_found(
 # ------------------------------------------------------------------------------------------------------------ the race
 
 
-def exchange_cores(attacker: Attacker, place: Path, theirs: Path, mine: Path) -> None:
+def exchange_cores(attacker: Attacker, directory: Path, theirs: Path, mine: Path) -> None:
     """As soon as somebody opens the core: another one, a link to a file of the victim's, and nothing."""
-    attacker.watch(place)
+    attacker.watch(directory)
     attacker.is_ready()
     for turn in range(30):
         attacker.wait()
         if not attacker.goes_on:
             return
         try:
-            os.rename(place / "core.a", place / f"away.{turn}")
+            os.rename(directory / "core.a", directory / f"away.{turn}")
             if turn % 2:
-                os.symlink(mine, place / "core.a")
+                os.symlink(mine, directory / "core.a")
             else:
-                os.link(theirs, place / "core.a")
+                os.link(theirs, directory / "core.a")
         except OSError:
             continue
 
@@ -160,20 +160,20 @@ def exchange_cores(attacker: Attacker, place: Path, theirs: Path, mine: Path) ->
 @needs_root
 @ROUNDS
 def test_of_cores_that_are_exchanged_nobody_elses_is_read_moved_or_deleted(
-    place: Path, tmp_path: Path, rounds: int
+    directory: Path, tmp_path: Path, rounds: int
 ) -> None:
     mine = tmp_path / "mine"
     mine.write_bytes(make_core(1))
     (tmp_path / "run").mkdir()
-    theirs = place / "theirs"
+    theirs = directory / "theirs"
     as_user(lambda: theirs.write_bytes(make_core(666)))
     swapped: list[int] = []
     for number in rounds_until(rounds, swapped):
-        folder = place / str(number)
+        folder = directory / str(number)
         folder.mkdir()
         folder.chmod(0o777)
         (folder / "core.a").write_bytes(make_core(4711))
-        with Attacker(partial(exchange_cores, place=folder, theirs=theirs, mine=mine)):
+        with Attacker(partial(exchange_cores, directory=folder, theirs=theirs, mine=mine)):
             target = tmp_path / "run" / f"{number}.core"
             for core in find_cores(HERE, [str(folder)], time.time() - 1000):
                 assert core.notes is not None

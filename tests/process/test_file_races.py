@@ -20,7 +20,7 @@ from saferun.linux import task_sockets
 from saferun.linux.task_sockets import TaskSockets, connect_to_task
 from tests.breadth import slow_but
 from tests.direct_files import DirectFiles
-from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
+from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 from tests.process.watching import ROUNDS, Attacker, rounds_until
 
 pytestmark = needs_root
@@ -29,17 +29,17 @@ MANY = 200
 FILES = ("run.json", "report.json", "report.txt", "events.jsonl", "stdout.log", "error.json", "latest")
 
 
-@pytest.fixture(name="place")
-def _place() -> Iterator[Path]:
+@pytest.fixture(name="directory")
+def _directory() -> Iterator[Path]:
     """A directory in which every user may make files, and rename those of others."""
-    with place_for_all(0o777) as place:
-        yield place
+    with directory_for_all(0o777) as directory:
+        yield directory
 
 
 @pytest.fixture(name="home")
-def _home(place: Path) -> Path:
+def _home(directory: Path) -> Path:
     """What is to be left alone, though everybody may look at it, and so lead there."""
-    home = place / "home"
+    home = directory / "home"
     (home / "node3").mkdir(parents=True)
     for path in (home / "bashrc", home / "node3" / "bashrc", *(home / name for name in FILES)):
         path.write_text("mine")
@@ -103,12 +103,12 @@ def write_all(run: Path, error_path: Path, number: int) -> None:
 
 
 @ROUNDS
-def test_no_race_for_the_files_of_a_run_is_lost(place: Path, home: Path, rounds: int) -> None:
+def test_no_race_for_the_files_of_a_run_is_lost(directory: Path, home: Path, rounds: int) -> None:
     """In a directory that everybody may write to: the worst that a ``--run-dir`` can be."""
     before = content_of(home)
     swapped: list[int] = []
     for number in rounds_until(rounds, swapped):
-        run = place / f"run{number}"
+        run = directory / f"run{number}"
         make_run_directory(str(run), str(run / "node3"), "", [])
         for path in (run, run / "node3"):
             path.chmod(0o777)
@@ -136,10 +136,10 @@ def exchange_logs(attacker: Attacker, logs: Path, home: Path) -> None:
                     continue
 
 
-def test_no_race_for_the_directories_of_logs_is_lost(place: Path, home: Path) -> None:
+def test_no_race_for_the_directories_of_logs_is_lost(directory: Path, home: Path) -> None:
     """A ``--log-dir`` that everybody may write to."""
     before = content_of(home)
-    logs = place / "logs"
+    logs = directory / "logs"
     logs.mkdir()
     logs.chmod(0o777)
     swapped = 0
@@ -158,31 +158,31 @@ def test_no_race_for_the_directories_of_logs_is_lost(place: Path, home: Path) ->
     assert swapped or any(path.name.startswith("away") for path in logs.iterdir())
 
 
-def exchange_runs(attacker: Attacker, place: Path, runs: Path, home: Path) -> None:
+def exchange_runs(attacker: Attacker, directory: Path, runs: Path, home: Path) -> None:
     """The directory of runs, for one whose .gitignore is a link, as soon as there is anything in it."""
-    attacker.watch(place)
+    attacker.watch(directory)
     attacker.is_ready()
     turn = 0
     while attacker.goes_on:
         attacker.wait()
         turn += 1
         try:
-            os.mkdir(place / f"theirs.{turn}")
-            os.symlink(home / "bashrc", place / f"theirs.{turn}" / ".gitignore")
-            os.rename(runs, place / f"away.{turn}")
-            os.rename(place / f"theirs.{turn}", runs)
+            os.mkdir(directory / f"theirs.{turn}")
+            os.symlink(home / "bashrc", directory / f"theirs.{turn}" / ".gitignore")
+            os.rename(runs, directory / f"away.{turn}")
+            os.rename(directory / f"theirs.{turn}", runs)
         except OSError:
             continue
 
 
-def test_no_race_for_a_file_of_the_user_s_processes_on_other_hosts_is_lost(place: Path, home: Path) -> None:
+def test_no_race_for_a_file_of_the_user_s_processes_on_other_hosts_is_lost(directory: Path, home: Path) -> None:
     """Below a directory in which everybody may rename everything."""
     before = content_of(home)
-    parent = place / "project"
+    parent = directory / "project"
     parent.mkdir()
     parent.chmod(0o777)
     runs = parent / "saferun_runs"
-    with Attacker(partial(exchange_runs, place=parent, runs=runs, home=home)):
+    with Attacker(partial(exchange_runs, directory=parent, runs=runs, home=home)):
         for number in range(MANY):
             try:
                 write_private(str(runs), new_name(), b"secret")
@@ -234,11 +234,11 @@ def sockets_of(base: Path, names: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("is_sticky", slow_but([True, False], "False"), ids=["sticky", "not sticky"])
 def test_no_race_for_the_place_where_tasks_meet_is_lost(
-    place: Path, home: Path, monkeypatch: pytest.MonkeyPatch, is_sticky: bool
+    directory: Path, home: Path, monkeypatch: pytest.MonkeyPatch, is_sticky: bool
 ) -> None:
     """/tmp, and one that lacks the sticky bit: tasks meet among themselves, or do not meet, and change nothing else."""
     before = content_of(home)
-    base = place / "tmp"
+    base = directory / "tmp"
     base.mkdir()
     base.chmod(0o1777 if is_sticky else 0o777)
     monkeypatch.setattr(task_sockets, "_bases", lambda: [str(base)])
@@ -265,19 +265,19 @@ def test_no_race_for_the_place_where_tasks_meet_is_lost(
 
 
 def test_as_many_names_as_somebody_likes_to_make_keep_no_task_waiting(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None but the user's own is even opened."""
-    place.chmod(0o1777)
+    directory.chmod(0o1777)
     own = f"saferun-{os.getuid()}"
 
     def take() -> None:
-        os.mkdir(place / own)
+        os.mkdir(directory / own)
         for number in range(100):
-            os.mkdir(place / f"{own}-{number}", 0o700)
+            os.mkdir(directory / f"{own}-{number}", 0o700)
 
     as_user(take)
-    monkeypatch.setattr(task_sockets, "_bases", lambda: [str(place)])
+    monkeypatch.setattr(task_sockets, "_bases", lambda: [str(directory)])
     checked: list[str] = []
     check = task_sockets._check
 

@@ -29,7 +29,7 @@ from tests.process.launching import STAY, read_stat, running, until
 from tests.process.planting import (
     content_of,
 )
-from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all, start_as_user
+from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root, start_as_user
 from tests.unit.linux.test_core_files import make_core
 
 pytestmark = needs_root
@@ -40,8 +40,8 @@ _IN_OPEN, _IN_DELETE = 0x20, 0x200
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A directory in which every user may make files, and rename those of others."""
-    with place_for_all(0o777) as place:
-        yield place
+    with directory_for_all(0o777) as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_a_killed_run_deletes_nothing_that_others_have_planted_under_its_name(
         made = [path for path in Path("/dev/shm").glob("saferun-*") if is_of(path, job.process.pid)]
         name = made[0].name
         try:
-            for place in ("/tmp", "/var/tmp"):
-                path = Path(place) / name
+            for directory in ("/tmp", "/var/tmp"):
+                path = Path(directory) / name
                 if path.exists():
                     continue
                 as_user(partial(squat_with_links, path, home, kind))
@@ -290,10 +290,10 @@ def test_the_launchers_error_file_is_not_written_through_a_planted_link(
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def directories(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Two sticky directories, as /tmp and /var/tmp are, with names that are short enough for sockets."""
-    with place_for_all(0o755) as place:
-        found = [place / name for name in ("tmp", "shm")]
+    with directory_for_all(0o755) as directory:
+        found = [directory / name for name in ("tmp", "shm")]
         for path in found:
             path.mkdir()
             path.chmod(0o1777)
@@ -311,17 +311,19 @@ def squat(path: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "closed directory", "link", "file"])
-def test_a_taken_name_is_told_with_its_owner_and_the_tasks_meet_all_the_same(places: list[str], kind: str) -> None:
+def test_a_taken_name_is_told_with_its_owner_and_the_tasks_meet_all_the_same(directories: list[str], kind: str) -> None:
     own = f"saferun-{os.getuid()}"
-    for place in places:
-        as_user(partial(squat, f"{place}/{own}", kind))
-        as_user(partial(squat, f"{place}/{own}-0123", kind))
+    for directory in directories:
+        as_user(partial(squat, f"{directory}/{own}", kind))
+        as_user(partial(squat, f"{directory}/{own}-0123", kind))
     head, task = TaskSockets("job"), TaskSockets("job")
     assert all(connect_to_task(path) is None for path in task.paths())
     listener, path = head.listen()
-    assert path.startswith(f"{places[0]}/{own}-")
+    assert path.startswith(f"{directories[0]}/{own}-")
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
-    assert head.squatted == [f"{places[0]}/{own}: it belongs to user {SOMEBODY}; the tasks of this job meet elsewhere"]
+    assert head.squatted == [
+        f"{directories[0]}/{own}: it belongs to user {SOMEBODY}; the tasks of this job meet elsewhere"
+    ]
     lines = next(lines for path in task.paths() if (lines := connect_to_task(path)) is not None)
     lines.close()
     listener.close()

@@ -83,8 +83,8 @@ def test_a_tool_on_a_dead_file_system_costs_no_stacks(tmp_path: Path) -> None:
         program.chmod(0o755)
     options = ("--env-profile", "minimal", "--hang-timeout", "3", "--strace", "--on-hang", "stop")
     with mirror(tmp_path, tmp_path / "bin") as system:
-        places = [path for path in os.environ["PATH"].split(os.pathsep) if path]
-        environ = {"PATH": os.pathsep.join([str(system.path), *places])}
+        directories = [path for path in os.environ["PATH"].split(os.pathsep) if path]
+        environ = {"PATH": os.pathsep.join([str(system.path), *directories])}
         with running(
             tmp_path / "run",
             HANG,

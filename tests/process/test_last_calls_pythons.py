@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.matrix import PLACE, UnavailableError, interpreter
+from tests.matrix import DIRECTORY, UnavailableError, interpreter
 from tests.process.test_last_calls import STEPS, incident_of, last_calls_of, launch
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ ENDS = [("call", "step"), ("call", "load"), ("return", "load"), ("return", "step
 @pytest.fixture(scope="module", params=["3.12", "3.13", "3.14"])
 def python(request: pytest.FixtureRequest) -> str:
     """An interpreter of this release, wherever the machine has one, or that of a newer Debian."""
-    PLACE.mkdir(exist_ok=True)
+    DIRECTORY.mkdir(exist_ok=True)
     try:
         return interpreter(request.param)
     except UnavailableError as error:

@@ -185,7 +185,7 @@ def test_the_output_of_a_child_ends_with_the_child(lacking: str) -> None:
 def test_a_memory_file_has_its_content_and_no_name(
     lacking: str, executable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_file, "_places", lambda **_: iter(["/nowhere", str(tmp_path)]))
+    monkeypatch.setattr(memory_file, "_directories", lambda **_: iter(["/nowhere", str(tmp_path)]))
     content = Path("/bin/true").read_bytes()
     fd = memory_file.memory_file("sample", content, executable=executable)
     try:
@@ -204,8 +204,8 @@ def test_a_memory_file_may_be_kept_off_disks(monkeypatch: pytest.MonkeyPatch) ->
     """The supervisor's loop must not wait for a file system."""
     tried = []
 
-    def refuse(place: str, _content: bytes, *, executable: bool) -> int:
-        tried.append((place, executable))
+    def refuse(directory: str, _content: bytes, *, executable: bool) -> int:
+        tried.append((directory, executable))
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(memory_file, "_memfd", refuse_memfd)
@@ -224,7 +224,7 @@ def test_a_memory_file_that_finds_no_place_says_so(
     lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del lacking
-    monkeypatch.setattr(memory_file, "_places", lambda **_: iter([str(tmp_path / "none")]))
+    monkeypatch.setattr(memory_file, "_directories", lambda **_: iter([str(tmp_path / "none")]))
     with pytest.raises(FileNotFoundError):
         memory_file.memory_file("sample", b"")
 

@@ -109,8 +109,8 @@ def test_a_daemon_that_is_gone_is_said(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- bad programs
 
 
-def fake(place: Path, script: str) -> Munge:
-    program = place / "program"
+def fake(directory: Path, script: str) -> Munge:
+    program = directory / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return Munge(str(program), str(program), "/nowhere")

@@ -235,7 +235,7 @@ def test_what_leads_nowhere_is_not_tried(host: Namespace) -> None:
 
 
 def to_master(address: str, port: int = 29500) -> CheckContext:
-    return CheckContext(together=True, serves=False, master=address, ports=(port,))
+    return CheckContext(spans_hosts=True, serves=False, master=address, ports=(port,))
 
 
 @in_namespace
@@ -292,7 +292,7 @@ def test_a_network_that_this_host_has_no_way_to_is_told(host: Namespace) -> None
     ],
 )
 def test_gloos_variable_is_held_against_the_real_interfaces(host: Namespace, value: str, words: str) -> None:
-    context = CheckContext(together=True, serves=True, environ={"GLOO_SOCKET_IFNAME": value})
+    context = CheckContext(spans_hosts=True, serves=True, environ={"GLOO_SOCKET_IFNAME": value})
     result = host.run(check_interfaces, context)
     assert result.verdict == ("warn" if words else "ok"), "who may not use gloo is not stopped"
     if words:
@@ -306,9 +306,9 @@ def test_this_machine_is_healthy() -> None:
     """A healthy machine is told nothing: alone, and where several saferuns run on it."""
     for context in (
         CheckContext(ports=(29500,), bound=(29500,)),
-        CheckContext(together=True, serves=True, master="127.0.0.1", ports=(29500,), bound=(29500,)),
-        CheckContext(together=True, serves=False, master="localhost", ports=(29500,)),
-        CheckContext(together=True, serves=False, master=socket.gethostname(), ports=(29500,), vendor="nvidia"),
+        CheckContext(spans_hosts=True, serves=True, master="127.0.0.1", ports=(29500,), bound=(29500,)),
+        CheckContext(spans_hosts=True, serves=False, master="localhost", ports=(29500,)),
+        CheckContext(spans_hosts=True, serves=False, master=socket.gethostname(), ports=(29500,), vendor="nvidia"),
     ):
         results: list[CheckResult] = []
         run_checks([check for check in CHECKS if check.name in NETWORK], context, results.append)

@@ -24,7 +24,7 @@ from saferun.linux.scratch import Scratch
 from saferun.linux.task_sockets import TaskSockets
 from tests.descriptors import open_descriptors
 from tests.direct_files import DirectFiles
-from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
+from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 
 
 @pytest.fixture(name="files")
@@ -121,44 +121,44 @@ def test_a_file_or_a_link_to_one_is_replaced(tmp_path: Path) -> None:
 @needs_root
 def test_a_directory_that_may_be_written_and_not_read_takes_log_files() -> None:
     """Where a plugin of torch's, or --log-dir, puts them: torchrun only opens files there."""
-    with place_for_all(0o733) as place:
+    with directory_for_all(0o733) as directory:
 
         def write() -> None:
             files = DirectFiles()
             said: list[str] = []
             files.on_failed = lambda path, error, _: said.append(f"{path}: {error}")
-            stream = files.open(str(place / "log"), FRESH)
+            stream = files.open(str(directory / "log"), FRESH)
             stream.write(b"hello")
             stream.close()
             assert said == []
 
         as_user(write)
-        assert (place / "log").read_bytes() == b"hello"
+        assert (directory / "log").read_bytes() == b"hello"
 
 
 def test_a_place_without_private_directories_is_passed_over_and_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A share of Windows, or a file system that makes every file anybody's: each launch would leave a directory."""
-    places = [tmp_path / "share", tmp_path / "disk"]
-    for place in places:
-        place.mkdir()
-    monkeypatch.setattr(scratch, "scratch_bases", lambda: list(map(str, places)))
+    directories = [tmp_path / "share", tmp_path / "disk"]
+    for directory in directories:
+        directory.mkdir()
+    monkeypatch.setattr(scratch, "scratch_bases", lambda: list(map(str, directories)))
     made = os.mkdir
 
     def make(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         made(path, mode, dir_fd=dir_fd)
-        if str(path).startswith(str(places[0])):
+        if str(path).startswith(str(directories[0])):
             os.chmod(path, 0o755)  # noqa: S103 - as such a share has it
 
     monkeypatch.setattr(os, "mkdir", make)
     private = Scratch("0123456789abcdef")
-    assert private.path() == str(places[1] / "saferun-0123456789abcdef")
-    assert os.listdir(places[0]) == []
+    assert private.path() == str(directories[1] / "saferun-0123456789abcdef")
+    assert os.listdir(directories[0]) == []
     # What somebody else has made there is theirs.
-    (places[0] / "saferun-0123456789abcdef").mkdir()
+    (directories[0] / "saferun-0123456789abcdef").mkdir()
     Scratch("0123456789abcdef").path()
-    assert os.listdir(places[0]) == ["saferun-0123456789abcdef"]
+    assert os.listdir(directories[0]) == ["saferun-0123456789abcdef"]
     private.close()
 
 
@@ -239,14 +239,14 @@ def test_directories_of_logs_are_made_where_the_launch_has_made_its_own(
 @needs_root
 def test_a_file_that_only_somebody_else_may_write_is_replaced_in_a_directory_of_ours() -> None:
     """Whoever may write to a run directory would keep its logs from being written."""
-    with place_for_all(0o777) as place:
-        as_user(lambda: make_run_directory(str(place / "1"), str(place / "1" / "node3"), "", []))
-        log = place / "1" / "node3" / "stdout.log"
+    with directory_for_all(0o777) as directory:
+        as_user(lambda: make_run_directory(str(directory / "1"), str(directory / "1" / "node3"), "", []))
+        log = directory / "1" / "node3" / "stdout.log"
         log.write_text("root's")
         log.chmod(0o600)
 
         def write() -> None:
-            make_run_directory(str(place / "1"), str(place / "1" / "node3"), "", [])
+            make_run_directory(str(directory / "1"), str(directory / "1" / "node3"), "", [])
             files = DirectFiles()
             stream = files.open(str(log), FRESH)
             stream.write(b"hello")
@@ -284,17 +284,17 @@ def test_a_directory_that_cannot_be_listed_keeps_nothing_else_from_being_removed
 def test_a_handed_in_file_that_is_replaced_before_it_could_be_written_takes_nothing_with_it(tmp_path: Path) -> None:
     """Neither its descriptor nor its share of the room."""
     inbox = Inbox()
-    place = tmp_path / "place"
-    place.write_text("no directory")
+    directory = tmp_path / "place"
+    directory.write_text("no directory")
     server = FileServer(lambda _: None)
     before = len(open_descriptors())
     for content in (b"one", b"two", b"three"):
-        assert hand_in(inbox.outbox, str(place / "a"), content, 0.0)
+        assert hand_in(inbox.outbox, str(directory / "a"), content, 0.0)
         assert server.take(inbox)
     assert len(open_descriptors()) == before + 1
-    place.unlink()
+    directory.unlink()
     server.retry(at_once=True)
-    assert (place / "a").read_bytes() == b"three"
+    assert (directory / "a").read_bytes() == b"three"
     assert len(open_descriptors()) == before
     assert inbox.waiting_bytes() == 0
     inbox.close()

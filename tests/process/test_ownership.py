@@ -26,13 +26,13 @@ from tests.descriptors import open_descriptors
 from tests.process.ownership_steps import (
     planted,
 )
-from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all, start_as_user
+from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root, start_as_user
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A directory in which every user may make files."""
-    with place_for_all(0o755) as top:
+    with directory_for_all(0o755) as top:
         (top / "shared").mkdir()
         (top / "shared").chmod(0o777)
         yield top / "shared"

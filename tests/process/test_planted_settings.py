@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
+from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 
 PLANTED = "env: {PLANTED: 'yes'}\n"
 PROFILES = "profiles: {production: {variables: {PLANTED: 'yes'}}}\n"
@@ -18,9 +18,9 @@ PROFILE = "variables: {PLANTED: 'yes'}\n"
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     """A directory like /tmp: everybody may make files, and remove their own."""
-    with place_for_all(0o1777) as found:
+    with directory_for_all(0o1777) as found:
         yield found
 
 
@@ -32,13 +32,13 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def launched(place: Path, script: Path, *options: str, **environ: str) -> tuple[str, list[str]]:
+def launched(directory: Path, script: Path, *options: str, **environ: str) -> tuple[str, list[str]]:
     """What the rank printed, and saferun's own lines."""
     command = [sys.executable, "-m", "saferun", "--run-dir", "none", "--prefix", "none", *options, str(script)]
-    home = {"HOME": str(place / "home"), "XDG_CONFIG_HOME": ""}
+    home = {"HOME": str(directory / "home"), "XDG_CONFIG_HOME": ""}
     done = subprocess.run(
         command,
-        cwd=place,
+        cwd=directory,
         env={**os.environ, **home, **environ},
         capture_output=True,
         text=True,
@@ -59,32 +59,34 @@ def plant(path: Path, content: str, uid: int = SOMEBODY) -> None:
 
 
 @needs_root
-def test_planted_settings_are_ignored_and_named(place: Path, script: Path) -> None:
+def test_planted_settings_are_ignored_and_named(directory: Path, script: Path) -> None:
     """Whoever may make a file in /tmp would run code as whoever starts a job there."""
-    plant(place / "saferun.yaml", PLANTED)
+    plant(directory / "saferun.yaml", PLANTED)
     said = f"saferun: saferun.yaml is ignored: it belongs to user {SOMEBODY} (to use it all the same, "
-    assert launched(place, script) == ("planted: no", [f"{said}pass --config saferun.yaml)"])
-    assert launched(place, script, "--config", "saferun.yaml") == ("planted: yes", [])
-    assert launched(place, script, SAFERUN_CONFIG="saferun.yaml") == ("planted: yes", [])
+    assert launched(directory, script) == ("planted: no", [f"{said}pass --config saferun.yaml)"])
+    assert launched(directory, script, "--config", "saferun.yaml") == ("planted: yes", [])
+    assert launched(directory, script, SAFERUN_CONFIG="saferun.yaml") == ("planted: yes", [])
 
 
 @needs_root
-def test_planted_profiles_are_ignored_and_named(place: Path, script: Path) -> None:
+def test_planted_profiles_are_ignored_and_named(directory: Path, script: Path) -> None:
     """One named like the default profile would be in every launch; beside settings from elsewhere too."""
-    plant(place / "saferun.yaml", PROFILES)
+    plant(directory / "saferun.yaml", PROFILES)
     said = f"saferun: saferun.yaml is ignored: it belongs to user {SOMEBODY} (to use it all the same, "
-    assert launched(place, script) == ("planted: no", [f"{said}pass --config saferun.yaml)"])
+    assert launched(directory, script) == ("planted: no", [f"{said}pass --config saferun.yaml)"])
     lines = [f"{said}pass --env-profile-path saferun.yaml)"]
-    assert launched(place, script, SAFERUN_CONFIG="") == ("planted: no", lines)
+    assert launched(directory, script, SAFERUN_CONFIG="") == ("planted: no", lines)
     for options in (("--config", "saferun.yaml"), ("--env-profile-path", "saferun.yaml")):
-        assert launched(place, script, *options)[0] == "planted: yes"
+        assert launched(directory, script, *options)[0] == "planted: yes"
 
 
 @needs_root
 @pytest.mark.parametrize("whose", ["directory", "file"])
-def test_planted_profiles_of_the_home_directory_are_ignored_and_named(place: Path, script: Path, whose: str) -> None:
+def test_planted_profiles_of_the_home_directory_are_ignored_and_named(
+    directory: Path, script: Path, whose: str
+) -> None:
     """As with ``sudo -E``, where HOME is another user's."""
-    profiles = place / "home" / ".config" / "saferun" / "profiles"
+    profiles = directory / "home" / ".config" / "saferun" / "profiles"
     path = profiles / "production.yaml"
     plant(path, PROFILE)
     if whose == "file":
@@ -92,13 +94,13 @@ def test_planted_profiles_of_the_home_directory_are_ignored_and_named(place: Pat
             os.chown(folder, 0, 0)
     named, reason = (path, "it") if whose == "file" else (profiles, "its directory")
     line = f"saferun: {named} is ignored: {reason} belongs to user {SOMEBODY} (to use it all the same, "
-    assert launched(place, script) == ("planted: no", [f"{line}pass --env-profile-path {named})"])
-    assert launched(place, script, "--env-profile-path", str(profiles))[0] == "planted: yes"
+    assert launched(directory, script) == ("planted: no", [f"{line}pass --env-profile-path {named})"])
+    assert launched(directory, script, "--env-profile-path", str(profiles))[0] == "planted: yes"
 
 
 @needs_root
-def test_what_is_ignored_is_neither_listed_nor_an_error(place: Path, script: Path) -> None:
-    profiles = place / "home" / ".config" / "saferun" / "profiles"
+def test_what_is_ignored_is_neither_listed_nor_an_error(directory: Path, script: Path) -> None:
+    profiles = directory / "home" / ".config" / "saferun" / "profiles"
     profiles.mkdir(parents=True)
     (profiles / "mine.yaml").write_text("variables: {X: 1}\n")
     (profiles / "theirs.yaml").write_text(PROFILE)
@@ -106,8 +108,8 @@ def test_what_is_ignored_is_neither_listed_nor_an_error(place: Path, script: Pat
     program = "from saferun.ctl import main; main(['env', 'list'])"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "HOME": str(place / "home"), "XDG_CONFIG_HOME": ""},
-        cwd=place,
+        env={**os.environ, "HOME": str(directory / "home"), "XDG_CONFIG_HOME": ""},
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=60,
@@ -117,7 +119,7 @@ def test_what_is_ignored_is_neither_listed_nor_an_error(place: Path, script: Pat
     assert "mine" in listed
     assert "theirs" not in listed
     assert done.stderr.count("theirs.yaml is ignored") == len(done.stderr.splitlines()) == 1
-    assert launched(place, script, "--env-profile", "mine") == ("planted: no", [])
+    assert launched(directory, script, "--env-profile", "mine") == ("planted: no", [])
 
 
 @needs_root
@@ -129,29 +131,29 @@ def test_what_is_ignored_is_neither_listed_nor_an_error(place: Path, script: Pat
         ("a directory above", "a directory above it is writable by everyone"),
     ],
 )
-def test_settings_that_others_may_write_are_ignored(place: Path, script: Path, what: str, words: str) -> None:
-    job = place / "job"
+def test_settings_that_others_may_write_are_ignored(directory: Path, script: Path, what: str, words: str) -> None:
+    job = directory / "job"
     job.mkdir()
     (job / "saferun.yaml").write_text(PLANTED)
-    {"the file": job / "saferun.yaml", "its directory": job, "a directory above": place}[what].chmod(0o777)
+    {"the file": job / "saferun.yaml", "its directory": job, "a directory above": directory}[what].chmod(0o777)
     out, lines = launched(job, script)
     assert out == "planted: no"
     assert [line for line in lines if words in line] == lines != []
 
 
-def test_settings_of_our_own_count(place: Path, script: Path) -> None:
+def test_settings_of_our_own_count(directory: Path, script: Path) -> None:
     """Also in a directory like /tmp, where nobody else can replace them, and through a link of our own."""
-    (place / "settings.yaml").write_text(PLANTED)
-    (place / "saferun.yaml").symlink_to("settings.yaml")
-    assert launched(place, script) == ("planted: yes", ["saferun: settings from saferun.yaml"])
+    (directory / "settings.yaml").write_text(PLANTED)
+    (directory / "saferun.yaml").symlink_to("settings.yaml")
+    assert launched(directory, script) == ("planted: yes", ["saferun: settings from saferun.yaml"])
 
 
 @needs_root
-def test_planted_settings_that_cannot_be_read_end_nothing(place: Path, script: Path) -> None:
+def test_planted_settings_that_cannot_be_read_end_nothing(directory: Path, script: Path) -> None:
     """Nor does a pipe that nobody writes, or a link that leads nowhere."""
-    plant(place / "saferun.yaml", "[")
-    assert launched(place, script)[0] == "planted: no"
+    plant(directory / "saferun.yaml", "[")
+    assert launched(directory, script)[0] == "planted: no"
     for make in (os.mkfifo, lambda path: os.symlink("nowhere", path), lambda path: os.symlink(path, path)):
-        (place / "saferun.yaml").unlink()
-        as_user(lambda make=make: make(place / "saferun.yaml"))  # type: ignore[misc]
-        assert launched(place, script) == ("planted: no", [])
+        (directory / "saferun.yaml").unlink()
+        as_user(lambda make=make: make(directory / "saferun.yaml"))  # type: ignore[misc]
+        assert launched(directory, script) == ("planted: no", [])

@@ -205,7 +205,7 @@ def an_own_name_that_leads_to_loopback(world: World) -> tuple[str, list[str]]:
 
 
 def _names(world: World, *, own: str, master: str) -> CheckResult:
-    context = world.context(together=True, serves=False, master="node0", hosts=("node0", "node1"), node_rank=1)
+    context = world.context(spans_hosts=True, serves=False, master="node0", hosts=("node0", "node1"), node_rank=1)
     with pytest.MonkeyPatch.context() as patch:
         known = {"node1": own, "node0": master}
         patch.setattr(socket, "gethostname", lambda: "node1")
@@ -219,12 +219,12 @@ def _names(world: World, *, own: str, master: str) -> CheckResult:
 
 def an_interface_that_is_down(world: World) -> tuple[str, list[str]]:
     world.hosts[1].do("ip", "link", "set", "eth1", "down")
-    context = world.context("eth1", together=True)
+    context = world.context("eth1", spans_hosts=True)
     return world.hosts[1].run(check_interfaces, context).verdict, world.together("eth1")
 
 
 def an_interface_that_leads_nowhere(world: World) -> tuple[str, list[str]]:
-    context = world.context("lo", together=True, master="10.9.0.1", serves=False)
+    context = world.context("lo", spans_hosts=True, master="10.9.0.1", serves=False)
     return world.hosts[1].run(check_interfaces, context).verdict, world.together("lo")
 
 
@@ -300,7 +300,7 @@ def _links(hosts: int, *, source: int | None = None, target: int | None = None, 
 class Refusal(NamedTuple):
     """A place that refuses, and the conditions under which it does; ``hosts``: whether two hosts are needed for it."""
 
-    place: str
+    location: str
     conditions: tuple[Callable[[World], tuple[str, str | list[str]]], ...]
     hosts: bool = True
 
@@ -328,7 +328,7 @@ REFUSALS = (
 
 def _cases(*, hosts: bool) -> list[object]:
     return [
-        pytest.param(condition, id=f"{row.place.split('/')[1]}-{condition.__name__}")
+        pytest.param(condition, id=f"{row.location.split('/')[1]}-{condition.__name__}")
         for row in REFUSALS
         if row.hosts is hosts
         for condition in row.conditions
@@ -393,13 +393,13 @@ WORDS_OF_VERDICTS = {"results.py", "findings_text.py", "json_report.py", "answer
 def test_every_refusal_has_its_proof() -> None:
     """A ``"fail"`` that makes a verdict, or a check's ``failure``, stands nowhere but in the places of the table."""
     folder = REPOSITORY / "saferun" / "preflight"
-    found = Counter(place for path in (folder, folder / "checks") for place in _places(path))
-    assert sorted(found) == sorted({row.place for row in REFUSALS})
-    several = {place: count for place, count in found.items() if count > 1}
+    found = Counter(location for path in (folder, folder / "checks") for location in _locations(path))
+    assert sorted(found) == sorted({row.location for row in REFUSALS})
+    several = {location: count for location, count in found.items() if count > 1}
     assert several == {"checks/ports.py _none_free": 3}, "each of several in one place needs a condition of its own"
 
 
-def _places(folder: Path) -> Iterator[str]:
+def _locations(folder: Path) -> Iterator[str]:
     for path in sorted(folder.glob("*.py")):
         if path.name in WORDS_OF_VERDICTS:
             continue

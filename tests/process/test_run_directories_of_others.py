@@ -17,7 +17,7 @@ from tests.process.launching import running
 from tests.process.planting import (
     content_of,
 )
-from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
+from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 
 pytestmark = needs_root
 
@@ -134,8 +134,8 @@ def test_links_that_are_planted_in_a_run_directory_lead_nowhere(tmp_path: Path, 
     """One that everyone may write to, down to its last directory: the worst that can be."""
     (home / "bashrc").write_text("mine")
     before_all = content_of(home)
-    with place_for_all(0o755) as place:
-        run = place / "run"
+    with directory_for_all(0o755) as directory:
+        run = directory / "run"
         folder = run / os.uname().nodename.split(".")[0] / "attempt_0" / "rank_0"
         folder.mkdir(parents=True)
         for path in (run, folder.parents[1], folder.parents[0], folder):

@@ -157,7 +157,7 @@ def run_pid(run: dict[str, Any]) -> int:
 def test_without_a_place_for_it_nothing_else_is_missing(folder: Path, code: str) -> None:
     """It is a convenience, as the index of runs is."""
     folder.mkdir()
-    source = "import saferun.files.live_records as r; r.record_places = lambda _: ['/proc/x', '/dev/null/y']"
+    source = "import saferun.files.live_records as r; r.record_directories = lambda _: ['/proc/x', '/dev/null/y']"
     with running(
         folder, END_AS_TOLD, *QUIET, arguments=(code,), environ=customized(folder, in_saferun(source)), store=False
     ) as job:

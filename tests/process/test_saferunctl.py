@@ -30,7 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory to ask in, with a home of its own."""
     for name in set(os.environ) - set(KEPT):
         monkeypatch.delenv(name)
@@ -73,7 +73,7 @@ def refusal(*arguments: str, environ: Mapping[str, str] | None = None) -> tuple[
 # list, show, explain, diff
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 def test_list_has_one_line_for_each_profile_that_comes_with_saferun() -> None:
     """Name, highest cost, what it is for."""
     lines = answer("env", "list")
@@ -84,13 +84,13 @@ def test_list_has_one_line_for_each_profile_that_comes_with_saferun() -> None:
     assert all(len(line.split(maxsplit=2)) == 3 for line in lines)
 
 
-def test_list_has_the_users_profiles_too(place: Path) -> None:
+def test_list_has_the_users_profiles_too(directory: Path) -> None:
     """Of ./saferun.yaml, of the home directory, and of a path that is named, before the action or behind it."""
-    (place / "saferun.yaml").write_text("max-restarts: 1\nprofiles: {here: {description: of this directory}}")
-    profiles = place.parent / "home" / ".config" / "saferun" / "profiles"
+    (directory / "saferun.yaml").write_text("max-restarts: 1\nprofiles: {here: {description: of this directory}}")
+    profiles = directory.parent / "home" / ".config" / "saferun" / "profiles"
     profiles.mkdir(parents=True)
     (profiles / "homely.yaml").write_text("description: of the home directory\nvariables: {X: {value: 1, cost: heavy}}")
-    (place / "named.yaml").write_text("description: of a path")
+    (directory / "named.yaml").write_text("description: of a path")
     for arguments in (("--env-profile-path", "named.yaml", "list"), ("list", "--env-profile-path", "named.yaml")):
         lines = answer("env", *arguments)
         assert sorted([*BUILT_IN, "here", "homely", "named"]) == [line.split()[0] for line in lines]
@@ -98,7 +98,7 @@ def test_list_has_the_users_profiles_too(place: Path) -> None:
         assert homely.split(maxsplit=2) == ["homely", "heavy", "of the home directory"]
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 @pytest.mark.parametrize("name", slow_but(BUILT_IN, "production"))
 def test_every_built_in_profile_can_be_shown(name: str) -> None:
     """Each variable with who sets it, what it costs and where that is written."""
@@ -110,7 +110,7 @@ def test_every_built_in_profile_can_be_shown(name: str) -> None:
         assert sum(line.startswith(words) for line in lines) == len(variables)
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 @pytest.mark.parametrize("arguments", [("--vendor", "nvidia", "show"), ("show", "--vendor", "nvidia")])
 def test_show_is_about_one_vendor(arguments: Sequence[str]) -> None:
     """And names what is left out, and why."""
@@ -121,7 +121,7 @@ def test_show_is_about_one_vendor(arguments: Sequence[str]) -> None:
     assert any("AMD_SERIALIZE_KERNEL=3" in line and "it is for AMD's GPUs" in line for line in lines[at:])
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 def test_explain_tells_every_profile_that_sets_a_variable() -> None:
     """To what, why, at what cost, who reads it, and where that is written."""
     lines = answer("env", "explain", "NCCL_DEBUG")
@@ -133,7 +133,7 @@ def test_explain_tells_every_profile_that_sets_a_variable() -> None:
     assert "    read by: libnccl.so.2, librccl.so.1" in lines
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 def test_explain_of_a_variable_that_no_profile_sets_says_so() -> None:
     """Which is an answer, with the one that may have been meant."""
     lines = answer("env", "explain", "NCCL_SOCKET_IFNAME", environ={"NCCL_SOCKET_IFNAME": "eth1"})
@@ -148,7 +148,7 @@ def test_explain_of_a_variable_that_no_profile_sets_says_so() -> None:
     assert answer("env", "explain", "\x1b[31m", code=1) == [r"nothing is known of '\x1b[31m'"]
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 def test_diff_tells_what_would_change() -> None:
     """Lost and gained, with what the gain costs."""
     assert answer("env", "diff", "none", "minimal") == ["+ TORCH_NCCL_ASYNC_ERROR_HANDLING=1"]
@@ -164,7 +164,7 @@ def test_diff_tells_what_would_change() -> None:
 # lint
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 def test_lint_of_an_environment_without_knobs_is_content() -> None:
     """Nothing is searched where there is nothing to look for."""
     assert answer("env", "lint") == [
@@ -173,7 +173,7 @@ def test_lint_of_an_environment_without_knobs_is_content() -> None:
     ]
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 def test_lint_of_real_variables_is_content_and_says_what_it_searched() -> None:
     """An all-clear is worth as much as the search behind it."""
     environ = {"TORCH_SHOW_CPP_STACKTRACES": "1", "OMP_NUM_THREADS": "4", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
@@ -186,7 +186,7 @@ def test_lint_of_real_variables_is_content_and_says_what_it_searched() -> None:
     assert max(map(len, names)) <= 102
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -207,23 +207,23 @@ def test_lint_tells_what_is_wrong_and_ends_with_1(name: str, value: str, words: 
     assert words in line
 
 
-def test_lint_knows_what_the_script_reads(place: Path) -> None:
+def test_lint_knows_what_the_script_reads(directory: Path) -> None:
     """Its own variable is no slip."""
-    (place / "train.py").write_text("import os\nprint(os.environ['TORCH_MY_OWN_SWITCH'])\n")
+    (directory / "train.py").write_text("import os\nprint(os.environ['TORCH_MY_OWN_SWITCH'])\n")
     environ = {"TORCH_MY_OWN_SWITCH": "1"}
     assert answer("env", "lint", environ=environ, code=1)[0].startswith("TORCH_MY_OWN_SWITCH=1: ")
     assert answer("env", "lint", "train.py", environ=environ)[0] == "no problems found"
 
 
-def test_lint_can_look_at_profiles(place: Path) -> None:
+def test_lint_can_look_at_profiles(directory: Path) -> None:
     """What a launch with them would bring."""
-    (place / "saferun.yaml").write_text("profiles: {mine: {variables: {NCCL_SOCKET_IFNAME: eht0}}}")
+    (directory / "saferun.yaml").write_text("profiles: {mine: {variables: {NCCL_SOCKET_IFNAME: eht0}}}")
     line, _ = answer("env", "lint", "--env-profile", "mine", code=1)
     assert line.startswith("NCCL_SOCKET_IFNAME=eht0: ")
     assert answer("env", "lint", "--env-profile", "minimal")[0] == "no problems found"
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 def test_lint_shows_no_secret() -> None:
     """Its lines are pasted into issues."""
     lines = answer("env", "lint", environ={"TORCH_MY_TOKEN": "s3cret"}, code=1)
@@ -235,7 +235,7 @@ def test_lint_shows_no_secret() -> None:
 # Wrong questions
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 @pytest.mark.parametrize(
     ("arguments", "what", "hint"),
     [
@@ -269,15 +269,15 @@ def test_a_wrong_question_is_answered_in_two_lines(arguments: Sequence[str], wha
     assert hint in advice
 
 
-def test_a_broken_file_is_told_with_its_line(place: Path) -> None:
+def test_a_broken_file_is_told_with_its_line(directory: Path) -> None:
     """Where to look."""
-    (place / "saferun.yaml").write_text("profiles:\n  mine:\n    varaibles: {X: 1}\n")
+    (directory / "saferun.yaml").write_text("profiles:\n  mine:\n    varaibles: {X: 1}\n")
     what, hint = refusal("env", "list")
     assert "./saferun.yaml:3:5" in what
     assert "variables" in hint
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 @pytest.mark.parametrize("arguments", [("list",), ("show", "debug"), ("explain", "NCCL_DEBUG"), ("lint",)])
 def test_a_reader_that_has_seen_enough_is_no_error(arguments: Sequence[str]) -> None:
     """`saferunctl env list | head -1`: one line, no traceback, and the pipe counts as served."""
@@ -293,7 +293,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(arguments: Sequence[str]) -> 
     assert done.stderr == "code 0\n"
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 def test_a_reader_that_is_gone_before_the_first_line_is_no_error() -> None:
     """What is left in the buffer must not be tried once more at the end."""
     read_end, write_end = os.pipe()
@@ -310,7 +310,7 @@ def test_a_reader_that_is_gone_before_the_first_line_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("directory")
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("env", "--help"), ("env", "lint", "--help")])
 def test_help_is_on_stdout(arguments: Sequence[str]) -> None:
     assert "saferunctl" in answer(*arguments)[0]

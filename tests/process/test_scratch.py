@@ -21,7 +21,7 @@ from saferun.linux.task_sockets import connect_to_task
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Three places for temporary files; the test says what they are like."""
     found = [str(tmp_path / name) for name in ("first", "second", "third")]
     for path in found:
@@ -30,19 +30,19 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_scratch_directory_is_private_and_goes_away(places: list[str]) -> None:
+def test_a_scratch_directory_is_private_and_goes_away(directories: list[str]) -> None:
     held = scratch.Scratch("id")
-    assert os.listdir(places[0]) == []
+    assert os.listdir(directories[0]) == []
     path = Path(held.path())
-    assert str(path.parent) == places[0]
+    assert str(path.parent) == directories[0]
     assert path.stat().st_mode & 0o777 == 0o700
     (path / "deep").mkdir()
     (path / "deep" / "file").touch()
     held.close()
-    assert os.listdir(places[0]) == []
+    assert os.listdir(directories[0]) == []
 
 
-def test_a_deleted_scratch_directory_is_made_again(places: list[str]) -> None:
+def test_a_deleted_scratch_directory_is_made_again(directories: list[str]) -> None:
     """Cleaners of temporary directories delete what is older than ten days."""
     held = scratch.Scratch("id")
     path = held.path()
@@ -50,10 +50,10 @@ def test_a_deleted_scratch_directory_is_made_again(places: list[str]) -> None:
     assert held.path() == path
     assert os.path.isdir(path)
     held.close()
-    assert os.listdir(places[0]) == []
+    assert os.listdir(directories[0]) == []
 
 
-def test_a_scratch_directory_is_locked_against_cleaners(places: list[str]) -> None:
+def test_a_scratch_directory_is_locked_against_cleaners(directories: list[str]) -> None:
     """systemd-tmpfiles leaves alone what it cannot lock for itself; also what was deleted and made again."""
     held = scratch.Scratch("id")
     for again in (False, True):
@@ -64,45 +64,45 @@ def test_a_scratch_directory_is_locked_against_cleaners(places: list[str]) -> No
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(fd)
     held.close()
-    assert os.listdir(places[0]) == []
+    assert os.listdir(directories[0]) == []
 
 
 @pytest.mark.parametrize("kind", ["is missing", "is a file", "holds somebody's directory", "holds a link"])
-def test_a_place_that_cannot_be_used_is_passed_over(kind: str, places: list[str]) -> None:
-    wanted = os.path.join(places[0], "saferun-id")
+def test_a_place_that_cannot_be_used_is_passed_over(kind: str, directories: list[str]) -> None:
+    wanted = os.path.join(directories[0], "saferun-id")
     if kind in {"is missing", "is a file"}:
-        os.rmdir(places[0])
+        os.rmdir(directories[0])
     if kind == "is a file":
-        Path(places[0]).touch()
+        Path(directories[0]).touch()
     if kind == "holds somebody's directory":
         os.mkdir(wanted, 0o755)
     if kind == "holds a link":
-        os.symlink(places[2], wanted)
+        os.symlink(directories[2], wanted)
     held = scratch.Scratch("id")
-    assert held.path() == os.path.join(places[1], "saferun-id")
+    assert held.path() == os.path.join(directories[1], "saferun-id")
     if kind == "is missing":
-        os.mkdir(places[0])
-    assert held.path() == os.path.join(places[1], "saferun-id"), "nothing moves while a run lasts"
+        os.mkdir(directories[0])
+    assert held.path() == os.path.join(directories[1], "saferun-id"), "nothing moves while a run lasts"
     held.close()
     if kind.startswith("holds"):
         assert os.path.lexists(wanted), "what is somebody else's is left alone"
 
 
-def test_where_no_place_can_be_used_it_says_so(places: list[str]) -> None:
-    for path in places:
+def test_where_no_place_can_be_used_it_says_so(directories: list[str]) -> None:
+    for path in directories:
         os.rmdir(path)
     with pytest.raises(OSError, match=r"saferun-id"):
         scratch.Scratch("id").path()
 
 
-def test_sockets_get_a_short_path(places: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_get_a_short_path(directories: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A TMPDIR that is too long for a socket's path still serves for files."""
     long = tmp_path / ("long" * 20)
     long.mkdir()
     short = Path(f"/tmp/short-{os.urandom(4).hex()}")
     short.mkdir()
     try:
-        monkeypatch.setattr(scratch, "scratch_bases", lambda: [str(long), *places, str(short)])
+        monkeypatch.setattr(scratch, "scratch_bases", lambda: [str(long), *directories, str(short)])
         monkeypatch.setattr(scratch, "_memory_bases", list)
         held = scratch.Scratch("0123456789abcdef")
         assert Path(held.path()).parent == long
@@ -135,9 +135,9 @@ def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The one place for directories of sockets, whose names are limited to 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as place:
-        monkeypatch.setattr(task_sockets, "_bases", lambda: [place])
-        yield Path(place)
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as directory:
+        monkeypatch.setattr(task_sockets, "_bases", lambda: [directory])
+        yield Path(directory)
 
 
 def test_the_directory_of_sockets_goes_with_the_last_of_them(base: Path) -> None:
@@ -159,11 +159,11 @@ def test_a_directory_that_goes_meanwhile_is_made_again(base: Path, monkeypatch: 
     made = sockets._made
     times: list[str] = []
 
-    def made_and_gone(place: str) -> str:
-        directory = made(place)
+    def made_and_gone(parent: str) -> str:
+        directory = made(parent)
         if not times:
             os.rmdir(directory)
-        times.append(place)
+        times.append(parent)
         return directory
 
     monkeypatch.setattr(sockets, "_made", made_and_gone)

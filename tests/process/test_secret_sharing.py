@@ -35,7 +35,7 @@ from saferun.linux.ownership import NotOursError
 from saferun.linux.prctl import die_with_parent
 from tests.ports import own_port
 from tests.process.munge_daemons import credential_of, munge_hosts, needs_munge
-from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
+from tests.process.somebody import SOMEBODY, as_user, directory_for_all, needs_root
 
 SECRET = bytes(range(SECRET_BYTES))
 NAMES = ("job", "0123")
@@ -151,11 +151,11 @@ def test_a_secret_of_somebody_else_is_not_taken(hosts: list[Munge], share: Share
 @needs_root
 def test_a_file_of_somebody_else_is_not_taken(share: Share) -> None:
     """The directory of the run directories may be one that everybody can write."""
-    with place_for_all(0o777) as place:
-        base, name, content = str(place), new_name(), pack(SECRET, JOB)
+    with directory_for_all(0o777) as directory:
+        base, name, content = str(directory), new_name(), pack(SECRET, JOB)
         as_user(lambda: write_theirs(base, name, content))
-        assert (place / name / "content").read_bytes() == content
-        (place / name).chmod(0o700)
+        assert (directory / name / "content").read_bytes() == content
+        (directory / name).chmod(0o700)
         secret, why = share().take(json.dumps({"file": name}), *NAMES, base)
         assert secret == b""
         assert "it belongs to user 54321" in why
@@ -171,8 +171,8 @@ def write_theirs(base: str, name: str, content: bytes) -> None:
 @needs_root
 def test_nobody_else_reads_the_file(share: Share) -> None:
     """Its name is published, and the directory above may be open to all."""
-    with place_for_all(0o755) as place:
-        base = str(place)
+    with directory_for_all(0o755) as directory:
+        base = str(directory)
         offer = share().offer(SECRET, *NAMES, 300, base)["text"]
         name = json.loads(offer)["file"]
 

@@ -35,11 +35,11 @@ def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 def run(folder: Path, *words: str, path: tuple[str, ...] = (), **environ: str) -> subprocess.CompletedProcess[str]:
     """A command in a shell that has the hook."""
-    places = ":".join((str(folder / "bin" / "python"), str(REPOSITORY), *path))
+    paths = ":".join((str(folder / "bin" / "python"), str(REPOSITORY), *path))
     return subprocess.run(
         words,
         cwd=folder,
-        env={**os.environ, **FIXED, "PYTHONPATH": places, **environ},
+        env={**os.environ, **FIXED, "PYTHONPATH": paths, **environ},
         capture_output=True,
         text=True,
         timeout=120,

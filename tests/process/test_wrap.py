@@ -21,7 +21,7 @@ from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.model import ExitStatus
 from tests.breadth import slow_but
-from tests.matrix import PLACE
+from tests.matrix import DIRECTORY
 from tests.process.launching import (
     END_AS_TOLD,
     REPOSITORY,
@@ -162,7 +162,7 @@ def test_another_process_with_the_scripts_number_is_no_rank(*, has_pidfds: bool)
             stat = read_stat(other.pid)
             assert stat is not None
             context: Any = SimpleNamespace(report=lambda _: None, guarded_poller=Poller())
-            rank: Any = SimpleNamespace(child=Child(1, -1), place=SimpleNamespace(rank=0), signals=())
+            rank: Any = SimpleNamespace(child=Child(1, -1), assignment=SimpleNamespace(rank=0), signals=())
             rank.wrapped = Script(Child(other.pid, -1), stat.start_ticks)
             assert WrappedRanks(context).adopts(rank, ExitStatus(0, None))
             rank.wrapped = Script(Child(other.pid, pidfd), stat.start_ticks - (not has_pidfds))
@@ -219,15 +219,15 @@ def test_known_tools_end_as_the_script_does(folder: Path, tool: str, how: str, c
 @pytest.fixture(scope="module")
 def memray() -> Path:
     """Where memray can be imported from: a directory of its own, since it is large and nothing else needs it."""
-    place = PLACE / "memray"
-    if not (place / "complete").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(place), "memray"]
+    directory = DIRECTORY / "memray"
+    if not (directory / "complete").exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(directory), "memray"]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=240.0, check=False)
         if ended.returncode != 0:
             pytest.skip(f"memray cannot be had here: {(ended.stderr.strip().splitlines() or ['no output'])[-1]}")
-        (place / "complete").touch()
-    return place
+        (directory / "complete").touch()
+    return directory
 
 
 @pytest.mark.slow

@@ -150,12 +150,12 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """The stand-ins are the first on PATH."""
-    place = tmp_path / "bin"
-    place.mkdir()
+    directory = tmp_path / "bin"
+    directory.mkdir()
     for name, source in TOOLS.items():
-        (place / name).write_text(HEAD + source)
-        (place / name).chmod(0o755)
-    return {"PATH": f"{place}:{os.environ['PATH']}"}
+        (directory / name).write_text(HEAD + source)
+        (directory / name).chmod(0o755)
+    return {"PATH": f"{directory}:{os.environ['PATH']}"}
 
 
 def find_script(job: Job) -> None:

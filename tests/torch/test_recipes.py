@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes import PLACE, PYTHON, ROOT
+from tests.recipes import DIRECTORY, PYTHON, ROOT
 
 RECIPES = {
     "accelerate": "train_accelerate.py",
@@ -21,7 +21,7 @@ RECIPES = {
 
 def is_there(package: str) -> bool:
     """Whether ``python -m tests.recipes`` has installed it."""
-    return any(PLACE.glob(f"lib/python*/site-packages/{package}/__init__.py"))
+    return any(DIRECTORY.glob(f"lib/python*/site-packages/{package}/__init__.py"))
 
 
 def run(folder: Path, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:

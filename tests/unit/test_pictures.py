@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLACE = ROOT / "docs" / "pictures"
-PICTURES = sorted(path.name for path in PLACE.iterdir())
+DIRECTORY = ROOT / "docs" / "pictures"
+PICTURES = sorted(path.name for path in DIRECTORY.iterdir())
 _MOST_BYTES = 200_000
 
 
@@ -28,12 +28,12 @@ def test_each_picture_is_shown_and_each_that_is_shown_is_there() -> None:
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_small(name: str) -> None:
     """Every clone and every reader of the README loads it."""
-    assert 1000 < (PLACE / name).stat().st_size < _MOST_BYTES
+    assert 1000 < (DIRECTORY / name).stat().st_size < _MOST_BYTES
 
 
 @pytest.mark.parametrize("name", [name for name in PICTURES if name.endswith(".svg")])
 def test_a_terminal_asks_for_nothing_and_has_no_path_of_a_machine(name: str) -> None:
-    text = (PLACE / name).read_text(encoding="utf-8")
+    text = (DIRECTORY / name).read_text(encoding="utf-8")
     links = re.findall(r"https?://[^\"<]+", text)
     assert set(links) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"(?<![\w…])/(?:work|tmp|root|home|usr|opt)/", text)
@@ -42,6 +42,6 @@ def test_a_terminal_asks_for_nothing_and_has_no_path_of_a_machine(name: str) -> 
 
 
 def test_the_picture_of_the_failure_has_the_verdict_and_its_colour() -> None:
-    text = (PLACE / "failure.svg").read_text(encoding="utf-8")
+    text = (DIRECTORY / "failure.svg").read_text(encoding="utf-8")
     assert "rank&#160;3&#160;(node1" in text
     assert "fill: #e06c75" in text  # the verdict is red

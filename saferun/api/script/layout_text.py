@@ -22,13 +22,13 @@ def describe_mesh(mesh: Any) -> str:  # noqa: ANN401 - a DeviceMesh, of whicheve
     names = mesh.mesh_dim_names or tuple(f"dim {number}" for number in range(len(shape)))
     sizes = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
     lines = [f"mesh of {mesh.mesh.numel()} ranks on {mesh.device_type}: {sizes}"]
-    place = mesh.get_coordinate()
-    if place is None:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
         return "\n".join([*lines, f"  rank {dist.get_rank()} is not in it"])
-    at = ", ".join(f"{name} {number}" for name, number in zip(names, place, strict=True))
+    at = ", ".join(f"{name} {number}" for name, number in zip(names, coordinate, strict=True))
     lines.append(f"  rank {dist.get_rank()} is at {at}")
     for dimension, name in enumerate(names):
-        index = tuple(slice(None) if other == dimension else number for other, number in enumerate(place))
+        index = tuple(slice(None) if other == dimension else number for other, number in enumerate(coordinate))
         lines.append(f"  {name}: in a group with ranks {', '.join(map(str, mesh.mesh[index].tolist()))}")
     return "\n".join(lines)
 

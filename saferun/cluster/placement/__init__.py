@@ -60,7 +60,7 @@ def find_place(
         UsageError: what the options say and what was detected contradict each other, or something is missing.
     """
     hosts, rendezvous, ranks = _find(values, settings, _without_left_over_rank(environ), surroundings)
-    if hosts.shares_console and not hosts.together:
+    if hosts.shares_console and not hosts.spans_hosts:
         hosts = hosts._replace(shares_console=False)  # the other processes there report jobs of their own
     return hosts, rendezvous, ranks
 
@@ -243,7 +243,7 @@ def _completes(allocation: Allocation, values: Any, settings: Mapping[str, Setti
     most = _nnodes(values.nnodes)[1]
     if most == 1 or values.rdzv_backend != "static" or values.rdzv_endpoint:
         return False
-    if settings["nnodes"].place != "PET_NNODES" or allocation.hosts != most or allocation.master_port is None:
+    if settings["nnodes"].location != "PET_NNODES" or allocation.hosts != most or allocation.master_port is None:
         return False
     given = {dest for dest in ("node_rank", "master_addr", "master_port") if settings[dest].origin != "default"}
     return "node_rank" not in given or (values.node_rank == allocation.node_rank and "master_addr" not in given)

@@ -52,17 +52,17 @@ def lsf(surroundings: Surroundings) -> Allocation | None:
         names = names[len(names) - hosts :] if len(names) == hosts + 1 else names
         namespace = environ.get("JSM_NAMESPACE_ID", "0")
         source, key = f"LSF job {job}, jsrun {namespace}", f"lsf-{job}-{namespace}"
-    place = own_place(names, surroundings)
-    if not names or place is None:
+    index = own_index(names, surroundings)
+    if not names or index is None:
         return None
-    if "JSM_NAMESPACE_RANK" not in environ and number(environ, "LSF_PM_TASKID") not in {None, place + 1}:
+    if "JSM_NAMESPACE_RANK" not in environ and number(environ, "LSF_PM_TASKID") not in {None, index + 1}:
         return None
     return Allocation(
         source=source,
         key=key,
         hosts=len(names),
         hosts_from="LSB_MCPU_HOSTS",
-        node_rank=place,
+        node_rank=index,
         node_rank_from=f"{surroundings.host_name} in LSB_MCPU_HOSTS",
         names=names,
         local_rank=local_rank,
@@ -109,7 +109,7 @@ def pbs(surroundings: Surroundings) -> Allocation | None:
     environ = surroundings.environ
     job = environ.get("PBS_JOBID", "job")
     names = pbs_hosts(surroundings)
-    place = own_place(names, surroundings)
+    index = own_index(names, surroundings)
     started = _FROM_PBSDSH.fullmatch(environ.get("PBS_TASKNUM", ""))
     if not names and started and "PBS_NODENUM" in environ:
         node_rank = number(environ, "PBS_NODENUM", most=MOST_HOSTS)
@@ -121,7 +121,7 @@ def pbs(surroundings: Surroundings) -> Allocation | None:
             node_rank_from=f"PBS_NODENUM={node_rank}",
             guessed_master=True,
         )
-    if place is None:
+    if index is None:
         return None
     path = environ["PBS_NODEFILE"]
     return Allocation(
@@ -129,7 +129,7 @@ def pbs(surroundings: Surroundings) -> Allocation | None:
         key=f"pbs-{job}",
         hosts=len(names),
         hosts_from=f"PBS_NODEFILE={path}",
-        node_rank=place,
+        node_rank=index,
         node_rank_from=f"{surroundings.host_name} in PBS_NODEFILE",
         names=names,
         master_addr=names[0],
@@ -191,7 +191,7 @@ def flux(surroundings: Surroundings) -> Allocation | None:
         nodes = ()
     node_rank = nodes[rank] if nodes else None
     names = _flux_names(surroundings) if hosts > 1 else ()
-    if len(names) != hosts or own_place(names, surroundings) not in {None, node_rank}:
+    if len(names) != hosts or own_index(names, surroundings) not in {None, node_rank}:
         names = ()
     return Allocation(
         source=f"Flux job {job}",
@@ -250,7 +250,7 @@ def htcondor(surroundings: Surroundings) -> Allocation | None:
     )
 
 
-def own_place(names: tuple[str, ...], surroundings: Surroundings) -> int | None:
+def own_index(names: tuple[str, ...], surroundings: Surroundings) -> int | None:
     """Which of the names is this host's: the only one that fits, by name or else by address."""
     found = matching_names(names, surroundings.host_name)
     if not found:

@@ -45,8 +45,8 @@ def _call_of(error: PythonError | None, message: str) -> str:
         return ""
     for block in reversed(error.blocks):
         if block.message and block.message[0].strip().startswith(message):
-            place = f"{block.frames[-1].file} {block.frames[-1].function} " if block.frames else ""
-            return place + _quoted(error, block)
+            location = f"{block.frames[-1].file} {block.frames[-1].function} " if block.frames else ""
+            return location + _quoted(error, block)
     return ""
 
 

@@ -427,10 +427,17 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
     return not signum and error.lines_after <= LINES_AFTER_CAUGHT
 
 
-def cause(failure: Failure, class_name: str, message: str, advice: str, *, proof: str = "", place: str = "") -> Cause:
+def cause(
+    failure: Failure, class_name: str, message: str, advice: str, *, proof: str = "", location: str = ""
+) -> Cause:
     """A cause that is this one rank's."""
     return Cause(
-        class_name, shortened(message), (failure.end.rank,), shortened(proof.strip()), advice, place or failure.location
+        class_name,
+        shortened(message),
+        (failure.end.rank,),
+        shortened(proof.strip()),
+        advice,
+        location or failure.location,
     )
 
 

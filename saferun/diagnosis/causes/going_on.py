@@ -68,7 +68,7 @@ def went_on(error: PythonError, after: Sequence[str], last: str) -> bool:
         return False
     if not gives_reason(last) or _NO_REASON.search(last):
         return False
-    return takes_steps(after[: max(place for place, line in enumerate(after) if line == last)])
+    return takes_steps(after[: max(index for index, line in enumerate(after) if line == last)])
 
 
 def takes_steps(after: Sequence[str]) -> bool:

@@ -46,9 +46,9 @@ def own_timer(failure: Failure) -> Cause | None:
     hours, minutes, seconds, part = match.groups("0")
     lasted = int(hours) * 3600 + int(minutes) * 60 + float(f"{seconds}.{part}")
     message = f"{ITS_OWN_TIMER} ended it after {lasted:g} s"
-    place = next((location_text(frame) for frame in frames if failure.user.owns(frame)), "")
+    location = next((location_text(frame) for frame in frames if failure.user.owns(frame)), "")
     class_name = "collective_timeout" if _waits_for_others(frames) else "python_exit"
-    return cause(failure, class_name, message, _ADVICE, proof=line, place=place)
+    return cause(failure, class_name, message, _ADVICE, proof=line, location=location)
 
 
 def waited_until_its_timer(failure: Failure) -> bool:

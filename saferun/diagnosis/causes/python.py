@@ -185,16 +185,18 @@ def syntax_error(failure: Failure) -> Cause | None:
         # No source, but text that the program has evaluated, maybe of its data.
         return None
     name = frames[-1].file.rpartition("/")[2] if frames else ""
-    place = f"{name}:{frames[-1].line}" if frames else ""
+    location = f"{name}:{frames[-1].line}" if frames else ""
     line = error.innermost.message[0]
     if len(frames) == 1 and not name.endswith(_PYTHON):
         if "." not in name and _NO_TEXT.search(line) is None:
             # Programs have no suffix, in Python or not.
             advice = f"mend the source at that line; programs of another kind are started with --no-python ./{name}"
-            return cause(failure, "syntax_error", line, advice, proof=line, place=place)
+            return cause(failure, "syntax_error", line, advice, proof=line, location=location)
         advice = f"is it a program of another kind? Those are started with saferun --no-python ./{name}"
-        return cause(failure, "syntax_error", f"{name} is not a Python file: {line}", advice, proof=line, place=place)
-    return cause(failure, "syntax_error", line, "mend the source at that line", proof=line, place=place)
+        return cause(
+            failure, "syntax_error", f"{name} is not a Python file: {line}", advice, proof=line, location=location
+        )
+    return cause(failure, "syntax_error", line, "mend the source at that line", proof=line, location=location)
 
 
 def import_error(failure: Failure) -> Cause | None:
@@ -452,11 +454,10 @@ def _earlier_error(failure: Failure) -> str:
     error = failure.earlier
     if error is None or not error.last.message:
         return ""
-    place = error.location(failure.user)
+    location = error.location(failure.user)
     line = shortened(error.last.message[0], _LONGEST_MESSAGE)
-    return (
-        f"an error that it printed before need not be the reason: {line}{f', at {shortened(place)}' if place else ''}"
-    )
+    at = f", at {shortened(location)}" if location else ""
+    return f"an error that it printed before need not be the reason: {line}{at}"
 
 
 def _hydra_error(lines: list[str]) -> str:

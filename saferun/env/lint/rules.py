@@ -132,7 +132,7 @@ def _name_finding(name: str, environ: Mapping[str, str], known: KnownNames, near
     if family is None or known.is_read(name) or _is_documented_and_held(name, known):
         return None
     if is_ambient(name):
-        return None if name in DOCUMENTED else _misspelt_place(name, value, near_misses, family)
+        return None if name in DOCUMENTED else _misspelt_path(name, value, near_misses, family)
     meant = near_misses.meant(name, family) if name not in DOCUMENTED else ""
     hint = f"did you mean {meant}?" if meant else ""
     unsure = _why_not_sure(name, family, known) or _plugin_not_seen(family, environ, known)
@@ -151,7 +151,7 @@ def _is_documented_and_held(name: str, known: KnownNames) -> bool:
     return name in DOCUMENTED and name in known.mentions
 
 
-def _misspelt_place(name: str, value: str, near_misses: _NearMisses, family: Family) -> Finding | None:
+def _misspelt_path(name: str, value: str, near_misses: _NearMisses, family: Family) -> Finding | None:
     # TORCH_EXTENSION_DIR seems to be one of the many names of paths, but lacks one letter.
     meant = near_misses.meant(name, family)
     if not meant or meant not in DOCUMENTED or len(name) < 12:  # noqa: PLR2004 - short names are similar to many
@@ -161,9 +161,9 @@ def _misspelt_place(name: str, value: str, near_misses: _NearMisses, family: Fam
 
 def _why_not_sure(name: str, family: Family, known: KnownNames) -> str:
     """Why it is uncertain that nothing reads a name, or "" if it is certain."""
-    places = known.mentions.get(name)
-    if places:
-        return f"it is only mentioned, in {', '.join(places[:_LISTED])}"
+    titles = known.mentions.get(name)
+    if titles:
+        return f"it is only mentioned, in {', '.join(titles[:_LISTED])}"
     if not known.has_owner(family):
         return f"no {family.name} library was found here, so it is not known whether it reads this name"
     if family.composed:

@@ -184,8 +184,8 @@ def _summary(sources: list[Source], search: _Search, names: tuple[str, ...]) -> 
         for path in ((source.path,) if source.kind == "library" else unit.files)
     ]
     return KnownNames(
-        readers={name: tuple(places) for name, places in readers.items()},
-        mentions={name: tuple(places) for name, places in mentions.items() if name not in readers},
+        readers={name: tuple(titles) for name, titles in readers.items()},
+        mentions={name: tuple(titles) for name, titles in mentions.items() if name not in readers},
         fragments={source.title: frozenset(unit.fragments) for source, unit in found if unit.fragments},
         open_prefixes=tuple(sorted({prefix for _, unit in found for prefix in unit.open_prefixes} - set(readers))),
         owners=_owners(libraries, [(family, source.title) for source, unit in found for family in unit.families]),

@@ -5,19 +5,19 @@ Written by ``python -m tests.compile_profiles`` from ``configs/*.yaml``: edit th
 
 from __future__ import annotations
 
-from saferun.env.profiles.profile_values import Place, Profile, RankValue, Variable
+from saferun.env.profiles.profile_values import Location, Profile, RankValue, Variable
 
 PROFILES: dict[str, Profile] = {
     "blocking": Profile(
         name="blocking",
-        place=Place(path="configs/blocking.yaml", line=2),
+        location=Location(path="configs/blocking.yaml", line=2),
         description="every kernel launch waits for its end, so that tracebacks name the failing line; slow",
         extends=("production",),
         variables=(
             Variable(
                 name="CUDA_LAUNCH_BLOCKING",
                 value="1",
-                place=Place(path="configs/blocking.yaml", line=5),
+                location=Location(path="configs/blocking.yaml", line=5),
                 why=(
                     "A kernel's launch returns when the kernel has ended: an illegal access or a device-side "
                     "assertion is raised at the line that caused it, and not at some later call."
@@ -31,7 +31,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="PYTORCH_USE_CUDA_DSA",
                 value="1",
-                place=Place(path="configs/blocking.yaml", line=16),
+                location=Location(path="configs/blocking.yaml", line=16),
                 why=(
                     "Device-side assertions report the block, thread and line. It acts only in a torch that was "
                     "compiled with TORCH_USE_CUDA_DSA, which is the flag of the build and is not read at run time."
@@ -44,7 +44,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="HIP_LAUNCH_BLOCKING",
                 value="1",
-                place=Place(path="configs/blocking.yaml", line=26),
+                location=Location(path="configs/blocking.yaml", line=26),
                 why="HIP's name for the same thing; it waits after each kernel.",
                 cost="heavy",
                 vendor="amd",
@@ -55,7 +55,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="AMD_SERIALIZE_KERNEL",
                 value="3",
-                place=Place(path="configs/blocking.yaml", line=35),
+                location=Location(path="configs/blocking.yaml", line=35),
                 why="Waits before and after each kernel, which also tells apart two kernels of different streams.",
                 cost="heavy",
                 vendor="amd",
@@ -65,7 +65,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="AMD_SERIALIZE_COPY",
                 value="3",
-                place=Place(path="configs/blocking.yaml", line=43),
+                location=Location(path="configs/blocking.yaml", line=43),
                 why="Waits before and after each copy, as AMD_SERIALIZE_KERNEL does for kernels.",
                 cost="heavy",
                 vendor="amd",
@@ -76,14 +76,14 @@ PROFILES: dict[str, Profile] = {
     ),
     "compile-debug": Profile(
         name="compile-debug",
-        place=Place(path="configs/compile-debug.yaml", line=2),
+        location=Location(path="configs/compile-debug.yaml", line=2),
         description="what torch.compile did - graph breaks, recompilations, internal stacks - with a trace for tlparse",
         extends=("production",),
         variables=(
             Variable(
                 name="TORCH_LOGS",
                 value="dynamo,graph_breaks,recompiles",
-                place=Place(path="configs/compile-debug.yaml", line=5),
+                location=Location(path="configs/compile-debug.yaml", line=5),
                 why="Where the graph broke and why, and which guard failed before each recompilation.",
                 cost="moderate",
                 source="https://docs.pytorch.org/docs/stable/logging.html",
@@ -92,7 +92,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_LOGS_OUT",
                 value="{rank_dir}/torch_logs.txt",
-                place=Place(path="configs/compile-debug.yaml", line=12),
+                location=Location(path="configs/compile-debug.yaml", line=12),
                 why="A copy of these logs beside the rank's output.",
                 source="https://docs.pytorch.org/docs/stable/logging.html",
                 reader=("python: torch._logging._internal",),
@@ -100,7 +100,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCHDYNAMO_VERBOSE",
                 value="1",
-                place=Place(path="configs/compile-debug.yaml", line=19),
+                location=Location(path="configs/compile-debug.yaml", line=19),
                 why="An exception out of the compiler keeps the compiler's own frames.",
                 source="https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html",
                 reader=("python: torch._dynamo.config",),
@@ -108,7 +108,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_TRACE",
                 value="{rank_dir}/torch_trace",
-                place=Place(path="configs/compile-debug.yaml", line=26),
+                location=Location(path="configs/compile-debug.yaml", line=26),
                 why=(
                     "A structured trace of every compilation, one file a rank, which the program tlparse turns into "
                     "a report. It holds the model's code, and not its weights."
@@ -121,14 +121,14 @@ PROFILES: dict[str, Profile] = {
     ),
     "cpu-repro": Profile(
         name="cpu-repro",
-        place=Place(path="configs/cpu-repro.yaml", line=4),
+        location=Location(path="configs/cpu-repro.yaml", line=4),
         description="hide the GPUs, to rerun on the CPU for a readable traceback",
         extends=("production",),
         variables=(
             Variable(
                 name="TORCH_DISTRIBUTED_DEBUG",
                 value="INFO",
-                place=Place(path="configs/cpu-repro.yaml", line=9),
+                location=Location(path="configs/cpu-repro.yaml", line=9),
                 why="DDP says how it was set up and which parameters got no gradient, at the size a CPU can bear.",
                 cost="light",
                 source="https://docs.pytorch.org/docs/stable/distributed.html",
@@ -137,7 +137,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="CUDA_VISIBLE_DEVICES",
                 value="-1",
-                place=Place(path="configs/cpu-repro.yaml", line=16),
+                location=Location(path="configs/cpu-repro.yaml", line=16),
                 why=(
                     "CUDA shows the devices that stand before the first invalid number, so none. HIP heeds it too "
                     "where HIP_VISIBLE_DEVICES is not set."
@@ -150,7 +150,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="HIP_VISIBLE_DEVICES",
                 value="-1",
-                place=Place(path="configs/cpu-repro.yaml", line=25),
+                location=Location(path="configs/cpu-repro.yaml", line=25),
                 why="HIP looks here first, and then at CUDA_VISIBLE_DEVICES.",
                 cost="heavy",
                 vendor="amd",
@@ -162,14 +162,14 @@ PROFILES: dict[str, Profile] = {
     ),
     "debug": Profile(
         name="debug",
-        place=Place(path="configs/debug.yaml", line=3),
+        location=Location(path="configs/debug.yaml", line=3),
         description="everything about the communication, NCCL's part into files of each rank; slow",
         extends=("production",),
         variables=(
             Variable(
                 name="TORCH_DISTRIBUTED_DEBUG",
                 value="DETAIL",
-                place=Place(path="configs/debug.yaml", line=8),
+                location=Location(path="configs/debug.yaml", line=8),
                 why=(
                     "Compares every collective over all ranks before it runs, and names the ranks that differ in "
                     "operation, shape or type; DDP says which parameters got no gradient. Every collective waits for "
@@ -184,7 +184,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_DISTRIBUTED_DEBUG",
                 value="DETAIL",
-                place=Place(path="configs/debug.yaml", line=18),
+                location=Location(path="configs/debug.yaml", line=18),
                 why=(
                     "Compares every collective over all ranks before it runs, and names the ranks that differ in "
                     "operation, shape or type; DDP says which parameters got no gradient. Every collective waits for "
@@ -199,7 +199,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_DISTRIBUTED_DEBUG",
                 value="INFO",
-                place=Place(path="configs/debug.yaml", line=27),
+                location=Location(path="configs/debug.yaml", line=27),
                 why=(
                     "DDP says how it was set up, how long its parts take, and which parameters got no gradient. "
                     "DETAIL compares the ranks' collectives as well, but makes DDP over gloo crash (seen with torch "
@@ -212,7 +212,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_SHOW_CPP_STACKTRACES",
                 value="1",
-                place=Place(path="configs/debug.yaml", line=35),
+                location=Location(path="configs/debug.yaml", line=35),
                 why=(
                     "An exception from torch's C++ code carries its C++ stack, some 30 lines for each. Exceptions "
                     "that the program catches cost the same: with TORCH_SYMBOLIZE_MODE=dladdr about 4 ms for each "
@@ -225,7 +225,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_ENABLE_TIMING",
                 value="1",
-                place=Place(path="configs/debug.yaml", line=46),
+                location=Location(path="configs/debug.yaml", line=46),
                 why=(
                     "The Flight Recorder marks the collectives that have begun on the GPU, and how long each took. "
                     "It costs a CUDA event more for each collective."
@@ -237,7 +237,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_CHECK_MODE",
                 value="DEBUG_GLOBAL",
-                place=Place(path="configs/debug.yaml", line=55),
+                location=Location(path="configs/debug.yaml", line=55),
                 why=(
                     "NCCL compares the arguments of each call between the ranks, and fails with a message where they "
                     "differ, instead of hanging."
@@ -251,7 +251,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_CPP_LOG_LEVEL",
                 value="INFO",
-                place=Place(path="configs/debug.yaml", line=66),
+                location=Location(path="configs/debug.yaml", line=66),
                 why="Without it most of what TORCH_DISTRIBUTED_DEBUG has to say is not printed.",
                 cost="moderate",
                 source="https://docs.pytorch.org/docs/stable/debugging_environment_variables.html",
@@ -260,7 +260,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_DEBUG",
                 value="INFO",
-                place=Place(path="configs/debug.yaml", line=73),
+                location=Location(path="configs/debug.yaml", line=73),
                 why=(
                     "NCCL and RCCL say which interfaces, devices and paths they chose, and what failed. RCCL reads "
                     "this name too; nothing reads RCCL_DEBUG."
@@ -272,7 +272,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_DEBUG_SUBSYS",
                 value="INIT,ENV,NET,GRAPH,COLL",
-                place=Place(path="configs/debug.yaml", line=82),
+                location=Location(path="configs/debug.yaml", line=82),
                 why=(
                     "Start-up, variables that were read, network, topology, and each collective with its size and "
                     "count."
@@ -284,7 +284,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_DEBUG_FILE",
                 value="{rank_dir}/nccl.%h.%p.log",
-                place=Place(path="configs/debug.yaml", line=89),
+                location=Location(path="configs/debug.yaml", line=89),
                 why=(
                     "One file a process instead of standard output (%h is the host, %p the process). Nothing reads "
                     "RCCL_DEBUG_FILE."
@@ -295,7 +295,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_TRACE_BUFFER_SIZE",
                 value="20000",
-                place=Place(path="configs/debug.yaml", line=97),
+                location=Location(path="configs/debug.yaml", line=97),
                 why="The Flight Recorder reaches ten times as far back; a rank needs some tens of megabytes for it.",
                 cost="light",
                 versions=(("torch", "<2.8"),),
@@ -306,7 +306,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_BUFFER_SIZE",
                 value="20000",
-                place=Place(path="configs/debug.yaml", line=106),
+                location=Location(path="configs/debug.yaml", line=106),
                 why="The Flight Recorder reaches ten times as far back; a rank needs some tens of megabytes for it.",
                 cost="light",
                 versions=(("torch", ">=2.8"),),
@@ -317,7 +317,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_TRACE_CPP_STACK",
                 value="1",
-                place=Place(path="configs/debug.yaml", line=115),
+                location=Location(path="configs/debug.yaml", line=115),
                 why="The Flight Recorder keeps the C++ stack of each collective as well.",
                 cost="moderate",
                 versions=(("torch", "<2.8"),),
@@ -328,7 +328,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_CPP_STACK",
                 value="1",
-                place=Place(path="configs/debug.yaml", line=124),
+                location=Location(path="configs/debug.yaml", line=124),
                 why="The Flight Recorder keeps the C++ stack of each collective as well.",
                 cost="moderate",
                 versions=(("torch", ">=2.8"),),
@@ -339,7 +339,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
                 value="{rank_dir}/flight_recorder_",
-                place=Place(path="configs/debug.yaml", line=134),
+                location=Location(path="configs/debug.yaml", line=134),
                 why=(
                     "Writing anything into this pipe (torch appends RANK.pipe) makes the rank dump its Flight "
                     "Recorder and go on. The file system of the run directory has to know FIFOs."
@@ -352,7 +352,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
                 value="{rank_dir}/flight_recorder_",
-                place=Place(path="configs/debug.yaml", line=143),
+                location=Location(path="configs/debug.yaml", line=143),
                 why=(
                     "Writing anything into this pipe (torch appends RANK.pipe) makes the rank dump its Flight "
                     "Recorder and go on. The file system of the run directory has to know FIFOs."
@@ -365,7 +365,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="GLOO_LOG_LEVEL",
                 value="INFO",
-                place=Place(path="configs/debug.yaml", line=152),
+                location=Location(path="configs/debug.yaml", line=152),
                 why="gloo says which device and address it chose.",
                 cost="light",
                 versions=(("torch", ">=2.11"),),
@@ -376,14 +376,14 @@ PROFILES: dict[str, Profile] = {
     ),
     "memory-debug": Profile(
         name="memory-debug",
-        place=Place(path="configs/memory-debug.yaml", line=4),
+        location=Location(path="configs/memory-debug.yaml", line=4),
         description="an allocator that fragments less, and on AMD the state of the waves at a fault",
         extends=("production",),
         variables=(
             Variable(
                 name="PYTORCH_CUDA_ALLOC_CONF",
                 value="expandable_segments:True",
-                place=Place(path="configs/memory-debug.yaml", line=7),
+                location=Location(path="configs/memory-debug.yaml", line=7),
                 why=(
                     "Segments grow instead of being added: a job that runs out of memory without this and not with "
                     "it suffered from fragmentation. Programs that share the GPU's memory by cudaIpcGetMemHandle "
@@ -399,7 +399,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="PYTORCH_HIP_ALLOC_CONF",
                 value="max_split_size_mb:512",
-                place=Place(path="configs/memory-debug.yaml", line=21),
+                location=Location(path="configs/memory-debug.yaml", line=21),
                 why=(
                     "Large blocks are not split: the remedy against fragmentation that these releases of torch have "
                     "on ROCm, where segments cannot grow."
@@ -414,7 +414,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="PYTORCH_ALLOC_CONF",
                 value="expandable_segments:True",
-                place=Place(path="configs/memory-debug.yaml", line=33),
+                location=Location(path="configs/memory-debug.yaml", line=33),
                 why=(
                     "Segments grow instead of being added: a job that runs out of memory without this and not with "
                     "it suffered from fragmentation. Programs that share the GPU's memory by cudaIpcGetMemHandle "
@@ -430,7 +430,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="PYTORCH_ALLOC_CONF",
                 value="expandable_segments:True",
-                place=Place(path="configs/memory-debug.yaml", line=45),
+                location=Location(path="configs/memory-debug.yaml", line=45),
                 why=(
                     "Segments grow instead of being added: a job that runs out of memory without this and not with "
                     "it suffered from fragmentation. Programs that share the GPU's memory by hipIpcGetMemHandle "
@@ -447,7 +447,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="PYTORCH_ALLOC_CONF",
                 value="max_split_size_mb:512",
-                place=Place(path="configs/memory-debug.yaml", line=57),
+                location=Location(path="configs/memory-debug.yaml", line=57),
                 why=(
                     "Large blocks are not split: the remedy against fragmentation that every torch has on ROCm. It "
                     "is the name from 2.9 on."
@@ -462,7 +462,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="HSA_TOOLS_LIB",
                 value="/opt/rocm/lib/librocm-debug-agent.so.2",
-                place=Place(path="configs/memory-debug.yaml", line=68),
+                location=Location(path="configs/memory-debug.yaml", line=68),
                 why=(
                     "AMD's debug agent prints the registers and the code of the waves that caused a memory fault, "
                     "and of all waves on SIGQUIT."
@@ -476,7 +476,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="HSA_ENABLE_DEBUG",
                 value="1",
-                place=Place(path="configs/memory-debug.yaml", line=79),
+                location=Location(path="configs/memory-debug.yaml", line=79),
                 why="The debug agent of ROCm releases before 7.0 needs it.",
                 cost="moderate",
                 vendor="amd",
@@ -489,13 +489,13 @@ PROFILES: dict[str, Profile] = {
     ),
     "minimal": Profile(
         name="minimal",
-        place=Place(path="configs/minimal.yaml", line=4),
+        location=Location(path="configs/minimal.yaml", line=4),
         description="an end for every failed collective; nothing else",
         variables=(
             Variable(
                 name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
                 value="1",
-                place=Place(path="configs/minimal.yaml", line=6),
+                location=Location(path="configs/minimal.yaml", line=6),
                 why=(
                     "A collective that failed or timed out ends its process instead of leaving it hanging. 1, which "
                     "also aborts the communicators, is what torchrun sets (torch by itself takes 3); the name "
@@ -509,14 +509,14 @@ PROFILES: dict[str, Profile] = {
     ),
     "nccl-debug": Profile(
         name="nccl-debug",
-        place=Place(path="configs/nccl-debug.yaml", line=2),
+        location=Location(path="configs/nccl-debug.yaml", line=2),
         description="NCCL or RCCL prints on the console what it chose (rank 0) and what went wrong (all ranks)",
         extends=("production",),
         variables=(
             Variable(
                 name="NCCL_DEBUG",
                 value="WARN",
-                place=Place(path="configs/nccl-debug.yaml", line=5),
+                location=Location(path="configs/nccl-debug.yaml", line=5),
                 ranks=(RankValue(first=0, last=0, value="INFO"),),
                 why=(
                     "Rank 0 says which interfaces, devices and paths were chosen; the others print only what went "
@@ -529,7 +529,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_DEBUG_SUBSYS",
                 value="INIT,ENV,NET,GRAPH",
-                place=Place(path="configs/nccl-debug.yaml", line=15),
+                location=Location(path="configs/nccl-debug.yaml", line=15),
                 why="Start-up, variables that were read, network and topology; not each collective.",
                 source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
                 reader=("libnccl.so.2", "librccl.so.1"),
@@ -537,7 +537,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_CPP_LOG_LEVEL",
                 value=None,
-                place=Place(path="configs/nccl-debug.yaml", line=22),
+                location=Location(path="configs/nccl-debug.yaml", line=22),
                 ranks=(RankValue(first=0, last=0, value="INFO"),),
                 why="c10d says on rank 0 with which timeouts and settings each process group was made.",
                 cost="light",
@@ -548,19 +548,19 @@ PROFILES: dict[str, Profile] = {
     ),
     "none": Profile(
         name="none",
-        place=Place(path="configs/none.yaml", line=2),
+        location=Location(path="configs/none.yaml", line=2),
         description="no variables; the ranks get what torchrun would give them",
     ),
     "production": Profile(
         name="production",
-        place=Place(path="configs/production.yaml", line=23),
+        location=Location(path="configs/production.yaml", line=23),
         description="the default; evidence for the case of a failure, at no cost to a healthy job",
         extends=("minimal",),
         variables=(
             Variable(
                 name="NCCL_DEBUG",
                 value="WARN",
-                place=Place(path="configs/production.yaml", line=28),
+                location=Location(path="configs/production.yaml", line=28),
                 why=(
                     "NCCL and RCCL write down what went wrong before a call failed: torch's exception quotes the "
                     "last warning only, which is a consequence in most cases. NVIDIA calls it the least for "
@@ -573,7 +573,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_DEBUG_FILE",
                 value="{rank_dir}/nccl.%h.%p.log",
-                place=Place(path="configs/production.yaml", line=39),
+                location=Location(path="configs/production.yaml", line=39),
                 why=(
                     "One file a process in the rank's directory instead of standard output (%h is the host, %p the "
                     "process)."
@@ -585,7 +585,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_SYMBOLIZE_MODE",
                 value="dladdr",
-                place=Place(path="configs/production.yaml", line=48),
+                location=Location(path="configs/production.yaml", line=48),
                 why=(
                     "Names the functions of C++ stacks from the symbol tables. The default starts addr2line, which "
                     "takes most of a second for the first exception on a CPU build and can take minutes on a CUDA "
@@ -598,7 +598,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_TRACE_BUFFER_SIZE",
                 value="2000",
-                place=Place(path="configs/production.yaml", line=60),
+                location=Location(path="configs/production.yaml", line=60),
                 why=(
                     "The Flight Recorder keeps the last 2000 collectives of each rank, with the Python line that "
                     "issued them: which shows the rank that fell out of step. It costs one walk of the Python stack "
@@ -613,7 +613,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_BUFFER_SIZE",
                 value="2000",
-                place=Place(path="configs/production.yaml", line=71),
+                location=Location(path="configs/production.yaml", line=71),
                 why=(
                     "The Flight Recorder keeps the last 2000 collectives of each rank, with the Python line that "
                     "issued them: which shows the rank that fell out of step. It is torch's own value from 2.11, and "
@@ -628,7 +628,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DUMP_ON_TIMEOUT",
                 value="1",
-                place=Place(path="configs/production.yaml", line=83),
+                location=Location(path="configs/production.yaml", line=83),
                 why=(
                     "When a collective fails or times out on one rank, every rank writes its Flight Recorder to a "
                     "file before it ends. The ranks ask the store once a second whether one of them has failed."
@@ -642,7 +642,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_DUMP_ON_TIMEOUT",
                 value="1",
-                place=Place(path="configs/production.yaml", line=94),
+                location=Location(path="configs/production.yaml", line=94),
                 why=(
                     "When a collective fails or times out on one rank, every rank writes its Flight Recorder to a "
                     "file before it ends. The ranks ask the store once a second whether one of them has failed."
@@ -656,7 +656,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
                 value="{rank_dir}/flight_recorder_",
-                place=Place(path="configs/production.yaml", line=106),
+                location=Location(path="configs/production.yaml", line=106),
                 why=(
                     "Puts the Flight Recorder's dump beside the rank's output instead of into /tmp, where the next "
                     "job overwrites it."
@@ -669,7 +669,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_DUMP_TEMP_FILE",
                 value="{rank_dir}/flight_recorder_",
-                place=Place(path="configs/production.yaml", line=115),
+                location=Location(path="configs/production.yaml", line=115),
                 why=(
                     "Puts the Flight Recorder's dump beside the rank's output instead of into the user's cache, "
                     "where the next job overwrites it."
@@ -683,14 +683,14 @@ PROFILES: dict[str, Profile] = {
     ),
     "slow-network": Profile(
         name="slow-network",
-        place=Place(path="configs/slow-network.yaml", line=4),
+        location=Location(path="configs/slow-network.yaml", line=4),
         description="longer patience with a slow or lossy network; a dead host is noticed later",
         extends=("production",),
         variables=(
             Variable(
                 name="NCCL_IB_TIMEOUT",
                 value="22",
-                place=Place(path="configs/slow-network.yaml", line=7),
+                location=Location(path="configs/slow-network.yaml", line=7),
                 why=(
                     "An InfiniBand or RoCE adapter waits 4 µs * 2^22, about 17 s, for each answer before it repeats "
                     "(the default is 20, and 18 before NCCL 2.23): against ibv_poll_cq failing with error 12 on "
@@ -703,7 +703,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_SOCKET_RETRY_CNT",
                 value="60",
-                place=Place(path="configs/slow-network.yaml", line=16),
+                location=Location(path="configs/slow-network.yaml", line=16),
                 why=(
                     "A TCP connection that is refused, times out or finds no host is tried again for about 3 minutes "
                     "instead of 1; the pause grows by 100 ms each time."
@@ -717,7 +717,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
                 value="30000",
-                place=Place(path="configs/slow-network.yaml", line=27),
+                location=Location(path="configs/slow-network.yaml", line=27),
                 why=(
                     "The Flight Recorder's dump gets 30 s to reach a slow file system (torch gives it 15 s). The "
                     "watchdog waits up to four times that: after an NCCL error every rank holds its GPU for up to 2 "
@@ -732,7 +732,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
                 value="30000",
-                place=Place(path="configs/slow-network.yaml", line=38),
+                location=Location(path="configs/slow-network.yaml", line=38),
                 why=(
                     "The Flight Recorder's dump gets 30 s to reach a slow file system (torch gives it 15 s). The "
                     "watchdog waits up to four times that: after an NCCL error every rank holds its GPU for up to 2 "

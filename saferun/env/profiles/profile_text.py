@@ -86,7 +86,7 @@ def list_lines(profiles: ProfileSet) -> list[str]:
     width = max((len(profile.name) for profile in found), default=0)
     return [
         f"{profile.name:<{width}}  {_highest_cost(layered(profiles, [profile.name])):<8}  "
-        f"{profile.description or f'(no description; {profile.place})'}"
+        f"{profile.description or f'(no description; {profile.location})'}"
         for profile in found
     ]
 
@@ -96,7 +96,7 @@ def show_lines(profiles: ProfileSet, name: str, *, vendor: Vendor, versions: Map
     layers = layered(profiles, [name])
     profile = layers[-1]
     resolution = resolve(profiles, [name], vendor=vendor, versions=versions, user_environ={})
-    lines = [f"{profile.name}  ({profile.place})"]
+    lines = [f"{profile.name}  ({profile.location})"]
     if profile.description:
         lines.append(f"{_INDENT}{profile.description}")
     if len(layers) > 1:
@@ -108,7 +108,7 @@ def show_lines(profiles: ProfileSet, name: str, *, vendor: Vendor, versions: Map
     if resolution.skipped:
         lines += ["", "not on this host:"]
         lines += [
-            f"{_INDENT}{_assignment(skipped.variable)}  ({skipped.variable.place}): {skipped.reason}"
+            f"{_INDENT}{_assignment(skipped.variable)}  ({skipped.variable.location}): {skipped.reason}"
             for skipped in resolution.skipped
         ]
     return lines
@@ -121,13 +121,13 @@ def explain_lines(profiles: ProfileSet, name: str) -> list[str]:
         profile = profiles.get(profile_name)
         for variable in profile.variables:
             if name in (variable.name, *variable.same_as):
-                lines += ["", *_details(variable, f"profile {profile.name} ({variable.place})")]
+                lines += ["", *_details(variable, f"profile {profile.name} ({variable.location})")]
                 lines += [f"{_INDENT}holds for: {text}" for text in _conditions(variable)]
         lines += [
             line
             for removal in profile.unset
             if removal.name == name
-            for line in ("", f"profile {profile.name} ({removal.place}) takes {name} out")
+            for line in ("", f"profile {profile.name} ({removal.location}) takes {name} out")
         ]
     return lines[1:]
 

@@ -19,7 +19,7 @@ VENDORS: tuple[Vendor, ...] = ("nvidia", "amd", "any")
 COMPONENTS = ("torch", "nccl", "rocm")  # whose versions a variable may depend on
 
 
-class Place(Value):
+class Location(Value):
     """A position in a file: its path and a line, counted from 1."""
 
     path: str
@@ -44,7 +44,7 @@ class Variable(Value):
     Args:
         name: the variable.
         value: a template (see ``saferun.env.profiles.templates``); None: only the ranks below get a value.
-        place: where it is defined.
+        location: where it is defined.
         ranks: values for some global ranks, before ``value``.
         local_ranks: values for some local ranks, after ``ranks`` and before ``value``.
         why: its purpose.
@@ -62,7 +62,7 @@ class Variable(Value):
 
     name: str
     value: str | None
-    place: Place
+    location: Location
     ranks: tuple[RankValue, ...] = ()
     local_ranks: tuple[RankValue, ...] = ()
     why: str = ""
@@ -82,7 +82,7 @@ class Removal(Value):
     """A variable that a profile removes: from earlier profiles, and with ``force`` from the user's environment too."""
 
     name: str
-    place: Place
+    location: Location
     force: bool = False
 
 
@@ -90,7 +90,7 @@ class Profile(Value):
     """A named set of environment variables. Several variables of one name are alternatives: the first that fits."""
 
     name: str
-    place: Place
+    location: Location
     description: str = ""
     extends: tuple[str, ...] = ()
     variables: tuple[Variable, ...] = ()

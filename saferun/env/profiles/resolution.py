@@ -13,7 +13,7 @@ from saferun.env.profiles import templates
 from saferun.env.profiles.profile_values import (
     EnvVariable,
     Kept,
-    Place,
+    Location,
     Profile,
     RankValue,
     Removal,
@@ -82,11 +82,11 @@ def resolve(
         replaced = user_environ.get(name)
         if replaced == variable.value:
             replaced = None
-        settings[name] = EnvVariable(variable, owner.name, f"profile {owner.name} ({variable.place})", replaced)
+        settings[name] = EnvVariable(variable, owner.name, f"profile {owner.name} ({variable.location})", replaced)
     _drop_lone(settings, flagged)
     for name, value in env:
         replaced = user_environ.get(name)
-        variable = Variable(name, value, Place("--env", 1))
+        variable = Variable(name, value, Location("--env", 1))
         settings[name] = EnvVariable(
             variable, None, "--env", replaced if replaced != templates.fill(value, {}) else None
         )
@@ -128,7 +128,7 @@ def layered(profiles: ProfileSet, names: Sequence[str]) -> list[Profile]:
             parent = _parent(profiles, profile, profile.extends[at])
             if any(parent == waiting for waiting, _ in stack):
                 path = " -> ".join([*(waiting.name for waiting, _ in stack), parent.name])
-                raise UsageError(f"{profile.place}: env profiles extend each other: {path}", "break the circle")
+                raise UsageError(f"{profile.location}: env profiles extend each other: {path}", "break the circle")
             stack.append((parent, 0))
     return done
 
@@ -140,7 +140,7 @@ def _parent(profiles: ProfileSet, profile: Profile, name: str) -> Profile:
     if name not in names:
         from saferun.env.profiles.quoting import advice, quoted
 
-        what = f"{profile.place}: profile {profile.name} extends {quoted(name)}, which does not exist"
+        what = f"{profile.location}: profile {profile.name} extends {quoted(name)}, which does not exist"
         raise UsageError(what, advice(name, names))
     return profiles.get(name)
 
@@ -229,7 +229,7 @@ def _removed(
     origins: dict[str, str] = {}
     for name, (removal, profile) in state.removals.items():
         if removal.force:
-            origins[name] = f"profile {profile.name} ({removal.place})"
+            origins[name] = f"profile {profile.name} ({removal.location})"
     origins.update(dict.fromkeys(unset, "--unset"))
     return tuple(
         Removed(name, origin)

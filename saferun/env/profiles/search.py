@@ -113,7 +113,7 @@ class ProfileSet:
                 return profile
             passed = passed or (profile is not None and profile == beyond)
         if beyond is not None:
-            raise UsageError(f"{beyond.place}: profile {name} extends itself", "name another profile under extends")
+            raise UsageError(f"{beyond.location}: profile {name} extends itself", "name another profile under extends")
         raise UsageError(f"no env profile is named {quoted(name)}", advice(name, self.names()))
 
 
@@ -221,9 +221,9 @@ def read_profile(path: str, name: str, *, shown: str | None = None, fd: int | No
     Raises:
         UsageError: the file is malformed.
     """
-    from saferun.env.profiles.profile_values import Place, Profile
+    from saferun.env.profiles.profile_values import Location, Profile
     from saferun.env.profiles.validation import profile_from_node
     from saferun.env.profiles.yaml_nodes import read_yaml
 
     root = read_yaml(path, shown=shown, fd=fd)
-    return Profile(name, Place(shown or path, 1)) if root is None else profile_from_node(name, root)
+    return Profile(name, Location(shown or path, 1)) if root is None else profile_from_node(name, root)

@@ -6,7 +6,16 @@ import re
 from typing import TypeVar
 
 from saferun.env.profiles import templates, version_ranges
-from saferun.env.profiles.profile_values import COMPONENTS, COSTS, VENDORS, Place, Profile, RankValue, Removal, Variable
+from saferun.env.profiles.profile_values import (
+    COMPONENTS,
+    COSTS,
+    VENDORS,
+    Location,
+    Profile,
+    RankValue,
+    Removal,
+    Variable,
+)
 from saferun.env.profiles.quoting import advice, quoted
 from saferun.env.profiles.yaml_nodes import Node, bad
 
@@ -48,7 +57,7 @@ def profile_from_node(name: str, node: Node) -> Profile:
     variables = fields.get("variables")
     return Profile(
         name=name,
-        place=_place(node),
+        location=_location(node),
         description=_prose(fields["description"]) if "description" in fields else "",
         extends=tuple(_profile_name(item) for item in _items(fields.get("extends"))),
         variables=_variables(variables) if variables is not None else (),
@@ -78,8 +87,8 @@ def check_value(text: str) -> str | None:
     return None
 
 
-def _place(node: Node) -> Place:
-    return Place(node.path, node.line)
+def _location(node: Node) -> Location:
+    return Location(node.path, node.line)
 
 
 def _fields(node: Node, known: tuple[str, ...], what: str) -> dict[str, Node]:
@@ -137,7 +146,7 @@ def _variable_name(node: Node) -> str:
 
 
 def _removal(node: Node) -> Removal:
-    return Removal(_variable_name(node), _place(node), force=node.tag == "!force")
+    return Removal(_variable_name(node), _location(node), force=node.tag == "!force")
 
 
 def _variables(node: Node) -> tuple[Variable, ...]:
@@ -155,9 +164,9 @@ def _variables(node: Node) -> tuple[Variable, ...]:
 
 def _variable(name: str, key: Node, node: Node) -> Variable:
     # One line for all alternatives would not say which one is meant.
-    place = Place(node.path, node.line if node.kind == "mapping" and node.line > key.line + 1 else key.line)
+    location = Location(node.path, node.line if node.kind == "mapping" and node.line > key.line + 1 else key.line)
     if node.kind == "scalar":
-        return Variable(name, _value(node), place, force=node.tag == "!force")
+        return Variable(name, _value(node), location, force=node.tag == "!force")
     fields = _fields(node, _VARIABLE_KEYS, name)
     value, ranks, local_ranks = fields.get("value"), fields.get("ranks"), fields.get("local_ranks")
     if value is None and ranks is None and local_ranks is None:
@@ -165,7 +174,7 @@ def _variable(name: str, key: Node, node: Node) -> Variable:
     return Variable(
         name=name,
         value=None if value is None else _value(value),
-        place=place,
+        location=location,
         ranks=_rank_values(ranks),
         local_ranks=_rank_values(local_ranks),
         why=_prose(fields["why"]) if "why" in fields else "",

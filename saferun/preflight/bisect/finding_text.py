@@ -76,9 +76,9 @@ def reason(outcomes: Sequence[TrialResult], guilty: Sequence[Member]) -> str:
         ),
     )
     kind = {"timeout": "timeout", "error": "error"}.get(outcome.kind, outcome.kind)
-    place = f" {outcome.where}" if outcome.where else ""
+    where = f" {outcome.where}" if outcome.where else ""
     details = f": {outcome.message}" if outcome.message else ""
-    return f" ({kind}{place}{details})"
+    return f" ({kind}{where}{details})"
 
 
 def _often(tally: Tally) -> str:

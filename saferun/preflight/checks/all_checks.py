@@ -76,7 +76,7 @@ def checks_for(context: CheckContext) -> tuple[Check, ...]:
     """The checks that are wanted."""
     wanted = OF_HEALTH if context.is_of_host else WITHOUT_A_LAUNCH if context.only else CHECKS
     # A later attempt waits for memory that the ranks before it have not given back.
-    if wanted is CHECKS and context.together and not context.attempt and context.health != "full":
+    if wanted is CHECKS and context.spans_hosts and not context.attempt and context.health != "full":
         wanted = tuple(one._replace(deadline_s=_GPUS_AWAITED_S) if one.name == "gpus" else one for one in CHECKS)
     if context.health == "off":
         return tuple(check for check in wanted if check.name not in _ONLY_OF_HEALTH)

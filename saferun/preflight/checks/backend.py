@@ -37,7 +37,7 @@ def known_backend(context: CheckContext) -> str:
     Everything else (``python -m``, another framework, MPI, TPUs, a backend from an argument) is unknown: nothing may be
     refused because of it.
     """
-    if not context.script or (context.nproc < 2 and not context.together):  # noqa: PLR2004 - several
+    if not context.script or (context.nproc < 2 and not context.spans_hosts):  # noqa: PLR2004 - several
         return UNKNOWN
     if _PRINT_AND_EXIT.intersection(context.script_args):
         return UNKNOWN

@@ -17,7 +17,7 @@ class CheckContext(Value):
     Attributes:
         nproc: ranks on this host, of all its tasks.
         environ: the environment that the ranks will have.
-        together: whether there are, or may be, other hosts.
+        spans_hosts: whether there are, or may be, other hosts.
         hosts: the names of all hosts where they are known, in order of node rank; else empty.
         host_count: how many hosts there may be.
         node_rank: this host's; -1: unknown.
@@ -47,7 +47,7 @@ class CheckContext(Value):
 
     nproc: int = 1
     environ: Mapping[str, str] = {}
-    together: bool = False
+    spans_hosts: bool = False
     hosts: tuple[str, ...] = ()
     host_count: int = 1
     node_rank: int = 0
@@ -107,14 +107,14 @@ def context_of(
         (is_only and not argv) or config.command.run_path or python.startswith("python") or "PYTHON_EXEC" in environ
     )
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "")
-    serves = not hosts.together or hosts.node_rank == 0
-    if hosts.together and rendezvous.backend != "static":
+    serves = not hosts.spans_hosts or hosts.node_rank == 0
+    if hosts.spans_hosts and rendezvous.backend != "static":
         master = rendezvous.address[0] if rendezvous.address is not None else ""
         serves = is_endpoint_here
     return CheckContext(
         nproc=task.local_world_size if task is not None else config.nproc_per_node,
         environ=environ,
-        together=hosts.started > 1,
+        spans_hosts=hosts.started > 1,
         hosts=hosts.names,
         host_count=max(hosts.most, len(hosts.names), 1),
         node_rank=-1 if hosts.node_rank is None else hosts.node_rank,
@@ -132,7 +132,7 @@ def context_of(
         attempt=attempt,
         old_pids=tuple(old_pids),
         only=is_only,
-        has_default_address=hosts.together and rendezvous.has_default_address,
+        has_default_address=hosts.spans_hosts and rendezvous.has_default_address,
         storage=config.checks.health_paths,
         health=config.checks.health,
     )

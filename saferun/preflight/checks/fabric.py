@@ -100,7 +100,7 @@ def check_fabric(context: CheckContext) -> CheckResult:
     facts += tuple((nic.name, "up" if nic.is_up else "down") for nic in hsn)
     if not ports and not hsn:
         return ok("no RDMA devices")
-    if context.together:
+    if context.spans_hosts:
         down = [nic.name for nic in hsn if not nic.is_up]
         if down and len(down) < len(hsn):
             message = (

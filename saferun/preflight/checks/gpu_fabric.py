@@ -55,7 +55,7 @@ def _manager_faults(used: Sequence[JsonObject]) -> Iterable[FabricFault]:
 
 def _imex_faults(context: CheckContext, used: Sequence[JsonObject]) -> Iterable[FabricFault]:
     """NVLink between hosts: without an IMEX channel NCCL may not map the memory of other hosts' GPUs."""
-    if not context.together or context.environ.get("NCCL_MNNVL_ENABLE") == "0":
+    if not context.spans_hosts or context.environ.get("NCCL_MNNVL_ENABLE") == "0":
         return
     if not any(gpu.get("fabric_cluster") for gpu in used):
         return

@@ -118,7 +118,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         *_missing_faults(context, gpus),
         *(fault for gpu in used for fault in _hardware_faults(gpu, vendor)),
         *(_Fault(*fault) for fault in fabric_faults(context, content, used)),
-        *_busy_faults(context, used, gpus if visible is None else [gpus[place] for place in visible]),
+        *_busy_faults(context, used, gpus if visible is None else [gpus[index] for index in visible]),
     ]
     facts = [
         *((UNUSABLE, what) for what in _unusable(context, content, used, visible) if serves),
@@ -176,7 +176,7 @@ def _used(context: CheckContext, gpus: Sequence[JsonObject], visible: Sequence[i
     """The GPUs that the ranks of this launch take, by the custom that a rank takes that of its local rank."""
     if visible is None:
         return list(gpus)
-    chosen = [gpus[place] for place in visible]
+    chosen = [gpus[index] for index in visible]
     return chosen if _has_several_tasks(context.environ) else chosen[: context.nproc]
 
 

@@ -53,7 +53,7 @@ def check_interfaces(context: CheckContext) -> CheckResult:
         ("nccl_by", nccl.rule),
         ("probed", ",".join(candidates(nics, environ, context.nics))),
     )
-    elsewhere = context.together and is_elsewhere(context, master, nics)
+    elsewhere = context.spans_hosts and is_elsewhere(context, master, nics)
     result = (
         _judge_wanted(context, nics)
         or _judge_gloo(context, gloo, nics)
@@ -80,7 +80,7 @@ def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
 
 def _resolve(context: CheckContext, environ: Mapping[str, str]) -> tuple[Lookup, Lookup]:
     """This host's own name and the master's, as far as they are needed."""
-    if not context.together:
+    if not context.spans_hosts:
         return Lookup(""), Lookup("")
     own = "" if len(environ.get(GLOO_IFNAME, "")) > 1 else socket.gethostname()
     names = [name for name in (own, context.master) if name]
@@ -95,7 +95,7 @@ def _judge_wanted(context: CheckContext, nics: Sequence[Nic]) -> CheckResult | N
     """What is wrong with the interfaces that ``--nic`` names."""
     for name in context.nics:
         if name != AUTO:
-            result = _judge_name("--nic", name, nics, together=context.together)
+            result = _judge_name("--nic", name, nics, spans_hosts=context.spans_hosts)
             if result is not None:
                 # What is asked of saferun itself and cannot be done is refused.
                 is_there = named(nics, name) is not None
@@ -108,7 +108,7 @@ def _judge_gloo(context: CheckContext, gloo: Choice, nics: Sequence[Nic]) -> Che
     if gloo.rule != GLOO_IFNAME:
         return None
     for name in (*gloo.missing, *gloo.names):
-        result = _judge_name(GLOO_IFNAME, name, nics, together=context.together)
+        result = _judge_name(GLOO_IFNAME, name, nics, spans_hosts=context.spans_hosts)
         if result is not None:
             if name.startswith(("^", "=")):
                 result = result._replace(hint=f"gloo takes exact names, and only NCCL knows ^ and =; {result.hint}")
@@ -121,17 +121,17 @@ def _verdict(context: CheckContext) -> str:
     return "fail" if known_backend(context) == GLOO else "warn"
 
 
-def _judge_name(source: str, name: str, nics: Sequence[Nic], *, together: bool) -> CheckResult | None:
+def _judge_name(source: str, name: str, nics: Sequence[Nic], *, spans_hosts: bool) -> CheckResult | None:
     nic = named(nics, name)
     if nic is None:
         near = near_name(name, nics)
         meant = f"did you mean {near}? " if near else ""
         return _warning(f"{source} names {_shown(name)}, which this host does not have", f"{meant}{_there(nics)}")
-    if together and not nic.is_up:
+    if spans_hosts and not nic.is_up:
         message = f"{source} names {name}, which is down on this host"
         hint = f"look at its cable and its switch port, and at `ip link show {name}`, or use another: {_there(nics)}"
         return _warning(message, hint)
-    if together and nic.kind != "loopback" and not address_to_reach(nic):
+    if spans_hosts and nic.kind != "loopback" and not address_to_reach(nic):
         message = f"{source} names {name}, which has no address that other hosts reach"
         return _warning(message, f"give it one, or use another: {_there(nics)}")
     if not nic.addresses:

@@ -51,7 +51,7 @@ def check_open_files(context: CheckContext) -> CheckResult:
         return warning(message, hint, facts, class_name="too_many_open_files")
     world_size = context.nproc * max(context.host_count, len(context.hosts))
     served = _OWN_FILES + _CONNECTIONS_PER_HOST * context.host_count + world_size
-    if context.together and context.serves and hard is not None and hard != _UNLIMITED and hard < served:
+    if context.spans_hosts and context.serves and hard is not None and hard != _UNLIMITED and hard < served:
         # The coordinator raises its own limit as far as it may; what finds no room there cannot join, and waits.
         message = f"a process may open {hard} files, at most, and the first of {context.host_count} hosts may need"
         return warning(f"{message} {served} for its stores", hint, facts, class_name="too_many_open_files")
@@ -117,7 +117,7 @@ def check_locked_memory(context: CheckContext) -> CheckResult:
     if soft is None or soft == _UNLIMITED or soft >= _LITTLE_LOCKED_BYTES:
         return ok(message, facts)
     devices = list_directory(context.path("sys/class/infiniband"))
-    matters = devices and context.together and context.vendor != "none"
+    matters = devices and context.spans_hosts and context.vendor != "none"
     if not matters or is_switched_on(context.environ, "NCCL_IB_DISABLE") or _has_capability(context, _CAP_IPC_LOCK):
         return ok(message, facts)
     return warning(

@@ -43,7 +43,7 @@ def check_master(context: CheckContext) -> CheckResult:
     A master that refuses or does not answer may not be there yet, and the hosts wait for each other: that is no failure
     here, nor is one that a firewall forbids or that no network leads to: both may come up with the hosts.
     """
-    if not context.together:
+    if not context.spans_hosts:
         return ok("only one host: no route is needed")
     if context.serves:
         return ok("this host serves the store")

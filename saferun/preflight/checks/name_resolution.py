@@ -76,7 +76,7 @@ def check_names(context: CheckContext) -> CheckResult:
     On one host no name is needed. Without a name of its own that leads to one of its interfaces, gloo listens on
     loopback, where other hosts never find it; NCCL does not care.
     """
-    if not context.together:
+    if not context.spans_hosts:
         return ok("only one host: no names are needed")
     from saferun.linux.netlink import read_nics
 
@@ -100,7 +100,7 @@ def is_loopback_name(name: str) -> bool:
 def is_elsewhere(context: CheckContext, master: Lookup, nics: Sequence[Nic]) -> bool:
     """Whether it is certain that ranks run on other machines than this one.
 
-    ``context.together`` alone is not: several saferuns may have been started on one machine.
+    ``context.spans_hosts`` alone is not: several saferuns may have been started on one machine.
 
     Args:
         context: the launch.

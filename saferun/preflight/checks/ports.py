@@ -78,7 +78,7 @@ def _none_free(ports: list[int], states: dict[int, str], source: str) -> CheckRe
 def _in_range(context: CheckContext, port: int) -> CheckResult | None:
     """A port that the user chose from among those that outgoing connections get: some day it is taken."""
     chosen = len(context.ports) == 1 and port not in _DEFAULTS
-    if not context.together or not chosen or is_loopback_name(context.master):
+    if not context.spans_hosts or not chosen or is_loopback_name(context.master):
         return None
     sysctl = context.path("proc", "sys", "net", "ipv4")
     bounds = [int(word) for word in read_text(f"{sysctl}/ip_local_port_range").split() if word.isdecimal()]

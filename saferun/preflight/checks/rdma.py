@@ -52,7 +52,7 @@ def check_rdma(context: CheckContext) -> CheckResult:
     route = _peer_route(context)
     acs = redirecting_ports(context.root)
     facts = (("gpudirect", route or "none"), ("acs", ", ".join(acs) or "none"))
-    if not context.together or context.vendor != "nvidia":
+    if not context.spans_hosts or context.vendor != "nvidia":
         return ok(f"{len(ports)} RDMA ports", facts)
     wrong = _wrong_gid(context, ports)
     if wrong is not None:

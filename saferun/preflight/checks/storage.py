@@ -61,15 +61,17 @@ def check_storage(context: CheckContext) -> CheckResult:
     mountinfo = read_text(context.path("proc/self/mountinfo"))
     mounts = parse_mounts(mountinfo)
     answers, silent = _ask(context, needed, others, mounts)
-    problems = [f"{_place(path, mounts)} does not answer within {PATIENCE_S:g} s" for path in silent if path in needed]
+    problems = [
+        f"{_path_text(path, mounts)} does not answer within {PATIENCE_S:g} s" for path in silent if path in needed
+    ]
     problems += [
-        f"{_place(answer.path, mounts)} answers with an error: {os.strerror(answer.error)}"
+        f"{_path_text(answer.path, mounts)} answers with an error: {os.strerror(answer.error)}"
         for answer in answers
         if answer.error in _BROKEN
     ]
     problems += [f"the file system at {point} has become read-only" for point in read_only_by_damage(mountinfo)]
     # Late after so short a time is not proof enough to blame the host.
-    late = [f"{_place(path, mounts)} does not answer within {_NEEDLESS_S:g} s" for path in silent if path in others]
+    late = [f"{_path_text(path, mounts)} does not answer within {_NEEDLESS_S:g} s" for path in silent if path in others]
     facts = [(answer.path, f"{answer.took_s:.4f} s") for answer in answers]
     facts += [(path, "no answer") for path in silent]
     broken = [*silent, *(answer.path for answer in answers if answer.error in _BROKEN)]
@@ -140,7 +142,7 @@ def _error_of(path: str, *, lists: bool = True) -> int:
     return 0
 
 
-def _place(path: str, mounts: list[tuple[str, str]]) -> str:
+def _path_text(path: str, mounts: list[tuple[str, str]]) -> str:
     """``/lustre/job (lustre at /lustre)``."""
     point, kind = mount_of(path, mounts), _kind_of(path, mounts)
     return f"{path} ({kind} at {point})" if point and kind and point != "/" else path

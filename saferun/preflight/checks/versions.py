@@ -64,10 +64,10 @@ def read_versions(context: CheckContext) -> dict[str, str]:
 
     versions = {"saferun": __version__}
     if context.python:
-        places, python = _interpreter(context)
+        directories, python = _interpreter(context)
         if python:
             versions["python"] = python
-        versions.update(read_package_versions(places))
+        versions.update(read_package_versions(directories))
     driver = _driver(context)
     if driver:
         versions["driver"] = driver
@@ -76,7 +76,7 @@ def read_versions(context: CheckContext) -> dict[str, str]:
 
 def _interpreter(context: CheckContext) -> tuple[list[str], str]:
     """Where the ranks' interpreter finds packages, and its version."""
-    named = [place for place in context.environ.get("PYTHONPATH", "").split(":") if place]
+    named = [directory for directory in context.environ.get("PYTHONPATH", "").split(":") if directory]
     path = context.python if "/" in context.python else _which(context.python, context.environ.get("PATH", ""))
     if path in {"", sys.executable}:
         return [*named, *sys.path], ".".join(map(str, sys.version_info[:3]))
@@ -92,8 +92,8 @@ def _interpreter(context: CheckContext) -> tuple[list[str], str]:
     folders = [name for name in list_directory(f"{prefix}/lib") if name.startswith("python3.")]
     if len(folders) == 1:
         version = version or folders[0].removeprefix("python")
-    places = [f"{prefix}/lib/{folder}/{kind}" for folder in folders for kind in ("site-packages", "dist-packages")]
-    return [*named, *places], version
+    directories = [f"{prefix}/lib/{folder}/{kind}" for folder in folders for kind in ("site-packages", "dist-packages")]
+    return [*named, *directories], version
 
 
 def _which(name: str, path: str) -> str:
@@ -244,7 +244,7 @@ _KNOWN: tuple[_KnownHang, ...] = (
         is_certain=False,
     ),
     _KnownHang(
-        lambda host: (2, 29, 7) <= host.nccl < (2, 30, 7) and host.context.together,
+        lambda host: (2, 29, 7) <= host.nccl < (2, 30, 7) and host.context.spans_hosts,
         "NCCL {nccl} is known to hang on some clusters with InfiniBand",
         "set NCCL_PXN_DISABLE=1, or install NCCL 2.30.7 or newer",
         "https://docs.nvidia.com/cuda/cuest/troubleshooting/index.html",
@@ -267,7 +267,7 @@ def check_versions(context: CheckContext) -> CheckResult:
         ("known_hang", f"{known.message.format(nccl=versions['nccl'])} ({known.source}): {known.hint}")
         for known in found
     ]
-    alone = context.nproc == 1 and not context.together
+    alone = context.nproc == 1 and not context.spans_hosts
     certain = [known for known in found if known.is_certain]
     if not certain or alone:
         return ok(message, facts)

@@ -101,9 +101,9 @@ def _add_profile(incident: IncidentRow, stacks: Stacks, file: SpeedscopeFile) ->
         own = [file.number(call.function or "?", call.file, call.line) for call in branch.calls]
         if not own and not branch.children:
             own = [file.number(_IN_THAT_CALL)]
-        above[branch.place] = [*above[branch.parent], *own]
+        above[branch.position] = [*above[branch.parent], *own]
         if not branch.children:
-            samples.append(above[branch.place])
+            samples.append(above[branch.position])
             weights.append(len(branch.ranks))
     name = f"{incident.verdict.kind.lower()} in attempt {incident.attempt}: ranks by where they are"
     file.add_profile(name, samples, weights)

@@ -115,10 +115,10 @@ class Timeline(Value):
 
 
 class Call(Value):
-    """One call. ``place``: file and line as they are shown, ``file``: the whole path."""
+    """One call. ``location``: file and line as they are shown, ``file``: the whole path."""
 
     function: str
-    place: str
+    location: str
     file: str
     line: int
     is_native: bool
@@ -126,9 +126,9 @@ class Call(Value):
 
 
 class StackBranch(Value):
-    """Calls of the same ranks, and the branches below; ``place``: its own in the list of all."""
+    """Calls of the same ranks, and the branches below; ``position``: its own in the list of all."""
 
-    place: int
+    position: int
     parent: int
     depth: int
     label: str
@@ -169,7 +169,7 @@ class GraphNode(Value):
 
     label: str
     detail: str
-    place: str
+    location: str
     is_root: bool
     x: float
     y: float
@@ -254,7 +254,7 @@ class FrameView(Value):
     """A frame of an exception. ``locals``: what they were; ``is_first``: they are what is read first."""
 
     function: str
-    place: str
+    location: str
     is_user: bool
     locals: Table | None
     is_first: bool = False

@@ -112,25 +112,25 @@ def _exception(row: JsonObject, rows: Sequence[JsonObject], scale: float) -> Exc
     frames = _objects(row, "frames")[-max(int(_MOST_FRAMES * scale), 2) :]
     views = [_frame(frame) for frame in frames]
     # What is read first: the innermost frame of the user's own code, else the innermost of all.
-    own = [place for place, view in enumerate(views) if view.is_user and view.locals is not None]
-    with_locals = [place for place, view in enumerate(views) if view.locals is not None]
+    own = [index for index, view in enumerate(views) if view.is_user and view.locals is not None]
+    with_locals = [index for index, view in enumerate(views) if view.locals is not None]
     first = (own or with_locals or [-1])[-1]
-    views = [view._replace(is_first=place == first) for place, view in enumerate(views)]
+    views = [view._replace(is_first=index == first) for index, view in enumerate(views)]
     return ExceptionView(link, f"{kind}: {message}" if message else kind, tuple(views))
 
 
 def _frame(row: JsonObject) -> FrameView:
     function = shown(text_or_empty(row.get("function"), _LONGEST), 160) or "?"
     file, line = text_or_empty(row.get("file"), _LONGEST), number_or(0, row.get("line"))
-    place = f"{file_text(shown(file, 400))}:{line}"
+    location = f"{file_text(shown(file, 400))}:{line}"
     found = [(text_or_empty(one.get("name"), _LONGEST), local_text(one)) for one in _objects(row, "locals")]
     # The two together, as a name may make a secret of what follows it.
     lines = [shown(f"{name[:80]} = {text}", 400).partition(" = ") for name, text in found[:_MOST_LOCALS]]
     rows = tuple((name or "?", text) for name, _, text in lines)
     left = len(found) - len(rows)
     note = f"{left} more not shown." if left > 0 else ""
-    table = Table(f"Locals of {function} ({place})", ("Name", "What"), rows, note=note) if rows else None
-    return FrameView(function, place, is_user_code(Frame(function, file, max(line, 0))), table)
+    table = Table(f"Locals of {function} ({location})", ("Name", "What"), rows, note=note) if rows else None
+    return FrameView(function, location, is_user_code(Frame(function, file, max(line, 0))), table)
 
 
 def build_steps(incident: IncidentPart | None, scale: float) -> Table | None:

@@ -64,7 +64,7 @@ class StatusPart(Value):
     core_dumped: bool = False
 
 
-class PlacePart(Value):
+class AssignmentPart(Value):
     """A rank's numbers."""
 
     local_rank: int
@@ -75,7 +75,7 @@ class RanksPart(Value):
     """The ranks of a host."""
 
     world_size: int = 0
-    ranks: Annotated[tuple[PlacePart, ...], list_of(PlacePart, MOST_RANKS, skips=True)] = ()
+    ranks: Annotated[tuple[AssignmentPart, ...], list_of(AssignmentPart, MOST_RANKS, skips=True)] = ()
 
 
 class QuietPart(Value):

@@ -166,7 +166,7 @@ class _Directory:
         tail, omitted_bytes = self._read(fd, name, share)
         if not omitted_bytes:
             return decode_events(tail)
-        # The ranks' places are at the beginning.
+        # The ranks' numbers are at the beginning.
         head, _ = self._read(fd, name, share // 4, from_start=True)
         return decode_events(head.rpartition(b"\n")[0] + b"\n" + tail.partition(b"\n")[2])
 
@@ -175,16 +175,16 @@ class _Directory:
 
         The first failure records that are there become ``records``.
         """
-        places: list[tuple[str, int]] = []
+        candidates: list[tuple[str, int]] = []
         for name in names:
             with suppress(OSError):
                 with _opened(f"{name}/attempt_{attempt}", self._fd) as fd:
                     matches = [match for entry in os.listdir(fd) if (match := _RANK.match(entry))]
-                places.extend((name, int(match[1])) for match in matches)
-        places.sort(key=lambda place: (place[1] not in culprits, place[1]))
-        share = min(max(_OUTPUT_BYTES // max(2 * len(places), 1), _LEAST_OUTPUT), _MOST_OUTPUT)
+                candidates.extend((name, int(match[1])) for match in matches)
+        candidates.sort(key=lambda candidate: (candidate[1] not in culprits, candidate[1]))
+        share = min(max(_OUTPUT_BYTES // max(2 * len(candidates), 1), _LEAST_OUTPUT), _MOST_OUTPUT)
         found = []
-        for number, (host, rank) in enumerate(places[:_MOST_RANKS]):
+        for number, (host, rank) in enumerate(candidates[:_MOST_RANKS]):
             if self._is_late("output"):
                 break
             with suppress(OSError), _opened(f"{host}/attempt_{attempt}/rank_{rank}", self._fd) as fd:
@@ -226,11 +226,11 @@ class _Directory:
 
     def earlier_records(self, names: Sequence[str], attempts: Mapping[int, frozenset[int]]) -> list[RankRecord]:
         """The failure records of some ranks of other attempts. A few are looked for: any rank may be on any host."""
-        places = (
+        candidates = (
             (host, attempt, rank) for attempt, ranks in attempts.items() for rank in sorted(ranks) for host in names
         )
         found: list[RankRecord] = []
-        for host, attempt, rank in islice(places, _MOST_TRIED):
+        for host, attempt, rank in islice(candidates, _MOST_TRIED):
             if len(found) >= _MOST_RECORDS or self._is_late("failure records"):
                 break
             with suppress(OSError):

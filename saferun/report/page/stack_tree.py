@@ -23,11 +23,11 @@ _FLAME_CALLS = 14
 def call_of(frame: FramePart) -> Call:
     """A call, as it is shown."""
     file = shown(frame.file, 400)
-    place = file_text(file)
+    location = file_text(file)
     if frame.line and not frame.native:
-        place = f"{place}:{frame.line}"
+        location = f"{location}:{frame.line}"
     is_user = is_user_code(Frame(frame.function, frame.file, max(frame.line, 0), native=frame.native))
-    return Call(shown(frame.function, _LONGEST), place, file, frame.line, frame.native, is_user)
+    return Call(shown(frame.function, _LONGEST), location, file, frame.line, frame.native, is_user)
 
 
 def build_stacks(tree: Sequence[BranchPart], culprits: frozenset[int], scale: float = 1.0) -> Stacks | None:
@@ -59,7 +59,7 @@ def build_stacks(tree: Sequence[BranchPart], culprits: frozenset[int], scale: fl
         branches.append(StackBranch(index, parent, depths[index], label, part.ranks, calls, omitted, is_culprit, ()))
     if not branches:
         return None
-    whole = tuple(branch._replace(children=tuple(children.get(branch.place, ()))) for branch in branches)
+    whole = tuple(branch._replace(children=tuple(children.get(branch.position, ()))) for branch in branches)
     roots = tuple(children.get(-1, ()))
     flame, width, levels = _flame(whole, roots)
     return Stacks(whole, roots, flame, width, levels, len(tree) - len(whole))
@@ -93,7 +93,7 @@ def _flame(branches: Sequence[StackBranch], roots: Iterable[int]) -> tuple[tuple
 
 def _flame_calls(branch: StackBranch) -> list[tuple[str, str, str]]:
     calls = branch.calls
-    rows = [(call.function, f"{call.function} {call.place}", _tone(call, branch)) for call in calls]
+    rows = [(call.function, f"{call.function} {call.location}", _tone(call, branch)) for call in calls]
     if not rows:
         return [("in that call itself", "these ranks go no deeper", "plain")]
     hidden = len(rows) - _FLAME_CALLS

@@ -273,7 +273,7 @@ class _Replay:
 
     def _joined(self, event: EventLine, at: float) -> None:
         if event.placement is not None:
-            self._ranks = {place.local_rank: place.rank for place in event.placement.ranks}
+            self._ranks = {assignment.local_rank: assignment.rank for assignment in event.placement.ranks}
             self._joined_at, self._is_stopping = at, False
 
     def _started(self, event: EventLine, at: float) -> None:

@@ -160,8 +160,8 @@ def build_wait_graph(incident: IncidentPart) -> WaitGraph | None:
         return None
     levels = _levels(blocked, incident.culprits)
     nodes, note = _nodes(levels, incident)
-    place_of = {rank: index for index, node in enumerate(nodes) for rank in node.ranks}
-    edges = _edges(blocked, levels, place_of)
+    index_of = {rank: index for index, node in enumerate(nodes) for rank in node.ranks}
+    edges = _edges(blocked, levels, index_of)
     if not edges:
         return None
     return _laid_out(nodes, edges, incident, note)
@@ -241,12 +241,12 @@ class _Edge(Value):
 def _edges(
     blocked: Mapping[int, Sequence[tuple[_Group, tuple[int, ...]]]],
     levels: Mapping[int, int],
-    place_of: Mapping[int, int],
+    index_of: Mapping[int, int],
 ) -> list[_Edge]:
     found: dict[tuple[int, int], tuple[dict[str, None], set[int]]] = {}
     targets: dict[tuple[int, tuple[int, ...]], frozenset[int]] = {}
     for rank, pairs in blocked.items():
-        source = place_of.get(rank)
+        source = index_of.get(rank)
         if source is None or levels[rank] == 0:
             continue
         for group, others in pairs:
@@ -255,7 +255,7 @@ def _edges(
                 nearest = min(levels[other] for other in others)
                 # The ones that matter: those that hold up the others that are behind.
                 targets[key] = frozenset(
-                    place_of[other] for other in others if levels[other] == nearest and other in place_of
+                    index_of[other] for other in others if levels[other] == nearest and other in index_of
                 )
             for target in targets[key]:
                 if target != source:
@@ -282,16 +282,16 @@ def _laid_out(nodes: Sequence[_Node], edges: Iterable[_Edge], incident: Incident
             x = (width - row_width) / 2 + column * (_NODE_WIDTH + _GAP_X)
             spots[index] = (x, _EDGE + line * (_NODE_HEIGHT + _GAP_Y))
     for index, node in enumerate(nodes):
-        detail, place = "", ""
+        detail, location = "", ""
         if node.group >= 0:
             wait = incident.wait_groups[node.group]
             detail = f"{shown(wait.kind, 40)}: {shown(wait.detail, 120)}" if wait.detail else shown(wait.kind, 40)
-            place = shown(wait.location, 200)
+            location = shown(wait.location, 200)
         label = rank_ranges(node.ranks, _LABEL_CHARACTERS)
         x, y = spots[index]
         texts = (cut_in_middle(label, _LABEL_CHARACTERS), cut_in_middle(detail, _DETAIL_CHARACTERS))
-        place = cut_in_middle(place, _DETAIL_CHARACTERS)
-        drawn.append(GraphNode(*texts, place, node.level == 0, x, y, _NODE_WIDTH, _NODE_HEIGHT))
+        location = cut_in_middle(location, _DETAIL_CHARACTERS)
+        drawn.append(GraphNode(*texts, location, node.level == 0, x, y, _NODE_WIDTH, _NODE_HEIGHT))
     lines = []
     for edge in edges:
         (sx, sy), (tx, ty) = spots[edge.source], spots[edge.target]

@@ -21,7 +21,7 @@ __all__ = ["AttemptPolicy", "Decision", "FailureFacts", "Fingerprint", "HangPoli
 class JobPolicy(Value):
     """The role of this process among the others of its job.
 
-    ``together``: there are others. ``outlives_leader``: they can meet again where the leader is gone.
+    ``spans_hosts``: there are others. ``outlives_leader``: they can meet again where the leader is gone.
     ``peers_s``: how long the leader waits for the evidence of the others. ``hurries``: a scheduler that asks
     for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: without how
     many hosts the job cannot be. ``has_spares``: whether there are hosts that take the places of others;
@@ -29,7 +29,7 @@ class JobPolicy(Value):
     of one that gets SIGTERM. ``serves_tasks``: whether other processes of this host depend on this one.
     """
 
-    together: bool = False
+    spans_hosts: bool = False
     outlives_leader: bool = False
     peers_s: float = 0.0
     hurries: bool = False

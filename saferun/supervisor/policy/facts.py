@@ -194,7 +194,7 @@ def _is_of_start(diagnosis: Diagnosis, class_name: str, life: AttemptProgress | 
 
 
 def _is_unread(diagnosis: Diagnosis, script: str, life: AttemptProgress | None) -> bool:
-    """Whether Python could not read the script: it prints the place in that file, without the header of a traceback.
+    """Whether Python could not read the script: it prints the location in that file, without the header of a traceback.
 
     A SyntaxError of anything that the script itself reads, imports or evaluates has that header.
     """
@@ -204,8 +204,8 @@ def _is_unread(diagnosis: Diagnosis, script: str, life: AttemptProgress | None) 
         return False
     rank = diagnosis.first_failure.rank
     first = next((text.lines[0] for text in diagnosis.tracebacks if rank in text.ranks and text.lines), "")
-    place = _UNREAD.match(first)
-    return place is not None and place[1].rpartition("/")[2] == name
+    location = _UNREAD.match(first)
+    return location is not None and location[1].rpartition("/")[2] == name
 
 
 def _fingerprint(diagnosis: Diagnosis, class_name: str) -> Fingerprint:

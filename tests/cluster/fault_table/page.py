@@ -163,8 +163,8 @@ def _line(row: Row, result: Result | None, old: list[str]) -> str:
     is_healthy = row in rows_healthy.ROWS
     cells = [row.launch] if is_healthy else [row.fault, row.launch]
     begin = f"| {' | '.join(cells)} |"
-    place = next((number for number, line in enumerate(old) if line.startswith(begin)), None)
-    line = old.pop(place) if place is not None else ""
+    index = next((number for number, line in enumerate(old) if line.startswith(begin)), None)
+    line = old.pop(index) if index is not None else ""
     if result is None:
         return line
     if is_healthy:

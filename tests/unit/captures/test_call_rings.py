@@ -38,22 +38,22 @@ class Written:
         self.content[at : at + 8] = value.to_bytes(8, sys.byteorder)
 
     def name(self, text: str, line: int = 0, file: int = 0) -> int:
-        """Its place."""
-        content, place = text.encode(), self._used
-        at = NAMES_BYTES + place
+        """Its index."""
+        content, start = text.encode(), self._used
+        at = NAMES_BYTES + start
         numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in (len(content), line, file))
         self.content[at : at + 12 + len(content)] = numbers + content
         self._used += (12 + len(content) + 7) // 8 * 8
-        return place >> 3
+        return start >> 3
 
     def thread(self, slot: int, tid: int, total: int, lines: int = 0) -> None:
         for index, value in enumerate((tid, total, lines)):
             self.word(THREADS_BYTES + slot * 64 + index * 8, value)
 
-    def event(self, slot: int, number: int, kind: int, place: int, at_ns: int, line: int = 0) -> None:
+    def event(self, slot: int, number: int, kind: int, index: int, at_ns: int, line: int = 0) -> None:
         at = RINGS_BYTES + (slot * ENTRIES + number % ENTRIES) * 16
         self.word(at, at_ns)
-        self.word(at + 8, kind | place << 4 | line << 24)
+        self.word(at + 8, kind | index << 4 | line << 24)
 
     @property
     def table(self) -> bytes:
@@ -91,10 +91,10 @@ def test_what_was_written_is_read() -> None:
 def test_what_is_overwritten_while_it_is_read_is_left_out() -> None:
     """The process goes on while its file is copied."""
     written = Written()
-    place = written.name("step", 1, written.name("/job/train.py"))
+    index = written.name("step", 1, written.name("/job/train.py"))
     written.thread(0, 4711, 300)
     for number in range(300):
-        written.event(0, number, CALL, place, 1000 + number)
+        written.event(0, number, CALL, index, 1000 + number)
     (thread,) = written.decoded().threads
     assert len(thread.events) == ENTRIES - 1, "the oldest one may be half written"
     later = Written()
@@ -110,10 +110,10 @@ def test_what_is_overwritten_while_it_is_read_is_left_out() -> None:
 def test_events_are_without_gaps() -> None:
     """Where one is no event, the older ones have no number any more."""
     written = Written()
-    place = written.name("step", 1, written.name("/job/train.py"))
+    index = written.name("step", 1, written.name("/job/train.py"))
     written.thread(0, 4711, 10)
     for number in range(10):
-        written.event(0, number, CALL if number != 6 else 9, place, 1000 + number)
+        written.event(0, number, CALL if number != 6 else 9, index, 1000 + number)
     (thread,) = written.decoded().threads
     assert (thread.total, len(thread.events)) == (10, 3)
 
@@ -141,11 +141,11 @@ def test_why_nothing_more_is_recorded_is_said(state: int, word: str) -> None:
 WORDS = st.one_of(
     st.integers(0, (1 << 64) - 1), st.integers(0, 1 << 12), st.sampled_from([1, 255, 256, 257, (1 << 62) - 1, 1 << 63])
 )
-PLACES = st.integers(0, (SIZE_BYTES >> 3) - 1)
+INDEXES = st.integers(0, (SIZE_BYTES >> 3) - 1)
 
 
 @given(
-    changes=st.dictionaries(PLACES, WORDS, max_size=60),
+    changes=st.dictionaries(INDEXES, WORDS, max_size=60),
     table=st.dictionaries(st.integers(0, MOST_THREADS * 8 - 1), WORDS, max_size=60),
     names=st.dictionaries(st.integers(0, 200), WORDS, max_size=30),
     events=st.dictionaries(st.integers(0, 600), WORDS, max_size=60),

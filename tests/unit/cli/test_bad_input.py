@@ -201,7 +201,7 @@ def test_help_and_version_print_and_end(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_store_that_is_served_elsewhere_is_no_other_host_to_wait_for() -> None:
     """Torchrun meets nobody there and goes on; where no store is, it fails."""
     elsewhere = config_of("--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.7:29400", "--rdzv-id", "7")
-    assert (elsewhere.hosts.together, elsewhere.rendezvous.run_id) == (False, "7")
+    assert (elsewhere.hosts.spans_hosts, elsewhere.rendezvous.run_id) == (False, "7")
 
 
 def test_the_command_turns_errors_into_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,7 +181,7 @@ def test_what_torchrun_ignores_is_no_error() -> None:
     for arguments in ([], ["--rdzv-backend", "c10d"], ["--nnodes", "2", "--rdzv-backend", "c10d"], ["--standalone"]):
         assert config_of("--node-rank", "-1", *arguments).hosts.node_rank in {0, None}
     elsewhere = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:29400", "--rdzv-conf", "is_host=1")
-    assert not config_of(*elsewhere).hosts.together
+    assert not config_of(*elsewhere).hosts.spans_hosts
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Listening:
 
     def __init__(self, backend: str = "static", *, detected: str = "") -> None:
         self.events: list[Event] = []
-        self.places: list[Assignment] = []
+        self.assignments: list[Assignment] = []
         self.said: list[str] = []
         self.states: list[dict[str, Any]] = []
         self.hangs: list[int] = []
@@ -66,7 +66,7 @@ class Listening:
             JobCallbacks(
                 post=self.events.append,
                 attempt=lambda: self.attempt,
-                on_assigned=self.places.append,
+                on_assigned=self.assignments.append,
                 on_prepared=lambda _: None,
                 on_preflight=self.told.append,
                 on_torch=lambda _: None,

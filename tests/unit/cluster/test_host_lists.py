@@ -278,7 +278,7 @@ def test_what_is_wrong_with_a_host_file_is_told_with_its_line(text: str, place_o
 
 
 @pytest.mark.parametrize(
-    ("names", "host", "places"),
+    ("names", "host", "indexes"),
     [
         (["node1", "node2"], "node2", [1]),
         (["node1", "node2"], "node2.cluster", [1]),
@@ -289,6 +289,6 @@ def test_what_is_wrong_with_a_host_file_is_told_with_its_line(text: str, place_o
         (["node1"], "node10", []),
     ],
 )
-def test_a_host_knows_its_name(names: list[str], host: str, places: list[int]) -> None:
+def test_a_host_knows_its_name(names: list[str], host: str, indexes: list[int]) -> None:
     """In full, or up to the first dot where one of the two is short; two full names that differ are two hosts."""
-    assert matching_names(names, host) == places
+    assert matching_names(names, host) == indexes

@@ -35,10 +35,10 @@ from tests.unit.operations import operations
 def test_the_hosts_agreement_becomes_a_placement(listening: Listening) -> None:
     """Ranks count from this host's first one."""
     listening.join()
-    (place,) = listening.places
-    assert place.leads
-    assert place.placement.world_size == 4
-    assert [place.rank for place in place.placement.ranks] == [0, 1]
+    (assignment,) = listening.assignments
+    assert assignment.leads
+    assert assignment.placement.world_size == 4
+    assert [one.rank for one in assignment.placement.ranks] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_very_many_hosts_come_in_parts(listening: Listening, times: int) -> None
         listening.hear(op="hosts", attempt=0, **json.loads(json.dumps(part._asdict())))
     listening.hear(**JOINED | json.loads(json.dumps(last._asdict())))
     assert list(listening.job.peers.values()) == peers
-    told = [info.host_info for info in listening.places[0].host_infos]
+    told = [info.host_info for info in listening.assignments[0].host_infos]
     assert told == [*(str(host) * 100 for host in range(4)), ""]
     assert parts_of([], []) == [HostsPart()]
 
@@ -517,7 +517,7 @@ def test_that_messages_are_not_signed_is_said_where_they_should_be(
     assert [line for line in listening.said if "sign" in line] == ([said] if said else [])
     assert [event["event"] for event in events] == ["MessagesSigned"]
     assert events[0]["signed_by"] == told["signed"]
-    assert len(listening.places) == 1
+    assert len(listening.assignments) == 1
 
 
 @pytest.mark.parametrize("reason", ["membership", "leave"])

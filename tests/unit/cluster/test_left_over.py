@@ -94,7 +94,7 @@ def test_a_descriptor_that_is_left_over_is_not_written_to(above: Above, way: Seq
     ours, theirs = socket.socketpair()
     with ours, theirs:
         environ = {**hydra(2, 4, 0, size=8, local_size=2), "PMI_FD": str(theirs.fileno())}
-        assert not config_of(environ=environ).hosts.together
+        assert not config_of(environ=environ).hosts.spans_hosts
         ours.setblocking(False)
         with pytest.raises(BlockingIOError):
             ours.recv(1)
@@ -219,7 +219,7 @@ def test_a_ranks_own_launch_is_not_looked_into(above: Above) -> None:
     above.lines = SSH
     for arguments in (("--nnodes", "1"), ("--standalone",), ("--scheduler", "none"), ("--master-port", "29511")):
         config = config_of(*arguments, environ=SLURM_TASK_A_HOST)
-        assert not config.hosts.together
+        assert not config.hosts.spans_hosts
         assert not config.hosts.note
 
 
@@ -285,7 +285,7 @@ def test_a_launcher_that_does_not_say_all_leaves_a_process_on_its_own(launcher: 
     """As under torchrun. One line says what is missing, and which options would help."""
     environ, missing = PARTIAL[launcher]
     config = config_of("--nproc-per-node", "2", environ={**environ, "PMI_FD": "x"})
-    assert not config.hosts.together
+    assert not config.hosts.spans_hosts
     assert config.nproc_per_node == 2
     assert config.hosts.note.startswith(launcher)
     assert f"does not tell this process {missing}" in config.hosts.note

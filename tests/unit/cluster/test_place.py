@@ -52,7 +52,7 @@ def test_a_launch_without_options_is_alone() -> None:
     """Nothing about hosts is known or needed."""
     config = config_of()
     assert config.hosts == HostsConfig()
-    assert not config.hosts.together
+    assert not config.hosts.spans_hosts
     assert config.rendezvous.ports == ()
     assert config.rendezvous.endpoint == ""
 
@@ -138,9 +138,9 @@ def test_a_wait_for_ever_may_be_written_with_nines() -> None:
 
 def test_standalone_wins() -> None:
     """Over options and over a scheduler."""
-    assert not config_of("--standalone", "--nnodes", "4").hosts.together
+    assert not config_of("--standalone", "--nnodes", "4").hosts.spans_hosts
     config = config_of("--standalone", environ=SLURM_TASK_A_RANK)
-    assert not config.hosts.together
+    assert not config.hosts.spans_hosts
     assert config.rendezvous.backend == "c10d"
 
 
@@ -241,7 +241,7 @@ def test_several_tasks_on_one_host() -> None:
     config = config_of(environ=EIGHT_ON_A_HOST)
     assert place(config) == (1, 1, 0)
     assert config.hosts.task == TaskConfig(5, 8, "slurm-4711-0-0")
-    assert config.hosts.together
+    assert config.hosts.spans_hosts
     assert (config.rendezvous.backend, config.rendezvous.master_addr) == ("static", None)
     assert len(config.rendezvous.ports) == 8
 
@@ -324,7 +324,7 @@ def test_launches_that_are_independent_share_nothing() -> None:
         )
     ]
     for config in configs:
-        assert not config.hosts.together
+        assert not config.hosts.spans_hosts
         assert (config.rendezvous.backend, config.rendezvous.master_port, config.rendezvous.ports) == ("c10d", None, ())
 
 
@@ -343,7 +343,7 @@ def test_processes_of_one_host_that_start_several_ranks_each_are_jobs_of_their_o
     """As under torchrun, which knows of no other process; and a line says so."""
     for environ in (EIGHT_ON_A_HOST, SLURM_TASK_A_RANK):
         config = config_of("--nproc-per-node", "4", environ=environ)
-        assert not config.hosts.together
+        assert not config.hosts.spans_hosts
         assert config.nproc_per_node == 4
         assert "is a job of its own, as --nproc-per-node is 4" in config.hosts.note
     # Where hosts have three processes, one and one, all of them decide alike.
@@ -351,7 +351,7 @@ def test_processes_of_one_host_that_start_several_ranks_each_are_jobs_of_their_o
         environ = slurm_step(node, proc, local, nodes="node[1-3]", hosts=3, tasks=5, tasks_by_host="3,1(x2)")
         for ranks in (2, 3):
             config = config_of("--nproc-per-node", str(ranks), environ=environ)
-            assert (config.hosts.together, config.nproc_per_node) == (False, ranks)
+            assert (config.hosts.spans_hosts, config.nproc_per_node) == (False, ranks)
             assert "is a job of its own" in config.hosts.note
 
 
@@ -466,7 +466,7 @@ def test_no_value_of_a_launchers_variable_is_too_odd(data: st.DataObject) -> Non
     for name in data.draw(st.sets(st.sampled_from(names))):
         environ[name] = data.draw(st.sampled_from(NONSENSE) | st.text(max_size=9))
     alone = config_of("--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "2", environ=environ)
-    assert not alone.hosts.together
+    assert not alone.hosts.spans_hosts
     try:
         config = config_of(environ={**environ, "PMI_FD": "x"})
     except UsageError as error:
@@ -482,7 +482,7 @@ def test_values_that_make_no_sense_are_one_warning() -> None:
     """Who meant them to be there learns why nothing came of them."""
     environ = {**SLURM_TASK_A_HOST, "SLURM_NODEID": "abc", "SLURM_STEP_NUM_NODES": "9" * 40}
     config = config_of(environ=environ)
-    assert not config.hosts.together
+    assert not config.hosts.spans_hosts
     assert config.hosts.note == "ignored, as the value is not a valid number: SLURM_STEP_NUM_NODES, SLURM_NODEID"
     assert config_of("--nnodes", "1", environ=environ).hosts.note == ""
     assert config_of("--scheduler", "none", environ=environ).hosts.note == ""

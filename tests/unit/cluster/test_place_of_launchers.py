@@ -96,7 +96,7 @@ def test_a_loopback_master_is_none_of_several_hosts(above: Above) -> None:
     environ = {name: value for name, value in hydra(2, 5, 1, size=8, local_size=2).items() if name != "PMI_FD"}
     for master in ("localhost", "127.0.0.1", "::1"):
         config = config_of(environ={**environ, "MASTER_ADDR": master})
-        assert not config.hosts.together
+        assert not config.hosts.spans_hosts
         assert "so it is a job of its own" in config.hosts.note
 
 
@@ -120,7 +120,7 @@ def test_a_pytorch_job_needs_no_options() -> None:
 
 def test_pods_are_told_nothing_but_what_is_missing() -> None:
     """What PET_* and options say stands; the rest of an operator's words only where they are about the same hosts."""
-    assert not config_of("--nnodes", "1", environ=PYTORCH_JOB_WITH_PET).hosts.together
+    assert not config_of("--nnodes", "1", environ=PYTORCH_JOB_WITH_PET).hosts.spans_hosts
     config = config_of("--nnodes", "2", "--master-addr", "a", "--master-port", "9", environ=PYTORCH_JOB)
     assert (place(config), config.rendezvous.master_addr) == ((2, 2, 0), "a")
     config = config_of("--node-rank", "1", "--master-addr", "a", environ=PYTORCH_JOB_WITH_PET)
@@ -139,7 +139,7 @@ def test_pods_with_options_in_their_environment() -> None:
 
 def test_pods_of_an_indexed_job_are_one_job_where_somebody_says_so() -> None:
     """A sweep has them too."""
-    assert not config_of(environ=INDEXED_JOB).hosts.together
+    assert not config_of(environ=INDEXED_JOB).hosts.spans_hosts
     asked = ("--scheduler", "kubernetes", "--nnodes", "4")
     assert place(config_of(*asked, "--master-addr", "train-0.train", environ=INDEXED_JOB)) == (4, 4, 3)
     assert "--master-addr" in refusal(*asked, environ=INDEXED_JOB).hint
@@ -174,7 +174,7 @@ def test_devices_are_counted_once(devices: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("saferun.linux.gpus.resolve_nproc_per_node", count)
     config = config_of("--nproc-per-node", "gpu", environ=SLURM_TASK_A_RANK)
     assert asked == ["gpu"]
-    assert (config.nproc_per_node, config.hosts.together) == ((1, True) if devices == 2 else (devices, False))
+    assert (config.nproc_per_node, config.hosts.spans_hosts) == ((1, True) if devices == 2 else (devices, False))
     assert config.settings["nproc_per_node"].value == "gpu"
 
 
@@ -200,7 +200,7 @@ def test_a_list_of_hosts() -> None:
     assert config.hosts.names == ("node1", "node2", HERE, "node4")
     assert config.rendezvous.master_addr == "node1"
     assert config.rendezvous.ports == (29500,)
-    assert not config_of("--hosts", HERE).hosts.together
+    assert not config_of("--hosts", HERE).hosts.spans_hosts
 
 
 def test_a_host_finds_itself_by_any_address() -> None:

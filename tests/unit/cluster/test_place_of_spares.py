@@ -21,7 +21,7 @@ STEP = slurm_step(3, 3, 0, nodes="node[1-4]", hosts=4, tasks=4, tasks_by_host="1
 
 
 def test_without_spares_nothing_is_different() -> None:
-    assert (config_of().hosts.spares, config_of().hosts.together) == (0, False)
+    assert (config_of().hosts.spares, config_of().hosts.spans_hosts) == (0, False)
 
 
 def test_under_a_scheduler_the_number_of_hosts_says_how_many_train() -> None:
@@ -43,7 +43,7 @@ def test_by_hand_a_spare_has_a_node_rank_behind_those_that_train() -> None:
 
 def test_one_host_may_have_a_spare() -> None:
     config = config_of("--spares", "1", "--node-rank", "1", "--master-addr", "node1")
-    assert (place(config), config.hosts.together) == ((1, 1, 1), True)
+    assert (place(config), config.hosts.spans_hosts) == ((1, 1, 1), True)
 
 
 @pytest.mark.parametrize(

@@ -67,15 +67,15 @@ def _in_a_directory_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def rows(column: str) -> list[tuple[str, str]]:
     """The first cell of each row of the tables that have such a column, and its cell there."""
     found: list[tuple[str, str]] = []
-    place = None
+    index = None
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|"):
-            place = None
-        elif place is None:
-            place = cells.index(column) if column in cells else -1
-        elif place >= 0 and set(line) - set("| -"):
-            found.append((cells[0], cells[place]))
+            index = None
+        elif index is None:
+            index = cells.index(column) if column in cells else -1
+        elif index >= 0 and set(line) - set("| -"):
+            found.append((cells[0], cells[index]))
     return found
 
 
@@ -118,4 +118,4 @@ def test_intel_mpi_finds_its_first_host_on_as_many_hosts_as_the_page_says() -> N
     """Beyond the width of its tree, proxies start each other."""
     assert "without names on at most 17 hosts" in dict(rows("leader"))["Intel MPI `mpiexec.hydra`"]
     assert config_of(environ=intel_mpi(16, 0, size=17, local_size=1)).hosts.most == 17
-    assert not config_of(environ=intel_mpi(17, 0, size=18, local_size=1)).hosts.together
+    assert not config_of(environ=intel_mpi(17, 0, size=18, local_size=1)).hosts.spans_hosts

@@ -35,8 +35,8 @@ class Fed(NamedTuple):
 
 def cut(text: bytes, cuts: list[int]) -> list[bytes]:
     """The text in chunks; a cut may fall anywhere, also within a character or a line end."""
-    places = sorted({place % (len(text) + 1) for place in cuts} | {0, len(text)})
-    return [text[low:high] for low, high in pairwise(places)]
+    positions = sorted({position % (len(text) + 1) for position in cuts} | {0, len(text)})
+    return [text[low:high] for low, high in pairwise(positions)]
 
 
 @st.composite

@@ -17,7 +17,7 @@ MOUNTS = r"""22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "place"),
+    ("path", "kind", "directory"),
     [
         ("/home/me/run/log", "ext4", "/"),
         ("/data sets/a", "nfs4", "/data sets"),
@@ -25,9 +25,9 @@ MOUNTS = r"""22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
         ("/scratchy/run", "ext4", "/"),
     ],
 )
-def test_a_path_is_on_the_innermost_and_latest_mount(path: str, kind: str, place: str) -> None:
+def test_a_path_is_on_the_innermost_and_latest_mount(path: str, kind: str, directory: str) -> None:
     """Names that begin alike are other directories."""
-    assert mount_of(path, MOUNTS) == (kind, place)
+    assert mount_of(path, MOUNTS) == (kind, directory)
 
 
 def test_where_nothing_can_be_read_nothing_is_said() -> None:

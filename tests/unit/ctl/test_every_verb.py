@@ -115,17 +115,17 @@ def test_a_verb_answers_or_says_why_not(
 def test_what_is_no_run_is_a_usage_error(base: Path, capsys: pytest.CaptureFixture[str], verb: str, what: str) -> None:
     """Silence and exit code 0 would look like the answer about a run without output."""
     make(base, "succeeded", 1)
-    place = base.parent / "place"
+    path = base.parent / "place"
     if what == "a file":
-        place.write_text("text")
+        path.write_text("text")
     elif what != "missing":
-        place.mkdir()
+        path.mkdir()
     if what == "other files":
         # Like those of a run, but without what each of them is made of.
-        (place / "notes.txt").write_text("text")
-        (place / "node1" / "attempt_0").mkdir(parents=True)
-        (place / "saferun_runs").mkdir()
-    assert main([word.format(run=place) for word in {**ABOUT_ONE, **ABOUT_OTHERS}[verb]]) == 2
+        (path / "notes.txt").write_text("text")
+        (path / "node1" / "attempt_0").mkdir(parents=True)
+        (path / "saferun_runs").mkdir()
+    assert main([word.format(run=path) for word in {**ABOUT_ONE, **ABOUT_OTHERS}[verb]]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     said, hint = err.splitlines()

@@ -23,8 +23,8 @@ DEFAULT = b"[node1:5] "
 def prefix_of(folder: Path, prefix: object, *, wanted: str | None = None, rank: int = 5, attempt: int = 0) -> bytes:
     """Of a rank of the first host, whose run.json says this."""
     path = make_run(folder / "saferun_runs", NAME, prefix=prefix)
-    places = {"ranks": [{"local_rank": 0, "rank": 4}, {"local_rank": 1, "rank": 5}]}
-    event = {"event": "HostsJoined", "attempt": 0, "placement": places}
+    placement = {"ranks": [{"local_rank": 0, "rank": 4}, {"local_rank": 1, "rank": 5}]}
+    event = {"event": "HostsJoined", "attempt": 0, "placement": placement}
     (path / "node1" / "events.jsonl").write_text(json.dumps(event) + "\n{}\nno JSON\n")
     return Prefixes(str(path), wanted).of(LogName("node1", attempt, rank, "stdout"))
 

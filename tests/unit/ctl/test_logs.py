@@ -277,7 +277,7 @@ def test_what_was_left_out_is_one_mark_at_its_place(
         host.write(AT + number, (0, f"line {number:044d}\n"), (1, "x\n"))
     objects = [json.loads(line) for line in printed(capfd, "--json", "--rank", "0")]
     numbers = [int(one["text"][5:]) for one in objects if one["text"].startswith("line ")]
-    first = next(place for place, number in enumerate(numbers) if number != place)
+    first = next(index for index, number in enumerate(numbers) if number != index)
     assert 50 <= first < 110
     assert numbers == [*range(first), *range(numbers[first], 1000)]
     assert len(numbers) < 210

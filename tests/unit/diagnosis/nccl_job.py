@@ -368,7 +368,7 @@ def dump(job: Job, number: int, recorder: Recorder) -> dict[str, Any]:
     """The Flight Recorder of one rank, as the JSON of torch's worker server has it."""
     mesh, rank = job.mesh, job.ranks[number]
     own = job.groups_of[number]
-    ids = {group: place for place, group in enumerate(own)}
+    ids = {group: index for index, group in enumerate(own)}
     names = {group: _name(mesh, group, number, recorder) for group in own}
     entries: list[dict[str, Any]] = []
     for call in rank.calls:
@@ -437,9 +437,9 @@ def _entries(
 
     if step.do == "call":
         return [entry(step.op, is_p2p=False, tells=True)]
-    place = members.index(number)
+    index = members.index(number)
     parts = step.parts or ((step.do, step.peer),)
-    texts = [f"{do} {place}{'->' if do == 'send' else '<-'}{members.index(peer)}" for do, peer in parts]
+    texts = [f"{do} {index}{'->' if do == 'send' else '<-'}{members.index(peer)}" for do, peer in parts]
     if step.do != "batch" or is_hook:
         return [entry(op, is_p2p=True, tells=True) for op in texts]
     own = [entry(op, is_p2p=True, tells=False) for op in texts]

@@ -135,10 +135,10 @@ def pipeline(pick: Random, world: int) -> Shape:
     replicas = world // (split * stages)
     groups = _Groups(world)
 
-    def number(stage: int, replica: int, place: int) -> int:
-        return (stage * replicas + replica) * split + place
+    def number(stage: int, replica: int, index: int) -> int:
+        return (stage * replicas + replica) * split + index
 
-    columns = [(replica, place) for replica in range(replicas) for place in range(split)]
+    columns = [(replica, index) for replica in range(replicas) for index in range(split)]
     inner = groups.add(
         [[number(s, r, t) for t in range(split)] for s in range(stages) for r in range(replicas)], "TENSOR_PARALLEL"
     )

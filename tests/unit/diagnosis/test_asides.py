@@ -21,7 +21,7 @@ RAISED = (HEAD, STEP, "KeyError: 'labels'")
 DESTRUCTOR = "Exception ignored in: <function Loader.__del__ at 0x7f>"
 AT_EXIT = "Error in atexit._run_exitfuncs:"
 TASK = ("Task exception was never retrieved", "future: <Task finished name='Task-1' exception=OSError('late')>")
-PLACE = '  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1604, in __del__'
+LOCATION = '  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1604, in __del__'
 LATE = "AssertionError: can only test a child process"
 BROKEN_PIPE = "BrokenPipeError: [Errno 32] Broken pipe"
 EMPTY = "validation set is empty: 0 rows"
@@ -61,26 +61,26 @@ def ranks_of(found: Diagnosis) -> tuple[int, ...]:
 @pytest.mark.parametrize("code", [1, 2, 255])
 def test_an_error_at_exit_is_not_why_a_rank_exits(head: tuple[str, ...], error: str, code: int) -> None:
     """Python prints the message of ``sys.exit`` before that."""
-    found = found_in(EMPTY, *head, HEAD, PLACE, error, code=code)
+    found = found_in(EMPTY, *head, HEAD, LOCATION, error, code=code)
     assert found.class_name == "python_exit"
     assert found.message == f"ended with exit code {code}; its last line of output: {EMPTY}"
     assert found.advice.startswith(f"an error that it printed before need not be the reason: {error}")
 
 
 def test_nor_are_several_of_them() -> None:
-    aside = (DESTRUCTOR, HEAD, PLACE, LATE)
-    found = found_in(EMPTY, *aside, *aside, AT_EXIT, HEAD, PLACE, BROKEN_PIPE)
+    aside = (DESTRUCTOR, HEAD, LOCATION, LATE)
+    found = found_in(EMPTY, *aside, *aside, AT_EXIT, HEAD, LOCATION, BROKEN_PIPE)
     assert found.message == f"ended with exit code 1; its last line of output: {EMPTY}"
-    assert found_in(DESTRUCTOR, HEAD, PLACE, LATE, stdout=("epoch 1", EMPTY)).message.endswith(f"output: {EMPTY}")
+    assert found_in(DESTRUCTOR, HEAD, LOCATION, LATE, stdout=("epoch 1", EMPTY)).message.endswith(f"output: {EMPTY}")
 
 
 def test_an_error_on_stdout_comes_before_one_of_a_destructor() -> None:
-    found = found_in(DESTRUCTOR, HEAD, PLACE, LATE, stdout=("ERROR training failed", *RAISED))
+    found = found_in(DESTRUCTOR, HEAD, LOCATION, LATE, stdout=("ERROR training failed", *RAISED))
     assert (found.class_name, found.message) == ("python_exception", "KeyError: 'labels'")
 
 
 def test_where_nothing_else_is_known_it_is_mentioned() -> None:
-    found = found_in(DESTRUCTOR, HEAD, PLACE, LATE)
+    found = found_in(DESTRUCTOR, HEAD, LOCATION, LATE)
     assert (found.class_name, found.message) == (
         "python_exit",
         f"ended with exit code 1; its last line of output: {DESTRUCTOR}",
@@ -105,16 +105,16 @@ def test_a_peer_that_is_lost_at_exit_makes_no_victim_of_a_rank_that_says_why_it_
 
 
 def test_a_destructor_does_not_make_a_stopped_rank_a_culprit() -> None:
-    lines = (DESTRUCTOR, HEAD, PLACE, LATE)
+    lines = (DESTRUCTOR, HEAD, LOCATION, LATE)
     ends = (end_of(0, code=1), end_of(1, signum=15, stopped=True))
     one = evidence(*ends, outputs=(output(0, *LOST), output(1, *lines)._replace(raised=True)))
     assert not list(stopped_failures(one, Hosts(one)))
 
 
 def test_what_ended_the_rank_is_still_preferred_to_what_it_prints_at_exit() -> None:
-    assert found_in(*RAISED, DESTRUCTOR, HEAD, PLACE, LATE).message == "KeyError: 'labels'"
+    assert found_in(*RAISED, DESTRUCTOR, HEAD, LOCATION, LATE).message == "KeyError: 'labels'"
     thread = ("Exception in thread Thread-1 (poll):", *RAISED)
-    assert found_in(*thread, DESTRUCTOR, HEAD, PLACE, LATE).message.startswith("KeyError: 'labels'")
+    assert found_in(*thread, DESTRUCTOR, HEAD, LOCATION, LATE).message.startswith("KeyError: 'labels'")
 
 
 # ------------------------------------------------------------------------------------------- logged before a shutdown

@@ -313,7 +313,7 @@ PROGRAMS = st.lists(st.sampled_from(OPS), min_size=1, max_size=12)
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[int, list[str], int]:
-    """Number of ranks, what all of them call, and the place of the call that goes wrong."""
+    """Number of ranks, what all of them call, and the position of the call that goes wrong."""
     program = draw(PROGRAMS)
     return draw(st.integers(3, 9)), program, draw(st.integers(0, len(program) - 1))
 
@@ -330,12 +330,12 @@ def test_whoever_stays_away_is_named_and_nobody_else(
     job: tuple[int, list[str], int], behind: int, pick: Random
 ) -> None:
     """Also where it stopped several calls earlier, because the others had only queued theirs."""
-    number, program, place = job
+    number, program, position = job
     culprit = pick.randrange(number)
-    stopped = max(0, place - behind)
+    stopped = max(0, position - behind)
     queued = [
         *(call(seq, op) for seq, op in enumerate(program[:stopped], start=1)),
-        *(call(seq, op, retired=False) for seq, op in enumerate(program[stopped : place + 1], start=stopped + 1)),
+        *(call(seq, op, retired=False) for seq, op in enumerate(program[stopped : position + 1], start=stopped + 1)),
     ]
     found = compare(
         [
@@ -348,33 +348,35 @@ def test_whoever_stays_away_is_named_and_nobody_else(
     assert not found.mismatched
     assert not found.stuck
     assert [missing.seq for missing in found.missing] == [stopped + 1]
-    assert found.missing[0].behind == place + 1 - stopped
+    assert found.missing[0].behind == position + 1 - stopped
 
 
 @given(job=jobs(), rank=st.integers(0, 8), other=st.sampled_from(OPS))
 def test_whoever_calls_something_else_is_named_and_nobody_else(
     job: tuple[int, list[str], int], rank: int, other: str
 ) -> None:
-    number, program, place = job
+    number, program, position = job
     culprit = rank % number
-    strange = [*program[:place], "gather" if other == program[place] else other]
+    strange = [*program[:position], "gather" if other == program[position] else other]
     found = compare(
         [
-            RankCollectives(one, made(strange if one == culprit else program, place, waits=True))
+            RankCollectives(one, made(strange if one == culprit else program, position, waits=True))
             for one in range(number)
         ],
         range(number),
     )
     assert found.culprits == (culprit,)
-    assert [mismatch.seq for mismatch in found.mismatched] == [place + 1]
+    assert [mismatch.seq for mismatch in found.mismatched] == [position + 1]
     assert not found.missing
     assert not found.stuck
 
 
 @given(job=jobs())
 def test_where_all_do_the_same_nobody_is_named(job: tuple[int, list[str], int]) -> None:
-    number, program, place = job
-    found = compare([RankCollectives(rank, made(program, place, waits=True)) for rank in range(number)], range(number))
+    number, program, position = job
+    found = compare(
+        [RankCollectives(rank, made(program, position, waits=True)) for rank in range(number)], range(number)
+    )
     assert found.culprits == ()
     assert [stuck.waiting for stuck in found.stuck] == [tuple(range(number))]
 

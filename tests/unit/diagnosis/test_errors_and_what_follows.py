@@ -73,8 +73,8 @@ def test_nor_is_it_a_cause_where_there_is_no_other_traceback() -> None:
 
 
 def test_what_a_rank_itself_raises_in_that_module_counts() -> None:
-    place = '  File "/usr/lib/python3.11/multiprocessing/resource_tracker.py", line 121, in ensure_running'
-    assert cause_in(HEAD, STEP, place, "OSError: [Errno 24] Too many open files").class_name == "too_many_open_files"
+    location = '  File "/usr/lib/python3.11/multiprocessing/resource_tracker.py", line 121, in ensure_running'
+    assert cause_in(HEAD, STEP, location, "OSError: [Errno 24] Too many open files").class_name == "too_many_open_files"
 
 
 @pytest.mark.parametrize("children", [1, 2])

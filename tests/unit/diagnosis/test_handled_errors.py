@@ -23,9 +23,9 @@ TIMEOUT = (
 BAD = "ValueError: the loss is nan"
 
 
-def handled(rank: int, error: str = BAD, then: str = RESET, place: str = STEP, *more: str) -> RankOutput:
+def handled(rank: int, error: str = BAD, then: str = RESET, location: str = STEP, *more: str) -> RankOutput:
     """What a rank prints that raised an error and then, while it handled that, another one."""
-    lines = (HEAD, place, error, "", CONTEXT, "", HEAD, CLEANUP, LIBRARY, then, *more)
+    lines = (HEAD, location, error, "", CONTEXT, "", HEAD, CLEANUP, LIBRARY, then, *more)
     return RankOutput(rank, tuple(f"[rank{rank}]: {line}" for line in lines), "", "", 0.0)
 
 
@@ -35,7 +35,7 @@ def lost(rank: int, message: str = RESET) -> RankOutput:
 
 def judged(*outputs: RankOutput, capture: Capture | None = None) -> Diagnosis:
     """The ranks of these outputs failed in this order."""
-    ends = [end_of(one.local_rank, code=1, at=100.0 + place / 10) for place, one in enumerate(outputs)]
+    ends = [end_of(one.local_rank, code=1, at=100.0 + index / 10) for index, one in enumerate(outputs)]
     return diagnose(evidence(*ends, outputs=outputs)._replace(capture=capture or Capture()))
 
 
@@ -81,7 +81,7 @@ def test_an_error_that_programs_expect_is_no_cause(error: str) -> None:
 def test_an_error_that_all_ranks_had_got_over_is_no_cause() -> None:
     """They take that path each time; nor is one that a library has got over, or that of a single rank."""
     assert class_of(judged(handled(0), handled(1), handled(2))) == "peer_lost"
-    assert class_of(judged(handled(2, place=LIBRARY), lost(0))) == "peer_lost"
+    assert class_of(judged(handled(2, location=LIBRARY), lost(0))) == "peer_lost"
     assert class_of(judged(handled(2))) == "peer_lost"
 
 

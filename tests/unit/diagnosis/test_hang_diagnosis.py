@@ -19,7 +19,7 @@ NOT_CALLED = "rank 1 (node1) has not called the all_reduce that ranks 0, 2 wait 
 @pytest.mark.parametrize("recorded_collectives", [True, False])
 @pytest.mark.parametrize("native_calls", [True, False])
 @pytest.mark.parametrize(
-    ("name", "class_name", "ranks", "place"),
+    ("name", "class_name", "ranks", "location"),
     [
         ("sleep", "hang_sleep", (1,), "train.py:41 in bad_sleep"),
         ("poll", "hang_sleep", (1,), "train.py:45 in bad_poll"),
@@ -56,12 +56,16 @@ NOT_CALLED = "rank 1 (node1) has not called the all_reduce that ranks 0, 2 wait 
     ],
 )
 def test_the_right_rank_and_the_right_class(
-    name: str, class_name: str, ranks: tuple[int, ...], place: str, *, native_calls: bool, recorded_collectives: bool
+    name: str, class_name: str, ranks: tuple[int, ...], location: str, *, native_calls: bool, recorded_collectives: bool
 ) -> None:
     """Whatever of the evidence is missing."""
     diagnosis = diagnose_hang(evidence_of(name, native=native_calls, recorder=recorded_collectives))
     assert diagnosis.cause is not None
-    assert (diagnosis.cause.class_name, diagnosis.cause.ranks, diagnosis.cause.location) == (class_name, ranks, place)
+    assert (diagnosis.cause.class_name, diagnosis.cause.ranks, diagnosis.cause.location) == (
+        class_name,
+        ranks,
+        location,
+    )
     assert diagnosis.headline.startswith("the job hangs: ")
     assert len(diagnosis.headline) < 250
     assert diagnosis.cause.message

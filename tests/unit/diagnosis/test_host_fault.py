@@ -251,7 +251,7 @@ def test_what_a_wrong_setting_looks_like_counts_only_in_comparison(check: str, c
     """More ranks than GPUs on all hosts, or on the only one, is a mistake in the command line."""
     assert found_faults(finding(check, class_name, 0, 1, 2, 3), 4) == ()
     assert found_faults(finding(check, class_name, 0), 1) == ()
-    assert kinds(found_faults(finding(check, class_name, 0), 2)) == [("node1", KINDS[_place(check)])]
+    assert kinds(found_faults(finding(check, class_name, 0), 2)) == [("node1", KINDS[_index(check)])]
 
 
 @pytest.mark.parametrize(("check", "class_name"), [("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")])
@@ -261,7 +261,7 @@ def test_a_host_by_itself_is_not_blamed_for_how_it_is_built_or_what_runs_there(c
     assert found_faults(finding("gpus", "gpu_hardware_error", 0), 1, is_launch=False) != ()
 
 
-def _place(check: str) -> int:
+def _index(check: str) -> int:
     return {"gpus": 0, "interfaces": 4, "memory": 6}[check]
 
 

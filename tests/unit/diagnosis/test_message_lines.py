@@ -28,7 +28,7 @@ from saferun.evidence.job_evidence import Evidence, RankOutput
 from saferun.model import ExitStatus, RankEnd
 from tests.unit.diagnosis.rule_patterns import patterns_of_rules
 
-PLACE = Path(__file__).parent / "message_lines.txt"
+PATH = Path(__file__).parent / "message_lines.txt"
 LATER = tuple(
     Path(__file__).parent / f"message_lines_{part}.txt"
     for part in ("fresh", "wide", "last", "other", "seventh", "eighth", "ninth", "eleventh", "twelfth", "thirteenth")
@@ -119,7 +119,7 @@ def read_messages(path: Path) -> list[Message]:
     return found
 
 
-MESSAGES = read_messages(PLACE)
+MESSAGES = read_messages(PATH)
 LATER_MESSAGES = [message for path in LATER for message in read_messages(path)]
 TENTH_MESSAGES = read_messages(TENTH)
 TENTH_ASIDE_MESSAGES = read_messages(TENTH_ASIDE)

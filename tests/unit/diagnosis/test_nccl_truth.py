@@ -63,7 +63,7 @@ def test_the_faulty_rank_is_named_in_larger_jobs(seeds: range, worlds: tuple[int
 @pytest.mark.parametrize("world", [128, 1024])
 def test_the_faulty_rank_is_named_in_the_largest_jobs(world: int) -> None:
     """Each mesh once, with the faults in turn."""
-    picked = [Case(shape, world, 7100 + place, KINDS[place % len(KINDS)]) for place, shape in enumerate([*SHAPES] * 2)]
+    picked = [Case(shape, world, 7100 + index, KINDS[index % len(KINDS)]) for index, shape in enumerate([*SHAPES] * 2)]
     answers = [judge(case) for case in picked[: 10 if world == 128 else 5]]
     assert_right(figures(answer for answer in answers if answer is not None), at_least=4)
 

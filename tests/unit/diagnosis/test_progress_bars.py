@@ -92,8 +92,10 @@ def test_a_bar_before_a_recorded_failure_changes_nothing(name: str) -> None:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     plain = judged(lines, found[1])
     for mark in MARKS:
-        places = [index for index, line in enumerate(lines) if line.lstrip("\0").startswith((mark, f"[rank1]: {mark}"))]
-        for index in places[:1]:
+        indexes = [
+            index for index, line in enumerate(lines) if line.lstrip("\0").startswith((mark, f"[rank1]: {mark}"))
+        ]
+        for index in indexes[:1]:
             changed = [*lines[:index], BAR + lines[index], *lines[index + 1 :]]
             behind = judged(changed, found[1])
             assert (behind.class_name, role_of(behind), behind.message) == (

@@ -42,7 +42,7 @@ IN_ALL_REDUCE = ("collective", "all_reduce", (0, 2), "train.py:36 in reduce_loss
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "what", "place"),
+    ("name", "kind", "what", "location"),
     [
         ("sleep", "sleep", "time.sleep", "train.py:41 in bad_sleep"),
         ("poll", "sleep", "time.sleep", "train.py:45 in bad_poll"),
@@ -75,9 +75,9 @@ IN_ALL_REDUCE = ("collective", "all_reduce", (0, 2), "train.py:36 in reduce_loss
         ),
     ],
 )
-def test_the_rank_that_stays_away_and_those_that_wait_for_it(name: str, kind: str, what: str, place: str) -> None:
+def test_the_rank_that_stays_away_and_those_that_wait_for_it(name: str, kind: str, what: str, location: str) -> None:
     """Each way to hang is told by its own kind, and the others are seen to be in the collective."""
-    assert groups_of(name) == [IN_ALL_REDUCE, (kind, what, (1,), place)]
+    assert groups_of(name) == [IN_ALL_REDUCE, (kind, what, (1,), location)]
 
 
 @pytest.mark.parametrize(

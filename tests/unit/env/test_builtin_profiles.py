@@ -17,7 +17,7 @@ from tests.compile_profiles import TARGET, configs_directory, read_builtin, sour
 NAMES_FILE = Path(__file__).with_name("env_names_in_binaries.txt")
 
 EVERY_VARIABLE = [
-    pytest.param(profile, variable, id=f"{profile.name}-{variable.name}-{variable.place.line}")
+    pytest.param(profile, variable, id=f"{profile.name}-{variable.name}-{variable.location.line}")
     for profile in PROFILES.values()
     for variable in profile.variables
 ]

@@ -193,9 +193,9 @@ def test_a_broken_file_nobody_asks_for_stops_nothing(tmp_path: Path) -> None:
 def test_an_error_names_file_line_column_fault_and_remedy(tmp_path: Path, body: str, what: str, hint: str) -> None:
     """The at sign marks the place and is not part of the file."""
     before, _, after = body.partition("@")
-    place = f"{before.count(chr(10)) + 1}:{len(before.rpartition(chr(10))[2]) + 1}"
+    location = f"{before.count(chr(10)) + 1}:{len(before.rpartition(chr(10))[2]) + 1}"
     error = usage_error(profiles_of(tmp_path, a=before + after), "a")
-    assert error.what.startswith(f"{tmp_path}/a.yaml:{place}: "), error.what
+    assert error.what.startswith(f"{tmp_path}/a.yaml:{location}: "), error.what
     assert what in error.what
     assert hint in error.hint
 
@@ -215,12 +215,12 @@ def test_the_nearest_word_is_found_whatever_the_case(word: str, expected: str | 
 # ------------------------------------------------------------------------------------------------------------- versions
 
 
-def installed(place: Path, version_py: str, *names: str) -> dict[str, str]:
-    (place / "torch").mkdir()
-    (place / "torch" / "version.py").write_text(version_py, encoding="utf-8")
+def installed(directory: Path, version_py: str, *names: str) -> dict[str, str]:
+    (directory / "torch").mkdir()
+    (directory / "torch" / "version.py").write_text(version_py, encoding="utf-8")
     for name in names:
-        (place / name).mkdir()
-    return read_versions([str(place / NOTHING), str(place)])
+        (directory / name).mkdir()
+    return read_versions([str(directory / NOTHING), str(directory)])
 
 
 def test_the_versions_of_a_cuda_build_are_read(tmp_path: Path) -> None:

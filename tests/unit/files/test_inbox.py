@@ -100,20 +100,20 @@ def test_many_small_files_find_room_up_to_a_bound(tmp_path: Path, inbox: Inbox) 
 
 def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path, inbox: Inbox) -> None:
     """And holds up none of the others."""
-    place = tmp_path / "place"
-    place.write_text("no directory")
-    assert hand_in(inbox.outbox, str(place / "a"), b"a", 0.0)
+    directory = tmp_path / "place"
+    directory.write_text("no directory")
+    assert hand_in(inbox.outbox, str(directory / "a"), b"a", 0.0)
     assert hand_in(inbox.outbox, str(tmp_path / "b"), b"b", 0.0)
     said: list[Any] = []
     server = FileServer(said.append)
     take_all(inbox, server)
     assert (tmp_path / "b").read_bytes() == b"b"
-    assert [message["failed"] for message in said] == [str(place / "a")]
+    assert [message["failed"] for message in said] == [str(directory / "a")]
     assert server.retry_at is not None
-    place.unlink()
+    directory.unlink()
     server.retry(at_once=True)
-    assert (place / "a").read_bytes() == b"a"
-    assert said[-1] == {"written": str(place / "a"), "missing": 0}
+    assert (directory / "a").read_bytes() == b"a"
+    assert said[-1] == {"written": str(directory / "a"), "missing": 0}
     assert take_all(inbox, server) == 0
     assert inbox.waiting_bytes() == 0
 

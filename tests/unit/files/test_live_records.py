@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from saferun.files.live_records import LiveRecord, record_places, recorded_runs
+from saferun.files.live_records import LiveRecord, record_directories, recorded_runs
 from saferun.files.run_files import open_run, read_state
 from saferun.linux.process_identity import own_identity
 
@@ -35,8 +35,8 @@ def content(**process: Any) -> str:
 def test_the_users_own_runtime_directory_comes_first(tmp_path: Path) -> None:
     uid = os.geteuid()
     others = [f"/run/user/{uid}/saferun", f"/dev/shm/saferun-{uid}", f"/tmp/saferun-{uid}"]
-    assert record_places({"XDG_RUNTIME_DIR": str(tmp_path)}) == [str(tmp_path / "saferun"), *others]
-    assert record_places({"XDG_RUNTIME_DIR": "relative"}) == record_places({}) == others
+    assert record_directories({"XDG_RUNTIME_DIR": str(tmp_path)}) == [str(tmp_path / "saferun"), *others]
+    assert record_directories({"XDG_RUNTIME_DIR": "relative"}) == record_directories({}) == others
 
 
 def test_a_record_reads_as_a_run_that_lives_until_it_is_removed(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -71,7 +71,7 @@ def test_a_place_that_is_full_is_left_as_it_was(tmp_path: Path) -> None:
     """Only a part of the file finds room there."""
     writes = (
         "import os, resource, sys; from saferun.files import live_records\n"
-        "places = sys.argv[1:3]; live_records.record_places = lambda _environ: places\n"
+        "directories = sys.argv[1:3]; live_records.record_directories = lambda _environ: directories\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         f"record = live_records.LiveRecord({NAME!r}, 'node1', 'run.json', is_part=False)\n"
         "try:\n"
@@ -79,8 +79,8 @@ def test_a_place_that_is_full_is_left_as_it_was(tmp_path: Path) -> None:
         "except OSError as error:\n"
         "    print(error.strerror)\n"
     )
-    places = [str(tmp_path / "first"), str(tmp_path / "second")]
-    done = subprocess.run([sys.executable, "-c", writes, *places], capture_output=True, text=True, check=True)
+    directories = [str(tmp_path / "first"), str(tmp_path / "second")]
+    done = subprocess.run([sys.executable, "-c", writes, *directories], capture_output=True, text=True, check=True)
     assert done.stdout == "File too large\n"
     assert list(tmp_path.iterdir()) == []
 

@@ -125,8 +125,8 @@ def ring(tmp_path: Path) -> Iterator[Path]:
 
 def numbers(*at: tuple[int, int]) -> bytes:
     content = bytearray(SIZE_BYTES)
-    for place, number in at:
-        content[place * 8 : place * 8 + 8] = number.to_bytes(8, sys.byteorder)
+    for index, number in at:
+        content[index * 8 : index * 8 + 8] = number.to_bytes(8, sys.byteorder)
     return bytes(content)
 
 

@@ -71,8 +71,8 @@ class Surroundings:
             collect=lambda name, _timeout_s, on_done: self.collecting.update({name: on_done}),
             share=lambda name, stacks: self.shared.append((name, stacks)),
         )
-        place = SimpleNamespace(rank=0)
-        self.ranks = [SimpleNamespace(place=place, child=SimpleNamespace(pid=42), pid=42)]
+        assignment = SimpleNamespace(rank=0)
+        self.ranks = [SimpleNamespace(assignment=assignment, child=SimpleNamespace(pid=42), pid=42)]
         self.investigation = SimpleNamespace(
             is_capturing=False,
             hook=SimpleNamespace(prefix=lambda attempt, rank: f"/hook/a{attempt}r{rank}"),
@@ -82,7 +82,7 @@ class Surroundings:
         context: Any = SimpleNamespace(
             job=job,
             config=SimpleNamespace(
-                hosts=SimpleNamespace(together=True, task=None), command=SimpleNamespace(name="train.py")
+                hosts=SimpleNamespace(spans_hosts=True, task=None), command=SimpleNamespace(name="train.py")
             ),
             current=SimpleNamespace(living=lambda: self.ranks, plan=plan),
             investigation=self.investigation,

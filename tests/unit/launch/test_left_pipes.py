@@ -21,13 +21,13 @@ class Group:
         self.read_end, self.write_end = os.pipe()
         self.is_closed = False
         stream = SimpleNamespace(fd=self.read_end, is_stderr=False, is_shown=True)
-        place = SimpleNamespace(local_rank=0, rank=0)
+        assignment = SimpleNamespace(local_rank=0, rank=0)
         self.ranks = [
-            SimpleNamespace(place=place, streams=[stream], end=object()),
-            SimpleNamespace(place=place, streams=[], end=object()),
+            SimpleNamespace(assignment=assignment, streams=[stream], end=object()),
+            SimpleNamespace(assignment=assignment, streams=[], end=object()),
         ]
         goals = SimpleNamespace(stdouts=("/logs/stdout.log",), stderrs=("",))
-        self.plan = SimpleNamespace(position=lambda _place: 0, destinations=goals)
+        self.plan = SimpleNamespace(position=lambda _assignment: 0, destinations=goals)
 
     def close(self, _at: float) -> None:
         assert not self.is_closed

@@ -27,7 +27,7 @@ def request_of(monkeypatch: pytest.MonkeyPatch, verdict: HangVerdict | None) -> 
     )
     record: Any = SimpleNamespace(started_time=2000.0)
     action: Any = SimpleNamespace(verdict=verdict, attempt=3, local_ranks=(0,), budget_s=20.0)
-    rank: Any = SimpleNamespace(place=SimpleNamespace(rank=0, local_rank=0), child=SimpleNamespace(pid=77), pid=77)
+    rank: Any = SimpleNamespace(assignment=SimpleNamespace(rank=0, local_rank=0), child=SimpleNamespace(pid=77), pid=77)
     LiveCapture(context, record, action)._start([rank], 20.0)
     (request,) = asked
     return request

@@ -16,8 +16,8 @@ HOST = "node3.cluster"
 
 
 def placement(ranks: int = 4) -> Placement:
-    places = tuple(RankAssignment(number, number, number) for number in range(ranks))
-    return Placement(0, 1, ranks, ranks, places, "127.0.0.1", 29500, "none")
+    assignments = tuple(RankAssignment(number, number, number) for number in range(ranks))
+    return Placement(0, 1, ranks, ranks, assignments, "127.0.0.1", 29500, "none")
 
 
 def wrapped(

@@ -60,13 +60,13 @@ def test_a_file_of_another_kind_tells_nothing() -> None:
     assert parse_version_file("from torch._fbcode_version import *\ncuda = None\n") is None
 
 
-@pytest.mark.parametrize("place", ["npu-1.0.dist-info", "npu.egg-info", "EGG-INFO"])
-def test_a_package_with_a_torch_backend_is_found_by_its_metadata(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("directory", ["npu-1.0.dist-info", "npu.egg-info", "EGG-INFO"])
+def test_a_package_with_a_torch_backend_is_found_by_its_metadata(tmp_path: Path, directory: str) -> None:
     (tmp_path / "other-1.0.dist-info").mkdir()
     (tmp_path / "other-1.0.dist-info/entry_points.txt").write_text("[console_scripts]\nother = other:main\n")
     assert not may_load_backends({}, [str(tmp_path), str(tmp_path / "missing")])
-    (tmp_path / place).mkdir()
-    (tmp_path / place / "entry_points.txt").write_text(
+    (tmp_path / directory).mkdir()
+    (tmp_path / directory / "entry_points.txt").write_text(
         "[console_scripts]\nx = x:x\n\n[torch.backends]\nnpu = npu:load\n"
     )
     assert may_load_backends({}, [str(tmp_path)])

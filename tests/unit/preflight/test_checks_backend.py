@@ -83,7 +83,7 @@ def test_gloo_is_believed_where_the_host_shows_no_accelerator_of_any_vendor(tmp_
     script = str(root.write("train.py", STRAIGHT))
     context = root.context(nproc=2, script=script)
     assert known_backend(context) == "gloo"
-    assert known_backend(context._replace(nproc=1, together=True)) == "gloo"
+    assert known_backend(context._replace(nproc=1, spans_hosts=True)) == "gloo"
     changes: tuple[dict[str, Any], ...] = (
         {"nproc": 1},
         {"script": ""},

@@ -35,14 +35,14 @@ def root_of(kind: str, path: Path) -> Root:
 
 
 @pytest.mark.parametrize("vendor", ["none", "amd"])
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("spans_hosts", [False, True])
 @pytest.mark.parametrize("kind", ["missing", "folders", *GARBAGE])
-def test_a_broken_root_stops_and_breaks_no_check(tmp_path: Path, kind: str, together: bool, vendor: str) -> None:
+def test_a_broken_root_stops_and_breaks_no_check(tmp_path: Path, kind: str, spans_hosts: bool, vendor: str) -> None:
     """What cannot be read is not known, and what is not known refuses nobody."""
     root = root_of(kind, tmp_path)
     environ = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
     earlier = (("boot", "\0"), ("at_s", "1"), ("eth0 losses", "x"))
-    context = root.context(environ, nproc=8, together=together, vendor=vendor, python="python3", earlier=earlier)
+    context = root.context(environ, nproc=8, spans_hosts=spans_hosts, vendor=vendor, python="python3", earlier=earlier)
     context = context._replace(since=1.0, storage=("/proc/meminfo", "\0"))
     for check in CHECKS:
         assert check.check(context).verdict in {"ok", "skipped", "warn"}, check.name

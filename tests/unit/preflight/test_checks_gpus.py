@@ -201,7 +201,7 @@ SET_UP = (3, 0, b"")
 def test_gpus_whose_nvswitches_are_set_up_are_in_order(root: Root) -> None:
     """As an HGX H200 host has it; GPUs without NVSwitches say that they are not supported, or nothing."""
     for fabric in (SET_UP, None, (0, 0, b"")):
-        result = check_gpus(launch(root, together=True), nvml=Nvml(Gpu(fabric=fabric), Gpu(fabric=fabric)))
+        result = check_gpus(launch(root, spans_hosts=True), nvml=Nvml(Gpu(fabric=fabric), Gpu(fabric=fabric)))
         assert result.verdict == "ok", fabric
 
 
@@ -232,13 +232,13 @@ def test_a_newer_nvml_has_the_second_version_of_the_call(root: Root) -> None:
 def test_nvlink_between_hosts_needs_an_imex_channel(root: Root) -> None:
     """GB200 NVL72: one NVLink domain of several hosts."""
     nvml = Nvml(*(Gpu(fabric=(3, 0, CLUSTER)) for _ in "01"))
-    result = check_gpus(launch(root, together=True), nvml=nvml)
+    result = check_gpus(launch(root, spans_hosts=True), nvml=nvml)
     assert result.verdict == "warn"
     assert "there is no IMEX channel (/dev/nvidia-caps-imex-channels)" in result.message
     assert check_gpus(launch(root), nvml=nvml).verdict == "ok", "one host needs none"
-    assert check_gpus(launch(root, {"NCCL_MNNVL_ENABLE": "0"}, together=True), nvml=nvml).verdict == "ok"
+    assert check_gpus(launch(root, {"NCCL_MNNVL_ENABLE": "0"}, spans_hosts=True), nvml=nvml).verdict == "ok"
     root.write("dev/nvidia-caps-imex-channels/channel0")
-    assert check_gpus(launch(root, together=True), nvml=nvml).verdict == "ok"
+    assert check_gpus(launch(root, spans_hosts=True), nvml=nvml).verdict == "ok"
 
 
 def test_one_gpu_without_direct_access_is_told_and_a_host_without_any_is_not(root: Root) -> None:

@@ -425,11 +425,11 @@ def test_which_checks_there_are_follows_from_what_is_wanted(root: Root) -> None:
 @pytest.mark.parametrize(
     ("changes", "is_short"),
     [
-        ({"together": True}, True),
+        ({"spans_hosts": True}, True),
         ({}, False),
-        ({"together": True, "attempt": 1}, False),
-        ({"together": True, "only": True}, False),
-        ({"together": True, "health": "full"}, False),
+        ({"spans_hosts": True, "attempt": 1}, False),
+        ({"spans_hosts": True, "only": True}, False),
+        ({"spans_hosts": True, "health": "full"}, False),
         ({"is_of_host": True}, False),
     ],
 )

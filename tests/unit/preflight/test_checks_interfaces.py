@@ -277,7 +277,7 @@ def check(
     monkeypatch.setattr(interfaces, "read_nics", lambda _root: there)
     monkeypatch.setattr(interfaces, "resolve", lambda names: tuple(Lookup(name, own) for name in names))
     monkeypatch.setattr(interfaces, "is_elsewhere", lambda *_: elsewhere)
-    values = {"together": True, "environ": environ or {}, "root": "/nowhere/", **context}
+    values = {"spans_hosts": True, "environ": environ or {}, "root": "/nowhere/", **context}
     return check_interfaces(CheckContext(**values))
 
 
@@ -286,14 +286,14 @@ def check(
 def test_a_healthy_host_is_told_nothing(monkeypatch: pytest.MonkeyPatch, nics: tuple[Nic, ...], vendor: str) -> None:
     own = nics[1].addresses[:1]
     assert check(monkeypatch, nics, own=own, vendor=vendor).verdict == "ok"
-    assert check(monkeypatch, nics, own=("127.0.1.1",), vendor=vendor, together=False).verdict == "ok"
+    assert check(monkeypatch, nics, own=("127.0.1.1",), vendor=vendor, spans_hosts=False).verdict == "ok"
 
 
 @pytest.mark.parametrize("nics", [(LO,), OFFLINE])
 def test_a_laptop_without_network_is_told_nothing(monkeypatch: pytest.MonkeyPatch, nics: tuple[Nic, ...]) -> None:
     """On one host loopback is enough, and several saferuns on one machine are no reason either."""
-    for together in (False, True):
-        result = check(monkeypatch, nics, own=("127.0.0.1",), vendor="nvidia", together=together, elsewhere=False)
+    for spans_hosts in (False, True):
+        result = check(monkeypatch, nics, own=("127.0.0.1",), vendor="nvidia", spans_hosts=spans_hosts, elsewhere=False)
         assert result.verdict == "ok"
 
 
@@ -322,7 +322,7 @@ def test_an_interface_that_is_down_is_told_where_there_are_others(monkeypatch: p
     assert (result.verdict, result.transient) == ("fail", False)
     assert result.message == "GLOO_SOCKET_IFNAME names eth1, which is down on this host"
     assert "this host has eth0; eth1 is down" in result.hint
-    assert check(monkeypatch, WORKSTATION, {"GLOO_SOCKET_IFNAME": "eth1"}, together=False).verdict == "ok"
+    assert check(monkeypatch, WORKSTATION, {"GLOO_SOCKET_IFNAME": "eth1"}, spans_hosts=False).verdict == "ok"
 
 
 @pytest.mark.parametrize("backend", ["", "nccl"])
@@ -332,7 +332,7 @@ def test_what_a_variable_names_stops_nobody_who_may_not_read_it(
 ) -> None:
     """A cluster's module sets it for all jobs: those of MPI, of a TPU, of one rank, and `saferun echo hello`."""
     assert check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": name}, backend=backend).verdict == "warn"
-    assert check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": name}, backend=backend, together=False).verdict in {
+    assert check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": name}, backend=backend, spans_hosts=False).verdict in {
         "ok",
         "warn",
     }

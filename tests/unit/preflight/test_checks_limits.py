@@ -55,7 +55,7 @@ def test_a_limit_that_saferun_s_own_files_do_not_fit_into_is_told(root: Root) ->
 
 def test_the_first_of_many_hosts_needs_room_for_the_connections_of_all(root: Root) -> None:
     """By the hard limit, to which its coordinator raises its own. Hosts that find no room there would wait in vain."""
-    job = root.context(nproc=1, together=True, host_count=2000)
+    job = root.context(nproc=1, spans_hosts=True, host_count=2000)
     root.limits(open_files="1024 4096")
     result = check_open_files(job)
     assert (result.verdict, result.class_name) == ("warn", "too_many_open_files")
@@ -77,7 +77,7 @@ def test_a_thousand_ranks_need_more_than_the_usual_limit(root: Root) -> None:
 @pytest.mark.parametrize("content", ["", "Max open files", "Max open files  x  y  files\n", "\0\xff"])
 def test_limits_that_cannot_be_read_are_no_fault(root: Root, content: str) -> None:
     root.write("proc/self/limits", content)
-    context = root.context(nproc=8, together=True, vendor="nvidia")
+    context = root.context(nproc=8, spans_hosts=True, vendor="nvidia")
     for check in (check_open_files, check_processes, check_locked_memory, check_cores):
         assert check(context).verdict == "ok"
 
@@ -173,7 +173,7 @@ def _with_rdma(root: Root) -> None:
 def test_rdma_between_gpus_needs_locked_memory(root: Root) -> None:
     """ibv_reg_mr fails with "Cannot allocate memory" in the middle of a job."""
     _with_rdma(root)
-    result = check_locked_memory(root.context(together=True, vendor="nvidia"))
+    result = check_locked_memory(root.context(spans_hosts=True, vendor="nvidia"))
     assert result.verdict == "warn"
     assert result.message == "a process may lock 8 MiB of memory, and RDMA over mlx5_0 needs more"
     assert "memlock=-1" in result.hint
@@ -181,14 +181,14 @@ def test_rdma_between_gpus_needs_locked_memory(root: Root) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "environ"),
-    [({"together": False}, {}), ({"vendor": "none"}, {}), ({}, {"NCCL_IB_DISABLE": "1"})],
+    [({"spans_hosts": False}, {}), ({"vendor": "none"}, {}), ({}, {"NCCL_IB_DISABLE": "1"})],
 )
 def test_without_rdma_traffic_locked_memory_is_worth_no_word(
     root: Root, changed: dict[str, object], environ: dict[str, str]
 ) -> None:
     """One host, ranks on processors, or RDMA switched off."""
     _with_rdma(root)
-    base: dict[str, object] = {"together": True, "vendor": "nvidia"}
+    base: dict[str, object] = {"spans_hosts": True, "vendor": "nvidia"}
     assert check_locked_memory(root.context(environ, **{**base, **changed})).verdict == "ok"
 
 
@@ -196,7 +196,7 @@ def test_who_may_lock_any_memory_is_not_limited(root: Root) -> None:
     """CAP_IPC_LOCK, which root in most containers has."""
     _with_rdma(root)
     root.status(capabilities=1 << 14)
-    assert check_locked_memory(root.context(together=True, vendor="nvidia")).verdict == "ok"
+    assert check_locked_memory(root.context(spans_hosts=True, vendor="nvidia")).verdict == "ok"
 
 
 # --------------------------------------------------------------------------------------------------------- this machine

@@ -48,7 +48,7 @@ def names_check(
     monkeypatch.setattr(socket, "getaddrinfo", Resolver(node3=own, node0=leader))
     monkeypatch.setattr(socket, "gethostname", lambda: "node3")
     monkeypatch.setattr("saferun.linux.netlink.read_nics", lambda _root: (LO, ETH0))
-    context = CheckContext(together=True, serves=False, master="node0", hosts=HOSTS, node_rank=3)
+    context = CheckContext(spans_hosts=True, serves=False, master="node0", hosts=HOSTS, node_rank=3)
     return check_names(context._replace(**more))
 
 
@@ -163,7 +163,7 @@ def test_that_there_are_other_machines_must_be_certain(
 ) -> None:
     """A list of hosts that does not hold this one is somebody else's, or made up."""
     monkeypatch.setattr(socket, "gethostname", lambda: "node3")
-    context = CheckContext(together=True, serves=serves, master=master_name, hosts=hosts)
+    context = CheckContext(spans_hosts=True, serves=serves, master=master_name, hosts=hosts)
     assert is_elsewhere(context, Lookup(master_name, addresses), (LO, ETH0)) is elsewhere
 
 
@@ -186,7 +186,7 @@ def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
     late = (Lookup("node3", ("10.1.0.3",)), Lookup("node0", error="late"))
     monkeypatch.setattr(name_resolution, "resolve", lambda _names: late)
     monkeypatch.setattr("saferun.linux.netlink.read_nics", lambda _root: (LO, ETH0))
-    result = check_names(CheckContext(together=True, serves=False, master="node0"))
+    result = check_names(CheckContext(spans_hosts=True, serves=False, master="node0"))
     assert (result.verdict, result.transient) == ("warn", True)
     assert result.message == "the master's name node0 takes longer than 2 s to resolve on this host"
 

@@ -130,14 +130,14 @@ def test_a_port_that_outgoing_connections_may_take_is_a_warning(
     tmp_path: Path, ports: tuple[int, ...], bounds: str, reserved: str, verdict: str
 ) -> None:
     root = sysctl(tmp_path, ip_local_port_range=bounds, ip_local_reserved_ports=reserved)
-    context = CheckContext(together=True, master="node0", ports=ports, bound=ports, root=root)
+    context = CheckContext(spans_hosts=True, master="node0", ports=ports, bound=ports, root=root)
     result = check_ports(context)
     assert result.verdict == verdict
     if verdict == "warn":
         assert result.message.startswith("port 45000 may be taken by any outgoing connection of this host")
         assert "ip_local_reserved_ports" in result.hint
     # Alone, or on one machine, the launch that holds it is all that counts.
-    assert check_ports(context._replace(together=False)).verdict == "ok"
+    assert check_ports(context._replace(spans_hosts=False)).verdict == "ok"
     assert check_ports(context._replace(master="127.0.0.1")).verdict == "ok"
 
 
@@ -170,7 +170,7 @@ def master_check(monkeypatch: pytest.MonkeyPatch, answer: str, route: Route | No
     monkeypatch.setattr(master, "route_to", lambda _address: route or Route("eth0", "10.1.0.3", "10.1.0.254", 1500))
     monkeypatch.setattr(master, "try_ports", lambda tries, _timeout_s: dict.fromkeys(tries, answer))
     monkeypatch.setattr(master, "read_nics", lambda _root: (LO, ETH0, Nic("hsn0", (), is_up=False)))
-    context = CheckContext(together=True, serves=False, master="node0", ports=(29500,))
+    context = CheckContext(spans_hosts=True, serves=False, master="node0", ports=(29500,))
     return check_master(context._replace(**more))
 
 
@@ -200,13 +200,13 @@ def test_without_a_way_what_is_down_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert result.hint == "look at `ip route get 10.1.0.1`, and at --master-addr; hsn0 is down"
 
 
-@pytest.mark.parametrize("more", [{"together": False}, {"serves": True}, {"master": ""}])
+@pytest.mark.parametrize("more", [{"spans_hosts": False}, {"serves": True}, {"master": ""}])
 def test_the_master_itself_and_a_host_alone_have_no_way_to_go(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     result = master_check(monkeypatch, "no route", **more)
     assert (result.verdict, "no way to go" in result.message) == ("ok", False)
-    if not more.get("together", True):
+    if not more.get("spans_hosts", True):
         assert result.message == "only one host: no route is needed"
 
 
@@ -218,7 +218,7 @@ def test_without_a_port_the_way_alone_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_a_name_that_does_not_resolve_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the check of names."""
     monkeypatch.setattr(master, "resolve", lambda _names: (Lookup("node0", error="unknown"),))
-    result = check_master(CheckContext(together=True, serves=False, master="node0", ports=(29500,)))
+    result = check_master(CheckContext(spans_hosts=True, serves=False, master="node0", ports=(29500,)))
     assert result.verdict == "skipped"
 
 
@@ -248,7 +248,7 @@ def fabric_check(
     monkeypatch: pytest.MonkeyPatch, root: Path, nics: tuple[Nic, ...] = (LO, ETH0), **more: Any
 ) -> CheckResult:
     monkeypatch.setattr(fabric, "read_nics", lambda _root: nics)
-    return check_fabric(CheckContext(together=True, vendor="nvidia", root=f"{root}/")._replace(**more))
+    return check_fabric(CheckContext(spans_hosts=True, vendor="nvidia", root=f"{root}/")._replace(**more))
 
 
 def test_a_host_without_rdma_is_fine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_port_that_is_down_beside_others_of_its_make_is_a_warning(
     assert "NCCL_IB_HCA=^=mlx5_3" in result.hint
     assert fabric_check(monkeypatch, tmp_path, environ={"NCCL_IB_HCA": "^=mlx5_3"}).verdict == "ok"
     assert fabric_check(monkeypatch, tmp_path, vendor="none").verdict == "ok"
-    assert fabric_check(monkeypatch, tmp_path, together=False).verdict == "ok"
+    assert fabric_check(monkeypatch, tmp_path, spans_hosts=False).verdict == "ok"
 
 
 def test_a_port_of_another_make_or_one_that_is_switched_off_is_nobodys_fault(

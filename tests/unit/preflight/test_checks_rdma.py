@@ -71,7 +71,7 @@ def gpu_below(root: Root, above: bytes, kind: str = "0x030200") -> None:
 
 
 def check(root: Root, environ: dict[str, str] | None = None, **changed: Any) -> CheckResult:
-    return check_rdma(root.context(environ, **{"together": True, "vendor": "nvidia", **changed}))
+    return check_rdma(root.context(environ, **{"spans_hosts": True, "vendor": "nvidia", **changed}))
 
 
 # ----------------------------------------------------------------------------------------------------------- no trouble
@@ -101,7 +101,7 @@ def test_a_healthy_host_has_no_warning(root: Root, driver: str) -> None:
     assert result.facts == (("gpudirect", route), ("acs", "none"))
 
 
-@pytest.mark.parametrize("changed", [{"together": False}, {"vendor": "amd"}, {"vendor": ""}])
+@pytest.mark.parametrize("changed", [{"spans_hosts": False}, {"vendor": "amd"}, {"vendor": ""}])
 def test_one_host_and_other_gpus_need_none_of_it(root: Root, changed: dict[str, Any]) -> None:
     port(root)
     gpu_below(root, config(DOWNSTREAM, ALL_ON))

@@ -45,7 +45,7 @@ def test_the_checks_load_nothing_heavy() -> None:
         "from saferun.preflight.checks.context import CheckContext\n"
         "from saferun.preflight.checks.all_checks import CHECKS\n"
         "from saferun.preflight.checks.versions import describe_host\n"
-        "context = CheckContext(nproc=2, together=True, python=sys.executable, script=sys.executable)\n"
+        "context = CheckContext(nproc=2, spans_hosts=True, python=sys.executable, script=sys.executable)\n"
         "print(*[check.check(context).verdict for check in CHECKS[5:]], file=sys.stderr)\n"
         "assert describe_host(context)[1]\n"
         "print(*(set(sys.modules) - before))\n"
@@ -65,7 +65,7 @@ def test_the_checks_load_nothing_heavy() -> None:
 
 def test_a_host_whose_files_cannot_be_read_passes(tmp_path: Path) -> None:
     """Some containers hide most of /proc and /sys; only a missing /dev/shm is told."""
-    context = Root(tmp_path).context(nproc=8, vendor="nvidia", together=True, python="/nowhere/bin/python")
+    context = Root(tmp_path).context(nproc=8, vendor="nvidia", spans_hosts=True, python="/nowhere/bin/python")
     results = {check.name: check.check(context) for check in RESOURCES}
     assert {name for name, result in results.items() if result.verdict not in {"ok", "skipped"}} == {"shared_memory"}
 

@@ -249,7 +249,7 @@ def test_what_hangs_only_in_some_scripts_is_a_fact_and_no_warning(root: Root) ->
 def test_what_hangs_between_ranks_does_not_matter_to_one(root: Root) -> None:
     context = install(root, nccl="2.14.3")._replace(environ={"CUDA_LAUNCH_BLOCKING": "1"}, nproc=1)
     assert check_versions(context).verdict == "ok"
-    assert check_versions(context._replace(together=True)).verdict == "warn"
+    assert check_versions(context._replace(spans_hosts=True)).verdict == "warn"
     assert check_versions(context._replace(nproc=8, vendor="none")).verdict == "ok"
 
 

@@ -37,8 +37,10 @@ def event(name: str, at: float, attempt: int = 0, **fields: Any) -> JsonObject:
 
 def joined(at: float, ranks: Sequence[int], world_size: int, attempt: int = 0) -> JsonObject:
     """A host knows its ranks."""
-    places = [{"local_rank": local, "rank": rank, "role_rank": rank} for local, rank in enumerate(ranks)]
-    return event("HostsJoined", at, attempt, placement={"world_size": world_size, "ranks": places}, state="starting")
+    assignments = [{"local_rank": local, "rank": rank, "role_rank": rank} for local, rank in enumerate(ranks)]
+    return event(
+        "HostsJoined", at, attempt, placement={"world_size": world_size, "ranks": assignments}, state="starting"
+    )
 
 
 def exited(at: float, local_rank: int, attempt: int = 0, **status: Any) -> JsonObject:
@@ -116,9 +118,9 @@ def write_run(
         (folder / host).mkdir(exist_ok=True)
         (folder / host / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for (host, rank), content in (outputs or {}).items():
-        place = folder / host / f"attempt_{attempt}" / f"rank_{rank}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "stderr.log").write_bytes(content)
+        directory = folder / host / f"attempt_{attempt}" / f"rank_{rank}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "stderr.log").write_bytes(content)
     return folder
 
 
@@ -172,9 +174,9 @@ RECORD: JsonObject = {
 
 def write_records(folder: Path, **more: Any) -> Path:
     """Add the failure record of rank 3, the last calls of rank 1, and the last steps of the ranks."""
-    place = folder / "node1" / "attempt_0" / "rank_3"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "failure.json").write_text(json.dumps({**RECORD, **more}, indent=1))
+    directory = folder / "node1" / "attempt_0" / "rank_3"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "failure.json").write_text(json.dumps({**RECORD, **more}, indent=1))
     report = json.loads((folder / "report.json").read_text())
     thread = {"tid": 71, "is_main": True, "total": 2, "events": RECORD["last_calls"]}
     calls = {"rank": 1, "pid": 4001, "has_ended": False, "note": "", "failure": "", "threads": [thread]}
@@ -207,7 +209,7 @@ def grouped_recorders(count: int, stuck: int, tensor: int = 8) -> tuple[RankColl
     """
     recorders = []
     for rank in range(count):
-        group, place = divmod(rank, tensor)
+        group, index = divmod(rank, tensor)
         in_group = group == stuck // tensor
         tensor_done = rank != stuck
         data_called = not in_group
@@ -215,7 +217,7 @@ def grouped_recorders(count: int, stuck: int, tensor: int = 8) -> tuple[RankColl
             _progress(
                 f"tp_{group}", "tensor_parallel", tuple(range(group * tensor, (group + 1) * tensor)), tensor_done
             ),
-            _progress(f"dp_{place}", "data_parallel", tuple(range(place, count, tensor)), data_called),
+            _progress(f"dp_{index}", "data_parallel", tuple(range(index, count, tensor)), data_called),
         )
         waits = (tensor_done and in_group, data_called)
         recorders.append(
@@ -267,12 +269,12 @@ def hostile_run(folder: Path) -> Path:
         if isinstance(value, str):
             return value + HOSTILE[number % len(HOSTILE)]
         if isinstance(value, list):
-            return [spoilt(item, number + place) for place, item in enumerate(value)]
+            return [spoilt(item, number + index) for index, item in enumerate(value)]
         if isinstance(value, dict):
             kept = {"kind", "schema", "check", "verdict", "outcome", "next_step"}
             return {
-                name: item if name in kept and isinstance(item, str) else spoilt(item, number + place)
-                for place, (name, item) in enumerate(value.items())
+                name: item if name in kept and isinstance(item, str) else spoilt(item, number + index)
+                for index, (name, item) in enumerate(value.items())
             }
         return value
 

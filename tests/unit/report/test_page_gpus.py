@@ -111,9 +111,9 @@ def test_a_capture_of_any_content_gives_a_table_or_none(gpus: object) -> None:
 
 def capture(folder: Path, name: str, content: object, host: str = "node1") -> Path:
     """Put a capture into a run directory."""
-    place = folder / host / "attempt_0" / name
-    place.mkdir(parents=True)
-    path = place / "gpu_nvidia.json"
+    directory = folder / host / "attempt_0" / name
+    directory.mkdir(parents=True)
+    path = directory / "gpu_nvidia.json"
     path.write_text(json.dumps(content))
     return path
 

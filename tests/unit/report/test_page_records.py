@@ -94,8 +94,8 @@ def test_a_page_with_records_of_any_size_is_bounded(tmp_path: Path) -> None:
     frame = {"function": "<" * 200, "file": "<" * 400, "line": 1, "locals": [local] * 32}
     error = {"type": "<" * 200, "message": "<" * 2000, "frames": [frame] * 12}
     for rank in range(8):
-        place = folder / "node1" / "attempt_0" / f"rank_{rank}"
-        (place / "failure.json").write_text(json.dumps({"version": 1, "exceptions": [error]}))
+        directory = folder / "node1" / "attempt_0" / f"rank_{rank}"
+        (directory / "failure.json").write_text(json.dumps({"version": 1, "exceptions": [error]}))
     report = json.loads((folder / "report.json").read_text())
     events = [{"kind": "<" * 99, "function": "<" * 300, "file": "<" * 300, "line": 1, "before_s": 1e300}] * 40
     threads = [{"tid": tid, "is_main": False, "events": events} for tid in range(3)]
@@ -115,9 +115,9 @@ def test_only_some_records_are_read(tmp_path: Path) -> None:
     """Those of the cause first: rank 3's."""
     folder = hang_run(tmp_path / "run")
     for rank in range(40):
-        place = folder / "node1" / "attempt_0" / f"rank_{rank}"
-        place.mkdir(exist_ok=True)
-        (place / "failure.json").write_text(json.dumps(RECORD))
+        directory = folder / "node1" / "attempt_0" / f"rank_{rank}"
+        directory.mkdir(exist_ok=True)
+        (directory / "failure.json").write_text(json.dumps(RECORD))
     ranks = [record.rank for record in read_run(str(folder)).records]
     assert ranks == [3, 0, 1, 2, 4, 5, 6, 7]
 
@@ -131,9 +131,9 @@ def test_the_records_of_ranks_that_ended_earlier_attempts_are_there_with_their_a
     (folder / "report.json").write_text(json.dumps(report))
     for attempt, ranks in ((0, (2, 3)), (1, (3,)), (2, (3,))):
         for rank in ranks:
-            place = folder / "node1" / f"attempt_{attempt}" / f"rank_{rank}"
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "failure.json").write_text(json.dumps(RECORD))
+            directory = folder / "node1" / f"attempt_{attempt}" / f"rank_{rank}"
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "failure.json").write_text(json.dumps(RECORD))
     files = read_run(str(folder))
     assert [(one.attempt, one.rank) for one in files.records] == [(2, 3)]
     assert [(one.attempt, one.rank) for one in files.earlier_records] == [(1, 3), (0, 3)]

@@ -62,7 +62,7 @@ class Host:
         self.job = job
         self.number = number
         policy = JobPolicy(
-            together=True,
+            spans_hosts=True,
             outlives_leader=job.elastic,
             awaits_successors=job.elastic,
             peers_s=100.0,
@@ -261,8 +261,8 @@ class Job:
         restarts = max(host.arrived.restarts for host in wanted if host.arrived)
         self.done_hosts = set()
         for i, host in enumerate(wanted):
-            places = tuple(RankAssignment(rank, 2 * i + rank, 2 * i + rank) for rank in range(2))
-            placement = Placement(i, len(wanted), 2 * len(wanted), 2 * len(wanted), places, "a", 1, "job")
+            assignments = tuple(RankAssignment(rank, 2 * i + rank, 2 * i + rank) for rank in range(2))
+            placement = Placement(i, len(wanted), 2 * len(wanted), 2 * len(wanted), assignments, "a", 1, "job")
             placement = placement._replace(restarts=restarts)
             expected = host.arrived.attempt if host.arrived else 0
             may_leave = len(wanted) > self.least
@@ -294,8 +294,10 @@ class Job:
         for i, host in enumerate(self.met):
             is_spare = i >= self.least
             first = 2 * i
-            places = () if is_spare else tuple(RankAssignment(rank, first + rank, first + rank) for rank in range(2))
-            placement = Placement(i, self.least, 2 * self.least, 2 * self.least, places, "a", 1, "job")
+            assignments = (
+                () if is_spare else tuple(RankAssignment(rank, first + rank, first + rank) for rank in range(2))
+            )
+            placement = Placement(i, self.least, 2 * self.least, 2 * self.least, assignments, "a", 1, "job")
             placement = placement._replace(restarts=restarts, host=f"node{host.number}")
             expected = host.arrived.attempt if host.arrived else 0
             joined = HostsJoined(self.now, expected, placement, self.number, i == 0, spares=names)

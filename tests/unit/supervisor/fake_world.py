@@ -64,8 +64,8 @@ WITHOUT_DEADLINE = {State.NEW, State.RUNNING, State.DONE}
 
 
 def placement_of(ranks: int) -> Placement:
-    places = tuple(RankAssignment(i, i, i) for i in range(ranks))
-    return Placement(0, 1, ranks, ranks, places, "127.0.0.1", 29500, "job")
+    assignments = tuple(RankAssignment(i, i, i) for i in range(ranks))
+    return Placement(0, 1, ranks, ranks, assignments, "127.0.0.1", 29500, "job")
 
 
 class Step(NamedTuple):

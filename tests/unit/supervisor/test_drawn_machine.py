@@ -37,13 +37,13 @@ ONWARD = (
 Edge = tuple[State, str, State]
 
 
-def more_fields(kind: type, chance: random.Random, ranks: int, *, together: bool) -> dict[str, Any]:
+def more_fields(kind: type, chance: random.Random, ranks: int, *, spans_hosts: bool) -> dict[str, Any]:
     """What an event has beside its time and attempt, drawn at random."""
     is_even = chance.random() < 0.5
     some: dict[str, dict[str, Any]] = {
         "ChecksOver": {"exit_code": chance.choice((0, 2))},
         "HostsJoined": {
-            "placement": placement_of(0 if together and chance.random() < 0.2 else ranks),
+            "placement": placement_of(0 if spans_hosts and chance.random() < 0.2 else ranks),
             "leads": is_even,
             "may_leave": chance.random() < 0.5,
             "probes": chance.random() < 0.5,
@@ -100,12 +100,12 @@ def walk(seed: int) -> set[Edge]:
     """The changes of state of one launch to which anything happens that the table has."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     ranks = chance.randint(1, 2)
-    together = chance.random() < 0.7
+    spans_hosts = chance.random() < 0.7
     supervisor = Supervisor(
         AttemptPolicy(max_restarts=chance.randint(0, 2), wait=lambda _: 1.0),
         Limits(),
         HangPolicy(chance.choice(("report", "stop", "restart"))),
-        JobPolicy(together=together, outlives_leader=chance.random() < 0.5),
+        JobPolicy(spans_hosts=spans_hosts, outlives_leader=chance.random() < 0.5),
     )
     edges: set[Edge] = set()
     now = 100.0
@@ -120,7 +120,7 @@ def walk(seed: int) -> set[Edge]:
         now += 1.0
         if kind in {events.DeadlineExpired, events.LoopStalled}:
             now = max(now, supervisor.deadline or now)
-        supervisor.handle(kind(now, supervisor.attempt, **more_fields(kind, chance, ranks, together=together)))
+        supervisor.handle(kind(now, supervisor.attempt, **more_fields(kind, chance, ranks, spans_hosts=spans_hosts)))
         if supervisor.state is not before:
             edges.add((before, kind.__name__, supervisor.state))
     return edges

@@ -29,9 +29,9 @@ def policy(max_restarts: int = 0, start_retries: int = 3, **more: Any) -> Attemp
     return AttemptPolicy(max_restarts, start_retries, wait=doubling, **more)
 
 
-def failed(class_name: str, rank: int = 3, place: str = "train.py:12", **more: Any) -> FailureFacts:
+def failed(class_name: str, rank: int = 3, location: str = "train.py:12", **more: Any) -> FailureFacts:
     """A failed start."""
-    prints = Fingerprint(class_name, (rank,), place, is_frame=True)
+    prints = Fingerprint(class_name, (rank,), location, is_frame=True)
     facts: dict[str, Any] = {"started": False, "message": f"{class_name} it was"} | more
     return FailureFacts(class_name, prints, **facts)
 
@@ -268,7 +268,7 @@ def test_another_failure_between_two_alike_makes_them_two() -> None:
     "other",
     [
         failed("python_exception", rank=2, started=True),
-        failed("python_exception", place="train.py:13", started=True),
+        failed("python_exception", location="train.py:13", started=True),
         failed("abort", started=True),
     ],
 )

@@ -81,9 +81,9 @@ def test_without_a_traceback_it_is_of_the_start_where_a_rank_was_in_it() -> None
 def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_numbers() -> None:
     """Ports and process numbers differ from attempt to attempt."""
     assert facts_from(diagnosis()).fingerprint == Fingerprint("import_error", (3,), "train.py:12", is_frame=True)
-    prints = facts_from(diagnosis(place="", proof="pid 4711: no")).fingerprint
+    prints = facts_from(diagnosis(location="", proof="pid 4711: no")).fingerprint
     assert (prints.place, prints.description) == ("pid ####: no", "import_error, rank 3")
-    assert not facts_from(diagnosis(place="", proof="")).fingerprint.place
+    assert not facts_from(diagnosis(location="", proof="")).fingerprint.place
     assert not facts_from(diagnosis("killed_from_outside")).fingerprint.place
 
 

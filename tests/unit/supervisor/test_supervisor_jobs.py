@@ -399,14 +399,14 @@ def test_what_the_checks_between_the_hosts_find_ends_the_job_on_all_of_them() ->
 
 def test_where_only_checks_are_wanted_they_are_all_there_is() -> None:
     """The host that leads says what came of it, and all end with the same exit code."""
-    place = Placement(0, 2, 2, 2, (RankAssignment(0, 0, 0),), "a", 1, "job")
-    supervisor = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(together=True))
-    joined = HostsJoined(0, 0, place, 0, probes=True)
+    placement = Placement(0, 2, 2, 2, (RankAssignment(0, 0, 0),), "a", 1, "job")
+    supervisor = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(spans_hosts=True))
+    joined = HostsJoined(0, 0, placement, 0, probes=True)
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), joined):
         supervisor.handle(event)
     assert supervisor.state is State.PROBING
     assert supervisor.handle(ChecksOver(1, 0, 2)) == [BroadcastDecision(0, "finish", 2), Finish(2)]
-    follower = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(together=True))
+    follower = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(spans_hosts=True))
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), joined._replace(leads=False)):
         follower.handle(event)
     assert follower.handle(JobDecided(1, 0, "finish", 2, 0.0, 0))[-1] == Finish(2)
@@ -517,8 +517,8 @@ def test_under_a_scheduler_the_grace_ends_when_its_sigkill_comes() -> None:
     """It counts from the scheduler's signal, whatever was done first; not a second less than under torchrun."""
     policy = JobPolicy(hurries=True)
     supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=30.0, capture_s=25.0), None, policy)
-    place = Placement(0, 1, 1, 1, (RankAssignment(0, 0, 0),), "a", 1, "job")
-    for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, place), RanksStarted(0, 0, (1,))):
+    placement = Placement(0, 1, 1, 1, (RankAssignment(0, 0, 0),), "a", 1, "job")
+    for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, placement), RanksStarted(0, 0, (1,))):
         supervisor.handle(event)
     supervisor.handle(SignalReceived(100.0, 0, signal.SIGTERM, quiet_s=300.0))
     assert supervisor.deadline == 102.0

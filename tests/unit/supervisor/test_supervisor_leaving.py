@@ -167,10 +167,10 @@ def test_a_host_whose_ranks_have_ended_well_may_be_ended_without_harm_to_the_oth
     assert codes(job) == [0, 0, 1]
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_host_without_others_is_stopped_and_leaves_no_job(*, together: bool) -> None:
+@pytest.mark.parametrize("spans_hosts", [False, True])
+def test_a_host_without_others_is_stopped_and_leaves_no_job(*, spans_hosts: bool) -> None:
     """Whatever its rendezvous could do: a launch on one host has torch's, too."""
-    policy = JobPolicy(together=together, outlives_leader=True, awaits_successors=True)
+    policy = JobPolicy(spans_hosts=spans_hosts, outlives_leader=True, awaits_successors=True)
     supervisor = Supervisor(AttemptPolicy(3), Limits(), None, policy)
     supervisor.handle(LaunchRequested(0.0, 0))
     supervisor.handle(ChecksPassed(0.0, 0))
@@ -379,7 +379,7 @@ def test_news_of_silent_hosts_does_not_put_a_signal_off() -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_host_joins_a_job_while_another_process_of_the_only_host_has_ranks_that_run(processes: int) -> None:
     """The ranks of this process have ended; with them the job, if there are no others."""
-    policy = JobPolicy(together=True, outlives_leader=True, awaits_successors=True)
+    policy = JobPolicy(spans_hosts=True, outlives_leader=True, awaits_successors=True)
     supervisor = Supervisor(AttemptPolicy(3), Limits(), None, policy)
     supervisor.handle(LaunchRequested(0.0, 0))
     supervisor.handle(ChecksPassed(0.0, 0))

@@ -182,7 +182,7 @@ def test_a_rank_that_fails_over_its_checkpoint_has_failed_and_is_not_started_aga
 def one_of_two(*, may_leave: bool = False) -> tuple[World, Supervisor]:
     """A host of a job of two, whose ranks run."""
     world = World()
-    world.supervisor = Supervisor(AttemptPolicy(), LIMITS, None, JobPolicy(together=True))
+    world.supervisor = Supervisor(AttemptPolicy(), LIMITS, None, JobPolicy(spans_hosts=True))
     world.launch()
     world.answer_until(State.JOINING)
     joined = world.answers.pop(0)

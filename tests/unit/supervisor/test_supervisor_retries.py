@@ -93,7 +93,7 @@ def test_a_failed_start_of_ranks_is_tried_again_and_uses_no_restart() -> None:
 
 def test_of_several_hosts_the_one_that_leads_decides_on_a_retry() -> None:
     """The others wait as long, and come again."""
-    together = JobPolicy(together=True)
+    together = JobPolicy(spans_hosts=True)
     leader, follower = launched(retrying(), together), launched(retrying(), together)
     joined = HostsJoined(0.0, 0, placement_of(1), 0, leads=True, probes=True)
     for supervisor, leads in ((leader, True), (follower, False)):
@@ -111,7 +111,7 @@ def test_of_several_hosts_the_one_that_leads_decides_on_a_retry() -> None:
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_host_that_cannot_start_once_the_hosts_have_met_says_so_to_all(leads: bool) -> None:
     """They have begun to start their ranks, and would take it for one that was killed."""
-    supervisor = launched(retrying(), JobPolicy(together=True))
+    supervisor = launched(retrying(), JobPolicy(spans_hosts=True))
     supervisor.handle(ChecksPassed(0.0, 0))
     joined = HostsJoined(0.0, 0, placement_of(1), 0, leads=leads)
     actions = supervisor.handle(StartFailed(1.0, 0, "no such tool", "install it", 2, joined=joined))
@@ -128,7 +128,7 @@ def test_a_host_that_cannot_start_once_the_hosts_have_met_says_so_to_all(leads: 
 
 def test_a_host_that_cannot_start_leaves_a_job_that_goes_on_without_it() -> None:
     """As one does that gets a signal: the others do not fail."""
-    supervisor = launched(retrying(), JobPolicy(together=True, least_hosts=1))
+    supervisor = launched(retrying(), JobPolicy(spans_hosts=True, least_hosts=1))
     supervisor.handle(ChecksPassed(0.0, 0))
     joined = HostsJoined(0.0, 0, placement_of(1), 0, leads=False, may_leave=True)
     actions = supervisor.handle(StartFailed(1.0, 0, "no such tool", "install it", 2, joined=joined))
@@ -140,7 +140,7 @@ def test_a_host_that_cannot_start_leaves_a_job_that_goes_on_without_it() -> None
 
 def test_a_master_whose_port_is_taken_tries_again_while_the_others_wait_for_it() -> None:
     """They know nothing of this attempt yet."""
-    supervisor = launched(retrying(), JobPolicy(together=True))
+    supervisor = launched(retrying(), JobPolicy(spans_hosts=True))
     supervisor.handle(StartFailed(1.0, 0, "port 29500 is in use", "stop it", 1, class_name="port_in_use"))
     actions = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
     assert not any(isinstance(action, BroadcastDecision) for action in actions)
@@ -150,16 +150,16 @@ def test_a_master_whose_port_is_taken_tries_again_while_the_others_wait_for_it()
 def test_a_host_that_is_left_out_leaves_and_the_others_go_on() -> None:
     """It caused the same failure twice."""
     policy = AttemptPolicy(3, 0, exclude_bad_hosts=True)
-    leader = launched(policy, JobPolicy(together=True, least_hosts=1))
-    bad = launched(AttemptPolicy(3), JobPolicy(together=True, least_hosts=1))
+    leader = launched(policy, JobPolicy(spans_hosts=True, least_hosts=1))
+    bad = launched(AttemptPolicy(3), JobPolicy(spans_hosts=True, least_hosts=1))
     facts = FailureFacts("gpu_hardware_error", Fingerprint("gpu_hardware_error", (2,), "train.py:3"), started=True)
     facts = facts._replace(host=1, host_label="node2", message="a GPU fails")
     last: list[Action] = []
     for attempt in range(2):
         for supervisor, number in ((leader, 0), (bad, 1)):
-            place = placement_of(1)._replace(group_rank=number, group_world_size=2, restarts=attempt)
+            placement = placement_of(1)._replace(group_rank=number, group_world_size=2, restarts=attempt)
             supervisor.handle(ChecksPassed(0.0, attempt))
-            supervisor.handle(HostsJoined(0.0, attempt, place, attempt, leads=number == 0, probes=True))
+            supervisor.handle(HostsJoined(0.0, attempt, placement, attempt, leads=number == 0, probes=True))
             supervisor.handle(JobAborted(0.0, attempt, "failure", "a GPU fails", "node2"))
             assert supervisor.state is State.DIAGNOSING
         actions = leader.handle(Diagnosed(1.0, attempt, DIAGNOSIS, facts=facts))

@@ -10,9 +10,9 @@ from saferun.supervisor.policy import AttemptPolicy, FailureFacts
 from saferun.supervisor.policy.attempts import AttemptProgress
 from saferun.supervisor.policy.facts import facts_from
 
-PLACE = '  File "/job/train.py", line 3'
+LOCATION = '  File "/job/train.py", line 3'
 SOURCE = ("    def f(:", "          ^", "SyntaxError: invalid syntax")
-UNREAD = (PLACE, *SOURCE)
+UNREAD = (LOCATION, *SOURCE)
 AT_ONCE = AttemptProgress(lived_s=0.1)
 
 

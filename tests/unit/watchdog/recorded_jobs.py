@@ -125,8 +125,8 @@ class TimedJob:
                 key = (step.group, min(rank, peer), max(rank, peer), (do == "send") == (rank < peer))
                 count = sent[key] = sent.get(key, 0) + 1
                 met.append((meetings.setdefault((*key, count), _Meeting()), rank))
-            for meeting, place in met:
-                meeting.began_s[place] = began_s
+            for meeting, member in met:
+                meeting.began_s[member] = began_s
             wanted = len(self.mesh.groups[step.group]) if step.do == "call" else 2
             while any(len(meeting.began_s) < wanted for meeting, _ in met):
                 yield True
