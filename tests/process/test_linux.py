@@ -9,6 +9,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from tests.without import lacks_pidfds
 
 LACKS = ("nothing", "Python's functions", "the system calls")
 DEADLINE_S = 30.0
+NAMELESS: int = getattr(os, "O_TMPFILE", -1)
 
 
 # An old kernel, or all of this runs below `tests/without.py kernel`.
@@ -304,6 +306,35 @@ def test_a_memory_file_may_be_kept_off_disks(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OSError, match="No space left"):
         memory_file.memory_file("sample", b"", disks=False)
     assert tried == [("/dev/shm", False)]
+
+
+@pytest.mark.parametrize("lack", ["Python", "file system"])
+def test_a_shared_memory_file_needs_no_kind_of_file_that_is_missing_here(
+    lack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some Pythons have no O_TMPFILE, and some file systems refuse it."""
+    opened, names = os.open, []
+
+    def refuse(path: str, flags: int, *arguments: int, **more: int) -> int:
+        if flags & NAMELESS == NAMELESS:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        names.append(path)
+        return opened(path, flags, *arguments, **more)
+
+    monkeypatch.setattr(memory_file, "_memfd", refuse_memfd)
+    if lack == "Python":
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    else:
+        monkeypatch.setattr(os, "open", refuse)
+    fd = memory_file.shared_memory_file("sample")
+    try:
+        assert (os.write(fd, b"sample"), os.pread(fd, 9, 0)) == (6, b"sample")
+        assert not os.get_inheritable(fd)
+        assert os.fstat(fd).st_nlink == 0
+        assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+        assert not any(os.path.exists(name) for name in names)
+    finally:
+        os.close(fd)
 
 
 def refuse_memfd(_name: str, *, executable: bool) -> int:
