@@ -31,7 +31,7 @@ from saferun.linux.limits import has_room_for_files, make_room_for_files, restor
 from saferun.linux.preforked import PreforkedProcesses
 from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import ForkedRank, start_error
-from saferun.linux.signals import caught_signals
+from saferun.linux.signals import caught_signals, ignore_as_before
 from saferun.linux.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.model import ExitStatus, RankAssignment, RankEnd
 from saferun.supervisor.topology import substitute_local_rank
@@ -232,6 +232,7 @@ class RankGroup:
 
     def _prepare(self) -> None:
         """In a rank's process, before its program starts."""
+        ignore_as_before()
         if self._preparation is not None:
             prepare_rank(self._preparation)
         if self._file_limits is not None:
