@@ -34,7 +34,9 @@ def main() -> None:
 
         sys.exit(show_help(sys.argv[1]))
     from saferun.cli.main import main as run
+    from saferun.linux.signals import see_children_end
 
+    see_children_end()
     run()
 
 

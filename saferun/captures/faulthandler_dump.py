@@ -18,7 +18,6 @@ from saferun.linux.small_files import list_directory, read_pairs
 
 STACKS_SIGNAL = 63
 """SIGRTMAX-1, as in the hook."""
-_SIGNALS_BESIDE = (STACKS_SIGNAL - 1, STACKS_SIGNAL + 1)
 _TEXT_LIMIT_BYTES = 1 << 20
 _THREADS_LIMIT = 256
 _PATIENCE_S = 2.0
@@ -101,10 +100,11 @@ def _catches_signal(pid: int) -> bool:
     """Whether faulthandler catches it, and not a handler of the script.
 
     The signal kills a process that does not catch it. A script that has one handler for every signal has put it in the
-    place of faulthandler's, and may end itself there; it catches the signals beside this one as well.
+    place of faulthandler's, and may end itself there; it catches the signal before this one as well. The one after this
+    one has a name, SIGRTMAX: it is caught also by scripts that handle all signals with names, and leave this one alone.
     """
     caught = read_pairs(f"/proc/{pid}/status").get("SigCgt", "")
-    return _is_in(caught, STACKS_SIGNAL) and not any(_is_in(caught, signum) for signum in _SIGNALS_BESIDE)
+    return _is_in(caught, STACKS_SIGNAL) and not _is_in(caught, STACKS_SIGNAL - 1)
 
 
 def _is_in(mask: str, signum: int) -> bool:

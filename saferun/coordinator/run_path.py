@@ -16,9 +16,13 @@ def main() -> None:
 
     ``sys.argv[1]`` is the directory that is searched first for modules; empty: the working directory.
     """
-    # The script sees the path that it would see under torchrun: no directory of ours in front.
-    if sys.path and os.path.abspath(sys.path[0] or ".") == os.path.dirname(os.path.abspath(__file__)):
-        sys.path[0] = sys.argv[1] or os.getcwd()
+    # The script sees the path that it would see under torchrun: no directory of ours in front. Python has followed the
+    # links in it already.
+    first = sys.path[0] if sys.path else ""
+    if first and os.path.realpath(first) == os.path.dirname(os.path.realpath(__file__)):
+        sys.path[0] = sys.argv[1]
+        with suppress(OSError):  # the working directory was removed
+            sys.path[0] = sys.argv[1] or os.getcwd()
     from torch.distributed.elastic.multiprocessing.errors import record
 
     script, *arguments = sys.argv[2:]

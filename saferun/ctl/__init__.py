@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol, cast
 from saferun import __version__
 from saferun.console.stderr import print_error
 from saferun.errors import EXIT_USAGE, SaferunError, UsageError
+from saferun.linux.signals import see_children_end
 from saferun.model import Value
 
 
@@ -100,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or 1 where the answer is bad news, or 2 for a usage error.
     """
+    see_children_end()
     argv = sys.argv[1:] if argv is None else argv
     parser = _Parser(prog="saferunctl", description="Inspect a host, settings and runs.")
     parser.add_argument("--version", action="version", version=f"saferunctl {__version__}")

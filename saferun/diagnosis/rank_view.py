@@ -18,7 +18,7 @@ class Found(Value):
     """What a rank waits in.
 
     Attributes:
-        kind: that of a :class:`~saferun.evidence.WaitGroup`.
+        kind: that of a :class:`~saferun.evidence.diagnosis_values.WaitGroup`.
         detail: to stand after the kind: ``all_reduce``, ``a connection to 10.0.0.2:29500``.
         doing: to stand after "it": ``sleeps``, ``waits for a lock``.
         of_peers: whether other ranks have to do something for it to go on.

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 from saferun.errors import suppress
 from saferun.linux.child_output import run_forked
-from saferun.linux.descriptors import close_all_but
 from saferun.linux.ownership import CAREFULLY, check_regular
 
 _MODE = 0o644  # whoever submits the next job is another user
@@ -51,11 +50,10 @@ def add_hosts(path: str, names: Sequence[str]) -> list[str]:
         Those that were not in it; of very many the first ones.
 
     Raises:
-        OSError: as ``add_host`` does, or its file system does not answer.
+        OSError: as ``add_host`` does, its file system does not answer, or there can be no process.
     """
 
     def add(fd: int) -> None:
-        close_all_but(fd)
         os.write(fd, json.dumps(_added(path, names)).encode())
 
     if path not in _silent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from signal import SIGCONT, SIGKILL, SIGWINCH
 from time import localtime, strftime
@@ -16,6 +15,7 @@ from saferun.files.file_stream import FRESH, LAZY, FileStream
 from saferun.files.run_dir import shorter_path
 from saferun.launch.failed_rank_files import LeftFiles
 from saferun.launch.rank import AttemptPlan, Rank
+from saferun.launch.run_path_command import run_path_command
 from saferun.launch.stdin_terminals import is_asked_for, open_stdin, with_columns
 from saferun.linux.children import (
     Child,
@@ -31,7 +31,7 @@ from saferun.linux.limits import has_room_for_files, make_room_for_files, restor
 from saferun.linux.preforked import PreforkedProcesses
 from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import ForkedRank, start_error
-from saferun.linux.signals import caught_signals
+from saferun.linux.signals import caught_signals, ignore_as_before
 from saferun.linux.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.model import ExitStatus, RankAssignment, RankEnd
 from saferun.supervisor.topology import substitute_local_rank
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from saferun.linux.keyboard import StdinTerminal
     from saferun.linux.reaper import Reaper
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_STARTED_AS = os.path.realpath(sys.argv[0])  # now: later its file system may not answer
-_RUN_PATH_PROGRAM = os.path.join(_PACKAGE, "coordinator", "run_path.py")
 _NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
 # When a rank ends, at most so much of its output is read: a descendant of it may go on writing for ever.
 _MOST_CHUNKS_AT_EXIT = 256
@@ -235,6 +232,7 @@ class RankGroup:
 
     def _prepare(self) -> None:
         """In a rank's process, before its program starts."""
+        ignore_as_before()
         if self._preparation is not None:
             prepare_rank(self._preparation)
         if self._file_limits is not None:
@@ -249,10 +247,7 @@ class RankGroup:
     def _argv(self, local_rank: int) -> list[str]:
         command = self._config.command
         if command.run_path:
-            # torchrun's ranks search where torchrun was found: the directory of a command, else the working directory.
-            own = "" if os.path.basename(_STARTED_AS) == "__main__.py" else os.path.dirname(_STARTED_AS)
-            python = [sys.executable, "-P"] if sys.flags.safe_path else [sys.executable]
-            return [*python, _RUN_PATH_PROGRAM, own, *substitute_local_rank(command.argv, local_rank)]
+            return run_path_command(substitute_local_rank(command.argv, local_rank))
         return [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]
 
     def _open_stream(self, assignment: RankAssignment, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:

@@ -38,7 +38,7 @@ def present_files(
 
     Returns:
         Those that are there, and the first whose file system did not answer in time; it and those after it count as
-        missing. Empty: all have answered.
+        missing. Empty: all have answered. Where no other process can ask, or it ends before, this one does.
     """
     kinds = _kinds_of_mounts(read_text(mounts_file))
     # A relative path leads through the working directory, which the script needs as well.
@@ -48,12 +48,17 @@ def present_files(
         return frozenset(present), ""
     from saferun.linux.child_output import run_forked
 
-    output = b""
+    output, is_late = b"", False
     limit_s = DEADLINE_S if deadline_s is None else deadline_s
     with suppress(OSError):
-        output, _ = run_forked(lambda write_fd: _answer(remote, write_fd), limit_s, _PROCESS)
+        output, status = run_forked(lambda write_fd: _answer(remote, write_fd), limit_s, _PROCESS)
+        is_late = status is None
     present.update(path for path, answer in zip(remote, output, strict=False) if answer == ord("1"))
-    return frozenset(present), remote[len(output)] if len(output) < len(remote) else ""
+    left = remote[len(output) :]
+    if left and is_late:
+        return frozenset(present), left[0]
+    present.update(path for path in left if os.path.exists(path))
+    return frozenset(present), ""
 
 
 def _answer(paths: Sequence[str], write_fd: int) -> None:

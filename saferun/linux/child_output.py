@@ -8,8 +8,9 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from saferun.errors import suppress
 from saferun.linux.children import Child, SpawnError, exit_status, fork, signal_group, spawn
-from saferun.linux.descriptors import open_null
+from saferun.linux.descriptors import keep_only, open_null
 from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import die_with_parent, set_name
 from saferun.model import ExitStatus
@@ -17,6 +18,8 @@ from saferun.model import ExitStatus
 _KEPT_BYTES = 65536
 _REAP_TIMEOUT_S = 1.0
 _POLL_MS = 20.0
+_SHORT_POLL_MS = 1.0
+_MOST_LEFT_CHUNKS = 16  # what the largest pipe of an ordinary user holds
 
 
 def run_program(
@@ -62,13 +65,19 @@ def run_program(
 def run_forked(serve: Callable[[int], None], timeout_s: float, name: str = "") -> tuple[bytes, ExitStatus | None]:
     """Run a function in a fork of this process for a bounded time.
 
+    A child that cannot be killed, in state D, lives on. So it has no descriptors of this process, but null as its
+    standard streams: whoever reads the output of this process still sees its end.
+
     Args:
         serve: takes the descriptor to which it writes its output.
         timeout_s: after this time the process is killed.
         name: the process's name; by default that of this process.
 
     Returns:
-        As :func:`collect_output`; without output and status if the system refuses to fork.
+        As :func:`collect_output`.
+
+    Raises:
+        OSError: there is no child: the system refuses a pipe or a fork.
     """
     parent_pid = os.getpid()
     read_end, write_end = os.pipe()
@@ -77,13 +86,14 @@ def run_forked(serve: Callable[[int], None], timeout_s: float, name: str = "") -
         die_with_parent(parent_pid)
         if name:
             set_name(name)
+        keep_only(write_end)
         serve(write_end)
 
     try:
         pid = fork(begin)
     except OSError:
         os.close(read_end)
-        return b"", None
+        raise
     finally:
         os.close(write_end)
     return collect_output(Child(pid, open_pidfd(pid)), read_end, timeout_s)
@@ -109,11 +119,12 @@ def collect_output(
         if fd >= 0:
             poll.register(fd, select.POLLIN)
     output = bytearray()
-    ended = False
+    is_open, ended = True, False
     try:
         while not ended and (left_s := deadline - time.monotonic()) > 0:
-            # Without a pidfd the child's exit is only found by polling.
-            ready = {fd for fd, _ in poll.poll(left_s * 1000 + 1 if child.pidfd >= 0 else _POLL_MS)}
+            # Without a pidfd the child's exit is only found by polling; usually it follows the end of its output.
+            wait_ms = left_s * 1000 + 1 if child.pidfd >= 0 else _POLL_MS if is_open else _SHORT_POLL_MS
+            ready = {fd for fd, _ in poll.poll(wait_ms)}
             # The output first: once the child has exited, all of it can be read.
             if read_end in ready:
                 chunk = os.read(read_end, _KEPT_BYTES)
@@ -121,9 +132,12 @@ def collect_output(
                 if len(output) > 2 * kept_bytes:
                     del output[:-kept_bytes]
                 if not chunk:
+                    is_open = False
                     poll.unregister(read_end)
             else:
                 ended = child.pidfd in ready if child.pidfd >= 0 else _is_zombie(child.pid)
+        if ended and is_open:
+            output += _read_rest(read_end)  # written after the poll, before the exit
     finally:
         signal_group(child, signal.SIGKILL)
         status = _reap(child.pid)
@@ -131,6 +145,19 @@ def collect_output(
             if fd >= 0:
                 os.close(fd)
     return bytes(output[-kept_bytes:]), status if ended else None
+
+
+def _read_rest(read_end: int) -> bytes:
+    """What a pipe holds now. Processes that the child has left may go on writing."""
+    rest = bytearray()
+    os.set_blocking(read_end, False)
+    with suppress(BlockingIOError):
+        for _ in range(_MOST_LEFT_CHUNKS):
+            chunk = os.read(read_end, _KEPT_BYTES)
+            if not chunk:
+                break
+            rest += chunk
+    return bytes(rest)
 
 
 def _is_zombie(pid: int) -> bool:

@@ -171,7 +171,8 @@ def await_report(child: Child, report: int) -> int:
 def _bury(child: Child) -> None:
     if child.pidfd >= 0:
         os.close(child.pidfd)
-    os.waitpid(child.pid, 0)
+    with suppress(ChildProcessError):  # SIGCHLD is ignored, and the kernel has reaped it
+        os.waitpid(child.pid, 0)
 
 
 def spawn_error(report: int) -> SpawnError | None:

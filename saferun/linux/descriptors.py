@@ -44,6 +44,21 @@ def open_null() -> int:
         return shared_memory_file("saferun-null")
 
 
+def keep_only(*kept: int) -> None:
+    """In a forked process: close all descriptors except these; the standard streams lead nowhere.
+
+    Raises:
+        OSError: nothing that leads nowhere can be opened.
+    """
+    close_all_but(*kept)
+    null = open_null()
+    for fd in (0, 1, 2):
+        if fd not in kept and fd != null:
+            os.dup2(null, fd)
+    if null > 2:  # noqa: PLR2004
+        os.close(null)
+
+
 def close_all_but(*kept: int, low: int = 3) -> None:
     """Close all descriptors of this process from ``low`` on except these.
 

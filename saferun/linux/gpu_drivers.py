@@ -67,7 +67,10 @@ def read_nvml_apart(timeout_s: float) -> NvmlReading | None:
             lines = [str(reading.cuda_major), "split" if reading.mig else "whole", *reading.uuids]
             os.write(write_end, "\n".join([*lines, "end"]).encode())
 
-    output, status = run_forked(answer, timeout_s)
+    try:
+        output, status = run_forked(answer, timeout_s)
+    except OSError:
+        return None
     lines = output.decode(errors="replace").split("\n")
     if status is None or lines[-1] != "end":
         return None

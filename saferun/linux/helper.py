@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from saferun.errors import suppress
 from saferun.linux.bare_socket import Socket, socketpair
 from saferun.linux.children import fork
-from saferun.linux.descriptors import close_all_but, open_null
+from saferun.linux.descriptors import keep_only
 from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
 from saferun.linux.poller import Poller
 from saferun.linux.prctl import die_with_parent, set_name
@@ -60,7 +60,7 @@ class Helper:
                 die_with_parent(parent_pid)
             set_name(name)
             fd = theirs.detach()
-            _keep_only({fd, *keep})
+            keep_only(fd, *keep)
             serve(Socket(fileno=fd))
 
         try:
@@ -172,14 +172,6 @@ class Helper:
         for message in messages:
             if self._lines is lines:  # a message may have closed it
                 self._on_message(message)
-
-
-def _keep_only(kept: set[int]) -> None:
-    null = open_null()
-    for fd in (0, 1, 2):
-        if fd not in kept:
-            os.dup2(null, fd)
-    close_all_but(*kept)
 
 
 def _nothing(*_arguments: object) -> None:

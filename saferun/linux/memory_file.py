@@ -6,12 +6,14 @@ import errno
 import os
 from collections.abc import Iterator
 
+from saferun.errors import suppress
 from saferun.linux.descriptors import close_on_error
 from saferun.linux.system_call import system_call
 
 _MFD_CLOEXEC = 0x1
 _MFD_EXEC = 0x10  # Linux 6.3, where vm.memfd_noexec may require it
 _TRIES = 8
+_SHM = "/dev/shm"  # noqa: S108 - new files, unlinked before they are filled
 
 
 def memory_file(name: str, content: bytes | memoryview, *, executable: bool = False, disks: bool = True) -> int:
@@ -46,7 +48,7 @@ def blank_memory_file(name: str) -> int:
 
 
 def shared_memory_file(name: str) -> int:
-    """As :func:`blank_memory_file`, or a file without a name in /dev/shm.
+    """As :func:`blank_memory_file`, or a file in /dev/shm that has no name, or had one for a moment.
 
     Raises:
         OSError: there is neither.
@@ -54,7 +56,15 @@ def shared_memory_file(name: str) -> int:
     try:
         return blank_memory_file(name)
     except OSError:
-        return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 - it has no name
+        pass
+    # Some Pythons lack it. To open a directory itself for writing is refused by the kernel.
+    nameless = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
+    try:
+        return os.open(_SHM, nameless | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        fd, path = _new_file(_SHM, 0o600)
+        os.unlink(path)
+        return fd
 
 
 def _memfd(name: str, *, executable: bool) -> int:
@@ -87,7 +97,7 @@ def _unlinked_file(content: bytes | memoryview, *, executable: bool, disks: bool
 
 
 def _directories(*, disks: bool) -> Iterator[str]:
-    yield "/dev/shm"  # noqa: S108 - a new file, unlinked before it is filled
+    yield _SHM
     if not disks:
         return
     for directory in (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"):  # noqa: S108
@@ -96,24 +106,27 @@ def _directories(*, disks: bool) -> Iterator[str]:
 
 
 def _made_in(directory: str, content: bytes | memoryview, *, executable: bool) -> int:
+    writer, path = _new_file(directory, 0o700 if executable else 0o600)
+    try:
+        try:
+            # Opened again, since a file that is open for writing cannot be executed.
+            reader = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        finally:
+            os.unlink(path)
+        with close_on_error(reader):
+            _write(writer, content)
+    finally:
+        os.close(writer)
+    return reader
+
+
+def _new_file(directory: str, mode: int) -> tuple[int, str]:
+    """A new file, open for reading and writing, and its path, which is to be removed at once."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(_TRIES):
         path = os.path.join(directory, f"saferun-{os.urandom(8).hex()}")
-        try:
-            writer = os.open(path, flags, 0o700 if executable else 0o600)
-        except FileExistsError:
-            continue
-        try:
-            try:
-                # Opened again, since a file that is open for writing cannot be executed.
-                reader = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            finally:
-                os.unlink(path)
-            with close_on_error(reader):
-                _write(writer, content)
-        finally:
-            os.close(writer)
-        return reader
+        with suppress(FileExistsError):
+            return os.open(path, flags, mode), path
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), directory)
 
 

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from saferun.errors import suppress
 from saferun.linux.bare_socket import Socket, short_host_name
 from saferun.linux.child_output import run_forked
-from saferun.linux.descriptors import close_all_but
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
@@ -169,14 +169,15 @@ def _is_own(family: int, address: str) -> bool:
 
 def _ask(names: list[str], deadline_s: float) -> dict[str, bool]:
     """Ask in a process that is killed at the deadline; a name that cannot be resolved is not this host's."""
-    output, _status = run_forked(lambda write_fd: _answer_all(names, write_fd), deadline_s, _PROCESS)
+    output = b""
+    with suppress(OSError):
+        output, _status = run_forked(lambda write_fd: _answer_all(names, write_fd), deadline_s, _PROCESS)
     answers = (line.split() for line in output.splitlines())
     return {names[int(number)]: is_own == b"1" for number, is_own in answers}
 
 
 def _answer_all(names: list[str], write_fd: int) -> None:
     """Resolve all names, several at once; each answer is one short write."""
-    close_all_but(write_fd)
     numbers = iter(range(len(names)))
     lock = threading.Lock()
 

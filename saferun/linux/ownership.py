@@ -191,7 +191,9 @@ def owner_of_new(directory: str, *, dir_fd: int | None = None) -> int:
     """
     try:
         try:
-            fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+            # Some Pythons lack it. To open a directory itself for writing is refused by the kernel.
+            nameless = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
+            fd = os.open(directory, nameless | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
         except OSError:
             within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
             try:

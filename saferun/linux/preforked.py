@@ -22,6 +22,7 @@ from saferun.linux.descriptors import close_all_but
 from saferun.linux.limits import restore_files
 from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import die_with_parent
+from saferun.linux.signals import ignore_as_before
 
 # A message of this size fits into the socket at once: the supervisor never waits for a preforked process.
 _LONGEST_BYTES = 64 << 10
@@ -154,6 +155,7 @@ def _wait(connection: Socket, mask: set[int | signal.Signals], parent_pid: int) 
         for signum in handled:
             with suppress(OSError, ValueError):
                 signal.signal(signum, signal.SIG_DFL)
+        ignore_as_before()
         where = "prepare"
         if preparation is not None:
             prepare_rank(RankPreparation(*preparation))

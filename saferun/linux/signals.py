@@ -50,6 +50,25 @@ JOB_SIGNALS = (*STOPPING, *sorted(SURVIVED))
 """Signals that a scheduler may send to every process of a job. Helper processes are still needed then, and ignore
 them."""
 
+_ignored_before: set[int] = set()
+"""Signals that were ignored when saferun was started; it does not ignore them, but its ranks do."""
+
+
+def see_children_end() -> None:
+    """Where SIGCHLD is ignored, take its default: the kernel would reap children, and keep to itself how they ended.
+
+    To be called before anything is forked. Some daemons start their children so, and torchrun's ranks inherit it.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _ignored_before.add(signal.SIGCHLD)
+
+
+def ignore_as_before() -> None:
+    """In a rank's process, before its program starts: ignore what it would ignore under torchrun."""
+    for signum in _ignored_before:
+        signal.signal(signum, signal.SIG_IGN)
+
 
 def survive(signums: frozenset[int]) -> None:
     """Handle these signals without effect in this process, so that programs that it starts get the defaults.

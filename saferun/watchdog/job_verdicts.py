@@ -79,7 +79,8 @@ def verdict_from(raw: object, *, own: Collection[int] | None = None) -> HangVerd
     """The verdict that another host sent; None where it is none.
 
     Args:
-        raw: an object with the fields of :class:`~saferun.evidence.HangVerdict`; those that are missing are empty.
+        raw: an object with the fields of :class:`~saferun.evidence.job_evidence.HangVerdict`; those that are missing
+            are empty.
         own: the only ranks that it may name; None: any.
     """
     if not isinstance(raw, Mapping):

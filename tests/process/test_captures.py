@@ -277,6 +277,16 @@ def test_where_ptrace_is_denied_the_process_writes_its_own_stacks(tmp_path: Path
     assert Path(notes["faulthandler"].path).name == "rank_0.faulthandler.txt"
 
 
+def test_a_handler_for_each_signal_with_a_name_costs_no_stacks(tmp_path: Path) -> None:
+    """The signal that has faulthandler write them has none, unlike the next one."""
+    prefix = str(tmp_path / "a0r0")
+    handlers = "for one in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(one, print)\n"
+    with python(UNDUMPABLE + REGISTER + handlers + SLEEP, prefix, prepare=without_ptrace) as pid:
+        reader = capture(CaptureTarget(0, pid, prefix), prepare=without_ptrace)
+    (dump,) = reader.capture.stacks
+    assert (dump.tool, functions(dump), dump.failure) == ("faulthandler", ["step", "<module>"], "")
+
+
 def test_no_signal_is_sent_to_who_does_not_catch_it(tmp_path: Path) -> None:
     """It would die of it."""
     prefix = str(tmp_path / "a0r0")

@@ -254,6 +254,13 @@ def test_the_question_for_a_new_files_owner_leaves_nothing(shared: Path, monkeyp
     assert owner_of_new("/proc") == -1
 
 
+def test_the_question_for_a_new_files_owner_needs_no_o_tmpfile(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some Pythons lack it."""
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    assert owner_of_new(str(shared)) == os.geteuid()
+    assert os.listdir(shared) == []
+
+
 def test_a_large_error_file_is_handed_on_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Millions of small objects would take a hundred times their size. Whoever started the launcher may read it."""
     monkeypatch.setattr(json, "loads", pytest.fail)

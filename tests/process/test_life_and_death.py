@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from saferun.linux.children import SpawnError, spawn
 from tests.breadth import slow_but
-from tests.process.launching import END_AS_TOLD, SAFERUN, STAY, kill, read_stat, running, state_of, until
+from tests.process.launching import (
+    DEADLINE_S,
+    END_AS_TOLD,
+    REPOSITORY,
+    SAFERUN,
+    STAY,
+    kill,
+    read_stat,
+    running,
+    state_of,
+    until,
+)
 
 if TYPE_CHECKING:
     pass
@@ -289,6 +301,36 @@ def test_ends_are_seen_although_sigchld_was_ignored_or_blocked(tmp_path: Path, i
         assert "exit code 3" in job.err
 
 
+def test_torch_is_asked_although_sigchld_was_ignored(tmp_path: Path) -> None:
+    """Its answer would be taken for silence where the kernel keeps to itself how a process has ended."""
+    package = tmp_path / "torch" / "distributed"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "run.py").write_text("def determine_local_world_size(kind):\n    return len(kind)\n")
+    ignoring = "import os, signal, sys; signal.signal(17, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", ignoring, *SAFERUN, "--nproc-per-node", "odd", "--dry-run", "--no-python", "true"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "rank 2" in done.stdout
+    assert "rank 3" not in done.stdout
+
+
+def test_why_a_program_cannot_be_started_is_known_although_sigchld_is_ignored() -> None:
+    """The kernel has reaped the process that was to become it."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(SpawnError, match="No such file"):
+            spawn(["/no/such/program"], {})
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_under_nohup_sighup_ends_nothing(tmp_path: Path) -> None:
     """The job started before going home runs on when the terminal closes; so do its ranks."""
     with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["0", "0"], before=["nohup"]) as job:
@@ -313,6 +355,21 @@ def test_ranks_begin_with_the_signal_dispositions_that_saferun_was_given(tmp_pat
         assert job.out == alone
         wanted = 1 << getattr(signal, "SIG" + ignored) - 1 if ignored else 0
         assert int(alone.split()[-1], 16) & wanted == wanted
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_ranks_ignore_sigchld_where_saferun_was_to_ignore_it(tmp_path: Path, attempt: int) -> None:
+    """As under torchrun, whose ranks inherit it. The first attempt has ranks that were forked early."""
+    ignoring = "import os, signal, sys; signal.signal(17, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    program = f"""
+import os, signal, sys
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < {attempt}:
+    sys.exit(3)
+print("ignored:", signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN)
+"""
+    with running(tmp_path, program, "--max-restarts", "1", before=[sys.executable, "-c", ignoring]) as job:
+        assert job.wait() == 0
+        assert "ignored: True" in job.out
 
 
 @pytest.mark.parametrize("ignored", slow_but(["INT", "QUIT", "TERM"], "INT"))

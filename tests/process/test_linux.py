@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import errno
 import os
 import resource
 import select
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from tests.without import lacks_pidfds
 
 LACKS = ("nothing", "Python's functions", "the system calls")
 DEADLINE_S = 30.0
+NAMELESS: int = getattr(os, "O_TMPFILE", -1)
 
 
 # An old kernel, or all of this runs below `tests/without.py kernel`.
@@ -181,6 +184,96 @@ def test_the_output_of_a_child_ends_with_the_child(lacking: str) -> None:
     assert status.ok
 
 
+def test_a_forked_process_holds_no_descriptor_of_this_one() -> None:
+    """One that sleeps in the kernel cannot be ended. Whoever reads the output of saferun still has to see its end."""
+
+    def list_all(write_fd: int) -> None:
+        folder = "/proc/self/fd"
+        names = [name for name in os.listdir(folder) if os.path.lexists(f"{folder}/{name}")]
+        where = {int(name): os.readlink(f"{folder}/{name}") for name in names}
+        os.write(write_fd, repr((write_fd, where)).encode())
+
+    read_end, write_end = os.pipe()
+    output, _ = child_output.run_forked(list_all, DEADLINE_S)
+    os.close(read_end)
+    os.close(write_end)
+    own, where = ast.literal_eval(output.decode())
+    assert where.pop(own).startswith("pipe:")
+    assert where == dict.fromkeys(range(3), os.devnull)
+
+
+def test_a_fork_that_the_system_refuses_is_an_error_and_not_a_child_that_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_work: Callable[[], None]) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(child_output, "fork", refuse)
+    with pytest.raises(BlockingIOError):
+        child_output.run_forked(lambda _: None, DEADLINE_S)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_a_child_writes_just_before_its_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may write and exit between the question for its output and the one for its end."""
+    hold, release = os.pipe()
+    read_end, write_end = os.pipe()
+
+    def run() -> None:
+        os.read(hold, 1)
+        os.write(write_end, b"last")
+
+    def end_now(pid: int) -> bool:
+        os.write(release, b".")
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) is not None
+
+    pid = fork(run)
+    monkeypatch.setattr(child_output, "_is_zombie", end_now)
+    output, status = child_output.collect_output(Child(pid, -1), read_end, DEADLINE_S)
+    for fd in (hold, release, write_end):
+        os.close(fd)
+    assert output == b"last"
+    assert status is not None
+    assert status.ok
+
+
+def test_a_child_that_has_closed_its_output_is_about_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a pidfd it is found by polling, and each launch with a home directory on a server has such a child."""
+    waits: list[float] = []
+    hold, release = os.pipe()
+    read_end, write_end = os.pipe()
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = select_poll()
+            self.register, self.unregister = self._poll.register, self._poll.unregister
+
+        def poll(self, wait_ms: float) -> list[tuple[int, int]]:
+            waits.append(wait_ms)
+            return self._poll.poll(wait_ms)
+
+    def run() -> None:
+        os.close(write_end)
+        os.read(hold, 1)
+
+    def end_later(pid: int) -> bool:
+        if len(waits) > 3:
+            os.write(release, b".")
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return is_zombie(pid)
+
+    select_poll, is_zombie = select.poll, child_output._is_zombie
+    monkeypatch.setattr(select, "poll", Poll)
+    monkeypatch.setattr(child_output, "_is_zombie", end_later)
+    pid = fork(run)
+    os.close(write_end)
+    child_output.collect_output(Child(pid, -1), read_end, DEADLINE_S)
+    for fd in (hold, release):
+        os.close(fd)
+    assert waits[-3:] == [1.0] * 3
+
+
 @pytest.mark.parametrize("executable", [False, True])
 def test_a_memory_file_has_its_content_and_no_name(
     lacking: str, executable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -213,6 +306,35 @@ def test_a_memory_file_may_be_kept_off_disks(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OSError, match="No space left"):
         memory_file.memory_file("sample", b"", disks=False)
     assert tried == [("/dev/shm", False)]
+
+
+@pytest.mark.parametrize("lack", ["Python", "file system"])
+def test_a_shared_memory_file_needs_no_kind_of_file_that_is_missing_here(
+    lack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some Pythons have no O_TMPFILE, and some file systems refuse it."""
+    opened, names = os.open, []
+
+    def refuse(path: str, flags: int, *arguments: int, **more: int) -> int:
+        if flags & NAMELESS == NAMELESS:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        names.append(path)
+        return opened(path, flags, *arguments, **more)
+
+    monkeypatch.setattr(memory_file, "_memfd", refuse_memfd)
+    if lack == "Python":
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    else:
+        monkeypatch.setattr(os, "open", refuse)
+    fd = memory_file.shared_memory_file("sample")
+    try:
+        assert (os.write(fd, b"sample"), os.pread(fd, 9, 0)) == (6, b"sample")
+        assert not os.get_inheritable(fd)
+        assert os.fstat(fd).st_nlink == 0
+        assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+        assert not any(os.path.exists(name) for name in names)
+    finally:
+        os.close(fd)
 
 
 def refuse_memfd(_name: str, *, executable: bool) -> int:

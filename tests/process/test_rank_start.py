@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from errno import E2BIG, ENOENT, ENOEXEC
 from pathlib import Path
 from typing import Any, cast
@@ -240,3 +241,68 @@ def test_a_script_that_is_run_by_its_path_searches_modules_where_torchrun_lets_i
         assert job.wait() == 0
         first, found = (command.parent, "csv") if how == "command" else (tmp_path / "run" / "job", "hidden")
         assert f"first {first} {found}\n" in job.out
+
+
+def test_a_script_that_is_run_by_its_path_never_searches_modules_in_saferun(tmp_path: Path) -> None:
+    """Also where the package is reached through a link, as in an editable installation or a shared folder."""
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "saferun").symlink_to(REPOSITORY / "saferun")
+    (tmp_path / "linked" / "configs").symlink_to(REPOSITORY / "configs")
+    with running(
+        tmp_path / "run",
+        "import sys; print('first', sys.path[0])",
+        "--run-path",
+        environ={"PYTHONPATH": str(tmp_path / "linked")},
+    ) as job:
+        assert job.wait() == 0
+        assert f"first {tmp_path / 'run' / 'job'}\n" in job.out
+
+
+def test_ranks_that_are_run_by_their_path_get_the_options_of_the_interpreter(tmp_path: Path) -> None:
+    """As under torchrun; but not those that would keep Python from the environment or from ``site``."""
+    script = """
+import sys
+flags = sys.flags
+print("flags", flags.optimize, flags.no_user_site, flags.safe_path, flags.no_site, sys.warnoptions, sys._xoptions)
+"""
+    options = ["-OO", "-s", "-P", "-Werror::ResourceWarning", "-X", "utf8"]
+    launcher = [sys.executable, *options, "-m", "saferun"]
+    with running(tmp_path, script, "--run-path", launcher=launcher) as job:
+        assert job.wait() == 0
+        assert "flags 2 1 True 0 ['error::ResourceWarning'] {'utf8': True}\n" in job.out
+
+
+def in_removed_directory(tmp_path: Path, argv: Sequence[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a directory that was removed."""
+    (tmp_path / "gone").mkdir()
+    return subprocess.run(
+        ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone"), *argv],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def test_a_launcher_with_a_relative_name_starts_where_the_working_directory_was_removed(tmp_path: Path) -> None:
+    """As under torchrun. Such a name is that of ``python -c``, too."""
+    script = tmp_path / "train.py"
+    script.write_text("print('here')")
+    launcher = [sys.executable, "-c", "from saferun.__main__ import main; main()", "--nproc-per-node", "1"]
+    places = {"PYTHONPATH": str(REPOSITORY), "SAFERUN_RUN_DIR": str(tmp_path / "runs")}
+    done = in_removed_directory(tmp_path, [*launcher, str(script)], **places)
+    assert done.returncode == 0, done.stderr
+    assert "here" in done.stdout
+
+
+def test_a_script_is_run_by_its_path_where_the_working_directory_was_removed(tmp_path: Path) -> None:
+    """Some builds of torch cannot be imported there, so that a stand-in has to do."""
+    script, errors = tmp_path / "train.py", tmp_path / "torch/distributed/elastic/multiprocessing/errors.py"
+    script.write_text("import sys; print('first', repr(sys.path[0]))")
+    errors.parent.mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    errors.write_text("def record(run):\n    return run\n")
+    argv = [sys.executable, str(REPOSITORY / "saferun" / "coordinator" / "run_path.py"), "", str(script)]
+    done = in_removed_directory(tmp_path, argv, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "first ''\n"), done.stderr

@@ -31,7 +31,7 @@ class HostPart(Value):
 
 
 class LostHost(Value):
-    """A host that is silent. ``why`` and ``message`` as in :class:`~saferun.evidence.HostView`."""
+    """A host that is silent. ``why`` and ``message`` as in :class:`~saferun.evidence.job_evidence.HostView`."""
 
     host: int
     label: str

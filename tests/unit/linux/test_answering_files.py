@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,18 +111,49 @@ def test_what_cannot_be_read_is_there_all_the_same(home: Path) -> None:
     assert found(home / "pipe", home / "dangling") == {"pipe"}
 
 
-def test_what_is_not_answered_for_counts_as_missing_and_so_does_what_comes_after_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[[], tuple[bytes, ExitStatus | None]]) -> None:
+    """Another process answers so."""
+    monkeypatch.setattr(child_output, "run_forked", lambda *_: answer())
+
+
+@pytest.fixture
+def three(home: Path) -> list[str]:
+    """Three files on a network file system."""
     for name in ("a", "b", "c"):
         (home / name).write_text("x")
+    return [str(home / name) for name in ("a", "b", "c")]
+
+
+def test_what_is_not_answered_for_in_time_counts_as_missing_and_so_does_what_comes_after_it(
+    home: Path, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, lambda: (b"1", None))
+    assert present_files(three, mounts_file=str(home.parent / "mounts")) == (frozenset(three[:1]), three[1])
+
+
+def test_where_no_other_process_can_ask_this_one_does(
+    home: Path, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on processes says nothing about a file system."""
+
+    def refuse() -> tuple[bytes, ExitStatus | None]:
+        raise BlockingIOError
+
+    answering(monkeypatch, refuse)
+    missing = str(home / "missing")
+    assert present_files([*three, missing], mounts_file=str(home.parent / "mounts")) == (frozenset(three), "")
+
+
+def test_what_a_process_that_was_killed_has_not_answered_for_is_asked_for_in_this_one(
+    home: Path, three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the kernel, which needs the memory."""
     is_there = answering_files._is_there
 
     def end(path: str) -> bool:
         if path.endswith("b"):
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         return is_there(path)
 
     monkeypatch.setattr(answering_files, "_is_there", end)
-    paths = [str(home / name) for name in ("a", "b", "c")]
-    assert present_files(paths, mounts_file=str(home.parent / "mounts")) == (frozenset(paths[:1]), paths[1])
+    assert present_files(three, mounts_file=str(home.parent / "mounts")) == (frozenset(three), "")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -410,12 +411,19 @@ def test_a_crash_of_the_driver_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> 
     assert read_nvml_apart(60) is None
 
 
-def test_a_driver_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    never, still_open = os.pipe()
+def test_a_host_that_forks_no_more_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_work: Callable[[], None]) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
+    monkeypatch.setattr(child_output, "fork", refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(A))
+    assert read_nvml_apart(60) is None
+
+
+def test_a_driver_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(Nvml):
         def nvmlInit(self) -> None:
-            os.read(never, 1)
+            signal.pause()
 
     forked: list[int] = []
 
@@ -428,8 +436,6 @@ def test_a_driver_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPat
     assert read_nvml_apart(0.05) is None
     with pytest.raises(ChildProcessError):
         os.waitpid(forked[0], os.WNOHANG)
-    os.close(never)
-    os.close(still_open)
 
 
 def test_only_the_end_of_a_long_output_is_kept() -> None:

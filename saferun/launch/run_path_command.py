@@ -1,0 +1,58 @@
+"""The command line of the ranks of ``--run-path``, which run their script in the interpreter that runs saferun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from saferun.errors import suppress
+
+_PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "run_path.py")
+# -E, -I and -S are not among them: without the environment and `site` the start-up hook would not run.
+_FLAGS = {
+    "debug": "d",
+    "dont_write_bytecode": "B",
+    "optimize": "O",
+    "verbose": "v",
+    "bytes_warning": "b",
+    "quiet": "q",
+    "no_user_site": "s",
+    "safe_path": "P",
+}
+_MORE_OPTIONS = ("dev", "faulthandler", "tracemalloc", "importtime", "frozen_modules", "showrefcount", "utf8")
+
+_started_as = ""
+with suppress(OSError):  # the working directory was removed
+    _started_as = os.path.realpath(sys.argv[0])  # now: later its file system may not answer
+
+
+def run_path_command(argv: Sequence[str]) -> list[str]:
+    """The command line of a rank.
+
+    Args:
+        argv: the script and its arguments.
+    """
+    # torchrun's ranks search where torchrun was found: the directory of a command, else the working directory.
+    own = "" if os.path.basename(_started_as) == "__main__.py" else os.path.dirname(_started_as)
+    return [sys.executable, *_options_of_interpreter(), _PROGRAM, own, *argv]
+
+
+def _options_of_interpreter() -> list[str]:
+    """The options of this interpreter that torchrun's ranks of this kind, which are multiprocessing's children, get.
+
+    Source: ``subprocess._args_from_interpreter_flags``, whose import would take the time of many starts.
+    """
+    flags = sys.flags
+    options = [f"-{letter * count}" for name, letter in _FLAGS.items() if (count := int(getattr(flags, name, 0))) > 0]
+    warnings = list(sys.warnoptions)
+    implied = ["error::BytesWarning"] if flags.bytes_warning > 1 else ["default::BytesWarning"]
+    for one in (*(implied if flags.bytes_warning else ()), *(["default"] if flags.dev_mode else ())):
+        if one in warnings:
+            warnings.remove(one)
+    options += [f"-W{one}" for one in warnings]
+    given = sys._xoptions  # noqa: SLF001 - documented in sys
+    for name in _MORE_OPTIONS:
+        if name in given:
+            options += ["-X", name if given[name] is True else f"{name}={given[name]}"]
+    return options
