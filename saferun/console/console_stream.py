@@ -75,6 +75,20 @@ class ConsoleStream:
             line = self._colors.opening + line
         return self._wrapped(line) if self._pane.target.is_terminal and not self._lines.overwrites_itself else (line,)
 
+    def new(self, shown: Sequence[bytes]) -> list[bytes]:
+        """Of a bar, the rows that are printed now where there is no terminal.
+
+        Args:
+            shown: those that were live when some were printed last.
+        """
+        if self._is_drawn and self._drawing is not None:
+            try:
+                return self._drawing.new(shown)
+            except Exception:
+                self._can_draw = False
+                return []
+        return [row for row in self.live if row not in shown]
+
     def _wrapped(self, line: bytes) -> tuple[bytes, ...]:
         """An unfinished line as the rank's own terminal would show it: what is typed behind a prompt may be long."""
         with suppress(Exception):
