@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from saferun.console.lines import LineAssembler, prefixed, shown_width
+from saferun.console.lines import LONGEST_LINE_BYTES, LONGEST_LOGGED_BYTES, LineAssembler, prefixed, shown_width
 from saferun.errors import suppress
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ class ConsoleStream:
         self._folder = folder
         self._pane = pane
         self._tag = tag
-        self._lines = LineAssembler()
+        self._lines = LineAssembler(LONGEST_LINE_BYTES if pane.target.is_terminal else LONGEST_LOGGED_BYTES)
         self._drawing: Drawing | None = None
         self._is_drawn = False
         self._can_draw = True  # until drawing fails

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from saferun.console.console_stream import ConsoleStream
-from saferun.console.lines import LineAssembler, prefixed
+from saferun.console.lines import LONGEST_LOGGED_BYTES, LineAssembler, prefixed
 from saferun.errors import suppress
 from saferun.files.file_stream import FileStream
 
@@ -40,7 +40,7 @@ class LineFilter:
         self._sink = sink
         self._needles = tuple(needle.encode() for needle in needles)
         self._header = header.encode()
-        self._lines = LineAssembler()
+        self._lines = LineAssembler(LONGEST_LOGGED_BYTES)
         self._open_end = b""  # a carriage return that may belong to the line feed behind it
 
     def feed(self, chunk: bytes) -> None:
