@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from saferun.console.lines import LineAssembler, prefixed, shown_width
+from saferun.console.lines import LONGEST_LINE_BYTES, LONGEST_LOGGED_BYTES, LineAssembler, prefixed, shown_width
 from saferun.errors import suppress
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ class ConsoleStream:
         self._folder = folder
         self._pane = pane
         self._tag = tag
-        self._lines = LineAssembler()
+        self._lines = LineAssembler(LONGEST_LINE_BYTES if pane.target.is_terminal else LONGEST_LOGGED_BYTES)
         self._drawing: Drawing | None = None
         self._is_drawn = False
         self._can_draw = True  # until drawing fails
@@ -74,6 +74,20 @@ class ConsoleStream:
         if self._colors is not None:
             line = self._colors.opening + line
         return self._wrapped(line) if self._pane.target.is_terminal and not self._lines.overwrites_itself else (line,)
+
+    def new(self, shown: Sequence[bytes]) -> list[bytes]:
+        """Of a bar, the rows that are printed now where there is no terminal.
+
+        Args:
+            shown: those that were live when some were printed last.
+        """
+        if self._is_drawn and self._drawing is not None:
+            try:
+                return self._drawing.new(shown)
+            except Exception:
+                self._can_draw = False
+                return []
+        return [row for row in self.live if row not in shown]
 
     def _wrapped(self, line: bytes) -> tuple[bytes, ...]:
         """An unfinished line as the rank's own terminal would show it: what is typed behind a prompt may be long."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from saferun.console.log_rows import LogRows
 from saferun.console.rows import Rows, moves_cursor, without_movements
 
 # To draw costs 0.2 to 0.5 us a byte, and the loop has other things to do: of what all ranks write in this time, so much
 # is drawn, and the rest appears as lines.
 _SPAN_S = 0.1
 _MOST_DRAWN_BYTES = 32 << 10
+# A line of text that has no end yet may be so long, and in a log, where it does not wrap, so long.
 _LONGEST_OPEN_BYTES = 4 << 10
+_LONGEST_LOGGED_BYTES = 64 << 10
 # After so long without output, rows that the stream has never come back to are lines.
 _REST_S = 1.0
 
@@ -44,8 +47,10 @@ class Drawing:
         self._budget = budget
         self._is_terminal = is_terminal
         self._columns = columns
-        self._rows = Rows(columns())
+        self._log = None if is_terminal else LogRows()
+        self._rows = Rows(columns()) if self._log is None else self._log
         self._fed_at = 0.0
+        self._awaited_from: float | None = None  # since when a log waits for a picture to be drawn again
 
     def begin(self, line: bytes) -> bytes:
         """Take in what the stream has begun to write as a line, before anything that moves the cursor.
@@ -53,7 +58,10 @@ class Drawing:
         Returns:
             The lines that have become final: all of one that is too long to be drawn.
         """
-        return self._rows.feed(line) if len(line) <= _LONGEST_OPEN_BYTES else line + b"\n"
+        return self._rows.feed(line) if len(line) <= self._longest(line) else line + b"\n"
+
+    def _longest(self, text: bytes) -> int:
+        return _LONGEST_LOGGED_BYTES if self._log is not None and text.isascii() else _LONGEST_OPEN_BYTES
 
     def wants(self, chunk: bytes) -> bool:
         """Whether the rows change what a chunk means; if not, it may be shown as it is."""
@@ -63,18 +71,28 @@ class Drawing:
         """Take bytes in. Returns the lines that have become final, each with its end."""
         self._fed_at = now
         if self._budget.allows(len(chunk), now):
-            self._rows.columns = max(self._columns(), 1)
-            return self._rows.feed(chunk)
+            if self._log is None:
+                self._rows.columns = max(self._columns(), 1)
+            lines = self._rows.feed(chunk)
+            if not self._rows.awaits_picture:
+                self._awaited_from = None
+            elif self._awaited_from is None:
+                self._awaited_from = now
+            return lines
         text = without_movements(chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = text.rfind(b"\n") + 1
-        if len(text) - end > _LONGEST_OPEN_BYTES:
+        if len(text) - end > self._longest(text):
             text += b"\n"
             end = len(text)
         return self._rows.take() + text[:end] + self._rows.feed(text[end:])
 
     def settle(self, now: float) -> bytes:
         """The lines that have become final because nothing has come for a while."""
-        return self._rows.settle() if now >= self._fed_at + _REST_S else b""
+        if now >= self._fed_at + _REST_S:
+            return self._rows.settle()
+        if self._log is not None and self._awaited_from is not None and now >= self._awaited_from + _REST_S:
+            return self._log.end_picture()
+        return b""
 
     def take(self) -> bytes:
         """All rows, as lines: the stream has ended."""
@@ -84,6 +102,14 @@ class Drawing:
     def live(self) -> tuple[bytes, ...]:
         """The rows that may change, top first."""
         return tuple(self._rows.live)
+
+    def new(self, shown: Sequence[bytes]) -> list[bytes]:
+        """The live lines that are printed now where there is no terminal.
+
+        Args:
+            shown: those that were live when some were printed last.
+        """
+        return [row for row in self.live if row not in shown] if self._log is None else self._log.new(shown)
 
     @property
     def cursor(self) -> tuple[int, int] | None:

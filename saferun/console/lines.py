@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 # Longer lines are forwarded in pieces, so that a stream without line ends cannot fill the memory.
 LONGEST_LINE_BYTES = 1 << 20
+# The same where programs read them, to which a line of JSON is one. There its end is waited for a second at most.
+LONGEST_LOGGED_BYTES = 8 << 20
 
 
 class LineAssembler:
@@ -13,11 +15,15 @@ class LineAssembler:
 
     What has no line end yet is ``unfinished``. Of a line that overwrites itself (a progress bar's ``\r``) only the
     newest state is kept: it is all that a reader would see.
+
+    Args:
+        longest_bytes: longer lines are forwarded in pieces.
     """
 
-    __slots__ = ("_overwritten", "_pieces", "_size")
+    __slots__ = ("_longest_bytes", "_overwritten", "_pieces", "_size")
 
-    def __init__(self) -> None:
+    def __init__(self, longest_bytes: int = LONGEST_LINE_BYTES) -> None:
+        self._longest_bytes = longest_bytes
         self._pieces: list[bytes] = []
         self._size = 0
         self._overwritten = False
@@ -30,7 +36,7 @@ class LineAssembler:
         end = chunk.rfind(b"\n") + 1
         if end == 0:
             self._hold(chunk)
-            return self.take() if self._size > LONGEST_LINE_BYTES else b""
+            return self.take() if self._size > self._longest_bytes else b""
         if self._pieces:
             self._pieces.append(chunk[:end])
             text = b"".join(self._pieces)

@@ -146,8 +146,10 @@ class Pane:
         if self.target.is_terminal and not self._cannot_draw and (self._unfinished or self.statuses):
             self._refresh_at(now + _PIPE_REFRESH_S)  # it may be in the foreground by then
         for stream, shown in list(self._unfinished.items()):
+            if stream.settle(now):
+                self._refresh_at(now + _REST_S)
             state = stream.live
-            if state == shown:
+            if state == shown or stream not in self._unfinished:
                 continue
             if stream.overwrites_itself:
                 if shown and now < self._since[stream] + self._bar_interval_s:
@@ -155,7 +157,7 @@ class Pane:
                     continue
                 self._unfinished[stream] = state
                 self._since[stream] = now
-                self.put(b"".join(prefixed(stream.prefix, row) for row in state if row not in shown))
+                self.put(b"".join(prefixed(stream.prefix, row) for row in stream.new(shown)))
                 self._refresh_at(now + self._bar_interval_s)
             elif stream.is_held():
                 # The rank may have written its end long ago.

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from saferun.console.console_stream import ConsoleStream
-from saferun.console.lines import LineAssembler, prefixed
+from saferun.console.lines import LONGEST_LOGGED_BYTES, LineAssembler, prefixed
 from saferun.errors import suppress
 from saferun.files.file_stream import FileStream
 
@@ -31,16 +31,26 @@ def keep_heap() -> None:
 
 
 class LineFilter:
-    """Copies the lines that contain one of some strings to a file (torchrun's ``--duplicate-*-filters``)."""
+    r"""Copies the lines that contain one of some strings to a file (torchrun's ``--duplicate-*-filters``).
+
+    As torchrun's do, lines end at ``\n``, ``\r\n`` and ``\r``: each state of a bar is one.
+    """
 
     def __init__(self, sink: FileStream, needles: tuple[str, ...], header: str) -> None:
         self._sink = sink
         self._needles = tuple(needle.encode() for needle in needles)
         self._header = header.encode()
-        self._lines = LineAssembler()
+        self._lines = LineAssembler(LONGEST_LOGGED_BYTES)
+        self._open_end = b""  # a carriage return that may belong to the line feed behind it
 
     def feed(self, chunk: bytes) -> None:
         """More bytes of the stream."""
+        if self._open_end:
+            chunk, self._open_end = self._open_end + chunk, b""
+        if b"\r" in chunk:
+            if chunk.endswith(b"\r"):
+                chunk, self._open_end = chunk[:-1], b"\r"
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         text = self._lines.feed(chunk)
         if text and any(needle in text for needle in self._needles):
             self._copy(text)

@@ -13,7 +13,7 @@ import codecs
 import re
 import unicodedata
 
-from saferun.console.screen_row import Row, Style, without_controls
+from saferun.console.screen_row import Row, Style, new_lines
 
 MOST_ROWS = 40
 """The most rows that stay live; what is above them is a line."""
@@ -71,7 +71,12 @@ class Rows:
 
     Args:
         columns: its width.
+
+    Attributes:
+        awaits_picture: whether a picture is being drawn: how many rows it has is only known when it is drawn again.
     """
+
+    _most_count = 10**_DIGITS  # of a sequence that moves, inserts or repeats
 
     def __init__(self, columns: int) -> None:
         self.columns = max(columns, 1)
@@ -84,6 +89,7 @@ class Rows:
         self._reach = 0  # how many rows above the last one the stream may come back to
         self._calm = 0  # lines since it last moved up
         self._is_hidden = False  # the cursor
+        self.awaits_picture = False
         self._is_back = False  # it has moved up and written nothing since
         self._wraps = True
         self._saved = (0, 0)
@@ -98,7 +104,7 @@ class Rows:
     def is_plain(self) -> bool:
         """Whether nothing is live: text without movements can be shown as it is."""
         is_empty = len(self._rows) == 1 and not self._rows[0] and not self._rest
-        return is_empty and not self._reach and not self._is_hidden and self._style.is_plain
+        return is_empty and not self._reach and not self.awaits_picture and self._style.is_plain
 
     @property
     def live(self) -> list[bytes]:
@@ -115,10 +121,12 @@ class Rows:
 
     def take(self) -> bytes:
         """Everything that is live, as lines: the stream ends. Empty where there is nothing."""
-        shown = self.live
+        rows = self._rows
+        while rows and not rows[-1]:
+            rows.pop()
         self._rows, self._row, self._column, self._rest = [Row()], 0, 0, ""
         self._reach = self._calm = 0
-        return b"".join(row + b"\n" for row in shown)
+        return new_lines(rows)
 
     # ---------------------------------------------------------------------------------------------- what it reads
 
@@ -153,7 +161,7 @@ class Rows:
         return self._lines_so_far()
 
     def _lines_so_far(self) -> bytes:
-        lines = without_controls(b"".join(self._lines))  # a line may be several rows
+        lines = b"".join(self._lines)
         self._lines.clear()
         return lines
 
@@ -201,6 +209,7 @@ class Rows:
             if self._is_back:
                 self._begin_again()
             self._rows[self._row].goes_on = False
+            self._rows[self._row].has_ended = True
             self._column = 0
             self._calm += 1
             self._down()
@@ -245,8 +254,7 @@ class Rows:
         """A line has ended: make lines of the rows that the stream will not come back to."""
         if self._calm > _CALM_LINES:
             self._reach = 0
-        elif self._is_hidden:
-            # A picture is being drawn, and how many rows it has is only known when it is drawn again.
+        elif self.awaits_picture:
             self._finish_above(MOST_ROWS - 1)
             return
         self._finish_above(self._reach)
@@ -265,11 +273,8 @@ class Rows:
 
     def _finish(self, count: int) -> None:
         """The first rows are final."""
-        for row in self._rows[:count]:
-            self._lines.append(row.encoded() + (b"" if row.goes_on else b"\n"))
-        if self._rows[count - 1].goes_on:
-            # The rest of this line is live: what is final of it is a line of its own.
-            self._lines.append(b"\n")
+        # Where the rest of the last line is live, what is final of it is a line of its own.
+        self._lines.append(new_lines(self._rows[:count]))
         del self._rows[:count]
         self._row -= count
         self._saved = (max(self._saved[0] - count, 0), self._saved[1])
@@ -327,7 +332,7 @@ class Rows:
             self._home()
 
     def _hide(self, *, is_hidden: bool) -> None:
-        self._is_hidden = is_hidden
+        self._is_hidden = self.awaits_picture = is_hidden
         if not is_hidden:
             # What it drew is complete.
             self._reach = 0
@@ -335,7 +340,7 @@ class Rows:
 
     def _csi(self, final: str, numbers: list[int]) -> None:
         first = numbers[0]
-        count = max(first, 1)
+        count = min(max(first, 1), self._most_count)
         if final in "HfABCDEFG`aedsu":
             self._move(final, count, numbers)
         elif final == "J":
@@ -371,7 +376,7 @@ class Rows:
             self._go(count - 1, column)
         elif final in "Hf":
             self._home()
-            self._go(count - 1, max(numbers[1] if len(numbers) > 1 else 1, 1) - 1)
+            self._go(count - 1, min(max(numbers[1] if len(numbers) > 1 else 1, 1), self._most_count) - 1)
         elif final == "s":
             self._saved = (self._row, self._column)
         else:

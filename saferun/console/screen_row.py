@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
 from saferun.model import Value
 
@@ -69,14 +70,18 @@ class Row:
 
     Attributes:
         goes_on: whether the next row has the rest of the same line.
+        has_ended: whether a line feed has been written behind it.
+        shown: the line that begins here, as a log has it already; None: it has not.
     """
 
-    __slots__ = ("_cells", "_styles", "goes_on")
+    __slots__ = ("_cells", "_styles", "goes_on", "has_ended", "shown")
 
     def __init__(self) -> None:
         self._cells: list[str] = []  # a character of two columns is followed by an empty one
         self._styles: list[str] = []
         self.goes_on = False
+        self.has_ended = False
+        self.shown: bytes | None = None
 
     def __bool__(self) -> bool:
         """Whether anything stands in it."""
@@ -109,6 +114,7 @@ class Row:
         """Erase columns; to the end of the row with None."""
         if end is None or end >= len(self._cells):
             del self._cells[start:], self._styles[start:]
+            self.has_ended = self.has_ended and start > 0
             return
         self._cells[start:end] = " " * (end - start)
         self._styles[start:end] = [""] * (end - start)
@@ -125,7 +131,7 @@ class Row:
         del self._cells[columns:], self._styles[columns:]
 
     def encoded(self) -> bytes:
-        """Its bytes, with colours, without spaces at its end."""
+        """Its bytes, with colours, without spaces at the end of a line."""
         pieces: list[str] = []
         current = ""
         start = 0
@@ -142,8 +148,31 @@ class Row:
                 current = style
             pieces.append("".join(self._cells[start:end]))
             start = end
-        text = "".join(pieces) + _RESET if current else "".join(pieces).rstrip(" ")
+        text = "".join(pieces)
+        if current:
+            text += _RESET
+        elif not self.goes_on:
+            text = text.rstrip(" ")
         return without_controls(text.encode(errors="surrogateescape"))
+
+
+def joined_rows(rows: Iterable[Row]) -> Iterator[tuple[Row, bytes]]:
+    """The lines that rows are, each with its first row."""
+    first: Row | None = None
+    pieces: list[bytes] = []
+    for row in rows:
+        first = row if first is None else first
+        pieces.append(row.encoded())
+        if not row.goes_on:
+            yield first, without_controls(b"".join(pieces))
+            first, pieces = None, []
+    if first is not None:
+        yield first, without_controls(b"".join(pieces))
+
+
+def new_lines(rows: Iterable[Row]) -> bytes:
+    """The lines that rows are, each with its end, without those that a log has already."""
+    return b"".join(text + b"\n" for first, text in joined_rows(rows) if text != first.shown)
 
 
 def without_controls(encoded: bytes) -> bytes:

@@ -21,6 +21,8 @@ _SLOW_BYTES_A_S = 1 << 20
 JUDGED_AFTER_S = 2.0
 _LATE_S = 1.0
 _ONE_WRITE_BYTES = 1 << 20
+# A socket of messages that refuses even this is given up.
+_LEAST_WRITE_BYTES = 4 << 10
 _MOST_BLOCKS = 256
 _PIPE_BUF = 4096
 # Values of TERM without colours and cursor movements (terminfo(5)): such a terminal is written like a file.
@@ -30,6 +32,8 @@ _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EINVAL})
 # The reader exists, but the kernel or the memory cgroup has no room for the bytes.
 _SHORT = frozenset({errno.ENOMEM, errno.ENOBUFS})
 _AGAIN_S = 1.0
+# How often a pipe that has a name is searched for a reader that has come back.
+_RETURN_S = 3.0
 # How often the process that writes a file is tried again when it has no room.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.256
 # Files are not as slow as readers: one that accepts nothing for this long is full, or its file system hangs.
@@ -52,6 +56,7 @@ class Target:
     Attributes:
         file: that process.
         is_file: whether it is a regular file.
+        is_away: whether the reader of a pipe that has a name has gone: it may be started again.
         retry_at: when to try a full target again, in monotonic seconds; None: when it has room.
     """
 
@@ -70,7 +75,11 @@ class Target:
         self._write: Callable[[Sequence[bytes | memoryview]], int]
         self.file: ConsoleFile | None = None
         self.retry_at: float | None = None
+        self.is_away = False
+        self._may_return = stat.S_ISFIFO(mode) and _has_name(fd)
+        self._was_away = False  # while lines were skipped
         self.is_file = stat.S_ISREG(mode)
+        self._one_write_bytes = _ONE_WRITE_BYTES
         self._pause_s = _PAUSE_S
         self._moved_at = 0.0  # when a file last accepted something, or nothing waited for it
         self._is_slow = False
@@ -89,7 +98,7 @@ class Target:
 
         When there is room again, a note about skipped lines is queued first.
         """
-        if self.is_broken:
+        if self.is_broken or self.is_away:
             return False
         may_skip = self._may_skip
         if self._skipped_lines and (not may_skip or self._waiting_bytes < MOST_WAITING_BYTES // 2):
@@ -101,7 +110,9 @@ class Target:
 
     def put(self, text: bytes | memoryview) -> None:
         """Queue bytes, whether there is room or not. Nothing is written before ``flush``."""
-        if text and not self.is_broken:
+        if self.is_away:
+            self.skip(bytes(text).count(b"\n"))
+        elif text and not self.is_broken:
             if self.is_file and not self._waiting:
                 self._moved_at = time.monotonic()
             self._waiting.append(text)
@@ -158,7 +169,7 @@ class Target:
     @property
     def is_empty(self) -> bool:
         """Whether everything has been written."""
-        return not self._waiting and not self._skipped_lines
+        return not self._waiting and (not self._skipped_lines or self.is_away)
 
     @property
     def waits_for_room(self) -> bool:
@@ -171,8 +182,9 @@ class Target:
         if self.retry_at is not None:
             if time.monotonic() < self.retry_at:
                 return False
-            self.retry_at = None
-        while not self.is_broken:
+            self.retry_at = time.monotonic() + _RETURN_S if self.is_away and not self._has_reader() else None
+            self.is_away = self.retry_at is not None
+        while not self.is_broken and not self.is_away:
             if not self._waiting:
                 if not self._skipped_lines:
                     break
@@ -180,6 +192,10 @@ class Target:
             try:
                 count = self._write(self._next_blocks())
             except OSError as error:
+                if error.errno == errno.EMSGSIZE and self._one_write_bytes > _LEAST_WRITE_BYTES:
+                    # A socket of messages (SOCK_SEQPACKET, SOCK_DGRAM) takes no larger ones.
+                    self._one_write_bytes //= 2
+                    continue
                 self._on_error(error)
                 break
             wrote = wrote or count > 0
@@ -196,8 +212,10 @@ class Target:
         for block in self._waiting:
             blocks.append(block)
             size += len(block)
-            if size >= _ONE_WRITE_BYTES or len(blocks) >= _MOST_BLOCKS:
+            if size >= self._one_write_bytes or len(blocks) >= _MOST_BLOCKS:
                 break
+        if size > self._one_write_bytes < _ONE_WRITE_BYTES:
+            blocks[-1] = memoryview(blocks[-1])[: self._one_write_bytes - size]
         return blocks
 
     def _take(self, count: int) -> None:
@@ -231,15 +249,30 @@ class Target:
             self.retry_at = time.monotonic() + _AGAIN_S
         else:
             # The reader or the terminal has gone. Ranks and files are not affected.
-            self.is_broken = True
+            if error.errno == errno.EPIPE and self._may_return:
+                self._skipped_lines += self._waiting_lines
+                self.is_away = self._was_away = True
+                self.retry_at = time.monotonic() + _RETURN_S
+            else:
+                self.is_broken = True
+                self._skipped_lines = 0
             self._waiting.clear()
             self._waiting_bytes = 0
-            self._skipped_lines = 0
             self._judged_from = None
+
+    def _has_reader(self) -> bool:
+        """Whether a pipe has one (poll(2): POLLERR)."""
+        import select
+
+        poll = select.poll()
+        poll.register(self.fd, 0)
+        return not poll.poll(0)
 
     def _queue_note(self) -> None:
         count, self._skipped_lines = self._skipped_lines, 0
         why = "this file could not be written for a while" if self.is_file else "this output is read too slowly"
+        if self._was_away:
+            why, self._was_away = "this pipe had no reader for a while", False
         note = f"saferun: {why}: {count} lines skipped here; {self._where()}\n"
         self.put(self.shape_note(note.encode(errors="backslashreplace")))
 
@@ -269,9 +302,13 @@ class Target:
         return not (self.is_empty or self.is_file or self.skipping)
 
     @property
+    def _waiting_lines(self) -> int:
+        return sum(bytes(block).count(b"\n") for block in self._waiting)
+
+    @property
     def unread_text(self) -> str:
         """How many lines a slow reader has not read, and where they are; empty: none."""
-        lines = self._skipped_lines + sum(bytes(block).count(b"\n") for block in self._waiting)
+        lines = self._skipped_lines + self._waiting_lines
         if self.is_file or not lines:
             return ""
         return f"{lines} lines are missing there; {self._where()}"
@@ -330,6 +367,14 @@ class Target:
             if len(piece) == _PIPE_BUF:
                 break
         return os.write(self.fd, piece)
+
+
+def _has_name(fd: int) -> bool:
+    """Whether a pipe was opened by its name (fifo(7)), as its next reader can do."""
+    try:
+        return not os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:")
+    except OSError:
+        return False
 
 
 def _is_own_terminal(fd: int) -> bool:

@@ -79,6 +79,7 @@ MODULES = (
     "saferun.console.message_style",
     "saferun.console.open_colors",
     "saferun.console.rows",
+    "saferun.console.log_rows",
     "saferun.console.status_line",
     "saferun.report.shown_traceback",
     "saferun.report.console_text",

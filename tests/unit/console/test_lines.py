@@ -267,9 +267,22 @@ def test_text_that_waits_for_its_end_is_shown_once(case: tuple[list[bytes], list
         assert [text.replace(b"\n", b"") for text in shown] == [text.replace(b"\n", b"") for text in texts]
 
 
+def test_a_line_of_megabytes_is_one_line_on_a_pipe() -> None:
+    """A program that reads it as JSON finds neither a line feed nor a prefix within it."""
+    text = b"0123456789" * (500 << 10) + b"\n"
+    with Reader.pipe(65536) as reader, console(reader) as screen:
+        stream, other = ConsoleStream(screen.out, b"[0] "), ConsoleStream(screen.out, b"[1] ")
+        for i in range(0, len(text), 200_000):
+            stream.feed(text[i : i + 200_000], now=0.0)
+            other.feed(b"beside it\n", now=0.0)
+            screen.tick(0.9)
+        drain(screen, reader)
+        assert reader.taken.endswith(b"[0] " + text + b"[1] beside it\n")
+
+
 def test_a_huge_line_arrives_whole_in_pieces() -> None:
-    """Five megabytes without a line end: every byte, each piece behind its prefix."""
-    text = b"0123456789" * (500 << 10)
+    """Ten megabytes without a line end: every byte, each piece behind its prefix."""
+    text = b"0123456789" * (1000 << 10)
     with Reader.pipe(65536) as reader, console(reader) as screen:
         stream = ConsoleStream(screen.out, b"[0] ")
         for i in range(0, len(text), 200_000):
