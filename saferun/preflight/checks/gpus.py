@@ -173,8 +173,11 @@ def _visible(context: CheckContext, vendor: str, gpus: Sequence[JsonObject]) -> 
 
 
 def _used(context: CheckContext, gpus: Sequence[JsonObject], visible: Sequence[int] | None) -> list[JsonObject]:
-    """The GPUs that the ranks of this launch take, by the custom that a rank takes that of its local rank."""
-    if visible is None:
+    """The GPUs that the ranks of this launch take, by the custom that a rank takes that of its local rank.
+
+    Without a launch they are all GPUs of the host, whatever the caller's environment shows.
+    """
+    if visible is None or context.is_of_host:
         return list(gpus)
     chosen = [gpus[place] for place in visible]
     return chosen if _has_several_tasks(context.environ) else chosen[: context.nproc]

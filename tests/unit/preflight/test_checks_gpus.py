@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
+from saferun.diagnosis.host_fault import found_faults
 from saferun.linux import nvidia_gpus
 from saferun.linux.nvidia_gpus import read_nvidia_state, read_nvidia_state_apart
 from saferun.preflight.checks import gpus
 from saferun.preflight.checks.gpus import check_gpus
+from saferun.preflight.outcome import findings_of
 from saferun.preflight.results import UNUSABLE
 from tests.unit.preflight.fake_nvml import GIB, MIB, MISMATCH, NO_DRIVER, OTHER, FabricInfo, Gpu, Nvml, launch
 from tests.unit.preflight.host_roots import Root
+
+CLUSTER = bytes(range(1, 17))
+SET_UP = (3, 0, b"")
 
 
 @pytest.fixture
@@ -83,6 +88,21 @@ def test_only_the_gpus_of_the_launch_matter(root: Root) -> None:
     assert check_gpus(launch(root, nproc=1), nvml=nvml).verdict == "ok"
     assert check_gpus(launch(root, {"CUDA_VISIBLE_DEVICES": "1"}, nproc=1), nvml=nvml).verdict == "warn"
     assert check_gpus(launch(root, {"CUDA_VISIBLE_DEVICES": "GPU-0001"}, nproc=1), nvml=nvml).verdict == "warn"
+
+
+def test_without_a_launch_each_gpu_of_the_host_is_judged(root: Root) -> None:
+    """`saferunctl health` speaks for the host: a job of eight ranks would meet the broken fourth GPU."""
+    host = launch(root, {"CUDA_VISIBLE_DEVICES": "0"}, nproc=1, is_of_host=True, together=True)
+    eight = [Gpu(fabric=SET_UP) for _ in range(8)]
+    assert check_gpus(host, nvml=Nvml(*eight)).verdict == "ok"
+    for broken, message in (
+        (Gpu(lost=True), "GPU 3 fell off the bus"),
+        (Gpu(fabric=(3, 999, b"")), "GPU 3: NVLink could not be set up"),
+        (Gpu(fabric=SET_UP, alone=True), "GPU 3 cannot access the memory of the others"),
+    ):
+        result = check_gpus(host, nvml=Nvml(*eight[:3], broken, *eight[4:]))
+        assert result.message.startswith(message)
+        assert found_faults(findings_of([result._replace(name="gpus")]), 1, is_launch=False)[0].kind == "gpu"
 
 
 def test_with_no_memory_left_anywhere_there_is_nothing_to_start_on(root: Root) -> None:
@@ -193,9 +213,6 @@ def test_the_worst_of_several_faults_comes_first(root: Root) -> None:
 
 
 # -------------------------------------------------------------------------------------- NVSwitches, IMEX, direct access
-
-CLUSTER = bytes(range(1, 17))
-SET_UP = (3, 0, b"")
 
 
 def test_gpus_whose_nvswitches_are_set_up_are_in_order(root: Root) -> None:
