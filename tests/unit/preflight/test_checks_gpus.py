@@ -137,6 +137,15 @@ def test_a_gpu_that_takes_no_computing_is_told_and_not_waited_for(root: Root) ->
     assert "-c 0" in result.hint
 
 
+def test_a_gpu_that_takes_no_computing_by_its_setting_blames_no_host(root: Root) -> None:
+    """An administrator sets it. What is broken beside it counts as before."""
+    for host in (launch(root, nproc=1), launch(root, nproc=1, is_of_host=True)):
+        result = check_gpus(host, nvml=Nvml(Gpu(mode=2)))
+        assert found_faults(findings_of([result._replace(name="gpus")]), 1, is_launch=False) == ()
+    result = check_gpus(launch(root, is_of_host=True), nvml=Nvml(Gpu(mode=2), Gpu(lost=True)))
+    assert result.class_name == "gpu_hardware_error"
+
+
 def test_memory_of_the_attempt_before_is_waited_for(root: Root) -> None:
     """The driver gives a dead rank's memory back a moment later, or its process hangs in the driver."""
     dying = Gpu(used=61 * GIB, processes=[(4_100_000, 60 * GIB)])
@@ -256,6 +265,14 @@ def test_nvlink_between_hosts_needs_an_imex_channel(root: Root) -> None:
     assert check_gpus(launch(root, {"NCCL_MNNVL_ENABLE": "0"}, together=True), nvml=nvml).verdict == "ok"
     root.write("dev/nvidia-caps-imex-channels/channel0")
     assert check_gpus(launch(root, together=True), nvml=nvml).verdict == "ok"
+
+
+def test_a_missing_imex_channel_blames_no_host(root: Root) -> None:
+    """Schedulers make channels for each job: an idle host has none, and a job without one is not the host's fault."""
+    nvml = Nvml(*(Gpu(fabric=(3, 0, CLUSTER)) for _ in "01"))
+    assert check_gpus(launch(root, together=True, is_of_host=True), nvml=nvml).verdict == "ok"
+    result = check_gpus(launch(root, together=True), nvml=nvml)
+    assert (result.verdict, result.class_name) == ("warn", "")
 
 
 def test_one_gpu_without_direct_access_is_told_and_a_host_without_any_is_not(root: Root) -> None:
