@@ -22,7 +22,7 @@ from saferun.preflight.checks import nic_errors, storage
 from saferun.preflight.checks.all_checks import CHECKS, OF_HEALTH, checks_for
 from saferun.preflight.checks.nic_errors import check_nic_errors
 from saferun.preflight.checks.recent_kernel import check_kernel_log
-from saferun.preflight.checks.storage import check_storage, read_only_by_damage
+from saferun.preflight.checks.storage import check_storage, read_only_file_systems
 from saferun.preflight.outcome import bad_hosts, findings_of
 from saferun.preflight.results import CheckResult, HostInfo, Preflight
 from tests.unit.preflight.host_roots import Root
@@ -238,19 +238,46 @@ MOUNTS = """22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 """
 
 
-def test_a_file_system_that_damage_has_made_read_only_is_known() -> None:
-    """Unlike one that was mounted so, or can be nothing else."""
-    assert read_only_by_damage(MOUNTS) == ["/data", "/new"]
-    assert read_only_by_damage("") == read_only_by_damage("1 2 - ext4\n- ext4 a ro\n\n") == []
+def test_a_file_system_that_has_become_read_only_is_known() -> None:
+    """Unlike one that was mounted so, or can be nothing else. Only the kernel's word for damage is certain."""
+    found = [(one.point, one.device, one.is_certain) for one in read_only_file_systems(MOUNTS)]
+    assert found == [("/data", "8:2", False), ("/new", "8:4", True)]
+    assert read_only_file_systems("") == read_only_file_systems("1 2 - ext4\n- ext4 a ro\n\n") == []
+
+
+def remounted(root: Root, *, errors: int = 0, ago_s: float = 0.0) -> None:
+    """Mounts of which /data is read-only as a whole, and what ext4 counts of it."""
+    root.write("proc/self/mountinfo", MOUNTS.replace("rw,emergency_ro", "rw"))
+    (link := Path(root.path, "sys/dev/block/8:2")).parent.mkdir(parents=True)
+    link.symlink_to("../../devices/pci0000:00/block/sdb/sdb1")
+    root.write("sys/fs/ext4/sdb1/errors_count", f"{errors}\n")
+    root.write("sys/fs/ext4/sdb1/last_error_time", f"{time.time() - ago_s:.0f}\n" if errors else "0\n")
+
+
+@pytest.mark.parametrize("counted", [{}, {"errors": 3, "ago_s": 20 * 365 * 86400.0}])
+def test_a_planned_remount_as_read_only_blames_no_host(root: Root, counted: dict[str, Any]) -> None:
+    """It leaves bind mounts and copied namespaces "rw", as damage does. Who uses the path is warned."""
+    remounted(root, **counted)
+    for is_of_host in (False, True):
+        assert check_storage(root.context(is_of_host=is_of_host)).verdict == "ok"
+        used = check_storage(root.context(storage=("/data/me",), is_of_host=is_of_host))
+        assert (used.verdict, used.class_name) == ("warn", "")
+        assert used.message == "the file system at /data has become read-only"
+        assert found_faults(findings_of([used._replace(name="storage")]), 1, is_launch=False) == ()
+
+
+def test_a_file_system_that_is_read_only_after_errors_is_a_fault_of_the_host(root: Root) -> None:
+    """On older kernels errors=remount-ro leaves no other trace in the options."""
+    remounted(root, errors=1)
+    result = check_storage(root.context(is_of_host=True))
+    assert (result.class_name, result.message) == ("file_system_error", "the file system at /data has become read-only")
 
 
 def test_damage_is_a_fault_of_the_host(root: Root) -> None:
     root.write("proc/self/mountinfo", MOUNTS)
     result = check_storage(root.context())
     assert (result.verdict, result.class_name) == ("warn", "file_system_error")
-    assert (
-        result.message == "the file system at /data has become read-only; the file system at /new has become read-only"
-    )
+    assert result.message == "the file system at /new has become read-only"
     assert found_faults(findings_of([result._replace(name="storage")]), 1)[0].kind == "file_system"
 
 
