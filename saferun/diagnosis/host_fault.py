@@ -353,9 +353,9 @@ _FAULT_IF_MINORITY = frozenset(
 )
 """At a launch, faults only on hosts that are a minority with them: a wrong setting shows on most hosts, as an
 interface's name that none of them has."""
-_ALWAYS_COMPARED = frozenset({("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")})
+_ALWAYS_COMPARED = frozenset({("disk", "disk_full"), ("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")})
 """The same also without a launch (``saferunctl health``), so that they are never a fault of a host alone: it may have
-been built so, as with a port that has no cable, or a job that runs there may take the memory."""
+been built so, as with a port that has no cable, or a job that runs there may take the memory or fill the disk."""
 
 
 def _of_findings(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool = True) -> list[HostFault]:

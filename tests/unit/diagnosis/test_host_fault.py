@@ -268,9 +268,12 @@ def test_what_a_wrong_setting_looks_like_counts_only_in_comparison(check: str, c
     assert kinds(found_faults(finding(check, class_name, 0), 2)) == [("node1", KINDS[_place(check)])]
 
 
-@pytest.mark.parametrize(("check", "class_name"), [("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")])
+@pytest.mark.parametrize(
+    ("check", "class_name"),
+    [("fabric", "fabric_degraded"), ("memory", "host_out_of_memory"), ("disk", "disk_full")],
+)
 def test_a_host_by_itself_is_not_blamed_for_how_it_is_built_or_what_runs_there(check: str, class_name: str) -> None:
-    """Ports that never had a cable, memory that a job has taken: a scheduler would take the host out of use."""
+    """A scheduler would take it out of use: ports without a cable, memory that a job took, a /tmp that it filled."""
     assert found_faults(finding(check, class_name, 0), 1, is_launch=False) == ()
     assert found_faults(finding("gpus", "gpu_hardware_error", 0), 1, is_launch=False) != ()
 
