@@ -238,8 +238,8 @@ _KERNEL: tuple[tuple[str, re.Pattern[str]], ...] = (
         re.compile(
             r"Machine Check Exception|\[Hardware Error\]: event severity: (?:fatal|recoverable)|EDAC .{0,80}\bUE\b"
             r"|hardware memory corruption|Memory failure: 0x[0-9a-f]{1,16}: .{0,60}(?:[Kk]ill|unrecoverable|Failed)"
-            r"|AER: .{0,60}Uncorrect\w{0,6}.{0,20}\(?Fatal|Kernel panic - |kernel BUG at |BUG: unable to handle"
-            r"|hard LOCKUP|pciehp .{0,60}Link Down"
+            r"|AER: .{0,60}Uncorrect\w{0,6}.{0,20}(?<![Nn]on-)\bFatal|Kernel panic - |kernel BUG at "
+            r"|BUG: unable to handle|hard LOCKUP|pciehp .{0,60}Link Down"
         ),
     ),
     (
@@ -258,13 +258,18 @@ _KERNEL: tuple[tuple[str, re.Pattern[str]], ...] = (
         ),
     ),
 )
-_NO_FAULTS = re.compile(r"[Cc]ommand line: |\bno (?:fatal|uncorrect)|I/O error, dev (?:sr|fd|loop)")
+_NO_FAULTS = re.compile(
+    r"[Cc]ommand line: |\bno (?:fatal|uncorrect)|I/O error, dev (?:sr|fd|loop)"
+    # ext4 repeats each day what it once counted, until the next fsck: print_daily_error_info() of fs/ext4/super.c.
+    r"|EXT4-fs \(.{0,40}\): (?:error count since last fsck|(?:initial|last) error at)"
+)
 
 
 def kernel_fault(line: str) -> str:
     """The kind of a host's fault that a line of its kernel log shows, GPUs excepted; empty: it shows none.
 
-    What was corrected, or recovered from, is no fault; nor is a device that is merely empty.
+    What was corrected, or recovered from, is no fault; nor is what was counted long ago, or a device that is merely
+    empty.
     """
     line = line[:_LONGEST_LINE]
     if _NO_FAULTS.search(line):
@@ -348,9 +353,9 @@ _FAULT_IF_MINORITY = frozenset(
 )
 """At a launch, faults only on hosts that are a minority with them: a wrong setting shows on most hosts, as an
 interface's name that none of them has."""
-_ALWAYS_COMPARED = frozenset({("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")})
+_ALWAYS_COMPARED = frozenset({("disk", "disk_full"), ("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")})
 """The same also without a launch (``saferunctl health``), so that they are never a fault of a host alone: it may have
-been built so, as with a port that has no cable, or a job that runs there may take the memory."""
+been built so, as with a port that has no cable, or a job that runs there may take the memory or fill the disk."""
 
 
 def _of_findings(findings: Iterable[HostFinding], hosts: int, *, is_launch: bool = True) -> list[HostFault]:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Collection, Mapping
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
@@ -51,14 +52,8 @@ class LintPart(PartBase):
             self._begin(self._plan)
 
     def _begin(self, plan: AttemptPlan) -> None:
-        # Without the hook: the lint is no rank, and is not captured. And without what only the launcher sets, of which
-        # an older torch may read less.
-        users = self._context.environ
-        environ = {
-            name: value
-            for name, value in plan.environs[0].items()
-            if name != "SAFERUN_HOOK" and (name in users or not name.startswith("TORCHELASTIC_"))
-        }
+        users = {*self._context.environ, *(name for name, _ in self._context.config.environ.env)}
+        environ = without_launchers_own(plan.environs[0], users)
         python = self._context.environ.get("PYTHON_EXEC", sys.executable)
         asked = {"environ": environ, "python": python, "script": str(self._context.config.command.name)}
         # Whatever goes wrong with it is not reported: the job does not depend on it.
@@ -102,6 +97,24 @@ class LintPart(PartBase):
             self._context.report(f"{len(lines) - _MOST_LINES} more: saferunctl env lint")
 
 
+def without_launchers_own(environ: Mapping[str, str], users: Collection[str]) -> dict[str, str]:
+    """The environment of a rank, as far as a user may want to change it.
+
+    The hook is left out: the lint is no rank, and is not captured. So is what only the launcher sets: of its own
+    variables an older torch may read less, and torchrun's default for errors of NCCL contradicts no setting.
+
+    Args:
+        environ: of the rank.
+        users: the names that the user has set.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name != "SAFERUN_HOOK" and (name in users or not name.startswith(_OF_LAUNCHER))
+    }
+
+
+_OF_LAUNCHER = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 # How names of variables begin that software of ours reads; the lint itself knows more, and more exactly.
 _PREFIXES = (
     *("TORCH", "PYTORCH", "NCCL", "RCCL", "GLOO", "CUDA", "CUBLAS", "CUDNN", "HIP", "HSA", "AMD", "ROC", "MIOPEN"),

@@ -25,14 +25,17 @@ _NUMBERS = (
     *("JOB_COMPLETION_INDEX", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LSF_PM_TASKID"),
     *("_CONDOR_PROCNO", "_CONDOR_NPROCS", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
 )
+_RAY = "raylet"
 # What a launcher has running above each process that it starts: its daemon, or the launcher itself.
 _LAUNCHERS = frozenset(
     (
         *("slurmstepd", "orted", "prted", "prte", "prterun", "orterun", "mpirun", "mpiexec", "mpirun.openmpi"),
         *("mpiexec.openmpi", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "mpispawn", "mpirun_rsh"),
-        *("flux-shell", "res", "pbs_mom", "jsrun", "jsmd", "condor_starter", "raylet"),
+        *("flux-shell", "res", "pbs_mom", "jsrun", "jsmd", "condor_starter", _RAY),
     )
 )
+# With these a daemon is above each process of the job, and Ray's is none of them: `srun -N4 ray start --block`.
+_START_RAY = frozenset(("flux", "htcondor", "lsf", "mvapich", "openmpi", "pbs", "pmi", "slurm"))
 _LAUNCHERS_BEGIN = ("mpirun", "mpiexec", "orterun", "prterun")  # mpirun.lsf, mpiexec.mpich, .prterun-wrapped
 # Where a person's shell comes from. A launcher's daemon may itself be below an sshd, but is the nearer one then.
 _LOGINS = frozenset(("sshd", "sshd-session", "dropbear", "tmux", "screen", "SCREEN", "login", "mosh-server"))
@@ -191,7 +194,8 @@ def started_by(ancestry: Ancestry, scheduler: str = "") -> tuple[bool | None, st
     """Whether a launcher started this process, by the processes above it, and what they show.
 
     True: its daemon is above. False: the server of a person's shell is nearer, or that shell itself, so the variables
-    are left over from somewhere else, or were given to the shell. None: neither is to be seen, as in a container.
+    are left over from somewhere else, or were given to the shell; or Ray's daemon is, and the variables are those of
+    the step that Ray itself was started with. None: neither is to be seen, as in a container.
 
     Args:
         ancestry: the processes above.
@@ -201,6 +205,8 @@ def started_by(ancestry: Ancestry, scheduler: str = "") -> tuple[bool | None, st
         name = _name_of(argv)
         if name == "slurmstepd" and scheduler == "slurm" and _NO_TASK_OF_SLURM.search(" ".join(argv)):
             return False, "a batch script or a shell of Slurm's"
+        if name == _RAY and scheduler in _START_RAY:
+            return False, name
         if name in _LAUNCHERS or name.startswith(_LAUNCHERS_BEGIN):
             return True, name
         if name in _LOGINS:

@@ -93,9 +93,10 @@ class _NearMisses:
 
     def meant(self, name: str, family: Family) -> str:
         """The name that was most likely meant, or ""."""
-        other = under_another_prefix(name, self._is_real)
-        if other:
-            return other
+        return under_another_prefix(name, self._is_real) or self.similar(name, family)
+
+    def similar(self, name: str, family: Family) -> str:
+        """The same under the prefix that the name has."""
         if self._left == 0:
             return ""
         self._left -= 1
@@ -152,8 +153,9 @@ def _is_documented_and_held(name: str, known: KnownNames) -> bool:
 
 
 def _misspelt_path(name: str, value: str, near_misses: _NearMisses, family: Family) -> Finding | None:
-    # TORCH_EXTENSION_DIR seems to be one of the many names of paths, but lacks one letter.
-    meant = near_misses.meant(name, family)
+    # TORCH_EXTENSION_DIR seems to be one of the many names of paths, but lacks one letter. Under another prefix it may
+    # be a path of its own: NVIDIA's images set PYTORCH_HOME, and torch reads TORCH_HOME.
+    meant = near_misses.similar(name, family)
     if not meant or meant not in DOCUMENTED or len(name) < 12:  # noqa: PLR2004 - short names are similar to many
         return None
     return _found(name, value, "unknown name", "nothing reads this name", f"did you mean {meant}?", "")

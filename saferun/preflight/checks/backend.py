@@ -19,6 +19,8 @@ _MOST_FUNCTIONS = 8  # within each other
 _CHOOSES = "SOCKET_IFNAME"
 # Below /dev: Trainium, newer TPUs (which are handed through), and others that torch has a backend of its own for.
 _MORE_DEVICES = ("neuron", "vfio", "cambricon", "mtgpu", "rbln", "tenstorrent", "xpu", "npu")
+# Arguments with which all ranks of the launch still meet.
+_OF_ALL_RANKS = frozenset({"backend", "timeout", "device_id"})
 _ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "execv", "execve", "execvp", "execvpe"})
 _RUNS_MORE = frozenset({"import_module", "__import__", "exec", "eval", "run_path", "run_module", "load_dotenv"})
 # These and the standard library set no variable of an interface. Any other module may, a file beside the script most of
@@ -31,15 +33,16 @@ def known_backend(context: CheckContext) -> str:
     """``gloo`` or ``nccl`` where the ranks are certain to connect to each other with it, else ``UNKNOWN``.
 
     It is certain where several ranks run a Python script whose way leads straight to
-    ``init_process_group("gloo")``: no condition, loop, handler or module of its own before it, and no word of an
-    interface of its own.
+    ``init_process_group("gloo")``: no condition, loop, handler or module of its own before it, no word of an interface
+    of its own, no other rank, size, store or meeting point than those of the launch. Nor may a tool or a wrapper stand
+    between saferun and Python, which could set variables or enter a container.
     Gloo is only believed where the host shows no accelerator of any vendor, NCCL only where it shows NVIDIA's or AMD's.
     Everything else (``python -m``, another framework, MPI, TPUs, a backend from an argument) is unknown: nothing may be
     refused because of it.
     """
     if not context.script or (context.nproc < 2 and not context.spans_hosts):  # noqa: PLR2004 - several
         return UNKNOWN
-    if _PRINT_AND_EXIT.intersection(context.script_args):
+    if _PRINT_AND_EXIT.intersection(context.script_args) or context.is_wrapped or "PYTHON_EXEC" in context.environ:
         return UNKNOWN
     text = _read(context.script)
     if _CALL not in text or _CHOOSES in text:
@@ -76,6 +79,8 @@ def backend_of(text: str) -> str:
             warnings.simplefilter("ignore")
             module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return UNKNOWN
+    if _changes_environment(module):
         return UNKNOWN
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     return _follow(module.body, functions, _MOST_FUNCTIONS) or UNKNOWN
@@ -114,7 +119,9 @@ def _called(node: ast.stmt, functions: dict[str, ast.FunctionDef], depth: int) -
         if not isinstance(call, ast.Call):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        if name == _CALL:
+        if name == _CALL and name not in functions:
+            if not _is_of_all_ranks(call):
+                return UNKNOWN
             given = call.args[0] if call.args else None
             given = next((one.value for one in call.keywords if one.arg == "backend"), given)
             value = given.value if isinstance(given, ast.Constant) else None
@@ -126,6 +133,49 @@ def _called(node: ast.stmt, functions: dict[str, ast.FunctionDef], depth: int) -
             if found is not None:
                 return found
     return None
+
+
+def _is_of_all_ranks(call: ast.Call) -> bool:
+    """Whether the ranks of the launch meet by this call, and no fewer.
+
+    With a rank, a size, a store or a file of its own it may make a group that never leaves the host.
+    """
+    import ast
+
+    return len(call.args) <= 1 and all(
+        one.arg in _OF_ALL_RANKS
+        or (one.arg == "init_method" and isinstance(one.value, ast.Constant) and one.value.value == "env://")
+        for one in call.keywords
+    )
+
+
+def _changes_environment(module: ast.Module) -> bool:
+    """Whether a script may set a variable: it uses ``os.environ`` for anything but to read single ones, or ``putenv``.
+
+    Where it does so is not asked: a method or a base class may do it before the ranks connect.
+    """
+    import ast
+
+    def is_environ(node: ast.AST) -> bool:
+        return _last_name(node) in {"environ", "environb"}
+
+    reads = {
+        id(node.value)
+        for node in ast.walk(module)
+        if (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load))
+        or (isinstance(node, ast.Attribute) and node.attr == "get")
+    }
+    return any(
+        (is_environ(node) and id(node) not in reads) or _last_name(node) in {"putenv", "unsetenv"}
+        for node in ast.walk(module)
+    )
+
+
+def _last_name(node: ast.AST) -> str:
+    """``environ`` of ``os.environ`` and of ``environ``; empty: it is neither."""
+    import ast
+
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_quiet(node: ast.Import | ast.ImportFrom) -> bool:

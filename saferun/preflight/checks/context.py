@@ -31,6 +31,7 @@ class CheckContext(Value):
         script: the training script; empty: there is none.
         script_args: its arguments.
         python: the interpreter that runs the ranks; empty: they are no Python.
+        is_wrapped: whether a tool (--wrap) starts any of the ranks.
         vendor: ``nvidia``, ``amd`` or ``none``: whose GPUs the ranks use.
         attempt: from 0.
         old_pids: ranks of the previous attempt, whose GPU memory may not have been given back yet.
@@ -61,6 +62,7 @@ class CheckContext(Value):
     script: str = ""
     script_args: tuple[str, ...] = ()
     python: str = ""
+    is_wrapped: bool = False
     vendor: str = "none"
     attempt: int = 0
     old_pids: tuple[int, ...] = ()
@@ -128,6 +130,7 @@ def context_of(
         script=config.command.name if is_python else "",
         script_args=argv[argv.index(config.command.name) + 1 :] if config.command.name in argv else (),
         python=_python_of(argv, is_only=is_only) if is_python and not config.command.run_path else "",
+        is_wrapped=bool(config.wraps),
         vendor=config.environ.vendor,
         attempt=attempt,
         old_pids=tuple(old_pids),

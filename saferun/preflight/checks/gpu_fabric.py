@@ -18,7 +18,7 @@ _FEW = 4  # GPUs; fewer are bridged in pairs, and one is left over
 
 
 class FabricFault(Value):
-    """What is wrong, what to do, and the class of the failure that it leads to."""
+    """What is wrong, what to do, and the class of the failure that it leads to; empty: it is no fault of the host."""
 
     message: str
     hint: str
@@ -54,8 +54,11 @@ def _manager_faults(used: Sequence[JsonObject]) -> Iterable[FabricFault]:
 
 
 def _imex_faults(context: CheckContext, used: Sequence[JsonObject]) -> Iterable[FabricFault]:
-    """NVLink between hosts: without an IMEX channel NCCL may not map the memory of other hosts' GPUs."""
-    if not context.spans_hosts or context.environ.get("NCCL_MNNVL_ENABLE") == "0":
+    """NVLink between hosts: without an IMEX channel NCCL may not map the memory of other hosts' GPUs.
+
+    Slurm's switch/nvidia_imex and Kubernetes' DRA driver make channels for each job: a host without a job has none.
+    """
+    if context.is_of_host or not context.spans_hosts or context.environ.get("NCCL_MNNVL_ENABLE") == "0":
         return
     if not any(gpu.get("fabric_cluster") for gpu in used):
         return
@@ -64,7 +67,7 @@ def _imex_faults(context: CheckContext, used: Sequence[JsonObject]) -> Iterable[
         return
     message = f"NVLink connects this host to others, and there is no IMEX channel (/{_IMEX_CHANNELS})"
     hint = "start nvidia-imex on all hosts and give the job a channel; with NCCL_MNNVL_ENABLE=0 NCCL uses the network"
-    yield FabricFault(message, hint)
+    yield FabricFault(message, hint, "")  # it is for the launcher to give the job one
 
 
 def _direct_access_faults(content: JsonObject, used: Sequence[JsonObject]) -> Iterable[FabricFault]:

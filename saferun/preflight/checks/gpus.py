@@ -137,7 +137,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         "; ".join(dict.fromkeys(fault.message for fault in faults)),
         "; ".join(dict.fromkeys(fault.hint for fault in faults)),
         facts,
-        class_name=faults[0].class_name,
+        class_name=next((fault.class_name for fault in faults if fault.class_name), ""),
         transient=all(fault.transient for fault in faults),
     )
 
@@ -173,8 +173,11 @@ def _visible(context: CheckContext, vendor: str, gpus: Sequence[JsonObject]) -> 
 
 
 def _used(context: CheckContext, gpus: Sequence[JsonObject], visible: Sequence[int] | None) -> list[JsonObject]:
-    """The GPUs that the ranks of this launch take, by the custom that a rank takes that of its local rank."""
-    if visible is None:
+    """The GPUs that the ranks of this launch take, by the custom that a rank takes that of its local rank.
+
+    Without a launch they are all GPUs of the host, whatever the caller's environment shows.
+    """
+    if visible is None or context.is_of_host:
         return list(gpus)
     chosen = [gpus[index] for index in visible]
     return chosen if _has_several_tasks(context.environ) else chosen[: context.nproc]
@@ -239,7 +242,8 @@ def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
         yield _Fault(f"{name} {fault}", f"{reset}; if it comes again, {replace}")
         return
     if gpu.get("compute_mode") == "prohibited":
-        yield _Fault(f"{name} is set to take no computing", f"run `nvidia-smi -i {index} -c 0`", "missing_gpu")
+        # A setting of the administrator's: ranks cannot use the GPU, and the host is no worse for it.
+        yield _Fault(f"{name} is set to take no computing", f"run `nvidia-smi -i {index} -c 0`", "")
     if gpu.get("remapping_failed"):
         yield _Fault(f"{name} has defective memory (row remapping failed)", replace)
     elif gpu.get("remapping_pending"):

@@ -55,8 +55,8 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     )
     elsewhere = context.spans_hosts and is_elsewhere(context, master, nics)
     result = (
-        _judge_wanted(context, nics)
-        or _judge_gloo(context, gloo, nics)
+        _judge_wanted(context, nics, elsewhere=elsewhere)
+        or _judge_gloo(context, gloo, nics, elsewhere=elsewhere)
         or _judge_nccl(context, nccl, environ, nics)
         or (_judge_reach(context, gloo, nccl, nics) if elsewhere else None)
     )
@@ -91,7 +91,7 @@ def _resolve(context: CheckContext, environ: Mapping[str, str]) -> tuple[Lookup,
 # ------------------------------------------------------------------------------------------------------ what is named
 
 
-def _judge_wanted(context: CheckContext, nics: Sequence[Nic]) -> CheckResult | None:
+def _judge_wanted(context: CheckContext, nics: Sequence[Nic], *, elsewhere: bool) -> CheckResult | None:
     """What is wrong with the interfaces that ``--nic`` names."""
     for name in context.nics:
         if name != AUTO:
@@ -99,11 +99,12 @@ def _judge_wanted(context: CheckContext, nics: Sequence[Nic]) -> CheckResult | N
             if result is not None:
                 # What is asked of saferun itself and cannot be done is refused.
                 is_there = named(nics, name) is not None
-                return result._replace(verdict=_verdict(context) if is_there else "fail")
+                verdict = _verdict_of(context, name, nics, elsewhere=elsewhere) if is_there else "fail"
+                return result._replace(verdict=verdict)
     return None
 
 
-def _judge_gloo(context: CheckContext, gloo: Choice, nics: Sequence[Nic]) -> CheckResult | None:
+def _judge_gloo(context: CheckContext, gloo: Choice, nics: Sequence[Nic], *, elsewhere: bool) -> CheckResult | None:
     """What is wrong with the interfaces that GLOO_SOCKET_IFNAME names."""
     if gloo.rule != GLOO_IFNAME:
         return None
@@ -112,8 +113,17 @@ def _judge_gloo(context: CheckContext, gloo: Choice, nics: Sequence[Nic]) -> Che
         if result is not None:
             if name.startswith(("^", "=")):
                 result = result._replace(hint=f"gloo takes exact names, and only NCCL knows ^ and =; {result.hint}")
-            return result._replace(verdict=_verdict(context))
+            return result._replace(verdict=_verdict_of(context, name, nics, elsewhere=elsewhere))
     return None
+
+
+def _verdict_of(context: CheckContext, name: str, nics: Sequence[Nic], *, elsewhere: bool) -> str:
+    """How bad it is that gloo would use an interface with which something is wrong.
+
+    One that is down serves ranks of the same machine, and all saferuns of the job may be there.
+    """
+    serves_here = _judge_name("", name, nics, spans_hosts=False) is None
+    return "warn" if serves_here and not elsewhere else _verdict(context)
 
 
 def _verdict(context: CheckContext) -> str:

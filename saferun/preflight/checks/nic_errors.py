@@ -13,22 +13,26 @@ import time
 from collections.abc import Iterator, Mapping
 
 from saferun.linux.link_counters import read_link_counters
+from saferun.linux.netlink import read_nics
 from saferun.linux.nic import is_decoy
 from saferun.linux.small_files import list_directory, read_line
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.default_nics import address_to_reach
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import count_text, duration_text
 
 _MOST_NICS = 64
 # Old looks show nothing of the next job.
 _LONGEST_S = 24 * 3600.0
-# One loss may be a maintenance of the switch; links that are bad lose their carrier again and again.
-_FLAPS = 2
+# One loss may be a maintenance of the switch, and two within a day two of them, or an administrator's work; links that
+# are bad lose their carrier again and again: as often as this within so many seconds, and again in each further such
+# time.
+_FLAPS, _FLAPPING_S = 2, 300.0
 _FEW_ERRORS = 100
 _ERROR_SHARE = 1e-4  # of the packets
-_BOOT, _NAMESPACE, _AT = "boot", "namespace", "at_s"
+_BOOT, _NAMESPACE, _AT, _USED = "boot", "namespace", "at_s", "used"
 # How many of each within an hour, or since a check that is less long ago, are no accident. Retransmissions
 # (packet_seq_err …) come with congestion, too.
 _RDMA = {
@@ -56,6 +60,8 @@ class NicErrors(Value):
 def check_nic_errors(context: CheckContext) -> CheckResult:
     """What interfaces have counted since the previous look, where there was one."""
     now = _sample(context)
+    used = [nic.name for nic in read_nics(context.root) if address_to_reach(nic) or nic.rdma]
+    now.update({f"{name} {_USED}": "1" for name in used if f"{name} losses" in now})
     facts = tuple(sorted(now.items()))
     seconds = seconds_between(dict(context.earlier), now)
     if seconds is None:
@@ -116,6 +122,9 @@ def seconds_between(earlier: Mapping[str, str], now: Mapping[str, str]) -> float
 def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -> Iterator[NicErrors]:
     """What each interface has counted in between that is worth a word.
 
+    An interface that has neither an address nor an RDMA device, at either look, carries no job's traffic: its host is
+    not at fault. An address may be gone because its carrier is.
+
     Args:
         earlier: the earlier look.
         now: this one.
@@ -131,10 +140,13 @@ def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -
         name, _, counter = marker.rpartition(" ")
         if marker not in earlier or counter not in {"losses", "link_downed"}:
             continue
+        is_used = counter == "link_downed" or any(f"{name} {_USED}" in counts for counts in (earlier, now))
+        of_host = "network_interface" if is_used else ""
         losses = added(marker)
         if losses:
             is_down = f"{name} down" in now
-            class_name = "network_interface" if losses >= _FLAPS or is_down else ""
+            is_flapping = losses >= max(_FLAPS, round(_FLAPS * seconds / _FLAPPING_S))
+            class_name = of_host if is_flapping or is_down else ""
             times = "once" if losses == 1 else f"{losses} times"
             what = f"has lost its carrier {times} in the last {_text(seconds)}{', and is down' if is_down else ''}"
             yield NicErrors(name, f"{name} {what}", class_name)
@@ -142,7 +154,7 @@ def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -
             errors, packets = added(f"{name} errors"), added(f"{name} packets")
             if errors >= _FEW_ERRORS and errors > packets * _ERROR_SHARE:
                 what = f"{count_text(errors, 'error')} in {packets} packets"
-                yield NicErrors(name, f"{name} has counted {what} in the last {_text(seconds)}", "network_interface")
+                yield NicErrors(name, f"{name} has counted {what} in the last {_text(seconds)}", of_host)
             continue
         for kind, least in _RDMA.items():
             count = added(f"{name} {kind}")

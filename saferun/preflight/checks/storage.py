@@ -7,7 +7,8 @@ asked by a thread of its own. One that gets no answer stays behind in the check 
 
 The ranks of several hosts wait for this check. What they may never use is not waited for as long as what they need.
 
-Sources: stat(2), statfs(2), proc_pid_mountinfo(5); Linux, fs/ext4/super.c (errors=remount-ro, emergency_ro).
+Sources: stat(2), statfs(2), proc_pid_mountinfo(5); Linux, fs/ext4/super.c (errors=remount-ro, emergency_ro),
+fs/ext4/sysfs.c (errors_count, last_error_time).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from saferun.linux.small_files import read_text
+from saferun.linux.small_files import read_line, read_link, read_text
 from saferun.linux.stuck import mount_of, parse_mounts
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
@@ -41,10 +42,11 @@ _BROKEN = frozenset(
         *(errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, errno.ENODEV),
     }
 )
-# File systems that the kernel sets read-only when they are damaged. Who mounts one so sets it for the mount as well.
+# File systems that the kernel sets read-only when they are damaged. A planned `mount -o remount,ro` leaves the same
+# behind: it changes one mount and the file system, and bind mounts and those of other namespaces stay "rw".
 _ON_DISKS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "reiserfs"})
 _DAMAGED = frozenset({"emergency_ro", "shutdown"})
-_OPTIONS = 5  # the field of mountinfo with the mount's own options
+_DEVICE, _POINT, _OPTIONS = 2, 4, 5  # fields of mountinfo: 8:2, /data, the mount's own options
 
 
 class _Answer(Value):
@@ -53,6 +55,17 @@ class _Answer(Value):
     path: str
     error: int
     took_s: float
+
+
+class ReadOnly(Value):
+    """A file system that is read-only although it was mounted to be written to.
+
+    ``device`` is its number (``8:2``); ``is_certain``: the kernel itself says that damage is the reason.
+    """
+
+    point: str
+    device: str
+    is_certain: bool
 
 
 def check_storage(context: CheckContext) -> CheckResult:
@@ -69,9 +82,13 @@ def check_storage(context: CheckContext) -> CheckResult:
         for answer in answers
         if answer.error in _BROKEN
     ]
-    problems += [f"the file system at {point} has become read-only" for point in read_only_by_damage(mountinfo)]
+    used = {mount_of(path, mounts) for path in (*needed, *others)}
     # Late after so short a time is not proof enough to blame the host.
     late = [f"{_path_text(path, mounts)} does not answer within {_NEEDLESS_S:g} s" for path in silent if path in others]
+    for one in read_only_file_systems(mountinfo):
+        is_damaged = one.is_certain or _has_failed(context, one.device)
+        if is_damaged or one.point in used:
+            (problems if is_damaged else late).append(f"the file system at {one.point} has become read-only")
     facts = [(answer.path, f"{answer.took_s:.4f} s") for answer in answers]
     facts += [(path, "no answer") for path in silent]
     broken = [*silent, *(answer.path for answer in answers if answer.error in _BROKEN)]
@@ -154,19 +171,31 @@ def _kind_of(path: str, mounts: list[tuple[str, str]]) -> str:
     return next((kind for mounted, kind in reversed(mounts) if mounted == point), "")
 
 
-def read_only_by_damage(mountinfo: str) -> list[str]:
-    """Mount points of file systems that are read-only although they were mounted to be written to.
+def read_only_file_systems(mountinfo: str) -> list[ReadOnly]:
+    """The file systems that are read-only although they were mounted to be written to, each mount point once.
 
     Args:
         mountinfo: the content of /proc/self/mountinfo.
     """
-    found = []
+    found: dict[str, ReadOnly] = {}
     for line in mountinfo.splitlines():
         about, _, source = line.partition(" - ")
         fields, of_system = about.split(" "), source.split(" ")
         if len(fields) <= _OPTIONS or len(of_system) < 3:  # noqa: PLR2004 - type, device, options
             continue
         own, whole = set(fields[_OPTIONS].split(",")), set(of_system[2].split(","))
-        if of_system[0] in _ON_DISKS and (_DAMAGED & whole or ("rw" in own and "ro" in whole)):
-            found.append(fields[_OPTIONS - 1].replace("\\040", " "))
-    return list(dict.fromkeys(found))
+        is_certain = bool(_DAMAGED & whole)
+        if of_system[0] in _ON_DISKS and (is_certain or ("rw" in own and "ro" in whole)):
+            point = fields[_POINT].replace("\\040", " ")
+            found.setdefault(point, ReadOnly(point, fields[_DEVICE], is_certain))
+    return list(found.values())
+
+
+def _has_failed(context: CheckContext, device: str) -> bool:
+    """Whether ext4 has met an error on a device since the boot. Errors of before may have been repaired by now."""
+    name = os.path.basename(read_link(context.path("sys/dev/block", device)))
+    errors, at = (read_line(context.path("sys/fs/ext4", name, file)) for file in ("errors_count", "last_error_time"))
+    if not name or not errors.isdecimal() or not at.isdecimal():
+        return False
+    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return int(errors) > 0 and int(at) >= booted_at

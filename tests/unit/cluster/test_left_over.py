@@ -121,6 +121,20 @@ def test_pods_and_clouds_have_nothing_above(above: Above) -> None:
             assert not config_of(environ=environ).hosts.note
 
 
+RAY = [["ray::train"], ["/opt/ray/raylet", "--x"], ["ray", "start", "--block"], ["slurmstepd: [4711.0]"]]
+
+
+def test_a_ray_task_is_none_of_the_step_in_which_ray_was_started(above: Above) -> None:
+    """`srun -N4 ray start --block`: each task below would wait for three others that no one starts."""
+    above.lines = RAY
+    config = config_of("--nproc-per-node", "2", environ=SLURM_TASK_A_HOST)
+    assert config.hosts._replace(note="") == HostsConfig()
+    assert "raylet" in config.hosts.note
+    assert config_of(environ={**ray_train(1, size=2, local_size=1)}).hosts.most > 1
+    above.lines = [["srun", "x"], ["slurmstepd: [4712.0]"], *RAY]
+    assert config_of(environ=SLURM_TASK_A_HOST).hosts.most > 1
+
+
 OTHER_WAYS = {
     "ssh": (SSH, (), False, "sshd"),
     "tmux": (TMUX, (), False, "tmux"),

@@ -152,6 +152,14 @@ def test_a_long_kernel_log_of_hostile_lines_is_read_within_bounds() -> None:
         ("machine", "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0"),
         ("machine", "MCE: Killing python:4711 due to hardware memory corruption fault at 7f0000000000"),
         ("machine", "pcieport 0000:80:01.0: AER: Uncorrected (Fatal) error received: 0000:81:00.0"),
+        (
+            "machine",
+            "pcieport 0000:80:01.0: AER: Multiple Uncorrectable (Fatal) error message received from 0000:81:00.0",
+        ),
+        (
+            "machine",
+            "pcieport 0000:80:01.0: AER: Uncorrected (Fatal) error received: 0000:81:00.0, after a Non-Fatal one",
+        ),
         ("machine", "Kernel panic - not syncing: Fatal exception"),
         ("machine", "NMI watchdog: Watchdog detected hard LOCKUP on cpu 12"),
         ("file_system", READ_ONLY),
@@ -178,6 +186,12 @@ def test_a_kernel_line_that_shows_a_broken_host_is_known(kind: str, line: str) -
         "{2}[Hardware Error]: event severity: corrected",
         "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0",
         "pcieport 0000:80:01.0: AER: Corrected error received: 0000:81:00.0",
+        "pcieport 0000:3a:00.0: AER: Uncorrected (Non-Fatal) error received: 0000:3b:00.0",
+        "pcieport 0000:3a:00.0: AER: Multiple Uncorrectable (Non-Fatal) error message received from 0000:3b:00.0",
+        "pcieport 0000:3a:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer",
+        "EXT4-fs (sda1): error count since last fsck: 4",
+        "EXT4-fs (sda1): initial error at time 1571302101: ext4_journal_check_start:61",
+        "EXT4-fs (sda1): last error at time 1571302101: ext4_journal_check_start:61",
         "blk_update_request: I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0",
         "blk_update_request: I/O error, dev sr0, sector 0",
         "mlx5_core 0000:12:00.0 hsn0: Link up",
@@ -193,7 +207,7 @@ def test_a_kernel_line_that_shows_a_broken_host_is_known(kind: str, line: str) -
     ],
 )
 def test_what_healthy_hosts_log_too_shows_nothing(line: str) -> None:
-    """Floppy drives that are not there, corrected errors, containers that come and go."""
+    """Floppy drives that are not there, corrected errors, errors of the past, containers that come and go."""
     assert kernel_fault(line) == ""
 
 
@@ -254,9 +268,12 @@ def test_what_a_wrong_setting_looks_like_counts_only_in_comparison(check: str, c
     assert kinds(found_faults(finding(check, class_name, 0), 2)) == [("node1", KINDS[_index(check)])]
 
 
-@pytest.mark.parametrize(("check", "class_name"), [("fabric", "fabric_degraded"), ("memory", "host_out_of_memory")])
+@pytest.mark.parametrize(
+    ("check", "class_name"),
+    [("fabric", "fabric_degraded"), ("memory", "host_out_of_memory"), ("disk", "disk_full")],
+)
 def test_a_host_by_itself_is_not_blamed_for_how_it_is_built_or_what_runs_there(check: str, class_name: str) -> None:
-    """Ports that never had a cable, memory that a job has taken: a scheduler would take the host out of use."""
+    """A scheduler would take it out of use: ports without a cable, memory that a job took, a /tmp that it filled."""
     assert found_faults(finding(check, class_name, 0), 1, is_launch=False) == ()
     assert found_faults(finding("gpus", "gpu_hardware_error", 0), 1, is_launch=False) != ()
 

@@ -150,6 +150,7 @@ def test_names_of_other_software_are_left_alone(name: str) -> None:
         *("CUDA_VERSION", "NCCL_VERSION", "CUDNN_VERSION", "CUDA_HOME", "NCCL_HOME", "ROCM_PATH", "NCCL_INCLUDE_DIR"),
         *("PYTORCH_BUILD_NUMBER", "CUDA_COMPONENT_LIST", "HIP_COMPILER", "PYTORCH_ROCM_ARCH", "CUDA_DRIVER_VERSION"),
         *("CUDA_ARCH_LIST", "CUDACXX", "TORCH_INSTALL_DIR", "HIP_PLATFORM_VERSION", "PYTORCH_BUILD_VERSION"),
+        *("PYTORCH_HOME", "PYTORCH_EXTENSIONS_DIR", "PYTORCH_VERSION"),
     ],
 )
 def test_what_launchers_modules_and_images_set_is_no_finding(name: str) -> None:

@@ -33,7 +33,13 @@ STRAIGHT = MAIN.format('"gloo"')
 
 @pytest.mark.parametrize(
     ("given", "backend"),
-    [('"gloo"', "gloo"), ('backend="gloo"', "gloo"), ("'GLOO', rank=0", "gloo"), ('"nccl"', "nccl"), ("", "")],
+    [
+        ('"gloo"', "gloo"),
+        ('backend="gloo"', "gloo"),
+        ("'GLOO', timeout=limit, init_method='env://'", "gloo"),
+        ('"nccl"', "nccl"),
+        ("", ""),
+    ],
 )
 def test_a_backend_that_stands_on_the_straight_way_is_certain(given: str, backend: str) -> None:
     assert backend_of(MAIN.format(given)) == backend
@@ -62,6 +68,18 @@ def test_a_backend_that_stands_on_the_straight_way_is_certain(given: str, backen
         'from . import settings\ninit_process_group("gloo")\n',
         'def main():\n    import dotenv\n    init_process_group("gloo")\nmain()\n',
         'exec(open("settings.py").read())\ninit_process_group("gloo")\n',
+        'init_process_group("gloo", "file:///tmp/meet", rank=local_rank, world_size=local_size)\n',
+        'init_process_group("gloo", init_method="tcp://127.0.0.1:29501")\n',
+        'init_process_group("gloo", store=HashStore(), rank=0, world_size=1)\n',
+        'init_process_group("gloo", rank=0, world_size=1)\n',
+        'init_process_group("gloo", **more)\n',
+        "init_process_group(*given)\n",
+        'def init_process_group(name):\n    pass\ninit_process_group("gloo")\n',
+        'os.environ["RANK"] = "0"\ninit_process_group("gloo")\n',
+        'os.environ.update(RANK="0", WORLD_SIZE="1")\ninit_process_group("gloo")\n',
+        'from os import environ\nenviron.setdefault("A", "b")\ninit_process_group("gloo")\n',
+        'class Own:\n    os.putenv("RANK", "0")\ninit_process_group("gloo")\n',
+        'variables = os.environ\nvariables["RANK"] = "0"\ninit_process_group("gloo")\n',
         'init_process_group("gloo"',
         "\0",
         "",
@@ -75,6 +93,11 @@ def test_whatever_depends_on_something_is_unknown(text: str) -> None:
 def test_modules_that_set_no_variable_change_nothing() -> None:
     modules = "from __future__ import annotations\nimport os, sys\nimport numpy as np\nfrom torch import nn\n"
     assert backend_of(f"{modules}from torch.distributed import *\ninit_process_group('gloo')\nimport mine\n") == "gloo"
+
+
+def test_a_script_that_only_reads_variables_leaves_them_as_they_are() -> None:
+    reads = 'rank = int(os.environ["RANK"])\nsize = os.environ.get("WORLD_SIZE", "1")\nhost = os.getenv("HOSTNAME")\n'
+    assert backend_of(f"import os\n{reads}{STRAIGHT}") == "gloo"
 
 
 def test_gloo_is_believed_where_the_host_shows_no_accelerator_of_any_vendor(tmp_path: Path) -> None:
@@ -91,6 +114,9 @@ def test_gloo_is_believed_where_the_host_shows_no_accelerator_of_any_vendor(tmp_
         {"script": str(tmp_path)},
         {"vendor": "nvidia"},
         {"script_args": ("--help",)},
+        # It may set variables, or enter a container with a network of its own.
+        {"environ": {"PYTHON_EXEC": "/opt/bin/in-container"}},
+        {"is_wrapped": True},
         {"script": str(root.write("own.py", f"os.environ['GLOO_SOCKET_IFNAME'] = 'lo'\n{STRAIGHT}"))},
     )
     for change in changes:

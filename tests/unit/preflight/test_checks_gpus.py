@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
+from saferun.diagnosis.host_fault import found_faults
 from saferun.linux import nvidia_gpus
 from saferun.linux.nvidia_gpus import read_nvidia_state, read_nvidia_state_apart
 from saferun.preflight.checks import gpus
 from saferun.preflight.checks.gpus import check_gpus
+from saferun.preflight.outcome import findings_of
 from saferun.preflight.results import UNUSABLE
 from tests.unit.preflight.fake_nvml import GIB, MIB, MISMATCH, NO_DRIVER, OTHER, FabricInfo, Gpu, Nvml, launch
 from tests.unit.preflight.host_roots import Root
+
+CLUSTER = bytes(range(1, 17))
+SET_UP = (3, 0, b"")
 
 
 @pytest.fixture
@@ -85,6 +90,21 @@ def test_only_the_gpus_of_the_launch_matter(root: Root) -> None:
     assert check_gpus(launch(root, {"CUDA_VISIBLE_DEVICES": "GPU-0001"}, nproc=1), nvml=nvml).verdict == "warn"
 
 
+def test_without_a_launch_each_gpu_of_the_host_is_judged(root: Root) -> None:
+    """`saferunctl health` speaks for the host: a job of eight ranks would meet the broken fourth GPU."""
+    host = launch(root, {"CUDA_VISIBLE_DEVICES": "0"}, nproc=1, is_of_host=True, spans_hosts=True)
+    eight = [Gpu(fabric=SET_UP) for _ in range(8)]
+    assert check_gpus(host, nvml=Nvml(*eight)).verdict == "ok"
+    for broken, message in (
+        (Gpu(lost=True), "GPU 3 fell off the bus"),
+        (Gpu(fabric=(3, 999, b"")), "GPU 3: NVLink could not be set up"),
+        (Gpu(fabric=SET_UP, alone=True), "GPU 3 cannot access the memory of the others"),
+    ):
+        result = check_gpus(host, nvml=Nvml(*eight[:3], broken, *eight[4:]))
+        assert result.message.startswith(message)
+        assert found_faults(findings_of([result._replace(name="gpus")]), 1, is_launch=False)[0].kind == "gpu"
+
+
 def test_with_no_memory_left_anywhere_there_is_nothing_to_start_on(root: Root) -> None:
     full = [Gpu(used=140 * GIB - 100 * MIB, processes=[(OTHER, 139 * GIB)]) for _ in range(2)]
     result = check_gpus(launch(root), nvml=Nvml(*full))
@@ -115,6 +135,15 @@ def test_a_gpu_that_takes_no_computing_is_told_and_not_waited_for(root: Root) ->
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(Gpu(mode=2)))
     assert (result.verdict, result.transient) == ("warn", False)
     assert "-c 0" in result.hint
+
+
+def test_a_gpu_that_takes_no_computing_by_its_setting_blames_no_host(root: Root) -> None:
+    """An administrator sets it. What is broken beside it counts as before."""
+    for host in (launch(root, nproc=1), launch(root, nproc=1, is_of_host=True)):
+        result = check_gpus(host, nvml=Nvml(Gpu(mode=2)))
+        assert found_faults(findings_of([result._replace(name="gpus")]), 1, is_launch=False) == ()
+    result = check_gpus(launch(root, is_of_host=True), nvml=Nvml(Gpu(mode=2), Gpu(lost=True)))
+    assert result.class_name == "gpu_hardware_error"
 
 
 def test_memory_of_the_attempt_before_is_waited_for(root: Root) -> None:
@@ -194,9 +223,6 @@ def test_the_worst_of_several_faults_comes_first(root: Root) -> None:
 
 # -------------------------------------------------------------------------------------- NVSwitches, IMEX, direct access
 
-CLUSTER = bytes(range(1, 17))
-SET_UP = (3, 0, b"")
-
 
 def test_gpus_whose_nvswitches_are_set_up_are_in_order(root: Root) -> None:
     """As an HGX H200 host has it; GPUs without NVSwitches say that they are not supported, or nothing."""
@@ -239,6 +265,14 @@ def test_nvlink_between_hosts_needs_an_imex_channel(root: Root) -> None:
     assert check_gpus(launch(root, {"NCCL_MNNVL_ENABLE": "0"}, spans_hosts=True), nvml=nvml).verdict == "ok"
     root.write("dev/nvidia-caps-imex-channels/channel0")
     assert check_gpus(launch(root, spans_hosts=True), nvml=nvml).verdict == "ok"
+
+
+def test_a_missing_imex_channel_blames_no_host(root: Root) -> None:
+    """Schedulers make channels for each job: an idle host has none, and a job without one is not the host's fault."""
+    nvml = Nvml(*(Gpu(fabric=(3, 0, CLUSTER)) for _ in "01"))
+    assert check_gpus(launch(root, spans_hosts=True, is_of_host=True), nvml=nvml).verdict == "ok"
+    result = check_gpus(launch(root, spans_hosts=True), nvml=nvml)
+    assert (result.verdict, result.class_name) == ("warn", "")
 
 
 def test_one_gpu_without_direct_access_is_told_and_a_host_without_any_is_not(root: Root) -> None:

@@ -1,4 +1,4 @@
-"""The checks of a host's health: errors of interfaces over time, storage, the kernel's log, a real computation."""
+"""The checks of a host's health: storage, the kernel's log; the record of the previous run."""
 
 from __future__ import annotations
 
@@ -15,186 +15,19 @@ from saferun.captures import kernel_log
 from saferun.captures.kernel_log import KernelLog
 from saferun.diagnosis import host_fault
 from saferun.diagnosis.host_fault import found_faults
-from saferun.linux import link_counters
-from saferun.linux.link_counters import LinkCounters
 from saferun.preflight import health_record
-from saferun.preflight.checks import nic_errors, storage
+from saferun.preflight.checks import storage
 from saferun.preflight.checks.all_checks import CHECKS, OF_HEALTH, checks_for
-from saferun.preflight.checks.nic_errors import check_nic_errors
 from saferun.preflight.checks.recent_kernel import check_kernel_log
-from saferun.preflight.checks.storage import check_storage, read_only_by_damage
+from saferun.preflight.checks.storage import check_storage, read_only_file_systems
 from saferun.preflight.outcome import bad_hosts, findings_of
 from saferun.preflight.results import CheckResult, HostInfo, Preflight
 from tests.unit.preflight.host_roots import Root
 
-BOOT = "9fbf6883-0c1a-49d9-b37d-41fcec448964"
-COUNTERS = "sys/class/infiniband/mlx5_0/ports/1/counters"
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    root = Root(tmp_path)
-    root.write("proc/sys/kernel/random/boot_id", f"{BOOT}\n")
-    return root
-
-
-# ----------------------------------------------------------------------------------------------------------- interfaces
-
-
-class Link:
-    """An interface whose counters a test sets."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-        self.counters = {name: LinkCounters(name, "ethernet", True, 1_000_000, 7, 3) for name in names or ("hsn0",)}
-        monkeypatch.setattr(nic_errors, "read_link_counters", lambda: tuple(self.counters.values()))
-
-    def add(self, packets: int = 0, errors: int = 0, losses: int = 0, *, name: str = "hsn0") -> None:
-        old = self.counters[name]
-        self.counters[name] = old._replace(
-            packets=old.packets + packets, errors=old.errors + errors, losses=old.losses + losses
-        )
-
-
-def compared(root: Root, earlier: CheckResult) -> CheckResult:
-    """A look after another one."""
-    return check_nic_errors(root.context(earlier=earlier.facts))
-
-
-def test_what_was_counted_before_the_first_look_shows_nothing(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be years old."""
-    link = Link(monkeypatch)
-    link.add(errors=10**6, losses=1000)
-    first = check_nic_errors(root.context())
-    assert first.verdict == "ok"
-    assert compared(root, first).verdict == "ok"
-
-
-@pytest.mark.parametrize(
-    ("added", "message", "class_name"),
-    [
-        ({"losses": 2}, "hsn0 has lost its carrier 2 times in the last ", "network_interface"),
-        ({"losses": 1}, "hsn0 has lost its carrier once in the last ", ""),
-        ({"errors": 500, "packets": 9500}, "hsn0 has counted 500 errors in 9500 packets", "network_interface"),
-        ({"errors": 99, "packets": 100}, "", ""),
-        ({"errors": 500, "packets": 10**8}, "", ""),
-        ({"packets": 10**9}, "", ""),
-    ],
-)
-def test_what_is_counted_between_two_looks_is_judged(
-    root: Root, monkeypatch: pytest.MonkeyPatch, added: Any, message: str, class_name: str
-) -> None:
-    """Few errors among many packets are ordinary; one loss of the carrier is told, and blames no host."""
-    link = Link(monkeypatch)
-    first = check_nic_errors(root.context())
-    link.add(**added)
-    second = compared(root, first)
-    assert (second.verdict == "warn") == bool(message)
-    assert second.class_name == class_name
-    if message:
-        assert second.message.startswith(message)
-    # Once told, it is no news.
-    assert compared(root, second).verdict == "ok"
-
-
-def test_interfaces_of_containers_come_and_go_unnoticed(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(monkeypatch, "veth0a1b", "docker0", "lo")
-    link.counters["lo"] = link.counters["lo"]._replace(kind="loopback")
-    first = check_nic_errors(root.context())
-    for name in link.counters:
-        link.add(name=name, losses=9, errors=10**6)
-    assert compared(root, first).verdict == "ok"
-
-
-def test_the_interfaces_of_another_network_namespace_are_not_compared(
-    root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the host has recorded is not about a container's eth0."""
-    link = Link(monkeypatch)
-    first = check_nic_errors(root.context())
-    (namespace := Path(root.path, "proc/self/ns/net")).parent.mkdir(parents=True)
-    namespace.symlink_to("net:[4026532008]")
-    link.add(losses=50)
-    assert compared(root, first).verdict == "ok"
-    second = check_nic_errors(root.context())
-    link.add(losses=50)
-    assert compared(root, second).verdict == "warn"
-
-
-def test_an_interface_that_has_appeared_since_is_not_compared(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(monkeypatch)
-    first = check_nic_errors(root.context())
-    link.counters["hsn1"] = LinkCounters("hsn1", "ethernet", True, 10, 10_000, 50)
-    assert compared(root, first).verdict == "ok"
-
-
-def test_errors_of_rdma_ports_are_compared_too(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    Link(monkeypatch)
-    root.write(f"{COUNTERS}/link_downed", "4\n")
-    root.write(f"{COUNTERS}/symbol_error", "70000\n")
-    first = check_nic_errors(root.context())
-    assert compared(root, first).verdict == "ok"
-    root.write(f"{COUNTERS}/symbol_error", "70500\n")
-    second = compared(root, first)
-    assert (second.class_name, second.verdict) == ("fabric_degraded", "warn")
-    assert second.message.startswith("mlx5_0:1 has counted 500 symbol_error in the last ")
-    root.write(f"{COUNTERS}/link_downed", "6\n")
-    assert "mlx5_0:1 has lost its carrier 2 times" in compared(root, second).message
-
-
-def test_errors_of_rdma_ports_over_many_hours_are_ordinary(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that is restarted after a day compares with what there was a day ago."""
-    Link(monkeypatch)
-    root.write(f"{COUNTERS}/symbol_error", "70000\n")
-    first = check_nic_errors(root.context())
-    root.write(f"{COUNTERS}/symbol_error", "70500\n")
-    earlier = dict(first.facts)
-    aged = first._replace(facts=tuple({**earlier, "at_s": str(float(earlier["at_s"]) - 20 * 3600)}.items()))
-    assert compared(root, first).verdict == "warn"
-    assert compared(root, aged).verdict == "ok"
-
-
-@pytest.mark.parametrize(("physical", "class_name"), [("2: Polling", "network_interface"), ("3: Disabled", "")])
-def test_one_loss_is_the_host_s_fault_where_the_port_is_still_down(
-    root: Root, monkeypatch: pytest.MonkeyPatch, physical: str, class_name: str
-) -> None:
-    """Unless it was switched off. A port that never had a cable has lost none."""
-    Link(monkeypatch)
-    port = COUNTERS.removesuffix("counters")
-    root.write(f"{COUNTERS}/link_downed", "4\n")
-    root.write(f"{port}state", "1: DOWN\n")
-    root.write(f"{port}phys_state", f"{physical}\n")
-    first = check_nic_errors(root.context())
-    assert compared(root, first).verdict == "ok"
-    root.write(f"{COUNTERS}/link_downed", "5\n")
-    second = compared(root, first)
-    assert second.class_name == class_name
-    assert ("and is down" in second.message) == bool(class_name)
-
-
-@pytest.mark.parametrize(
-    "earlier",
-    [
-        (("boot", "another boot"), ("at_s", "1.0"), ("hsn0 losses", "0")),
-        (("boot", BOOT), ("at_s", "x"), ("hsn0 losses", "0")),
-        (("boot", BOOT), ("at_s", "1e300"), ("hsn0 losses", "0")),
-        (("boot", BOOT), ("at_s", "-90000000"), ("hsn0 losses", "0")),
-        (("boot", BOOT), ("at_s", "nan"), ("hsn0 losses", "0")),
-        (("hsn0 losses", "0"),),
-        (),
-    ],
-)
-def test_a_look_before_the_boot_or_one_that_makes_no_sense_does_not_count(
-    root: Root, monkeypatch: pytest.MonkeyPatch, earlier: tuple[tuple[str, str], ...]
-) -> None:
-    link = Link(monkeypatch)
-    link.add(losses=50)
-    assert check_nic_errors(root.context(earlier=earlier)).verdict == "ok"
-
-
-def test_the_counters_of_this_machine_can_be_read() -> None:
-    by_name = {link.name: link for link in link_counters.read_link_counters()}
-    assert by_name["lo"].kind == "loopback"
-    assert all(link.packets >= 0 and link.losses >= 0 for link in by_name.values())
+    return Root(tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------------------- record
@@ -238,19 +71,46 @@ MOUNTS = """22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 """
 
 
-def test_a_file_system_that_damage_has_made_read_only_is_known() -> None:
-    """Unlike one that was mounted so, or can be nothing else."""
-    assert read_only_by_damage(MOUNTS) == ["/data", "/new"]
-    assert read_only_by_damage("") == read_only_by_damage("1 2 - ext4\n- ext4 a ro\n\n") == []
+def test_a_file_system_that_has_become_read_only_is_known() -> None:
+    """Unlike one that was mounted so, or can be nothing else. Only the kernel's word for damage is certain."""
+    found = [(one.point, one.device, one.is_certain) for one in read_only_file_systems(MOUNTS)]
+    assert found == [("/data", "8:2", False), ("/new", "8:4", True)]
+    assert read_only_file_systems("") == read_only_file_systems("1 2 - ext4\n- ext4 a ro\n\n") == []
+
+
+def remounted(root: Root, *, errors: int = 0, ago_s: float = 0.0) -> None:
+    """Mounts of which /data is read-only as a whole, and what ext4 counts of it."""
+    root.write("proc/self/mountinfo", MOUNTS.replace("rw,emergency_ro", "rw"))
+    (link := Path(root.path, "sys/dev/block/8:2")).parent.mkdir(parents=True)
+    link.symlink_to("../../devices/pci0000:00/block/sdb/sdb1")
+    root.write("sys/fs/ext4/sdb1/errors_count", f"{errors}\n")
+    root.write("sys/fs/ext4/sdb1/last_error_time", f"{time.time() - ago_s:.0f}\n" if errors else "0\n")
+
+
+@pytest.mark.parametrize("counted", [{}, {"errors": 3, "ago_s": 20 * 365 * 86400.0}])
+def test_a_planned_remount_as_read_only_blames_no_host(root: Root, counted: dict[str, Any]) -> None:
+    """It leaves bind mounts and copied namespaces "rw", as damage does. Who uses the path is warned."""
+    remounted(root, **counted)
+    for is_of_host in (False, True):
+        assert check_storage(root.context(is_of_host=is_of_host)).verdict == "ok"
+        used = check_storage(root.context(storage=("/data/me",), is_of_host=is_of_host))
+        assert (used.verdict, used.class_name) == ("warn", "")
+        assert used.message == "the file system at /data has become read-only"
+        assert found_faults(findings_of([used._replace(name="storage")]), 1, is_launch=False) == ()
+
+
+def test_a_file_system_that_is_read_only_after_errors_is_a_fault_of_the_host(root: Root) -> None:
+    """On older kernels errors=remount-ro leaves no other trace in the options."""
+    remounted(root, errors=1)
+    result = check_storage(root.context(is_of_host=True))
+    assert (result.class_name, result.message) == ("file_system_error", "the file system at /data has become read-only")
 
 
 def test_damage_is_a_fault_of_the_host(root: Root) -> None:
     root.write("proc/self/mountinfo", MOUNTS)
     result = check_storage(root.context())
     assert (result.verdict, result.class_name) == ("warn", "file_system_error")
-    assert (
-        result.message == "the file system at /data has become read-only; the file system at /new has become read-only"
-    )
+    assert result.message == "the file system at /new has become read-only"
     assert found_faults(findings_of([result._replace(name="storage")]), 1)[0].kind == "file_system"
 
 

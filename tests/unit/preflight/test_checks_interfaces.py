@@ -325,6 +325,16 @@ def test_an_interface_that_is_down_is_told_where_there_are_others(monkeypatch: p
     assert check(monkeypatch, WORKSTATION, {"GLOO_SOCKET_IFNAME": "eth1"}, spans_hosts=False).verdict == "ok"
 
 
+@pytest.mark.parametrize("given", [{"environ": {"GLOO_SOCKET_IFNAME": "eth1"}}, {"nics": ("eth1",)}])
+def test_an_interface_that_is_down_ends_no_launch_that_may_be_on_one_machine(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    """Two saferuns that meet at 127.0.0.1: its address works there. One without an address works nowhere."""
+    assert check(monkeypatch, WORKSTATION, elsewhere=False, **given).verdict == "warn"
+    bare = tuple(nic._replace(addresses=()) if nic.name == "eth1" else nic for nic in WORKSTATION)
+    assert check(monkeypatch, bare, elsewhere=False, **given).verdict == "fail"
+
+
 @pytest.mark.parametrize("backend", ["", "nccl"])
 @pytest.mark.parametrize("name", ["eht0", "lo"])
 def test_what_a_variable_names_stops_nobody_who_may_not_read_it(
