@@ -204,6 +204,24 @@ def test_what_a_reader_has_not_read_at_the_end_is_counted(tmp_path: Path) -> Non
         assert pipe.reader().all().count(b"\n") == 3000 - int(found[1])
 
 
+@pytest.mark.parametrize("options", [(), ("--run-dir", "none")], ids=["with files", "without files"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_stops_the_job_also_ends_the_wait_for_a_reader_that_never_reads(
+    tmp_path: Path, signum: signal.Signals, options: tuple[str, ...]
+) -> None:
+    """Schedulers kill what has not ended half a minute after their first signal, and the exit code is theirs then."""
+    environ = customized(tmp_path, in_saferun("import saferun.launch.console_part as part; part._DRAIN_S = 1e6"))
+    program = f"from rank import *\n{LINES}\nsys.stdout.flush()\ntell('written')\nstay()"
+    with Pipe() as pipe:
+        with running(tmp_path, program, *options, stdout=pipe.write_end, environ=environ, store=False) as job:
+            pipe.close_write_end()
+            job.hear("written")
+            job.send(signum)
+            assert job.wait() == 1
+            assert "stdout was not read to its end" in job.err
+        assert waiting_bytes(pipe.read_end) > 0
+
+
 # ------------------------------------------------------------------------------------------ readers that are not there
 
 
