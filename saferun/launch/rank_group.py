@@ -278,7 +278,7 @@ class RankGroup:
         if path == "" and not teed and not has_room_for_files():
             self._warn(_NO_ROOM)
             return None, 2 if is_stderr else 1, ""
-        read_end, write_end = self._open_ends(place, on_console=on_console, is_stderr=is_stderr)
+        read_end, write_end = self._open_ends(place, on_console=on_console, teed=teed, is_stderr=is_stderr)
         # torchrun makes the files of --log-dir at once; the others are made when a rank writes something.
         at_once = self._config.logs.log_dir is not None
         files = tuple(self._run_dir.files.open(path, FRESH if at_once else LAZY) for path in paths)
@@ -292,10 +292,10 @@ class RankGroup:
         )
         return stream, write_end, shown_path
 
-    def _open_ends(self, place: RankAssignment, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
+    def _open_ends(self, place: RankAssignment, *, on_console: bool, teed: bool, is_stderr: bool) -> tuple[int, int]:
         pane = self._screen.err if is_stderr else self._screen.out
         output = self._config.output
-        is_seen = pane.target.is_terminal or is_asked_for(self._config, place.rank)
+        is_seen = (pane.target.is_terminal and not teed) or is_asked_for(self._config, place.rank)
         wanted = output.pty == "on" or (output.pty == "auto" and is_seen)
         if wanted and on_console:
             try:
