@@ -51,7 +51,7 @@ class ConsolePart:
                 with suppress(OSError):  # EPERM: a file that is always ready
                     self._poller.watch(target.fd, _nothing, select.EPOLLOUT)
                     self._waiting_for_room.add(target.fd)
-        self._screen.allow_skipping(self._run_dir.keeps_all)
+        self._screen.allow_skipping(self._run_dir.keeps_all, teed=self._run_dir.is_written)
 
     @property
     def deadline(self) -> float | None:

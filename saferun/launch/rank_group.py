@@ -282,7 +282,7 @@ class RankGroup:
         # torchrun makes the files of --log-dir at once; the others are made when a rank writes something.
         at_once = self._config.logs.log_dir is not None
         files = tuple(self._run_dir.files.open(path, FRESH if at_once else LAZY) for path in paths)
-        console = self._console_stream(place, is_stderr=is_stderr) if on_console else None
+        console = self._console_stream(place, teed=teed, is_stderr=is_stderr) if on_console else None
         line_filter = None
         if teed and (shared := self._filters[is_stderr]) is not None:
             needles, sink = shared
@@ -343,7 +343,7 @@ class RankGroup:
             return self._legacy_prefix(template, place)
         return f"[{self._config.role}{place.local_rank}]:"
 
-    def _console_stream(self, place: RankAssignment, *, is_stderr: bool) -> ConsoleStream:
+    def _console_stream(self, place: RankAssignment, *, teed: bool, is_stderr: bool) -> ConsoleStream:
         pane = self._screen.err if is_stderr else self._screen.out
         prefix = self._prefix(place)
         if self._screen.colors(pane):
@@ -355,6 +355,7 @@ class RankGroup:
             self._screen if is_stderr else None,
             place.rank,
             b"[rank%d]:" % place.rank if is_stderr and shows_rank else b"",
+            is_teed=teed,
         )
 
     def _open_filters(
