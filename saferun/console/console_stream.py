@@ -30,16 +30,25 @@ class ConsoleStream:
         folder: the screen that folds its tracebacks, if any.
         rank: whose stream it is.
         tag: what torch puts before its lines and the prefix says already; it is left out.
+        is_teed: whether a log file of ``-t`` has a copy.
     """
 
     def __init__(
-        self, pane: Pane, prefix: bytes, folder: Screen | None = None, rank: int = -1, tag: bytes = b""
+        self,
+        pane: Pane,
+        prefix: bytes,
+        folder: Screen | None = None,
+        rank: int = -1,
+        tag: bytes = b"",
+        *,
+        is_teed: bool = False,
     ) -> None:
         self.prefix = prefix
         self.rank = rank
         self._folder = folder
         self._pane = pane
         self._tag = tag
+        self._is_teed = is_teed
         self._lines = LineAssembler(LONGEST_LINE_BYTES if pane.target.is_terminal else LONGEST_LOGGED_BYTES)
         self._drawing: Drawing | None = None
         self._is_drawn = False
@@ -52,7 +61,7 @@ class ConsoleStream:
     @property
     def is_full(self) -> bool:
         """Whether to pause reading this stream."""
-        return self._pane.target.is_full
+        return self._pane.target.is_full_for(is_teed=self._is_teed)
 
     @property
     def overwrites_itself(self) -> bool:
@@ -183,7 +192,7 @@ class ConsoleStream:
         if (self._drawing is not None or (self._can_draw and self._may_move(chunk))) and self._draw(chunk, now):
             return
         is_whole = True
-        if self._pane.target.has_room(len(chunk)):
+        if self._pane.target.has_room(len(chunk), is_teed=self._is_teed):
             pieces = self._lines.feed_prefixed(chunk, self.prefix)
             if pieces:
                 self._forget()

@@ -59,11 +59,15 @@ class Screen:
         self.panes = (self.out,) if same else (self.out, self.err)
         self.folding: Folding | None = None  # of tracebacks; it only ever sees stderr
 
-    def allow_skipping(self, allowed: bool) -> None:  # noqa: FBT001 - the name says what it is
-        """Whether lines may be skipped for a slow reader from now on: only while files keep all of them."""
+    def allow_skipping(self, allowed: bool, *, teed: bool = False) -> None:  # noqa: FBT001 - the name says what it is
+        """Whether lines may be skipped for a slow reader from now on: only while files keep all of them.
+
+        ``teed``: whether those may of streams that log files of ``-t`` keep.
+        """
         for pane in self.panes:
             # Unchanged output has no gaps; its ranks wait for the reader, as they would without a launcher.
             pane.target.skipping = allowed and not self._raw
+            pane.target.skips_teed = teed and not self._raw
         if not allowed and self.folding is not None:
             # What is held back may be nowhere else.
             try:

@@ -66,6 +66,7 @@ class Target:
         self.is_broken = False
         self.fd = fd
         self.skipping = skipping
+        self.skips_teed = False  # the same for streams of which log files of -t have a copy
         self._where = where
         self._waiting: deque[bytes | memoryview] = deque()
         self._waiting_bytes = 0
@@ -93,15 +94,16 @@ class Target:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def has_room(self, size_bytes: int) -> bool:
+    def has_room(self, size_bytes: int, *, is_teed: bool = False) -> bool:
         """Whether lines of this size are to be queued; if not, they are skipped because the reader is too slow.
 
         When there is room again, a note about skipped lines is queued first.
         """
         if self.is_broken or self.is_away:
             return False
-        may_skip = self._may_skip
-        if self._skipped_lines and (not may_skip or self._waiting_bytes < MOST_WAITING_BYTES // 2):
+        may_skip = self._may_skip(is_teed=is_teed)
+        skips_any = may_skip or self._may_skip(is_teed=True)
+        if self._skipped_lines and (not skips_any or self._waiting_bytes < MOST_WAITING_BYTES // 2):
             self._queue_note()
         if not may_skip:
             return True
@@ -128,19 +130,23 @@ class Target:
     @property
     def is_full(self) -> bool:
         """Whether to pause reading the streams that lead here."""
+        return self.is_full_for(is_teed=False)
+
+    def is_full_for(self, *, is_teed: bool) -> bool:
+        """Whether to pause reading a stream that leads here; ``is_teed``: a log file of ``-t`` has a copy."""
         if self.is_broken or self._waiting_bytes <= (_FILE_WAITING_BYTES if self.is_file else MOST_WAITING_BYTES):
             return False
         # Twice as much can only have come at once. A file takes it sooner or later; a slow reader may never read it.
-        return not self._may_skip or (self.is_file and self._waiting_bytes > 2 * MOST_WAITING_BYTES)
+        return not self._may_skip(is_teed=is_teed) or (self.is_file and self._waiting_bytes > 2 * MOST_WAITING_BYTES)
 
-    @property
-    def _may_skip(self) -> bool:
+    def _may_skip(self, *, is_teed: bool) -> bool:
         """Whether lines without room are skipped; if not, their ranks wait."""
+        is_kept = self.skipping or (is_teed and self.skips_teed)
         if self.is_file:
-            return self.stalled_s >= (_SLOW_S if self.skipping else _STALLED_S)
-        if self.skipping:
+            return self.stalled_s >= (_SLOW_S if is_kept else _STALLED_S)
+        if is_kept:
             self.judge()
-        return self.skipping and self._is_slow
+        return is_kept and self._is_slow
 
     def judge(self) -> None:
         """Find out whether the reader is slow: what it has read while it had more to read than may wait."""
@@ -155,7 +161,7 @@ class Target:
     @property
     def judged_at(self) -> float | None:
         """When to find out whether the reader is slow, in monotonic seconds; None: it keeps up, or is waited for."""
-        if self.is_file or not self.skipping or self._judged_from is None:
+        if self.is_file or not (self.skipping or self.skips_teed) or self._judged_from is None:
             return None
         return self._judged_from + JUDGED_AFTER_S
 

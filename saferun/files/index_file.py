@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from saferun.errors import suppress
+from saferun.files.removed_file import RemovalCheck
 from saferun.files.ring import Record
 from saferun.files.time_index import LARGEST_BYTES, Growing, IndexWriter
 from saferun.files.trees import open_parent
@@ -26,6 +27,7 @@ class IndexFile:
         self._entries = IndexWriter(os.path.dirname(path))
         self._files: dict[int, Growing] = {}
         self._fd = -1
+        self._removal: RemovalCheck | None = None
         self._size_bytes = 0
         self._is_over = False
 
@@ -47,6 +49,8 @@ class IndexFile:
         pieces = [(record.stream, len(record.payload)) for record in records if record.stream in files]
         if not pieces or self._is_over:
             return
+        if self._removal is not None and self._removal.is_removed(self._fd):
+            self._begin_again()
         content = self._entries.entries(pieces, files, int(time.time() * 1000))
         self._is_over = self._size_bytes + len(content) > LARGEST_BYTES
         if self._is_over:
@@ -54,6 +58,7 @@ class IndexFile:
         try:
             if self._fd < 0:
                 self._fd = self._opened()
+                self._removal = RemovalCheck(self._fd)
                 self._size_bytes = os.fstat(self._fd).st_size
             written = os.write(self._fd, content)
         except OSError:
@@ -68,6 +73,12 @@ class IndexFile:
                 os.ftruncate(self._fd, self._size_bytes)
                 return
         self._is_over = self._fd >= 0
+
+    def _begin_again(self) -> None:
+        """The index has been removed: the next entries are the first ones of another."""
+        self.close()
+        self._fd, self._removal = -1, None
+        self._entries.forget()
 
     def close(self) -> None:
         """The launch is over."""

@@ -210,7 +210,12 @@ class RunDirectory:
     @property
     def keeps_all(self) -> bool:
         """Whether whatever the ranks write can be read here."""
-        return self.path is not None and self._waiting is None and not self._failing and not self.files.is_stalled
+        return self.path is not None and self._waiting is None and self.is_written
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all files that there are can be written, also those of ``--log-dir`` where there is no directory."""
+        return not self._failing and not self.files.is_stalled
 
     def lost(self, path: str, error: OSError, hint: str = "") -> None:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""

@@ -6,6 +6,7 @@ descriptor is closed once, whatever ``close`` says.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from saferun.errors import suppress
+from saferun.files.removed_file import RemovalCheck
 from saferun.files.time_index import NO_CUT
 from saferun.files.trees import open_parent
 from saferun.files.trimmed_file import leave_out_middle
@@ -25,6 +27,8 @@ ALL_KEPT_BYTES = 4 << 20
 RETRY_S = 1.0
 _MOST_BLOCKS = 1024  # IOV_MAX
 _PIECE_BYTES = 1 << 20
+_REMOVED = "the file was removed"
+_JSON_LINES = ".jsonl"  # each line is a value: no note stands among them
 
 Report = Callable[[str, OSError | None, int], None]
 """Called when a file cannot be written (path, error, 0), or that it can be again (path, None, missing bytes)."""
@@ -39,9 +43,10 @@ class Budget:
         self.left_bytes = size_bytes
 
 
-def gap_note(missing_bytes: int, reason: str, lasted_s: float) -> bytes:
+def gap_note(missing_bytes: int, reason: str, lasted_s: float | None = None) -> bytes:
     """The line that stands in a file where something is missing."""
-    note = f"[saferun: {missing_bytes} bytes of this stream are missing here: {reason} for {lasted_s:.0f} s]\n"
+    lasted = "" if lasted_s is None else f" for {lasted_s:.0f} s"
+    note = f"[saferun: {missing_bytes} bytes of this stream are missing here: {reason}{lasted}]\n"
     return note.encode(errors="backslashreplace")
 
 
@@ -70,6 +75,8 @@ class Sink:
         self._budget = budget
         self._report = report
         self._fd = -1
+        self._removal: RemovalCheck | None = None
+        self._removed_bytes = 0  # what was in it when it was removed, until that is reported
         self._failed_at = 0.0
         self._reason = ""
         self._kept: deque[memoryview] = deque()
@@ -85,6 +92,8 @@ class Sink:
         if self.retry_at is not None:
             self._keep(blocks)
             self.retry(time.monotonic())
+        elif self._removal is not None and self._removal.is_removed(self._fd):
+            self._begin_again(deque(blocks))
         else:
             self._try(deque(blocks))
 
@@ -115,7 +124,8 @@ class Sink:
             self.missing_bytes = 0
         if self._try(blocks):
             self.retry_at = None
-            self._report(self.path, None, missing)
+            removed, self._removed_bytes = self._removed_bytes, 0
+            self._report(self.path, None, missing + removed)
         else:
             if missing and blocks:
                 # The note is made again the next time.
@@ -124,8 +134,13 @@ class Sink:
             self._keep(blocks)
 
     def close(self) -> None:
-        """Close the file. One that has failed is tried once more; ``retry`` may still be called."""
+        """Close the file. One that has failed is tried once more; ``retry`` may still be called.
+
+        One that has been removed since its last bytes is not made again: that is only reported.
+        """
         self.retry(time.monotonic(), at_once=True)
+        if self._removal is not None and self._removal.may_lack(self._fd):
+            self._report(self.path, OSError(errno.ENOENT, _REMOVED), FOR_ONCE)
         self._close()
 
     @property
@@ -141,9 +156,12 @@ class Sink:
         try:
             if self._fd < 0:
                 self._fd = self._open_for_append()
+                self._removal = RemovalCheck(self._fd)
             while blocks:
                 count = os.writev(self._fd, list(islice(blocks, _MOST_BLOCKS)))
                 self._drop(blocks, count)
+                if self._removal is not None:
+                    self._removal.note_written()
                 if self.keep_bytes and self.size_bytes > self.keep_bytes:
                     self._leave_out_middle()
         except OSError as error:
@@ -158,6 +176,15 @@ class Sink:
             self.position = os.fstat(fd).st_size + self.cut.left_out_bytes - self.cut.mark_bytes
         self._fresh = False
         return fd
+
+    def _begin_again(self, blocks: deque[memoryview]) -> None:
+        """The file has been removed: it is made again, with a note of what was in it, as one that has failed."""
+        removed = self.size_bytes
+        self._removed_bytes += removed
+        self.cut, self._is_within_line = NO_CUT, False
+        if removed and not self.path.endswith(_JSON_LINES):
+            blocks.appendleft(memoryview(gap_note(removed, _REMOVED)))
+        self._fail(OSError(errno.ENOENT, _REMOVED), blocks)
 
     def _opened(self, flags: int) -> int:
         flags |= os.O_CLOEXEC
@@ -226,6 +253,7 @@ class Sink:
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
+        self._removal = None
         if fd < 0:
             return
         try:

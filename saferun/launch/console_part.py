@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 # At the end a reader that does not read is waited for this long, if files keep all of it; else as long as it exists.
 _DRAIN_S = 60.0
+# After an order to stop: without progress, and in all. Schedulers kill what has not ended some 5 to 30 s after it, and
+# the exit code is theirs then.
+_STOPPED_DRAIN_S, _STOPPED_MOST_S = 2.0, 10.0
 # A pipe wakes it at once, when it has room or its reader has gone: this is for what no event tells of.
 _AWAITED_S = 60.0
 # How often the end checks whether a file has taken something.
@@ -48,7 +51,7 @@ class ConsolePart:
                 with suppress(OSError):  # EPERM: a file that is always ready
                     self._poller.watch(target.fd, _nothing, select.EPOLLOUT)
                     self._waiting_for_room.add(target.fd)
-        self._screen.allow_skipping(self._run_dir.keeps_all)
+        self._screen.allow_skipping(self._run_dir.keeps_all, teed=self._run_dir.is_written)
 
     @property
     def deadline(self) -> float | None:
@@ -79,23 +82,27 @@ class ConsolePart:
         A file that takes nothing (its disk is full, its file system hangs) is given that while as well: it may take
         the verdict yet.
 
-        An order to stop ends the wait. What has not been read then is counted on stderr.
+        Where an order to stop has ended the ranks, a reader that does not read is given 2 s, one that reads 10 s; a
+        further order ends the wait. What has not been read then is counted on stderr.
         """
         screen = self._screen
         screen.release()
-        give_up_at = time.monotonic() + _DRAIN_S
+        is_stopped = wakeup.is_stopped
+        quiet_s = _STOPPED_DRAIN_S if is_stopped else _DRAIN_S
+        end_at = time.monotonic() + _STOPPED_MOST_S if is_stopped else float("inf")
+        give_up_at = time.monotonic() + quiet_s
         unwritten_bytes = 0
         while True:
             before, unwritten_bytes = unwritten_bytes, screen.unwritten_bytes
             if screen.flush() or unwritten_bytes != before:
-                give_up_at = time.monotonic() + _DRAIN_S
+                give_up_at = time.monotonic() + quiet_s
             if screen.is_empty:
                 screen.finish()
                 if screen.is_finished:
                     break
-            left_s = give_up_at - time.monotonic()
+            left_s = min(give_up_at, end_at) - time.monotonic()
             if left_s <= 0:
-                if not screen.is_awaited:
+                if is_stopped or not screen.is_awaited:
                     break
                 left_s = _AWAITED_S
             if wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-from saferun.config import HostsConfig, LaunchConfig, OutputConfig
+from saferun.config import HostsConfig, LaunchConfig
 from saferun.console.screen import Screen
 from saferun.env.apply import resolve_environ, without_outer_files
 from saferun.env.profiles import Resolution
@@ -155,7 +155,7 @@ def _run(
     )
     run_dir.scratch.on_made = reaper.note_made
     try:
-        screen = _open_screen(output, run_dir)
+        screen = _open_screen(config, run_dir)
     except OSError:
         writer.discard()
         raise
@@ -194,7 +194,9 @@ def _run(
             preforked.close()
 
 
-def _open_screen(output: OutputConfig, run_dir: RunDirectory) -> Screen:
+def _open_screen(config: LaunchConfig, run_dir: RunDirectory) -> Screen:
+    output = config.output
+    elsewhere = "what -t copies is in its log files" if any(config.logs.tee) else "there is no other copy"
     return Screen(
         1,
         2,
@@ -203,7 +205,7 @@ def _open_screen(output: OutputConfig, run_dir: RunDirectory) -> Screen:
         bar_interval_s=output.bar_interval_s,
         color=output.color,
         skipping=False,  # until there are files that keep all of it
-        where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
+        where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else elsewhere,
     )
 
 

@@ -273,11 +273,11 @@ class RankGroup:
         if path == "" and not teed and not has_room_for_files():
             self._warn(_NO_ROOM)
             return None, 2 if is_stderr else 1, ""
-        read_end, write_end = self._open_ends(assignment, on_console=on_console, is_stderr=is_stderr)
+        read_end, write_end = self._open_ends(assignment, on_console=on_console, teed=teed, is_stderr=is_stderr)
         # torchrun makes the files of --log-dir at once; the others are made when a rank writes something.
         at_once = self._config.logs.log_dir is not None
         files = tuple(self._run_dir.files.open(path, FRESH if at_once else LAZY) for path in paths)
-        console = self._console_stream(assignment, is_stderr=is_stderr) if on_console else None
+        console = self._console_stream(assignment, teed=teed, is_stderr=is_stderr) if on_console else None
         line_filter = None
         if teed and (shared := self._filters[is_stderr]) is not None:
             needles, sink = shared
@@ -287,10 +287,12 @@ class RankGroup:
         )
         return stream, write_end, shown_path
 
-    def _open_ends(self, assignment: RankAssignment, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
+    def _open_ends(
+        self, assignment: RankAssignment, *, on_console: bool, teed: bool, is_stderr: bool
+    ) -> tuple[int, int]:
         pane = self._screen.err if is_stderr else self._screen.out
         output = self._config.output
-        is_seen = pane.target.is_terminal or is_asked_for(self._config, assignment.rank)
+        is_seen = (pane.target.is_terminal and not teed) or is_asked_for(self._config, assignment.rank)
         wanted = output.pty == "on" or (output.pty == "auto" and is_seen)
         if wanted and on_console:
             try:
@@ -337,7 +339,7 @@ class RankGroup:
             return self._legacy_prefix(template, assignment)
         return f"[{self._config.role}{assignment.local_rank}]:"
 
-    def _console_stream(self, assignment: RankAssignment, *, is_stderr: bool) -> ConsoleStream:
+    def _console_stream(self, assignment: RankAssignment, *, teed: bool, is_stderr: bool) -> ConsoleStream:
         pane = self._screen.err if is_stderr else self._screen.out
         prefix = self._prefix(assignment)
         if self._screen.colors(pane):
@@ -349,6 +351,7 @@ class RankGroup:
             self._screen if is_stderr else None,
             assignment.rank,
             b"[rank%d]:" % assignment.rank if is_stderr and shows_rank else b"",
+            is_teed=teed,
         )
 
     def _open_filters(

@@ -21,6 +21,9 @@ class Wakeup:
     Args:
         context: the launch.
         passed: takes those that do not end it.
+
+    Attributes:
+        is_stopped: whether an order to stop has come.
     """
 
     def __init__(self, context: LaunchContext, passed: PassedSignals) -> None:
@@ -28,7 +31,7 @@ class Wakeup:
         self._context = context
         self._stopping = frozenset(context.config.signals)
         self._passed = passed
-        self._is_stopped = False
+        self.is_stopped = False
 
     def open(self) -> None:
         """Handle signals from now on."""
@@ -89,7 +92,7 @@ class Wakeup:
 
     def _stop(self, signum: int, why: str = "") -> bool:
         """Post the order to stop. The first one is obeyed at once: a flood of them holds the loop up no further."""
-        is_first, self._is_stopped = not self._is_stopped, True
+        is_first, self.is_stopped = not self.is_stopped, True
         if is_first:
             self._context.loop.is_interrupted = True
         quiet_s = self._context.investigation.hangs.strict_quiet_s()

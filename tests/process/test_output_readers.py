@@ -91,6 +91,32 @@ for number in range(20_000):
         assert not [line for line in lines if "skipped" in line]
 
 
+def test_with_tee_a_reader_that_stops_stalls_no_rank_though_there_is_no_run_directory(tmp_path: Path) -> None:
+    """Under torchrun such ranks write to the log file, and only the thread that copies it waits."""
+    program = """
+from rank import *
+for number in range(20_000):
+    sys.stdout.write(f"{number} {'x' * 1000}\\n")
+sys.stdout.flush()
+tell("written")
+"""
+    options = ("--run-dir", "none", "-t", "3", "--log-dir", str(tmp_path / "logs"))
+    with Pipe() as pipe:
+        with running(tmp_path, program, *options, stdout=pipe.write_end, store=False) as job:
+            pipe.close_write_end()
+            reader = pipe.reader(paused=True)
+            job.hear("written")
+            reader.go_on()
+            assert job.wait() == 0
+        (log,) = (tmp_path / "logs").rglob("stdout.log")
+        kept = log.read_text().splitlines()
+        assert [int(line.split()[0]) for line in kept] == list(range(20_000))
+        text = reader.all().decode()
+        skipped = re.findall(r": (\d+) lines skipped here; what -t copies is in its log files\n", text)
+        assert skipped
+        assert sum(map(int, skipped)) + text.count("\n") - len(skipped) == 20_000
+
+
 def is_held_up(rank: int, saferun: int) -> bool:
     """Whether a rank waits for room in its pipe while saferun, which could read it, sleeps and goes on sleeping."""
     before = switches(saferun)
@@ -202,6 +228,24 @@ def test_what_a_reader_has_not_read_at_the_end_is_counted(tmp_path: Path) -> Non
         )
         assert found is not None
         assert pipe.reader().all().count(b"\n") == 3000 - int(found[1])
+
+
+@pytest.mark.parametrize("options", [(), ("--run-dir", "none")], ids=["with files", "without files"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_stops_the_job_also_ends_the_wait_for_a_reader_that_never_reads(
+    tmp_path: Path, signum: signal.Signals, options: tuple[str, ...]
+) -> None:
+    """Schedulers kill what has not ended half a minute after their first signal, and the exit code is theirs then."""
+    environ = customized(tmp_path, in_saferun("import saferun.launch.console_part as part; part._DRAIN_S = 1e6"))
+    program = f"from rank import *\n{LINES}\nsys.stdout.flush()\ntell('written')\nstay()"
+    with Pipe() as pipe:
+        with running(tmp_path, program, *options, stdout=pipe.write_end, environ=environ, store=False) as job:
+            pipe.close_write_end()
+            job.hear("written")
+            job.send(signum)
+            assert job.wait() == 1
+            assert "stdout was not read to its end" in job.err
+        assert waiting_bytes(pipe.read_end) > 0
 
 
 # ------------------------------------------------------------------------------------------ readers that are not there

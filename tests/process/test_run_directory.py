@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +89,39 @@ def test_a_run_directory_that_is_removed_under_a_running_job_is_no_failure(tmp_p
         job.release("end")
         assert job.wait() == 0
         assert job.out.count("two") == 2
+
+
+def test_output_after_the_run_directory_was_removed_is_kept_and_the_gap_noted(tmp_path: Path) -> None:
+    """Lines are left out on the console only if a file has them, and a removed file has nothing."""
+    program = """
+from rank import *
+tell("ready")
+number = 0
+while not os.path.exists(FOLDER + "/release.end"):
+    sys.stdout.write(f"line {number}\\n")
+    sys.stdout.flush()
+    number += 1
+    time.sleep(0.01)
+sys.exit(3)
+"""
+    with running(tmp_path, program, "--run-dir", "out", store=False) as job:
+        job.hear("ready")
+        folder = tmp_path / "job" / "out"
+        log = "*/attempt_0/rank_0/stdout.log"
+        until(lambda: [path for path in folder.glob(log) if path.read_bytes()], "its output is kept")
+        subprocess.run(["rm", "-r", str(folder)], check=True)
+        until(lambda: [path for path in folder.glob(log) if b"line" in path.read_bytes()], "its output is kept again")
+        job.release("end")
+        assert job.wait() == 1
+        (path,) = folder.glob(log)
+        first, *lines = path.read_text().splitlines()
+        assert re.fullmatch(r"\[saferun: \d+ bytes of this stream are missing here: the file was removed\]", first)
+        numbers = [int(line.split()[1]) for line in lines]
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))
+        assert job.out.endswith(f" line {numbers[-1]}\n")
+        assert job.err.count("the file was removed; what cannot be written to files still goes to the console") == 1
+        assert job.err.count("files are written again; ") == 1
+        assert {"run.json", "report.txt", "report.json"} <= {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("program", slow_but(["import os", "import torch.distributed"], "import os"))

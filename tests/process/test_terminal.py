@@ -383,6 +383,25 @@ def test_only_the_stream_on_the_terminal_is_a_terminal_for_the_ranks(tmp_path: P
         assert b"\x1b" not in text
 
 
+def test_a_stream_that_is_teed_is_no_terminal_for_the_ranks(tmp_path: Path) -> None:
+    """Under torchrun such ranks write to a file: what bars and colours write to terminals is not in it."""
+    program = "import os; print(os.isatty(1), os.isatty(2))"
+    options = ("--log-dir", str(tmp_path / "logs"))
+    with on_terminal(tmp_path, program, "-t", "1", *options) as (job, terminal):
+        assert job.wait() == 0
+        until(lambda: "False True" in terminal.text, "the line is on the terminal")
+        (log,) = (tmp_path / "logs").rglob("stdout.log")
+        assert log.read_text() == "False True\n"
+
+
+@pytest.mark.parametrize("option", [("--pty", "on"), pytest.param(("--attach", "0"), marks=pytest.mark.slow)])
+def test_a_teed_stream_is_a_terminal_for_ranks_where_that_is_asked_for(tmp_path: Path, option: tuple[str, ...]) -> None:
+    """Prompts and line editors work in a rank to which the user types."""
+    with on_terminal(tmp_path, WIDTH, "-t", "3", "--log-dir", str(tmp_path / "logs"), *option) as (job, terminal):
+        assert job.wait() == 0
+        until(lambda: "True True" in terminal.text, "the rank has a terminal")
+
+
 def test_prefixes_are_coloured_by_rank(tmp_path: Path) -> None:
     with on_terminal(tmp_path, "print('hi')", "--prefix", "p", nproc=2) as (job, terminal):
         assert job.wait() == 0

@@ -327,6 +327,48 @@ def test_skipping_on_a_terminal_spoils_no_line_that_was_shown(monkeypatch: pytes
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# Streams of which log files have a copy
+
+
+def test_a_slow_reader_holds_up_only_streams_that_no_log_file_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a run directory: with ``-t 0:3`` rank 0 goes on, and rank 1 waits, as both do under torchrun."""
+    monkeypatch.setattr(target_module, "JUDGED_AFTER_S", 0.0)
+    with Reader.pipe() as reader:
+        target = Target(reader.fd, skipping=False, where=lambda: WHERE)
+        target.skips_teed = True
+        while not target.is_full:
+            target.put(b"x" * 65535 + b"\n")
+            target.flush()
+        target.judge()
+        assert not target.is_full_for(is_teed=True)
+        assert target.is_full
+        assert not target.has_room(10, is_teed=True)
+        target.skip(2)
+        assert target.has_room(10)
+        target.put(b"untouched\n")
+        taken = read_all(target, reader)
+        assert b"\nuntouched\n" in taken
+        assert [int(count) for count in NOTE.findall(taken)] == [2]
+        close(target, reader)
+
+
+def test_no_stream_is_skipped_while_its_log_file_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the console may be the only place for its lines."""
+    monkeypatch.setattr(target_module, "JUDGED_AFTER_S", 0.0)
+    with Reader.pipe() as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=False, where=lambda: WHERE)
+        target = screen.out.target
+        for works in (True, False):
+            screen.allow_skipping(False, teed=works)
+            while not target.is_full:
+                target.put(b"x" * 65535 + b"\n")
+                target.flush()
+            target.judge()
+            assert target.is_full_for(is_teed=True) is not works
+        close(target, reader)
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # Readers that are gone
 
 

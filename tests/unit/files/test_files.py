@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.files import removed_file
 from saferun.files.file_stream import FRESH, LAZY, WHOLE
-from saferun.files.ring import CLOSE, DATA, Ring
-from saferun.files.sinks import Budget, Sink, WholeFile
+from saferun.files.index_file import IndexFile
+from saferun.files.ring import CLOSE, DATA, Record, Ring
+from saferun.files.sinks import FOR_ONCE, Budget, Sink, WholeFile
 from tests.direct_files import DirectFiles
 
 FAILURES = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE]
@@ -181,3 +185,91 @@ def test_a_lazy_file_is_made_at_its_first_byte(tmp_path: Path) -> None:
     stream.write(b"x")
     assert (tmp_path / "file").exists()
     stream.close()
+
+
+@pytest.fixture(name="always_checked")
+def _always_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a file is still there is found out before each write, and not once a second."""
+    monkeypatch.setattr(removed_file, "_CHECK_S", 0.0)
+
+
+def told_by(told: list[tuple[str, int]], _path: str, error: OSError | None, missing: int) -> None:
+    told.append(((error.strerror or "") if error is not None else "", missing))
+
+
+@pytest.mark.usefixtures("always_checked")
+def test_a_file_that_is_removed_while_it_is_written_is_made_again_and_notes_what_is_missing(tmp_path: Path) -> None:
+    """What is written to a removed file is nowhere, and the console leaves lines out for which it is the only copy."""
+    told: list[tuple[str, int]] = []
+    path = tmp_path / "attempt_0" / "rank_0" / "stdout.log"
+    sink = Sink(str(path), fresh=True, budget=Budget(), report=partial(told_by, told))
+    sink.write([memoryview(b"before\n")])
+    shutil.rmtree(tmp_path / "attempt_0")
+    sink.write([memoryview(b"after\n")])
+    assert told == [("the file was removed", 0)]
+    assert sink.retry_at is not None
+    sink.retry(0.0, at_once=True)
+    assert told[1:] == [("", 7)]
+    sink.write([memoryview(b"later\n")])
+    sink.close()
+    note = b"[saferun: 7 bytes of this stream are missing here: the file was removed]\n"
+    assert path.read_bytes() == note + b"after\nlater\n"
+    assert len(told) == 2
+
+
+@pytest.mark.usefixtures("always_checked")
+def test_no_note_stands_among_lines_of_json(tmp_path: Path) -> None:
+    """Each line of events.jsonl is read as a value."""
+    path = tmp_path / "events.jsonl"
+    sink = Sink(str(path), fresh=False, budget=Budget(), report=lambda *_: None)
+    sink.write([memoryview(b"{}\n")])
+    path.unlink()
+    sink.write([memoryview(b"[]\n")])
+    sink.close()
+    assert path.read_bytes() == b"[]\n"
+
+
+@pytest.mark.usefixtures("always_checked")
+def test_a_file_system_that_does_not_count_links_has_not_removed_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some FUSE file systems have 0 for every file."""
+    monkeypatch.setattr(
+        "saferun.files.removed_file.os.fstat", lambda _fd: os.stat_result((0o100600, 1, 1, 0, *range(6)))
+    )
+    told: list[tuple[str, int]] = []
+    sink = Sink(str(tmp_path / "log"), fresh=True, budget=Budget(), report=partial(told_by, told))
+    for text in (b"one\n", b"two\n"):
+        sink.write([memoryview(text)])
+    sink.close()
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+    assert told == []
+
+
+def test_a_file_that_is_removed_after_its_last_bytes_is_not_made_again(tmp_path: Path) -> None:
+    """Those who remove it at the end of a job want it gone; but the last bytes may have come after that."""
+    told: list[tuple[str, int]] = []
+    sink = Sink(str(tmp_path / "log"), fresh=True, budget=Budget(), report=partial(told_by, told))
+    sink.write([memoryview(b"last\n")])
+    (tmp_path / "log").unlink()
+    sink.close()
+    sink.close()
+    assert told == [("the file was removed", FOR_ONCE)]
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.usefixtures("always_checked")
+def test_an_index_that_is_removed_begins_again(tmp_path: Path) -> None:
+    """With the run directory the index goes, and later output is merged by a new one."""
+    path = tmp_path / "output.index"
+    index = IndexFile(str(path), fresh=True)
+    sink = Sink(str(tmp_path / "rank_0"), fresh=True, budget=Budget(), report=lambda *_: None)
+    assert index.add(1, sink)
+    for text in (b"one\n", b"two\n"):
+        sink.write([memoryview(text)])
+        index.note([Record(DATA, 1, memoryview(text), 0)])
+        content = path.read_bytes()
+        assert b"rank_0" in content
+        path.unlink()
+    index.close()
+    sink.close()

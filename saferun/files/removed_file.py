@@ -1,0 +1,52 @@
+"""Files that others remove while they are written: what is written to them from then on is nowhere."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from saferun.errors import suppress
+
+_CHECK_S = 1.0
+
+
+class RemovalCheck:
+    """Finds out whether an open file has been removed.
+
+    Args:
+        fd: the file, which has just been opened.
+    """
+
+    def __init__(self, fd: int) -> None:
+        # Not every file system counts links: only one that has counted one here can count none later.
+        self._has_links = False
+        with suppress(OSError):
+            self._has_links = os.fstat(fd).st_nlink > 0
+        self._checked_at = time.monotonic()
+        self._is_written = False
+
+    def note_written(self) -> None:
+        """Something has been written."""
+        self._is_written = True
+
+    def is_removed(self, fd: int) -> bool:
+        """Whether the file is in no directory any more; checked once a second at most.
+
+        Args:
+            fd: the same file.
+        """
+        now = time.monotonic()
+        if not self._has_links or now < self._checked_at + _CHECK_S:
+            return False
+        self._checked_at, self._is_written = now, False
+        return _has_no_links(fd)
+
+    def may_lack(self, fd: int) -> bool:
+        """Whether the file is in no directory any more, and was written after it was last known to be in one."""
+        return self._has_links and self._is_written and _has_no_links(fd)
+
+
+def _has_no_links(fd: int) -> bool:
+    with suppress(OSError):  # the next write finds out
+        return os.fstat(fd).st_nlink == 0
+    return False

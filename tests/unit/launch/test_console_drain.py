@@ -1,0 +1,102 @@
+"""How long the end of a launch waits for whoever reads its output."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.launch import console_part
+from saferun.launch.console_part import ConsolePart
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class _Screen:
+    """A console with so much output left, whose reader takes one piece each so many seconds; 0: none ever.
+
+    No file keeps what it leaves out.
+    """
+
+    def __init__(self, clock: _Clock, left: int, piece_s: float) -> None:
+        self.left = left
+        self.panes = ()
+        self.is_awaited = self.is_finished = True
+        self.unwritten_bytes = 0
+        self._clock = clock
+        self._piece_s = piece_s
+        self._read_at = clock.now_s + piece_s
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.left
+
+    def flush(self) -> bool:
+        if not self._piece_s or self._clock.now_s < self._read_at or not self.left:
+            return False
+        self.left -= 1
+        self._read_at = self._clock.now_s + self._piece_s
+        return True
+
+    def until_room_s(self) -> float:
+        """How long it takes until the reader has made room."""
+        return self._read_at - self._clock.now_s if self._piece_s else 1e9
+
+    def release(self) -> None:
+        """All streams have ended."""
+
+    def finish(self) -> None:
+        """No more output will come."""
+
+    def print_unread(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Drop the rest."""
+
+
+def drained(monkeypatch: pytest.MonkeyPatch, *, left: int, piece_s: float, is_stopped: bool) -> tuple[int, float]:
+    """What is left, and for how many seconds of the clock it was waited for; an endless wait fails."""
+    clock = _Clock()
+    screen = _Screen(clock, left, piece_s)
+    context: Any = SimpleNamespace(screen=screen, poller=None, run_dir=None)
+    wakeup: Any = SimpleNamespace(is_stopped=is_stopped, fd=-1, is_hurried=lambda: False)
+    monkeypatch.setattr(console_part, "time", clock)
+    waits = iter(range(1000))
+
+    def wait(_self: ConsolePart, _fd: int, timeout_s: float) -> bool:
+        next(waits)
+        clock.now_s += min(timeout_s, screen.until_room_s())
+        return False
+
+    monkeypatch.setattr(ConsolePart, "_wait", wait)
+    ConsolePart(context).drain(wakeup)
+    return screen.left, clock.now_s - 1000.0
+
+
+def test_after_an_order_to_stop_a_reader_that_does_not_read_gets_2_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers kill what has not ended some seconds after it, and the exit code is theirs then."""
+    assert drained(monkeypatch, left=1, piece_s=0, is_stopped=True) == (1, 2.0)
+
+
+def test_after_an_order_to_stop_a_reader_that_reads_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece that it takes shows that it reads."""
+    assert drained(monkeypatch, left=5, piece_s=1.5, is_stopped=True) == (0, 7.5)
+
+
+def test_after_an_order_to_stop_the_slowest_reader_gets_10_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that would need minutes is not worth the exit code."""
+    left, waited_s = drained(monkeypatch, left=1000, piece_s=1.5, is_stopped=True)
+    assert (left, waited_s) == (994, 10.0)
+
+
+def test_without_an_order_to_stop_a_slow_reader_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pager may show the first page for as long as its user reads it."""
+    assert drained(monkeypatch, left=3, piece_s=500.0, is_stopped=False) == (0, 1500.0)
