@@ -5,7 +5,7 @@ PYTHON ?= python3
 
 VENV  := .venv
 PY    := $(VENV)/bin/python
-# Written last: an environment without it was interrupted half way, and is built anew. It holds the path of the checkout,
+# Written last: an environment without it was interrupted half way, and is built again. It holds the path of the checkout,
 # because a virtual environment that was copied or moved along with its checkout still points to the old one.
 STAMP := $(VENV)/complete
 

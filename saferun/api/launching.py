@@ -146,14 +146,17 @@ def run(
         )
         kept = _follow(process, capture=capture)
         found = _run_dir(process.pid, began, options, environ)
-        values = tuple(_values(directory)) if directory >= 0 and process.returncode == 0 else ()
+        codes = _rank_exit_codes(found) if found is not None else {}
+        code = process.returncode
+        if not code and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN and (found is None or any(codes.values())):
+            code = 1  # the kernel has reaped the process, and Python takes that for success
+        values = tuple(_values(directory)) if directory >= 0 and code == 0 else ()
     report = None
     if found is not None and os.path.exists(os.path.join(found, NAME)):
         with suppress(SaferunError):
             report = read_report(found)
-    codes = _rank_exit_codes(found) if found is not None else {}
     stdout, stderr = (b"".join(chunks).decode(errors="replace") for chunks in kept)
-    return RunResult(process.returncode, codes, found, report, values, stdout, stderr)
+    return RunResult(code, codes, found, report, values, stdout, stderr)
 
 
 def _is_plain(stream: object, original: object) -> bool:

@@ -84,10 +84,12 @@ def dump_by_signal(processes: Iterable[Process], deadline: float) -> dict[int, b
 
 
 def can_dump(process: Process) -> bool:
-    """Whether a process can be signalled: it has the hook, and can handle a signal now."""
+    """Whether a process can be signalled: it has the hook, and its main thread can handle a signal now."""
     stat = read_stat(process.pid)
     if not process.hook_prefix or stat is None or stat.state in UNPTRACEABLE_STATES:
         return False
+    if str(process.pid) in _threads_that_block(process.pid):
+        return False  # another thread would write its own stack, which would pass for the main one's
     path = _path_of(process)
     return _catches_signal(process.pid) and os.path.isfile(path) and _has_open(process.pid, path)
 

@@ -359,6 +359,8 @@ class _Description:
                     del last[:-_LAST_FRAMES]
             trace = trace.tb_next
         kept = first + last[-_LAST_FRAMES:]
+        if kept[-1:] and kept[-1][0].f_code.co_filename == "<saferun>":
+            del kept[-1]  # of the hook, around what has failed
         # The innermost first: there the locals matter most.
         rows = [self._frame(frame, line) for frame, line in reversed(kept)]
         rows.reverse()

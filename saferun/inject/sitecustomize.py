@@ -86,9 +86,12 @@ def _offer_stacks(prefix: str) -> None:
 
     if not known:
         del sys.modules["faulthandler"]
-    if "PYTHONFAULTHANDLER" not in os.environ and sys.stderr is not None:
+    if "PYTHONFAULTHANDLER" not in os.environ and not faulthandler.is_enabled():
         # Set, it would be inherited by all children, and signal.getsignal would answer None instead of SIG_DFL.
-        faulthandler.enable()
+        try:
+            faulthandler.enable()
+        except Exception:  # noqa: S110 - a site may have its own kind of stderr
+            pass
     descriptor = _raised(_stacks_file(prefix))
     # Of the thread that gets the signal, the main one. The frames of threads that run meanwhile cannot be followed: the
     # process may crash of that (python/cpython#116008).
@@ -338,8 +341,35 @@ def _record_failures(prefix: str) -> None:  # noqa: C901 - what is kept must not
 # ------------------------------------------------------------------------------------------------------------- streams
 
 
+class _Sync:
+    """``os.fsync`` or ``os.fdatasync``, which succeeds for some pipes, where the kernel answers EINVAL.
+
+    No function, because one that is the attribute of a class would become a method.
+    """
+
+    def __init__(self, original: "Callable[[Any], None]", is_accepted: "Callable[[Any], bool]") -> None:
+        self._original = original
+        self._is_accepted = is_accepted
+        self.__name__ = self.__qualname__ = original.__name__
+        self.__doc__ = original.__doc__
+        self.__module__ = "os"
+
+    def __call__(self, fd: "Any") -> None:  # noqa: ANN401 - as os.fsync takes it
+        try:
+            self._original(fd)
+        except OSError as error:
+            if error.errno != _EINVAL or not self._is_accepted(fd):
+                raise
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+
 def _accept_sync() -> None:
-    """Let ``os.fsync`` and ``os.fdatasync`` of saferun's pipes succeed, where the kernel answers EINVAL."""
+    """Let ``os.fsync`` and ``os.fdatasync`` of the pipes that are stdout and stderr now succeed."""
 
     def identity(file: "Any") -> "tuple[int, int]":  # noqa: ANN401 - as os.fsync takes it
         status = os.fstat(file if isinstance(file, int) else file.fileno())
@@ -353,22 +383,12 @@ def _accept_sync() -> None:
             pass
     pipes.discard((0, 0))
 
-    def accepting(original: "Callable[[Any], None]") -> "Callable[[Any], None]":
-        def sync(fd: "Any") -> None:  # noqa: ANN401 - as above
-            try:
-                original(fd)
-            except OSError as error:
-                if error.errno != _EINVAL or identity(fd) not in pipes:
-                    raise
-
-        sync.__name__ = sync.__qualname__ = original.__name__
-        sync.__doc__ = original.__doc__
-        sync.__module__ = original.__module__
-        return sync
+    def is_accepted(file: "Any") -> bool:  # noqa: ANN401 - as above
+        return identity(file) in pipes
 
     if pipes:
         for original in (os.fsync, os.fdatasync):
-            setattr(os, original.__name__, accepting(original))
+            setattr(os, original.__name__, _Sync(original, is_accepted))
 
 
 # ------------------------------------------------------------------------------------------------------------ and gone
@@ -382,7 +402,7 @@ def _hide_file() -> None:
         return code.replace(co_filename="<saferun>", co_consts=inner)
 
     try:
-        for value in (*globals().values(), *vars(_TorchWatcher).values()):
+        for value in (*globals().values(), *vars(_TorchWatcher).values(), *vars(_Sync).values()):
             if isinstance(value, type(_hide_file)) and value.__globals__ is globals():
                 value.__code__ = renamed(value.__code__)
     except AttributeError:  # Python 3.7
@@ -393,7 +413,10 @@ def _act() -> None:
     prefix = os.environ.get("SAFERUN_HOOK", "")
     if prefix.startswith("/"):
         _hide_file()
-        _accept_sync()
+        try:
+            _accept_sync()
+        except Exception:  # noqa: S110 - silent
+            pass
         try:
             _offer_stacks(prefix)
         finally:
@@ -414,6 +437,7 @@ def _act() -> None:
 
 def _leave() -> None:
     entry = os.path.dirname(__file__)
+    before_path = list(sys.path)
     sys.path[:] = [path for path in sys.path if path != entry]
     sys.path_importer_cache.pop(entry, None)
     del sys.modules[__name__]
@@ -421,10 +445,21 @@ def _leave() -> None:
     os.environ.pop("SAFERUN_HOOK", None)
     os.environ.pop("SAFERUN_TRACE", None)
     os.environ.pop("SAFERUN_PDB", None)
-    was_empty = os.environ.pop("SAFERUN_PYTHONPATH", None) is not None
+    before = os.environ.pop("SAFERUN_PYTHONPATH", None)
     if "PYTHONPATH" in os.environ:
-        kept = [path for path in os.environ["PYTHONPATH"].split(":") if path != entry]
-        if kept or was_empty:
+        entries = os.environ["PYTHONPATH"].split(":")
+        kept = [path for path in entries if path != entry]
+        if kept and before is not None:
+            # A shell script has put others beside it (``export PYTHONPATH=/x:$PYTHONPATH``). Without ours it would have
+            # put an empty entry there, which is the current directory.
+            kept = ["" if path == entry else path for path in entries]
+            try:
+                current = os.getcwd()
+            except OSError:
+                current = ""
+            if current and current not in sys.path and entry in before_path:
+                sys.path.insert(before_path.index(entry), current)
+        if kept or before == "empty":
             os.environ["PYTHONPATH"] = ":".join(kept)
         else:
             del os.environ["PYTHONPATH"]

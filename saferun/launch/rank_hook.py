@@ -54,9 +54,9 @@ class RankHook:
             path = environ.get("PYTHONPATH")
             hook = (copied_hook(self._directory) if self._is_in_memory else "") or INJECT
             variables |= {"SAFERUN_HOOK": prefix, "PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else hook}
-            if path == "":
+            if not path:
                 # For the hook to restore. In the list, an empty entry would mean the current directory.
-                variables["SAFERUN_PYTHONPATH"] = ""
+                variables["SAFERUN_PYTHONPATH"] = "unset" if path is None else "empty"
             watching = self._launch.config.watch
             if watching.pdb:
                 variables["SAFERUN_PDB"] = "1"

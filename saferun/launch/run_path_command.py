@@ -54,5 +54,6 @@ def _options_of_interpreter() -> list[str]:
     given = sys._xoptions  # noqa: SLF001 - documented in sys
     for name in _MORE_OPTIONS:
         if name in given:
-            options += ["-X", name if given[name] is True else f"{name}={given[name]}"]
+            # In one word: whatever runs within the interpreter is inserted behind its options.
+            options.append(f"-X{name}" if given[name] is True else f"-X{name}={given[name]}")
     return options

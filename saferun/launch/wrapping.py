@@ -25,7 +25,8 @@ class Wrapper(Value):
         """The command line of a rank under it."""
         if not self.is_module:
             return [*self.argv, *argv]
-        after = 2 if argv[1:2] == ["-u"] else 1
+        # Behind the options of the interpreter, each of which is one word.
+        after = next((at for at, word in enumerate(argv) if at and (word == "-m" or word[:1] != "-")), len(argv))
         return [*argv[:after], *self.argv, *argv[after:]]
 
 

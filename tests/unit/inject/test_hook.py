@@ -56,8 +56,8 @@ def environ_of(prefix: Path | None, **variables: str) -> dict[str, str]:
     if prefix is not None:
         rest = environ.get("PYTHONPATH")
         environ["PYTHONPATH"] = f"{INJECT}:{rest}" if rest else str(INJECT)
-        if rest == "":
-            environ["SAFERUN_PYTHONPATH"] = ""
+        if not rest:
+            environ["SAFERUN_PYTHONPATH"] = "unset" if rest is None else "empty"
         environ["SAFERUN_HOOK"] = str(prefix)
     return environ
 
@@ -126,8 +126,11 @@ def test_a_crash_prints_stacks_unless_the_user_has_another_wish(
 
 
 SYNC = """
-import os, sys, tempfile
+import os, pickle, sys, tempfile
 inner, outer = os.pipe()
+class Files:
+    sync = os.fsync
+assert Files().sync(1) is None and pickle.loads(pickle.dumps(os.fsync)) is os.fsync and "built-in" in repr(os.fsync)
 for stream in (1, sys.stdout, 2, outer, 99, tempfile.TemporaryFile(), "x"):
     for call in (os.fsync, os.fdatasync):
         try:
@@ -153,7 +156,7 @@ def test_stdout_can_be_synced_as_the_file_that_it_is_under_torchrun(tmp_path: Pa
         *good,
         "TypeError 0 fsync",
         "TypeError 0 fdatasync",
-        "None posix",
+        "None os",
     ], hooked.stderr
 
 
@@ -186,6 +189,27 @@ def test_the_script_gets_its_pythonpath_back(value: str | None, tmp_path: Path) 
     )
     hooked, plain = hooked_and_plain(["-c", code], tmp_path, **variables)
     assert hooked == plain
+
+
+@pytest.mark.parametrize("value", [None, "", "/user"])
+@pytest.mark.parametrize("added", ["/x:$PYTHONPATH", "$PYTHONPATH:/x", "/x"])
+def test_a_shell_script_may_add_to_the_path(value: str | None, added: str, tmp_path: Path) -> None:
+    """An empty rest of it is the current directory, as in ``export PYTHONPATH=/x:$PYTHONPATH`` where there was none."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").write_text("import os, sys; print(os.environ['PYTHONPATH'], sys.path)")
+    variables = {} if value is None else {"PYTHONPATH": value}
+    ends = []
+    for prefix in (tmp_path / "a0r0", None):
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"export PYTHONPATH={added}; exec {sys.executable} sub/train.py"],
+            env=environ_of(prefix, **variables),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ends.append((done.stdout, done.stderr))
+    assert ends[0] == ends[1]
 
 
 def test_a_wrapper_may_have_put_its_own_path_before_ours(tmp_path: Path) -> None:

@@ -71,12 +71,27 @@ def test_what_stays_of_the_hook_names_no_file(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "finder = next(one for one in sys.meta_path if type(one).__name__ == '_TorchWatcher')\n"
-        "for function in (finder.find_spec, finder._check, sys.excepthook, os.fsync):\n"
+        "for function in (finder.find_spec, finder._check, sys.excepthook, type(os.fsync).__call__):\n"
         "    print(function.__code__.co_filename)\n"
     )
     ended = run(["-c", program], environ_of(tmp_path / "a0r0"), tmp_path)
     assert ended.stdout == "<saferun>\n" * 4, ended.stderr
     assert sitecustomize._hide_file.__code__.co_filename == sitecustomize.__file__, "only where it is at work"
+
+
+@pytest.mark.parametrize("before", ["faulthandler.enable(open('crash.log', 'w'))", "sys.stderr = object()"])
+def test_what_a_site_has_done_about_crashes_stays(before: str, tmp_path: Path) -> None:
+    """Its own file for the stacks, or a stderr that faulthandler refuses: failures are recorded all the same."""
+    site = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": str(tmp_path / "user")}))
+    site.mkdir(parents=True)
+    (site / "of_the_site.pth").write_text(f"import faulthandler, sys; {before}\n")
+    environ = environ_of(tmp_path / "a0r0", PYTHONUSERBASE=str(tmp_path / "user"))
+    interpreter = getattr(sys, "_base_executable", sys.executable)
+    for program in ("1 / 0", "import ctypes; ctypes.string_at(0)"):
+        subprocess.run([interpreter, "-c", program], env=environ, cwd=tmp_path, stderr=subprocess.DEVNULL, check=False)
+    assert (tmp_path / "a0r0.failure").exists()
+    if "crash.log" in before:
+        assert "Segmentation fault" in (tmp_path / "crash.log").read_text()
 
 
 @pytest.mark.parametrize("imported_before", [True, False])

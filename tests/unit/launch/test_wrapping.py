@@ -48,6 +48,9 @@ def test_places_are_filled_in() -> None:
 def test_a_module_runs_in_place_of_the_script() -> None:
     wrapper = Wrapper("memray", ("-m", "memray", "run"), is_module=True)
     assert wrapper.around(["python", "-u", "a.py", "-u"]) == ["python", "-u", "-m", "memray", "run", "a.py", "-u"]
+    run_path = ["python", "-B", "-Wdefault", "-Xdev", "run_path.py", "", "a.py"]
+    assert wrapper.around(run_path) == [*run_path[:4], "-m", "memray", "run", *run_path[4:]]
+    assert wrapper.around(["python", "-u", "-m", "a"]) == ["python", "-u", "-m", "memray", "run", "-m", "a"]
     assert wrapper.around(["python", "a.py"]) == ["python", "-m", "memray", "run", "a.py"]
     assert Wrapper("nice", ("nice", "-n", "5")).around(["a"]) == ["nice", "-n", "5", "a"]
 
