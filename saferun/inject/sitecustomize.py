@@ -4,7 +4,7 @@ Python imports a module of this name at start-up, before the script; this direct
 ranks. With ``SAFERUN_HOOK=<prefix>`` in the environment, the process of number P
 
 * writes the stack of its main thread to ``<prefix>.P.stacks`` when signal 63 arrives, in the middle of C code too;
-* prints the stacks of its threads if it crashes, unless ``PYTHONFAULTHANDLER`` has another wish;
+* prints the stacks of its threads if it crashes, where ``SAFERUN_FAULTHANDLER`` asks for it;
 * serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on;
 * writes what ends it by an exception, with what the locals are, to ``<prefix>.failure`` (``saferun_failure.py``,
   ``saferun_written.py``);
@@ -86,8 +86,9 @@ def _offer_stacks(prefix: str) -> None:
 
     if not known:
         del sys.modules["faulthandler"]
-    if "PYTHONFAULTHANDLER" not in os.environ and not faulthandler.is_enabled():
-        # Set, it would be inherited by all children, and signal.getsignal would answer None instead of SIG_DFL.
+    wanted = os.environ.get("SAFERUN_FAULTHANDLER") and "PYTHONFAULTHANDLER" not in os.environ
+    if wanted and not faulthandler.is_enabled():
+        # All children would inherit PYTHONFAULTHANDLER, and signal.getsignal would answer None instead of SIG_DFL.
         try:
             faulthandler.enable()
         except Exception:  # noqa: S110 - a site may have its own kind of stderr
@@ -445,6 +446,7 @@ def _leave() -> None:
     os.environ.pop("SAFERUN_HOOK", None)
     os.environ.pop("SAFERUN_TRACE", None)
     os.environ.pop("SAFERUN_PDB", None)
+    os.environ.pop("SAFERUN_FAULTHANDLER", None)
     before = os.environ.pop("SAFERUN_PYTHONPATH", None)
     if "PYTHONPATH" in os.environ:
         entries = os.environ["PYTHONPATH"].split(":")

@@ -151,8 +151,14 @@ def test_explain_of_a_variable_that_no_profile_sets_says_so() -> None:
 @pytest.mark.usefixtures("directory")
 def test_diff_tells_what_would_change() -> None:
     """Lost and gained, with what the gain costs."""
-    assert answer("env", "diff", "none", "minimal") == ["+ TORCH_NCCL_ASYNC_ERROR_HANDLING=1"]
-    assert answer("env", "diff", "minimal", "none") == ["- TORCH_NCCL_ASYNC_ERROR_HANDLING=1"]
+    assert answer("env", "diff", "none", "minimal") == [
+        "+ SAFERUN_FAULTHANDLER=1",
+        "+ TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+    ]
+    assert answer("env", "diff", "minimal", "none") == [
+        "- SAFERUN_FAULTHANDLER=1",
+        "- TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+    ]
     assert "+ CUDA_LAUNCH_BLOCKING=1  [cost: heavy]" in answer(
         "env", "diff", "production", "blocking", "--vendor", "nvidia"
     )

@@ -489,13 +489,27 @@ PROFILES: dict[str, Profile] = {
     ),
     "minimal": Profile(
         name="minimal",
-        location=Location(path="configs/minimal.yaml", line=4),
-        description="an end for every failed collective; nothing else",
+        location=Location(path="configs/minimal.yaml", line=3),
+        description="a traceback for every crash, and an end for every failed collective; nothing else",
         variables=(
+            Variable(
+                name="SAFERUN_FAULTHANDLER",
+                value="1",
+                location=Location(path="configs/minimal.yaml", line=5),
+                why=(
+                    "The start-up hook calls faulthandler.enable(), and removes the variable: the Python stack of "
+                    "every thread is printed when a rank dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT; the "
+                    "core is still written. PYTHONFAULTHANDLER, which wins over it, would be inherited by every "
+                    "child of a rank, and would have signal.getsignal() answer None for these signals, which a "
+                    "script cannot restore."
+                ),
+                source="https://docs.python.org/3/library/faulthandler.html",
+                reader=("python: saferun",),
+            ),
             Variable(
                 name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
                 value="1",
-                location=Location(path="configs/minimal.yaml", line=6),
+                location=Location(path="configs/minimal.yaml", line=16),
                 why=(
                     "A collective that failed or timed out ends its process instead of leaving it hanging. 1, which "
                     "also aborts the communicators, is what torchrun sets (torch by itself takes 3); the name "

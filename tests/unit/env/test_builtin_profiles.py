@@ -210,6 +210,7 @@ def test_production_costs_next_to_nothing(vendor: str, torch: str) -> None:
     got = rendered("production", vendor, torch)
     assert "TORCH_SHOW_CPP_STACKTRACES" not in got, "it buries the commonest errors, and costs caught ones too"
     assert got["TORCH_SYMBOLIZE_MODE"] == "dladdr", "with addr2line the first exception can take minutes"
+    assert got["SAFERUN_FAULTHANDLER"] == "1"
     assert "PYTHONFAULTHANDLER" not in got, "every child would inherit it"
 
 

@@ -46,7 +46,7 @@ print([thread.name for thread in threading.enumerate()], len(os.listdir("/proc/s
 print(sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, sys.gettrace(), sys.getprofile())
 print("".join(told))
 import faulthandler
-print(sorted(dir(faulthandler)))
+print(faulthandler.is_enabled(), sorted(dir(faulthandler)))
 """
 
 
@@ -108,21 +108,25 @@ def test_a_script_finds_the_interpreter_that_it_always_had(options: Sequence[str
     assert stacks_files(tmp_path)
 
 
-@pytest.mark.parametrize(("value", "enabled"), [(None, True), ("", False), ("1", True)])
+@pytest.mark.parametrize(
+    ("wanted", "value", "enabled"), [("1", None, True), ("1", "", False), ("1", "1", True), (None, None, False)]
+)
 def test_a_crash_prints_stacks_unless_the_user_has_another_wish(
-    value: str | None, enabled: bool, tmp_path: Path
+    wanted: str | None, value: str | None, enabled: bool, tmp_path: Path
 ) -> None:
     """By a call in the rank alone: children would inherit the variable, and Python forgets what the handlers were."""
     program = (
         "import faulthandler, os, signal\n"
         "old = signal.signal(signal.SIGABRT, lambda *_: None)\n"
-        "print(faulthandler.is_enabled(), old, os.environ.get('PYTHONFAULTHANDLER'))\n"
+        "print(faulthandler.is_enabled(), old, [name for name in os.environ if 'FAULT' in name])\n"
         "signal.signal(signal.SIGABRT, old)\n"
     )
-    variables = {} if value is None else {"PYTHONFAULTHANDLER": value}
+    names = {"SAFERUN_FAULTHANDLER": wanted, "PYTHONFAULTHANDLER": value}
+    variables = {name: given for name, given in names.items() if given is not None}
     ended = run(["-c", program], environ_of(tmp_path / "a0r0", **variables), tmp_path)
     before = "None" if value else str(int(signal.SIG_DFL))
-    assert ended.stdout == f"{enabled} {before} {value}\n", ended.stderr
+    left = [] if value is None else ["PYTHONFAULTHANDLER"]
+    assert ended.stdout == f"{enabled} {before} {left}\n", ended.stderr
 
 
 SYNC = """

@@ -85,7 +85,7 @@ def test_what_a_site_has_done_about_crashes_stays(before: str, tmp_path: Path) -
     site = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": str(tmp_path / "user")}))
     site.mkdir(parents=True)
     (site / "of_the_site.pth").write_text(f"import faulthandler, sys; {before}\n")
-    environ = environ_of(tmp_path / "a0r0", PYTHONUSERBASE=str(tmp_path / "user"))
+    environ = environ_of(tmp_path / "a0r0", PYTHONUSERBASE=str(tmp_path / "user"), SAFERUN_FAULTHANDLER="1")
     interpreter = getattr(sys, "_base_executable", sys.executable)
     for program in ("1 / 0", "import ctypes; ctypes.string_at(0)"):
         subprocess.run([interpreter, "-c", program], env=environ, cwd=tmp_path, stderr=subprocess.DEVNULL, check=False)
