@@ -10,7 +10,7 @@ import struct
 from saferun.linux import netlink
 from saferun.model import Value
 
-_STATS64, _CARRIER_CHANGES, _CARRIER_DOWN_COUNT = 23, 35, 48
+_MASTER, _STATS64, _CARRIER_CHANGES, _CARRIER_DOWN_COUNT = 10, 23, 35, 48
 _FIRST = struct.Struct("=6Q")  # rx_packets, tx_packets, rx_bytes, tx_bytes, rx_errors, tx_errors
 _MOST_LINKS = 512
 
@@ -25,6 +25,7 @@ class LinkCounters(Value):
         packets: received and sent.
         errors: of receiving and sending.
         losses: how often it has lost its carrier, or was set down.
+        master: the bond or the bridge that it is a port of; empty: none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class LinkCounters(Value):
     packets: int
     errors: int
     losses: int
+    master: str = ""
 
 
 def read_link_counters() -> tuple[LinkCounters, ...]:
@@ -41,9 +43,10 @@ def read_link_counters() -> tuple[LinkCounters, ...]:
     Raises:
         OSError: the kernel cannot be asked.
     """
-    found = []
+    found, names, masters = [], dict[int, str](), list[int]()
     with netlink.open_connection() as connection:
         for link, attributes in netlink.links_with_attributes(connection, statistics=True):
+            names[link.number] = link.name
             counts = attributes.get(_STATS64, b"")
             if len(counts) < _FIRST.size:
                 continue
@@ -52,7 +55,9 @@ def read_link_counters() -> tuple[LinkCounters, ...]:
                 losses = netlink.number(attributes[_CARRIER_DOWN_COUNT])
             else:
                 losses = netlink.number(attributes.get(_CARRIER_CHANGES)) // 2  # Linux before 4.16
+            masters.append(netlink.number(attributes.get(_MASTER)))
             found.append(
                 LinkCounters(link.name, link.kind, link.is_up, received + sent, bad_received + bad_sent, losses)
             )
-    return tuple(found[:_MOST_LINKS])
+    with_masters = [link._replace(master=names.get(index, "")) for link, index in zip(found, masters, strict=True)]
+    return tuple(with_masters[:_MOST_LINKS])

@@ -141,12 +141,16 @@ def _from_launcher(
         not any(mark in environ for mark in _LAUNCHER_VARIABLES) or any(name in environ for name in _WITHIN_A_RANK)
     ):
         return None, ""
-    from saferun.cluster.placement.launcher import find_launcher, starter_of
+    from saferun.cluster.placement.launcher import find_launcher, find_ray_worker, starter_of
+    from saferun.cluster.schedulers.allocation import RAYLET
 
     offered = find_launcher(wanted, environ, surroundings, explicit=explicit or values.standalone)
     if offered is None or settings["scheduler"].origin != "default":
         return offered, ""
     is_started, starter = starter_of(offered, surroundings)
+    is_below_ray = is_started is False and starter == RAYLET
+    if is_below_ray and (worker := find_ray_worker(environ)) is not None:
+        return worker, ""
     if is_started is False:
         note = f"{offered.source} did not start this process, but {starter}: its variables are ignored"
     elif offered.scheduler != "ray" and all(name in environ for name in _OF_A_RANK):
@@ -156,7 +160,8 @@ def _from_launcher(
         return offered, ""
     if not _applies(offered, values, settings, explicit=explicit):
         return None, ""  # would not have applied anyway, so that there is nothing to note
-    return None, f"{note}; --scheduler {offered.scheduler} makes them count"
+    # The other tasks of a step in which Ray was started are Ray's daemons: they would be waited for in vain.
+    return None, note if is_below_ray else f"{note}; --scheduler {offered.scheduler} makes them count"
 
 
 def _applicable(

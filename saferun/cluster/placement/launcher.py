@@ -48,6 +48,12 @@ def starter_of(allocation: Allocation, surroundings: Surroundings | None) -> tup
     return started_by(above, allocation.scheduler)
 
 
+def find_ray_worker(environ: Mapping[str, str]) -> Allocation | None:
+    """What Ray Train provides to a process that its daemon has started; None: this is none of its workers."""
+    allocation = BY_NAME["ray"](Surroundings(environ))
+    return allocation._replace(scheduler="ray") if allocation is not None else None
+
+
 def is_rank_left_over(mark: str, value: str) -> bool:
     """Whether the variables of a rank were there before a launcher started this process, or one above it.
 

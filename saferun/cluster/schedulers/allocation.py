@@ -25,13 +25,13 @@ _NUMBERS = (
     *("JOB_COMPLETION_INDEX", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LSF_PM_TASKID"),
     *("_CONDOR_PROCNO", "_CONDOR_NPROCS", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
 )
-_RAY = "raylet"
+RAYLET = "raylet"
 # What a launcher has running above each process that it starts: its daemon, or the launcher itself.
 _LAUNCHERS = frozenset(
     (
         *("slurmstepd", "orted", "prted", "prte", "prterun", "orterun", "mpirun", "mpiexec", "mpirun.openmpi"),
         *("mpiexec.openmpi", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "mpispawn", "mpirun_rsh"),
-        *("flux-shell", "res", "pbs_mom", "jsrun", "jsmd", "condor_starter", _RAY),
+        *("flux-shell", "res", "pbs_mom", "jsrun", "jsmd", "condor_starter", RAYLET),
     )
 )
 # With these a daemon is above each process of the job, and Ray's is none of them: `srun -N4 ray start --block`.
@@ -205,7 +205,7 @@ def started_by(ancestry: Ancestry, scheduler: str = "") -> tuple[bool | None, st
         name = _name_of(argv)
         if name == "slurmstepd" and scheduler == "slurm" and _NO_TASK_OF_SLURM.search(" ".join(argv)):
             return False, "a batch script or a shell of Slurm's"
-        if name == _RAY and scheduler in _START_RAY:
+        if name == RAYLET and scheduler in _START_RAY:
             return False, name
         if name in _LAUNCHERS or name.startswith(_LAUNCHERS_BEGIN):
             return True, name

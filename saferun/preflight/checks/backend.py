@@ -9,6 +9,7 @@ from saferun.preflight.checks.context import CheckContext
 
 if TYPE_CHECKING:
     import ast
+    from collections.abc import Iterable
 
 GLOO, NCCL, UNKNOWN = "gloo", "nccl", ""
 
@@ -19,8 +20,21 @@ _MOST_FUNCTIONS = 8  # within each other
 _CHOOSES = "SOCKET_IFNAME"
 # Below /dev: Trainium, newer TPUs (which are handed through), and others that torch has a backend of its own for.
 _MORE_DEVICES = ("neuron", "vfio", "cambricon", "mtgpu", "rbln", "tenstorrent", "xpu", "npu")
-# Arguments with which all ranks of the launch still meet.
+# Arguments with which all ranks of the launch still meet: whatever they are, and with what is written here.
 _OF_ALL_RANKS = frozenset({"backend", "timeout", "device_id"})
+_WRITTEN = {
+    "init_method": frozenset({"None", "'env://'"}),
+    "pg_options": frozenset({"None"}),
+    "rank": frozenset({"int(os.environ['RANK'])", "int(environ['RANK'])"}),
+    "world_size": frozenset({"int(os.environ['WORLD_SIZE'])", "int(environ['WORLD_SIZE'])"}),
+}
+# Variables that a script may not set: they decide who meets where, by which interface, or which devices are seen.
+_DECIDING = (
+    *("NCCL", "RCCL", "GLOO", "TORCH", "MASTER_", "PET_", "SAFERUN_", "UCX_", "FI_", "LD_"),
+    *("CUDA_", "HIP_", "ROCR_", "HSA_", "GPU_DEVICE_ORDINAL"),
+    *("HOSTALIASES", "LOCALDOMAIN", "RES_OPTIONS", "USE_LIBUV"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "NODE_RANK"),
+)
 _ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "execv", "execve", "execvp", "execvpe"})
 _RUNS_MORE = frozenset({"import_module", "__import__", "exec", "eval", "run_path", "run_module", "load_dotenv"})
 # These and the standard library set no variable of an interface. Any other module may, a file beside the script most of
@@ -138,20 +152,28 @@ def _called(node: ast.stmt, functions: dict[str, ast.FunctionDef], depth: int) -
 def _is_of_all_ranks(call: ast.Call) -> bool:
     """Whether the ranks of the launch meet by this call, and no fewer.
 
-    With a rank, a size, a store or a file of its own it may make a group that never leaves the host.
+    With a rank, a size, a store or a file of its own it may make a group that never leaves the host. The rank and the
+    size that the launch sets are none of its own.
     """
     import ast
 
-    return len(call.args) <= 1 and all(
-        one.arg in _OF_ALL_RANKS
-        or (one.arg == "init_method" and isinstance(one.value, ast.Constant) and one.value.value == "env://")
-        for one in call.keywords
+    def is_known(name: str | None, value: ast.expr) -> bool:
+        # torch ignores the name of the group.
+        is_ignored = name == "group_name" and isinstance(value, ast.Constant)
+        return name in _OF_ALL_RANKS or is_ignored or ast.unparse(value) in _WRITTEN.get(name or "", ())
+
+    return (
+        len(call.args) <= 2  # noqa: PLR2004 - the backend and the method
+        and all(is_known("init_method", value) for value in call.args[1:])
+        and all(is_known(one.arg, one.value) for one in call.keywords)
     )
 
 
 def _changes_environment(module: ast.Module) -> bool:
-    """Whether a script may set a variable: it uses ``os.environ`` for anything but to read single ones, or ``putenv``.
+    """Whether a script may set a variable that counts.
 
+    It does if it calls ``putenv``, or uses ``os.environ`` for anything but to read single ones, to check whether they
+    are there, to print all, or to set one that stands there by its name and is none of ``_DECIDING``.
     Where it does so is not asked: a method or a base class may do it before the ranks connect.
     """
     import ast
@@ -159,16 +181,35 @@ def _changes_environment(module: ast.Module) -> bool:
     def is_environ(node: ast.AST) -> bool:
         return _last_name(node) in {"environ", "environb"}
 
-    reads = {
-        id(node.value)
-        for node in ast.walk(module)
-        if (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load))
-        or (isinstance(node, ast.Attribute) and node.attr == "get")
-    }
+    harmless = {id(used) for node in ast.walk(module) for used in _used_harmlessly(node)}
     return any(
-        (is_environ(node) and id(node) not in reads) or _last_name(node) in {"putenv", "unsetenv"}
+        (is_environ(node) and id(node) not in harmless) or _last_name(node) in {"putenv", "unsetenv"}
         for node in ast.walk(module)
     )
+
+
+def _used_harmlessly(node: ast.AST) -> Iterable[ast.expr]:
+    """Those parts of an expression that it leaves as they are if they are the environment."""
+    import ast
+
+    if isinstance(node, ast.Subscript):
+        if isinstance(node.ctx, ast.Load) or (isinstance(node.ctx, ast.Store) and _is_quiet_name(node.slice)):
+            yield node.value
+    elif isinstance(node, ast.Attribute) and node.attr == "get":
+        yield node.value
+    elif isinstance(node, ast.Compare):
+        for operator, right in zip(node.ops, node.comparators, strict=True):
+            if isinstance(operator, (ast.In, ast.NotIn)):
+                yield right
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+        yield from node.args
+
+
+def _is_quiet_name(key: ast.expr) -> bool:
+    import ast
+
+    name = key.value if isinstance(key, ast.Constant) else None
+    return isinstance(name, str) and not name.startswith(_DECIDING)
 
 
 def _last_name(node: ast.AST) -> str:

@@ -112,16 +112,19 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
     gpus: list[JsonObject] = [gpu for gpu in content["gpus"] if not gpu.get("denied")]
     visible = _visible(context, vendor, gpus)
     used = _used(context, gpus, visible)
+    # Without a launch what is broken counts on each GPU of the host, whatever the caller's environment shows. What is
+    # in use does not: another job may well hold the other GPUs.
+    judged = gpus if context.is_of_host else used
     faults = [
         *_driver_faults(context, content, cuda),
         *_count_faults(context, visible, serves=serves),
         *_missing_faults(context, gpus),
-        *(fault for gpu in used for fault in _hardware_faults(gpu, vendor)),
-        *(_Fault(*fault) for fault in fabric_faults(context, content, used)),
+        *(fault for gpu in judged for fault in _hardware_faults(gpu, vendor)),
+        *(_Fault(*fault) for fault in fabric_faults(context, content, judged)),
         *_busy_faults(context, used, gpus if visible is None else [gpus[index] for index in visible]),
     ]
     facts = [
-        *((UNUSABLE, what) for what in _unusable(context, content, used, visible) if serves),
+        *((UNUSABLE, what) for what in _unusable(context, content, judged, visible) if serves),
         ("gpus", str(len(gpus))),
         ("visible", "unknown" if visible is None else str(len(visible))),
         *((name, str(content[name])) for name in ("driver", "runtime", "failure") if content.get(name)),
@@ -173,11 +176,8 @@ def _visible(context: CheckContext, vendor: str, gpus: Sequence[JsonObject]) -> 
 
 
 def _used(context: CheckContext, gpus: Sequence[JsonObject], visible: Sequence[int] | None) -> list[JsonObject]:
-    """The GPUs that the ranks of this launch take, by the custom that a rank takes that of its local rank.
-
-    Without a launch they are all GPUs of the host, whatever the caller's environment shows.
-    """
-    if visible is None or context.is_of_host:
+    """The GPUs that the ranks of this launch take, by the custom that a rank takes that of its local rank."""
+    if visible is None:
         return list(gpus)
     chosen = [gpus[index] for index in visible]
     return chosen if _has_several_tasks(context.environ) else chosen[: context.nproc]

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from saferun.linux.link_counters import read_link_counters
+from saferun.linux.link_counters import LinkCounters, read_link_counters
 from saferun.linux.netlink import read_nics
-from saferun.linux.nic import is_decoy
+from saferun.linux.nic import Nic, is_decoy
 from saferun.linux.small_files import list_directory, read_line
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
@@ -28,8 +28,9 @@ _MOST_NICS = 64
 _LONGEST_S = 24 * 3600.0
 # One loss may be a maintenance of the switch, and two within a day two of them, or an administrator's work; links that
 # are bad lose their carrier again and again: as often as this within so many seconds, and again in each further such
-# time.
-_FLAPS, _FLAPPING_S = 2, 300.0
+# time, up to as many as no maintenance takes.
+_FLAPS, _FLAPPING_S, _MOST_FLAPS = 2, 300.0, 10
+_MOST_MASTERS = 3  # a port, of a bond, of a bridge
 _FEW_ERRORS = 100
 _ERROR_SHARE = 1e-4  # of the packets
 _BOOT, _NAMESPACE, _AT, _USED = "boot", "namespace", "at_s", "used"
@@ -60,8 +61,6 @@ class NicErrors(Value):
 def check_nic_errors(context: CheckContext) -> CheckResult:
     """What interfaces have counted since the previous look, where there was one."""
     now = _sample(context)
-    used = [nic.name for nic in read_nics(context.root) if address_to_reach(nic) or nic.rdma]
-    now.update({f"{name} {_USED}": "1" for name in used if f"{name} losses" in now})
     facts = tuple(sorted(now.items()))
     seconds = seconds_between(dict(context.earlier), now)
     if seconds is None:
@@ -83,12 +82,15 @@ def _sample(context: CheckContext) -> dict[str, str]:
         _NAMESPACE: _namespace(context),
         _AT: f"{time.clock_gettime(time.CLOCK_BOOTTIME):.3f}",
     }
-    links = [link for link in read_link_counters() if link.kind != "loopback" and not is_decoy(link.name)]
-    for link in links[:_MOST_NICS]:
+    links = read_link_counters()
+    used = _used(links, read_nics(context.root))
+    for link in [link for link in links if link.kind != "loopback" and not is_decoy(link.name)][:_MOST_NICS]:
         found[f"{link.name} losses"] = str(link.losses)
         found[f"{link.name} packets"] = str(link.packets)
         if link.errors:
             found[f"{link.name} errors"] = str(link.errors)
+        if link.name in used:
+            found[f"{link.name} {_USED}"] = "1"
     if list_directory(context.path("sys/class/infiniband")):
         from saferun.captures.rdma_errors import read_errors
         from saferun.preflight.checks.fabric import is_dead, read_ports
@@ -98,6 +100,25 @@ def _sample(context: CheckContext) -> dict[str, str]:
             found[f"{port} link_downed"] = str(counts.get("link_downed", 0))
             found.update({f"{port} {name}": str(count) for name, count in counts.items() if count})
     return found
+
+
+def _used(links: Sequence[LinkCounters], nics: Sequence[Nic]) -> frozenset[str]:
+    """The interfaces that jobs may use: with an address, an RDMA device, or a bond or bridge that has an address.
+
+    Of a bridge's ports only hardware and bonds count: those of virtual machines come and go with them.
+    """
+    used = {nic.name for nic in nics if address_to_reach(nic) or nic.rdma}
+    leading = {
+        nic.name for nic in nics if nic.kind in {"bond", "bridge"} and address_to_reach(nic) and not is_decoy(nic.name)
+    }
+    masters = {link.name: link.master for link in links}
+    for link in links:
+        name = link.name if link.kind in {"ethernet", "infiniband", "bond"} else ""
+        for _ in range(_MOST_MASTERS):
+            name = masters.get(name, "")
+            if name in leading:
+                used.add(link.name)
+    return frozenset(used)
 
 
 def _namespace(context: CheckContext) -> str:
@@ -122,8 +143,8 @@ def seconds_between(earlier: Mapping[str, str], now: Mapping[str, str]) -> float
 def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -> Iterator[NicErrors]:
     """What each interface has counted in between that is worth a word.
 
-    An interface that has neither an address nor an RDMA device, at either look, carries no job's traffic: its host is
-    not at fault. An address may be gone because its carrier is.
+    An interface that has neither an address (or a bond or bridge with one) nor an RDMA device, at either look, carries
+    no job's traffic: its host is not at fault. An address may be gone because its carrier is.
 
     Args:
         earlier: the earlier look.
@@ -145,7 +166,7 @@ def growth(earlier: Mapping[str, str], now: Mapping[str, str], seconds: float) -
         losses = added(marker)
         if losses:
             is_down = f"{name} down" in now
-            is_flapping = losses >= max(_FLAPS, round(_FLAPS * seconds / _FLAPPING_S))
+            is_flapping = losses >= max(_FLAPS, min(_MOST_FLAPS, round(_FLAPS * seconds / _FLAPPING_S)))
             class_name = of_host if is_flapping or is_down else ""
             times = "once" if losses == 1 else f"{losses} times"
             what = f"has lost its carrier {times} in the last {_text(seconds)}{', and is down' if is_down else ''}"

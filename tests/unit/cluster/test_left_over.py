@@ -129,10 +129,24 @@ def test_a_ray_task_is_none_of_the_step_in_which_ray_was_started(above: Above) -
     above.lines = RAY
     config = config_of("--nproc-per-node", "2", environ=SLURM_TASK_A_HOST)
     assert config.hosts._replace(note="") == HostsConfig()
-    assert "raylet" in config.hosts.note
+    assert config.hosts.note.endswith("did not start this process, but raylet: its variables are ignored")
     assert config_of(environ={**ray_train(1, size=2, local_size=1)}).hosts.most > 1
     above.lines = [["srun", "x"], ["slurmstepd: [4712.0]"], *RAY]
     assert config_of(environ=SLURM_TASK_A_HOST).hosts.most > 1
+
+
+ALONE = slurm_step(0, 0, 0, nodes="node1", hosts=1, tasks=1, tasks_by_host="1")
+
+
+@pytest.mark.parametrize("step", [SLURM_TASK_A_HOST, SLURM_TASK_A_RANK, ALONE], ids=["host", "rank", "one process"])
+def test_a_worker_of_ray_train_has_its_place_by_ray_also_within_a_step(above: Above, step: Mapping[str, str]) -> None:
+    """Ray has told it all; the step in which Ray was started tells of Ray's own daemons."""
+    above.lines = RAY
+    config = config_of(environ={**step, **ray_train(3, size=4, local_size=2)})
+    assert config.hosts.detected.startswith("Ray Train")
+    assert (place(config), config.nproc_per_node) == ((2, 2, 1), 1)
+    assert not config.hosts.note
+    assert not config_of("--nnodes", "1", environ={**step, **ray_train(3, size=4, local_size=2)}).hosts.spans_hosts
 
 
 OTHER_WAYS = {

@@ -38,6 +38,10 @@ STRAIGHT = MAIN.format('"gloo"')
         ('backend="gloo"', "gloo"),
         ("'GLOO', timeout=limit, init_method='env://'", "gloo"),
         ('"nccl"', "nccl"),
+        ("'gloo', None, timeout=limit", "gloo"),
+        ("'gloo', 'env://'", "gloo"),
+        ("'gloo', init_method=None, pg_options=None, group_name='x'", "gloo"),
+        ("'nccl', rank=int(os.environ['RANK']), world_size=int(os.environ['WORLD_SIZE'])", "nccl"),
         ("", ""),
     ],
 )
@@ -72,6 +76,12 @@ def test_a_backend_that_stands_on_the_straight_way_is_certain(given: str, backen
         'init_process_group("gloo", init_method="tcp://127.0.0.1:29501")\n',
         'init_process_group("gloo", store=HashStore(), rank=0, world_size=1)\n',
         'init_process_group("gloo", rank=0, world_size=1)\n',
+        'init_process_group("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=int(os.environ["WORLD_SIZE"]))\n',
+        'init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["LOCAL_WORLD_SIZE"]))\n',
+        'init_process_group("gloo", rank=rank, world_size=size)\n',
+        'init_process_group("gloo", None, None, 1, 0)\n',
+        'init_process_group("gloo", group_name=name)\n',
+        'init_process_group("gloo", pg_options=options)\n',
         'init_process_group("gloo", **more)\n',
         "init_process_group(*given)\n",
         'def init_process_group(name):\n    pass\ninit_process_group("gloo")\n',
@@ -98,6 +108,45 @@ def test_modules_that_set_no_variable_change_nothing() -> None:
 def test_a_script_that_only_reads_variables_leaves_them_as_they_are() -> None:
     reads = 'rank = int(os.environ["RANK"])\nsize = os.environ.get("WORLD_SIZE", "1")\nhost = os.getenv("HOSTNAME")\n'
     assert backend_of(f"import os\n{reads}{STRAIGHT}") == "gloo"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'os.environ["OMP_NUM_THREADS"] = "1"',
+        'os.environ["TOKENIZERS_PARALLELISM"] = "false"',
+        'environ["OMP_NUM_THREADS"] = str(threads)',
+        'is_slurm = "SLURM_JOB_ID" in os.environ',
+        'is_alone = "RANK" not in os.environ',
+        "print(os.environ)",
+        'def later():\n    if "X" in os.environ:\n        pass',
+    ],
+)
+def test_variables_of_no_network_leave_the_backend_as_it_is(line: str) -> None:
+    assert backend_of(f"import os\n{line}\n{STRAIGHT}") == "gloo"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            f'os.environ["{name}"] = "0"'
+            for name in (
+                *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR"),
+                *("NCCL_IB_HCA", "GLOO_X", "TORCH_X", "PET_X", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+                *("ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "HOSTALIASES"),
+            )
+        ),
+        "os.environ[name] = '0'",
+        "os.environb[b'A'] = b'0'",
+        "del os.environ['RANK']",
+        "os.environ = {}",
+        "there = os.environ in known",
+        "show(os.environ)",
+    ],
+)
+def test_variables_that_may_decide_where_ranks_meet_leave_the_backend_unknown(line: str) -> None:
+    assert backend_of(f"import os\n{line}\n{STRAIGHT}") == ""
 
 
 def test_gloo_is_believed_where_the_host_shows_no_accelerator_of_any_vendor(tmp_path: Path) -> None:

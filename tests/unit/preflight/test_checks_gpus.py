@@ -105,6 +105,18 @@ def test_without_a_launch_each_gpu_of_the_host_is_judged(root: Root) -> None:
         assert found_faults(findings_of([result._replace(name="gpus")]), 1, is_launch=False)[0].kind == "gpu"
 
 
+@pytest.mark.parametrize("shown", ["0", "", None])
+def test_without_a_launch_somebody_s_job_on_another_gpu_is_no_word_worth(root: Root, shown: str | None) -> None:
+    """A shared host is fit although another job holds its other GPUs."""
+    environ = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+    host = launch(root, environ, nproc=1, is_of_host=True, spans_hosts=True)
+    busy = Gpu(used=61 * GIB, processes=[(OTHER, 60 * GIB)])
+    assert check_gpus(host, nvml=Nvml(Gpu(), busy)).verdict == "ok"
+    assert check_gpus(host, nvml=Nvml(busy, Gpu())).class_name == ("" if shown == "" else "gpu_busy")
+    # What is broken counts on each GPU.
+    assert check_gpus(host, nvml=Nvml(Gpu(), Gpu(lost=True))).class_name == "gpu_hardware_error"
+
+
 def test_with_no_memory_left_anywhere_there_is_nothing_to_start_on(root: Root) -> None:
     full = [Gpu(used=140 * GIB - 100 * MIB, processes=[(OTHER, 139 * GIB)]) for _ in range(2)]
     result = check_gpus(launch(root), nvml=Nvml(*full))

@@ -94,14 +94,16 @@ def aged(earlier: CheckResult, seconds: float) -> CheckResult:
     [
         (2, 310.0, "network_interface"),
         (2, 3600.0, ""),
-        (12, 23 * 3600.0, ""),
-        (30, 3600.0, "network_interface"),
+        (9, 23 * 3600.0, ""),
+        (20, 3600.0, "network_interface"),
+        (143, 6 * 3600.0, "network_interface"),
+        (500, 23.9 * 3600.0, "network_interface"),
     ],
 )
-def test_losses_of_the_carrier_over_many_hours_blame_no_host(
+def test_few_losses_of_the_carrier_over_many_hours_blame_no_host(
     root: Root, monkeypatch: pytest.MonkeyPatch, losses: int, ago_s: float, class_name: str
 ) -> None:
-    """Two within five minutes, or as often for hours, are a bad link; two within a day are a switch's maintenance."""
+    """Two within five minutes, or ten at any time, are a bad link; two within a day are a switch's maintenance."""
     link = Link(monkeypatch)
     first = aged(check_nic_errors(root.context()), ago_s)
     link.add(losses=losses)
@@ -131,6 +133,54 @@ def test_an_interface_that_no_job_could_use_blames_no_host(
     assert (second.verdict, second.class_name) == ("warn", class_name)
     link.add(errors=10**6)
     assert compared(root, second).class_name == ("network_interface" if after.rdma else "")
+
+
+@pytest.mark.parametrize(
+    ("masters", "address", "class_name"),
+    [
+        (("bond0",), "10.0.0.1", "network_interface"),
+        (("bond0", "br0"), "10.0.0.1", "network_interface"),
+        (("bond0",), "", ""),
+        (("virbr0",), "192.168.122.1", ""),
+        (("vrf0",), "10.0.0.1", ""),
+        (("unseen",), "10.0.0.1", ""),
+    ],
+)
+def test_a_port_of_a_bond_or_a_bridge_is_used_if_that_has_an_address(
+    root: Root, monkeypatch: pytest.MonkeyPatch, masters: tuple[str, ...], address: str, class_name: str
+) -> None:
+    """It has none of its own, and its losses of the carrier are those of the host all the same."""
+    chain = ("hsn0", *masters)
+    link = Link(monkeypatch, *(name for name in chain if name != "unseen"))
+    for name, master in zip(chain, masters, strict=False):
+        link.counters[name] = link.counters[name]._replace(master=master)
+    kinds = {"bond0": "bond", "br0": "bridge", "virbr0": "bridge", "vrf0": "virtual"}
+    own = {masters[-1]: (address,)} if address else {}
+    link.nics = {name: Nic(name, own.get(name, ()), kind=kinds.get(name, "ethernet")) for name in link.counters}
+    first = check_nic_errors(root.context())
+    link.add(losses=5)
+    second = compared(root, first)
+    assert (second.verdict, second.class_name) == ("warn", class_name)
+
+
+def test_a_virtual_machine_on_a_bridge_blames_no_host(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port loses its carrier whenever the machine is stopped."""
+    link = Link(monkeypatch, "tap100i0", "br0")
+    link.counters["tap100i0"] = link.counters["tap100i0"]._replace(kind="tunnel", master="br0")
+    link.nics = {"tap100i0": Nic("tap100i0", kind="tunnel"), "br0": Nic("br0", ("10.0.0.1",), kind="bridge")}
+    first = check_nic_errors(root.context())
+    link.add(losses=20, name="tap100i0")
+    assert compared(root, first).class_name == ""
+
+
+def test_masters_that_name_each_other_have_no_address(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(monkeypatch, "bond0", "bond1")
+    for name, master in (("bond0", "bond1"), ("bond1", "bond0")):
+        link.counters[name] = link.counters[name]._replace(kind="bond", master=master)
+        link.nics[name] = Nic(name, kind="bond")
+    first = check_nic_errors(root.context())
+    link.add(losses=5, name="bond0")
+    assert compared(root, first).class_name == ""
 
 
 def test_interfaces_of_containers_come_and_go_unnoticed(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
