@@ -186,6 +186,7 @@ class IdleImports(PartBase):
         self._fd = -1
         self._is_there = False
         self._is_patient = True
+        self._may_block = True
         self._is_closed = False
         self._waiting: deque[Callable[[], None]] = deque()
         self._give_up_at = self._needed_at = 0.0
@@ -325,7 +326,7 @@ class IdleImports(PartBase):
             self._fd = -1
 
     def _have(self) -> None:
-        self._is_there = self._is_patient = True
+        self._is_there = self._is_patient = self._may_block = True
         if self._names is not None:
             self._import_at = 0.0
         self._call_all()
@@ -336,7 +337,7 @@ class IdleImports(PartBase):
 
     def _fetch(self, name: str) -> bool | None:
         """Have a module read that is missing in the lists. The loop waits for it briefly, and only once."""
-        if self._held is None or self._is_closed or not self._is_patient:
+        if self._held is None or self._is_closed or not self._is_patient or not self._may_block:
             return False
         try:
             fd = self._ask([name], _FETCH_S)
@@ -355,7 +356,8 @@ class IdleImports(PartBase):
                 if not chunk:
                     self._held.feed_apart(content)
                     return True
-            self._is_patient = False
+            self._may_block = False
+            self._is_patient = self._reader_runs()
         finally:
             os.close(fd)
         return False

@@ -152,6 +152,40 @@ def test_a_module_that_nobody_has_thought_of_is_read_by_another_process_too() ->
     assert out == "no_such_module is not in memory\njson.tool []\n"
 
 
+def test_a_module_that_comes_too_late_for_the_loop_does_not_cost_the_others() -> None:
+    """A slow reader keeps the loop waiting once. Whoever waits for what it reads still gets it."""
+    out = run(
+        """
+        import saferun.launch.idle_imports as idle
+        idle._FETCH_S = 0.1
+        hold_read, hold_write = os.pipe()
+        os.dup2(hold_read, 100)
+        os.set_inheritable(100, True)
+
+        def in_fork(names):
+            os.read(100, 1)
+            Recorder().write(names, write)
+
+        imports = make(["colorsys"], reader_runs=lambda: True)
+        imports.seal()
+        for name in ("json.tool", "json.scanner_of_another_kind"):
+            try:
+                __import__(name)
+            except ImportError as error:
+                said.append(str(error))
+        imports.need(lambda: said.append(__import__("colorsys").__name__))
+        before = len(said)
+        os.write(hold_write, bytes(2))
+        turn_until(lambda: len(said) > before)
+        print(said, asked)
+        """
+    )
+    assert out == (
+        "['json.tool is not in memory', 'json.scanner_of_another_kind is not in memory', 'colorsys']"
+        " [['json.tool'], ['colorsys']]\n"
+    )
+
+
 def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> None:
     """A file system that died while the ranks started. When it answers again, all is as it should be."""
     out = run(
