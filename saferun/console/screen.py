@@ -267,6 +267,12 @@ class Screen:
         """Whether a reader that exists has not read what is nowhere else."""
         return any(pane.target.is_awaited for pane in self.panes)
 
+    @property
+    def awaits_file(self) -> bool:
+        """Whether a file has not taken everything yet."""
+        targets = [pane.target for pane in self.panes if pane.target.is_file]
+        return any(target.unwritten_bytes or not target.is_empty for target in targets)
+
     def print_unread(self) -> bool:
         """Print to stderr how much of stdout has not been read, unless both are the same. Returns whether it did."""
         text = self.out.target.unread_text
