@@ -51,6 +51,7 @@ class Screen:
                 return Pane(target, bar_interval_s)
             from saferun.console.raw_pane import RawPane
 
+            target.may_return = False  # unchanged output has no gaps
             return RawPane(target)
 
         self.out = pane(stdout)

@@ -90,12 +90,19 @@ class ConsolePart:
         """
         screen = self._screen
         screen.release()
+        for pane in screen.panes:
+            if pane.target.is_away:
+                pane.target.retry_at = 0.0  # its reader may be back
+        is_told = False  # what has not been read
         begun_at = moved_at = time.monotonic()
         unwritten_bytes = 0
         while True:
             before, unwritten_bytes = unwritten_bytes, screen.unwritten_bytes
             if screen.flush() or unwritten_bytes != before:
                 moved_at = time.monotonic()
+            if screen.is_empty and not is_told and screen.print_unread():
+                is_told = True
+                continue
             if screen.is_empty:
                 screen.finish()
                 if screen.is_finished:
@@ -103,7 +110,7 @@ class ConsolePart:
             left_s = self._end_at(begun_at, moved_at, is_stopped=wakeup.is_stopped) - time.monotonic()
             if left_s <= 0 or wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):
                 break
-        if screen.print_unread():
+        if not is_told and screen.print_unread():
             target, give_up_at = screen.err.target, time.monotonic() + _LAST_LINE_S
             while (target.flush() or target.unwritten_bytes) and time.monotonic() < give_up_at:
                 time.sleep(_PAUSE_S)
