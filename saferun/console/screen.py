@@ -245,8 +245,10 @@ class Screen:
         return False
 
     def release(self) -> None:
-        """All streams have ended: write what waits for the end of a line."""
+        """All streams have ended: write what waits for the end of a line. A reader that has gone may be back."""
         for pane in self.panes:
+            if pane.target.is_away:
+                pane.target.retry_at = 0.0
             if pane.raw is not None:
                 pane.raw.release()
             for key in list(pane.statuses):

@@ -63,7 +63,7 @@ class Target:
     Attributes:
         file: that process.
         is_file: whether it is a regular file.
-        may_return: whether its reader may be started again, as that of a pipe that has a name; what it misses is counted.
+        may_return: whether its reader may be started again (a pipe that has a name): what it misses is counted.
         is_away: whether it has gone.
         retry_at: when to try a full target again, in monotonic seconds; None: when it has room.
     """

@@ -84,15 +84,12 @@ class ConsolePart:
         A file that takes nothing (its disk is full, its file system hangs) is given that while as well: it may take
         the verdict yet.
 
-        Where an order to stop has ended the ranks, a reader that does not read is given 2 s, and one that reads 10 s; if
-        nothing else keeps what it has not read, 10 s without progress. A further order ends the wait. What has not been
-        read then is counted on stderr.
+        Where an order to stop has ended the ranks, a reader that does not read is given 2 s, and one that reads 10 s;
+        if nothing else keeps what it has not read, 10 s without progress. A further order ends the wait. What has not
+        been read then is counted on stderr.
         """
         screen = self._screen
         screen.release()
-        for pane in screen.panes:
-            if pane.target.is_away:
-                pane.target.retry_at = 0.0  # its reader may be back
         is_told = False  # what has not been read
         begun_at = moved_at = time.monotonic()
         unwritten_bytes = 0
