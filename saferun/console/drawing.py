@@ -17,8 +17,8 @@ _LONGEST_OPEN_BYTES = 4 << 10
 _LONGEST_LOGGED_BYTES = 64 << 10
 # After so long without output, rows that the stream has never come back to are lines.
 _REST_S = 1.0
-# What comes next is not the rest of the line in which the cursor is. Colours, what erases to the end of the line, and the
-# first bytes of a sequence move nothing.
+# What comes next is not the rest of the line in which the cursor is. Colours, what erases to the end of the line, and
+# the first bytes of a sequence move nothing.
 _STAYS = rb"\[(?:[0-9;:]*m|0?K|\?25[hl])"
 _MOVES_FIRST = re.compile(rb"(?:\x1b%b)*(?:\x08|\x1b(?!%b|\[?[0-9;:?]*\Z))" % (_STAYS, _STAYS))
 

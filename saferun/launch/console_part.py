@@ -90,15 +90,15 @@ class ConsolePart:
         """
         screen = self._screen
         screen.release()
-        is_told = False  # what has not been read
+        is_counted = False  # what has not been read
         begun_at = moved_at = time.monotonic()
         unwritten_bytes = 0
         while True:
             before, unwritten_bytes = unwritten_bytes, screen.unwritten_bytes
             if screen.flush() or unwritten_bytes != before:
                 moved_at = time.monotonic()
-            if screen.is_empty and not is_told and screen.print_unread():
-                is_told = True
+            if screen.is_empty and not is_counted and screen.print_unread():
+                is_counted = True
                 continue
             if screen.is_empty:
                 screen.finish()
@@ -107,7 +107,7 @@ class ConsolePart:
             left_s = self._end_at(begun_at, moved_at, is_stopped=wakeup.is_stopped) - time.monotonic()
             if left_s <= 0 or wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):
                 break
-        if not is_told and screen.print_unread():
+        if not is_counted and screen.print_unread():
             target, give_up_at = screen.err.target, time.monotonic() + _LAST_LINE_S
             while (target.flush() or target.unwritten_bytes) and time.monotonic() < give_up_at:
                 time.sleep(_PAUSE_S)
