@@ -48,7 +48,7 @@ class ConsoleStream:
         self._folder = folder
         self._pane = pane
         self._tag = tag
-        self._is_teed = is_teed
+        self.is_teed = is_teed
         self._lines = LineAssembler(LONGEST_LINE_BYTES if pane.target.is_terminal else LONGEST_LOGGED_BYTES)
         self._drawing: Drawing | None = None
         self._is_drawn = False
@@ -61,7 +61,7 @@ class ConsoleStream:
     @property
     def is_full(self) -> bool:
         """Whether to pause reading this stream."""
-        return self._pane.target.is_full_for(is_teed=self._is_teed)
+        return self._pane.target.is_full_for(is_teed=self.is_teed)
 
     @property
     def overwrites_itself(self) -> bool:
@@ -182,7 +182,7 @@ class ConsoleStream:
     def show_plainly(self, chunk: bytes) -> None:
         """It has failed to process a chunk, which is shown as lines; should that fail as well, files have it."""
         with suppress(Exception):
-            self._pane.put(prefixed(self.prefix, chunk))
+            self._pane.put(prefixed(self.prefix, chunk), is_teed=self.is_teed)
 
     def show(self, chunk: bytes, now: float) -> None:
         """Show bytes from the rank."""
@@ -192,12 +192,12 @@ class ConsoleStream:
         if (self._drawing is not None or (self._can_draw and self._may_move(chunk))) and self._draw(chunk, now):
             return
         is_whole = True
-        if self._pane.target.has_room(len(chunk), is_teed=self._is_teed):
+        if self._pane.target.has_room(len(chunk), is_teed=self.is_teed):
             pieces = self._lines.feed_prefixed(chunk, self.prefix)
             if pieces:
                 self._forget()
                 pieces = self._adjusted(pieces, chunk)
-                is_whole = self._pane.put_pieces(pieces)
+                is_whole = self._pane.put_pieces(pieces, is_teed=self.is_teed)
         elif lines := self._lines.skip(chunk):
             self._forget()
             self._pane.target.skip(lines)
@@ -279,7 +279,7 @@ class ConsoleStream:
             lines = self._drawing.begin(begun)
         finally:
             if lines:
-                self._pane.put(prefixed(self.prefix, lines))
+                self._pane.put(prefixed(self.prefix, lines), is_teed=self.is_teed)
         return True
 
     def _show_drawn(self, chunk: bytes, now: float) -> None:
@@ -297,7 +297,7 @@ class ConsoleStream:
         self._is_drawn = bool(drawing.live) or drawing.wants(b"")
         self._pane.update(self)
         if lines:
-            self._pane.put(prefixed(self.prefix, lines))
+            self._pane.put(prefixed(self.prefix, lines), is_teed=self.is_teed)
         if not drawing.live:
             self._forget()
 
@@ -320,7 +320,7 @@ class ConsoleStream:
         drawing, self._drawing, self._is_drawn = self._drawing, None, False
         with suppress(Exception):
             if drawing is not None and (rest := drawing.take()):
-                self._pane.put(prefixed(self.prefix, rest))
+                self._pane.put(prefixed(self.prefix, rest), is_teed=self.is_teed)
 
     def close(self) -> None:
         """The stream has ended: complete its unfinished line, unless bytes pass unchanged."""
@@ -335,7 +335,7 @@ class ConsoleStream:
         if self._lines:
             lines = prefixed(self.prefix, self._lines.take())
             is_colored = self._pane.target.is_terminal and (self._colors is not None or b"\x1b[" in lines)
-            self._pane.put(self._closed(lines) if is_colored else lines)
+            self._pane.put(self._closed(lines) if is_colored else lines, is_teed=self.is_teed)
 
     def _forget(self) -> None:
         """The unfinished line has been completed."""

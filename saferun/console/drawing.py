@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from saferun.console.log_rows import LogRows
@@ -16,6 +17,10 @@ _LONGEST_OPEN_BYTES = 4 << 10
 _LONGEST_LOGGED_BYTES = 64 << 10
 # After so long without output, rows that the stream has never come back to are lines.
 _REST_S = 1.0
+# What comes next is not the rest of the line in which the cursor is. Colours, what erases to the end of the line, and
+# the first bytes of a sequence move nothing.
+_STAYS = rb"\[(?:[0-9;:]*m|0?K|\?25[hl])"
+_MOVES_FIRST = re.compile(rb"(?:\x1b%b)*(?:\x08|\x1b(?!%b|\[?[0-9;:?]*\Z))" % (_STAYS, _STAYS))
 
 
 class DrawingBudget:
@@ -79,12 +84,23 @@ class Drawing:
             elif self._awaited_from is None:
                 self._awaited_from = now
             return lines
+        return self._feed_undrawn(chunk)
+
+    def _feed_undrawn(self, chunk: bytes) -> bytes:
+        """The lines of a chunk without its movements. In a log, a line of which the rows have the beginning is one."""
+        log = self._log
+        begun = 0
+        if log is not None:
+            chunk = log.take_unread() + chunk
+            begun = 0 if _MOVES_FIRST.match(chunk) else log.open_columns
         text = without_movements(chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = text.rfind(b"\n") + 1
-        if len(text) - end > self._longest(text):
+        if len(text) - end + (0 if end else begun) > self._longest(text):
             text += b"\n"
             end = len(text)
-        return self._rows.take() + text[:end] + self._rows.feed(text[end:])
+        if log is None or not begun:
+            return self._rows.take() + text[:end] + self._rows.feed(text[end:])
+        return (log.take_with(text[:end]) if end else b"") + log.feed(text[end:])
 
     def settle(self, now: float) -> bytes:
         """The lines that have become final because nothing has come for a while."""

@@ -58,6 +58,34 @@ class LogRows(Rows):
         self.awaits_picture = False
         return super().settle()
 
+    @property
+    def open_columns(self) -> int:
+        """How wide the last line is, if text that comes next is its rest; else 0."""
+        last = self._rows[-1]
+        is_at_end = self._row == len(self._rows) - 1 and self._column == last.width and not self._is_back
+        if not is_at_end or last.has_ended:
+            return 0
+        width = last.width
+        first = last
+        for row in reversed(self._rows[:-1]):
+            if not row.goes_on:
+                break
+            width += row.width
+            first = row
+        return width if first.shown is None else 0
+
+    def take_with(self, text: bytes) -> bytes:
+        """Everything that is live, as lines: ``text`` is the rest of the last one, which has columns."""
+        self._rows[-1].goes_on = True  # blanks at its end are within the line
+        return self.take()[:-1] + self._style.text.encode() + text
+
+    def take_unread(self) -> bytes:
+        """The bytes at the end of what has been read that begin a character or a sequence."""
+        rest, self._rest = self._rest, ""
+        begun = self._decoder.getstate()[0]
+        self._decoder.reset()
+        return rest.encode(errors="surrogateescape") + begun
+
     def _switch(self, *, is_whole: bool) -> None:
         super()._switch(is_whole=is_whole)
         self._is_whole = is_whole

@@ -49,21 +49,25 @@ class Pane:
         self._cannot_draw = False  # rows at the bottom: that has failed
         target.shape_note = self._above_the_rows
 
-    def put(self, text: bytes) -> bool:
-        """Write lines of a rank. Returns whether they are not skipped because the reader is too slow."""
+    def put(self, text: bytes, *, is_teed: bool = False) -> bool:
+        """Write lines of a rank. Returns whether they are not skipped because the reader is too slow.
+
+        ``is_teed``: a log file of ``-t`` has a copy.
+        """
         if self.held is not None:
             return self.held.keep(text)
-        if self.target.has_room(len(text)):
+        if self.target.has_room(len(text), is_teed=is_teed):
             self.target.put(self._above_the_rows(text))
             return True
         self.target.skip(text.count(b"\n"))
         return False
 
-    def put_pieces(self, pieces: Sequence[bytes | memoryview]) -> bool:
+    def put_pieces(self, pieces: Sequence[bytes | memoryview], *, is_teed: bool = False) -> bool:
         """The same for lines in several pieces."""
         size = sum(map(len, pieces))
-        if self._rows or size <= _SMALL_BYTES or self.held is not None or not self.target.has_room(size):
-            return self.put(b"".join(pieces))
+        is_alone = not self._rows and self.held is None
+        if not is_alone or size <= _SMALL_BYTES or not self.target.has_room(size, is_teed=is_teed):
+            return self.put(b"".join(pieces), is_teed=is_teed)
         for piece in pieces:
             self.target.put(piece)
         return True
@@ -116,7 +120,7 @@ class Pane:
 
     def _redraw(self) -> None:
         # If a slow terminal has no room for them, or one rank has it for itself, they are drawn later.
-        if self.held is None and self.draws and self.target.has_room(0):
+        if self.held is None and self.draws and self.target.has_room(0, is_teed=True):
             self.target.put(self._erase() + self._draw())
 
     def note_unfinished(self, stream: ConsoleStream, now: float) -> None:
@@ -157,7 +161,8 @@ class Pane:
                     continue
                 self._unfinished[stream] = state
                 self._since[stream] = now
-                self.put(b"".join(prefixed(stream.prefix, row) for row in stream.new(shown)))
+                rows = b"".join(prefixed(stream.prefix, row) for row in stream.new(shown))
+                self.put(rows, is_teed=stream.is_teed)
                 self._refresh_at(now + self._bar_interval_s)
             elif stream.is_held():
                 # The rank may have written its end long ago.
@@ -168,7 +173,7 @@ class Pane:
                 self._refresh_at(self._since[stream] + _PIPE_REFRESH_S)
             else:
                 # Plain text without an end: it is written as a line, and what follows begins another.
-                self.put(prefixed(stream.prefix, stream.take_unfinished()))
+                self.put(prefixed(stream.prefix, stream.take_unfinished()), is_teed=stream.is_teed)
                 del self._unfinished[stream], self._since[stream]
 
     def set_status(self, key: str, text: str | None, *, since: float, until: float) -> None:
@@ -181,7 +186,7 @@ class Pane:
         elif self.statuses.pop(key, None) is None:
             return
         self._redraw()
-        if not self.target.has_room(0):
+        if not self.target.has_room(0, is_teed=True):
             self._refresh_at(time.monotonic() + _STATUS_S)
 
     def _status_rows(self) -> list[bytes]:

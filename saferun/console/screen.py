@@ -51,6 +51,7 @@ class Screen:
                 return Pane(target, bar_interval_s)
             from saferun.console.raw_pane import RawPane
 
+            target.may_return = False  # unchanged output has no gaps
             return RawPane(target)
 
         self.out = pane(stdout)
@@ -244,8 +245,10 @@ class Screen:
         return False
 
     def release(self) -> None:
-        """All streams have ended: write what waits for the end of a line."""
+        """All streams have ended: write what waits for the end of a line. A reader that has gone may be back."""
         for pane in self.panes:
+            if pane.target.is_away:
+                pane.target.retry_at = 0.0
             if pane.raw is not None:
                 pane.raw.release()
             for key in list(pane.statuses):
@@ -266,6 +269,12 @@ class Screen:
     def is_awaited(self) -> bool:
         """Whether a reader that exists has not read what is nowhere else."""
         return any(pane.target.is_awaited for pane in self.panes)
+
+    @property
+    def awaits_file(self) -> bool:
+        """Whether a file has not taken everything yet."""
+        targets = [pane.target for pane in self.panes if pane.target.is_file]
+        return any(target.unwritten_bytes or not target.is_empty for target in targets)
 
     def print_unread(self) -> bool:
         """Print to stderr how much of stdout has not been read, unless both are the same. Returns whether it did."""

@@ -87,6 +87,11 @@ class Row:
         """Whether anything stands in it."""
         return bool(self._cells)
 
+    @property
+    def width(self) -> int:
+        """How many columns it takes."""
+        return len(self._cells)
+
     def _fill(self, column: int) -> None:
         missing = column - len(self._cells)
         if missing > 0:

@@ -25,6 +25,7 @@ _ONE_WRITE_BYTES = 1 << 20
 _LEAST_WRITE_BYTES = 4 << 10
 _MOST_BLOCKS = 256
 _PIPE_BUF = 4096
+_LINE_END = ord("\n")
 # Values of TERM without colours and cursor movements (terminfo(5)): such a terminal is written like a file.
 _DUMB = frozenset({None, "", "dumb"})
 # A reader that has gone stays so; a file that accepts nothing now may accept something later.
@@ -44,6 +45,12 @@ _SLOW_S = 0.5
 _FILE_WAITING_BYTES = 1 << 20
 
 
+class _Note(bytes):
+    """A note of skipped lines, which remembers how many that are until it has been written."""
+
+    lines = 0
+
+
 class Target:
     """One open file behind stdout or stderr (or both), written without ever blocking.
 
@@ -56,7 +63,8 @@ class Target:
     Attributes:
         file: that process.
         is_file: whether it is a regular file.
-        is_away: whether the reader of a pipe that has a name has gone: it may be started again.
+        may_return: whether its reader may be started again (a pipe that has a name): what it misses is counted.
+        is_away: whether it has gone.
         retry_at: when to try a full target again, in monotonic seconds; None: when it has room.
     """
 
@@ -77,8 +85,9 @@ class Target:
         self.file: ConsoleFile | None = None
         self.retry_at: float | None = None
         self.is_away = False
-        self._may_return = stat.S_ISFIFO(mode) and _has_name(fd)
+        self.may_return = stat.S_ISFIFO(mode) and _has_name(fd)
         self._was_away = False  # while lines were skipped
+        self._is_within_line = False  # the last byte that was written ends no line
         self.is_file = stat.S_ISREG(mode)
         self._one_write_bytes = _ONE_WRITE_BYTES
         self._pause_s = _PAUSE_S
@@ -230,6 +239,7 @@ class Target:
         self._read_bytes += count
         while count:
             block = self._waiting.popleft()
+            self._is_within_line = block[min(count, len(block)) - 1] != _LINE_END
             if len(block) > count:
                 self._waiting.appendleft(memoryview(block)[count:])
                 break
@@ -255,7 +265,7 @@ class Target:
             self.retry_at = time.monotonic() + _AGAIN_S
         else:
             # The reader or the terminal has gone. Ranks and files are not affected.
-            if error.errno == errno.EPIPE and self._may_return:
+            if error.errno == errno.EPIPE and self.may_return:
                 self._skipped_lines += self._waiting_lines
                 self.is_away = self._was_away = True
                 self.retry_at = time.monotonic() + _RETURN_S
@@ -277,10 +287,15 @@ class Target:
     def _queue_note(self) -> None:
         count, self._skipped_lines = self._skipped_lines, 0
         why = "this file could not be written for a while" if self.is_file else "this output is read too slowly"
+        begin = b""
         if self._was_away:
             why, self._was_away = "this pipe had no reader for a while", False
-        note = f"saferun: {why}: {count} lines skipped here; {self._where()}\n"
-        self.put(self.shape_note(note.encode(errors="backslashreplace")))
+            # The pipe may still have the first half of a line, whose rest is among those skipped.
+            begin = b"\n" if self._is_within_line else b""
+        text = f"saferun: {why}: {count} lines skipped here; {self._where()}\n"
+        note = _Note(begin + self.shape_note(text.encode(errors="backslashreplace")))
+        note.lines = count
+        self.put(note)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -296,8 +311,9 @@ class Target:
         """No process can be started to write the file: write it from here."""
         if self.file is not None:
             rest = self.file.take_back()
-            self._waiting.appendleft(rest)
-            self._waiting_bytes += len(rest)
+            if rest:
+                self._waiting.appendleft(rest)
+                self._waiting_bytes += len(rest)
             self.file.close()
             self.file = None
             self._write = self._write_plainly
@@ -309,7 +325,9 @@ class Target:
 
     @property
     def _waiting_lines(self) -> int:
-        return sum(bytes(block).count(b"\n") for block in self._waiting)
+        """How many lines wait, with those of which a note waits."""
+        wholes = [(block, block.obj if isinstance(block, memoryview) else block) for block in self._waiting]
+        return sum(whole.lines if isinstance(whole, _Note) else bytes(block).count(b"\n") for block, whole in wholes)
 
     @property
     def unread_text(self) -> str:

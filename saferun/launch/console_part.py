@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 # At the end a reader that does not read is waited for this long, if files keep all of it; else as long as it exists.
 _DRAIN_S = 60.0
-# After an order to stop: without progress, and in all. Schedulers kill what has not ended some 5 to 30 s after it, and
-# the exit code is theirs then.
+# After an order to stop: without progress, and in all, where files keep all of it. Schedulers kill what has not ended
+# some 5 to 30 s after it, and the exit code is theirs then.
 _STOPPED_DRAIN_S, _STOPPED_MOST_S = 2.0, 10.0
+# The same without progress, where nothing else keeps it.
+_STOPPED_ALONE_S = 10.0
 # A pipe wakes it at once, when it has room or its reader has gone: this is for what no event tells of.
 _AWAITED_S = 60.0
 # How often the end checks whether a file has taken something.
@@ -82,36 +84,45 @@ class ConsolePart:
         A file that takes nothing (its disk is full, its file system hangs) is given that while as well: it may take
         the verdict yet.
 
-        Where an order to stop has ended the ranks, a reader that does not read is given 2 s, one that reads 10 s; a
-        further order ends the wait. What has not been read then is counted on stderr.
+        Where an order to stop has ended the ranks, a reader that does not read is given 2 s, and one that reads 10 s;
+        if nothing else keeps what it has not read, 10 s without progress. A further order ends the wait. What has not
+        been read then is counted on stderr.
         """
         screen = self._screen
         screen.release()
-        is_stopped = wakeup.is_stopped
-        quiet_s = _STOPPED_DRAIN_S if is_stopped else _DRAIN_S
-        end_at = time.monotonic() + _STOPPED_MOST_S if is_stopped else float("inf")
-        give_up_at = time.monotonic() + quiet_s
+        is_counted = False  # what has not been read
+        begun_at = moved_at = time.monotonic()
         unwritten_bytes = 0
         while True:
             before, unwritten_bytes = unwritten_bytes, screen.unwritten_bytes
             if screen.flush() or unwritten_bytes != before:
-                give_up_at = time.monotonic() + quiet_s
+                moved_at = time.monotonic()
+            if screen.is_empty and not is_counted and screen.print_unread():
+                is_counted = True
+                continue
             if screen.is_empty:
                 screen.finish()
                 if screen.is_finished:
                     break
-            left_s = min(give_up_at, end_at) - time.monotonic()
-            if left_s <= 0:
-                if is_stopped or not screen.is_awaited:
-                    break
-                left_s = _AWAITED_S
-            if wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):
+            left_s = self._end_at(begun_at, moved_at, is_stopped=wakeup.is_stopped) - time.monotonic()
+            if left_s <= 0 or wakeup.is_hurried() or (self._wait(wakeup.fd, left_s) and wakeup.read_stop()):
                 break
-        if screen.print_unread():
+        if not is_counted and screen.print_unread():
             target, give_up_at = screen.err.target, time.monotonic() + _LAST_LINE_S
             while (target.flush() or target.unwritten_bytes) and time.monotonic() < give_up_at:
                 time.sleep(_PAUSE_S)
         screen.close()
+
+    def _end_at(self, begun_at: float, moved_at: float, *, is_stopped: bool) -> float:
+        """Until when to wait for more progress."""
+        screen = self._screen
+        if screen.is_awaited and not is_stopped:
+            return time.monotonic() + _AWAITED_S
+        if not is_stopped or screen.awaits_file:
+            return moved_at + _DRAIN_S
+        if screen.is_awaited:
+            return moved_at + _STOPPED_ALONE_S
+        return min(moved_at + _STOPPED_DRAIN_S, begun_at + _STOPPED_MOST_S)
 
     def _wait(self, wake_fd: int, timeout_s: float) -> bool:
         """Wait until the console can be written. Returns whether a signal has come."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.console import drawing
 from saferun.console.console_stream import ConsoleStream
 from saferun.console.log_rows import LogRows
 from tests.unit.console.reader import Reader, console, drain
@@ -135,3 +137,43 @@ def test_sequences_of_a_few_bytes_do_not_become_thousands_of_spaces() -> None:
     rows = LogRows()
     for sequence in (b"\x1b[9999Cx", b"\x1b[1;9999Hx", b"x\x1b[9999b", b"x\r\x1b[9999@"):
         assert max(map(len, rows.feed(AGAIN + sequence + b"\n").split(b"\n"))) <= 1002
+
+
+@given(
+    st.lists(st.integers(0, 120), min_size=1, max_size=60),
+    st.lists(st.integers(1, 400), min_size=1, max_size=60),
+    st.sampled_from([b"\x1b[K\n", b" \x1b[K\n", b"\x1b[0m\x1b[K\r\n", b"\x1b[?25l\x1b[?25h\n"]),
+)
+def test_lines_of_a_burst_stay_whole_wherever_reading_cuts_them(widths: list[int], cuts: list[int], end: bytes) -> None:
+    """For most of it there is no time to draw, and each piece began with a line of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "_MOST_DRAWN_BYTES", 300)
+        texts = [f"{number} {'ä b ' * width}"[: width + 8].rstrip() + "|" for number, width in enumerate(widths)]
+        written = HIDE + SHOW + b"".join(text.encode() + end for text in texts)
+        steps: list[tuple[float, bytes]] = []
+        at = 0
+        for cut in cuts:
+            steps.append((0.0, written[at : at + cut]))
+            at += cut
+        lines = printed(*steps, (0.0, written[at:]))
+    assert [line.replace("\x1b[0m", "").rstrip() for _, line in lines] == texts
+
+
+def test_a_burst_of_lines_that_erase_their_rest_stays_whole() -> None:
+    written = b"".join(b"%08d %s\x1b[K\n" % (number, b"y" * 80) for number in range(20_000))
+    pieces = [written[at : at + (64 << 10)] for at in range(0, len(written), 64 << 10)]
+    lines = printed(*((0.0, piece) for piece in pieces))
+    assert [line for _, line in lines] == [f"{number:08} {'y' * 80}" for number in range(20_000)]
+
+
+def test_in_a_burst_a_row_that_is_drawn_again_is_not_joined_to_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "_MOST_DRAWN_BYTES", 0)
+    lines = printed(*((0.0, AGAIN + b"step %d" % step) for step in range(5)), (0.0, b"\x1b[1A\x1b[Gend\n"))
+    assert [line for _, line in lines] == ["", *(f"step {step}" for step in range(5)), "end"]
+
+
+def test_a_line_without_end_in_a_burst_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "_MOST_DRAWN_BYTES", 0)
+    lines = printed((0.0, HIDE + b"a"), *((0.0, b"x" * 1000) for _ in range(200)))
+    assert "".join(line for _, line in lines) == "a" + "x" * 200_000
+    assert len(lines[0][1]) <= 67_000  # from then on it is plain text, which is not drawn

@@ -352,6 +352,29 @@ def test_a_slow_reader_holds_up_only_streams_that_no_log_file_has(monkeypatch: p
         close(target, reader)
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\x1b[K\n", b"\x1b[K\r", b"\x1b[1A\n"])
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_memory_stays_bounded_whatever_a_stream_writes_that_a_log_file_has(
+    monkeypatch: pytest.MonkeyPatch, end: bytes, *, is_terminal: bool
+) -> None:
+    """Without a run directory: what moves the cursor takes another way to the console, and all of it was queued."""
+    monkeypatch.setattr(target_module, "JUDGED_AFTER_S", 0.0)
+    with Reader.terminal(24, 80) if is_terminal else Reader.pipe() as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=False, where=lambda: WHERE, bar_interval_s=0.1)
+        target = screen.out.target
+        target.is_terminal = is_terminal
+        screen.allow_skipping(False, teed=True)
+        stream = ConsoleStream(screen.out, b"[0] ", is_teed=True)
+        text = (b"x" * 99 + end) * 1000
+        for turn in range(120):
+            stream.feed(text, now=turn / 10)
+            screen.flush()
+            screen.tick(turn / 10 + 0.1)
+        assert target._waiting_bytes <= MOST_WAITING_BYTES + 2 * len(text)
+        stream.close()
+        close(target, reader)
+
+
 def test_no_stream_is_skipped_while_its_log_file_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the console may be the only place for its lines."""
     monkeypatch.setattr(target_module, "JUDGED_AFTER_S", 0.0)

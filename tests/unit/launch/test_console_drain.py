@@ -20,15 +20,14 @@ class _Clock:
 
 
 class _Screen:
-    """A console with so much output left, whose reader takes one piece each so many seconds; 0: none ever.
+    """A console with so much output left, whose reader takes one piece each so many seconds; 0: none ever."""
 
-    No file keeps what it leaves out.
-    """
-
-    def __init__(self, clock: _Clock, left: int, piece_s: float) -> None:
+    def __init__(self, clock: _Clock, left: int, piece_s: float, kind: str) -> None:
         self.left = left
         self.panes = ()
-        self.is_awaited = self.is_finished = True
+        self.is_awaited = kind == "alone"
+        self.awaits_file = kind == "file"
+        self.is_finished = True
         self.unwritten_bytes = 0
         self._clock = clock
         self._piece_s = piece_s
@@ -62,14 +61,19 @@ class _Screen:
         """Drop the rest."""
 
 
-def drained(monkeypatch: pytest.MonkeyPatch, *, left: int, piece_s: float, is_stopped: bool) -> tuple[int, float]:
-    """What is left, and for how many seconds of the clock it was waited for; an endless wait fails."""
+def drained(
+    monkeypatch: pytest.MonkeyPatch, *, left: int, piece_s: float, is_stopped: bool, kind: str
+) -> tuple[int, float]:
+    """What is left, and for how many seconds of the clock it was waited for; an endless wait fails.
+
+    The console is a pipe of whose output files have a copy ("kept"), one without a copy ("alone"), or a "file".
+    """
     clock = _Clock()
-    screen = _Screen(clock, left, piece_s)
+    screen = _Screen(clock, left, piece_s, kind)
     context: Any = SimpleNamespace(screen=screen, poller=None, run_dir=None)
     wakeup: Any = SimpleNamespace(is_stopped=is_stopped, fd=-1, is_hurried=lambda: False)
     monkeypatch.setattr(console_part, "time", clock)
-    waits = iter(range(1000))
+    waits = iter(range(2000))
 
     def wait(_self: ConsolePart, _fd: int, timeout_s: float) -> bool:
         next(waits)
@@ -81,22 +85,36 @@ def drained(monkeypatch: pytest.MonkeyPatch, *, left: int, piece_s: float, is_st
     return screen.left, clock.now_s - 1000.0
 
 
-def test_after_an_order_to_stop_a_reader_that_does_not_read_gets_2_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedulers kill what has not ended some seconds after it, and the exit code is theirs then."""
-    assert drained(monkeypatch, left=1, piece_s=0, is_stopped=True) == (1, 2.0)
+@pytest.mark.parametrize(("kind", "waited_s"), [("kept", 2.0), ("alone", 10.0), ("file", 60.0)])
+def test_after_an_order_to_stop_a_reader_that_does_not_read_gets_some_seconds(
+    monkeypatch: pytest.MonkeyPatch, kind: str, waited_s: float
+) -> None:
+    """Schedulers kill what has not ended some seconds after it, and the exit code is theirs then.
+
+    A file is no reader: a file system that stalls goes on, and then has the last lines and the verdict.
+    """
+    assert drained(monkeypatch, left=1, piece_s=0, is_stopped=True, kind=kind) == (1, waited_s)
 
 
 def test_after_an_order_to_stop_a_reader_that_reads_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece that it takes shows that it reads."""
-    assert drained(monkeypatch, left=5, piece_s=1.5, is_stopped=True) == (0, 7.5)
+    assert drained(monkeypatch, left=5, piece_s=1.5, is_stopped=True, kind="kept") == (0, 7.5)
 
 
 def test_after_an_order_to_stop_the_slowest_reader_gets_10_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that would need minutes is not worth the exit code."""
-    left, waited_s = drained(monkeypatch, left=1000, piece_s=1.5, is_stopped=True)
+    """One that would need minutes is not worth the exit code: files have the rest."""
+    left, waited_s = drained(monkeypatch, left=1000, piece_s=1.5, is_stopped=True, kind="kept")
     assert (left, waited_s) == (994, 10.0)
+
+
+@pytest.mark.parametrize("kind", ["alone", "file"])
+def test_after_an_order_to_stop_what_is_nowhere_else_is_waited_for_while_it_moves(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A slow line, a busy file server: the rest would be lost."""
+    assert drained(monkeypatch, left=1000, piece_s=4.0, is_stopped=True, kind=kind) == (0, 4000.0)
 
 
 def test_without_an_order_to_stop_a_slow_reader_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pager may show the first page for as long as its user reads it."""
-    assert drained(monkeypatch, left=3, piece_s=500.0, is_stopped=False) == (0, 1500.0)
+    assert drained(monkeypatch, left=3, piece_s=500.0, is_stopped=False, kind="alone") == (0, 1500.0)
