@@ -39,6 +39,7 @@ _SILENT = 4
 _LARGEST_MODULE = 1 << 20
 _EINVAL = 22
 _S_IFMT, _S_IFIFO = 0o170000, 0o010000
+_MANY = 64
 _SPARE_THREADS = 256
 """So many more must fit into the limits after the worker server's own."""
 
@@ -130,6 +131,12 @@ def _read(path: str) -> str:
         return ""
 
 
+def _siblings() -> int:
+    """How many children this process's parent has; a large number where the kernel does not tell."""
+    parent = os.getppid()
+    return len(_read(f"/proc/{parent}/task/{parent}/children").split()) or _MANY
+
+
 def _has_room_for(threads: int) -> bool:
     """Whether that many more threads, in every rank of the host, stay well below the limits.
 
@@ -159,12 +166,14 @@ def _has_room_for(threads: int) -> bool:
     return True
 
 
-def _serve(prefix: str) -> None:
+def _serve(prefix: str, rank_pid: int) -> None:
     """Start torch's worker server, without a line of its log, for as long as the process lives."""
     ctypes = sys.modules["ctypes"]
     path = f"{prefix}.{os.getpid()}.sock"
-    # It answers with as many threads as the host has processors, eight at least.
-    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH or not _has_room_for(max(9, os.cpu_count() or 1)):
+    # It answers with as many threads as the host has processors, eight at least. The forked children of a rank may all
+    # start theirs at the same moment.
+    processes = 1 if os.getpid() == rank_pid else _siblings()
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH or not _has_room_for(max(9, os.cpu_count() or 1) * processes):
         return
     # Looked up, never loaded. A torch that logs by other means has no such variable, and then there is no server.
     level = ctypes.c_int.in_dll(ctypes.CDLL("libc10.so", os.RTLD_NOLOAD), "FLAGS_caffe2_log_level")
@@ -202,9 +211,7 @@ class _TorchWatcher:
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if self._is_waiting and name.startswith("torch.distributed."):
             try:
-                # A forked child is no rank; the servers of many would need more threads than there may be.
-                if os.getpid() == self.process:
-                    self._check()
+                self._check()
             except Exception:  # noqa: S110 - silent
                 pass
 
@@ -218,7 +225,7 @@ class _TorchWatcher:
         # threads is warned of. A process group starts threads anyway, and every new one is registered here.
         register = getattr(module, "_register_process_group", None)
         if register is None:
-            _serve(prefix)
+            _serve(prefix, self.process)
             return
 
         has_begun = False
@@ -228,10 +235,10 @@ class _TorchWatcher:
             if getattr(module, "_register_process_group", None) is register_first:
                 # A program may have put something of its own in its place, which calls this.
                 setattr(module, "_register_process_group", register)  # noqa: B010 - mypy knows no such module
-            if not has_begun and os.getpid() == self.process:
+            if not has_begun:
                 has_begun = True
                 try:
-                    _serve(prefix)
+                    _serve(prefix, self.process)
                 except Exception:  # noqa: S110 - silent
                     pass
             return register(*arguments, **named)
