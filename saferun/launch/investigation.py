@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from functools import partial
 from itertools import count
 
@@ -135,19 +134,20 @@ class Investigation(PartBase):
             return
         if "saferun.linux.start_marks" not in sys.modules and self._launch.current.first_failure() is None:
             return  # the launch is shorter than the imports beside it, which its end does not wait for
-        write = partial(self._write_groups, attempt, prefixes, is_last=not record.living)
+        is_last = not record.living
+
+        def write() -> None:
+            from saferun.linux.start_marks import group_times
+
+            times = group_times(prefixes)
+            if len(times) == len(prefixes) or is_last:
+                self._noted_groups_of = attempt
+            if times:
+                now = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": attempt}
+                event = {"event": "RanksInitialized", **now, "ranks": list(times), "times": list(times.values())}
+                self._launch.run_dir.write_event(event)
+
         self._launch.imports.need(partial(self._guarded, "note when the ranks had a process group", write))
-
-    def _write_groups(self, attempt: int, prefixes: Mapping[int, str], *, is_last: bool) -> None:
-        from saferun.linux.start_marks import group_times
-
-        times = group_times(prefixes)
-        if len(times) == len(prefixes) or is_last:
-            self._noted_groups_of = attempt
-        if times:
-            now = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": attempt}
-            event = {"event": "RanksInitialized", **now, "ranks": list(times), "times": list(times.values())}
-            self._launch.run_dir.write_event(event)
 
     def _keep_running(self) -> None:
         if self._record.running is not None:
