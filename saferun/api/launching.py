@@ -147,9 +147,7 @@ def run(
         kept = _follow(process, capture=capture)
         found = _run_dir(process.pid, began, options, environ)
         codes = _rank_exit_codes(found) if found is not None else {}
-        code = process.returncode
-        if not code and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN and (found is None or any(codes.values())):
-            code = 1  # the kernel has reaped the process, and Python takes that for success
+        code = _exit_code(process.returncode, codes, has_files=found is not None or "none" not in options)
         values = tuple(_values(directory)) if directory >= 0 and code == 0 else ()
     report = None
     if found is not None and os.path.exists(os.path.join(found, NAME)):
@@ -157,6 +155,19 @@ def run(
             report = read_report(found)
     stdout, stderr = (b"".join(chunks).decode(errors="replace") for chunks in kept)
     return RunResult(code, codes, found, report, values, stdout, stderr)
+
+
+def _exit_code(code: int, codes: Mapping[int, int], *, has_files: bool) -> int:
+    """The launch's, by what Python knows of it. Where SIGCHLD is ignored, that is always 0: the kernel reaps it.
+
+    Args:
+        code: as Python has it.
+        codes: the ranks', as the run's files have them.
+        has_files: whether there are such files, or would be if ranks had been started.
+    """
+    if code or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN or not has_files:
+        return code
+    return int(not codes or any(codes.values()))
 
 
 def _is_plain(stream: object, original: object) -> bool:

@@ -104,7 +104,7 @@ class LogRows(Rows):
 
     def _finish_ended(self) -> None:
         """Whatever happens to the screen, lines that have ended stay in a log."""
-        count = max((place for place, row in enumerate(self._rows, 1) if row.has_ended), default=0)
+        count = max((number for number, row in enumerate(self._rows, 1) if row.has_ended), default=0)
         if not count:
             return
         if count == len(self._rows):

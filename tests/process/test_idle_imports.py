@@ -64,6 +64,18 @@ def make(wanted, ask=read_by_a_fork, reader_runs=lambda: False):
 """
 
 
+# The process that reads waits until something is written to ``hold_write``.
+HELD = """
+hold_read, hold_write = os.pipe()
+os.dup2(hold_read, 100)
+os.set_inheritable(100, True)
+
+def in_fork(names):
+    os.read(100, 1)
+    Recorder().write(names, write)
+"""
+
+
 def run(program: str) -> str:
     """What a program that has a loop like the supervisor's prints."""
     done = subprocess.run(
@@ -155,17 +167,10 @@ def test_a_module_that_nobody_has_thought_of_is_read_by_another_process_too() ->
 def test_a_module_that_comes_too_late_for_the_loop_does_not_cost_the_others() -> None:
     """A slow reader keeps the loop waiting once. Whoever waits for what it reads still gets it."""
     out = run(
-        """
+        HELD
+        + dedent("""
         import saferun.launch.idle_imports as idle
         idle._FETCH_S = 0.1
-        hold_read, hold_write = os.pipe()
-        os.dup2(hold_read, 100)
-        os.set_inheritable(100, True)
-
-        def in_fork(names):
-            os.read(100, 1)
-            Recorder().write(names, write)
-
         imports = make(["colorsys"], reader_runs=lambda: True)
         imports.seal()
         for name in ("json.tool", "json.scanner_of_another_kind"):
@@ -178,7 +183,7 @@ def test_a_module_that_comes_too_late_for_the_loop_does_not_cost_the_others() ->
         os.write(hold_write, bytes(2))
         turn_until(lambda: len(said) > before)
         print(said, asked)
-        """
+        """)
     )
     assert out == (
         "['json.tool is not in memory', 'json.scanner_of_another_kind is not in memory', 'colorsys']"
@@ -227,7 +232,8 @@ def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> N
 def test_on_a_busy_machine_the_code_is_waited_for_longer() -> None:
     """Whoever reads it may only wait for a processor. Once that cannot be the reason, nobody waits any longer."""
     out = run(
-        """
+        HELD
+        + dedent("""
         import saferun.launch.idle_imports as idle
         idle._PATIENCE_S = idle._RECHECK_S = 0.1
         looks = []
@@ -239,14 +245,6 @@ def test_on_a_busy_machine_the_code_is_waited_for_longer() -> None:
             return 99.0
 
         idle.runnable_per_processor = busy
-        hold_read, hold_write = os.pipe()
-        os.dup2(hold_read, 100)
-        os.set_inheritable(100, True)
-
-        def in_fork(names):
-            os.read(100, 1)
-            Recorder().write(names, write)
-
         def call():
             import colorsys
             said.append("called")
@@ -256,7 +254,7 @@ def test_on_a_busy_machine_the_code_is_waited_for_longer() -> None:
         imports.need(call)
         turn_until(lambda: said)
         print(said, looks[:3])
-        """
+        """)
     )
     assert out == "['called'] [0, 0, 0]\n"
 

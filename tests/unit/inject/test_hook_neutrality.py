@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -77,6 +78,62 @@ def test_what_stays_of_the_hook_names_no_file(tmp_path: Path) -> None:
     ended = run(["-c", program], environ_of(tmp_path / "a0r0"), tmp_path)
     assert ended.stdout == "<saferun>\n" * 4, ended.stderr
     assert sitecustomize._hide_file.__code__.co_filename == sitecustomize.__file__, "only where it is at work"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "enabled"), [("1", None, True), ("1", "", False), ("1", "1", True), (None, None, False)]
+)
+def test_a_crash_prints_stacks_unless_the_user_has_another_wish(
+    wanted: str | None, value: str | None, enabled: bool, tmp_path: Path
+) -> None:
+    """By a call in the rank alone: children would inherit the variable, and Python forgets what the handlers were."""
+    program = (
+        "import faulthandler, os, signal\n"
+        "old = signal.signal(signal.SIGABRT, lambda *_: None)\n"
+        "print(faulthandler.is_enabled(), old, [name for name in os.environ if 'FAULT' in name])\n"
+        "signal.signal(signal.SIGABRT, old)\n"
+    )
+    names = {"SAFERUN_FAULTHANDLER": wanted, "PYTHONFAULTHANDLER": value}
+    variables = {name: given for name, given in names.items() if given is not None}
+    ended = run(["-c", program], environ_of(tmp_path / "a0r0", **variables), tmp_path)
+    before = "None" if value else str(int(signal.SIG_DFL))
+    left = [] if value is None else ["PYTHONFAULTHANDLER"]
+    assert ended.stdout == f"{enabled} {before} {left}\n", ended.stderr
+
+
+SYNC = """
+import os, pickle, sys, tempfile
+inner, outer = os.pipe()
+class Files:
+    sync = os.fsync
+assert Files().sync(1) is None and pickle.loads(pickle.dumps(os.fsync)) is os.fsync and "built-in" in repr(os.fsync)
+for stream in (1, sys.stdout, 2, outer, 99, tempfile.TemporaryFile(), "x"):
+    for call in (os.fsync, os.fdatasync):
+        try:
+            print(call(stream), call.__name__)
+        except (OSError, TypeError, AttributeError) as error:
+            print(type(error).__name__, getattr(error, "errno", 0), call.__name__)
+print(call(fd=1), call.__module__)
+"""
+
+
+def test_stdout_can_be_synced_as_the_file_that_it_is_under_torchrun(tmp_path: Path) -> None:
+    """``sys.stdout.flush(); os.fsync(sys.stdout.fileno())`` fails for a pipe. All other files keep their answers."""
+    script = tmp_path / "sync.py"
+    script.write_text(SYNC)
+    hooked = run([str(script)], environ_of(tmp_path / "a0r0"), tmp_path)
+    good = ["None fsync", "None fdatasync"]
+    assert hooked.stdout.splitlines() == [
+        *good * 3,
+        "OSError 22 fsync",
+        "OSError 22 fdatasync",
+        "OSError 9 fsync",
+        "OSError 9 fdatasync",
+        *good,
+        "TypeError 0 fsync",
+        "TypeError 0 fdatasync",
+        "None os",
+    ], hooked.stderr
 
 
 @pytest.mark.parametrize("before", ["faulthandler.enable(open('crash.log', 'w'))", "sys.stderr = object()"])
