@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from saferun.cluster.storeless_job import StorelessJob
     from saferun.linux.bare_socket import Socket
 
-# The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
-# ranks that are done sooner never wanted one, and then no coordinator is started at all.
-_HEAD_START_S = 0.05
+# The ranks get this head start, unless one of them connects sooner. A rank that wants the store has torch to import
+# first, which takes it much longer and needs the processors; ranks that are done sooner never wanted one, and then no
+# coordinator is started at all.
+_HEAD_START_S = 0.4
 _GOODBYE_S = 5.0
 
 
@@ -149,12 +150,19 @@ class SoloJob:
 
     def serve_soon(self) -> None:
         """The ranks have been started: serve them, unless they are done at once."""
-        if self._listener is not None:
-            self.deadline = time.monotonic() + (0.0 if self.client.is_open else _HEAD_START_S)
+        if self._listener is None:
+            return
+        self._ignore_ranks()
+        if self.client.is_open:
+            self.deadline = time.monotonic()
+        else:
+            self.deadline = time.monotonic() + _HEAD_START_S
+            self._poller.watch(self._listener.fileno(), self.serve)
 
     def attempt_ended(self) -> None:
         """No rank is left that could be served."""
         self.deadline = None
+        self._ignore_ranks()
 
     def serve(self) -> None:
         """Have the coordinator serve the store of the current attempt."""

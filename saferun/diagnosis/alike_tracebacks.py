@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Traceback
 
 # What differs between ranks that fail alike.
-_DIFFERENCES = re.compile(
+_DIFFERENCES = LazyPattern(
     r"0x[0-9a-fA-F]{1,20}|(?<=torch_)\d{1,20}(?:_\d{1,20}){0,4}|(?<=\]:)\d{1,6}"
     r"|\b(?:pids?|PID|rank|Rank|local_rank|cuda:|GPU|gpu|device|worker|fd)[ =:(]{0,3}(?:\(s\)|s\))?[ ]?\d{1,10}"
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,6})?|\[\d{1,6}\]"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
+
+from saferun.diagnosis.lazy_patterns import LazyPattern
 
 _MARKER = "Traceback (most recent call last):"
 ENDS_NOTHING = (
@@ -20,7 +21,7 @@ ASIDE = ("Exception in thread", *ENDS_NOTHING)
 """What does not end a process by itself; a thread may have ended it on purpose."""
 WHOSE = ("future: ", "handle: ", "task: ")
 """What asyncio prints between that and the traceback."""
-CHILD = re.compile(r"Process \S.{0,60}:$")
+CHILD = LazyPattern(r"Process \S.{0,60}:$")
 """What multiprocessing prints before the traceback of a child."""
 # What is printed with a traceback of what ends no program: by asyncio, by logging, where one error led to another.
 _OF_ASIDES = (
@@ -32,9 +33,9 @@ _OF_ASIDES = (
     "During handling of the above",
 )
 # The process in which multiprocessing keeps the names of what is shared; it prints names that it does not know.
-_TRACKER = re.compile(r'\s{0,8}File "[^"]{0,600}/multiprocessing/resource_tracker\.py", line \d{1,6}, in main$')
+_TRACKER = LazyPattern(r'\s{0,8}File "[^"]{0,600}/multiprocessing/resource_tracker\.py", line \d{1,6}, in main$')
 
-_BOOTSTRAP = re.compile(r'\s{0,8}File "[^"]{0,600}/multiprocessing/process\.py", line \d{1,6}, in _bootstrap$')
+_BOOTSTRAP = LazyPattern(r'\s{0,8}File "[^"]{0,600}/multiprocessing/process\.py", line \d{1,6}, in _bootstrap$')
 _MOST_LINES_OF_A_CHILD = 100
 
 

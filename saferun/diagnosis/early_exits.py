@@ -5,7 +5,6 @@ Some had an error of their own all the same: a script that logs its exception an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from saferun.diagnosis.causes import Role, role_of
@@ -14,6 +13,7 @@ from saferun.diagnosis.crash_cases import CLOCKS_DIFFER_S, Case, who_and_when
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.judged_failures import judged_failure
 from saferun.diagnosis.judgement import Judgement
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.lost_peers import call_of
 from saferun.diagnosis.tracebacks import ends_with_traceback
 from saferun.evidence.diagnosis_values import Cause
@@ -32,7 +32,7 @@ _LONGEST_MESSAGE = 160
 _NEEDED = " while others still needed "
 _MARKER = "Traceback (most recent call last):"
 # How a log marks what the program goes on after.
-_BELOW_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING)\b|\[?[DIW]\d{4} \d\d:\d\d")
+_BELOW_ERROR = LazyPattern(r"\b(?:DEBUG|INFO|WARN|WARNING)\b|\[?[DIW]\d{4} \d\d:\d\d")
 
 
 class CaughtError(Value):

@@ -7,20 +7,20 @@ has made of what its workers returned, means nothing: of them the last one count
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Protocol
 
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.model import Value
 
 _MARKER = "Traceback (most recent call last):"
 _GROUP = f"Exception Group {_MARKER}"
 # What stands above each error of a group, and of the last group above it how many there are.
-_NUMBER = re.compile(r"[ |+-]{1,400}-{4} (\d{1,6}) -{4,40}$")
-_COUNT = re.compile(r" \((\d{1,6}) sub-exceptions?\)$")
+_NUMBER = LazyPattern(r"[ |+-]{1,400}-{4} (\d{1,6}) -{4,40}$")
+_COUNT = LazyPattern(r" \((\d{1,6}) sub-exceptions?\)$")
 _LINES_OF_A_MESSAGE = 60
 # What asyncio, anyio and trio name in the message of a group, or in the line that has raised it.
-_IN_ORDER = re.compile(r"TaskGroup|\b[Nn]ursery\b")
+_IN_ORDER = LazyPattern(r"TaskGroup|\b[Nn]ursery\b")
 # What ends a task that another one's error has made superfluous.
 _CANCELLED = frozenset({"CancelledError", "Cancelled", "GeneratorExit"})
 

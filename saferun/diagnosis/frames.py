@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.job_evidence import Frame
 
 # Where the interpreter's own modules and installed packages lie, on every distribution that is known to us.
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_STANDARD_LIBRARY = re.compile(r"/lib(?:32|64)?/(?:python|pypy)\d|/python3\d+\.zip/|/Modules/\w+\.c$")
+_STANDARD_LIBRARY = LazyPattern(r"/lib(?:32|64)?/(?:python|pypy)\d|/python3\d+\.zip/|/Modules/\w+\.c$")
 # A torch that runs from its source tree lies in no site-packages.
-_TORCH = re.compile(
+_TORCH = LazyPattern(
     r"/torch/(?:_\w+|autograd|backends|cuda|distributed|fx|jit|multiprocessing|nn|optim|serialization|storage|utils)"
     r"(?:/|\.py$)"
 )
-_GENERATED = re.compile(r"/torchinductor_\w+/|/\.triton/")
+_GENERATED = LazyPattern(r"/torchinductor_\w+/|/\.triton/")
 # A native call of which the line is known looks like one of Python's but for its file.
 _NATIVE_SOURCE = (".c", ".h", ".cc", ".hh", ".cpp", ".hpp", ".cxx", ".cu", ".cuh", ".inl", ".so", ".rs", ".S")
 _OUR_HOOK = "/saferun/inject/"
 _PATH_PARTS_OF_PACKAGES = ("__init__.py", "__main__.py")
 
-_ADDRESS = re.compile(r"(?:0x[0-9a-fA-F]+|\?*)$")
-_LAMBDA = re.compile(r"\{lambda[^{}]*\}(?:#\d+)?")
-_CLONE = re.compile(r"\[clone [^\]]*\]|\.(?:constprop|part|isra|cold|lto_priv)[.\d]*")
-_QUALIFIERS = re.compile(r"\b(?:const|volatile|noexcept|static|virtual)\b|&+$")
+_ADDRESS = LazyPattern(r"(?:0x[0-9a-fA-F]+|\?*)$")
+_LAMBDA = LazyPattern(r"\{lambda[^{}]*\}(?:#\d+)?")
+_CLONE = LazyPattern(r"\[clone [^\]]*\]|\.(?:constprop|part|isra|cold|lto_priv)[.\d]*")
+_QUALIFIERS = LazyPattern(r"\b(?:const|volatile|noexcept|static|virtual)\b|&+$")
 _ANONYMOUS = "(anonymous namespace)"
 _LONGEST_NATIVE = 200
 _OPERATOR_CALL = "operator()"

@@ -6,9 +6,9 @@ drivers/gpu/drm/amd/amdgpu.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.gpu_evidence import RankGpu
 from saferun.model import Value
 
@@ -100,18 +100,18 @@ XIDS: dict[int, Xid] = {
 _SWITCH = Xid("NVSwitch error", "reset all GPUs and NVSwitches of the host; check the log of nvidia-fabricmanager")
 # On these the line itself says whether it is fatal; most of them are not, and are recovered from.
 _MARKED = frozenset(range(144, 151))
-_MARKED_FATAL = re.compile(r"\bFatal\b")
+_MARKED_FATAL = LazyPattern(r"\bFatal\b")
 
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\): (?P<number>\d{1,4})\b")
-_SXID = re.compile(r"\bSXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\): (?P<number>\d{1,6})\b")
-_PID = re.compile(r"\bpid='?(\d{1,10})\b")
-_OFF_THE_BUS = re.compile(r"NVRM: .{0,200}fallen off the bus")
-_AMD = re.compile(
+_XID = LazyPattern(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\): (?P<number>\d{1,4})\b")
+_SXID = LazyPattern(r"\bSXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\): (?P<number>\d{1,6})\b")
+_PID = LazyPattern(r"\bpid='?(\d{1,10})\b")
+_OFF_THE_BUS = LazyPattern(r"NVRM: .{0,200}fallen off the bus")
+_AMD = LazyPattern(
     r"amdgpu (?P<pci>[0-9a-fA-F:.]{4,20}): .{0,80}"
     r"(?:(?<!no )(?<!\b0 )uncorrectable hardware error|lost from bus|HW exception|device wedged)"
 )
-_ANY_GPU = re.compile(r"NVRM: Xid|\bSXid \(|amdgpu.{0,80}(?:page fault|GPU reset|ring .{1,40} timeout|hardware error)")
-_PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-9a-f])?$")
+_ANY_GPU = LazyPattern(r"NVRM: Xid|\bSXid \(|amdgpu.{0,80}(?:page fault|GPU reset|ring .{1,40} timeout|hardware error)")
+_PCI = LazyPattern(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-9a-f])?$")
 
 
 def error_in(line: str) -> GpuError | None:

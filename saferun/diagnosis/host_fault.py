@@ -10,12 +10,12 @@ drivers/edac, drivers/pci/pcie/aer.c, fs/ext4/super.c, fs/xfs/xfs_fsops.c, fs/bt
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from saferun.diagnosis.gpu_errors import GpuError, GpuOwners, error_in, failure_text
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.model import Value
 
 if TYPE_CHECKING:
@@ -232,10 +232,10 @@ _NIC = (
     r"(?:mlx[45]_\w{1,8}|\bib\d{1,3}|\bhsn\d{1,3}|\beth\d{1,3}|\ben[opsx]\w{1,14}|\bbond\d{1,3}|\bhfi1|\befa|\bbnxt_en"
     r"|\bice|\birdma)\b"
 )
-_KERNEL: tuple[tuple[str, re.Pattern[str]], ...] = (
+_KERNEL: tuple[tuple[str, LazyPattern], ...] = (
     (
         "machine",
-        re.compile(
+        LazyPattern(
             r"Machine Check Exception|\[Hardware Error\]: event severity: (?:fatal|recoverable)|EDAC .{0,80}\bUE\b"
             r"|hardware memory corruption|Memory failure: 0x[0-9a-f]{1,16}: .{0,60}(?:[Kk]ill|unrecoverable|Failed)"
             r"|AER: .{0,60}Uncorrect\w{0,6}.{0,20}(?<![Nn]on-)\bFatal|Kernel panic - |kernel BUG at "
@@ -244,7 +244,7 @@ _KERNEL: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     (
         "file_system",
-        re.compile(
+        LazyPattern(
             r"EXT4-fs .{0,60}(?:Remounting filesystem read-only|error )|XFS \(.{0,40}(?:[Cc]orruption|shut down)"
             r"|BTRFS.{0,80}(?:forced readonly|: critical)|I/O error, dev (?:nvme|sd|vd|xvd|md|dm-)\w{1,16}"
             r"|nvme nvme\d{1,3}: (?:Removing after probe failure|Disabling device|Device not ready; aborting)"
@@ -252,13 +252,13 @@ _KERNEL: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     (
         "link",
-        re.compile(
+        LazyPattern(
             rf"{_NIC}.{{0,100}}(?:[Ll]ink (?:is )?(?:[Dd]own|DOWN)\b|link status definitely down|Fatal error detected)"
             r"|NETDEV WATCHDOG: "
         ),
     ),
 )
-_NO_FAULTS = re.compile(
+_NO_FAULTS = LazyPattern(
     r"[Cc]ommand line: |\bno (?:fatal|uncorrect)|I/O error, dev (?:sr|fd|loop)"
     # ext4 repeats each day what it once counted, until the next fsck: print_daily_error_info() of fs/ext4/super.c.
     r"|EXT4-fs \(.{0,40}\): (?:error count since last fsck|(?:initial|last) error at)"

@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.gpu_errors import GpuOwners
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.job_evidence import Evidence, HostView, OomKill
 from saferun.model import RankEnd
 from saferun.text.wording import ranks_text
 
 _SHOWN_HOSTS = 4
 # 10.0.0.2:29500, [10.0.0.2]:40123, [::ffff:10.0.0.2]:55768, (10.0.0.2, 29500)
-_ADDRESS = re.compile(r"\[([0-9a-fA-F:.%]{2,60})\]|(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.]*\d)")
+_ADDRESS = LazyPattern(r"\[([0-9a-fA-F:.%]{2,60})\]|(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.]*\d)")
 _V4_IN_V6 = "::ffff:"
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.message_end import LOG_LINE
 from saferun.evidence.job_evidence import Frame
 
-_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
+_LEVEL = LazyPattern(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
 # A program goes on after an error that it warns of. Of the levels below that the line before a traceback may have any:
 # it is then most often another message.
-_WARNS = re.compile(r"\bWARN(?:ING)?\b")
-_FAILS = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
+_WARNS = LazyPattern(r"\bWARN(?:ING)?\b")
+_FAILS = LazyPattern(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 
 # A program that logs this tries once more, and does not end by that error.
-_TRIES_ON = re.compile(
+_TRIES_ON = LazyPattern(
     r"\b(?:retry|retries|retrying|attempts?|rebuild(?:ing|s)?|going on|falling back|giving up)\b", re.IGNORECASE
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from saferun.diagnosis.lazy_patterns import LazyPattern
 
 DIRECT = "The above exception was the direct cause of the following exception:"
 CONTEXT = "During handling of the above exception, another exception occurred:"
@@ -20,19 +20,19 @@ _AFTER_MESSAGE = (
     DIRECT,
     CONTEXT,
 )
-LOG_LINE = re.compile(r"\[[DIWEF]\d{0,4} ?\d\d:\d\d:\d\d|[DIWEF]\d{4} \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:")
+LOG_LINE = LazyPattern(r"\[[DIWEF]\d{0,4} ?\d\d:\d\d:\d\d|[DIWEF]\d{4} \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:")
 """Lines of torch's loggers, and any with a date."""
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 # Lines of a logger of the program's own, of trackers, and warnings of Python's. What torch_npu and NCCL put into their
 # messages begins with a level in brackets, or has other levels; a bare ``ERROR: `` may quote what a program has said.
-_LOGGED = re.compile(
+_LOGGED = LazyPattern(
     rf"{_LEVEL}:[A-Za-z_][\w.]{{0,100}}:|(?:DEBUG|INFO|WARNING): |{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d |\[{_LEVEL}\|"
     rf"|\[?\d{{4}}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d[^A-Z]{{0,20}}(?:\[[\w.]{{1,100}}\][ -]{{0,3}})?\[?{_LEVEL}\b"
     rf"|\d\d/\d\d/\d{{2,4}} \d\d:\d\d:\d\d - {_LEVEL}\b"
     rf"|COMET {_LEVEL}: |swanlab: |\[neptune\] |ClearML (?:Monitor|Task|results page): "
     r"|\S{1,200}\.py:\d{1,6}: \w{1,40}Warning: "
 )
-_ANNOUNCES = re.compile(r":$|\b(?:[Oo]utput|stderr|stdout|[Ll]ogs?)\b.{0,40}$")
+_ANNOUNCES = LazyPattern(r":$|\b(?:[Oo]utput|stderr|stdout|[Ll]ogs?)\b.{0,40}$")
 
 
 def is_after_message(line: str) -> bool:

@@ -7,13 +7,13 @@ addresses.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.causes.failure import Failure, shortened
 from saferun.diagnosis.collectives import CollectiveFindings
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
 from saferun.diagnosis.judgement import Judgement
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import HostView, StuckLink
 from saferun.model import Value
@@ -21,12 +21,12 @@ from saferun.text.wording import ranks_text
 
 NETWORK_CLASSES = frozenset({"network_between_hosts", "network_cut", "network_interface"})
 """Causes that no rank brings about."""
-_SILENT = re.compile(
+_SILENT = LazyPattern(
     r"[Cc]onnection timed out|[Nn]o route to host|(?:Network|Host) is (?:unreachable|down)|timed out connecting"
     r"|Got completion from peer \S{1,120} with (?:error |status=)12\b|\bETIMEDOUT\b|\bEHOSTUNREACH\b|\bENETUNREACH\b"
 )
-_REFUSED = re.compile(r"[Cc]onnection refused|\bECONNREFUSED\b")
-_CLOSED = re.compile(r"Connection reset|Connection closed|Broken pipe|Socket closed")
+_REFUSED = LazyPattern(r"[Cc]onnection refused|\bECONNREFUSED\b")
+_CLOSED = LazyPattern(r"Connection reset|Connection closed|Broken pipe|Socket closed")
 _SILENCE, _REFUSAL, _CLOSING = "silent", "refused", "closed"
 _NETWORK_ADVICE = (
     "look at the network that the ranks use between {hosts}: interface, cable, switch port, firewall, MTU; "

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from saferun.diagnosis.lazy_patterns import LazyPattern
+
 _LONGEST = 4000
 # How what is printed by Python, torch and the C++ library begins; the mark of the rank belongs to it.
 _BEHIND = (
@@ -17,16 +19,16 @@ _BEHIND = (
     "Exception ignored in",
     "terminate called ",
 )
-_MARK = re.compile("|".join(map(re.escape, _BEHIND)))
+_MARK = LazyPattern("|".join(map(re.escape, _BEHIND)))
 _GROUP = "Exception Group "
-_RANK = re.compile(r"\[(?:default)?\d{0,6}:?rank\d{1,6}\]:? ?$")
+_RANK = LazyPattern(r"\[(?:default)?\d{0,6}:?rank\d{1,6}\]:? ?$")
 _LONGEST_RANK = 32
 # The bar was longer once: blanks cover the rest.
 _BLANKS = " \r\0"
-_CODE = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]$")
+_CODE = LazyPattern(r"\x1b\[[0-9;?]{0,20}[A-Za-z]$")
 _LONGEST_CODE = 23
 # tqdm's: ``45%|####5     | 45/100 [00:02<00:02, 20.0it/s]``, without a length ``45it [00:02, ?it/s, loss=0.3]``.
-_BAR = re.compile(r"\d%\||\d\d:\d\d[<,] {0,4}[^\]]{0,40}(?:/s|s/)|(?:\d|\?) ?(?:[kMGT]?B|it)/s\b|s/it\b")
+_BAR = LazyPattern(r"\d%\||\d\d:\d\d[<,] {0,4}[^\]]{0,40}(?:/s|s/)|(?:\d|\?) ?(?:[kMGT]?B|it)/s\b|s/it\b")
 
 
 def is_bar(line: str) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.job_evidence import Frame, RankOutput
 from saferun.model import Value
 
 # How a line about the locals of a frame begins (``text/failure_record.py``).
-_LOCATION = re.compile(r"locals of [^ ]{0,80} \(([^:]{1,255}):(\d{1,9})\): ")
+_LOCATION = LazyPattern(r"locals of [^ ]{0,80} \(([^:]{1,255}):(\d{1,9})\): ")
 # So much of a message is the same wherever it stands.
 _COMPARED = 200
 

@@ -12,9 +12,9 @@ The evidence, the surest first:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.tracebacks import LONGEST_LINE, find_fatal_report, find_python_error
 from saferun.evidence.job_evidence import Evidence, Frame, RankOutput, StackDump
 from saferun.model import Value
@@ -24,7 +24,7 @@ STAGES = frozenset({BEFORE, INSIDE, THROUGH})
 
 _INIT = "init_process_group"
 _INIT_FILE = "distributed/distributed_c10d.py"
-_PREFIX = re.compile(r"\s{0,8}(?:\[default\d{0,6}\]:)?\[rank(\d{1,6})\]:")
+_PREFIX = LazyPattern(r"\s{0,8}(?:\[default\d{0,6}\]:)?\[rank(\d{1,6})\]:")
 _LAST_LINES = 40
 
 

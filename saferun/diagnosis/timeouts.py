@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.collectives import CollectiveFindings
 from saferun.diagnosis.frames import UserCode, location_text
 from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.lost_peers import call_of
 from saferun.diagnosis.rank_view import user_frame
 from saferun.diagnosis.rank_waits import Wait
@@ -19,17 +19,17 @@ from saferun.text.wording import ranks_text
 
 _NCCL = "nccl_timeout"
 _TIMEOUTS = frozenset({_NCCL, "collective_timeout"})
-_TIMED_OUT = re.compile(r"\bwithin \d|\bafter \d")
+_TIMED_OUT = LazyPattern(r"\bwithin \d|\bafter \d")
 # What a message says of the others that stands before it already.
-_OTHERS = re.compile(r": another rank did not come to the collective(?: within (.{1,20}))?$")
+_OTHERS = LazyPattern(r": another rank did not come to the collective(?: within (.{1,20}))?$")
 # What NCCL's watchdog and its monitor log of the group of all ranks, also on ranks that have not timed out.
-_ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
+_ENQUEUED = LazyPattern(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
 # The number of the collective that did not end. The CPUs are ahead of it, each as far as its own work lets it.
-_UNFINISHED = re.compile(
+_UNFINISHED = LazyPattern(
     r"\bWorkNCCL\(SeqNum=(\d{1,12})\b|\bat NCCL work: (\d{1,12})\b"
     r"|\bwatchdog at work(?: sequence id)?: (\d{1,12})\b"
 )
-_OTHER_GROUP = re.compile(r"\[PG ID [1-9]|PG GUID (?!0\()")
+_OTHER_GROUP = LazyPattern(r"\[PG ID [1-9]|PG GUID (?!0\()")
 _MOST_LOCATIONS = 4
 _DONE_FOR = frozenset({"dead", "unanswering"})
 # A rank that is seen there may be on its way out as well.

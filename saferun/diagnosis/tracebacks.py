@@ -7,12 +7,12 @@ and no pattern looks back over what it has seen.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.asides import ASIDE, CHILD, ENDS_NOTHING, WHOSE, without_asides, without_tracker
 from saferun.diagnosis.exception_groups import of_its_group, prefix_of, stripped
 from saferun.diagnosis.frames import UserCode, location_text
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.log_levels import is_of_logger, is_of_module, reports_error, tries_on, warns
 from saferun.diagnosis.message_end import CONTEXT, DIRECT, LOG_LINE, announces_lines, is_after_message, is_logged
 from saferun.diagnosis.progress_bars import without_bars
@@ -22,20 +22,20 @@ from saferun.model import Value
 
 LONGEST_LINE = 1000
 _MARKER = "Traceback (most recent call last):"
-_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ANSI = LazyPattern(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
 # What torch's exception hook and its logs put before each line once there is a process group. What torch prints of a
 # signal in a data-loader worker ends with a NUL, after the end of the line.
-_RANK = re.compile(r"[\s\0]{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
+_RANK = LazyPattern(r"[\s\0]{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
 # Loguru marks the frame in which it was asked to print the exception.
-_FRAME = re.compile(r'\s*(?:> )?File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
-_BINARY = re.compile(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
+_FRAME = LazyPattern(r'\s*(?:> )?File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
+_BINARY = LazyPattern(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
 # TensorFlow's graphs put a remark behind the name, Ray the name of the exception in the other process.
-_EXCEPTION = re.compile(
-    r"([A-Za-z_][\w.]{0,200})(?: \(see above for traceback\)|\([\w.]{1,100}\))?(?::(?: (.*))?)?$", re.DOTALL
+_EXCEPTION = LazyPattern(
+    r"(?s)([A-Za-z_][\w.]{0,200})(?: \(see above for traceback\)|\([\w.]{1,100}\))?(?::(?: (.*))?)?$"
 )
 _NESTED = ("-- Process ",)
 # The C++ stack that torch adds to its messages on request, in both its forms.
-_CPP_STACK = re.compile(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames>")
+_CPP_STACK = LazyPattern(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames")
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
 # Where a source cannot be read: the file, the line of it, and the mark below that.
 _LINES_OF_A_LOCATION = 3

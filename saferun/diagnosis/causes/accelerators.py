@@ -6,11 +6,10 @@ oneCCL, the Neuron runtime, XLA and its clients, TensorFlow, RAPIDS' memory mana
 
 from __future__ import annotations
 
-import re
-
 from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.causes.quotations import without_quotations
 from saferun.diagnosis.causes.texts import TextRule, by_text
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
 _DEVICE = r"(?:GPU|NPU|HPU|XPU|TPU|[Nn]euron ?[Cc]ore|NeuronDevice|[Nn]euron|[Gg]audi|[Aa]scend|[Aa]ccelerator)"
@@ -19,7 +18,7 @@ _TOOLS = "look at the device with its own tool on this host (npu-smi, hl-smi, xp
 _MEMORY = (
     TextRule(
         "cuda_out_of_memory",
-        re.compile(
+        LazyPattern(
             r"(?:UR|ZE|PI|SYCL|ACL)_\w{0,20}ERROR_(?:\w{0,10}_)?OUT_OF_DEVICE_MEMORY"
             r"|(?:RESOURCE_EXHAUSTED|Resource exhausted|ResourceExhaustedError)\b.{0,200}\b(?:[Mm]emory|HBM|hbm|OOM)\b"
             r"|(?:RESOURCE_EXHAUSTED|Resource exhausted)(?:\b.{0,80})?: From /job:"
@@ -42,14 +41,14 @@ _MEMORY = (
 _RULES = (
     TextRule(
         "collective_timeout",
-        re.compile(r"\b(?:EI000[26]\b.{0,120}\b(?:times? out|timed out|[Tt]imeout)|Getting socket times out)\b"),
+        LazyPattern(r"\b(?:EI000[26]\b.{0,120}\b(?:times? out|timed out|[Tt]imeout)|Getting socket times out)\b"),
         "another rank did not come to a collective in time",
         "look at what the other ranks did; where it only takes long, raise HCCL_CONNECT_TIMEOUT and HCCL_EXEC_TIMEOUT",
         in_last_lines=True,
     ),
     TextRule(
         "collective_timeout",
-        re.compile(
+        LazyPattern(
             r"\b(?:EI000[26]|HCCL)\b.{0,120}\b(?:times? out|timed out|[Tt]imeout)\b"
             r"|\b(?:[Tt]imes? out|[Tt]imed out)\b.{0,200}\b(?:[Rr]emote|[Pp]eer|[Oo]ther) (?:[Rr]ank|[Tt]ask"
             r"|[Pp]rocess)"
@@ -60,7 +59,7 @@ _RULES = (
     ),
     TextRule(
         "gpu_busy",
-        re.compile(
+        LazyPattern(
             rf"\b[Ll]ast (?:\w{{1,20}} )?process is (?:still )?running|\b{_DEVICE}s?\b.{{0,60}}\b(?:is"
             rf"|are) (?:already )?"
             r"(?:busy|in use|occupied|acquired)\b|[Dd]evice or resource busy.{0,60}/dev/(?:accel|davinci|hl|neuron)"
@@ -71,7 +70,7 @@ _RULES = (
     ),
     TextRule(
         "missing_gpu",
-        re.compile(
+        LazyPattern(
             rf"\b(?:[Nn]o|[Uu]nable to|[Cc]annot|[Cc]ould not|[Ff]ailed to)\b.{{0,60}}\b{_DEVICE}s?\b.{{0,40}}"
             r"\b(?:available|found|detected|visible|[Dd]river\b|version)"
             rf"|\b[Nn]o (?:visible|usable|supported) (?:CUDA |ROCM )?{_DEVICE} devices?\b|\bNVRM: RmInitAdapter failed"
@@ -87,7 +86,7 @@ _RULES = (
     ),
     TextRule(
         "accelerator_error",
-        re.compile(
+        LazyPattern(
             r"(\b(?:UR|ZE|PI|SYCL)_RESULT_ERROR_\w{1,40}|\bsynStatus[ =]\S{0,20}.{0,60}"
             r"|\bsyn[A-Z]\w{1,60} failed.{0,80}"
             r"|\bFATAL ERROR :: MODULE:.{1,120}|\b(?:NPU|OPS) (?:function )?error\b.{0,160}"
@@ -109,7 +108,7 @@ _RULES = (
     TextRule(
         "accelerator_error",
         # What libraries log before they abort: CANN with its codes, oneCCL, XLA with its status codes.
-        re.compile(
+        LazyPattern(
             r"^(?:\[PID: \d{1,10}\] )?(E[A-Z]\d{4}: .{1,160})|\|CCL_ERROR\| (.{1,160})"
             # The Neuron runtime: process, level, part and function; its daemon.
             r"|\b\d{1,7}:\d{1,7} {1,4}(?:ERROR|FATAL) {1,4}((?:TDRV|NMGR|NRT|KMGR|NEFF|ENC|CCOM|NLA|HAL):"

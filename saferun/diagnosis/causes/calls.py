@@ -5,23 +5,22 @@ Sources: errno(3); tracebacks of Python 3.8 to 3.14.
 
 from __future__ import annotations
 
-import re
-
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.tracebacks import Block, PythonError
 
 # Python 3.13 quotes all lines of a call.
 _MOST_QUOTED = 12
-_FRAME = re.compile(r'\s{0,40}(?:> )?File "')
-_PROCESS = re.compile(
+_FRAME = LazyPattern(r'\s{0,40}(?:> )?File "')
+_PROCESS = LazyPattern(
     r"fork\w{0,10}\(|[Ss]pawn\w{0,10}\(|\bPopen\(|\bsubprocess\.\w{1,20}\(|(?:Process|Thread|Pool|Executor)\(|\.start\("
     r"|\b_launch\b|\b_execute_child\b"
 )
 # fcntl(2), read(2), send(2) and those like them, and what packages of locks and sockets are called.
-_WAITS = re.compile(
+_WAITS = LazyPattern(
     r"[Ff]lock|lockf\b|\bLOCK_(?:NB|EX|SH)\b|\bfcntl\b|\bF_(?:OFD_)?SETLKW?\b|/(?:filelock|portalocker|fasteners)/"
     r"|(?<![A-Za-z])(?:p?read|p?write|recv|send|accept|connect|flush|splice)[a-z]{0,10}(?:_into|_ex)?\(|[Ss]ock"
 )
-_SOCKET = re.compile(
+_SOCKET = LazyPattern(
     r"(?<![A-Za-z])[Ss]ock(?:et)?s?(?![A-Za-z])|\bssl\.py\b|/asyncio/selector_events\.py\b|\b[sg]etsockopt\("
     r"|\.(?:getpeername|getsockname|shutdown|recv(?:_into|from|msg)?|send(?:all|to|msg)?|bind|listen|connect(?:_ex)?"
     r"|accept)\("

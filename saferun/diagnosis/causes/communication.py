@@ -10,6 +10,7 @@ import re
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.quotations import without_quotations
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 from saferun.text.wording import ranks_text
 
@@ -18,20 +19,20 @@ from saferun.text.wording import ranks_text
 _SAME_ORDER = (
     "every rank must make the same collectives, in the same order and with the same sizes: compare their paths"
 )
-_DETAIL = re.compile(
+_DETAIL = LazyPattern(
     r"[Rr]ank (\d{1,6}) is running collective: CollectiveFingerPrint\(SequenceNumber=(\d{1,19}), OpType=(\w{1,60})"
     r"(?:, TensorShape=(\[[\d, ]{0,80}\]))?"
 )
 _MISMATCHES = (
     TextRule(
         "mismatched_collectives",
-        re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,19}) vs (\d{1,19})"),
+        LazyPattern(r"op\.preamble\.length <= op\.nbytes\. (\d{1,19}) vs (\d{1,19})"),
         "a collective's sizes differ between ranks: {0} bytes came, where it expects {1}",
         _SAME_ORDER,
     ),
     TextRule(
         "mismatched_collectives",
-        re.compile(
+        LazyPattern(
             r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size"
             r"|distributed collective mismatch|[Mm]ismatched collective detected|collective mismatch error"
         ),
@@ -41,28 +42,28 @@ _MISMATCHES = (
     ),
     TextRule(
         "mismatched_collectives",
-        re.compile(r"receiv(?:ed|ing) (\d{1,19}) bytes instead of (\d{1,19})"),
+        LazyPattern(r"receiv(?:ed|ing) (\d{1,19}) bytes instead of (\d{1,19})"),
         "the ranks' calls differ: {0} bytes came, where {1} are expected",
         _SAME_ORDER,
         in_last_lines=True,
     ),
     TextRule(
         "mismatched_collectives",
-        re.compile(r"disagreement between rank ?(\d{1,6}) and rank ?(\d{1,6})"),
+        LazyPattern(r"disagreement between rank ?(\d{1,6}) and rank ?(\d{1,6})"),
         "ranks {0} and {1} gather different parameters: they run different parts of the model",
         "every rank must run the same modules in the same order (experts and branches, and the number of batches too)",
         must_be_last=True,
     ),
     TextRule(
         "mismatched_collectives",
-        re.compile(r"Rank (\d{1,6}) has different values for (.{1,160})"),
+        LazyPattern(r"Rank (\d{1,6}) has different values for (.{1,160})"),
         "rank {0} has another state than the others: {1}",
         "load the same checkpoint on every rank, and make the same number of steps",
         must_be_last=True,
     ),
     TextRule(
         "mismatched_collectives",
-        re.compile(
+        LazyPattern(
             r"DDP expects same model across all ranks"
             r"|appears not to match (?:sizes|strides) of the same param in process"
         ),
@@ -91,24 +92,24 @@ def mismatched_collectives(failure: Failure) -> Cause | None:
 
 # ------------------------------------------------------------------------------------------------------------ timeouts
 
-_WATCHDOG = re.compile(
+_WATCHDOG = LazyPattern(
     r"Watchdog caught collective operation timeout(?:: WorkNCCL\((?:SeqNum=(\d{1,19}))?(?:, )?(?:OpType=(\w{1,60}))?)?"
 )
 # torch >= 2.14, backend nccl2.
-_ABORTING = re.compile(
+_ABORTING = LazyPattern(
     r"(?:Aborting process|aborting the communicator) due to timeout on rank \d|watchdog detected operation timeout"
     r"|\bNCCL operation timed out"
 )
 # What its heartbeat monitor logs; where another rank has timed out it names that.
-_OWN_TIMEOUT = re.compile(r"due to a collective timeout from this local rank")
+_OWN_TIMEOUT = LazyPattern(r"due to a collective timeout from this local rank")
 # What is said beside the reason, which may stand further up.
-_ENDED_BY_WATCHDOG = re.compile(
+_ENDED_BY_WATCHDOG = LazyPattern(
     r"(?:error or timeout\) detected by watchdog at work: |Timeout at NCCL work: "
     r"|failure detected by watchdog at work sequence id: )(\d{1,19})"
     r"|NCCL operations have failed or timed out|we are taking the entire process down"
 )
-_RAN_FOR = re.compile(r"ran for (\d{1,12}) milliseconds before timing out")
-_STUCK_WATCHDOG = re.compile(
+_RAN_FOR = LazyPattern(r"ran for (\d{1,12}) milliseconds before timing out")
+_STUCK_WATCHDOG = LazyPattern(
     r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|watchdog hang"
     r"|detected no heartbeat of its watchdog"
 )
@@ -156,12 +157,12 @@ def watchdog_ended(failure: Failure) -> Cause | None:
     return cause(failure, "nccl_timeout", message, _TIMEOUT_ADVICE, proof=found[0])
 
 
-_BARRIER = re.compile(r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,200}) failed to pass monitoredBarrier in (\d{1,12}) ms")
-_GLOO_TIMEOUT = re.compile(
+_BARRIER = LazyPattern(r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,200}) failed to pass monitoredBarrier in (\d{1,12}) ms")
+_GLOO_TIMEOUT = LazyPattern(
     r"Timed out waiting (\d{1,12})ms for (?:send|recv) operation to complete|Application timeout caused pair closure"
 )
 # torch.distributed.rpc.
-_RPC_TIMEOUT = re.compile(r"\bRPC ran for more than (?:the )?(?:set )?timeout(?: \((\d{1,12}) ms\))?|\bRPCErr:1:")
+_RPC_TIMEOUT = LazyPattern(r"\bRPC ran for more than (?:the )?(?:set )?timeout(?: \((\d{1,12}) ms\))?|\bRPCErr:1:")
 _RPC_ADVICE = (
     "look at what the other rank did: it is busy, hangs or has failed; for calls that take long raise rpc_timeout"
 )
@@ -190,7 +191,7 @@ def collective_timeout(failure: Failure) -> Cause | None:
 
 # ---------------------------------------------------------------------------------------------------------------- NCCL
 
-_LAST_ERROR = re.compile(r"\s{0,40}Last error:\s{0,40}(.{0,200})")
+_LAST_ERROR = LazyPattern(r"\s{0,40}Last error:\s{0,40}(.{0,200})")
 # ncclGetErrorString() as it stands behind the name of a call or of a test.
 _CALL = r"(?:NCCL|RCCL|\bnccl[A-Z]\w{1,40}|Proxy Service).{0,120}"
 # Warnings of jobs that go on: NCCL does without what it warns of.
@@ -203,28 +204,28 @@ _NCCL = (
     TextRule(
         "import_error",
         # As vLLM puts it, which goes on without NCCL only where it needs none.
-        re.compile(r"\bCannot find (lib\w{1,30}\.so[\d.]{0,12}) in the system\b"),
+        LazyPattern(r"\bCannot find (lib\w{1,30}\.so[\d.]{0,12}) in the system\b"),
         "a library cannot be found: {0}",
         "install it, or add its directory to LD_LIBRARY_PATH; VLLM_NCCL_SO_PATH names NCCL's for vLLM",
         must_be_last=True,
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU"),
+        LazyPattern(r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU"),
         "two ranks use the same GPU",
         "give each rank its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group",
         in_last_lines=True,
     ),
     TextRule(
         "network_interface",
-        re.compile(r"no socket interface found"),
+        LazyPattern(r"no socket interface found"),
         "NCCL found no network interface to use",
         "look at NCCL_SOCKET_IFNAME: `ip addr` shows the names of this host",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(
+        LazyPattern(
             rf"(?:nccl|rccl)SystemError|{_CALL}(?:unhandled system error"
             rf"|Failed to execute operation .{{1,60}} retcode 2\b|.{{1,60}}\bres=2\b)"
         ),
@@ -234,7 +235,7 @@ _NCCL = (
     ),
     TextRule(
         "nccl_error",
-        re.compile(
+        LazyPattern(
             rf"ncclUnhandledCudaError|unhandled cuda error"
             rf"|{_CALL}(?:Failed to execute operation .{{1,60}} retcode 1|\bres=1)\b"
         ),
@@ -244,14 +245,14 @@ _NCCL = (
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"\b((?:nccl|rccl)(?:InternalError|InvalidUsage|InvalidArgument))\b"),
+        LazyPattern(r"\b((?:nccl|rccl)(?:InternalError|InvalidUsage|InvalidArgument))\b"),
         "NCCL error {0}",
         _NCCL_DEBUG,
         in_last_lines=True,
     ),
     TextRule(
         "nccl_error",
-        re.compile(
+        LazyPattern(
             r"(?:NCCL WARN (?=(?:ncclS|s)ocket\w{1,40}: |Bootstrap Root)|(?:init|bootstrap)\.cc:\d{1,5} NCCL WARN )"
             rf"{_NCCL_GOES_ON}(.{{1,200}})"
         ),
@@ -261,7 +262,7 @@ _NCCL = (
     ),
     TextRule(
         "nccl_error",
-        re.compile(
+        LazyPattern(
             rf"{_CALL}\b(internal error|invalid (?:argument|usage)|(?:no|unknown) (?:algorithm"
             rf"|protocol).{{0,40}}available"
             r"|Failed to execute operation .{1,60} retcode [345]\b)"
@@ -272,7 +273,7 @@ _NCCL = (
     ),
     TextRule(
         "nccl_error",
-        re.compile(
+        LazyPattern(
             rf"NCCL WARN {_NCCL_GOES_ON}((?:Error ?:|.{{0,120}}\b(?:[Ff]ailed|fatal|[Mm]ismatch|not found"
             rf"|[Aa]borted)\b)"
             r".{0,200})"
@@ -283,7 +284,7 @@ _NCCL = (
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"\b(?:NCCL|RCCL) [Ee]rror\b"),
+        LazyPattern(r"\b(?:NCCL|RCCL) [Ee]rror\b"),
         "NCCL error",
         _NCCL_DEBUG,
         in_last_lines=True,
@@ -317,7 +318,7 @@ _ELSEWHERE = "look at the rank that ended first; where it was on another host, a
 _VICTIMS = (
     TextRule(
         "store_lost",
-        re.compile(
+        LazyPattern(
             r"Connection was likely closed|(?:recvValue\w{0,20}|recvVector|recvBytes|sendBytes|sendValue) failed"
             r"|DistNetworkError.{0,200}(?:Broken pipe|Connection reset)|Remote peer closed the connection"
             r"|store->.{0,200}(?:Connection reset|Broken pipe|Connection closed)|TCPStore server has shut down"
@@ -331,7 +332,7 @@ _VICTIMS = (
     ),
     TextRule(
         "peer_lost",
-        re.compile(
+        LazyPattern(
             r"Connection closed by (?:remote )?peer|(?:Read|Write|Connection) error \[.{0,120}\]:\d{1,5}: "
             r"|gloo/.{0,120}(?:Connection reset|Broken pipe|Socket closed|Connection aborted|Connection timed out)"
             r"|remote process exited or there was a network error|ncclRemoteError"
@@ -359,7 +360,7 @@ _VICTIMS = (
     ),
     TextRule(
         "communicator_aborted",
-        re.compile(
+        LazyPattern(
             r"NCCL communicator (?:was aborted|encountered error set by)"
             r"|Observed flight recorder dump signal from another|(?:process|communicator) due to error on rank \d"
             r"|Received a (?:dump|global|timeout) .{0,80}from (?!this local).{0,40}rank"
@@ -372,7 +373,7 @@ _VICTIMS = (
     ),
     TextRule(
         "worker_stopped",
-        re.compile(
+        LazyPattern(
             r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})\) is killed by signal: (Terminated|Interrupt|Hangup)"
         ),
         "its data-loader worker {0} was stopped ({1})",
@@ -391,7 +392,7 @@ _CHARS_AROUND = 80
 # Plain words, which any program may use: they count where what raised them is a library that connects ranks.
 _BY_ANY_PROGRAM = TextRule(
     "peer_lost",
-    re.compile(
+    LazyPattern(
         r"\b(?:[Aa]nother|[Rr]emote|[Oo]ther) (?:task|rank|worker|process|node|host)s?\b.{0,40}"
         # The space makes a literal that few lines have.
         r"(?: died| has failed| crashed| disconnected"
@@ -403,11 +404,11 @@ _BY_ANY_PROGRAM = TextRule(
     in_context=True,
     in_last_lines=True,
 )
-_CONNECTS_RANKS = re.compile(
+_CONNECTS_RANKS = LazyPattern(
     r"/(?:torch/(?:distributed|_C)|mpi4py|horovod|deepspeed/comm|oneccl\w{0,20}|torch_(?:xla|npu)|jax|jaxlib|tensorflow|ray"
     r"|nixl|ucp|cupy/nccl|bagua|vllm|sglang)/"
 )
-_NAMES_A_LIBRARY = re.compile(
+_NAMES_A_LIBRARY = LazyPattern(
     r"\b(?:NCCL|RCCL|HCCL|CCL|oneCCL|MPI|UCX|NIXL|[Gg]loo|Horovod|JAX|XLA|Xla\w{1,30}|[Cc]oordination service"
     r"|DistBackendError|ray\.|jaxlib\.|tensorflow\.|torch\.distributed\.|horovod\.|mpi4py\.|/job:)"
 )

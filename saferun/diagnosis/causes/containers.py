@@ -5,16 +5,15 @@ Sources: messages of Apptainer and SingularityCE, runc, Docker, enroot and pyxis
 
 from __future__ import annotations
 
-import re
-
 from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.causes.texts import TextRule, by_text
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
 _RULES = (
     TextRule(
         "container_error",
-        re.compile(
+        LazyPattern(
             r"^FATAL: {2,8}(.{1,200})"
             r"|\b(exec: .{1,120}: executable file not found in \$PATH)"
             r"|\b(OCI runtime \w{1,10} failed.{0,200})|\b(nvidia-container-(?:cli|runtime)\S{0,8}: .{1,200})"
@@ -40,7 +39,7 @@ _RULES = (
 )
 # What a script may get over that only asks for an image or a mount.
 _BY_TOOLS = _RULES[0]._replace(
-    pattern=re.compile(
+    pattern=LazyPattern(
         r"\b(exec user process caused: .{1,120}|CDI device injection failed: .{1,160})"
         r"|\b(pull access denied for .{1,120}|toomanyrequests: .{1,120}"
         r"|manifest for [\w./-]{1,120}:\S{1,120} not found.{0,60})"
@@ -53,7 +52,7 @@ _BY_TOOLS = _RULES[0]._replace(
 )
 # What training scripts write too: theirs only where the status is Apptainer's.
 _OF_APPTAINER = _BY_TOOLS._replace(
-    pattern=re.compile(
+    pattern=LazyPattern(
         r"^(?:ERROR|ABORT) {2}: ([A-Z].{1,200})"
         r"|^FATAL: ([Ww]hile [a-z]{3,12}ing .{1,200}|[Uu]nable to (?:build|pull|open|run|mount)\b.{1,160}"
         r"|(?:[Cc]ontainer|[Ii]mage|[Rr]oot filesystem)\b.{1,160})"

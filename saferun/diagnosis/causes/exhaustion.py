@@ -5,13 +5,13 @@ Sources: errno(3); messages of torch's shared-memory allocator and data loader; 
 
 from __future__ import annotations
 
-import re
 import signal
 
 from saferun.diagnosis.causes.calls import is_of_socket, would_wait
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.file_errors import FILE_SYSTEM, KERNEL, OF_A_TOOL
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import OomKill
 from saferun.text.wording import size_text
@@ -19,33 +19,33 @@ from saferun.text.wording import size_text
 _LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once, or ask for more memory"
 # A call that fails does so because of a limit, or because the kernel promises no more than there is.
 _LESS_MEMORY_OR_LIMIT = f"{_LESS_MEMORY}; `ulimit -v` and vm.overcommit_memory limit it too"
-_OOM_LINE = re.compile(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10})\b")
+_OOM_LINE = LazyPattern(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10})\b")
 # Slurm (with its own limit and with a cgroup's), PBS, LSF, Kubernetes.
-_SCHEDULER_OOM = re.compile(
+_SCHEDULER_OOM = LazyPattern(
     r"(?:slurmstepd|srun)\S{0,80}: (?:error: )?.{0,80}(?:oom[-_]kill|Out [Oo]f [Mm]emory"
     r"|[Ee]xceeded .{0,20}memory limit)"
     r"|PBS: job killed: v?mem |\bTERM_MEMLIMIT\b|\bOOM[ -]?[Kk]illed\b|\bnode was low on resource: memory\b"
     r"|\bMemory cgroup out of memory\b|\bMemoryPressure\b"
 )
 # Of a job's step, whoever of it was killed: the rank itself may be the shell or the launcher around that.
-_STEP_OOM = re.compile(
+_STEP_OOM = LazyPattern(
     r"^slurmstepd\S{0,80}: error: Detected \d{1,8} oom[-_]kill event|^srun\S{0,40}: error: .{1,80}: Out Of Memory"
 )
 # The kernel's own lines, as a script prints them.
-_KERNEL_OOM = re.compile(r"\b(?:Memory cgroup out|Out) of memory: Killed process \d|\boom-kill:constraint=CONSTRAINT_")
-_KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
-_LOST_WORKER = re.compile(
+_KERNEL_OOM = LazyPattern(r"\b(?:Memory cgroup out|Out) of memory: Killed process \d|\boom-kill:constraint=CONSTRAINT_")
+_KILLED_WORKER = LazyPattern(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
+_LOST_WORKER = LazyPattern(
     r"DataLoader (?:worker \(pid(?:\(s\))? (?=[\d, ]{1,80}\) exited unexpectedly)"
     r"|\d{1,4} workers? exit(?:ed)? unexpectedly, pids: )([\d, ]{1,80})"
 )
 # A child that SIGKILL has ended, or that left nothing behind: as process pools, subprocess, torch and joblib put it.
-_LOST_CHILD = re.compile(
+_LOST_CHILD = LazyPattern(
     r"\bBrokenProcessPool\b|\bdied with <Signals\.SIGKILL: 9>|\bterminated with signal SIGKILL\b"
     r"|DataLoader worker \(pid\(s\) [\d, ]{1,80}\) exited unexpectedly(?! with exit code \d)"
     r"|\bexit codes of the workers are .{0,120}SIGKILL\(-9\)"
 )
-_BUS_IN_WORKER = re.compile(r"Unexpected bus error encountered in worker|insufficient shared memory \(shm\)")
-_SEGFAULT_IN_WORKER = re.compile(r"Unexpected segmentation fault encountered in worker")
+_BUS_IN_WORKER = LazyPattern(r"Unexpected bus error encountered in worker|insufficient shared memory \(shm\)")
+_SEGFAULT_IN_WORKER = LazyPattern(r"Unexpected segmentation fault encountered in worker")
 _LOST_CONNECTIONS = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
 _LOADER = "torch/utils/data/dataloader.py"
 _SHM_ADVICE = (
@@ -67,14 +67,14 @@ _FILES_ADVICE = (
 _EXHAUSTED = (
     TextRule(
         "too_many_open_files",
-        re.compile(r"Too many open files|\[Errno 2[34]\]|received \d{1,6} items of ancdata|\bE[MN]FILE\b"),
+        LazyPattern(r"Too many open files|\[Errno 2[34]\]|received \d{1,6} items of ancdata|\bE[MN]FILE\b"),
         "too many open files",
         _FILES_ADVICE,
         in_context=True,
     ),
     TextRule(
         "too_many_open_files",
-        re.compile(
+        LazyPattern(
             r"(?:" + OF_A_TOOL + r"|\b(?:[Ff]ail\w{0,3}|[Ee]rror|FATAL)\b.{0,200})Too many open files(?: in system)?$"
         ),
         "too many open files",
@@ -83,7 +83,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "file_missing",
-        re.compile(r"unable to open shared memory object </?torch_.{0,120}: No such file or directory"),
+        LazyPattern(r"unable to open shared memory object </?torch_.{0,120}: No such file or directory"),
         "an object in shared memory is gone: the process that had made it has ended, or /dev/shm was cleared",
         "look at how the process that made it ended (a data-loader worker, torch_shm_manager), and at what clears "
         "/dev/shm (systemd at the end of a login: RemoveIPC=yes)",
@@ -92,7 +92,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "shared_memory_exhausted",
-        re.compile(
+        LazyPattern(
             r"shared memory ?\(shm\).{0,200}|unable to (?:write to file|resize file|mmap).{0,40}</?torch_"
             r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
             r"|creating shared memory segment(?!.{0,160}[Pp]ermission denied).{0,160}"
@@ -108,7 +108,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "stale_file_handle",
-        re.compile(
+        LazyPattern(
             r"(?:\[Errno 116\] )?Stale (?:NFS )?file handle(?:: '(.{1,200}?)'|: (/.{1,200}))?|\[Errno 116\]|\bESTALE\b"
         ),
         lambda _, match: (
@@ -120,14 +120,14 @@ _EXHAUSTED = (
     ),
     TextRule(
         "stale_file_handle",
-        re.compile(OF_A_TOOL + r"Stale (?:NFS )?file handle$"),
+        LazyPattern(OF_A_TOOL + r"Stale (?:NFS )?file handle$"),
         "a file on a network file system was replaced or removed by another host (stale file handle)",
         "nothing may replace or remove a job's files while it reads them; where it goes on, have the mount renewed",
         in_last_lines=True,
     ),
     TextRule(
         "disk_full",
-        re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$"),
+        LazyPattern(r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$"),
         lambda _, match: (
             f"no space left: {match[1] or match[2]}" if match[1] or match[2] else "no space left on a disk"
         ),
@@ -137,7 +137,7 @@ _EXHAUSTED = (
     TextRule(
         "disk_full",
         # Also of programs that report their own end by it.
-        re.compile(
+        LazyPattern(
             r"(?:"
             + OF_A_TOOL
             + r"|\b(?:[Ff]ail\w{0,3}|[Ee]rror|FATAL)\b.{0,200})(No space left on device|Disk quota exceeded)$"
@@ -149,7 +149,7 @@ _EXHAUSTED = (
     TextRule(
         "disk_full",
         # Kubernetes' kubelet.
-        re.compile(
+        LazyPattern(
             r"\b(low on resource: (?:ephemeral-storage|inodes)\b.{0,120}|ephemeral local storage usage exceeds\b.{0,80}"
             r"|local ephemeral storage limit\b.{0,80}|[Uu]sage of EmptyDir volume .{1,80} exceeds the limit.{0,40})"
         ),
@@ -159,7 +159,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
-        re.compile(
+        LazyPattern(
             r"No space left on device|[Dd]isk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
             r"|database or disk is full|\b(?:[Dd]isk|[Ff]ile ?system|[Vv]olume|[Pp]artition) is full\b"
             r"|\b[Qq]uota (?:has been |is )?(?:exceeded|exhausted)\b.{0,80}\b(?:disk|file|inode|home|scratch|block)"
@@ -171,7 +171,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
-        re.compile(
+        LazyPattern(
             r"PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos|\biostream error"
         ),
         "torch.save could not write its file: the disk or the quota is full, in most cases",
@@ -181,21 +181,21 @@ _EXHAUSTED = (
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
+        LazyPattern(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
         lambda _, match: f"no host memory left for this process: tried to allocate {size_text(int(match[1]))}",
         _LESS_MEMORY_OR_LIMIT,
         must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(r"\bUnable to allocate (\S{1,12} [KMGTPE]i?B) for an array with shape (\(.{0,200}?\))"),
+        LazyPattern(r"\bUnable to allocate (\S{1,12} [KMGTPE]i?B) for an array with shape (\(.{0,200}?\))"),
         "no host memory left for this process: tried to allocate {0} for an array of shape {1}",
         f"check whether that shape is meant: a wrong one may be larger than any host; else {_LESS_MEMORY_OR_LIMIT}",
         must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(
+        LazyPattern(
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|bytes on host: CUDA_ERROR_OUT_OF_MEMORY"
             r"|could not allocate pinned host memory"
         ),
@@ -205,21 +205,21 @@ _EXHAUSTED = (
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(r"\bpage allocation failure: order:\d"),
+        LazyPattern(r"\bpage allocation failure: order:\d"),
         _NO_MEMORY,
         _LESS_MEMORY,
         must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(r"java\.lang\.OutOfMemoryError: (?:Java heap space|GC overhead)"),
+        LazyPattern(r"java\.lang\.OutOfMemoryError: (?:Java heap space|GC overhead)"),
         "the Java process that it uses has no heap left",
         "give it a larger heap (-Xmx; Spark: spark.driver.memory, spark.executor.memory), or load less at once",
         must_be_last=True,
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(
+        LazyPattern(
             r"\b(?:node|host|machine|system) (?:is )?running (?:low on|out of) memory"
             r"|\d% of the memory on node \S{1,80} is used|java\.lang\.OutOfMemoryError"
             r"|\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:free |available )?"
@@ -230,7 +230,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "cuda_out_of_memory",
-        re.compile(
+        LazyPattern(
             r"\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:free |available )?(?:GPU |device )?memory "
             r"(?:(?:left|free|available) )?(?:in|on) (?:the |a |this )?(?:GPU|HBM|[Cc][Uu][Dd][Aa]|device)\b"
         ),
@@ -241,7 +241,7 @@ _EXHAUSTED = (
     TextRule(
         "host_out_of_memory",
         # Not of a GPU, or of NVSHMEM, in the same words.
-        re.compile(
+        LazyPattern(
             r"^(?!.{0,500}(?:\b(?:GPUs?|HBM|VRAM|XPU|NPU|TPU)\b|\b[Dd]evices?\b(?! (?:cpu|CPU|host)\b)"
             r"|\b(?:cuda|CUDA|hip|HIP|xpu|npu)\b|\b[Ss]ymmetric (?:heap|memory)\b))"
             r".{0,500}(?:\b(?:[Nn]ot enough|[Ii]nsufficient|[Rr]an out of) (?:free |available )?memory\b(?! space)"
@@ -252,14 +252,14 @@ _EXHAUSTED = (
     ),
     TextRule(
         "process_limit",
-        re.compile(r"\bcgroup: fork rejected by pids controller\b"),
+        LazyPattern(r"\bcgroup: fork rejected by pids controller\b"),
         _REFUSED,
         _PROCESS_ADVICE,
         must_be_last=True,
     ),
     TextRule(
         "process_limit",
-        re.compile(
+        LazyPattern(
             r"pthread_create\b(?:.{0,60}: Resource temporarily unavailable|(?:\(\))? is 11\b)"
             r"|can't start new thread"
             r"|\bfork: (?:retry: )?Resource temporarily unavailable|RLIMIT_NPROC \d{1,12} current"
@@ -272,7 +272,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(
+        LazyPattern(
             r"^(?:numpy\..{0,60})?(?:_Array)?MemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|Cannot allocate memory"
         ),
         "no host memory left for this process",
@@ -285,14 +285,14 @@ _EXHAUSTED = (
 _WOULD_WAIT = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
 _WOULD_WAIT_OR_REFUSED = TextRule(
     "process_limit",
-    re.compile(r"^BlockingIOError: \[Errno 11\] Resource temp\w{1,8} \w{1,12}$"),
+    LazyPattern(r"^BlockingIOError: \[Errno 11\] Resource temp\w{1,8} \w{1,12}$"),
     _REFUSED,
     _PROCESS_ADVICE,
     in_last_lines=True,
 )
 # Without a path, as a socket has none.
 # Communication error, not supported, not connected, shut down, host down: sockets have them, too.
-_PATHLESS = re.compile(r"OSError: \[Errno (?:19|70|71|95|107|108|112)\] [^:]{1,80}$")
+_PATHLESS = LazyPattern(r"OSError: \[Errno (?:19|70|71|95|107|108|112)\] [^:]{1,80}$")
 
 
 def host_oom_kill(failure: Failure) -> Cause | None:
@@ -380,7 +380,7 @@ def data_loader_worker(failure: Failure) -> Cause | None:
     if found is None:
         return _lost_while_it_sent(failure)
     line, match = found
-    fuller = first_line(re.compile(r"exited unexpectedly with exit code (\d{1,3})"), messages)
+    fuller = first_line(LazyPattern(r"exited unexpectedly with exit code (\d{1,3})"), messages)
     message = f"its data-loader worker {match[1].strip()} ended unexpectedly"
     if fuller is not None:
         line = fuller[0]
@@ -443,7 +443,7 @@ def shared_memory(failure: Failure) -> Cause | None:
     if failure.signum != signal.SIGBUS:
         return None
     found = first_line(
-        re.compile(r"insufficient shared memory|/dev/shm|out of shared memory"), reversed(failure.last_lines)
+        LazyPattern(r"insufficient shared memory|/dev/shm|out of shared memory"), reversed(failure.last_lines)
     )
     if found is None:
         return None

@@ -6,11 +6,11 @@ libfabric, UCX, NVSHMEM, DeepEP, Open MPI and MPICH, as they stand in public iss
 
 from __future__ import annotations
 
-import re
 import signal
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
 _CHECK_LINK = (
@@ -33,11 +33,11 @@ _STATUS = {
     12: "the peer did not answer (transport retries exceeded)",
     13: "the peer was not ready (receiver-not-ready retries exceeded)",
 }
-_COMPLETION = re.compile(
+_COMPLETION = LazyPattern(
     r"NET/IB\w{0,8} ?: ?Got completion (?:from peer )?(?:(?!with )(\S{1,120}) )?with "
     r"(?:error |status=)(?:IBV_WC_\w{1,20}\()?(\d{1,3})\b"
 )
-_HCA = re.compile(r"\bhca (\w{1,40})")
+_HCA = LazyPattern(r"\bhca (\w{1,40})")
 # errno(3) of connect(2) where nothing answers; what a peer itself does (refuses, resets) is not among them.
 _UNREACHABLE = (
     r"(?:No route to host|(?:Network|Host) is (?:unreachable|down)|[Cc]onnection timed out"
@@ -58,7 +58,7 @@ _WC_STATUS = (
 _FABRIC = (
     TextRule(
         "peer_lost",
-        re.compile(
+        LazyPattern(
             r"\b(?:Work Request Flushed Error|WR flushed error|IBV_WC_WR_FLUSH_ERR|NIXL_ERR_REMOTE_DISCONNECT)\b"
             # Mooncake's RPC.
             r"|\b(?:read|write|send|recv) rpc \w{2,8} failed, error msg: ?(?:End of file|Connection reset|Broken pipe)"
@@ -69,21 +69,21 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(rf"\b({_WC_STATUS})"),
+        LazyPattern(rf"\b({_WC_STATUS})"),
         "RDMA failed: {0}",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        re.compile(r"(?<![\w -])([\w -]{1,80})(?: on (\w{1,40}:\d{1,3})/(?:IB|RoCE))? \(synd "),
+        LazyPattern(r"(?<![\w -])([\w -]{1,80})(?: on (\w{1,40}:\d{1,3})/(?:IB|RoCE))? \(synd "),
         lambda _, match: f"UCX: {match[1].strip()}{f' on {match[2]}' if match[2] else ''}",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        re.compile(
+        LazyPattern(
             rf"\b\w{{1,40}}\.c:\d{{1,5}} {{1,8}}(?:UCX {{1,4}})?(?:E(?:rror|RROR)|F(?:atal|ATAL)):? "
             rf"(.{{0,160}}{_UCS_STATUS})"
         ),
@@ -93,14 +93,14 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(r"\bmlx[45]: .{1,120}got completion with error"),
+        LazyPattern(r"\bmlx[45]: .{1,120}got completion with error"),
         "RDMA failed: the driver of the network adapter got an error from the fabric",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        re.compile(
+        LazyPattern(
             r"\bNIXL_ERR_(?:BACKEND|NOT_FOUND|CANCELED|UNKNOWN)"
             r"|NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote"
             r"|:efa:cq:.{0,160}\berr: \d"
@@ -111,7 +111,7 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(
+        LazyPattern(
             r"NET/IB\w{0,8} ?: (\S{1,60}) ?(?:Got )?async (?:error |fatal )?event(?: on \w{1,12}(?: \(\w{1,20}\))?)?: "
             r"(.{0,60}(?:error|fatal|violation).{0,40})"
         ),
@@ -122,7 +122,7 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         # The driver in the kernel log, the tools of perftest, librdmacm, Mooncake.
-        re.compile(
+        LazyPattern(
             r"\b(mlx[45]_core [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f.]{2,6}\b.{0,80}"
             r"(?:[Hh]ealth compromised|[Ll]ink down|[Ff]atal|timeout).{0,60}"
             r"|Failed status [1-9]\d?: wr_id\b.{0,60}|Unexpected CM event\b.{0,40}"
@@ -136,14 +136,14 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         # NCCL before 2.5 names no adapter.
-        re.compile(r"NET/IB ?: Got async event ?: (.{0,60}(?:error|fatal|violation).{0,40})"),
+        LazyPattern(r"NET/IB ?: Got async event ?: (.{0,60}(?:error|fatal|violation).{0,40})"),
         "an RDMA port of this host reported: {0}",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        re.compile(
+        LazyPattern(
             r"\b(UCX (?:endpoint|ep|worker|request|listener|connection) "
             r"(?:(?:create|creation|close|flush|connect|send|recv|progress) )?(?:failed|error|disconnected)\b.{0,80})"
         ),
@@ -153,7 +153,7 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(
+        LazyPattern(
             r"ibv_modify_qp failed|mlx5dv_devx_obj_modify|[Ff]ailed to modify QP|[Uu]nable to create ah\b"
             r"|ibv_create_ah\b.{0,240} failed|ibgda_\w{1,30} failed on "
         ),
@@ -163,7 +163,7 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(
+        LazyPattern(
             r"/transport/\S{0,120}: (?:non-zero status|NULL value|init failed|[Uu]nable to \w).{0,160}"
             r"|non-zero status: \d{1,6} .{0,20}\bnvshmem\b.{0,60}\bfailed|\bnvshmem (?:setup|detect) \w{1,20} failed"
             r"|NVSHMEM (?:API called before|(?:initialization|bootstrap) failed|error\b)"
@@ -175,7 +175,7 @@ _FABRIC = (
     TextRule(
         "fabric_error",
         # What libfabric warns of when it begins, in its part core, is of providers that it then does without.
-        re.compile(
+        LazyPattern(
             r"libfabric:\S{1,80}:(?:ep_ctrl|ep_data|cq|eq|av|mr):\S{1,80}<warn> ?(?!.{0,200}[Mm]emory)"
             r"(.{0,80}(?:[Ff]ailed|[Uu]nable to|[Cc]annot|[Ee]rror).{0,120})"
             r"|\b(rdma_(?:resolve_addr|resolve_route|connect|bind_addr|accept)\b.{0,20}[Ff]ailed.{0,100})"
@@ -186,14 +186,14 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(r"communicator encountered a fatal error \(detected in ncclIb"),
+        LazyPattern(r"communicator encountered a fatal error \(detected in ncclIb"),
         "RDMA failed: an adapter of this host reported a fatal error",
         _CHECK_LINK,
         in_last_lines=True,
     ),
     TextRule(
         "fabric_error",
-        re.compile(
+        LazyPattern(
             rf"(?:(?<!failed to )[Cc]onnect to|Call to (?:connect|recv|send)) .{{0,160}}{_UNREACHABLE}"
             r"|WARN (?:Net ?: )?Connect to .{1,80} failed ?: Connection refused"
         ),
@@ -203,7 +203,7 @@ _FABRIC = (
     ),
     TextRule(
         "fabric_error",
-        re.compile(
+        LazyPattern(
             r"failed to TCP connect to a peer MPI process|[Uu]nable to connect to (?:the peer|rank \d)"
             r"|process or daemon was unable to complete a TCP connection|MPI processes are unable to reach each other"
             r"|ORTE_ERROR_LOG: Unreachable\b|Returned \"Unreachable\" \(-\d|\bOFI poll failed\b|_handle_cq_error\b"
@@ -218,7 +218,7 @@ _NOT_NEEDED = r"(?!.{0,120}(?:[Uu]sing |[Ff]all|[Ii]nstead|TCP|[Ss]kip|[Dd]isabl
 _SYSTEM = (
     TextRule(
         "nccl_system_error",
-        re.compile(
+        LazyPattern(
             r"(?:ibv_(?:create|reg|alloc)\w{1,40}(?:\(.{0,240}\))? failed|NET/OFI Unable to register memory"
             r"|libfabric:\S{1,160}<warn> |^Unable to (?:write to EQ|register)).{0,160}"
             r"(?:Cannot allocate memory|RC: 12\b|errno 12\b)"
@@ -230,7 +230,7 @@ _SYSTEM = (
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(
+        LazyPattern(
             r"\b(ibv_(?!poll|modify)\w{1,40})(?:\(.{0,240}\))? failed.{0,160}"
             r"|NET/OFI (?:OFI )?(fi_\w{1,40})\(?\)? call failed.{0,160}"
         ),
@@ -241,7 +241,7 @@ _SYSTEM = (
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(
+        LazyPattern(
             r"\b(?:[Ff]ailed|[Uu]nable|[Cc]annot|[Cc]ould not)(?: to)? (?:create|allocate|register|open|query|get)\b"
             r".{0,60}?\b(QP|queue pair|CQ|completion queue|MR|memory region|PD|protection domain|RDMA device|HCA"
             r"|RNIC|IB device|device (?:mlx\d|bnxt_re|efa|irdma|erdma|hns|rxe|siw|rocep)\w{0,20})\b"
@@ -257,28 +257,28 @@ _SYSTEM = (
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(r"\b[Ff]ailed to get (IB devices) list\b|\bcan't open (UMAD port)\b"),
+        LazyPattern(r"\b[Ff]ailed to get (IB devices) list\b|\bcan't open (UMAD port)\b"),
         lambda _, match: f"RDMA cannot be used as it must: {match[1] or match[2]}",
         "look at the RDMA devices that this process sees: ibv_devinfo, /dev/infiniband in the container",
         must_be_last=True,
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(r"NET/OFI (?:Couldn't|Unable to|Failed to|Creating) .{1,200}"),
+        LazyPattern(r"NET/OFI (?:Couldn't|Unable to|Failed to|Creating) .{1,200}"),
         "NCCL's plugin for EFA failed",
         "look at the versions of aws-ofi-nccl, libfabric and the EFA driver, and whether /dev/infiniband is there",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(r"Error while attaching to shared memory segment.{0,160}No such file"),
+        LazyPattern(r"Error while attaching to shared memory segment.{0,160}No such file"),
         "ranks of one host do not see each other's shared memory",
         "give all containers of a host one IPC namespace (--ipc=host), or each its own NCCL_HOSTID",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(
+        LazyPattern(
             r"WARN (?:Call to (?!recv|send|connect)(\w{1,40}) .{0,120}failed|Socket creation failed).{0,160}"
             r"|WARN \w{0,40}:? ?Connect to .{0,120}failed : (?:Software caused|Cannot assign).{0,80}"
             r"|WARN \w{0,40}:? ?(?:Accept|Bind|Listen)\w{0,20} .{0,60}?failed ?:.{0,160}"
@@ -293,14 +293,14 @@ _SYSTEM = (
 _MPI = (
     TextRule(
         "mpi_error",
-        re.compile(r"[Nn]ot enough slots (?:are )?available|\boversubscribe option to ignore the"),
+        LazyPattern(r"[Nn]ot enough slots (?:are )?available|\boversubscribe option to ignore the"),
         "mpirun may not start so many processes: there are not enough slots",
         "give the hosts as many slots as ranks (hostfile: slots=N), or start one launcher a host",
         in_last_lines=True,
     ),
     TextRule(
         "mpi_error",
-        re.compile(
+        LazyPattern(
             r"\*\*\* An error occurred in (MPI_\w{1,40})|Fatal error in (?:internal_|P(?=MPI_))?(MPI_\w{1,40}"
             r"|\w{1,40}(?=: .{1,60} error stack:))"
             r"|Local abort before (MPI_INIT) completed"
@@ -324,7 +324,7 @@ _MPI = (
     TextRule(
         "mpi_error",
         # What a program may get over: shared memory or a component that is replaced.
-        re.compile(
+        LazyPattern(
             r"\b(?:ORTE|PRTE|PMIX|OPAL)_ERROR_LOG: (?!Success)([A-Z][\w -]{2,60} in file)\b"
             r"|\bPMIX ERROR: (?!ERROR in file|SUCCESS)([A-Z][\w -]{2,60}) in file\b"
             # Hydra, the launcher of MPICH and Intel MPI; HPE's MPT; Open MPI's use of UCX.
@@ -339,25 +339,25 @@ _MPI = (
     ),
     TextRule(
         "mpi_error",
-        re.compile(r"\bMPI [Ee]rror\b(?!s?:? ?0)"),
+        LazyPattern(r"\bMPI [Ee]rror\b(?!s?:? ?0)"),
         "MPI failed",
         "look at MPI's first message, and whether the other ranks were there",
         in_last_lines=True,
     ),
     TextRule(
         "mpi_error",
-        re.compile(r"PSM[23]? (?:error handler: |can't open|could not|was unable to|failed to) (.{1,120})"),
+        LazyPattern(r"PSM[23]? (?:error handler: |can't open|could not|was unable to|failed to) (.{1,120})"),
         "Omni-Path (PSM) could not start: {0}",
         "look at the adapter (opainfo, hfi1_status), at its number of contexts, and at /dev/shm",
         in_last_lines=True,
     ),
 )
-_DASHES = re.compile(r"\s{0,8}-{60,400}\s{0,8}$")
-_MPI_TERMS = re.compile(r"\b(?:Open ?MPI|OMPI|MPI|PRRTE|PRTE|ORTE|PMIx|mpirun|mpiexec|orted|prted|lsb_launch)\b")
-_GOES_ON = re.compile(r"WARNING|\b(?:instead|lower|performance|will be (?:used|disabled|ignored)|degraded)\b")
+_DASHES = LazyPattern(r"\s{0,8}-{60,400}\s{0,8}$")
+_MPI_TERMS = LazyPattern(r"\b(?:Open ?MPI|OMPI|MPI|PRRTE|PRTE|ORTE|PMIx|mpirun|mpiexec|orted|prted|lsb_launch)\b")
+_GOES_ON = LazyPattern(r"WARNING|\b(?:instead|lower|performance|will be (?:used|disabled|ignored)|degraded)\b")
 _LINES_AFTER_HELP = 4
-_DEEP_EP = re.compile(r"DeepEP (?:(\w{1,20}) .{0,60}timeout|(?:error: .{0,20})?timeout)")
-_GPU_STOPPED = re.compile(r"CUDA error|unspecified launch failure|illegal instruction|DeepEP")
+_DEEP_EP = LazyPattern(r"DeepEP (?:(\w{1,20}) .{0,60}timeout|(?:error: .{0,20})?timeout)")
+_GPU_STOPPED = LazyPattern(r"CUDA error|unspecified launch failure|illegal instruction|DeepEP")
 
 
 def fabric_error(failure: Failure) -> Cause | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from saferun.diagnosis.asides import ENDS_NOTHING, WHOSE, without_asides
 from saferun.diagnosis.causes.going_on import is_progress, went_on
-from saferun.diagnosis.causes.literals import first_match, is_found
 from saferun.diagnosis.causes.native_calls import native_call
 from saferun.diagnosis.causes.reasons import is_of_its_own
 from saferun.diagnosis.frames import UserCode, file_name, is_native, location_text
 from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.diagnosis.job_hosts import Hosts
+from saferun.diagnosis.lazy_patterns import LazyPattern, first_match, is_found
 from saferun.diagnosis.log_levels import warns
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.recorded_exception import recorded_exception
@@ -58,11 +57,11 @@ _LINES_BELOW_A_BOX = 20
 # written; of one failure more than any real message has, but fewer where there are many.
 _CHARS_IN_ALL = 1_000_000
 _LEAST_CHARS, _MOST_CHARS = 2_000, 16_000
-NOISE = re.compile(r"\s{0,8}(?:frame #\d|#\d{1,3} |Extension modules:|<omitting python|C\+\+ CapturedTraceback:)")
-_NCCL_ERROR = re.compile(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b")
-_NCCL_WARNING = re.compile(r"\bNCCL WARN (.{1,500})")
+NOISE = LazyPattern(r"\s{0,8}(?:frame #\d|#\d{1,3} |Extension modules:|<omitting python|C\+\+ CapturedTraceback:)")
+_NCCL_ERROR = LazyPattern(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b")
+_NCCL_WARNING = LazyPattern(r"\bNCCL WARN (.{1,500})")
 # A log's words for what is no failure, or none any more; the last of them is how Python shows a warning.
-_GOT_OVER = re.compile(
+_GOT_OVER = LazyPattern(
     r"(?<!=)\b(?:INFO|DEBUG)\b(?!: \(Fatal\))"
     r"|\bis not a failure\b|[Rr]etrying\b|\b[Rr]etry \d{1,4}/\d|\bautomatically retried\b"
     r"|\battempt \d{1,4} (?:out )?of \d"
@@ -72,19 +71,19 @@ _GOT_OVER = re.compile(
     r"|\(ignored\)|\.py:\d{1,6}: \w{1,40}Warning: "
 )
 # An error's advice has the same words, in another place of the sentence. As its last words they are a plan.
-_MEANT_TO_GO_ON = re.compile(
+_MEANT_TO_GO_ON = LazyPattern(
     r"(?:^|[^\w\s] {1,2})(?:[Hh]alving|[Rr]educing|[Ll]owering) (?:the )?(?:\w{1,12}[ -])?batch[- _]?sizes?"
     r"(?: (?:to|from) \d| and |\.{3}|$)"
 )
 # An error that says all by its name: what stands before it is not what ended the program, unless it fails to clean up.
-_NAMED_ERROR = re.compile(
+_NAMED_ERROR = LazyPattern(
     r"^(?!.{0,200}(?:\b[Cc]lean(?:ing)?[- ]?up|[Ss]hut(?:ting)?[- ]?down|[Ff]inali[sz]|\b[Cc]los(?:e|ing)\b"
     r"|'NoneType' object))"
     r"(?:\w{1,40}: )?(?:Assertion|Attribute|FileExists|FileNotFound|Import|Index|Key|ModuleNotFound|Name"
     r"|NotImplemented|Permission|Recursion|Type|Unicode\w{1,20}|Value|ZeroDivision)Error: \S"
 )
 # Faults that errors of other kinds follow from.
-_FAULT = re.compile(
+_FAULT = LazyPattern(
     r"OutOfMemoryError\b|Error: (?:CUDA|HIP) out of memory"
     r"|\b(?:CUDA|HIP|NCCL|RCCL|cuDNN|CUDNN|CUBLAS)\b.{0,80}\b[Ee]rror\b"
     r"|\b(?:nccl|rccl)\w{1,20}Error\b|NCCL WARN |\bNVRM: Xid\b|\bDist(?:Backend|Network|Store)Error\b|\bgloo\b"
@@ -92,13 +91,13 @@ _FAULT = re.compile(
     r"|\bstopped sending heartbeats\b"
 )
 # What gives no reason why a program exits: warnings, logs of libraries, bars, lines of a source.
-_NO_REASON = re.compile(
+_NO_REASON = LazyPattern(
     r"\s|\[[DIW]\d{0,4} ?\d\d:\d\d|[DIW]\d{4} \d\d:\d\d|wandb:(?: |$)|.{0,200}(?:Warning|WARN|WARNING|NOTICE|TRACE)\b"
     r"|huggingface/tokenizers: |To disable this warning\b|\S{1,2} View (?:run|experiment)\b"
     r"|.{0,120}Unable to register cu\w{1,10} factory\b"
 )
-_LETTERS = re.compile(r"[^\W_]")
-_INFORMS = re.compile(r"\d{4}-\d\d-\d\d [\d:.]{8,15}: I |I\d{4} \d\d:\d\d:\d\d")
+_LETTERS = LazyPattern(r"[^\W_]")
+_INFORMS = LazyPattern(r"\d{4}-\d\d-\d\d [\d:.]{8,15}: I |I\d{4} \d\d:\d\d:\d\d")
 
 
 class Failure(Value):

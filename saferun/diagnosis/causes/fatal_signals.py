@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from saferun.diagnosis.causes.failure import CRASH_SIGNALS, Failure, cause, shortened
 from saferun.diagnosis.causes.schedulers import CRASHED
 from saferun.diagnosis.causes.texts import first_line
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 from saferun.model import signal_name
 
@@ -22,12 +23,12 @@ _AT_EXIT = (
 _NATIVE = (
     "look at the native call: a compiled extension that does not fit this torch, or a bad size or pointer given to one"
 )
-_HEAP = re.compile(
+_HEAP = LazyPattern(
     r"(?:free|malloc|realloc|munmap_chunk|calloc|malloc_consolidate|_int_malloc)\(\): .{1,120}"
     r"|double free or corruption.{0,60}|corrupted (?:size|double-linked|unsorted).{0,80}"
     r"|Attempt to free invalid pointer.{0,40}|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*.{0,40}"
 )
-_ASSERTION = re.compile(r"Assertion [`'].{1,300}' failed|Check failed: .{1,300}")
+_ASSERTION = LazyPattern(r"Assertion [`'].{1,300}' failed|Check failed: .{1,300}")
 _FAULTHANDLER_MESSAGES = {
     "Segmentation fault",
     "Aborted",
@@ -123,17 +124,17 @@ def _fatal_line(failure: Failure) -> str:
 
 # ------------------------------------------------------------------------------------------------------- from outside
 
-_TIME_LIMIT = re.compile(
+_TIME_LIMIT = LazyPattern(
     r"(?:CANCELLED|cancelled) .{0,60}DUE TO TIME LIMIT|PBS: job killed: walltime|TERM_RUNLIMIT"
     r"|exceeded .{0,40}wall ?(?:clock ?)?(?:time|limit)\b|\bjob\.exception type=timeout\b"
 )
-_CANCELLED = re.compile(
+_CANCELLED = LazyPattern(
     r"slurmstepd\S{0,80}: error: .{0,120}CANCELLED .{0,60}?DUE to (.{1,60}?) \*\*\*"
     r"|slurmstepd\S{0,80}: error: .{0,120}CANCELLED",
     re.IGNORECASE,
 )
 # What a task did before the step was cancelled for it.
-_CRASHED_BEFORE = re.compile(rf"srun\S{{0,40}}: error: .{{1,80}}: {CRASHED}")
+_CRASHED_BEFORE = LazyPattern(rf"srun\S{{0,40}}: error: .{{1,80}}: {CRASHED}")
 _FEW_LINES = 10
 _UNKNOWN_SENDER = (
     "the sender is not known; check dmesg, the scheduler's log, earlyoom or systemd-oomd, a kill -9 by hand"
@@ -155,7 +156,7 @@ _OUTSIDE: dict[int, tuple[str, str]] = {
     signal.SIGSYS: ("a system call that is forbidden here (SIGSYS)", "look at the container's seccomp profile"),
     signal.SIGTRAP: ("a breakpoint in native code (SIGTRAP)", "look at the native call in the stacks"),
 }
-_GOT_SIGNAL = re.compile(r"SignalException: Process \d{1,10} got signal: (\d{1,3}|SIG\w{2,8})")
+_GOT_SIGNAL = LazyPattern(r"SignalException: Process \d{1,10} got signal: (\d{1,3}|SIG\w{2,8})")
 
 
 def scheduler_timeout(failure: Failure) -> Cause | None:

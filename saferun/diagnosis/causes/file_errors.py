@@ -5,9 +5,8 @@ Sources: errno(3); messages of the kernel's block layer and file systems, HDF5, 
 
 from __future__ import annotations
 
-import re
-
 from saferun.diagnosis.causes.texts import TextRule
+from saferun.diagnosis.lazy_patterns import LazyPattern
 
 # What a program of the system prints: its name, what it was about, strerror(3).
 OF_A_TOOL = r"^(?:/?[\w.+/-]{1,120}): (?:[^:]{1,40}: )?.{1,300}: "
@@ -17,7 +16,7 @@ _NOT_OF_SLURM = r"(?!(?:s(?:run|batch|alloc|info|queue|acct|control|cancel)|slur
 FILE_SYSTEM = (
     TextRule(
         "file_system_error",
-        re.compile(r"\[Errno 16\] .{0,200}(\.nfs[0-9a-f]{6,40})"),
+        LazyPattern(r"\[Errno 16\] .{0,200}(\.nfs[0-9a-f]{6,40})"),
         "a file on NFS was removed while a process still had it open: {0}",
         "close the file before its directory is removed, or put temporary directories (TMPDIR) on a local disk",
         in_context=True,
@@ -25,7 +24,7 @@ FILE_SYSTEM = (
     ),
     TextRule(
         "file_system_error",
-        re.compile(
+        LazyPattern(
             r"\b(?:f?read|f?write|fsync|fdatasync|p(?:read|write)v?\d?|open|close|mmap)\(.{0,160}"
             r"(Input/output error|Remote I/O error|[Tt]ransport endpoint.{1,40})"
         ),
@@ -38,7 +37,7 @@ FILE_SYSTEM = (
         "file_system_error",
         # EIO ENODEV EROFS ENOLCK ENOSYS ECOMM EPROTO EBADMSG EOPNOTSUPP ENOTCONN ESHUTDOWN EHOSTDOWN EUCLEAN EREMOTEIO
         # ENOMEDIUM, keys of Kerberos and AFS, and what NFS has of its own. ENOSYS and EOPNOTSUPP: locks that it lacks.
-        re.compile(
+        LazyPattern(
             r"OSError: \[Errno (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523"
             r"|524)\] (.{1,200})"
         ),
@@ -51,7 +50,7 @@ FILE_SYSTEM = (
     TextRule(
         "file_system_error",
         # By the name or the number alone, as libraries in C++, Go and Rust put it.
-        re.compile(
+        LazyPattern(
             r"(\[OS error (?:5|19|30|37|71|74|107|108|112|121):.{0,80}"
             r"|\(os error (?:5|19|30|37|71|74|107|108|112|121)\)"
             r"|\b(?:EIO|EROFS|ENOLCK|ENOTCONN|ESHUTDOWN|EREMOTEIO|ECOMM)\b.{0,80}"
@@ -67,7 +66,7 @@ FILE_SYSTEM = (
     TextRule(
         "file_system_error",
         # As libraries of C put it, HDF5 before all. EAGAIN is none of them: another process has the lock.
-        re.compile(
+        LazyPattern(
             r"\b(File locking failed in ADIOI_\w{1,20}\b"
             r"|errno = (?:5|19|30|37|38|70|71|74|95|107|108|112|117|121|123|126|127|128|512|523|524)\b.{0,120})"
         ),
@@ -79,7 +78,7 @@ FILE_SYSTEM = (
     ),
     TextRule(
         "file_system_error",
-        re.compile(
+        LazyPattern(
             _NOT_OF_SLURM
             + OF_A_TOOL
             + r"(Read-only file system|Transport endpoint is not connected|Input/output error|Remote I/O error"
@@ -96,7 +95,7 @@ FILE_SYSTEM = (
 KERNEL = TextRule(
     "file_system_error",
     # Lines of the kernel's log, as scripts print them: the block layer, NVMe, file systems.
-    re.compile(
+    LazyPattern(
         r"\b(Buffer I/O error on dev(?:ice)? .{1,80}|(?:I/O|critical \w{1,12}) error, dev \S{1,40}, sector \d.{0,60}"
         r"|nvme nvme\d{1,4}: .{0,60}(?:timeout(?!, completion polled)|not ready|controller is down|[Rr]emoving after"
         r"|reset failed|Abort status).{0,60}"

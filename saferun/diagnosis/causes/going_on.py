@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from saferun.diagnosis.causes.reasons import ENDS, gives_reason, has_level, only_ends
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import PythonError
 
@@ -13,19 +14,19 @@ from saferun.diagnosis.tracebacks import PythonError
 _FEWEST_STEPS = 3
 # Behind that stand values, which may be no numbers.
 _ALIKE_CHARS = 60
-_INFORMS = re.compile(r"(?<!=)\b(?:INFO|DEBUG)\b")
-_DATE = re.compile(r"\[?\d{2,4}[-/]\d\d[-/]\d{2,4}[ T,]\d\d:\d\d:\d\d|\[?\d\d:\d\d:\d\d[ \],.]")
-_MORE_THAN_INFORMS = re.compile(r"\b(?:WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
-_NUMBER = re.compile(r"\d[\d.,:]{0,40}")
+_INFORMS = LazyPattern(r"(?<!=)\b(?:INFO|DEBUG)\b")
+_DATE = LazyPattern(r"\[?\d{2,4}[-/]\d\d[-/]\d{2,4}[ T,]\d\d:\d\d:\d\d|\[?\d\d:\d\d:\d\d[ \],.]")
+_MORE_THAN_INFORMS = LazyPattern(r"\b(?:WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
+_NUMBER = LazyPattern(r"\d[\d.,:]{0,40}")
 # What a program logs several times while it ends, or before it tries once more.
-_OF_AN_END = re.compile(
+_OF_AN_END = LazyPattern(
     r"\b(?:shut|clos(?:e|ing)|sav(?:e[ds]?|ing)|stor(?:ed|ing)|writ(?:ing|ten)|upload|sync|flush|clean|finali[sz]|destroy"
     r"|terminat|stop|exit|abort|kill|releas|join|leav|dump|wait|retr(?:y|ies)|attempt|reconnect|tear|persist|remov|delet"
     r"|notif|restart|resum|push|emergency|tr(?:y|ie[ds])|consider|done|mem(?:ory)?\b|config)",
     re.IGNORECASE,
 )
 # Last words that are about the end alone: why it came stands above.
-_NO_REASON = re.compile(
+_NO_REASON = LazyPattern(
     r"\b(?:persist|remov|delet|notif|restart|resum|push(?:ed|ing)?\b|emergency|try\b|consider)"
     r"|\b(?:shut(?:ting)?[- ]?down|clos(?:ed|ing)|sav(?:ed|ing)|upload(?:ed|ing)?|clean(?:ed|ing)?[- ]?up"
     r"|tear(?:ing)?[- ]?down|exit(?:ed|ing)?,? (?:with|code|status)|exit ?code|destroy(?:ed|ing)|terminat(?:ed|ing)"
@@ -37,19 +38,19 @@ _NO_REASON = re.compile(
     re.IGNORECASE,
 )
 # With these words a log says itself that the error ends the program.
-_IS_FATAL = re.compile(r"\b(?:CRITICAL|FATAL)\b|\b[Ff]atal\b|\b[Uu]n(?:caught|handled)\b")
+_IS_FATAL = LazyPattern(r"\b(?:CRITICAL|FATAL)\b|\b[Ff]atal\b|\b[Uu]n(?:caught|handled)\b")
 # How far a program has come, and what makes a sentence of a line that begins so.
-_PROGRESS = re.compile(
+_PROGRESS = LazyPattern(
     r"(?:\[[^\]]{1,60}\] ?){0,4}[\d:.,/ TZ+-]{0,40}(?:(?:[Rr]ank )?[\w.]{1,40} ?[:|-] ?){0,3}"
     r"(?:steps?|epochs?|iter(?:ation)?s?|batch)\b[ :=#(\[]{0,3}\d",
     re.IGNORECASE,
 )
-_SENTENCE = re.compile(
+_SENTENCE = LazyPattern(
     r"\b(?:is|are|was|were|has|have|had|became|becomes|got|diverge[ds]?|diverging|non-?finite|worse|no improvement"
     r"|unrecognized|because|since)\b",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"[^\W\d_]{1,40}")
+_WORD = LazyPattern(r"[^\W\d_]{1,40}")
 _SHORTEST_NAME = 5
 _COMPARED = 40
 

@@ -11,28 +11,29 @@ from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.quotations import without_quotations
 from saferun.diagnosis.causes.texts import TextRule, by_text, final_lines, first_line, reported_lines
 from saferun.diagnosis.gpu_errors import GpuError, error_in, failure_text
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
-_ILLEGAL = re.compile(
+_ILLEGAL = LazyPattern(
     r"an illegal memory access was encountered|(?:cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"
     r"|Memory access fault by GPU node-\d{1,3}"
 )
 # In the kernel log.
-_PAGE_FAULT = re.compile(r"\bamdgpu\b.{0,80}\[(?:gfx|mm)hub\d{0,3}\] .{0,30}page fault")
-_HIP = re.compile(
+_PAGE_FAULT = LazyPattern(r"\bamdgpu\b.{0,80}\[(?:gfx|mm)hub\d{0,3}\] .{0,30}page fault")
+_HIP = LazyPattern(
     r"\bHIP\b|\bamdgpu\b|\bHIP[A-Z]{1,12}_|\bhip[A-Z_]|\bhipify\b|HSA_|by GPU node-|ROCm|rocm|MIOpen|miopen"
     r"|\b(?:roc|hip)(?:[Bb][Ll][Aa][Ss]|FFT|fft|SOLVER|SPARSE|solver|sparse|rand|RAND)"
 )
-_ASSERT = re.compile(
+_ASSERT = LazyPattern(
     r"device-side assert triggered|(?:cuda|hip)ErrorAssert\b|CUDA_ERROR_ASSERT|HSA_STATUS_ERROR_EXCEPTION.{0,120}0x1016"
     r"|\bblock: \[\d.{0,40}thread: \[\d.{0,40}Assertion .{1,300} failed"
 )
-_ASSERTION = re.compile(r"(?:block: \[|thread: \[).{0,200}?Assertion (.{1,300}?) failed")
+_ASSERTION = LazyPattern(r"(?:block: \[|thread: \[).{0,200}?Assertion (.{1,300}?) failed")
 _LATE = "GPU errors are reported at a later call than the one that made them"
 _SYNCHRONOUS = f"run it once with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer: {_LATE}"
 _SYNCHRONOUS_HIP = f"run it once with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1: {_LATE}"
 
-_OUT_OF_MEMORY = re.compile(
+_OUT_OF_MEMORY = LazyPattern(
     r"(?:CUDA|HIP|XPU|MPS) (?:(?:driver |runtime )?error: )?out of memory|RESOURCE_EXHAUSTED: Out of memory"
     r"|\bcupy\S{1,60}OutOfMemoryError|\bOOM when allocating tensor|torch\.(?:cuda\.)?OutOfMemoryError"
     r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|(?<!on host: )CUDA_ERROR_OUT_OF_MEMORY"
@@ -42,33 +43,33 @@ _OUT_OF_MEMORY = re.compile(
     r"|\bNot enough memory\b.{0,40}\bmem-fraction-static"
 )
 # What Python code raises of a wrong value, and no wrapper of such an error.
-_OF_A_VALUE = re.compile(
+_OF_A_VALUE = LazyPattern(
     r"(?:Key|Value|Type|Assertion)Error: (?!.{0,400}(?:[Tt]ried to allocate|out of memory(?:[.:;,!)'\"]|$)))"
 )
-_WHOSE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU|MPS) (?:error: )?out of memory")
-_TRIED = re.compile(r"[Tt]ried to allocate (?:more than )?([\d.]{1,12} ?\w{1,5})")
-_CAPACITY = re.compile(
+_WHOSE_MEMORY = LazyPattern(r"\b(CUDA|HIP|XPU|MPS) (?:error: )?out of memory")
+_TRIED = LazyPattern(r"[Tt]ried to allocate (?:more than )?([\d.]{1,12} ?\w{1,5})")
+_CAPACITY = LazyPattern(
     r"GPU (\d{1,3}).{0,3}? has a total capacity of ([\d.]{1,12} \w{1,5}) of which ([\d.]{1,12} \w{1,5}) is free"
 )
-_OLD_CAPACITY = re.compile(
+_OLD_CAPACITY = LazyPattern(
     r"\(GPU (\d{1,3}); ([\d.]{1,12} \w{1,5}) total capacity;.{0,160}?([\d.]{1,12} \w{1,5}) free;"
 )
-_SHARED_GPU = re.compile(r"Process \d{1,10} has [\d.]{1,12} \w{1,5} memory in use")
+_SHARED_GPU = LazyPattern(r"Process \d{1,10} has [\d.]{1,12} \w{1,5} memory in use")
 
 _LONGEST_MESSAGE = 4000
 
-_HARDWARE = re.compile(
+_HARDWARE = LazyPattern(
     r"uncorrectable ECC error(?!s? ?[:=])|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
     r"|Invalid access of peer GPU memory"
     r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|Unable to determine the device handle for G[Pp][Uu]"
     r"|\bGPU\b.{0,40}\brequires (?:a )?re(?:set|boot)\b|Reboot the system to recover this GPU"
 )
-_GPU_TERMS = re.compile(r"CUDA|\bHIP(?:\b|[A-Z]{0,12}_|Error)|NCCL|RCCL|[Cc]uda failure|HSA_")
+_GPU_TERMS = LazyPattern(r"CUDA|\bHIP(?:\b|[A-Z]{0,12}_|Error)|NCCL|RCCL|[Cc]uda failure|HSA_")
 _OUT_OF_USE = "take this GPU out of use, and report it to whoever runs this host"
 _FEWER_GPUS = "there are fewer GPUs than ranks: look at --nproc-per-node and CUDA_VISIBLE_DEVICES"
 _DRIVER = "look at what nvidia-smi or rocm-smi says on this host, in this container"
 _MISSING: tuple[TextRule, ...] = tuple(
-    TextRule("missing_gpu", re.compile(pattern), message, advice, in_context=True, in_last_lines=True)
+    TextRule("missing_gpu", LazyPattern(pattern), message, advice, in_context=True, in_last_lines=True)
     for pattern, message, advice in (
         (
             r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
@@ -127,7 +128,7 @@ _WHO_USES_IT = "look who uses it (nvidia-smi, rocm-smi)"
 _BUSY = (
     TextRule(
         "gpu_busy",
-        re.compile(
+        LazyPattern(
             r"exclusive-thread device already in use|(?:cuda|hip)ErrorDeviceAlreadyInUse|hipErrorContextAlreadyInUse"
         ),
         "the GPU is in exclusive mode, and another process has it",
@@ -137,7 +138,7 @@ _BUSY = (
     ),
     TextRule(
         "gpu_busy",
-        re.compile(
+        LazyPattern(
             r"(?:CUDA|HIP|ROCm)-capable device(?:\(s\)|s) (?:is/)?are busy or unavailable"
             r"|(?:cuda|hip)ErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
         ),
@@ -150,7 +151,7 @@ _BUSY = (
 _IN_NCCL = (
     TextRule(
         "cuda_error",
-        re.compile(
+        LazyPattern(
             r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'"
             r"|NCCL WARN ((?:hip|cu(?:da)?)[A-Z]\w{1,40} failed ?:.{1,120})"
         ),
@@ -186,14 +187,14 @@ _GENERAL_MESSAGES = (
 _OTHER = (
     TextRule(
         "cuda_error",
-        re.compile(r"THCudaCheck FAIL .{0,300}error=\d{1,4} ?: (.{1,160})"),
+        LazyPattern(r"THCudaCheck FAIL .{0,300}error=\d{1,4} ?: (.{1,160})"),
         "CUDA error: {0}",
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
     TextRule(
         "cuda_error",
-        re.compile(
+        LazyPattern(
             r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice"
             r"|\binvalid value for .{0,4}gpu-architecture"
             r"|[Uu]nsupported (?:gpu|GPU|CUDA|compute) (?:architecture|capability)"
@@ -204,14 +205,14 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"^(?:nvcc|ptxas) {1,2}fatal {1,4}: (?!\(C\d)(.{1,160})|\b(PTXAS error\b.{0,160})"),
+        LazyPattern(r"^(?:nvcc|ptxas) {1,2}fatal {1,4}: (?!\(C\d)(.{1,160})|\b(PTXAS error\b.{0,160})"),
         lambda _, match: f"code for the GPU could not be compiled: {match[1] or match[2]}",
         "look at what nvcc or ptxas says above; a GPU that is newer than the CUDA toolkit needs a newer one",
         must_be_last=True,
     ),
     TextRule(
         "cuda_error",
-        re.compile(
+        LazyPattern(
             r"\b(CUDA|HIP|ROCm) (?:driver |runtime |API )?error(?: \(\S{1,200}\)| \d{1,4})?: (.{1,160})"
             r"|Triton Error \[(CUDA|HIP)\]: (.{1,160})"
         ),
@@ -221,7 +222,7 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(
+        LazyPattern(
             r"(cu(?:da|blas) runtime error.{1,160}|kernel execution error\. .{1,120}"
             r"|(?:cu|CU|roc|hip)(?:BLAS|DNN|Blas|blas|FFT|SPARSE|SOLVER|blasLt|BLASLt)(?:Lt)? [Ee]rror\b.{0,120}"
             r"|MIOpen Error: .{1,120}|NVML_SUCCESS == .{1,60})"
@@ -232,7 +233,7 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(
+        LazyPattern(
             r"\b(\w{0,20}graph\S{0,12}\w{1,40}\(.{0,60}\)\.is_good\(\)|(?:FIND|GET) was unable to find an engine\b)"
         ),
         "cuDNN failed: {0}",
@@ -241,14 +242,14 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"\b((?:cuda|hip)Error(?!NotReady\b)[A-Z]\w{1,60})"),
+        LazyPattern(r"\b((?:cuda|hip)Error(?!NotReady\b)[A-Z]\w{1,60})"),
         "a GPU call failed: {0}",
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
     TextRule(
         "cuda_error",
-        re.compile(
+        LazyPattern(
             r"(?<!=)\b((?:CU(?:BLAS|BLASLT|DNN|SOLVER|SPARSE|RAND|TENSOR|FILE)|HIP(?:BLAS|BLASLT|SPARSE|SOLVER))_STATUS"
             r"_(?!SUCCESS)[A-Z_]{1,40}|(?:CUDA_ERROR|NVRTC_ERROR|HIPRTC_ERROR|NVJPEG_STATUS"
             r"|CUFFT)_(?!SUCCESS)[A-Z_]{1,40}"
@@ -260,14 +261,14 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(rf"(?:^|[:\]'(] ?(?:\. )?|\b[Ee]rror.{{0,40}}|\b[Cc]uda.{{0,60}})({_GPU_MESSAGES})"),
+        LazyPattern(rf"(?:^|[:\]'(] ?(?:\. )?|\b[Ee]rror.{{0,40}}|\b[Cc]uda.{{0,60}})({_GPU_MESSAGES})"),
         "a GPU call failed: {0}",
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
     TextRule(
         "cuda_error",
-        re.compile(
+        LazyPattern(
             r"\b(?:cuda|hip|CUDA|HIP)\w{0,60}(?:\(\w{0,40}\))? ?(?:[Ff]ail\w{0,5}|[Ee]rr(?:or)?)\b.{0,40}"
             rf"({_GENERAL_MESSAGES})"
         ),
@@ -277,7 +278,7 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(
+        LazyPattern(
             # Of libraries that have their own words for a call or a kernel that failed.
             r"(\b(?:GPU|CUDA|[Cc]uda)\b.{0,80}\bfail\w{0,3}(?: to launch\b.{0,40}|!? (?:with error )?(?:[1-9]\d\d)\b)"
             r"|\b[Cc]alls? (?:to|of) (?:a |an |the )?(?:cu[A-Z]\w{2,12}|CUDA|HIP|roc\w{3,10}|MIOpen)(?: \w{1,20})?"
@@ -295,14 +296,14 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"\[(?:TRT|TensorRT)\] \d{1,2}: .{0,160}?(Error Code \d{1,2}: .{1,160})"),
+        LazyPattern(r"\[(?:TRT|TensorRT)\] \d{1,2}: .{0,160}?(Error Code \d{1,2}: .{1,160})"),
         "TensorRT failed: {0}",
         "an engine fits only the TensorRT and the GPU that it was built with: build it again on this host",
         in_last_lines=True,
     ),
     TextRule(
         "hip_error",
-        re.compile(r"(?:[Ee]xception|[Ee]rror) by (?:GPU|agent) node-\d{1,3}\b.{0,120}\b[Rr]eason ?: ?(.{1,60})"),
+        LazyPattern(r"(?:[Ee]xception|[Ee]rror) by (?:GPU|agent) node-\d{1,3}\b.{0,120}\b[Rr]eason ?: ?(.{1,60})"),
         "the GPU stopped: {0}",
         _SYNCHRONOUS_HIP,
         in_last_lines=True,
@@ -310,7 +311,7 @@ _OTHER = (
     TextRule(
         "hip_error",
         # amdgpu in the kernel log.
-        re.compile(
+        LazyPattern(
             r"\bamdgpu\b.{0,80}(\bring \S{1,20} timeout\b.{0,60}|\bMES (?:might be|failed to|ring)\b.{0,80}"
             r"|\bGPU reset (?:begin|failed)\b.{0,60}|\b[Ff]ailed to (?:evict|suspend|remove|unmap) .{0,40}queue.{0,40})"
         ),
@@ -320,7 +321,7 @@ _OTHER = (
     ),
     TextRule(
         "hip_error",
-        re.compile(r"(HSA_STATUS_ERROR_\w{1,60})"),
+        LazyPattern(r"(HSA_STATUS_ERROR_\w{1,60})"),
         "the GPU's queue was aborted: {0}",
         _SYNCHRONOUS_HIP,
         in_last_lines=True,
@@ -447,6 +448,6 @@ def _named(found: Cause | None) -> Cause | None:
     return found
 
 
-def _in_all(failure: Failure, pattern: re.Pattern[str]) -> tuple[str, re.Match[str]] | None:
+def _in_all(failure: Failure, pattern: LazyPattern) -> tuple[str, re.Match[str]] | None:
     """In the messages of exceptions; in the last lines where there is none."""
     return first_line(pattern, (*failure.messages, *failure.context, *reported_lines(failure)))

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from saferun.diagnosis.causes.texts import first_line
+from saferun.diagnosis.lazy_patterns import LazyPattern
 
-COMPILING = re.compile(
+COMPILING = LazyPattern(
     r"CppCompileError|\bC(?:\+\+)? compiler\b|\bCommand .{0,40}/?(?:gcc|g\+\+|cc|c\+\+|clang(?:\+\+)?|nvcc|hipcc|icpx"
     r"|ninja)\b"
     r"|fatal error: .{1,80}\.h(?:pp)?: No such file|\bnvcc\b.{0,40}(?:not found|failed)"
@@ -22,7 +23,7 @@ COMPILING = re.compile(
     r"|Permission|FileNotFound|FileExists|NotADirectory|BlockingIO|CppCompile)Error)\b"
     r"|(?:BackendCompilerFailed|InductorError)\b.{0,120}\b[Cc]annot find .{0,20}triton install"
 )
-OF_TORCH_COMPILE = re.compile(r"BackendCompilerFailed|InductorError")
+OF_TORCH_COMPILE = LazyPattern(r"BackendCompilerFailed|InductorError")
 VERSIONS = (
     "versions of packages do not fit each other: compare them (pip list) with those that this program was "
     "written for, also tokenizers with transformers, and torch with what is compiled for it"
@@ -33,13 +34,13 @@ CIRCULAR = (
 )
 _OTHER_CHECKPOINT = "the checkpoint does not fit the model, or is not whole: look at the file"
 # Names of a program's own may have any word in them.
-_CALL = re.compile(r"^(?:\w{1,40}\.){0,4}(?:Attribute|Type|Name|UnboundLocal)Error\b")
-_OF_SYSTEM = re.compile(
+_CALL = LazyPattern(r"^(?:\w{1,40}\.){0,4}(?:Attribute|Type|Name|UnboundLocal)Error\b")
+_OF_SYSTEM = LazyPattern(
     r"^(?:\w{1,40}\.){0,4}(?:(?:FileExists|IsADirectory|Import|ModuleNotFound)Error\b|\w{1,40}: \[Errno )"
 )
 # What is quoted, and paths.
-_NAMED = re.compile(r"""(?<!\w)'[^']{0,300}'|"[^"]{0,300}"|(?<!\S)\(?[^\s()]{0,200}/[^\s()]{0,300}\)?""")
-_UNREADABLE = re.compile(
+_NAMED = LazyPattern(r"""(?<!\w)'[^']{0,300}'|"[^"]{0,300}"|(?<!\S)\(?[^\s()]{0,200}/[^\s()]{0,300}\)?""")
+_UNREADABLE = LazyPattern(
     r"\bMDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|VERSION_MISMATCH|PANIC)|DECORDError|\bav_read_frame\b"
     r"|\bavcodec_\w{1,30}"
     r"|Invalid data found when processing|TProtocolException|[Cc]ould(?:n't| not) deserialize"
@@ -59,7 +60,7 @@ _UNREADABLE = re.compile(
     r"|[Uu]nexpected end of (?:file|data|stream|input)"
 )
 # Not of activations, which are computed once more instead of being kept; nor of one that is written.
-_CHECKPOINT = re.compile(
+_CHECKPOINT = LazyPattern(
     r"^(?!.{0,500}(?:\brecomput|\b[Aa]ctivation|\b[Gg]radient[ -]checkpoint|utils\.checkpoint))"
     r"(?=.{0,500}\b(?:[Cc]heckpoints?|state_dict|ckpt)\b)"
     r".{0,500}\b(?:[Ll]oad|[Rr]estor|[Rr]esum|[Rr]ead(?:ing)?\b|[Mm]issing|[Uu]nexpected|[Mm]ismatch|[Mm]atch|[Ii]ncompatib"
@@ -68,29 +69,29 @@ _CHECKPOINT = re.compile(
 )
 HINTS = (
     (
-        re.compile(r"^FileExistsError: \[Errno 17\] "),
+        LazyPattern(r"^FileExistsError: \[Errno 17\] "),
         "another rank or an earlier run has made it; a directory: os.makedirs(..., exist_ok=True), or on rank 0 alone",
     ),
     (
-        re.compile(r"^BlockingIOError: \[Errno 11\] "),
+        LazyPattern(r"^BlockingIOError: \[Errno 11\] "),
         (
             "the call would have to wait: another process holds the lock, or there is nothing to read yet, or no "
             "room to write to"
         ),
     ),
     (
-        re.compile(r"^AttributeError: (?:partially initialized module\b|.{0,300}\bcircular import\b)"),
+        LazyPattern(r"^AttributeError: (?:partially initialized module\b|.{0,300}\bcircular import\b)"),
         CIRCULAR,
     ),
     (
-        re.compile(r"^(?:triton\.compiler\.errors\.)?CompilationError: at \d{1,6}:\d"),
+        LazyPattern(r"^(?:triton\.compiler\.errors\.)?CompilationError: at \d{1,6}:\d"),
         (
             "the source of a Triton kernel has an error, or what this GPU or this Triton does not know: look at the "
             "line that the message marks, and at what stands below it"
         ),
     ),
     (
-        re.compile(r"\bOutOfResources\b|\bout of resources?: "),
+        LazyPattern(r"\bOutOfResources\b|\bout of resources?: "),
         (
             "a kernel needs more registers or shared memory of the GPU than this GPU has: give it smaller blocks or "
             "fewer stages, or use another kernel"
@@ -105,30 +106,30 @@ HINTS = (
         ),
     ),
     (
-        re.compile(r"MDB_MAP_FULL|MapFullError"),
+        LazyPattern(r"MDB_MAP_FULL|MapFullError"),
         "the database has reached its map_size: open it with a larger one",
     ),
     (
-        re.compile(r"MDB_READERS_FULL|ReadersFullError"),
+        LazyPattern(r"MDB_READERS_FULL|ReadersFullError"),
         "too many readers of one LMDB file: open it once a process, with lock=False or a larger max_readers",
     ),
     (
-        re.compile(r"Weights only load failed|WeightsUnpickler error|\bCannot use \W{0,3}weights_only=True"),
+        LazyPattern(r"Weights only load failed|WeightsUnpickler error|\bCannot use \W{0,3}weights_only=True"),
         (
             "torch.load reads no more than weights since torch 2.6: torch.serialization.add_safe_globals allows what "
             "the message names, and weights_only=False all that a checkpoint may do, so only for one that is trusted"
         ),
     ),
-    (re.compile(r"Error\(s\) in loading state_dict"), _OTHER_CHECKPOINT),
+    (LazyPattern(r"Error\(s\) in loading state_dict"), _OTHER_CHECKPOINT),
     (
-        re.compile(r"\bExpected state_dict to be dict-like\b"),
+        LazyPattern(r"\bExpected state_dict to be dict-like\b"),
         (
             "what was loaded is no state_dict: print its type, and its keys if it has some (a checkpoint often has the "
             "weights under 'model' or 'state_dict')"
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\bNot a gzipped file\b|\bfile signature not found\b|version https://git-lfs"
             r"|\bdeserializing header: (?:HeaderTooLarge|InvalidHeaderDeserialization|header too large"
             r"|invalid (?:JSON|UTF-8) in header)"
@@ -147,7 +148,7 @@ HINTS = (
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"gladLoadGL|\b(?:EGL|GLX|GLFW|GLEW|OpenGL|OSMesa|Vulkan)\w{0,20}\b.{0,120}(?:[Ee]rror|[Ff]ail|[Mm]issing"
             r"|[Cc]annot)"
             r"|\bEGLError|\bGLError|\bGLFWError|[Cc]annot (?:connect to|open) (?:the )?(?:X server|(?:X )?display)"
@@ -159,14 +160,14 @@ HINTS = (
         ),
     ),
     (
-        re.compile(r"^(?:\w{1,40}\.){0,4}JSONDecodeError\b"),
+        LazyPattern(r"^(?:\w{1,40}\.){0,4}JSONDecodeError\b"),
         (
             "the text that it reads is no JSON, or not whole: a file of the data set, a configuration or a service's "
             "answer; the calls above show which"
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"^(?:omegaconf|hydra|pydantic(?:_core)?|jsonargparse|gin|yaml|tomllib|toml|tomli|configparser|jsonschema"
             r"|confection"
             r"|ml_collections|draccus|tyro)\."
@@ -175,7 +176,7 @@ HINTS = (
         "look at the configuration file at that place, and at the values given on the command line",
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\b(?:[Ll]oss|[Gg]rad\w{0,12}|[Ww]eights?|[Ll]ogits?|[Oo]utputs?|[Pp]arameters?|[Tt]ensor"
             r"|[Pp]robabilit\w{0,4}|[Nn]orm)"
             r"\b.{0,80}\b(?:NaNs?|nan|nans|[Ii]nf|[Ii]nfinite|[Ii]nfinity|[Nn]on-?finite)\b"
@@ -189,17 +190,17 @@ HINTS = (
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"Expected to have finished reduction in the prior iteration|parameters that were not used in producing"
         ),
         "some parameters had no part in the loss: DistributedDataParallel(..., find_unused_parameters=True)",
     ),
     (
-        re.compile(r"Default process group has not been initialized"),
+        LazyPattern(r"Default process group has not been initialized"),
         "call torch.distributed.init_process_group before it",
     ),
     (
-        re.compile(
+        LazyPattern(
             r"PytorchStreamReader failed|invalid load key|unexpected EOF"
             r"|storage has wrong size|pickle data was truncated|deserializing header|\bCheckpointException\b"
             r"|\bBadZipFile\b"
@@ -207,7 +208,7 @@ HINTS = (
         _OTHER_CHECKPOINT,
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\b[Nn]o (?:valid |usable )?checkpoints? (?:was |were |is |are )?(?:found|available)\b"
             r"|\b(?:[Cc]an't|[Cc]an ?not|[Cc]ould(?:n't| not)) find (?:a |any )?(?:valid )?checkpoints?\b"
             r"|\b[Cc]heckpoint (?:file |directory )?(?:\S{1,300} )?(?:was )?not found\b"
@@ -222,7 +223,7 @@ HINTS = (
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"^(?:torch\.(?:_dynamo|_inductor|_functorch)\.[\w.]{1,80}|Unsupported|InternalTorchDynamoError"
             r"|TorchRuntimeError|BackendCompilerFailed|InductorError)\b"
         ),
@@ -232,28 +233,28 @@ HINTS = (
         ),
     ),
     (
-        re.compile(r"Error initializing torch\.distributed|environment variable \w{1,40} expected, but not set"),
+        LazyPattern(r"Error initializing torch\.distributed|environment variable \w{1,40} expected, but not set"),
         (
             "it was not started as a rank: launch it as one, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
             "and let no part of the script take them away"
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\b(?:allocat\w{1,5}|not enough|out of|no)\b.{0,80}\bsymmetric heap\b"
             r"|\bsymmetric heap\b.{0,80}\b(?:exhausted|full|too small|out of)\b"
         ),
         "the symmetric heap is too small, in most cases: NVSHMEM_SYMMETRIC_SIZE sets its size",
     ),
     (
-        re.compile(r"\bKV[ -]?[Cc]ache\b|\bgpu_memory_utilization\b|\bmem[-_]fraction[-_]static\b|\bcache blocks\b"),
+        LazyPattern(r"\bKV[ -]?[Cc]ache\b|\bgpu_memory_utilization\b|\bmem[-_]fraction[-_]static\b|\bcache blocks\b"),
         (
             "the engine's share of the GPU's memory is too small for this: raise it (vLLM: gpu_memory_utilization, "
             "SGLang: mem_fraction_static), allow shorter sequences (max_model_len), or use more GPUs"
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\b(?:[Ff]lash|[Mm]emory.efficient|[Ss]age|[Ff]used|[Pp]aged)[ _-]?[Aa]tt(?:entio)?n\w{0,40}\b.{0,160}"
             r"\b(?:only|not|requires?|unsupported|must|at least|invalid)\b|\b(?:xformers|SDPA|sdpa)\b"
             r"|[Nn]o (?:available|operator found).{0,60}attention"
@@ -264,7 +265,7 @@ HINTS = (
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"unscale FP16|expected scalar type|(?:must|to) have the same dtype"
             r"|not implemented for '(?:Half|BFloat16|Float8)|[Ii]nput type .{1,60} and (?:weight|bias) type"
             r"|[Ff]ound dtype \w{1,20} but expected|should be the same type"
@@ -275,7 +276,7 @@ HINTS = (
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\bapi[_ -]?key\b|\b[Nn]ot logged in\b|\b(?:access|auth\w{0,12}|API|HF|user) token\b"
             r"|\b[Cc]redentials?\b.{0,60}\b(?:not|missing|locate|find|found|expired|invalid|required)\b"
             r"|\b(?:no|No|[Mm]issing|[Ii]nvalid|expired|locate|find) (?:\w{1,20} ){0,2}credentials\b",
@@ -287,7 +288,7 @@ HINTS = (
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\buntagged enum\b|^AttributeError: (?:partially initialized )?module '"
             r"|\b[Vv]ersions?\b.{0,60}\b(?:mismatch\w{0,4}|incompatible|conflicts?|too (?:old|new)|not supported)\b"
             r"|\b(?:[Ii]ncompatible|[Mm]ismatched|[Uu]nsupported) versions?\b"
@@ -298,20 +299,20 @@ HINTS = (
         VERSIONS,
     ),
     (
-        re.compile(
+        LazyPattern(
             r"magic bytes not found|Not an Arrow file|Invalid flatbuffers|ArrowInvalid|SplitsSizesError"
             r"|\bDatasetGeneration\w{0,20}Error\b|^datasets\.\S{0,60}(?:Checksum|Splits|Download)\w{0,20}"
         ),
         "a file of the data set is not whole, or has another format: delete it from the cache and write it again",
     ),
     (
-        re.compile(
+        LazyPattern(
             r"Error building extension|CUDAMismatchException|Ninja is required|[Cc]annot find .{0,20}triton install"
         ),
         "build it once before the job, with a compiler and a CUDA toolkit that fit this torch",
     ),
     (
-        re.compile(
+        LazyPattern(
             r"is not a valid model identifier|does not appear to have a file named"
             r"|[Nn]o file named .{1,200} found in directory"
             r"|Can't load (?:tokenizer|the model|the configuration)|HFValidationError"
@@ -319,15 +320,15 @@ HINTS = (
         "look at the model's name or path; a path must exist on every host, and a name needs access to the Hub",
     ),
     (
-        re.compile(r"EOFError: Ran out of input|ended before the end-of-stream marker|EOF read where"),
+        LazyPattern(r"EOFError: Ran out of input|ended before the end-of-stream marker|EOF read where"),
         "the file is empty or cut off: a rank may have read it before another had written all of it",
     ),
     (
-        re.compile(r"EOFError: EOF when reading a line"),
+        LazyPattern(r"EOFError: EOF when reading a line"),
         "nothing can be typed here: ask before the launch, or pass the answer as an option of the script",
     ),
     (
-        re.compile(
+        LazyPattern(
             r"mat1 and mat2 shapes cannot be multiplied|\bsize mismatch\b|[Tt]he size of tensor a \("
             r"|Sizes of tensors must match"
             r"|shape '\[.{0,80}\]' is invalid for input|stack expects each tensor to be equal size|\bshape mismatch\b"
@@ -341,11 +342,11 @@ HINTS = (
         ),
     ),
     (
-        re.compile(r"Expected all tensors to be on the same device"),
+        LazyPattern(r"Expected all tensors to be on the same device"),
         "move model and batch to the same GPU: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\b(?:in|with) (?:a )?forked subprocess\b|\b(?:[Cc]an't|[Cc]annot|[Cc]ould not) pickle\b"
             r"|\b[Cc]an't get local object\b|bootstrapping phase|\bcontext has already been set\b|\bstart method\b"
         ),
@@ -355,21 +356,21 @@ HINTS = (
         ),
     ),
     (
-        re.compile(r"\b[Cc]an't get attribute '[\w.]{1,100}' on <module '__main__'"),
+        LazyPattern(r"\b[Cc]an't get attribute '[\w.]{1,100}' on <module '__main__'"),
         (
             "what was pickled names a class or function that this script does not define: put it in a module that both "
             "import; of a checkpoint save the state_dict alone"
         ),
     ),
     (
-        re.compile(r"\b(?:GEMM|gemm|Gemm|cutlass|CUTLASS)\b|\bno kernel found\b"),
+        LazyPattern(r"\b(?:GEMM|gemm|Gemm|cutlass|CUTLASS)\b|\bno kernel found\b"),
         (
             "the kernel for this product of matrices does not know these shapes, this type or this GPU: look at the "
             "sizes (multiples of 8 or 16), the type, and whether the library is built for this GPU"
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\bname '\w{0,40}(?:cuda|ext|kernel|_C\b|triton)\w{0,40}' is not defined"
             r"|\b(?:CUDA )?extension\b.{0,60}\bnot (?:installed|found|built|compiled)"
         ),
@@ -379,29 +380,29 @@ HINTS = (
         ),
     ),
     (
-        re.compile(
+        LazyPattern(
             r"\bmpiSize\b|\b[Aa]ssert(?:ion)? fail\w{0,3}\b|\b[Cc]heck failed\b"
             r"|\bworld size\b.{0,60}(?:!=|does not|must|divisible)"
         ),
         "a check of the library failed: look at what it compares, the number of ranks, sizes and types above all",
     ),
     (
-        re.compile(r"\b(?:via|by|over|through) ssh\b|\bpasswordless\b|^paramiko\."),
+        LazyPattern(r"\b(?:via|by|over|through) ssh\b|\bpasswordless\b|^paramiko\."),
         "check that this user reaches every host by ssh without a password (ssh HOST true), or use another launcher",
     ),
     (
-        re.compile(r"Invalid key: \"\.|\bmust be (?:an )?absolute\b|\babsolute path\b|\brelative path\b"),
+        LazyPattern(r"Invalid key: \"\.|\bmust be (?:an )?absolute\b|\babsolute path\b|\brelative path\b"),
         "give it an absolute path: relative ones are not understood there",
     ),
     (
-        re.compile(r"\b[Pp]in[ _-]memory thread\b"),
+        LazyPattern(r"\b[Pp]in[ _-]memory thread\b"),
         (
             "look at the exception of that thread, further up in the output; where there is none, pin_memory=False, or "
             "torch.multiprocessing.set_sharing_strategy('file_system')"
         ),
     ),
     (
-        re.compile(r"HTTP Error|HTTPSConnectionPool|Max retries exceeded|ConnectTimeout|hf_hub|URLError"),
+        LazyPattern(r"HTTP Error|HTTPSConnectionPool|Max retries exceeded|ConnectTimeout|hf_hub|URLError"),
         "download it once before the job, or on rank 0 alone",
     ),
 )

@@ -5,25 +5,25 @@ Sources: what faulthandler of Python 3.8 to 3.14 prints before it calls ``_exit(
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from saferun.diagnosis.causes.failure import LAST_LINES, Failure, cause, own_lines
 from saferun.diagnosis.causes.reasons import gives_reason
 from saferun.diagnosis.frames import location_text
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import Frame
 
-_TIMED_OUT = re.compile(r"Timeout \((\d{1,6}):(\d\d):(\d\d)(?:\.(\d{1,6}))?\)!$")
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]{1,20}.{0,80} \(most recent call first\):$")
-_THREAD_FRAME = re.compile(r'\s{0,8}File "([^"]{1,400})", line (\d{1,9}) in (.{1,300})$')
+_TIMED_OUT = LazyPattern(r"Timeout \((\d{1,6}):(\d\d):(\d\d)(?:\.(\d{1,6}))?\)!$")
+_THREAD = LazyPattern(r"(?:Current thread|Thread) 0x[0-9a-fA-F]{1,20}.{0,80} \(most recent call first\):$")
+_THREAD_FRAME = LazyPattern(r'\s{0,8}File "([^"]{1,400})", line (\d{1,9}) in (.{1,300})$')
 # Where a stack is cut short or empty; and what the process that keeps the names of shared memory prints afterwards.
-_MAY_FOLLOW = re.compile(
+_MAY_FOLLOW = LazyPattern(
     r"\s{0,8}(?:\.\.\.|<no Python frame>|<tstate is freed>)$"
     r"|\S{0,300}/resource_tracker\.py:\d{1,6}: UserWarning: resource_tracker: |\s{1,8}warnings\.warn\("
 )
 # An error above it may be the reason.
-_ERROR = re.compile(
+_ERROR = LazyPattern(
     r"(?:Error|Exception)\b|\b(?:ERROR|CRITICAL|FATAL)\b|\b[Ee]rror:|^\[[EF]\d{4} |\bTraceback\b|\b[Oo]ut of memory\b"
     r"|\b[Cc]onnection (?:closed|reset|refused|lost)\b"
 )

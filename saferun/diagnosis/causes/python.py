@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
 from saferun.diagnosis.causes.hints import CIRCULAR, COMPILING, OF_TORCH_COMPILE, VERSIONS, hint_for
 from saferun.diagnosis.causes.texts import first_line
 from saferun.diagnosis.causes.wrapped_errors import headline_of
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.progress_bars import is_bar
 from saferun.diagnosis.tracebacks import SYNTAX_ERRORS, PythonError
 from saferun.evidence.diagnosis_values import Cause
@@ -17,47 +16,47 @@ _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})
 _CONNECTION_ERRORS = frozenset({"BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError"})
 # Of the standard library, for a process that the program has started, and its stdout and stderr.
 _PIPE_MODULES = ("/subprocess.py", "/asyncio/subprocess.py", "/logging/__init__.py")
-_PIPE_CALL = re.compile(
+_PIPE_CALL = LazyPattern(
     r"\bstd(?:in|out|err)\.(?:buffer\.)?(?:write|writelines|flush|close)\(|^print\(|\bcommunicate\("
 )
 # The line of the source, and the marks below it.
 _LINES_OF_A_CALL = 2
 # An EOFError with a message is about a file or the keyboard; multiprocessing's, of a connection, has none.
-_CONNECTION_MESSAGE = re.compile(
+_CONNECTION_MESSAGE = LazyPattern(
     r"RuntimeError: (?:Broken pipe|Connection reset by peer|Connection refused)$|EOFError(?:: ?)?$"
 )
-_BINARY = re.compile(
+_BINARY = LazyPattern(
     r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|\bABI\b|wrong ELF class"
     r"|invalid ELF header|file too short"
 )
 # Packages that load their parts late raise an error of another type.
-_IMPORT_QUOTED = re.compile(
+_IMPORT_QUOTED = LazyPattern(
     r"\b[Ff]ailed to import \S{1,200} because of\b|^cannot import name '\S{1,200}' from |^No module named '\S{1,200}'$"
 )
 _LINES_OF_QUOTED = 20
 # Of ctypes, which raises OSError, and of ld.so.
-_NO_LIBRARY = re.compile(
+_NO_LIBRARY = LazyPattern(
     r"^(?:OSError: )?/?\S{1,300}\.so\S{0,40}: (?:cannot open shared object file|undefined symbol"
     r"|invalid ELF header|file too short"
     r"|wrong ELF class|version `.{1,60}' not found)"
 )
-_OWN_LIBRARY = re.compile(
+_OWN_LIBRARY = LazyPattern(
     r"No module named 'encodings'|Fatal Python error: (?:init|_Py|Py_)\w{2,40}: .{0,40}\b(?:codec|path|import|site)"
 )
-_GIVEN_UP = re.compile(
+_GIVEN_UP = LazyPattern(
     r"\bFATAL\b.{0,60}\b(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) load (?:\w{1,20} ){0,3}"
     r"\S{0,80}\blib\w.{0,120}"
 )
 # Of a library that aborts when it does not find another one; one that goes on may warn in the same words.
-_ABORTED = re.compile(
+_ABORTED = LazyPattern(
     r"^(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) load (?:the )?(?:library |any of )?['\"{]?lib\w.{0,120}"
 )
-_OTHER_VERSION = re.compile(
+_OTHER_VERSION = LazyPattern(
     r"\bnumpy\.\S{1,40} (?:size changed|failed to import)|\bbinary incompatibility\b|\b_ARRAY_API not found\b"
     r"|\boperator torch(?:vision|audio)::\w{1,40} does not exist\b|\bwere compiled with different CUDA\b"
     r"|\bcompiled (?:against|using|with|for) .{1,80}(?:\bbut\b.{1,80}\b(?:is|has|with|against)\b|\bcannot be run in\b)"
 )
-_LOADER = re.compile(
+_LOADER = LazyPattern(
     r": error while loading shared libraries: (.{1,200})|: (symbol lookup error: .{1,200})"
     r"|: (version `.{1,60}' not found \(required by .{1,200})"
 )
@@ -67,36 +66,36 @@ _INSTALL = "install it, on every host, in the Python that the ranks run in"
 # What is installed, and is not to be installed again; the special ones first.
 _IMPORT_ADVICE = (
     (
-        re.compile(r"cannot import name '_C\b"),
+        LazyPattern(r"cannot import name '_C\b"),
         "its compiled extension is not there: build or reinstall the package, on every host",
     ),
-    (re.compile(r"\bcircular import\b|\bpartially initialized module\b"), CIRCULAR),
+    (LazyPattern(r"\bcircular import\b|\bpartially initialized module\b"), CIRCULAR),
     (
-        re.compile(r"cannot import name '.{1,200}\(unknown location\)"),
+        LazyPattern(r"cannot import name '.{1,200}\(unknown location\)"),
         (
             "a folder of that name is found, and no module with this name in it: look for one in the working directory "
             "and PYTHONPATH, and whether the package is whole"
         ),
     ),
-    (re.compile(r"cannot import name '.{1,300}/(?:site|dist)-packages/"), VERSIONS),
+    (LazyPattern(r"cannot import name '.{1,300}/(?:site|dist)-packages/"), VERSIONS),
     (
-        re.compile(r"cannot import name '"),
+        LazyPattern(r"cannot import name '"),
         "the module has no such name: check whether its file is the one that is meant, and of the right version",
     ),
     (
-        re.compile(r"; '.{1,200}' is not a package$"),
+        LazyPattern(r"; '.{1,200}' is not a package$"),
         (
             "another module of that name is found first, a file of one's own in most cases: rename it, or look at "
             "PYTHONPATH"
         ),
     ),
     (
-        re.compile(r"\battempted relative import\b"),
+        LazyPattern(r"\battempted relative import\b"),
         "start it as a module of its package, from the directory above that: saferun -m PACKAGE.MODULE",
     ),
     (
         # Of some names several packages each install a part: those that are there do not show that this one is.
-        re.compile(
+        LazyPattern(
             r"^ModuleNotFoundError: No module named '(?!(?:google|ruamel|mpl_toolkits|azure|zope|nvidia|jaraco)\.)"
             r"[^'.]{1,100}\.[^']{1,200}'$"
         ),
@@ -106,29 +105,29 @@ _IMPORT_ADVICE = (
         ),
     ),
     (
-        re.compile(r"\bstatic TLS\b"),
+        LazyPattern(r"\bstatic TLS\b"),
         "too many libraries were loaded before it: import it first, or name its file in LD_PRELOAD",
     ),
     # As packages check the versions of others that are installed.
-    (re.compile(r"^ImportError: [\w.-]{1,60}(?:[<>=!~]=|[<>])[\w.]{1,40}\S{0,80} is required\b"), VERSIONS),
+    (LazyPattern(r"^ImportError: [\w.-]{1,60}(?:[<>=!~]=|[<>])[\w.]{1,40}\S{0,80} is required\b"), VERSIONS),
     (_BINARY, _REBUILD),
 )
-_NO_MODULE = re.compile(r": No module named (\S{1,200})$|: Error while finding module specification for '(\S{1,200})'")
-_OPTION_ERROR = re.compile(
+_NO_MODULE = LazyPattern(r": No module named (\S{1,200})$|: Error while finding module specification for '(\S{1,200})'")
+_OPTION_ERROR = LazyPattern(
     r"^(\S{1,200}): error: (.{1,300})|^(?:Error|ERROR): (?:No such option|Invalid value|Missing).{0,300}"
 )
 # What argparse says; a usage of many lines is no longer known.
-_OF_ARGUMENTS = re.compile(
+_OF_ARGUMENTS = LazyPattern(
     r": error: (?:unrecognized arguments: |the following arguments are required: |ambiguous option: "
     r"|one of the arguments |argument .{1,120}: (?:expected |invalid |not allowed with ))"
 )
-_NO_SCRIPT = re.compile(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,100})")
-_USAGE = re.compile(r"^[Uu]sage: .{1,300}")
+_NO_SCRIPT = LazyPattern(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,100})")
+_USAGE = LazyPattern(r"^[Uu]sage: .{1,300}")
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _HYDRA = "HYDRA_FULL_ERROR=1"
 _HYDRA_RUNS = "Error executing job with overrides"
-_HYDRA_BEGINS = re.compile(
+_HYDRA_BEGINS = LazyPattern(
     r"(?:Could not |Cannot |Error |In '|Key '|Missing |Missing\w{1,20} |Primary config |Ambiguous |Multiple |Unable to "
     r"|You must specify |mismatched input |extraneous input |no viable |token recognition |missing |Interpolation"
     r"|Invalid |Value '|Config|Defaults |Unrecognized |Unknown )"
@@ -137,12 +136,12 @@ _HYDRA_ADVICE = (
     "look at the configuration and at the overrides on the command line; HYDRA_FULL_ERROR=1 shows the traceback"
 )
 _LINES_OF_HYDRA, _LINES_AFTER_HYDRA = 12, 3
-_LETTERS = re.compile(r"[^\W_]")
+_LETTERS = LazyPattern(r"[^\W_]")
 # What gives no reason: a warning of torch's, a line of a source.
-_OF_TORCH = re.compile(r"\s|\[W\d{0,4} ?\d\d:\d\d")
-_NO_TEXT = re.compile(r"null bytes|Non-UTF-8 code|invalid non-printable character")
+_OF_TORCH = LazyPattern(r"\s|\[W\d{0,4} ?\d\d:\d\d")
+_NO_TEXT = LazyPattern(r"null bytes|Non-UTF-8 code|invalid non-printable character")
 _PYTHON = (".py", ".pyw", ".pyc", ">")
-_NO_LIBRARY_LOADED = re.compile(
+_NO_LIBRARY_LOADED = LazyPattern(
     r"\b(?:[Cc]ould not|[Ff]ailed to|[Cc]annot|[Uu]nable to) (?:load|open"
     r"|dlopen) (?:the )?(?:\w{1,20} ){0,3}['\"]?lib[a-z]\w{0,60}"
     r"|\bCUDA Setup failed despite\b|\b(?:[Cc]ould not|[Ff]ailed to|[Uu]nable to) load (?:the )?(?:native|shared"
@@ -151,14 +150,14 @@ _NO_LIBRARY_LOADED = re.compile(
 # strerror(3), as exceptions of other types quote it; of a compiler's headers it is about the compiler.
 _ERRNO_TEXTS = (
     (
-        re.compile(
+        LazyPattern(
             r"(?<!\.h)(?<!\.hpp): No such file or directory\b|\bENOENT\b|\(os error 2\)"
             r"|\bParent directory \S{1,300} does not exist\b"
         ),
         "file_missing",
     ),
     (
-        re.compile(r": Permission denied$|: Operation not permitted$|\bE(?:ACCES|PERM)\b|\(os error (?:1|13)\)"),
+        LazyPattern(r": Permission denied$|: Operation not permitted$|\bE(?:ACCES|PERM)\b|\(os error (?:1|13)\)"),
         "permission_denied",
     ),
 )

@@ -8,35 +8,36 @@ from functools import lru_cache, wraps
 from itertools import chain
 
 from saferun.diagnosis.causes.failure import Failure, Rule, shortened
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
 # What Python code raises of a wrong value; other exceptions that quote an error have wrapped it.
 _OF_A_VALUE = ("KeyError: ", "ValueError: ", "TypeError: ", "AssertionError: ")
 # The arguments of an exception that has several: its own words.
-_ARGUMENTS = re.compile(r"(?!KeyError)\w{1,20}: \(['\"]")
+_ARGUMENTS = LazyPattern(r"(?!KeyError)\w{1,20}: \(['\"]")
 # With what names it as an exception. Its last mark ends no word within; of a line that is cut it may be missing.
-_QUOTED = re.compile(r"(\w(?:Error|Exception)\()?(?<!\w)(['\"`])(?:(.{0,500}?)(?:\2(?!\w)|$)|.{500}.{0,500}$)")
+_QUOTED = LazyPattern(r"(\w(?:Error|Exception)\()?(?<!\w)(['\"`])(?:(.{0,500}?)(?:\2(?!\w)|$)|.{500}.{0,500}$)")
 # A quoted piece of a program's data.
 _NAMES_DATA = (
     r"\b(?:[Ss]ample|[Ll]ine|[Tt]ext|[Ss]tring|[Rr]ecord|[Rr]ow|[Dd]ocument|[Ee]xample|[Pp]rompt|[Ii]nput|[Tt]oken"
     r"|[Ii]tem)s?"
 )
-_DATA = re.compile(_NAMES_DATA + r"[ :#=\d]{1,12}$")
-_PRINTS_DATA = re.compile(_NAMES_DATA + r"[ #\d]{0,12}[:=]")
+_DATA = LazyPattern(_NAMES_DATA + r"[ :#=\d]{1,12}$")
+_PRINTS_DATA = LazyPattern(_NAMES_DATA + r"[ #\d]{0,12}[:=]")
 # Who reports the error of a GPU or of another process says so, and quotes it.
-_REPORTS = re.compile(
+_REPORTS = LazyPattern(
     r"\b(?:CUDA|HIP|ROCm|NCCL|NVIDIA|GPU|cuda|hip|gpu|nvidia|device|kernel|driver|[Ww]orker|[Ee]ngine|[Rr]ank)"
     r"|[Ff]ail|\b[Cc]rash|\b[Dd]ied\b|\b[Rr]aised\b|\b[Cc]aused\b|\b[Ee]rror\b|\b[Ee]xception\b|\bOOM\b|[Aa]borted"
     r"|\b[Cc]onnect|\b[Cc]ollective|\ball[-_ ]?(?:reduce|gather)|\bbarrier"
 )
 # The same as a key of what is quoted.
-_REPORTS_AS_KEY = re.compile(r"['\"](?:[Ee]rror|[Ee]xception)['\"]: ?$")
-_EXCEPTION = re.compile(r"(?:\w{1,60}\.){0,6}\w{0,60}(?:Error|Exception): ")
+_REPORTS_AS_KEY = LazyPattern(r"['\"](?:[Ee]rror|[Ee]xception)['\"]: ?$")
+_EXCEPTION = LazyPattern(r"(?:\w{1,60}\.){0,6}\w{0,60}(?:Error|Exception): ")
 # The source in a traceback, also in one of rich's.
-_SOURCE = re.compile(r"[\s│|❱>]")
+_SOURCE = LazyPattern(r"[\s│|❱>]")
 # What a kernel prints of its own check, and what is raised of that.
-_KERNEL_CHECK = re.compile(r"thread: \[.{0,200}?Assertion .{1,300}? failed")
-_OF_KERNEL_CHECK = re.compile(r"device-side assert triggered|(?:cuda|hip)ErrorAssert\b|CUDA_ERROR_ASSERT")
+_KERNEL_CHECK = LazyPattern(r"thread: \[.{0,200}?Assertion .{1,300}? failed")
+_OF_KERNEL_CHECK = LazyPattern(r"device-side assert triggered|(?:cuda|hip)ErrorAssert\b|CUDA_ERROR_ASSERT")
 # No message of a GPU is shorter; most keys are.
 _SHORTEST = 9
 _LONGEST_COMPARED = 60

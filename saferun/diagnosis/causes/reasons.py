@@ -8,40 +8,40 @@ from __future__ import annotations
 
 import re
 
-from saferun.diagnosis.causes.literals import is_found
+from saferun.diagnosis.lazy_patterns import LazyPattern, is_found
 
 # What launchers and schedulers write below the reason, also in a line that they have broken.
-OF_A_TOOL = re.compile(
+OF_A_TOOL = LazyPattern(
     r"(?:\d{1,6}: )?(?:slurmstepd|srun|prterun|mpirun|mpiexec|orterun)\b\S{0,80}: "
     r"|\[(?:mpiexec|proxy:\S{1,12})@\S{1,80}\] |ABORT {1,2}: |\S{1,120}\.[ch] at line \d"
     r"|(?:See|Run) '(?:docker|podman) "
 )
 # How a tool, Python or C++ reports the end of a process, whose reason stands above.
-OF_A_PROCESS = re.compile(
+OF_A_PROCESS = LazyPattern(
     r"^(?:make(?:\[\d{1,3}\])?: \*\*\* |ninja: build stopped|Command (?:terminated by|exited with)"
     r"|terminate called |Fatal Python error: |(?:Current thread|Thread) 0x|(?:\S{1,120}: line \d{1,6}: {1,8}\d{1,10} )?"
     r"(?:Aborted|Killed|Segmentation fault|Bus error)\b)"
     r"|\bexits with return code = |\bexited with exit code \d|\breturned non-zero exit status "
 )
 # What a parser of arguments says last; the script's own has a rule.
-_OF_A_PARSER = re.compile(r"\S{1,200}: error: ")
+_OF_A_PARSER = LazyPattern(r"\S{1,200}: error: ")
 # What stands before the words of a log line.
-_LOG_HEAD = re.compile(
+_LOG_HEAD = LazyPattern(
     r"(?:\[[^\]]{1,60}\] ?){0,4}(?:[\d:.,/ +-]|(?<=\d)[TZ](?=[\d \]+-])){0,40}"
     r"(?:\[?(?:ERROR|CRITICAL|FATAL|[Ee]rror)\]?[ :|-]{1,6}){0,2}(?:[\w.]{1,60}(?: ?[:|-] |:(?=[A-Za-z])))?"
 )
-_HAS_LEVEL = re.compile(
+_HAS_LEVEL = LazyPattern(
     r"^[\d:.,/ TZ\[\]+-]{0,40}(?:ERROR|CRITICAL|FATAL)\b(?! (?:in|at|on|of|while|during)\b)"
     r"|[\[|:-] ?(?:ERROR|CRITICAL|FATAL) ?[\]|:-]|^(?:[Ff]atal )?[Ee]rror: |^[Ff]atal: "
 )
 # That others are lost explains what a library has reported of them; it is no other reason.
-ABOUT_OTHERS = re.compile(
+ABOUT_OTHERS = LazyPattern(
     r"\b(?:[Oo]ther|[Aa]nother|[Rr]emote|[Pp]eer) (?:rank|worker|node|host|process|task)|\b[Pp]eers?\b"
     r"|\b[Cc]ollectives?\b|\b[Aa]ll[-_ ]?(?:[Rr]educe|[Gg]ather)|\b[Bb]arrier\b|\b[Cc]ommunicat|\b[Nn]etwork\b|\bNCCL\b"
     r"|\b[Gg]loo\b|\b[Cc]onnect|\b[Dd]isconnect|\b[Ss]ockets?\b|\b[Tt]imed out\b|\b[Tt]ime-?out\b"
 )
 # What a script does before it exits, and what it advises or restates.
-_TIDIES_UP = re.compile(
+_TIDIES_UP = LazyPattern(
     r"\b(?:sav(?:e|ed|ing)|clos(?:e|ed|ing)|clean(?:ed|ing)?|upload(?:ed|ing)?|flush(?:ed|ing)?|destroy(?:ed|ing)?"
     r"|releas(?:e|ed|ing)|dump(?:ed|ing)?|writ(?:e|ing|ten)|stor(?:ed|ing)|remov(?:e|ed|ing)|delet(?:e|ed|ing)"
     r"|notif\w{0,9}|sen[dt]|sending|push(?:ed|ing)?|report(?:ed|ing)?|emergency|elapsed|took|checkpoints?|profiler"
@@ -50,11 +50,11 @@ _TIDIES_UP = re.compile(
     re.IGNORECASE,
 )
 # Of the numbers and the arguments of the program: no library's error has these words.
-_OF_ITS_OWN = re.compile(
+_OF_ITS_OWN = LazyPattern(
     r"\b(?:nan|inf|non-?finite|diverge[ds]?|diverging)\b|\b(?:worse than|no improvement|unrecognized)\b",
     re.IGNORECASE,
 )
-_GIVES_A_REASON = re.compile(
+_GIVES_A_REASON = LazyPattern(
     r"\b(?:because|since|invalid|missing|unexpected|unknown|unsupported|required|mismatch\w{0,3}|no such)\b"
     r"|\bno (?:data|samples?|batch\w{0,2}|files?|inputs?|valid|config\w{0,9})\b|\bcheck --\w"
     r"|\b(?:not|n't) (?:found|exist|match|fit|enough|supported|allowed|valid|set|installed|a)\b"
@@ -62,7 +62,7 @@ _GIVES_A_REASON = re.compile(
     r"|\b[A-Za-z]\w{1,60}(?:Error|Exception): ",
     re.IGNORECASE,
 )
-_TOKEN = re.compile(r"[^\W\d_]{1,40}")
+_TOKEN = LazyPattern(r"[^\W\d_]{1,40}")
 ENDS = frozenset(
     """abort aborted aborting aborts bye cannot crash crashed exit exited exiting exits fail failed failing fails
     failure gave giving killed killing quit quits quitting shut shutting shutdown stop stopped stopping stops terminate

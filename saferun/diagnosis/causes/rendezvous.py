@@ -9,13 +9,14 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line, of_connections, reported_lines
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
 _WERE_STARTED = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _STORE = (
     TextRule(
         "rendezvous_store_failure",
-        re.compile(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,9}/\d{1,9}) clients joined"),
+        LazyPattern(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,9}/\d{1,9}) clients joined"),
         "the ranks did not meet: {1} had come to the store after {0} s",
         _WERE_STARTED,
         in_last_lines=True,
@@ -23,7 +24,7 @@ _STORE = (
     TextRule(
         "rendezvous_store_failure",
         # The store of JAX and TensorFlow.
-        re.compile(
+        LazyPattern(
             r"\bcluster registration failed\b|\bWait_for_all_tasks_to_register\b"
             r"|\bRegisterTask\b.{0,200}\b(?:DEADLINE_EXCEEDED|Deadline Exceeded)\b"
             r"|\b[Cc]oordination service\b.{0,60}\b(?:in error status|not (?:available|ready)): DEADLINE_EXCEEDED\b"
@@ -34,14 +35,14 @@ _STORE = (
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(r"[Tt]imed out initializing process group|[Tt]imed out.{0,120}store.based barrier"),
+        LazyPattern(r"[Tt]imed out initializing process group|[Tt]imed out.{0,120}store.based barrier"),
         "not all ranks have come to init_process_group",
         _WERE_STARTED,
         in_last_lines=True,
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(
+        LazyPattern(
             r"client socket has (?:timed out after \w{1,20}|failed to connect to any network address of)"
             r"(?: while trying to connect to)? ?(?:\((.{1,200}?), (\d{1,5})\)|(\S{1,200}?):(\d{1,5})(?!\d))"
         ),
@@ -51,7 +52,7 @@ _STORE = (
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(
+        LazyPattern(
             r"wait timeout after (\d{1,12})ms, keys: (.{1,160})|Timeout waiting for key: (.{1,160}?) after (\d{1,12})"
         ),
         lambda _, match: (
@@ -63,7 +64,7 @@ _STORE = (
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(
+        LazyPattern(
             r"store->get\(.{1,160}\) got error|ncclUniqueId.{0,200}store|\bSocket Timeout\b"
             r"|\bconnect\(\) timed out\. Original timeout was"
         ),
@@ -73,14 +74,14 @@ _STORE = (
     ),
     TextRule(
         "network_interface",
-        re.compile(r"[Uu]nable to find (?:address|interface) for: (\S{0,60})"),
+        LazyPattern(r"[Uu]nable to find (?:address|interface) for: (\S{0,60})"),
         "this host has no network interface {0}",
         "look at GLOO_SOCKET_IFNAME: `ip addr` shows the names of this host",
         must_be_last=True,
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(
+        LazyPattern(
             r"connectFullMesh failed"
             r"|\bIn \w{1,40} at tensorpipe/.{1,160}(?:refused|[Tt]imed out|unreachable|[Nn]o route)"
             r"|timed out connecting: |gloo/.{0,200}(?:\bconnect\b|Connection refused)"
@@ -91,7 +92,7 @@ _STORE = (
     ),
     TextRule(
         "rendezvous_store_failure",
-        re.compile(r"(Rendezvous(?:Timeout|Connection|Closed|State)Error|DistStoreError|DistNetworkError)\b"),
+        LazyPattern(r"(Rendezvous(?:Timeout|Connection|Closed|State)Error|DistStoreError|DistNetworkError)\b"),
         "the store failed ({0})",
         _WERE_STARTED,
     ),
@@ -99,7 +100,7 @@ _STORE = (
 _NAMES = (
     TextRule(
         "name_resolution",
-        re.compile(r"Temporary failure in name resolution|\bEAI_AGAIN\b|\[Errno -3\]|\bgai error: ?-3\b"),
+        LazyPattern(r"Temporary failure in name resolution|\bEAI_AGAIN\b|\[Errno -3\]|\bgai error: ?-3\b"),
         lambda _, match: f"the name service did not answer{_name_in(match)}",
         "look at /etc/resolv.conf, and whether that server answers (getent hosts NAME); an address needs none",
         in_context=True,
@@ -107,7 +108,7 @@ _NAMES = (
     ),
     TextRule(
         "name_unknown",
-        re.compile(
+        LazyPattern(
             r"Name or service not known|nodename nor servname provided|No address associated with hostname"
             r"|\bEAI_(?:NONAME|NODATA)\b|\bgaierror: \[Errno -[25]\]|\bgai error: ?-[25]\b"
         ),
@@ -118,14 +119,14 @@ _NAMES = (
     ),
     TextRule(
         "name_unknown",
-        re.compile(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
+        LazyPattern(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
         lambda _, match: f"a host's name cannot be resolved{_name_in(match)}",
         "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
         of_connections=True,
     ),
     TextRule(
         "name_resolution",
-        re.compile(
+        LazyPattern(
             r"^(?:ssh|scp|rsync|curl|wget|git|ping|nc|pdsh)\S{0,40}: .{1,200}: Temporary failure in name resolution$"
         ),
         lambda _, match: f"the name service did not answer: {match[0]}",
@@ -134,36 +135,36 @@ _NAMES = (
     ),
     TextRule(
         "name_unknown",
-        re.compile(r"^(?:ssh|scp|rsync|curl|wget|git|ping|nc|pdsh)\S{0,40}: .{1,200}: Name or service not known$"),
+        LazyPattern(r"^(?:ssh|scp|rsync|curl|wget|git|ping|nc|pdsh)\S{0,40}: .{1,200}: Name or service not known$"),
         lambda _, match: f"a host's name is not known: {match[0]}",
         "check whether this host knows that name (getent hosts NAME); a pod has one only while it runs",
         in_last_lines=True,
     ),
 )
-_CONNECTING = re.compile(
+_CONNECTING = LazyPattern(
     r"client socket has (?:timed out after \w{1,20}|failed to connect to any network address of)"
     r"(?: while trying to connect to)? ?(\(.{1,253}?, \d{1,5}\))"
 )
-_UNRESOLVED = re.compile(r"network addresses of (\(.{1,253}?, \d{1,5}\)) cannot be retrieved \(gai error: (-?\d{1,4})")
-_REACHED = re.compile(r"socket has failed to connect to \[|\berrno: \d")
+_UNRESOLVED = LazyPattern(r"network addresses of (\(.{1,253}?, \d{1,5}\)) cannot be retrieved \(gai error: (-?\d{1,4})")
+_REACHED = LazyPattern(r"socket has failed to connect to \[|\berrno: \d")
 _EAI_AGAIN = "-3"
 # A server with a port of its own is one of the site's.
-_SERVICE = re.compile(
+_SERVICE = LazyPattern(
     r"\bHTTPS?ConnectionPool\(host='([\w.-]{1,253})', port=(?:80|443)\b|\bhttps?://([\w.-]{1,253})(?!:\d|[\w.-])"
 )
 # Names of a cluster's own, and addresses.
-_NEAR = re.compile(r"\.(?:local|localdomain|internal|lan|svc|cluster)\b|^[\d.]{1,15}$")
-_HUB = re.compile(r"\b(?:huggingface\.co|hf\.co)$")
-_NAME = re.compile(
+_NEAR = LazyPattern(r"\.(?:local|localdomain|internal|lan|svc|cluster)\b|^[\d.]{1,15}$")
+_HUB = LazyPattern(r"\b(?:huggingface\.co|hf\.co)$")
+_NAME = LazyPattern(
     r"[Ff]ailed to resolve '([\w.:-]{1,253})'|\bhost='([\w.:-]{1,253})'"
     r"|\(([\w.:-]{1,253}), ?\d{1,5}\)|\[([\w.:-]{1,253})\]:\d{1,5}"
 )
-_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use|\[Errno 98\]")
+_IN_USE = LazyPattern(r"EADDRINUSE|[Aa]ddress already in use|\[Errno 98\]")
 # What a server logs that gives up; others take the next port.
-_BOUND = re.compile(
+_BOUND = LazyPattern(
     r"^(?!.{0,200}\bWARN).{0,500}\b(?:bind|listen|binding)\b.{0,200}(?:EADDRINUSE|[Aa]ddress already in use)"
 )
-_PORT = re.compile(r"\bport: ?(\d{1,5})\b|[:\]](\d{2,5})(?: |,|$|\))")
+_PORT = LazyPattern(r"\bport: ?(\d{1,5})\b|[:\]](\d{2,5})(?: |,|$|\))")
 
 
 def store_failure(failure: Failure) -> Cause | None:

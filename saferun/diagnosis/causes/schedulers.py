@@ -5,10 +5,9 @@ Sources: messages of Slurm's srun and slurmstepd, and of OpenSSH; execve(2).
 
 from __future__ import annotations
 
-import re
-
 from saferun.diagnosis.causes.failure import Failure
 from saferun.diagnosis.causes.texts import TextRule, by_text
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
 _SSH_ADVICE = (
@@ -19,7 +18,7 @@ CRASHED = r"(?:Bus error|Segmentation fault|Aborted|Floating point exception|Ill
 _RULES = (
     TextRule(
         "permission_denied",
-        re.compile(
+        LazyPattern(
             r"^(?:\S{1,120}: )?(Permission denied \((?:publickey|password|gssapi|keyboard|hostbased).{0,80}\)"
             r"|Host key verification failed|Permissions \d{3,5} for '.{1,160}' are too open)"
         ),
@@ -29,14 +28,14 @@ _RULES = (
     ),
     TextRule(
         "ssh_unreachable",
-        re.compile(r"^(ssh: connect to host \S{1,200} port \d{1,5}: .{1,80})"),
+        LazyPattern(r"^(ssh: connect to host \S{1,200} port \d{1,5}: .{1,80})"),
         "another host cannot be reached by ssh: {0}",
         _SSH_ADVICE,
         in_last_lines=True,
     ),
     TextRule(
         "ssh_unreachable",
-        re.compile(
+        LazyPattern(
             r"^(kex_exchange_identification: .{1,80}|Connection closed by \S{1,80} port \d{1,5}"
             r"|Connection to \S{1,80} closed by remote host\.?"
             r"|pdsh@\S{1,80}: \S{1,80}: \w{2,8}: connect failed: .{1,60})"
@@ -49,7 +48,7 @@ _RULES = (
     ),
     TextRule(
         "file_missing",
-        re.compile(
+        LazyPattern(
             r"^(?:slurmstepd\S{0,80}|srun|mpi(?:run|exec)): .{0,40}\bexecv\w{0,2}\(?\)?:? (.{1,200}): No such file"
             r"|\btask \d{1,8}(?: \(host \S{1,80}\))?: start failed: (.{1,200}): No such file"
         ),
@@ -60,7 +59,7 @@ _RULES = (
     TextRule(
         "scheduler_error",
         # Not how tasks ended, which is no reason but what follows from one.
-        re.compile(
+        LazyPattern(
             r"^(?:\d{1,6}: )?(?:srun|salloc|sbatch): (?:error|fatal): (?!.{0,80}\btasks? [\d,-]{1,80}: )"
             r"(.{0,160}\b(?:[Uu]nable to|[Cc](?:annot|ould not|ouldn't)|[Ff]ail(?:ed|ure)|[Ii]nvalid|revoked"
             r"|not (?:available|ready|found|responding|permitted)|denied|refused|exceed\w{0,3}|violat\w{1,4}|timed out"
@@ -77,7 +76,7 @@ _RULES = (
     ),
     TextRule(
         "scheduler_error",
-        re.compile(
+        LazyPattern(
             r"^(?:\d{1,6}: )?srun: error: ((?:slurm_\w{1,40}|resolve_ctls_\w{1,20}|fetch_config): .{1,200}"
             r"|Node failure on .{1,80})"
             # Clients that only ask or order, of Slurm, PBS, LSF, Flux and Grid Engine.
@@ -103,7 +102,7 @@ _RULES = (
     TextRule(
         "scheduler_error",
         # Events and states of Kubernetes' scheduler and kubelet.
-        re.compile(
+        LazyPattern(
             r"\b(FailedScheduling\b.{0,160}|UnexpectedAdmissionError\b.{0,120}|OutOf(?:cpu|memory|pods|nvidia\S{1,20})\b"
             r"|\d{1,6}/\d{1,6} nodes are available: .{1,160}|(?:Pod )?Allocate failed due to .{1,160}"
             r"|exceeded quota: .{1,120}|Insufficient (?:cpu|memory|pods|ephemeral-storage|(?:nvidia|amd|gpu)\.\S{1,30})"
@@ -116,7 +115,7 @@ _RULES = (
     ),
     TextRule(
         "worker_failed",
-        re.compile(rf"^(?:\d{{1,6}}: )?srun: error: (.{{1,80}}: {CRASHED}.{{0,40}})"),
+        LazyPattern(rf"^(?:\d{{1,6}}: )?srun: error: (.{{1,80}}: {CRASHED}.{{0,40}})"),
         "a task of its step crashed: {0}",
         "look at what that task has written before",
         in_last_lines=True,

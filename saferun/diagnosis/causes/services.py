@@ -11,10 +11,11 @@ import re
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines, shortened
 from saferun.diagnosis.causes.reasons import ENDS, has_level
 from saferun.diagnosis.causes.texts import final_lines, first_line
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
 # Whose exceptions are about a service, by the full name; less those about the call itself.
-_TYPES = re.compile(
+_TYPES = LazyPattern(
     r"(?:ssl|requests\.exceptions|urllib3\.exceptions|urllib\.error|http\.client|httpx|httpcore|aiohttp\.client_exceptions"
     r"|huggingface_hub\.(?:utils\._\w{1,20}|errors)|botocore\.(?:exceptions|errorfactory)|boto3\.exceptions"
     r"|s3transfer\.\w{1,20}"
@@ -25,7 +26,7 @@ _TYPES = re.compile(
     r"|UsageError)\w{1,60}$"
 )
 # Of clients of databases, queues and trackers, which also raise what the caller did wrong.
-_CLIENT_TYPES = re.compile(
+_CLIENT_TYPES = LazyPattern(
     r"(?:psycopg\d?|asyncpg|pymysql|MySQLdb|mysql|pymongo|redis|sqlalchemy|elasticsearch|opensearchpy|kafka|pika|etcd3"
     r"|websockets?|mlflow|comet_ml|neptune|clearml|openai|tritonclient|swanlab|minio|ossaudiodev|oss2|qcloud_cos|hdfs"
     r"|smart_open|paramiko|zmq|nats|celery|kombu|cassandra|influxdb\w{0,10}|snowflake"
@@ -44,7 +45,7 @@ _REASONS = (
 )
 # What Python code raises of a wrong value or a missing key: a single word in it means nothing, without an address.
 _OF_A_VALUE = r"(?:Key|Value|Type|Assertion)Error\b(?!.{0,400}https?://)"
-_MESSAGE = re.compile(
+_MESSAGE = LazyPattern(
     r"\b([45]\d\d) (?:Client|Server) Error: |\bHTTP [Ee]rror ([45]\d\d)\b|HTTP status (?:client"
     r"|server) error \(([45]\d\d)\b"
     r"|An error occurred \((\w{1,60})\) when calling the (?:\w{1,60}) operation|HTTPS?ConnectionPool\(host="
@@ -72,7 +73,7 @@ _MESSAGE = re.compile(
     rf"(?=[45]\d\d ))(?:([45]\d\d) )?{_REASONS}['\"]?(?: \(|$)"
 )
 # A script that reports its own end, as a logger does, or the AWS CLI; other lines are of requests that are repeated.
-_LAST = re.compile(
+_LAST = LazyPattern(
     r"(?:\bUncaught\b|\bCRITICAL\b|\bFATAL\b|\bunhandled exception\b).{0,160}?\b([45]\d\d) (?:Client|Server) Error: "
     r"|^(?:fatal error|(?:download|upload|copy|move|delete) failed): .{0,400}?"
     r"\bAn error occurred \((\w{1,60})\) when calling the \w{1,60} operation"
@@ -83,18 +84,18 @@ _LAST = re.compile(
     r"|^(?:CommandException|ServiceException|AccessDeniedException|BadRequestException): .{0,40}?\b([45]\d\d)\b"
     r"|^ERROR: \(gcloud\.[\w.-]{1,60}\) .{1,200}|^ERROR \"(?:cp|sync|mv|ls) .{0,40}?\b(?:s3|gs)://"
 )
-_HOST = re.compile(r"\bhost='([\w.-]{1,120})'|\bhttps?://([\w.-]{1,120})")
-_CODE = re.compile(r"\b([45]\d\d)\b")
+_HOST = LazyPattern(r"\bhost='([\w.-]{1,120})'|\bhttps?://([\w.-]{1,120})")
+_CODE = LazyPattern(r"\b([45]\d\d)\b")
 # Numbers that are no status: a port, and what stands in a path.
-_ADDRESS = re.compile(
+_ADDRESS = LazyPattern(
     r"\bport[ =]\d{1,5}\b|\bhttps?://\S{1,300}|\burl: \S{1,300}|(?:\.[a-z]{2,10}|\d|\]|\blocalhost):\d{1,5}\b"
 )
-_UNREACHED = re.compile(
+_UNREACHED = LazyPattern(
     r"ConnectionPool\(host=|Max retries exceeded|Connect(?:ion)?Error\b|(?:Connect|Read)Timeout|[Tt]imed? ?out\b"
     r"|[Cc]onnection (?:error|refused|reset|aborted|broken)|[Cc]ouldn't (?:reach|connect)"
     r"|(?:[Cc]annot|[Cc]ould not|[Ff]ailed to|[Uu]nable to) (?:reach|connect|contact)\b"
 )
-_TLS = re.compile(r"\bcertificate|CERTIFICATE_VERIFY|CertificateError|SSL(?:Error|CertVerification|EOFError)|\bTLS\b")
+_TLS = LazyPattern(r"\bcertificate|CERTIFICATE_VERIFY|CertificateError|SSL(?:Error|CertVerification|EOFError)|\bTLS\b")
 _RATE = frozenset(
     {"429", "503", "SlowDown", "RequestLimitExceeded", "TooManyRequests", "Throttling", "ThrottlingException"}
 )
@@ -102,12 +103,12 @@ _ACCESS = frozenset({"401", "403", "AccessDenied", "InvalidAccessKeyId", "Expire
 _ACCESS_ADVICE = "look at the token or key that the ranks have on every host (HF_TOKEN, AWS_*), and what it may read"
 _ABSENT = frozenset({"404", "410", "NoSuchKey", "NoSuchBucket"})
 # Words about what a client shows a service; tokens of language models are none.
-_CREDENTIALS = re.compile(
+_CREDENTIALS = LazyPattern(
     r"[Cc]redential|\b(?:API|[Aa]ccess|[Aa]uth\w{0,12}|[Bb]earer|[Rr]efresh|SSO|HF|user)[ _]?(?:[Tt]oken|[Kk]ey)\b"
     r"|\bapi_key\b|\b[Nn]o token found\b|\binvalid_grant\b"
 )
 # The variables of Hugging Face's libraries; that one could run them offline they say of each connection that fails.
-_OFFLINE = re.compile(
+_OFFLINE = LazyPattern(
     r"\bOfflineModeIsEnabled\b|\b[Oo]ffline mode is (?:enabled|on|set)\b|\boutgoing traffic has been disabled\b"
 )
 _OFFLINE_ADVICE = (
@@ -116,10 +117,10 @@ _OFFLINE_ADVICE = (
 )
 # What wandb prints while the script ends; a line of its own may be empty.
 _WANDB = "wandb:"
-_WANDB_ENDS = re.compile(
+_WANDB_ENDS = LazyPattern(
     r"wandb: .{0,40}?\b(?:Waiting for W&B process to finish|Run (?:history|summary)|View run|Synced|Find logs at)\b"
 )
-_WORD = re.compile(r"[^\W\d_]{1,40}")
+_WORD = LazyPattern(r"[^\W\d_]{1,40}")
 _LINES_OF_THE_END = 10
 
 

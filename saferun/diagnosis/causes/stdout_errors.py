@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from saferun.diagnosis.asides import without_asides
@@ -19,13 +18,14 @@ from saferun.diagnosis.causes.failure import (
 )
 from saferun.diagnosis.causes.going_on import is_about_end, takes_steps
 from saferun.diagnosis.causes.reasons import gives_reason
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.tracebacks import PythonError, clean_lines, find_python_error
 from saferun.evidence.job_evidence import RankOutput
 
 _TRACEBACK = "Traceback (most recent call last):"
 # What torch prints below the first line of its messages.
 _OF_A_MESSAGE = ("Exception raised from ", ". This may indicate ")
-_NCCL_LOG = re.compile(r"\bNCCL (?:WARN|INFO|TRACE|version)\b")
+_NCCL_LOG = LazyPattern(r"\bNCCL (?:WARN|INFO|TRACE|version)\b")
 
 
 def _from_last_own(lines: list[str]) -> list[str]:

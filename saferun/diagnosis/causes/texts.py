@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from saferun.diagnosis.causes.failure import Failure, cause, own_lines
-from saferun.diagnosis.causes.literals import first_match, is_found
 from saferun.diagnosis.causes.reasons import (
     ABOUT_OTHERS,
     OF_A_PROCESS,
@@ -16,15 +15,16 @@ from saferun.diagnosis.causes.reasons import (
     is_of_its_own,
     names_reason,
 )
+from saferun.diagnosis.lazy_patterns import LazyPattern, first_match, is_found
 from saferun.evidence.diagnosis_values import Cause
 from saferun.model import Value
 
 # What torch logs of its process groups; its threads do so while the script goes on, and maybe prints more.
-_LOG_OF_TORCH = re.compile(
+_LOG_OF_TORCH = LazyPattern(
     r"^\[[EF]\d{0,4} ?\d\d:\d\d:\d\d.{0,80}\b(?:ProcessGroup\w{1,20}|c10d|TCPStore|NCCLUtils|socket)\b"
 )
 # Lines of torch's, NCCL's and gloo's own messages, also of those that have several.
-_OF_TORCH = re.compile(
+_OF_TORCH = LazyPattern(
     r"^(?:Last error:|socket\w{0,20}: |Proxy Call |Call to |(?:CUDA|HIP) kernel errors might |For debugging consider "
     r"|Compile with `TORCH_|Exception raised from |\. This may indicate |To avoid data inconsistency)"
     r"|NCCL WARN |\bNET/\w|/gloo/|\[c10d\] |\bProcessGroup[A-Z]|\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b"
@@ -35,31 +35,31 @@ _OF_TORCH = re.compile(
     r"|\b(?:CUDA|HIP) error: (?!.{0,100}cuInit)"
 )
 # What MPI, launchers and XLA explain in several lines, as the last that they do.
-_EXPLAINED = re.compile(
+_EXPLAINED = LazyPattern(
     r"\bMPI(?:\b|_|[A-Z])|\bORTE\b|\bPMIX\b|\bOPAL\b|\bADIOI_|\blsb_launch\b|\bnot enough slots "
     r"|\boversubscribe option |BAD TERMINATION OF|^YOUR APPLICATION TERMINATED|^Primary job {1,2}terminated"
     r"|\bException in device="
 )
 # What Python code raises of a wrong value.
-_OF_A_VALUE = re.compile(r"(?:Key|Value|Type|Assertion)Error: ")
+_OF_A_VALUE = LazyPattern(r"(?:Key|Value|Type|Assertion)Error: ")
 # A quotation, with what names it as an exception; its last mark ends no word within.
-_QUOTED = re.compile(r"(\w(?:Error|Exception)\()?(?<!\w)(['\"`]).{0,500}?\2(?!\w)")
+_QUOTED = LazyPattern(r"(\w(?:Error|Exception)\()?(?<!\w)(['\"`]).{0,500}?\2(?!\w)")
 # A quoted piece of a program's data.
-_DATA = re.compile(
+_DATA = LazyPattern(
     r"\b((?:[Ss]ample|[Ll]ine|[Tt]ext|[Ss]tring|[Rr]ecord|[Rr]ow|[Dd]ocument|[Ee]xample|[Pp]rompt|[Ii]nput|[Tt]oken"
     r"|[Ii]tem)s?[ :#=\d]{1,12})(['\"`]).{0,500}?\2(?!\w)"
 )
 # Code that connects says so, and quotes why it could not.
-_OF_A_CALL = re.compile(
+_OF_A_CALL = LazyPattern(
     r"\b(?:all[-_ ]?(?:reduce|gather|to[-_ ]?all)|reduce[-_ ]?scatter|broadcast|barrier|scatter|gather|send|recv)"
     r"|fail|resolve|connect|\bbind|\bserve"
 )
-_CONNECTS = re.compile(
+_CONNECTS = LazyPattern(
     r"/(?:torch/(?:distributed|_C)|mpi4py|horovod|deepspeed/comm|torch_(?:xla|npu)|jax|jaxlib|tensorflow|ray|vllm|sglang"
     r"|urllib3?|http|requests|httpx|httpcore|aiohttp|asyncio|grpc|zmq|multiprocessing|xmlrpc|wandb|botocore"
     r"|huggingface_hub)/|/(?:socket|socketserver|ssl|selectors|ftplib|smtplib)\.py$"
 )
-_WARNS = re.compile(r"^\[W|(?<!NCCL )\bWARN(?:ING)?\b")
+_WARNS = LazyPattern(r"^\[W|(?<!NCCL )\bWARN(?:ING)?\b")
 
 
 class TextRule(Value):
@@ -67,8 +67,7 @@ class TextRule(Value):
 
     Attributes:
         class_name: the class of the cause.
-        pattern: found in one line. It may not backtrack: no repetition within a repetition, all bounded. It is
-            compiled with its module, at a quiet moment: when a rank has failed, others wait for the verdict.
+        pattern: found in one line. It may not backtrack: no repetition within a repetition, all bounded.
         message: the cause in short; ``{0}`` is the pattern's first group. A function takes the failure and the
             match.
         advice: what to do.
@@ -80,7 +79,7 @@ class TextRule(Value):
     """
 
     class_name: str
-    pattern: re.Pattern[str]
+    pattern: LazyPattern
     message: str | Callable[[Failure, re.Match[str]], str]
     advice: str
     in_context: bool = False
@@ -133,7 +132,7 @@ def _without_quoted(line: str) -> str:
     return _QUOTED.sub(lambda match: match[0] if match[1] else 2 * match[2], line)
 
 
-def first_line(pattern: re.Pattern[str], lines: Iterable[str]) -> tuple[str, re.Match[str]] | None:
+def first_line(pattern: LazyPattern, lines: Iterable[str]) -> tuple[str, re.Match[str]] | None:
     """The first line in which the pattern is found."""
     if isinstance(lines, tuple):
         return first_match(pattern, lines)

@@ -5,26 +5,26 @@ Sources: messages of vLLM's engine and executors; ``ray.exceptions``; ``torch.mu
 
 from __future__ import annotations
 
-import re
 import signal
 from itertools import takewhile
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.evidence.diagnosis_values import Cause
 
 _ABOVE = "look at the first error of its worker processes, further up in the rank's output"
 _ENGINE = (
     TextRule(
         "collective_timeout",
-        re.compile(r"RPC call to (\w{1,60}) timed out"),
+        LazyPattern(r"RPC call to (\w{1,60}) timed out"),
         "a worker process of the engine did not answer the call {0}",
         "look at the worker's stack: it waits for another worker in a collective, in most cases",
         in_last_lines=True,
     ),
     TextRule(
         "worker_failed",
-        re.compile(
+        LazyPattern(
             r"\bEngineDeadError\b|Engine core initialization failed"
             r"|WorkerProc (?:initialization failed|failed to start)"
             r"|\b(?:EngineCore|[Ee]ngine core|[Ss]cheduler|[Mm]odel ?[Rr]unner) (?:failed to start"
@@ -45,7 +45,7 @@ _ENGINE = (
     ),
     TextRule(
         "worker_failed",
-        re.compile(
+        LazyPattern(
             r"\b(?:[Bb]ackground|[Ww]orker|[Cc]hild|[Ss]ub|[Ss]pawned|[Hh]elper) ?(?:workers?|process(?:es)?)?\b.{0,40}"
             r"\b(?:no longer alive|not alive any ?more|(?:died|crashed|exited|terminated|quit) (?:unexpectedly"
             r"|prematurely"
@@ -57,7 +57,7 @@ _ENGINE = (
     ),
     TextRule(
         "worker_failed",
-        re.compile(
+        LazyPattern(
             r"\bray\.exceptions\.\w{0,20}(?:RayTaskError\()?(?:Actor|Worker|Node|RayletDied)\w{0,20}Error\b"
             r"|\bactor (?:is dead because|died (?:unexp|beca))"
             r"|worker died or was killed while executing a task|\b[Pp]rocess(?:es)?\b(?! /).{0,60}\bterminated with "
@@ -72,7 +72,7 @@ _ENGINE = (
 # What launchers, `make` and `time` say of what they had started.
 _LAUNCHED = TextRule(
     "worker_failed",
-    re.compile(
+    LazyPattern(
         r"\bBAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\b"
         r"|^YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{1,80}"
         r"|^(?:prterun|mpirun|mpiexec|orterun|jsrun)\S{0,20} noticed that process rank \d{1,8} .{1,160}"
@@ -96,13 +96,13 @@ _LOST = (
     "look at what its worker processes have written; one that leaves nothing was killed (the kernel log shows the OOM "
     "killer: dmesg) or crashed"
 )
-_SIGKILL = re.compile(r"\bterminated with signal SIGKILL\b|<Signals\.SIGKILL: 9>|\(exitcode: -9\)|\breturn code = -9$")
+_SIGKILL = LazyPattern(r"\bterminated with signal SIGKILL\b|<Signals\.SIGKILL: 9>|\(exitcode: -9\)|\breturn code = -9$")
 # What torchrun reports of its workers: the first failure last, before it those that it may have killed itself.
 _CHILD_FAILED = "ChildFailedError"
 _FIRST_FAILURE = "Root Cause (first observed failure)"
-_OF_CHILD = re.compile(r"\bSignal (\d{1,3}) \(SIG\w{1,12}\) received by PID \d")
+_OF_CHILD = LazyPattern(r"\bSignal (\d{1,3}) \(SIG\w{1,12}\) received by PID \d")
 # What vLLM's workers put before each line.
-_OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception): .{1,300})")
+_OF_WORKER = LazyPattern(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception): .{1,300})")
 
 
 def engine_worker(failure: Failure) -> Cause | None:

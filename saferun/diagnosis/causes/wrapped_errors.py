@@ -6,17 +6,17 @@ Sources: ``torch._dynamo.exc.BackendCompilerFailed``, ``torch.distributed.checkp
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from saferun.diagnosis.causes.failure import shortened
+from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.model import Value
 from saferun.text.wording import ranks_text
 
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Za-z_]\w{0,100})(?::|$)")
+_EXCEPTION = LazyPattern(r"(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Za-z_]\w{0,100})(?::|$)")
 # The class is named after the exception of the task.
-_OF_TASK = re.compile(r"(?:ray\.exceptions\.)?RayTaskError\((?:\w{1,60}\.){0,8}(\w{1,100})\)")
-_OF_CHECKPOINT = re.compile(r"[\w.]{1,100}: CheckpointException ranks:dict_keys\(\[")
+_OF_TASK = LazyPattern(r"(?:ray\.exceptions\.)?RayTaskError\((?:\w{1,60}\.){0,8}(\w{1,100})\)")
+_OF_CHECKPOINT = LazyPattern(r"[\w.]{1,100}: CheckpointException ranks:dict_keys\(\[")
 _OF_RANK = "Traceback (most recent call last): (RANK "
 _LONGEST = 200
 

@@ -222,6 +222,19 @@ def test_ranks_that_are_done_at_once_never_cost_a_coordinator(launch: Launch) ->
     launch.job.serve_soon()
     assert launch.job.deadline is not None
     assert launch.job.pids == set()
+    launch.job.attempt_ended()
+    launch.ask()
+    launch.job.tick(float("inf"))
+    assert launch.links == []
+
+
+def test_a_rank_that_connects_before_the_head_start_is_over_is_served_at_once(launch: Launch) -> None:
+    """It need not wait for the rest of it."""
+    launch.job.prepare({})
+    launch.job.serve_soon()
+    launch.ask()
+    assert launch.job.deadline is None
+    assert launch.link.sent == [{"op": "serve", "attempt": 0}]
 
 
 def test_a_second_coordinator_that_is_on_its_way_lets_ranks_wait(launch: Launch) -> None:

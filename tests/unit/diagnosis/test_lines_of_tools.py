@@ -10,7 +10,6 @@ from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import cause_of
 from saferun.diagnosis.causes.communication import _BY_ANY_PROGRAM
 from saferun.diagnosis.causes.failure import read_failure
-from saferun.diagnosis.causes.literals import literals_of
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.gpu_evidence import RankGpu
 from saferun.evidence.job_evidence import Evidence, RankOutput
@@ -197,7 +196,7 @@ def test_what_a_library_says_of_another_rank_is_quoted_with_what_stands_around_i
 def test_plain_words_are_searched_for_only_where_few_lines_have_them() -> None:
     """Of a thousand ranks with two hundred such lines each took seconds."""
     line = "step 7 | lm loss: 2.3 | other processes on the worker: 3 |"
-    literals = literals_of(_BY_ANY_PROGRAM.pattern)
+    literals = _BY_ANY_PROGRAM.pattern.literals
     assert literals
     assert not any(literal in line for literal in literals)
     parsed = re._parser.parse(_BY_ANY_PROGRAM.pattern.pattern)  # type: ignore[attr-defined]
