@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from saferun.linux.preforked import PreforkedProcesses
 
 # The examiner is forked when the ranks are on their way, or at once where something is to be captured before.
-_EXAMINER_DELAY_S = 0.1
+_EXAMINER_DELAY_S = 0.4
 # Of a message of this host's, what the leader is sent.
 _LONGEST_STATE = 300
 
