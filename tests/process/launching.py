@@ -155,6 +155,10 @@ def parent_of(pid: int) -> int:
         return 0
 
 
+# Of each launch of a test that fails: the last characters that are shown.
+_SHOWN_STDERR = 6000
+
+
 class Job:
     """One launch.
 
@@ -424,6 +428,10 @@ def running(
             # saferun waits half a second for the end of its helpers; on a busy machine one may be later.
             job.assert_nothing_left(_HELPERS_END_S)
         assert_all_listed(job.run_dir)
+    except Exception:
+        if (folder / "stderr").exists():
+            print(f"---- stderr of {folder.name}\n{job.err[-_SHOWN_STDERR:]}")
+        raise
     finally:
         job.end()
 
