@@ -17,6 +17,7 @@ from saferun.model import JsonObject
 
 BASE = "saferun_runs"
 _LONGEST_NAME = 128
+_WHAT_REMAINS = "what files do not keep is on the console, unless it is redirected to them alone (-r)"
 _THEIRS_HINT = "pass --run-dir DIRECTORY to keep files elsewhere, or --run-dir none to keep none"
 
 
@@ -221,7 +222,7 @@ class RunDirectory:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
         if not self._has_warned and self.refusal is None:
             self._has_warned = True
-            message = f"{path}: {error.strerror}; what cannot be written to files still goes to the console"
+            message = f"{path}: {error.strerror}; {_WHAT_REMAINS}"
             self._warn(message, *([hint] if hint else []))
 
     def _on_failed(self, path: str, error: OSError, is_tried_again: bool) -> None:  # noqa: FBT001 - by Files
