@@ -49,7 +49,7 @@ class RemovalCheck:
 
 
 class QuietCheck:
-    """Finds out whether nobody is removing a directory: a file that is made there meanwhile makes the removal fail.
+    """Finds out whether a directory may be being removed: a file that is made there meanwhile makes that fail.
 
     Whatever the clock of its file system: changes are seen, and the time is this machine's.
 

@@ -186,7 +186,7 @@ class Sink:
         return fd
 
     def _opened_again(self, flags: int, directory: QuietCheck, blocks: deque[memoryview]) -> int:
-        """The file; one that has been removed is made again, with a note, where nobody is removing its directory.
+        """The file; one that has been removed is made again, with a note, unless its directory may be being removed.
 
         A rank that clears a directory must find it empty in the end.
         """
