@@ -56,7 +56,9 @@ class RunDirectory:
         self._wanted = wanted
         self._host = host
         self._run_id = run_id
-        self._has_asked_for_scratch = self._has_named_logs = False
+        self._has_asked_for_scratch = False
+        self.logs_path = ""
+        """Where the ranks' log files are that stay in a temporary directory, once it is known."""
         self._has_live_record = False
         self.scratch = Scratch(run_id)
         self._warn = warn
@@ -284,8 +286,8 @@ class RunDirectory:
                 base, device, inode = answer.value
                 if not is_large:
                     self.scratch.note(base, (device, inode))
-            if is_large and not self._has_named_logs:
-                self._has_named_logs = True
+            if is_large and not self.logs_path:
+                self.logs_path = base
                 self._warn(f"the log files of the ranks are in {base}; they stay there")
             on_made([os.path.join(base, name) if base else "" for name in names])
 
