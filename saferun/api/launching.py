@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import os
 import pickle
 import selectors
@@ -54,7 +55,8 @@ class RunResult(NamedTuple):
             the launch has no files.
         run_dir: the run directory; None: there is none.
         report: what report.json says; None: there is none, since nothing went wrong.
-        values: what a function returned, in the order of the ranks; empty where the launch failed, and for scripts.
+        values: what a function returned, in the order of the ranks, None of one that has left by ``sys.exit(0)``; empty
+            where the launch failed, and for scripts.
         stdout: with ``capture``, at most the last 64 MiB.
         stderr: likewise.
     """
@@ -109,8 +111,13 @@ def run(
     Raises:
         SaferunError: the function cannot be launched, or what it returned cannot be pickled; its text has a hint. A
             launch that fails is a result.
+        UsageError: ``args`` or ``options`` is one string.
         KeyboardInterrupt: Ctrl-C; the launch has been stopped.
     """
+    for name, value in (("args", args), ("options", options)):
+        if isinstance(value, (str, bytes)):
+            hint = f"pass a list, one element for each word: {name}={os.fsdecode(value).split()}"
+            raise UsageError(f"saferun.run: {name} is one string", hint)
     with ExitStack() as stack:
         directory = -1
         if callable(target):
@@ -135,39 +142,27 @@ def run(
         ]
         environ = _environ(env or {})
         began = time.time()
+        told = _ToldEnd(stack) if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN else None
         process = subprocess.Popen(
-            command,
+            command if told is None else told.command(command),
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if capture or not _is_plain(sys.stdout, sys.__stdout__) else None,
             stderr=subprocess.PIPE if capture or not _is_plain(sys.stderr, sys.__stderr__) else None,
             # A Ctrl-C is sent on, once; a notebook's reaches this process alone.
             start_new_session=True,
+            pass_fds=() if told is None else (told.write_fd,),
         )
         kept = _follow(process, capture=capture)
-        found = _run_dir(process.pid, began, options, environ)
+        pid, code = (process.pid, process.returncode) if told is None else told.read()
+        found = _run_dir(pid, began, options, environ)
         codes = _rank_exit_codes(found) if found is not None else {}
-        code = _exit_code(process.returncode, codes, has_files=found is not None or "none" not in options)
         values = tuple(_values(directory)) if directory >= 0 and code == 0 else ()
     report = None
     if found is not None and os.path.exists(os.path.join(found, NAME)):
         with suppress(SaferunError):
             report = read_report(found)
-    stdout, stderr = (b"".join(chunks).decode(errors="replace") for chunks in kept)
-    return RunResult(code, codes, found, report, values, stdout, stderr)
-
-
-def _exit_code(code: int, codes: Mapping[int, int], *, has_files: bool) -> int:
-    """The launch's, by what Python knows of it. Where SIGCHLD is ignored, that is always 0: the kernel reaps it.
-
-    Args:
-        code: as Python has it.
-        codes: the ranks', as the run's files have them.
-        has_files: whether there are such files, or would be if ranks had been started.
-    """
-    if code or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN or not has_files:
-        return code
-    return int(not codes or any(codes.values()))
+    return RunResult(code, codes, found, report, values, kept[0].text(), kept[1].text())
 
 
 def _is_plain(stream: object, original: object) -> bool:
@@ -252,23 +247,52 @@ def _values(directory: int) -> Iterable[Any]:
 # ------------------------------------------------------------------------------------------------------- the process
 
 
-def _follow(process: subprocess.Popen[bytes], *, capture: bool) -> tuple[deque[bytes], deque[bytes]]:
+class _ToldEnd:
+    """How a launch ends where SIGCHLD is ignored: the kernel reaps it, and Python takes that for exit code 0.
+
+    Args:
+        stack: closes the pipe.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._read_fd, write_fd = os.pipe()
+        # A daemon may have closed the first three, which are others in the process.
+        self.write_fd = fcntl.fcntl(write_fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        for fd in (self._read_fd, write_fd, self.write_fd):
+            stack.callback(os.close, fd)
+        os.set_blocking(self._read_fd, False)
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """What runs the command, and tells its end."""
+        own = [sys.executable, "-P", "-m", "saferun.api.told_end", str(self.write_fd), str(os.getpid())]
+        return [*own, *command]
+
+    def read(self) -> tuple[int, int]:
+        """The process of the command and its exit code, once both processes have ended."""
+        content = b""
+        with suppress(BlockingIOError):  # it could tell nothing
+            content = os.read(self._read_fd, _CHUNK_BYTES)
+        numbers = [int(number) for number in content.split()]
+        return numbers[0] if numbers else 0, numbers[1] if len(numbers) > 1 else -signal.SIGKILL
+
+
+def _follow(process: subprocess.Popen[bytes], *, capture: bool) -> tuple[_Kept, _Kept]:
     """Wait for the end of the launch, and pass on what it prints. Ctrl-C stops it first.
 
     Raises:
         KeyboardInterrupt: it was stopped by Ctrl-C, and has ended.
     """
-    kept: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
+    kept = (_Kept(), _Kept())
     signals = iter((signal.SIGINT, signal.SIGTERM))
     interrupted: KeyboardInterrupt | None = None
     try:
         with selectors.DefaultSelector() as selector:
-            for pipe, stream, chunks in (
+            for pipe, stream, own in (
                 (process.stdout, sys.stdout, kept[0]),
                 (process.stderr, sys.stderr, kept[1]),
             ):
                 if pipe is not None:
-                    selector.register(pipe, selectors.EVENT_READ, chunks if capture else _PassedOn(stream))
+                    selector.register(pipe, selectors.EVENT_READ, own if capture else _PassedOn(stream))
             while True:
                 try:
                     _pump(process, selector)
@@ -295,16 +319,26 @@ def _pump(process: subprocess.Popen[bytes], selector: selectors.BaseSelector) ->
             chunk = os.read(key.fd, _CHUNK_BYTES)
             if not chunk:
                 selector.unregister(key.fileobj)
-            if isinstance(key.data, _PassedOn):
-                key.data.write(chunk)
-            elif chunk:
-                _keep(key.data, chunk)
+            key.data.write(chunk)
 
 
-def _keep(chunks: deque[bytes], chunk: bytes) -> None:
-    chunks.append(chunk)
-    while sum(map(len, chunks)) > _KEPT_BYTES if len(chunks) > _KEPT_BYTES // _CHUNK_BYTES else False:
-        chunks.popleft()
+class _Kept:
+    """The last that was printed."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._size_bytes = 0
+
+    def write(self, chunk: bytes) -> None:
+        """Keep one piece, and no more in all than there is room for."""
+        self._chunks.append(chunk)
+        self._size_bytes += len(chunk)
+        while self._size_bytes > _KEPT_BYTES:
+            self._size_bytes -= len(self._chunks.popleft())
+
+    def text(self) -> str:
+        """All that is kept."""
+        return b"".join(self._chunks).decode(errors="replace")
 
 
 class _PassedOn:

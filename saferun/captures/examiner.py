@@ -75,7 +75,7 @@ class Examiner:
         self._waiting: dict[int, tuple[float, float]] = {}  # number -> when it must have begun, at least and at most
         self._unsent: dict[int, int] = {}  # number -> the descriptor for its answer
         self._asked: dict[int, Callable[[], None]] = {}  # number -> called when the examiner is lost
-        self._run_s = 0.0
+        self._run_s: dict[str, float] = {}  # how long it has run, by who has asked, when they did last
         self.tools: frozenset[str] | None = None
         """The tools that it has; None: not known yet."""
 
@@ -126,7 +126,7 @@ class Examiner:
     def tick(self, now: float) -> None:
         """Start the process or its replacement, or replace one that does not respond."""
         late = {number: most for number, (at, most) in self._waiting.items() if at <= now}
-        if late and (min(late.values()) <= now or not self.runs()):
+        if late and (min(late.values()) <= now or not self.runs("an answer")):
             self._give_up()
         else:
             # It waits for a processor, and so would another one.
@@ -141,12 +141,17 @@ class Examiner:
         pids: set[int] = set().union(*(helper.pids for helper in helpers))
         return pids
 
-    def runs(self) -> bool:
-        """Whether it, or a process that it has forked for a request, has run since the last call or is ready to."""
+    def runs(self, caller: str) -> bool:
+        """Whether it, or a process that it has forked for a request, has run since the last call or is ready to.
+
+        Args:
+            caller: who waits for it, by any name: each has its own last call, and at the first one it has run.
+        """
         pids = self._helper.pids if self._helper is not None else set[int]()
         pids = pids.union(*map(children_of, pids))
-        before, self._run_s = self._run_s, sum(map(main_thread_run_s, pids))
-        return self._run_s > before or any(stat.state == "R" for stat in map(read_stat, pids) if stat is not None)
+        run_s = sum(map(main_thread_run_s, pids))
+        before, self._run_s[caller] = self._run_s.get(caller, 0.0), run_s
+        return run_s > before or any(stat.state == "R" for stat in map(read_stat, pids) if stat is not None)
 
     def on_exit(self, pid: int, status: ExitStatus) -> bool:
         """A child has been reaped. Returns whether it was an examiner."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -102,11 +103,14 @@ def _catches_signal(pid: int) -> bool:
     """Whether faulthandler catches it, and not a handler of the script.
 
     The signal kills a process that does not catch it. A script that has one handler for every signal has put it in the
-    place of faulthandler's, and may end itself there; it catches the signal before this one as well. The one after this
-    one has a name, SIGRTMAX: it is caught also by scripts that handle all signals with names, and leave this one alone.
+    place of faulthandler's, and may end itself there; it catches the signal before this one as well. One that counts
+    its own signals from the top catches the one after this one. But that one has a name, SIGRTMAX: it is caught, with
+    SIGRTMIN, also by scripts that handle all signals with names, and leave this one alone.
     """
     caught = read_pairs(f"/proc/{pid}/status").get("SigCgt", "")
-    return _is_in(caught, STACKS_SIGNAL) and not _is_in(caught, STACKS_SIGNAL - 1)
+    if not _is_in(caught, STACKS_SIGNAL) or _is_in(caught, STACKS_SIGNAL - 1):
+        return False
+    return not _is_in(caught, signal.SIGRTMAX) or _is_in(caught, signal.SIGRTMIN)
 
 
 def _is_in(mask: str, signum: int) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from saferun.errors import suppress
-from saferun.files.removed_file import RemovalCheck
+from saferun.files.removed_file import QuietCheck, RemovalCheck
 from saferun.files.ring import Record
 from saferun.files.time_index import LARGEST_BYTES, Growing, IndexWriter
 from saferun.files.trees import open_parent
@@ -28,6 +28,7 @@ class IndexFile:
         self._files: dict[int, Growing] = {}
         self._fd = -1
         self._removal: RemovalCheck | None = None
+        self._directory = QuietCheck(os.path.dirname(path))
         self._size_bytes = 0
         self._is_over = False
 
@@ -49,8 +50,8 @@ class IndexFile:
         pieces = [(record.stream, len(record.payload)) for record in records if record.stream in files]
         if not pieces or self._is_over:
             return
-        if self._removal is not None and self._removal.is_removed(self._fd):
-            self._begin_again()
+        if self._removal is not None and self._removal.is_removed(self._fd) and not self._begins_again():
+            return
         content = self._entries.entries(pieces, files, int(time.time() * 1000))
         self._is_over = self._size_bytes + len(content) > LARGEST_BYTES
         if self._is_over:
@@ -74,11 +75,14 @@ class IndexFile:
                 return
         self._is_over = self._fd >= 0
 
-    def _begin_again(self) -> None:
-        """The index has been removed: the next entries are the first ones of another."""
+    def _begins_again(self) -> bool:
+        """The index has been removed: whether the next entries are the first ones of another."""
+        if not self._directory.is_quiet():
+            return False
         self.close()
         self._fd, self._removal = -1, None
         self._entries.forget()
+        return True
 
     def close(self) -> None:
         """The launch is over."""

@@ -97,7 +97,7 @@ class LogDirectory:
             self._ready(placement, attempt, there, on_ready, answers=answers and bool(there))
 
         outdated = [os.path.join(path, name) for path in paths for name in (_ERROR_FILE, "failure.json")]
-        self._run_dir.files.ask("make_directories", [paths, outdated], on_answer)
+        self._run_dir.files.ask("make_directories", [paths, outdated, 1], on_answer)
 
     def _ready(
         self,

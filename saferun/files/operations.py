@@ -77,10 +77,16 @@ def make_run_directory(
     return moved, is_used
 
 
-def make_directories(paths: list[str], outdated: list[str]) -> None:
-    """Make directories, and remove files: a directory that is used again must not show the errors of the run before."""
+def make_directories(paths: list[str], outdated: list[str], again: int = 0) -> None:
+    """Make directories, and remove files: a directory that is used again must not show the errors of the run before.
+
+    Args:
+        paths: the directories.
+        outdated: the files.
+        again: 1 before an attempt: directories that were removed are made again; else 0.
+    """
     for path in paths:
-        trees.make_directories(path)
+        trees.make_directories(path, again=bool(again))
     for path in outdated:
         trees.remove_file(path)
 
@@ -108,7 +114,7 @@ def make_log_directories(base: str, name: str, attempt: int, ranks: list[str], k
         break
     add_tree(log_tree(base, name))
     for rank in ranks:
-        trees.make_directories(os.path.join(base, name, f"attempt_{attempt}", rank))
+        trees.make_directories(os.path.join(base, name, f"attempt_{attempt}", rank), again=True)
     return name
 
 

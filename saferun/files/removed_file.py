@@ -8,6 +8,8 @@ import time
 from saferun.errors import suppress
 
 _CHECK_S = 1.0
+QUIET_S = 10.0
+"""A directory that has not changed for so long is not being removed."""
 
 
 class RemovalCheck:
@@ -44,6 +46,39 @@ class RemovalCheck:
     def may_lack(self, fd: int) -> bool:
         """Whether the file is in no directory any more, and was written after it was last known to be in one."""
         return self._has_links and self._is_written and _has_no_links(fd)
+
+
+class QuietCheck:
+    """Finds out whether a directory may be being removed: a file that is made there meanwhile makes that fail.
+
+    Whatever the clock of its file system: changes are seen, and the time is this machine's.
+
+    Args:
+        path: the directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: list[tuple[int, int]] = []
+        self._seen_at = 0.0
+
+    def is_quiet(self) -> bool:
+        """Whether it is there, and neither it nor a directory in it has changed since it was asked long ago."""
+        now = time.monotonic()
+        try:
+            seen = _changes(self._path)
+        except OSError:
+            return False
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, now
+        return now >= self._seen_at + QUIET_S
+
+
+def _changes(path: str) -> list[tuple[int, int]]:
+    """When a directory and those in it, which are removed before it, have changed last."""
+    with os.scandir(path) as entries:
+        below = [entry.stat(follow_symlinks=False) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return sorted((status.st_ino, status.st_mtime_ns) for status in (os.stat(path), *below))
 
 
 def _has_no_links(fd: int) -> bool:

@@ -17,6 +17,7 @@ from saferun.model import JsonObject
 
 BASE = "saferun_runs"
 _LONGEST_NAME = 128
+_WHAT_REMAINS = "what files do not keep is on the console, unless it is redirected to them alone (-r)"
 _THEIRS_HINT = "pass --run-dir DIRECTORY to keep files elsewhere, or --run-dir none to keep none"
 
 
@@ -55,7 +56,9 @@ class RunDirectory:
         self._wanted = wanted
         self._host = host
         self._run_id = run_id
-        self._has_asked_for_scratch = self._has_named_logs = False
+        self._has_asked_for_scratch = False
+        self.logs_path = ""
+        """Where the ranks' log files are that stay in a temporary directory, once it is known."""
         self._has_live_record = False
         self.scratch = Scratch(run_id)
         self._warn = warn
@@ -221,7 +224,7 @@ class RunDirectory:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
         if not self._has_warned and self.refusal is None:
             self._has_warned = True
-            message = f"{path}: {error.strerror}; what cannot be written to files still goes to the console"
+            message = f"{path}: {error.strerror}; {_WHAT_REMAINS}"
             self._warn(message, *([hint] if hint else []))
 
     def _on_failed(self, path: str, error: OSError, is_tried_again: bool) -> None:  # noqa: FBT001 - by Files
@@ -283,8 +286,8 @@ class RunDirectory:
                 base, device, inode = answer.value
                 if not is_large:
                     self.scratch.note(base, (device, inode))
-            if is_large and not self._has_named_logs:
-                self._has_named_logs = True
+            if is_large and not self.logs_path:
+                self.logs_path = base
                 self._warn(f"the log files of the ranks are in {base}; they stay there")
             on_made([os.path.join(base, name) if base else "" for name in names])
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from saferun.errors import suppress
-from saferun.files.removed_file import RemovalCheck
+from saferun.files.removed_file import QuietCheck, RemovalCheck
 from saferun.files.time_index import NO_CUT
 from saferun.files.trees import open_parent
 from saferun.files.trimmed_file import leave_out_middle
@@ -76,7 +76,9 @@ class Sink:
         self._report = report
         self._fd = -1
         self._removal: RemovalCheck | None = None
-        self._removed_bytes = 0  # what was in it when it was removed, until that is reported
+        self._is_removed = False  # and that has been reported
+        self._removed_bytes = 0  # what is missing in it since it was made again, until that is reported
+        self._directory: QuietCheck | None = None  # None: the file has not been open yet
         self._failed_at = 0.0
         self._reason = ""
         self._kept: deque[memoryview] = deque()
@@ -92,10 +94,12 @@ class Sink:
         if self.retry_at is not None:
             self._keep(blocks)
             self.retry(time.monotonic())
-        elif self._removal is not None and self._removal.is_removed(self._fd):
-            self._begin_again(deque(blocks))
-        else:
-            self._try(deque(blocks))
+            return
+        if self._removal is not None and self._removal.is_removed(self._fd):
+            self._follow_removal()
+        is_opened = self._fd < 0
+        if self._try(deque(blocks)) and is_opened and self._is_removed:
+            self._report_written(0)
 
     def touch(self) -> None:
         """Set the file's time."""
@@ -124,8 +128,7 @@ class Sink:
             self.missing_bytes = 0
         if self._try(blocks):
             self.retry_at = None
-            removed, self._removed_bytes = self._removed_bytes, 0
-            self._report(self.path, None, missing + removed)
+            self._report_written(missing)
         else:
             if missing and blocks:
                 # The note is made again the next time.
@@ -139,7 +142,7 @@ class Sink:
         One that has been removed since its last bytes is not made again: that is only reported.
         """
         self.retry(time.monotonic(), at_once=True)
-        if self._removal is not None and self._removal.may_lack(self._fd):
+        if not self._is_removed and self._removal is not None and self._removal.may_lack(self._fd):
             self._report(self.path, OSError(errno.ENOENT, _REMOVED), FOR_ONCE)
         self._close()
 
@@ -155,36 +158,62 @@ class Sink:
         """Write the blocks; those that are left could not be written, and are kept unless this is a retry already."""
         try:
             if self._fd < 0:
-                self._fd = self._open_for_append()
+                self._fd = self._open_for_append(blocks)
                 self._removal = RemovalCheck(self._fd)
             while blocks:
                 count = os.writev(self._fd, list(islice(blocks, _MOST_BLOCKS)))
                 self._drop(blocks, count)
                 if self._removal is not None:
                     self._removal.note_written()
-                if self.keep_bytes and self.size_bytes > self.keep_bytes:
+                if self.keep_bytes and self.size_bytes > self.keep_bytes and not self._is_removed:
                     self._leave_out_middle()
         except OSError as error:
             self._fail(error, blocks)
             return False
         return True
 
-    def _open_for_append(self) -> int:
-        fd = self._opened(os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if self._fresh else 0))
+    def _open_for_append(self, blocks: deque[memoryview]) -> int:
+        flags = os.O_WRONLY | os.O_APPEND
+        if self._directory is None:
+            fd = self._opened(flags | os.O_CREAT | (os.O_TRUNC if self._fresh else 0))
+            self._directory = QuietCheck(os.path.dirname(self.path))
+        else:
+            fd = self._opened_again(flags, self._directory, blocks)
         self.position = 0
         if not self._fresh:
             self.position = os.fstat(fd).st_size + self.cut.left_out_bytes - self.cut.mark_bytes
         self._fresh = False
         return fd
 
-    def _begin_again(self, blocks: deque[memoryview]) -> None:
-        """The file has been removed: it is made again, with a note of what was in it, as one that has failed."""
+    def _opened_again(self, flags: int, directory: QuietCheck, blocks: deque[memoryview]) -> int:
+        """The file; one that has been removed is made again, with a note, unless its directory may be being removed.
+
+        A rank that clears a directory must find it empty in the end.
+        """
+        with suppress(FileNotFoundError):
+            return self._opened(flags)
+        if not directory.is_quiet():
+            raise OSError(errno.ENOENT, _REMOVED)
+        fd = self._opened(flags | os.O_CREAT)
         removed = self.size_bytes
         self._removed_bytes += removed
         self.cut, self._is_within_line = NO_CUT, False
         if removed and not self.path.endswith(_JSON_LINES):
             blocks.appendleft(memoryview(gap_note(removed, _REMOVED)))
-        self._fail(OSError(errno.ENOENT, _REMOVED), blocks)
+        return fd
+
+    def _follow_removal(self) -> None:
+        """The file has been removed: it is written on as it is, as under torchrun, until it can be opened again."""
+        if not self._is_removed:
+            self._is_removed = True
+            self._report(self.path, OSError(errno.ENOENT, _REMOVED), 0)
+        if self._directory is not None and self._directory.is_quiet():
+            self._close()
+
+    def _report_written(self, missing_bytes: int) -> None:
+        removed, self._removed_bytes = self._removed_bytes, 0
+        self._is_removed = False
+        self._report(self.path, None, missing_bytes + removed)
 
     def _opened(self, flags: int) -> int:
         flags |= os.O_CLOEXEC

@@ -4,6 +4,9 @@ A file in one is reached from its top, directory by directory, each opened relat
 user: whoever else may write somewhere in it can lead nothing elsewhere. What others plant in place of a file that is
 to be created is replaced.
 
+A directory that has been there and is missing was removed, perhaps by a rank that clears what is around it: it is made
+again for the next attempt only, when no rank runs.
+
 Paths that lie in none of them are opened as torchrun opens them: the user, or a plugin of torch's, has named them.
 """
 
@@ -40,19 +43,23 @@ class Tree:
         self.file_mode = file_mode
         self._directory_mode = directory_mode
         self._owner = -1  # besides this user: see owner_of_new
-        self._has_been_open = False
 
-    def open(self, folders: list[str] | tuple[str, ...] = ()) -> int:
-        """A descriptor of a directory in it. What is missing is made.
+    def open(self, folders: list[str] | tuple[str, ...] = (), *, again: bool = False) -> int:
+        """A descriptor of a directory in it. What is missing is made, unless it was removed.
+
+        Args:
+            folders: the names that lead to it.
+            again: whether it is made again then, too.
 
         Raises:
             NotOursError: one belongs to another user.
+            FileNotFoundError: one was removed.
             OSError: one cannot be had.
         """
-        fd = self._top()
+        fd = self._top(again=again)
         try:
             for number, folder in enumerate(folders):
-                below = self._opened(fd, folder, os.path.join(self.path, *folders[: number + 1]))
+                below = self._opened(fd, folder, os.path.join(self.path, *folders[: number + 1]), again=again)
                 os.close(fd)
                 fd = below
         except BaseException:
@@ -94,26 +101,32 @@ class Tree:
     def _open_file(self, fd: int, name: str, flags: int) -> int:
         return open_ours(name, flags, dir_fd=fd, mode=self.file_mode, also=self._owner)
 
-    def _top(self) -> int:
+    def _top(self, *, again: bool) -> int:
         try:
             fd = open_directory(self.path, or_root=True, mapped=True, links=True)
         except FileNotFoundError:
-            if self._has_been_open:
+            if self.path in _seen and not again:
+                raise
+            if self.path in _seen:
                 # What was above it has been moved or removed since, and is not made again in its old place.
                 with suppress(FileExistsError):
                     os.mkdir(self.path, self._directory_mode)
             else:
                 self.make()
             fd = open_directory(self.path, or_root=True, mapped=True, links=True)
-        self._has_been_open = True
+        _seen.add(self.path)
         return fd
 
-    def _opened(self, fd: int, name: str, path: str) -> int:
+    def _opened(self, fd: int, name: str, path: str, *, again: bool) -> int:
         if name in {"", ".", ".."}:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
-        return self._tried(
+        if path in _seen and not again:
+            return self._tried(fd, path, lambda: open_directory(name, dir_fd=fd, also=self._owner))
+        below = self._tried(
             fd, path, lambda: make_directory(name, dir_fd=fd, mode=self._directory_mode, also=self._owner)
         )
+        _seen.add(path)
+        return below
 
     def _tried(self, fd: int, path: str, call: Callable[[], T]) -> T:
         try:
@@ -131,6 +144,8 @@ class Tree:
 
 
 _trees: dict[str, Tree] = {}
+_seen: set[str] = set()
+"""Directories that this process has had open."""
 
 
 def add_tree(tree: Tree) -> Tree:
@@ -147,6 +162,7 @@ def open_parent(path: str) -> tuple[int, str, Tree | None]:
     """The directory in which a file is to be: its descriptor, the name in it, and the tree, if it is in one.
 
     Raises:
+        FileNotFoundError: it was removed.
         OSError: it cannot be had, or made.
     """
     folder, name = os.path.split(path)
@@ -155,10 +171,14 @@ def open_parent(path: str) -> tuple[int, str, Tree | None]:
         return tree.open(_folders(tree, folder)), name, tree
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # it need not be readable
     try:
-        return os.open(folder or ".", flags), name, None
+        fd = os.open(folder or ".", flags)
     except FileNotFoundError:
+        if folder in _seen:
+            raise
         os.makedirs(folder, exist_ok=True)
-        return os.open(folder, flags), name, None
+        fd = os.open(folder, flags)
+    _seen.add(folder)
+    return fd, name, None
 
 
 def write_gitignore(dir_fd: int) -> None:
@@ -172,17 +192,22 @@ def write_gitignore(dir_fd: int) -> None:
         file.write(b"*\n")
 
 
-def make_directories(path: str) -> None:
+def make_directories(path: str, *, again: bool = False) -> None:
     """Make a directory and those above it, where they are missing.
 
+    Args:
+        path: the directory.
+        again: whether those that were removed are made again, too: not while ranks run.
+
     Raises:
+        FileNotFoundError: one was removed.
         OSError: it cannot be made.
     """
     tree = _tree_of(path)
     if tree is None:
         os.makedirs(path, exist_ok=True)
     else:
-        os.close(tree.open(_folders(tree, path)))
+        os.close(tree.open(_folders(tree, path), again=again))
 
 
 def remove_file(path: str) -> None:

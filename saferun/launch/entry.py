@@ -196,7 +196,6 @@ def _run(
 
 def _open_screen(config: LaunchConfig, run_dir: RunDirectory) -> Screen:
     output = config.output
-    elsewhere = "what -t copies is in its log files" if any(config.logs.tee) else "there is no other copy"
     return Screen(
         1,
         2,
@@ -205,8 +204,18 @@ def _open_screen(config: LaunchConfig, run_dir: RunDirectory) -> Screen:
         bar_interval_s=output.bar_interval_s,
         color=output.color,
         skipping=False,  # until there are files that keep all of it
-        where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else elsewhere,
+        where=lambda: _place_of_lines(config, run_dir),
     )
+
+
+def _place_of_lines(config: LaunchConfig, run_dir: RunDirectory) -> str:
+    """Where lines that the console has skipped can be read, as its note says it."""
+    if run_dir.path:
+        return f"all of it is in {run_dir.path}"
+    if not any(config.logs.tee):
+        return "there is no other copy"
+    logs = config.logs.log_dir or run_dir.logs_path
+    return "what -t copies is in " + (f"the log files in {logs}" if logs else "its log files")
 
 
 def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:

@@ -114,7 +114,7 @@ class HostLaunch:
             self._on_imported,
             poller=context.guarded_poller,
             ask=lambda names, budget_s: context.examiner.ask("code", list(names), budget_s, is_urgent=False)[1],
-            reader_runs=lambda: context.examiner.runs(),  # noqa: PLW0108 - it is made below
+            reader_runs=lambda: context.examiner.runs("modules"),  # it is made below
             wanted=wanted,
         )
         context.examiner = Examiner(

@@ -287,6 +287,15 @@ def test_a_handler_for_each_signal_with_a_name_costs_no_stacks(tmp_path: Path) -
     assert (dump.tool, functions(dump), dump.failure) == ("faulthandler", ["step", "<module>"], "")
 
 
+def test_a_script_that_counts_its_signals_from_the_top_gets_none(tmp_path: Path) -> None:
+    """Its own handler may end it, or take the signal for the next batch."""
+    prefix = str(tmp_path / "a0r0")
+    handlers = "def end(*_): os._exit(1)\nfor one in (63, 64): signal.signal(one, end)\n"
+    with python(UNDUMPABLE + REGISTER + handlers + SLEEP, prefix, prepare=without_ptrace) as pid:
+        capture(CaptureTarget(0, pid, prefix), prepare=without_ptrace)
+        until(lambda: state_of(pid) == "S", "it sleeps on")
+
+
 def test_no_signal_is_sent_to_who_does_not_catch_it(tmp_path: Path) -> None:
     """It would die of it."""
     prefix = str(tmp_path / "a0r0")

@@ -17,6 +17,7 @@ from tests.process.test_investigation import TOLD, incidents, process_called
 
 if TYPE_CHECKING:
     from pathlib import Path
+from types import SimpleNamespace
 
 HANG = """
 from rank import *
@@ -111,12 +112,35 @@ def test_a_second_examiner_that_is_lost_is_not_waited_for(tmp_path: Path, signum
         assert incidents(job)[0]["outcome"] == "stopped"
 
 
+def test_each_who_waits_for_the_examiner_learns_whether_it_has_run_since_they_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What one asks leaves the other one's answer as it is."""
+    run_s = 1.0
+    poller = Poller()
+    examiner = Examiner(os.environ, poller, warn=lambda _: None)
+    monkeypatch.setattr(examiner, "_helper", SimpleNamespace(pids={1}))
+    monkeypatch.setattr("saferun.captures.examiner.main_thread_run_s", lambda _pid: run_s)
+    monkeypatch.setattr("saferun.captures.examiner.children_of", lambda _pid: set())
+    monkeypatch.setattr("saferun.captures.examiner.read_stat", lambda _pid: None)
+    assert examiner.runs("a")
+    assert not examiner.runs("a")
+    assert examiner.runs("b")
+    run_s = 2.0
+    assert examiner.runs("a")
+    assert examiner.runs("b")
+    assert not examiner.runs("b")
+    poller.close()
+
+
 @pytest.mark.parametrize(("runs", "kept_s"), [(True, 30.0), (False, 10.0)])
-def test_an_examiner_that_waits_for_a_processor_is_kept(runs: bool, kept_s: float) -> None:
+def test_an_examiner_that_waits_for_a_processor_is_kept(
+    runs: bool, kept_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another one would wait for it as well. Half of the budget is left to its replacement in any case."""
     poller, warnings = Poller(), list[str]()
     examiner = Examiner(os.environ, poller, warn=warnings.append)
-    examiner.runs = lambda: runs  # type: ignore[method-assign]
+    monkeypatch.setattr(examiner, "runs", lambda _caller: runs)
     _, fd = examiner.ask("code", [], 60)
     (first,) = examiner.pids
     kill(first, signal.SIGSTOP)

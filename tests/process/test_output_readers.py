@@ -100,7 +100,8 @@ for number in range(20_000):
 sys.stdout.flush()
 tell("written")
 """
-    options = ("--run-dir", "none", "-t", "3", "--log-dir", str(tmp_path / "logs"))
+    logs = tmp_path / "logs"
+    options = ("--run-dir", "none", "-t", "3", "--log-dir", str(logs))
     with Pipe() as pipe:
         with running(tmp_path, program, *options, stdout=pipe.write_end, store=False) as job:
             pipe.close_write_end()
@@ -108,11 +109,11 @@ tell("written")
             job.hear("written")
             reader.go_on()
             assert job.wait() == 0
-        (log,) = (tmp_path / "logs").rglob("stdout.log")
+        (log,) = logs.rglob("stdout.log")
         kept = log.read_text().splitlines()
         assert [int(line.split()[0]) for line in kept] == list(range(20_000))
         text = reader.all().decode()
-        skipped = re.findall(r": (\d+) lines skipped here; what -t copies is in its log files\n", text)
+        skipped = re.findall(rf": (\d+) lines skipped here; what -t copies is in the log files in {logs}\n", text)
         assert skipped
         assert sum(map(int, skipped)) + text.count("\n") - len(skipped) == 20_000
 

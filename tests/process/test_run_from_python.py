@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
@@ -81,17 +82,70 @@ def test_a_script_that_fails_comes_with_its_report() -> None:
         result.check()
 
 
-@pytest.mark.parametrize(
-    ("code", "options"), [(3, QUIET), (0, QUIET), (0, (*QUIET, "--run-dir", "none")), (0, ("--no-such-option",))]
-)
-def test_a_program_that_ignores_its_children_learns_of_a_failure(code: int, options: tuple[str, ...]) -> None:
+@pytest.fixture(name="children_ignored")
+def _children_ignored() -> Iterator[None]:
     """The kernel reaps them then, and Python takes that for exit code 0."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        result = saferun.run(script(f"raise SystemExit({code})"), options=options, capture=True)
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-    assert result.ok == (code == 0 and "--no-such-option" not in options)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+NO_FILES = ("--run-dir", "none")
+
+
+@pytest.mark.usefixtures("children_ignored")
+@pytest.mark.parametrize(
+    ("code", "options", "env"),
+    [
+        (0, (), {}),
+        (3, NO_FILES, {}),
+        *slow_but(
+            [
+                (3, (), {}),
+                (0, NO_FILES, {}),
+                (0, ("--run-dir=none",), {}),
+                (0, ("--run-dir", "/proc/none"), {}),
+                (0, (), {"SAFERUN_RUN_DIR": "none"}),
+                (3, ("--dry-run",), {}),
+                (0, ("--no-such-option",), {}),
+            ]
+        ),
+    ],
+)
+def test_a_program_that_ignores_its_children_learns_how_a_launch_ended(
+    code: int, options: tuple[str, ...], env: dict[str, str]
+) -> None:
+    """Whatever files the launch has."""
+    result = saferun.run(script(f"raise SystemExit({code})"), options=(*QUIET, *options), env=env, capture=True)
+    expected = 2 if "--no-such-option" in options else 0 if "--dry-run" in options else int(code > 0)
+    assert result.exit_code == expected
+    if not options and not env:
+        assert result.rank_exit_codes == {0: code}
+
+
+@pytest.mark.usefixtures("children_ignored")
+def test_where_children_are_ignored_a_function_returns_its_values_and_a_kill_is_none() -> None:
+    options = (*QUIET, *NO_FILES)
+    assert saferun.run(of_rank, nproc=2, args=(7,), options=options, capture=True).values == (0, 7)
+    killed = script("import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
+    assert saferun.run(killed, options=options, capture=True).exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", ["args", "options"])
+def test_one_string_in_place_of_a_list_is_an_error(name: str) -> None:
+    """Its letters would be the words: ``-`` is no option and no script, and a launch of nothing ends well."""
+    with pytest.raises(UsageError, match=rf"{name} is one string\nhint: .*{name}=\['--lr', '1'\]"):
+        saferun.run(script("pass"), **{name: "--lr 1"})  # type: ignore[arg-type]
+
+
+def leaving() -> int:
+    if os.environ["RANK"] == "0":
+        sys.exit(0)
+    return int(os.environ["RANK"])
+
+
+def test_a_rank_that_leaves_without_a_value_keeps_its_place() -> None:
+    assert saferun.run(leaving, nproc=3, options=QUIET, capture=True).values == (None, 1, 2)
 
 
 def test_a_function_of_a_module_returns_a_value_for_each_rank() -> None:
@@ -231,7 +285,8 @@ def test_the_run_directory_is_the_one_that_was_asked_for(directory: str) -> None
     assert result.run_dir == (None if directory == "none" else str(Path("mine").resolve()))
 
 
-def test_ctrl_c_stops_the_launch_and_is_raised(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handling", ["SIG_DFL", "SIG_IGN"])
+def test_ctrl_c_stops_the_launch_and_is_raised(handling: str, tmp_path: Path) -> None:
     """The ranks get SIGINT, as from a terminal; none of them lives on."""
     mark = f"MARK={os.urandom(8).hex()}"
     source = """
@@ -246,7 +301,8 @@ def test_ctrl_c_stops_the_launch_and_is_raised(tmp_path: Path) -> None:
     """
     name, _, value = mark.partition("=")
     caller = f"""
-        import json, saferun
+        import json, saferun, signal
+        signal.signal(signal.SIGCHLD, signal.{handling})
         try:
             saferun.run({script(source)!r}, options={QUIET!r}, env={{{name!r}: {value!r}}})
         except KeyboardInterrupt:
@@ -263,12 +319,14 @@ def test_ctrl_c_stops_the_launch_and_is_raised(tmp_path: Path) -> None:
     assert not pids_whose_environ_has(mark)
 
 
-def test_the_launch_ends_with_its_caller(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handling", ["SIG_DFL", "SIG_IGN"])
+def test_the_launch_ends_with_its_caller(handling: str, tmp_path: Path) -> None:
     """A notebook whose kernel is killed leaves no ranks."""
     mark = f"MARK={os.urandom(8).hex()}"
     name, _, value = mark.partition("=")
     path = script("import pathlib, signal; pathlib.Path('ready').touch(); signal.pause()")
-    caller = f"import saferun; saferun.run({path!r}, options={QUIET!r}, env={{{name!r}: {value!r}}})"
+    caller = f"import saferun, signal; signal.signal(signal.SIGCHLD, signal.{handling})\n"
+    caller += f"saferun.run({path!r}, options={QUIET!r}, env={{{name!r}: {value!r}}})"
     process = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until((tmp_path / "ready").exists, "the rank")
     process.kill()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.files import removed_file
+from saferun.files import removed_file, trees
 from saferun.files.file_stream import FRESH, LAZY, WHOLE
 from saferun.files.index_file import IndexFile
 from saferun.files.ring import CLOSE, DATA, Record, Ring
@@ -197,19 +199,23 @@ def told_by(told: list[tuple[str, int]], _path: str, error: OSError | None, miss
     told.append(((error.strerror or "") if error is not None else "", missing))
 
 
-@pytest.mark.usefixtures("always_checked")
+@pytest.fixture(name="no_removal_goes_on")
+def _no_removal_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory has not changed for long enough as soon as it is looked at."""
+    monkeypatch.setattr(removed_file, "QUIET_S", 0.0)
+
+
+@pytest.mark.usefixtures("always_checked", "no_removal_goes_on")
 def test_a_file_that_is_removed_while_it_is_written_is_made_again_and_notes_what_is_missing(tmp_path: Path) -> None:
     """What is written to a removed file is nowhere, and the console leaves lines out for which it is the only copy."""
     told: list[tuple[str, int]] = []
-    path = tmp_path / "attempt_0" / "rank_0" / "stdout.log"
+    path = tmp_path / "stdout.log"
     sink = Sink(str(path), fresh=True, budget=Budget(), report=partial(told_by, told))
     sink.write([memoryview(b"before\n")])
-    shutil.rmtree(tmp_path / "attempt_0")
+    path.unlink()
     sink.write([memoryview(b"after\n")])
-    assert told == [("the file was removed", 0)]
-    assert sink.retry_at is not None
-    sink.retry(0.0, at_once=True)
-    assert told[1:] == [("", 7)]
+    assert told == [("the file was removed", 0), ("", 7)]
+    assert sink.retry_at is None
     sink.write([memoryview(b"later\n")])
     sink.close()
     note = b"[saferun: 7 bytes of this stream are missing here: the file was removed]\n"
@@ -218,6 +224,98 @@ def test_a_file_that_is_removed_while_it_is_written_is_made_again_and_notes_what
 
 
 @pytest.mark.usefixtures("always_checked")
+def test_a_removed_file_is_written_on_while_its_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that removes a directory fails if a file is made there before it has come to the directory itself."""
+    told: list[tuple[str, int]] = []
+    path = tmp_path / "host" / "stdout.log"
+    sink = Sink(str(path), fresh=True, budget=Budget(), report=partial(told_by, told))
+    sink.write([memoryview(b"before\n")])
+    (path.parent / "attempt_0").mkdir()
+    path.unlink()
+    began = now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for now in (began, began + 9, began + 18, began + 27):
+        (path.parent / "attempt_0" / f"rank_{now}").mkdir()
+        sink.write([memoryview(b"after\n")])
+    assert [name.name for name in path.parent.iterdir()] == ["attempt_0"]
+    assert told == [("the file was removed", 0)]
+    assert sink.retry_at is None
+    now += 11
+    sink.write([memoryview(b"later\n")])
+    note = b"[saferun: 31 bytes of this stream are missing here: the file was removed]\n"
+    assert path.read_bytes() == note + b"later\n"
+    assert told[1:] == [("", 31)]
+    sink.close()
+
+
+@pytest.mark.usefixtures("always_checked", "no_removal_goes_on")
+@pytest.mark.parametrize("in_tree", [True, False])
+def test_a_removed_directory_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_tree: bool
+) -> None:
+    """A rank that clears its output directory, with the log files in it, must find it empty."""
+    top = tmp_path / "logs" / "launch"
+    monkeypatch.setattr(trees, "_trees", {str(top): trees.Tree(str(top))} if in_tree else {})
+    told: list[tuple[str, int]] = []
+    path = top / "attempt_0" / "0" / "stdout.log"
+    sink = Sink(str(path), fresh=True, budget=Budget(), report=partial(told_by, told))
+    index = IndexFile(str(path.parent / "output.index"), fresh=True)
+    assert index.add(1, sink)
+    lines = [memoryview(b"line\n")]
+    for number in range(3):
+        sink.write(lines)
+        index.note([Record(DATA, 1, lines[0], number)])
+        if not number:
+            shutil.rmtree(tmp_path / "logs")
+    whole = WholeFile(str(path.parent / "report.txt"), report=partial(told_by, told))
+    whole.write(lines)
+    whole.close()
+    for file in (sink, whole):
+        file.retry(0.0, at_once=True)
+        file.close()
+    index.close()
+    if in_tree:
+        with suppress(FileNotFoundError):
+            trees.remove_directory(str(path.parent))
+    assert list(tmp_path.iterdir()) == []
+    assert told == [("the file was removed", 0), ("No such file or directory", 0)]
+    if in_tree:
+        (tmp_path / "logs").mkdir()
+    trees.make_directories(str(path.parent), again=True)
+    assert path.parent.is_dir()
+
+
+@pytest.mark.usefixtures("always_checked")
+def test_a_file_that_another_host_removes_is_not_made_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS its handle is stale then, and a rank there may not have come to the directory yet."""
+    told: list[tuple[str, int]] = []
+    path = tmp_path / "stdout.log"
+    sink = Sink(str(path), fresh=True, budget=Budget(), report=partial(told_by, told))
+    sink.write([memoryview(b"before\n")])
+    path.unlink()
+
+    def stale(*_arguments: object) -> int:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("saferun.files.sinks.os.writev", stale)
+        patch.setattr(removed_file, "_CHECK_S", 1000.0)
+        sink.write([memoryview(b"after\n")])
+    sink.retry(0.0, at_once=True)
+    assert not path.exists()
+    monkeypatch.setattr(removed_file, "QUIET_S", 0.0)
+    sink.retry(0.0, at_once=True)
+    note = b"[saferun: 7 bytes of this stream are missing here: the file was removed]\n"
+    assert path.read_bytes() == note + b"after\n"
+    assert told == [(os.strerror(errno.ESTALE), 0), ("", 7)]
+    sink.close()
+
+
+@pytest.mark.usefixtures("always_checked", "no_removal_goes_on")
 def test_no_note_stands_among_lines_of_json(tmp_path: Path) -> None:
     """Each line of events.jsonl is read as a value."""
     path = tmp_path / "events.jsonl"
@@ -258,7 +356,7 @@ def test_a_file_that_is_removed_after_its_last_bytes_is_not_made_again(tmp_path:
     assert not (tmp_path / "log").exists()
 
 
-@pytest.mark.usefixtures("always_checked")
+@pytest.mark.usefixtures("always_checked", "no_removal_goes_on")
 def test_an_index_that_is_removed_begins_again(tmp_path: Path) -> None:
     """With the run directory the index goes, and later output is merged by a new one."""
     path = tmp_path / "output.index"
