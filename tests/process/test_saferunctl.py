@@ -343,3 +343,33 @@ def test_a_report_that_root_writes_to_a_device_leaves_it_what_it_is(tmp_path: Pa
     )
     assert (done.stdout, done.stderr) == ("ok\n", "")
     assert (tmp_path / "out").read_bytes() == (tmp_path / "run" / "report.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("env", "list"),
+        ("completion", "bash"),
+        ("logs", "run"),
+        ("report", "run", "--json"),
+        ("report", "run", "--json", "--output", "-"),
+        ("report", "run", "--html", "--output", "/dev/stdout"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(("where", "why"), [("&-", "Bad file descriptor"), ("/dev/full", "No space left on device")])
+def test_output_that_cannot_be_written_is_an_error_of_two_lines(
+    directory: Path, words: tuple[str, ...], where: str, why: str
+) -> None:
+    """A full disk, or a caller that has closed the stream: neither is a fault of saferunctl."""
+    log = hang_run(directory / "run") / "node1" / "attempt_0" / "rank_0" / "stdout.log"
+    log.write_text("step 1\n")
+    command = f"{shlex.join([*SAFERUNCTL, *words])} >{where}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    lines = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("saferunctl: the times"))
+    assert done.returncode == 1
+    assert two_lines(lines) == (
+        f"standard output cannot be written: {why}",
+        "see where it leads: it is closed, or a file on a full disk",
+    )
