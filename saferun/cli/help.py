@@ -32,8 +32,8 @@ _QUESTIONS = (
 _COMMON_TAIL = "saferun --help-all shows all options, saferun --version the version."
 PLACES = (
     "Every option can also be written with underscores (--nproc_per_node). Except for --print-completion, "
-    "--show-config and --dry-run, it can also be set in the environment as SAFERUN_<NAME> and, except for --config, in a YAML file "
-    "(--config)."
+    "--show-config and --dry-run, it can also be set in the environment as SAFERUN_<NAME> and, except for --config, in "
+    "a YAML file (--config)."
 )
 """Where options can stand besides the command line."""
 _TAIL = f"{PLACES} Those marked * also take PET_<NAME>, as under torchrun."

@@ -47,7 +47,11 @@ class Verb(Value):
 
 
 VERBS: tuple[Verb, ...] = (
-    Verb("list", "the runs of this user, one line each: running, succeeded, failed, stopped, hung, lost", "list_runs"),
+    Verb(
+        "list",
+        "the runs of this user, one line each: running, hung, succeeded, failed, stopped, left, lost, unknown",
+        "list_runs",
+    ),
     Verb("logs", "the output of a run's ranks, in the order of time, also while it runs"),
     Verb("diff", "how two runs differ: settings, versions, hosts, environment, outcome"),
     Verb(
@@ -62,7 +66,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("attach", "connect this terminal to one rank of a running job, for a debugger or a prompt"),
     Verb(
         "debug",
-        "debug one rank of a running job, without its help, while hang detection waits",
+        "attach pdb or gdb to a running rank; hang detection is paused",
         "debug_rank",
     ),
     Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
@@ -70,7 +74,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("core", "the stacks in a core file"),
     Verb("clean", "remove old run directories: beyond the newest N, or older than a time"),
     Verb("shim", "make a directory with a torchrun that runs saferun, for tools that call torchrun"),
-    Verb("completion", "the script that makes bash, zsh or fish complete the options of saferun and saferunctl"),
+    Verb("completion", "print the shell completion script"),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint"),
     Verb(
         "health", "whether this host is fit for a job, for Slurm's HealthCheckProgram, a prolog or a Kubernetes probe"

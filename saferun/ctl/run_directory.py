@@ -31,6 +31,7 @@ RUN_HELP = (
 ENDED_RUN_HELP = (
     f"{_NAMES}; 'latest' is the default: of the current directory the newest run that is still running, else the newest"
 )
+TARGET_HELP = f"a process, or instead of it the ranks below it, if there are any; or {RUN_HELP}"
 PLAIN_RUN_HELP = f"{_NAMES}; or 'latest'"
 REQUIRED_HELP = f"{_NAMES}; or 'latest': the newest run of the current directory that is still running"
 _MOST_CANDIDATES = 100
