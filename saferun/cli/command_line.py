@@ -193,7 +193,8 @@ def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
     questions = {option.variable: option.name for option in OPTIONS if option.asks}
     for name in sorted(questions.keys() & set(ours)):
         if environ[name].lower() not in _NO_QUESTION:
-            print_error(f"saferun: {name} is ignored: {questions[name]} is only an option of the command line")
+            why = f"{questions[name]} is only an option of the command line"
+            print_error(printable(f"saferun: {name} is ignored: {why}"))
     unknown = [name for name in ours if name not in names | questions.keys() | _SET_FOR_RANKS | services]
     if unknown:
         from difflib import get_close_matches

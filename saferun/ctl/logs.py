@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         logs.close()
         raise reason
     if arguments.run_dir == LATEST and not is_below_here(path):
-        print_error(f"saferunctl: the output of {shorter_path(path)}, a run of another directory")
+        print_error(printable(f"saferunctl: the output of {shorter_path(path)}, a run of another directory"))
     matcher = _BoundedMatch(pattern) if pattern is not None else None
     harmless_only = sys.stdout.isatty()
     prefixes = None if arguments.json else Prefixes(path, arguments.prefix)
