@@ -22,6 +22,7 @@ _SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
 _OWN_PREFIX = "SAFERUN_"
 _SET_FOR_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOOK", "SAFERUN_HEARTBEAT_FILE"})
+_NO_QUESTION = frozenset({"", "0", "false", "no", "off"})
 # Others may use the prefix as well: only slips are mentioned.
 _NEARLY = 0.75
 
@@ -177,7 +178,9 @@ def _settings_file(
 
 
 def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
-    """Warn of ``SAFERUN_*`` variables that are nearly the name of an option; others may belong to any program.
+    """Warn of ``SAFERUN_*`` variables that are nearly the name of an option, or that of one which has no variable.
+
+    Others may belong to any program.
 
     A launch goes on: what another release knows by this name may be set for all users of a cluster.
 
@@ -187,7 +190,12 @@ def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
     names = {option.variable for option in OPTIONS if not option.asks}
     ours = [name for name in environ if name.startswith(_OWN_PREFIX)]
     services = frozenset(name for name in ours if _is_of_a_service(name, environ[name]))
-    unknown = [name for name in ours if name not in names | _SET_FOR_RANKS | services]
+    questions = {option.variable: option.name for option in OPTIONS if option.asks}
+    for name in sorted(questions.keys() & set(ours)):
+        if environ[name].lower() not in _NO_QUESTION:
+            why = f"{questions[name]} is only an option of the command line"
+            print_error(printable(f"saferun: {name} is ignored: {why}"))
+    unknown = [name for name in ours if name not in names | questions.keys() | _SET_FOR_RANKS | services]
     if unknown:
         from difflib import get_close_matches
 

@@ -30,10 +30,13 @@ _QUESTIONS = (
     ("--version", "show the version and exit"),
 )
 _COMMON_TAIL = "saferun --help-all shows all options, saferun --version the version."
-_TAIL = (
-    "Every option can also be written with underscores (--nproc_per_node), be set in the environment as SAFERUN_<NAME> "
-    "and stand in a YAML file (--config); those marked * also take PET_<NAME>, as under torchrun."
+PLACES = (
+    "Every option can also be written with underscores (--nproc_per_node). Except for --print-completion, "
+    "--show-config and --dry-run, it can also be set in the environment as SAFERUN_<NAME> and, except for --config, in "
+    "a YAML file (--config)."
 )
+"""Where options can stand besides the command line."""
+_TAIL = f"{PLACES} Those marked * also take PET_<NAME>, as under torchrun."
 _SAFERUNCTL = (
     "See also saferunctl: 'saferunctl stacks' shows where each rank of a run is in its code, 'saferunctl doctor' tests "
     "hosts without a job, 'saferunctl core' reads core files, 'saferunctl env' explains the environment."

@@ -298,7 +298,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--health-path PATH",
         (),
         PREFLIGHT,
-        "storage that has to answer before an attempt (a warning if it does not); may be repeated",
+        "storage that has to answer before an attempt (a warning if it does not); can be given several times",
         kind="append",
     ),
     _option(
@@ -369,7 +369,12 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "what --max-restarts limits; total: all restarts, as under torchrun; progress: restarts in a row after which "
         "no rank reached a later saferun.step than in all attempts before",
     ),
-    _option("--host-timeout SECONDS", 30.0, FAILURES, "seconds without a heartbeat after which a host counts as lost"),
+    _option(
+        "--host-timeout SECONDS",
+        30.0,
+        FAILURES,
+        "seconds without a heartbeat after which a host counts as lost, unless its ranks make progress",
+    ),
     _option(
         "--stop-with-parent {auto,on,off}",
         "auto",

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, TextIO, cast
 
 from saferun import __version__
 from saferun.console.stderr import print_error
@@ -47,7 +47,11 @@ class Verb(Value):
 
 
 VERBS: tuple[Verb, ...] = (
-    Verb("list", "the runs of this user, one line each: running, succeeded, failed, stopped, hung, lost", "list_runs"),
+    Verb(
+        "list",
+        "the runs of this user, one line each: running, hung, succeeded, failed, stopped, left, lost, unknown",
+        "list_runs",
+    ),
     Verb("logs", "the output of a run's ranks, in the order of time, also while it runs"),
     Verb("diff", "how two runs differ: settings, versions, hosts, environment, outcome"),
     Verb(
@@ -62,7 +66,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("attach", "connect this terminal to one rank of a running job, for a debugger or a prompt"),
     Verb(
         "debug",
-        "debug one rank of a running job, without its help, while hang detection waits",
+        "attach pdb or gdb to a running rank; hang detection is paused",
         "debug_rank",
     ),
     Verb("report", "the report of a run: text, JSON, an HTML page, or a trace for Perfetto or speedscope"),
@@ -70,7 +74,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("core", "the stacks in a core file"),
     Verb("clean", "remove old run directories: beyond the newest N, or older than a time"),
     Verb("shim", "make a directory with a torchrun that runs saferun, for tools that call torchrun"),
-    Verb("completion", "the script that makes bash, zsh or fish complete the options of saferun and saferunctl"),
+    Verb("completion", "print the shell completion script"),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint"),
     Verb(
         "health", "whether this host is fit for a job, for Slurm's HealthCheckProgram, a prolog or a Kubernetes probe"
@@ -120,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     arguments.more = more
     try:
-        code: int = arguments.run(arguments)
+        return _run(arguments)
     except SaferunError as error:
         print_error(error)
         return error.exit_code
@@ -129,13 +133,51 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print_error(UsageError("the current directory is gone", "change to another one with cd"))
         return EXIT_USAGE
-    except BrokenPipeError:
-        # The reader has seen enough, and what is left in the buffer must not be written at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run the verb.
+
+    Raises:
+        SaferunError: it fails, or standard output cannot be written.
+    """
+    if sys.stdout is None:
+        sys.stdout = _unwritable()
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()  # the reader has seen enough
+        return 0
+    except OSError as error:
+        if error.filename is not None or _can_print():
+            raise
+        _discard_output()
+        what = f"standard output cannot be written: {error.strerror}"
+        raise SaferunError(what, "see where it leads: it is closed, or a file on a full disk") from None
     return code
+
+
+def _unwritable() -> TextIO:
+    """In place of a stream that is closed: no file that is opened later becomes standard output."""
+    return open(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), "w", encoding="utf-8")
+
+
+def _can_print() -> bool:
+    """Whether it was not standard output that has failed: it takes an empty line."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _discard_output() -> None:
+    """What is left in the buffer must not be written at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _has_current_directory() -> bool:

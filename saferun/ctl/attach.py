@@ -28,7 +28,7 @@ _DETACHED = "detached from rank {rank}, which goes on"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    add_run_argument(parser)
+    add_run_argument(parser, living_first=True)
     parser.add_argument("--rank", type=_rank, help="which rank; without it the one that asks for input")
     add_here_argument(parser)
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         what = "attach needs a terminal as stdin and stdout"
         raise UsageError(what, "run it in a terminal; over ssh with: ssh -t")
     wanted = arguments.rank or ""
-    found = find_rank(find_run(arguments.run_dir), wanted, "attach", "rank")
+    found = find_rank(find_run(arguments.run_dir, living_first=True), wanted, "attach", "rank")
     if found is None or isinstance(found, Destination):
         return go("attach", wanted, found, stays=arguments.here)
     live, reply = found

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.epilog = (
-        "With both --keep and --older-than a run is removed only if neither keeps it. A run that may live is never "
-        "removed, nor a directory that is not a run directory of yours that saferun has named."
+        "With both --keep and --older-than a run is removed only if neither keeps it. A run that may still be running "
+        "is never removed, nor a directory that is not a run directory of yours that saferun has named."
     )
 
 

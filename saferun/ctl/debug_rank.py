@@ -41,7 +41,7 @@ _DEAD = frozenset({"Z", "X"})
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    add_run_argument(parser)
+    add_run_argument(parser, living_first=True)
     parser.add_argument("--rank", type=_rank, required=True, help="which rank")
     parser.add_argument(
         "--with",
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not (os.isatty(0) and os.isatty(1)):
         what = "debug needs a terminal as stdin and stdout"
         raise UsageError(what, "run it in a terminal; over ssh with: ssh -t")
-    found = find_rank(find_run(arguments.run_dir), arguments.rank, "locate", "pid")
+    found = find_rank(find_run(arguments.run_dir, living_first=True), arguments.rank, "locate", "pid")
     if found is None or isinstance(found, Destination):
         options = ("--with", arguments.debugger) if arguments.debugger else ()
         return go("debug", arguments.rank, found, options, stays=arguments.here)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from saferun.ctl.answer import answer, answer_json
-from saferun.ctl.run_directory import RUN_HELP, find_run
+from saferun.ctl.run_directory import PLAIN_RUN_HELP, find_run
 from saferun.errors import UsageError
 from saferun.files.run_dir import shorter_path
 from saferun.files.run_files import RUN_JSON, host_names, open_run, read_json, read_state
@@ -35,8 +35,8 @@ class Side(Value):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    parser.add_argument("first", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("second", metavar="RUN", help="the other one")
+    parser.add_argument("first", metavar="RUN", help=PLAIN_RUN_HELP)
+    parser.add_argument("second", metavar="OTHER", help="the run to compare it with, named in the same way")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 

@@ -38,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--full", action="store_true", help="also multiply matrices for a second and run an all_reduce, with torch"
     )
     parser.add_argument(
-        "--path", action="append", default=[], metavar="PATH", help="storage that has to answer; may be repeated"
+        "--path",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="storage that has to answer; can be given several times",
     )
     parser.add_argument("--gpus", type=int, default=-1, metavar="N", help="how many GPUs the host has to have")
     parser.add_argument(

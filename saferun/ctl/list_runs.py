@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     lines = list_lines(shown)
     if not shown:
-        lines = ["no runs" + (" here" if arguments.here else "") + (" that live" if arguments.running else "")]
+        lines = ["no runs" + (" here" if arguments.here else "") + (" that are running" if arguments.running else "")]
     elif len(runs) > len(shown) and len(shown) == arguments.n:
         lines.append(f"the newest {len(shown)} of {len(runs)} (all: -n 0)")
     answer("".join(f"{line}\n" for line in lines))

@@ -235,9 +235,9 @@ def connections(directory: Path) -> Iterator[LiveRun]:
 
 def _ended(shown: str, state: RunState) -> UsageError:
     if state.name == "unknown":
-        return UsageError(f"{shown} has no run.json that can be read", "see saferunctl list for the runs that live")
+        return UsageError(f"{shown} has no run.json that can be read", "see saferunctl list for those that are running")
     what = "was killed, or its host is gone" if state.name == "lost" else f"has ended: {state.name}"
-    return UsageError(f"{shown} {what}", "see saferunctl list for the runs that live", exit_code=1)
+    return UsageError(f"{shown} {what}", "see saferunctl list for those that are running", exit_code=1)
 
 
 def _unreachable(shown: str, records: list[RunRecord], failure: OSError | None) -> UsageError:

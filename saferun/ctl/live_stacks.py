@@ -185,7 +185,7 @@ def find_scene(target: str, processes: Mapping[int, LiveProcess]) -> AskedProces
             raise UsageError(f"there is no process {pid}", "see ps, or name a run by its directory or id")
         raise UsageError(
             f"{target!r} is no process, no run directory and no run with living processes on this host",
-            f"name a pid, a directory like {BASE}/latest, or the id of a run that lives",
+            f"name a pid, a directory like {BASE}/latest, or the id of a running one",
         )
     if len(ids) > 1:
         raise UsageError(f"several runs have an id that begins with {target!r}", "give more of the name or id")

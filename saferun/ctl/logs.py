@@ -16,7 +16,7 @@ from saferun.console.stderr import print_error
 from saferun.ctl.durations import seconds_of
 from saferun.ctl.pace import Pace
 from saferun.ctl.rank_lists import ranks_of
-from saferun.ctl.run_directory import FoundRun, add_run_argument, find_run, state_of
+from saferun.ctl.run_directory import LATEST, FoundRun, add_run_argument, find_run, is_below_here, state_of
 from saferun.errors import UsageError, printable
 from saferun.files.run_dir import shorter_path
 from saferun.linux.limits import raise_files
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     pattern = _pattern(arguments.grep)
     if arguments.lines is not None and not 0 <= arguments.lines <= _MOST_LAST:
         raise UsageError(f"--lines {arguments.lines} is out of range", f"use 0 to {_MOST_LAST}")
-    path = str(find_run(arguments.run_dir, living_first=True))
+    path = str(find_run(arguments.run_dir))
     raise_files()
     try:
         logs = RunLogs(path, chosen.is_wanted, since)
@@ -83,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     if reason is not None:
         logs.close()
         raise reason
+    if arguments.run_dir == LATEST and not is_below_here(path):
+        print_error(printable(f"saferunctl: the output of {shorter_path(path)}, a run of another directory"))
     matcher = _BoundedMatch(pattern) if pattern is not None else None
     harmless_only = sys.stdout.isatty()
     prefixes = None if arguments.json else Prefixes(path, arguments.prefix)

@@ -6,12 +6,9 @@ import argparse
 from collections.abc import Iterator
 
 from saferun import __version__
+from saferun.cli.help import PLACES
 from saferun.cli.options import OPTIONS, Option
 
-_UNDERSCORES = (
-    "Every option can also be written with underscores (--nproc_per_node), be set in the environment as "
-    "SAFERUN_<NAME> and stand in a YAML file (--config)."
-)
 _ABOUT_CTL = (
     "It needs no running saferun, and changes nothing but what a verb is for. A run is named by its directory, its "
     "name below saferun_runs, its id, or the beginning of either."
@@ -27,7 +24,7 @@ def man_page() -> str:
     """saferun(1)."""
     lines = _head("saferun", "start the ranks of a distributed PyTorch job, and report what went wrong")
     lines += [".SH SYNOPSIS", ".B saferun", _text("[options] script [script arguments]"), ".SH DESCRIPTION"]
-    lines.append(_text(_UNDERSCORES))
+    lines.append(_text(PLACES))
     groups: dict[str, list[Option]] = {}
     for option in OPTIONS:
         groups.setdefault(option.group, []).append(option)

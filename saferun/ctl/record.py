@@ -15,6 +15,7 @@ from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.durations import seconds_of
 from saferun.ctl.output_files import write_output
 from saferun.ctl.rank_lists import ranks_of
+from saferun.ctl.run_directory import TARGET_HELP
 from saferun.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="latest",
         metavar="PID|RUN",
-        help="a process with its ranks, or a run: its directory, its name below saferun_runs, its id, or 'latest' (the "
-        "default)",
+        help=TARGET_HELP,
     )
     parser.add_argument("--rank", metavar="3,5-7", help="only these ranks; without it all, 64 at most")
     parser.add_argument("--seconds", default="30", metavar="N", help="how long (30 by default, 600 at most)")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saferun.ctl.answer import answer
-from saferun.ctl.output_files import write_output
+from saferun.ctl.output_files import is_stdout, write_output
 from saferun.ctl.run_directory import add_run_argument, find_run
 from saferun.errors import SaferunError, UsageError
 from saferun.files.run_dir import shorter_path
@@ -61,13 +61,15 @@ def _write_page(directory: Path, output: str | None, *, is_opened: bool) -> None
         from saferun.report.page.rendering import PageTooLargeError, render_page
     except ImportError as error:
         raise SaferunError(f"no page can be made: {error}", "install jinja2: pip install jinja2") from None
+    files = _files(directory)
     try:
-        page = render_page(_files(directory))
+        page = render_page(files)
     except PageTooLargeError as error:
         raise SaferunError(f"{shorter_path(str(directory))}: {error}", "see report.txt there") from None
     path = output or os.path.join(directory, _PAGE)
-    _write(path, page)
-    if path != "-":
+    # Root makes it for the user whose run it is.
+    _write(path, page, owner=-1 if output else files.owner)
+    if not is_stdout(path):
         answer(f"{shorter_path(os.path.abspath(path))}\n")
     if is_opened:
         _open_in_browser(path)
@@ -76,7 +78,7 @@ def _write_page(directory: Path, output: str | None, *, is_opened: bool) -> None
 def _open_in_browser(path: str) -> None:
     import webbrowser
 
-    if path == "-" or not webbrowser.open(f"file://{os.path.abspath(path)}"):
+    if is_stdout(path) or not webbrowser.open(f"file://{os.path.abspath(path)}"):
         raise SaferunError("no browser could be opened", "copy the file to where there is one")
 
 
@@ -121,12 +123,11 @@ def _read(directory: Path, name: str) -> bytes:
     return content
 
 
-def _write(path: str | None, content: bytes) -> None:
+def _write(path: str | None, content: bytes, *, owner: int = -1) -> None:
     """Write a file as a whole, or to standard output."""
-    if path in {None, "-"}:
+    if path is None or is_stdout(path):
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
         sys.stdout.flush()
         return
-    assert path is not None  # noqa: S101 - for the type checker
-    write_output(path, content)
+    write_output(path, content, owner=owner)

@@ -23,14 +23,17 @@ from saferun.linux.ownership import ROOT, NotOursError, followed
 from saferun.model import Value
 
 LATEST = "latest"
+_NAMES = "a run: its directory, its name below saferun_runs, its id, or the beginning of either"
 RUN_HELP = (
-    "a run: its directory, its name below saferun_runs, its id, or the beginning of either; 'latest' is the default: "
-    "the newest run that lives, else the newest"
+    f"{_NAMES}; 'latest' is the default: the newest run that is still running, of the current directory if there is "
+    "one, else of all; if there is none, the newest run"
 )
-REQUIRED_HELP = (
-    "a run: its directory, its name below saferun_runs, its id, or the beginning of either; or 'latest': the newest "
-    "run below the current directory that lives"
+ENDED_RUN_HELP = (
+    f"{_NAMES}; 'latest' is the default: of the current directory the newest run that is still running, else the newest"
 )
+TARGET_HELP = f"a process, or instead of it the ranks below it, if there are any; or {RUN_HELP}"
+PLAIN_RUN_HELP = f"{_NAMES}; or 'latest'"
+REQUIRED_HELP = f"{_NAMES}; or 'latest': the newest run of the current directory that is still running"
 _MOST_CANDIDATES = 100
 _NAMED = 5
 _DATE_CHARS = len("20260131-140500")
@@ -73,12 +76,19 @@ def state_of(path: str | os.PathLike[str]) -> RunState:
         os.close(fd)
 
 
-def add_run_argument(parser: argparse.ArgumentParser, *, is_required: bool = False) -> None:
-    """The argument that names a run. ``is_required``: a verb that ends a job does not choose which."""
+def add_run_argument(parser: argparse.ArgumentParser, *, is_required: bool = False, living_first: bool = False) -> None:
+    """The argument that names a run.
+
+    Args:
+        parser: of the verb.
+        is_required: a verb that ends a job does not choose which.
+        living_first: as the verb has it for ``find_run``.
+    """
     if is_required:
         parser.add_argument("run_dir", metavar="RUN", help=REQUIRED_HELP)
         return
-    parser.add_argument("run_dir", nargs="?", default=LATEST, metavar="RUN", help=RUN_HELP)
+    text = RUN_HELP if living_first else ENDED_RUN_HELP
+    parser.add_argument("run_dir", nargs="?", default=LATEST, metavar="RUN", help=text)
 
 
 def find_run(word: str, *, living_first: bool = False, ends: bool = False) -> Path:
@@ -115,8 +125,17 @@ def find_run(word: str, *, living_first: bool = False, ends: bool = False) -> Pa
     return Path(matches[0].path)
 
 
+def is_below_here(path: str) -> bool:
+    """Whether a directory is below the current one, or below a saferun_runs there that is a link."""
+    try:
+        return any(Path(path).is_relative_to(os.path.realpath(base)) for base in (".", BASE))
+    except OSError:  # the current directory is gone
+        return False
+
+
 def _directory(word: str, *, ends: bool) -> Path | None:
-    if word == LATEST and not os.path.isdir(word):
+    # A directory of that name may be anything, such as the newest checkpoint.
+    if word == LATEST and state_of(word).name == "unknown":
         return None
     for path in (word, os.path.join(BASE, word)):
         if word and os.path.isdir(path):

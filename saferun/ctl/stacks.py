@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from saferun.ctl.run_directory import TARGET_HELP
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
@@ -12,8 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="latest",
         metavar="PID|RUN",
-        help="a process with all its descendants, or a run: its directory, its name below saferun_runs, its id, "
-        "or 'latest' (the default). Of a run on several hosts all are shown",
+        help=f"{TARGET_HELP}. Each with all its descendants; of a run on several hosts all are shown",
     )
     parser.add_argument("--native", action="store_true", help="with C and C++ frames; pauses each process for a second")
     parser.add_argument("--json", action="store_true", help="everything that was seen, as JSON")

@@ -16,7 +16,7 @@ from pathlib import Path
 from saferun.ctl.answer import answer, answer_json
 from saferun.ctl.live_run import ask_living
 from saferun.ctl.run_directory import add_run_argument, find_run, state_of
-from saferun.errors import SaferunError, UsageError
+from saferun.errors import SaferunError, UsageError, suppress
 from saferun.files.run_dir import shorter_path
 from saferun.files.run_files import RunState, open_run, read_json
 from saferun.model import JsonObject, Value
@@ -26,6 +26,7 @@ from saferun.text.wording import duration_text
 _MOST_BYTES = 64 << 20
 _LONGEST_NAME = 100
 _INTERVAL_S = 2.0
+_LONGEST_S = 1e6
 # Hosts that do not answer are left out after some seconds.
 _COLLECTED_S = 40.0
 # What the terminal has scrolled off stays.
@@ -44,7 +45,7 @@ class Status(Value):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    add_run_argument(parser)
+    add_run_argument(parser, living_first=True)
     parser.add_argument(
         "-w",
         "--watch",
@@ -58,10 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e6:  # noqa: PLR2004
-        raise ValueError
-    return seconds
+    with suppress(ValueError):
+        seconds = float(text)
+        if 0 < seconds < _LONGEST_S:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0 and below {_LONGEST_S:.0f}")
 
 
 def run(arguments: argparse.Namespace) -> int:

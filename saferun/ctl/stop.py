@@ -20,6 +20,7 @@ from saferun.text.wording import count_text
 _END_WRITTEN_S = 10.0
 _INTERVAL_S = 0.02
 _LONGEST_S = 30 * 86400.0
+_SIGNAL, _TIMEOUT = "USR1", "10min"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--signal",
-        default="USR1",
         metavar="NAME",
-        help="of --after-checkpoint: USR1 (the default, as with Slurm's --signal), USR2, …",
+        help="with --after-checkpoint: USR1 (the default, as with Slurm's --signal), USR2, …",
     )
     parser.add_argument(
         "--timeout",
-        default="10min",
         metavar="TIME",
         help="with --after-checkpoint: how long to wait before ranks are stopped: 90s, 10min (the default), 2h",
     )
@@ -69,8 +68,12 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Have the job end. Returns 0 when it has."""
     if arguments.after_checkpoint:
-        signum, timeout_s = _signum(arguments.signal), _timeout_s(arguments.timeout)
+        signum = _signum(_SIGNAL if arguments.signal is None else arguments.signal)
+        timeout_s = _timeout_s(_TIMEOUT if arguments.timeout is None else arguments.timeout)
         return end_job(arguments, "checkpoint", signum=signum, timeout_s=timeout_s)
+    for name, value in (("--signal", arguments.signal), ("--timeout", arguments.timeout)):
+        if value is not None:
+            raise UsageError(f"{name} needs --after-checkpoint", "add that, or leave it out to stop the ranks at once")
     return end_job(arguments, "stop")
 
 

@@ -1,11 +1,13 @@
 """What an earlier run left in a run directory that the user has named, and names again: it is kept, out of the way.
 
 Otherwise its report would pass for the one of the run that follows, and its logs would be overwritten one by one.
+Files of the user's own that have a name of saferun's are kept as well.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from saferun.errors import suppress
@@ -48,6 +50,36 @@ def set_aside(fd: int, host: str, *, leads: bool) -> tuple[str, bool]:
             os.rename(name, f"{earlier}/{name}", src_dir_fd=fd, dst_dir_fd=fd)
             moved = True
     return (earlier if moved else ""), False
+
+
+def keep_own_files(fd: int) -> str:
+    """Give files of the user's own that the run may replace a further name: trainers write a run.json, too.
+
+    They stay where they are as well, for a script that reads them, until saferun writes its own.
+
+    Args:
+        fd: the run directory, without the files of an earlier run.
+
+    Returns:
+        The name of the new directory in it; empty: there are no such files, or they cannot be kept.
+    """
+    found = [] if read_record(fd) is not None else [name for name in _OF_THE_JOB if _is_file(fd, name)]
+    kept = _new_directory(fd) if found else ""
+    has_any = False
+    for name in found if kept else ():
+        with suppress(OSError):
+            try:
+                os.link(name, f"{kept}/{name}", src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+            except OSError:  # there are no hard links here
+                os.rename(name, f"{kept}/{name}", src_dir_fd=fd, dst_dir_fd=fd)
+            has_any = True
+    return kept if has_any else ""
+
+
+def _is_file(fd: int, name: str) -> bool:
+    with suppress(OSError):
+        return not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+    return False
 
 
 def _exists(fd: int, name: str) -> bool:

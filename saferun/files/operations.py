@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.errors import suppress
 from saferun.files import trees
-from saferun.files.earlier_run import set_aside
+from saferun.files.earlier_run import keep_own_files, set_aside
 from saferun.files.exclude_list import add_hosts
 from saferun.files.failure_files import take_failure_record
 from saferun.files.live_records import LiveRecord
@@ -32,8 +32,8 @@ _records: list[LiveRecord] = []
 
 
 def make_run_directory(
-    path: str, host_path: str, ignored: str, latest: list[str], earlier: Sequence[int] = ()
-) -> tuple[str, bool]:
+    path: str, host_path: str, ignored: str, latest: list[str], earlier: Sequence[int] = (), keeps: int = 0
+) -> tuple[str, bool, str]:
     """Make the directory of a launch and of this host in it.
 
     Args:
@@ -43,10 +43,11 @@ def make_run_directory(
         latest: a temporary name and the name, beside the run directory, of a link to it; empty: there is to be none.
         earlier: whether this process writes what is about the whole job, 0 or 1, where the directory may have been used
             before; empty: what is there is left where it is.
+        keeps: 1 where files of the user's own may be there, which this process would replace.
 
     Returns:
-        The name of the directory into which what an earlier run left was moved, empty: there was nothing; and whether
-        another run uses the directory now.
+        The name of the directory into which what an earlier run left was moved, empty: there was nothing; whether
+        another run uses the directory now; and the name of the directory that has files of the user's own as well.
 
     Raises:
         NotOursError: it, or the directory of all runs, belongs to another user.
@@ -55,7 +56,7 @@ def make_run_directory(
     tree = add_tree(Tree(ignored or path))
     tree.make()
     fd = tree.open()
-    moved, is_used = "", False
+    moved, is_used, kept = "", False, ""
     try:
         if ignored:
             with suppress(OSError):
@@ -63,6 +64,9 @@ def make_run_directory(
         for leads in earlier:
             with suppress(OSError):
                 moved, is_used = set_aside(fd, os.path.basename(host_path), leads=bool(leads))
+        if keeps and not moved and not is_used:
+            with suppress(OSError):
+                kept = keep_own_files(fd)
         trees.make_directories(host_path)
         if latest:
             with suppress(OSError):
@@ -74,7 +78,7 @@ def make_run_directory(
                     os.unlink(latest[0], dir_fd=fd)
     finally:
         os.close(fd)
-    return moved, is_used
+    return moved, is_used, kept
 
 
 def make_directories(paths: list[str], outdated: list[str], again: int = 0) -> None:

@@ -159,14 +159,20 @@ class RunDirectory:
             self._begin()  # the ranks wait for it
 
         earlier = [] if ours or self._has_neighbours else [int(not self._is_part)]
-        arguments: list[object] = [path, host_path, top if ours else "", latest if ours else [], earlier]
+        keeps = int(not ours and not self._is_part)
+        arguments: list[object] = [path, host_path, top if ours else "", latest if ours else [], earlier, keeps]
         self.files.ask("make_run_directory", arguments, on_answer)
 
-    def _note_earlier_run(self, chosen: str, moved: str, is_used: bool) -> None:  # noqa: FBT001 - a value of JSON
+    def _note_earlier_run(self, chosen: str, moved: str, is_used: bool, kept: str) -> None:  # noqa: FBT001 - of JSON
+        if kept:
+            where = os.path.join(chosen, kept)
+            self._warn(f"{chosen} has files with names that saferun writes to: they are kept in {where}, too")
         if moved:
             self._warn(f"{chosen} had the files of an earlier run: they are in {os.path.join(chosen, moved)} now")
         elif is_used:
-            self._warn(f"another run writes to {chosen}: their files are mixed; give each a --run-dir of its own")
+            self._warn(
+                f"another run writes to {chosen}: they overwrite each other's files; give each a --run-dir of its own"
+            )
 
     def _refuse(self, chosen: str, path: str, error: OSError) -> None:
         """There is no run directory. Where the user has chosen another user's, there is no launch either."""

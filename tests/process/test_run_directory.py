@@ -270,6 +270,26 @@ def test_a_directory_that_is_named_again_shows_the_new_run_and_keeps_the_earlier
         assert not (out / ".gitignore").exists()
 
 
+def test_files_of_the_user_s_own_with_names_of_saferun_s_are_kept(tmp_path: Path) -> None:
+    """``--run-dir $OUTPUT_DIR``, or ``.``: trainers write a run.json and reports, which the script may read."""
+    own = {name: f"my {name}" for name in ("run.json", "report.json", "report.txt", "report.html")}
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, content in {**own, "mine.txt": "mine"}.items():
+        (out / name).write_text(content)
+    program = "print(open('../out/report.json').read())\nraise ValueError('first')"
+    with running(tmp_path, program, "--run-dir", "../out", store=False) as job:
+        assert job.wait() == 1
+        (kept,) = out.glob("earlier-*")
+        assert "my report.json" in job.out
+        kept_there = f"they are kept in ../out/{kept.name}, too"
+        assert f"../out has files with names that saferun writes to: {kept_there}" in job.err
+        assert {path.name: path.read_text() for path in kept.iterdir()} == own
+        assert (out / "mine.txt").read_text() == "mine"
+        assert json.loads((out / "run.json").read_text())["end"]["outcome"] == "failed"
+        assert "ValueError: first" in (out / "report.txt").read_text()
+
+
 def test_a_directory_that_another_run_uses_is_left_as_it_is(tmp_path: Path) -> None:
     program = "from rank import *\ntell('ran')\nawait_release('end')"
     with running(tmp_path, program, "--run-dir", "out", store=False) as job:
@@ -279,7 +299,7 @@ def test_a_directory_that_another_run_uses_is_left_as_it_is(tmp_path: Path) -> N
         again = subprocess.run(
             job.process.args, cwd=tmp_path / "job", env=job.environ, capture_output=True, timeout=DEADLINE_S, check=True
         )
-        assert "another run writes to out: their files are mixed" in again.stderr.decode()
+        assert "another run writes to out: they overwrite each other's files" in again.stderr.decode()
         assert not list((tmp_path / "job" / "out").glob("earlier-*"))
         job.release("end")
         assert job.wait() == 0

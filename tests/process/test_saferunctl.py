@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.breadth import slow_but
-from tests.process.launching import REPOSITORY, two_lines
+from tests.process.launching import REPOSITORY, in_mounts, two_lines
+from tests.process.somebody import needs_root
+from tests.unit.report.page_samples import hang_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -320,3 +323,53 @@ def test_a_reader_that_is_gone_before_the_first_line_is_no_error() -> None:
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("env", "--help"), ("env", "lint", "--help")])
 def test_help_is_on_stdout(arguments: Sequence[str]) -> None:
     assert "saferunctl" in answer(*arguments)[0]
+
+
+@needs_root
+def test_a_report_that_root_writes_to_a_device_leaves_it_what_it_is(tmp_path: Path) -> None:
+    """``--output /dev/null`` had made a file of the machine's /dev/null. Here /dev is the test's own."""
+    hang_run(tmp_path / "run")
+    prepare = "mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9; ln -s /proc/self/fd/1 /dev/stdout"
+    ask = shlex.join([*SAFERUNCTL, "report", "run", "--json", "--output"])
+    look = "test -c /dev/null && test -L /dev/stdout && echo ok"
+    script = f"{prepare}; {ask} /dev/null; {ask} /dev/stdout > out; {look}"
+    done = subprocess.run(
+        [*in_mounts(("/dev", "size=1m"), directory=str(tmp_path)), "sh", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("ok\n", "")
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "run" / "report.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("env", "list"),
+        ("completion", "bash"),
+        ("logs", "run"),
+        ("report", "run", "--json"),
+        ("report", "run", "--json", "--output", "-"),
+        ("report", "run", "--html", "--output", "/dev/stdout"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(("where", "why"), [("&-", "Bad file descriptor"), ("/dev/full", "No space left on device")])
+def test_output_that_cannot_be_written_is_an_error_of_two_lines(
+    directory: Path, words: tuple[str, ...], where: str, why: str
+) -> None:
+    """A full disk, or a caller that has closed the stream: neither is a fault of saferunctl."""
+    log = hang_run(directory / "run") / "node1" / "attempt_0" / "rank_0" / "stdout.log"
+    log.write_text("step 1\n")
+    command = f"{shlex.join([*SAFERUNCTL, *words])} >{where}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    lines = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("saferunctl: the times"))
+    assert done.returncode == 1
+    assert two_lines(lines) == (
+        f"standard output cannot be written: {why}",
+        "see where it leads: it is closed, or a file on a full disk",
+    )

@@ -149,6 +149,7 @@ class RunFiles(Value):
         earlier_records: of ranks that were the cause of the end of attempts before it, the newest first.
         gpus: of the hosts, as they were captured last in that attempt.
         notes: what could not be read, one line each.
+        owner: the user whose directory it is; -1: not known.
     """
 
     name: str
@@ -161,6 +162,7 @@ class RunFiles(Value):
     earlier_records: tuple[RankRecord, ...] = ()
     gpus: tuple[HostGpus, ...] = ()
     notes: tuple[str, ...] = ()
+    owner: int = -1
 
 
 def decode_run_json(content: bytes) -> RunJson | None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from saferun.errors import suppress
-from saferun.linux.ownership import CAREFULLY, followed
+from saferun.linux.ownership import CAREFULLY, ROOT, followed
 from saferun.model import JsonObject
 from saferun.report.page.contents import LONGEST_FILE, ReportPart, decode_preflight, decode_report
 from saferun.report.page.run_contents import (
@@ -83,6 +83,7 @@ def read_run(path: str, *, patience_s: float = 20.0) -> RunFiles:
         tuple(earlier),
         tuple(gpus),
         tuple(notes),
+        directory.owner,
     )
 
 
@@ -125,7 +126,9 @@ class _Directory:
         self.notes: list[str] = []
         self.records: list[RankRecord] = []
         self._fd = fd
-        self._uid = os.fstat(fd).st_uid
+        self.owner = os.fstat(fd).st_uid
+        # A page that root makes is the owner's: it shows no file of root's that has been moved or linked there.
+        self._owners = {self.owner} if os.geteuid() == ROOT else {self.owner, os.geteuid()}
         self._give_up_at = give_up_at
 
     def whole(self, name: str) -> bytes:
@@ -263,7 +266,7 @@ class _Directory:
             return b"", 0
         try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in {self._uid, os.geteuid()}:
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in self._owners:
                 self.notes.append(f"{name} is not a file of this run")
                 return b"", 0
             omitted_bytes = max(status.st_size - size_bytes, 0)

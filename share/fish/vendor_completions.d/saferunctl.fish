@@ -1,5 +1,5 @@
 # made by saferun.ctl.completion
-complete -c saferunctl -n __fish_use_subcommand -a list -d 'the runs of this user, one line each: running, succeeded, failed, stopped, hung, lost'
+complete -c saferunctl -n __fish_use_subcommand -a list -d 'the runs of this user, one line each: running, hung, succeeded, failed, stopped, left, lost, unknown'
 complete -c saferunctl -n '__fish_seen_subcommand_from list' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from list' -l here
 complete -c saferunctl -n '__fish_seen_subcommand_from list' -l running
@@ -56,7 +56,7 @@ complete -c saferunctl -n __fish_use_subcommand -a attach -d 'connect this termi
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l rank
 complete -c saferunctl -n '__fish_seen_subcommand_from attach' -l here
-complete -c saferunctl -n __fish_use_subcommand -a debug -d 'debug one rank of a running job, without its help, while hang detection waits'
+complete -c saferunctl -n __fish_use_subcommand -a debug -d 'attach pdb or gdb to a running rank; hang detection is paused'
 complete -c saferunctl -n '__fish_seen_subcommand_from debug' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from debug' -l rank
 complete -c saferunctl -n '__fish_seen_subcommand_from debug' -l with
@@ -87,7 +87,7 @@ complete -c saferunctl -n '__fish_seen_subcommand_from clean' -l json
 complete -c saferunctl -n __fish_use_subcommand -a shim -d 'make a directory with a torchrun that runs saferun, for tools that call torchrun'
 complete -c saferunctl -n '__fish_seen_subcommand_from shim' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from shim' -l force
-complete -c saferunctl -n __fish_use_subcommand -a completion -d 'the script that makes bash, zsh or fish complete the options of saferun and saferunctl'
+complete -c saferunctl -n __fish_use_subcommand -a completion -d 'print the shell completion script'
 complete -c saferunctl -n '__fish_seen_subcommand_from completion' -l help
 complete -c saferunctl -n '__fish_seen_subcommand_from completion' -a bash
 complete -c saferunctl -n '__fish_seen_subcommand_from completion' -a zsh

@@ -36,6 +36,13 @@ def test_the_first_level_shows_the_common_options_and_the_second_all() -> None:
             assert shown == (everything or option.dest in COMMON), option.name
 
 
+def test_where_an_option_can_be_set_names_those_that_cannot() -> None:
+    """SAFERUN_DRY_RUN=1 starts the job."""
+    text = " ".join(help_text(everything=True, width=110).split())
+    sentence = text[text.index("Except for") : text.index("SAFERUN_<NAME>")]
+    assert all((option.name in sentence.replace(",", "").split()) == option.asks for option in OPTIONS)
+
+
 @pytest.mark.parametrize("everything", [False, True])
 def test_both_levels_name_saferunctl_and_the_defaults(everything: bool) -> None:
     """Who reads options in the middle of a hang needs to hear of what looks at the job."""

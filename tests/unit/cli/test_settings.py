@@ -392,6 +392,23 @@ def test_a_variable_that_is_nearly_a_setting_is_one_line(
     assert capsys.readouterr().err == line
 
 
+@pytest.mark.parametrize(
+    ("variable", "option"),
+    [("DRY_RUN", "--dry-run"), ("SHOW_CONFIG", "--show-config"), ("PRINT_COMPLETION", "--print-completion")],
+)
+def test_a_variable_of_an_option_that_has_none_is_one_line(
+    variable: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who sets SAFERUN_DRY_RUN=1 expects that nothing is started. Inherited, it must not keep a job from its start."""
+    for value in ("1", "on"):
+        assert config_of(environ={f"SAFERUN_{variable}": value}).max_restarts == 0
+        line = f"saferun: SAFERUN_{variable} is ignored: {option} is only an option of the command line\n"
+        assert capsys.readouterr().err == line
+    for value in ("", "0", "off", "False"):
+        assert config_of(environ={f"SAFERUN_{variable}": value}).max_restarts == 0
+        assert capsys.readouterr().err == ""
+
+
 def test_a_wrong_value_that_a_nearer_place_replaces_is_none() -> None:
     """A launch can get around what it cannot change."""
     config = config_of("--lint", "on", environ={"SAFERUN_LINT": "of"}, file="lint: on\nmax-restarts: 1")

@@ -132,3 +132,14 @@ def test_what_is_no_run_is_a_usage_error(base: Path, capsys: pytest.CaptureFixtu
     assert said.startswith("saferun: ")
     assert "place" in said
     assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize("option", [("--signal", "USR2"), ("--timeout", "10min")])
+def test_what_only_a_stop_after_a_checkpoint_has_does_not_pass_for_a_stop_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    """Whoever writes it means to save a checkpoint: the job must not be ended without one."""
+    run = make(tmp_path, "running", 1)
+    assert main(["stop", str(run), *option]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()[0]) == ("", f"saferun: {option[0]} needs --after-checkpoint")

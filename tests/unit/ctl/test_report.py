@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from saferun.ctl import main
+from tests.process.somebody import SOMEBODY, needs_root
 from tests.unit.report.page_samples import hang_run
 
 
@@ -46,6 +48,30 @@ def test_the_page_is_made_again(run_dir: Path, capsys: pytest.CaptureFixture[str
     assert answer_of(capsys, str(run_dir), "--html", "--output", str(tmp_path / "p.html")).strip().endswith("p.html")
     assert (tmp_path / "p.html").read_bytes().startswith(b"<!DOCTYPE html>")
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@needs_root
+def test_the_page_belongs_to_the_user_whose_run_it_is(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Root makes it for that user, who could not read it otherwise. What root asks for elsewhere is root's."""
+    for path in (run_dir, *run_dir.rglob("*")):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    answer_of(capsys, str(run_dir), "--html")
+    assert (run_dir / "report.html").stat().st_uid == SOMEBODY
+    assert b"The job hangs: rank 3" in (run_dir / "report.html").read_bytes()
+    answer_of(capsys, str(run_dir), "--html", "--output", str(tmp_path / "p.html"))
+    assert (tmp_path / "p.html").stat().st_uid == 0
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1"])
+def test_standard_output_gets_the_page_and_nothing_else(
+    run_dir: Path, capfdbinary: pytest.CaptureFixture[bytes], name: str
+) -> None:
+    assert main(["report", str(run_dir), "--html", "--output", name]) == 0
+    printed = capfdbinary.readouterr().out
+    assert printed.startswith(b"<!DOCTYPE html>")
+    assert printed.rstrip().endswith(b"</html>")
 
 
 @pytest.mark.parametrize(("kind", "key"), [("perfetto", "traceEvents"), ("speedscope", "profiles")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -140,6 +142,82 @@ def test_a_run_is_found_by_its_whole_id_without_the_index(here: Path, monkeypatc
     for word in ("abc1231", "abc1230000000001", "abc12300000000000"):
         with pytest.raises(UsageError, match="there is no run"):
             find_run(word)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model": "mine"}', "no JSON"])
+def test_a_directory_called_latest_that_is_no_run_hides_none(here: Path, content: str) -> None:
+    """Checkpoints are called so. A run directory of that name is meant."""
+    (here / "latest").mkdir()
+    if content:
+        (here / "latest" / "run.json").write_text(content)
+    assert find_run("latest").name == find_run("latest", living_first=True).name == NEW
+    assert find_run("latest", ends=True).name == NEW
+    (here / "latest").rename(here / "checkpoint")
+    (here / "latest").symlink_to(make_run(here / "out", OTHER))
+    assert find_run("latest").name == OTHER
+
+
+@pytest.mark.parametrize("verb", ["report", "story"])
+def test_what_shows_an_end_takes_a_run_of_this_directory(
+    here: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    index = here / "state" / "saferun" / "runs"
+    other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
+    (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
+    assert ctl.main([verb]) == 2
+    assert f"in saferun_runs/{NEW}" in capsys.readouterr().err
+
+
+def test_logs_are_of_a_run_here_and_say_so_otherwise(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The lines of another job look like those that were expected."""
+    index = here / "state" / "saferun" / "runs"
+    other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
+    (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
+    for run, text in ((here / "saferun_runs" / NEW, "ours"), (other, "theirs")):
+        log = run / "node1" / "attempt_0" / "rank_0" / "stdout.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(f"{text}\n")
+    assert ctl.main(["logs", "--prefix", "none"]) == 0
+    out, err = capfd.readouterr()
+    assert (out, "the output of" in err) == ("ours\n", False)
+    (here / "linked").mkdir()
+    (here / "linked" / "saferun_runs").symlink_to(here / "saferun_runs")
+    monkeypatch.chdir(here / "linked")
+    assert ctl.main(["logs", "--prefix", "none"]) == 0
+    out, err = capfd.readouterr()
+    assert (out, "the output of" in err) == ("ours\n", False)
+    (here / "empty").mkdir()
+    monkeypatch.chdir(here / "empty")
+    assert ctl.main(["logs", "--prefix", "none"]) == 0
+    out, err = capfd.readouterr()
+    assert out == "theirs\n"
+    assert f"saferunctl: the output of ../elsewhere/{other.name}, a run of another directory" in err
+    assert ctl.main(["logs", "--prefix", "none", "20260105"]) == 0
+    assert "the output of" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["attach", "debug_rank"])
+def test_a_terminal_goes_to_a_running_job_wherever_it_is(
+    here: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Runs that have ended in this directory have no ranks to go to."""
+    index = here / "state" / "saferun" / "runs"
+    other = make_run(here / "elsewhere", "20260105-120000-aaaaaa", process=HERE, end=None)
+    (index / "20260105-120000-aaaaaa0000000000").symlink_to(other)
+    module = importlib.import_module(f"saferun.ctl.{verb}")
+    asked: list[Path] = []
+
+    def find_rank(directory: Path, *_: object) -> None:
+        asked.append(directory)
+        raise UsageError("", "")
+
+    monkeypatch.setattr(module, "find_rank", find_rank)
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    with pytest.raises(UsageError):
+        module.run(argparse.Namespace(run_dir="latest", rank="0"))
+    assert asked == [other]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a link of another user")

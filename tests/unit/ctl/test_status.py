@@ -95,3 +95,12 @@ def test_what_the_terminal_has_scrolled_off_stays(
     out = capsys.readouterr().out
     assert out.startswith("\x1b[H\x1b[2J")
     assert "\x1b[3J" not in out
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon", "1e6"])
+def test_an_interval_that_is_none_is_said_in_words(capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    """Else argparse would name a function of saferun's."""
+    with pytest.raises(SystemExit):
+        ctl.main(["status", f"-w{seconds}"])
+    said = capsys.readouterr().err
+    assert f"{seconds} is not a number of seconds above 0 and below 1000000" in said

@@ -92,12 +92,12 @@ def test_a_directory_may_be_used_again(tmp_path: Path, warnings: Warnings) -> No
     for number in (1, 2):
         run_dir = make("again", warnings)
         run_dir.write_event({"run": number})
-        run_dir.write_json("run.json", {"run": number})
+        run_dir.write_json("whole.json", {"run": number})
         run_dir.rank_path(0, 0)
         run_dir.close()
     lines = (tmp_path / "again" / "node3" / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in lines] == [1, 2]
-    assert json.loads((tmp_path / "again" / "run.json").read_text()) == {"run": 2}
+    assert json.loads((tmp_path / "again" / "whole.json").read_text()) == {"run": 2}
     assert warnings == []
 
 
@@ -256,5 +256,39 @@ def test_a_failure_while_an_earlier_run_is_looked_at_makes_the_directory_all_the
 
     monkeypatch.setattr(operations, "set_aside", fail)
     path = str(tmp_path / "run")
-    assert operations.make_run_directory(path, f"{path}/node3", "", [], [1]) == ("", False)
+    assert operations.make_run_directory(path, f"{path}/node3", "", [], [1]) == ("", False, "")
     assert (tmp_path / "run" / "node3").is_dir()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_files_of_the_user_s_own_are_kept_whatever_the_file_system_can_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    """Only those that the run would replace: not a directory, nor what stands beside them."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", fail)
+    for name in ("run.json", "report.html", "on_event.log", "mine.txt"):
+        (tmp_path / name).write_text(f"my {name}")
+    (tmp_path / "report.json").mkdir()
+    (tmp_path / "node3").mkdir()
+    path = str(tmp_path)
+    moved, is_used, kept = operations.make_run_directory(path, f"{path}/node3", "", [], [1], 1)
+    assert (moved, is_used) == ("", False)
+    assert {one.name: one.read_text() for one in (tmp_path / kept).iterdir()} == {
+        "run.json": "my run.json",
+        "report.html": "my report.html",
+        "on_event.log": "my on_event.log",
+    }
+    assert (tmp_path / "run.json").exists() == has_links
+    assert {"report.json", "node3", "mine.txt"} < set(os.listdir(tmp_path))
+
+
+def test_a_directory_without_files_of_these_names_gets_no_other_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    path = str(tmp_path)
+    assert operations.make_run_directory(path, f"{path}/node3", "", [], [1], 1) == ("", False, "")
+    assert sorted(os.listdir(tmp_path)) == ["mine.txt", "node3"]

@@ -11,6 +11,7 @@ import pytest
 from saferun.report.page import run_reading
 from saferun.report.page.contents import LONGEST_FILE
 from saferun.report.page.run_reading import read_run
+from tests.process.somebody import SOMEBODY, needs_root
 from tests.unit.report.page_samples import event, hang_events, hang_run
 
 
@@ -51,6 +52,21 @@ def test_links_below_it_are_not_followed(tmp_path: Path) -> None:
     assert [host.host for host in files.hosts] == ["node1"]
     assert not [tail for tail in files.tails if tail.rank == 3]
     assert any("report.json" in note for note in files.notes)
+
+
+@needs_root
+def test_a_page_that_root_makes_of_a_user_s_run_shows_no_file_of_root_s(tmp_path: Path) -> None:
+    """The page is that user's, who may exchange a directory in the run for one of root's while it is read."""
+    folder = hang_run(tmp_path / "run")
+    assert read_run(str(folder)).owner == os.geteuid()
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    os.chown(folder / "node1" / "attempt_0" / "rank_3" / "stderr.log", 0, 0)
+    files = read_run(str(folder))
+    assert files.owner == SOMEBODY
+    assert not [tail for tail in files.tails if tail.rank == 3 and tail.stream == "stderr"]
+    assert files.tails
+    assert "stderr.log is not a file of this run" in files.notes
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
