@@ -35,6 +35,7 @@ from saferun.linux.core_files import (
     open_core,
     why_none,
 )
+from saferun.linux.core_limits import room_bytes
 from saferun.linux.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.linux.core_pattern import CorePattern, read_core_pattern, room_for_core
 from saferun.linux.procfs import is_core_dumping
@@ -285,11 +286,15 @@ def _unpacked(core: CoreFile, directory: str, deadline: float) -> Iterator[IO[by
         argv = (program, "-q", "-d", "-c")
     packed = open_core(core)
     with os.fdopen(packed, "rb"), tempfile.TemporaryFile(prefix="saferun-core-", dir=directory) as unpacked:
+        # Pages of zeros take no room in the compressed core.
+        most_bytes = room_bytes(directory)
 
         def steps() -> Steps:
-            yield Tool(argv, _UNPACK_S, stdin=packed, stdout=unpacked.fileno())
+            yield Tool(argv, _UNPACK_S, stdin=packed, stdout=unpacked.fileno(), file_bytes=most_bytes)
 
         run_steps([steps()], at_once=1, deadline=deadline)
+        if os.fstat(unpacked.fileno()).st_size >= most_bytes:
+            raise CoreError(f"{directory} has no room for it, decompressed")
         yield unpacked
 
 

@@ -11,11 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 from saferun.captures.gdb import find_gdb, threads_from_gdb
-from saferun.captures.ptrace import ptrace_denial, resume_if_stopped, resumed_if_killed
+from saferun.captures.left_stopped import resumed_if_killed
+from saferun.captures.process_state import read_thread_states
+from saferun.captures.ptrace import ptrace_denial
+from saferun.captures.scene import UNPTRACEABLE_STATES
 from saferun.evidence.job_evidence import StackDump
 from saferun.linux.child_output import run_program
 from saferun.linux.children import SpawnError
-from saferun.linux.procfs import read_stat
 from saferun.text.wording import NOT_PYTHON
 
 _TIMEOUT_S = 60.0
@@ -46,24 +48,29 @@ def _read(dump: StackDump, environ: Mapping[str, str], until: float) -> StackDum
     gdb = find_gdb()
     if not gdb:
         return dump._replace(failure=f"{dump.failure}, and its native stacks need gdb, which is not installed")
-    stat = read_stat(dump.pid)
-    if stat is None:
+    states = set(read_thread_states(dump.pid).values())
+    if not states:
         return dump._replace(failure="the process has ended")
+    if held := UNPTRACEABLE_STATES & states:
+        # gdb would wait for it, and leave it stopped when it is killed for that.
+        return dump._replace(
+            failure=f"{dump.failure}, and gdb cannot stop it while a thread of it is in state {min(held)}"
+        )
     options = [word for command in _COMMANDS for word in ("-ex", command)]
     own = {name: value for name, value in environ.items() if name != "DEBUGINFOD_URLS"}
     try:
-        with resumed_if_killed([dump.pid]):
-            output, _ = run_program(
+        with resumed_if_killed([dump.pid]) as resumer:
+            output, status = run_program(
                 [gdb, "-nx", "-batch", *options, "-p", str(dump.pid)],
                 own,
                 timeout_s,
                 errors=True,
                 kept_bytes=_KEPT_BYTES,
             )
+            if status is None or status.signum:
+                resumer.tool_failed(dump.pid)
     except SpawnError as error:
         return dump._replace(failure=f"gdb cannot be started: {os.strerror(error.errno)}")
-    finally:
-        resume_if_stopped(dump.pid, was_stopped=stat.state == "T")
     text = output.decode(errors="replace")
     threads = threads_from_gdb(text, dump.pid)
     if threads:

@@ -97,6 +97,7 @@ class OtherEnds:
             deadline: in monotonic seconds; no further thread is examined after it.
         """
         found: list[ThreadWait] = []
+        timed: list[ThreadWait] = []
         tids = sorted(map(int, list_directory(f"/proc/{pid}/task")), key=lambda tid: (tid != pid, tid))
         tries = _TRACED_TRIES
         for tid in tids[:_THREADS_LIMIT]:
@@ -110,20 +111,22 @@ class OtherEnds:
                 continue
             if call.name == _RESTARTED and _wchan(pid, tid).startswith(_HELD):
                 # The tool still holds it. What is restarted has a timeout, and it is not known what it waits for.
-                wait = ThreadWait(tid, outside=True, timed=True)
+                wait = ThreadWait(tid, outside=True, timed=True, sleeps=True)
             else:
                 wait = self.of_call(pid, tid, call, is_readable=is_readable)
             if tid == pid or wait.outside or wait.addresses or wait.pids:
                 found.append(wait)
+            elif wait.timed:
+                timed.append(wait)
             if len(found) >= _KEPT_THREADS or time.monotonic() >= deadline:
                 break
-        return tuple(found)
+        return (*found, *timed)[:_KEPT_THREADS]
 
     def of_call(self, pid: int, tid: int, call: SystemCall, *, is_readable: bool) -> ThreadWait:
         """The same of one system call."""
         wait = ThreadWait(tid, timed=_is_timed(call))
         if call.name in _SLEEPS:
-            return wait._replace(outside=True, timed=True)
+            return wait._replace(outside=True, timed=True, sleeps=True)
         if call.name in _OF_FILE_SYSTEMS or call.name in _FROM_ANY_PROCESS:
             return wait._replace(outside=True)
         if call.name in _FOR_HANDLERS:

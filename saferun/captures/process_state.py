@@ -14,15 +14,15 @@ from saferun.captures.scene import Process, Scene
 from saferun.captures.waiting import Ends, list_fds
 from saferun.evidence.job_evidence import ProcessSnapshot
 from saferun.evidence.wait_evidence import EPHEMERAL_FROM, JobPorts, ThreadWait
-from saferun.linux.procfs import children_of, read_stat
-from saferun.linux.small_files import list_directory, read_line, read_pairs, read_text
+from saferun.linux.procfs import children_of, read_stat, thread_ids
+from saferun.linux.small_files import read_line, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
 from saferun.text.redaction import redacted_arguments
 
 FAMILY_LIMIT = 256
 """How many processes of a rank, with itself, are captured."""
-_THREADS_LIMIT = 256
+_SHOWN_THREADS_LIMIT = 256
 _SHOWN_FDS_LIMIT = 128
 _COMMAND_LIMIT = 200
 _DESCENDANTS_LIMIT = 64
@@ -67,8 +67,7 @@ def read_snapshot(rank: int, pid: int, *, is_rank: bool, ends: Ends | None = Non
 
 def read_thread_states(pid: int) -> dict[int, str]:
     """The state of every thread of a process, by thread id; empty if it has exited."""
-    tids = list_directory(f"/proc/{pid}/task")[:_THREADS_LIMIT]
-    return {int(tid): stat.state for tid in tids if (stat := read_stat(f"{pid}/task/{tid}")) is not None}
+    return {tid: stat.state for tid in thread_ids(pid) if (stat := read_stat(f"{pid}/task/{tid}")) is not None}
 
 
 def tree_snapshots(rank: int, pid: int, limit: int, ends: Ends) -> list[ProcessSnapshot]:
@@ -174,8 +173,15 @@ def _full_state(pid: int, call: SystemCall | None, ends: Ends) -> JsonObject:
         "limits": read_text(f"/proc/{pid}/limits").rstrip("\n").splitlines(),
         "open_files": len(fds),
         "descriptors": {str(fd): ends.describe(pid, fd, holders=True) for fd in fds[:_SHOWN_FDS_LIMIT]},
-        "threads": [_thread_state(pid, tid, state) for tid, state in sorted(read_thread_states(pid).items())],
+        "threads": [_thread_state(pid, tid, state) for tid, state in _shown_threads(pid)],
     }
+
+
+def _shown_threads(pid: int) -> list[tuple[int, str]]:
+    """The main thread and, of many others, those that do not just sleep."""
+    states = read_thread_states(pid)
+    telling = sorted(states, key=lambda tid: (tid != pid, states[tid] in {"S", "I"}, tid))
+    return sorted((tid, states[tid]) for tid in telling[:_SHOWN_THREADS_LIMIT])
 
 
 def _thread_state(pid: int, tid: int, state: str) -> JsonObject:

@@ -6,15 +6,7 @@ Sources: ptrace(2), "Ptrace access mode checking"; Documentation/admin-guide/LSM
 from __future__ import annotations
 
 import os
-import signal
-import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
 
-from saferun.linux.children import fork
-from saferun.linux.descriptors import close_all_but
-from saferun.linux.prctl import set_name
-from saferun.linux.procfs import read_stat
 from saferun.linux.small_files import read_line, read_pairs, read_text
 
 _CAP_SYS_PTRACE = 19
@@ -25,10 +17,6 @@ _YAMA = {
 }
 _NEEDS_CAPABILITY = 2
 _NO_PROCESS = 3
-# A debugger that was killed lets go of a process once the kernel has ended it, which then stops a moment later.
-_QUIET_S = 1.0
-_LONGEST_WATCH_S = 30.0
-_WATCH_AGAIN_S = 0.05
 
 
 def ptrace_denial(pid: int) -> str:
@@ -43,68 +31,6 @@ def tracer_of(pid: int) -> int:
     """The process that traces another one; 0: there is none."""
     tracer = read_pairs(f"/proc/{pid}/status").get("TracerPid", "0")
     return int(tracer) if tracer.isdigit() else 0
-
-
-def resume_if_stopped(pid: int, *, was_stopped: bool) -> None:
-    """Continue a process that a tool left stopped when it was killed."""
-    stat = read_stat(pid)
-    if not was_stopped and stat is not None and stat.state == "T":
-        with suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
-def resumed_if_killed(pids: Collection[int]) -> Iterator[None]:
-    """Continue what a tool leaves stopped, also where this process is killed along with the tool, or is interrupted.
-
-    A process of its own waits for that, and ends with the block. Without room for one the block runs all the same.
-
-    Args:
-        pids: processes that the tools in this block may stop. Those that are stopped already stay so.
-    """
-    running = {pid: stat.start_ticks for pid in pids if (stat := read_stat(pid)) is not None and stat.state != "T"}
-    wait_end, own_end = os.pipe()
-    watching = -1
-
-    def watch() -> None:
-        set_name("sr-resume")
-        close_all_but(wait_end, low=0)
-        if not os.read(wait_end, 1):
-            _resume(running)
-
-    try:
-        with suppress(OSError):
-            watching = fork(watch)
-        yield
-        os.write(own_end, b".")  # never SIGPIPE: its other end is open here as well
-    finally:
-        os.close(own_end)
-        os.close(wait_end)
-    if watching >= 0:
-        with suppress(ChildProcessError):
-            os.waitpid(watching, 0)
-
-
-def _resume(running: dict[int, int]) -> None:
-    """Continue each of these processes that stops within a second after no tool holds one of them any more.
-
-    Args:
-        running: when each was started, in ticks: another process may get its number.
-    """
-    now = time.monotonic()
-    quiet_at, until = now + _QUIET_S, now + _LONGEST_WATCH_S
-    while now < min(quiet_at, until):
-        for pid, start_ticks in running.items():
-            stat = read_stat(pid)
-            if stat is None or stat.start_ticks != start_ticks:
-                continue
-            if tracer_of(pid):
-                quiet_at = now + _QUIET_S
-            elif stat.state == "T":
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGCONT)
-        time.sleep(_WATCH_AGAIN_S)
-        now = time.monotonic()
 
 
 def _reason(own: dict[str, str], target: dict[str, str], pid: int) -> str:

@@ -15,8 +15,9 @@ from itertools import repeat
 
 from saferun.captures import py_spy
 from saferun.captures.faulthandler_dump import dump_by_signal, threads_from_text
+from saferun.captures.left_stopped import Resumer, resumed_if_killed
 from saferun.captures.process_state import read_thread_states
-from saferun.captures.ptrace import ptrace_denial, resume_if_stopped, resumed_if_killed, tracer_of
+from saferun.captures.ptrace import ptrace_denial, tracer_of
 from saferun.captures.py_spy_json import threads_from_json
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, has_module, responds, run_steps
@@ -42,6 +43,7 @@ _NATIVE_RANKS_AUTO = 16
 _NATIVE_REPRESENTATIVES = 3
 _NATIVE_LEAST_S = 2.0
 _UNLIKELY_TRIED = 16
+_STOPPED_THREADS = 512
 _PROGRAMS_TRIED = 4
 _ANSWER_S = 1.5
 """A file system that takes longer to stat a program would block py-spy for too long."""
@@ -68,15 +70,16 @@ _PLAIN_CALLS = frozenset(
 def capture_stacks(scene: Scene) -> None:
     """Take the stacks of all processes of the job that run Python."""
     # Whoever wanted them may have this process killed at any moment.
-    with resumed_if_killed([process.pid for process in scene.processes]):
-        _Stacks(scene).take_all()
+    with resumed_if_killed([process.pid for process in scene.processes]) as resumer:
+        _Stacks(scene, resumer).take_all()
 
 
 class _Stacks:
     """One round of stacks. ``_dumps`` has the stacks so far, by pid; ``_left`` why other processes have none yet."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, resumer: Resumer) -> None:
         self._scene = scene
+        self._resumer = resumer
         self._py_spy = find_tool("py-spy")
         self._stuck = ""  # the file system of the ranks' programs that does not respond
         self._dumps: dict[int, StackDump] = {}
@@ -135,7 +138,7 @@ class _Stacks:
             end = yield Tool(py_spy.argv_of(program, process.pid, *flags), _TIMEOUT_S)
             was_killed = end.was_killed
             if was_killed:
-                resume_if_stopped(process.pid, was_stopped=states.get(process.pid) in {"T", "t"})
+                self._resumer.tool_failed(process.pid)
             threads, failure = _threads_of(end, process.pid)
             if threads:
                 self._keep("py_spy", process, "py-spy", threads, started_at, end.stdout)
@@ -201,14 +204,16 @@ class _Stacks:
     def _ask_pystack(self, process: Process) -> Steps:
         started_at = time.monotonic()
         self._scene.begin("pystack", process.key)
-        states = read_thread_states(process.pid)
-        flags = ("--no-block",) if UNPTRACEABLE_STATES & set(states.values()) else ()
         # -P: modules of this directory must not shadow Python's library.
-        argv = (sys.executable, "-P", _PYSTACK_LIVE, str(process.pid), *flags)
-        end = yield Tool(argv, _TIMEOUT_S)
-        if end.was_killed:
-            resume_if_stopped(process.pid, was_stopped=states.get(process.pid) in {"T", "t"})
+        argv = (sys.executable, "-P", _PYSTACK_LIVE, str(process.pid))
+        end = yield Tool((*argv, "--no-block"), _TIMEOUT_S)
         threads, failure = _threads_of(end, process.pid)
+        if not threads and not end.was_killed and not py_spy.is_denied(end) and self._can_be_stopped(process):
+            # A process that runs may change what is read of it meanwhile.
+            end = yield Tool(argv, _TIMEOUT_S)
+            if end.was_killed or end.code < 0:
+                self._resumer.tool_failed(process.pid)
+            threads, failure = _threads_of(end, process.pid)
         if threads:
             self._keep("pystack", process, "pystack", threads, started_at, end.stdout)
             return
@@ -216,6 +221,12 @@ class _Stacks:
             failure = ptrace_denial(process.pid)
             self._left[process.pid] = failure
         self._scene.note("pystack", process.key, started_at, failure=failure)
+
+    @staticmethod
+    def _can_be_stopped(process: Process) -> bool:
+        """Whether pystack can stop a process, a thread after the other, well before it would be killed."""
+        states = read_thread_states(process.pid)
+        return 0 < len(states) <= _STOPPED_THREADS and not UNPTRACEABLE_STATES & set(states.values())
 
     # ------------------------------------------------------------------------------------------------- native frames
 
@@ -266,7 +277,7 @@ class _Stacks:
         self._scene.begin("py_spy_native", process.key)
         end = yield Tool(py_spy.argv_of(program, process.pid, "--native"), timeout_s)
         if end.was_killed:
-            resume_if_stopped(process.pid, was_stopped=False)
+            self._resumer.tool_failed(process.pid)
         threads, failure = _threads_of(end, process.pid)
         if threads:
             self._keep("py_spy_native", process, "py-spy --native", threads, started_at, end.stdout)

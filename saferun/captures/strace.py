@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from saferun.captures.left_stopped import Resumer, resumed_if_killed
 from saferun.captures.process_state import read_thread_states
-from saferun.captures.ptrace import ptrace_denial, resume_if_stopped
+from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.py_spy import is_denied
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene, one_line
 from saferun.captures.tools import Steps, Tool, find_tool, run_steps
@@ -26,10 +27,12 @@ def capture_strace(scene: Scene) -> None:
         scene.note("strace", (-1, 0), time.monotonic(), failure="strace is not installed")
         return
     ranks = [process for process in scene.processes if process.is_rank][:_RANKS_LIMIT]
-    run_steps((_count(scene, program, rank) for rank in ranks), at_once=_AT_ONCE, deadline=scene.deadline)
+    with resumed_if_killed([rank.pid for rank in ranks]) as resumer:
+        work = (_count(scene, resumer, program, rank) for rank in ranks)
+        run_steps(work, at_once=_AT_ONCE, deadline=scene.deadline)
 
 
-def _count(scene: Scene, program: str, process: Process) -> Steps:
+def _count(scene: Scene, resumer: Resumer, program: str, process: Process) -> Steps:
     started_at = time.monotonic()
     scene.begin("strace", process.key)
     states = read_thread_states(process.pid)
@@ -41,7 +44,7 @@ def _count(scene: Scene, program: str, process: Process) -> Steps:
         return
     end = yield Tool((program, "-c", "-f", "-p", str(process.pid)), _TIMEOUT_S, _COUNTING_S)
     if end.was_killed:
-        resume_if_stopped(process.pid, was_stopped=False)
+        resumer.tool_failed(process.pid)
     path = failure = ""
     if not scene.left_s:
         failure = NOT_READY

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from saferun.linux.children import Child, SpawnError, begin_spawn, spawn_error
 from saferun.linux.descriptors import close_all_but, open_null
-from saferun.linux.memory_limit import limit_memory
+from saferun.linux.memory_limit import limit_files, limit_memory
 from saferun.linux.prctl import die_with_parent
 from saferun.linux.procfs import read_stat
 from saferun.linux.stuck import mount_of, mounts_of
@@ -44,6 +44,8 @@ class Tool(Value):
     """Further descriptors that it inherits under their own numbers."""
     memory_bytes: int = 0
     """A limit on its address space; 0: none."""
+    file_bytes: int = -1
+    """A limit on the size of the files that it writes; -1: none."""
 
 
 class ToolEnd(Value):
@@ -159,7 +161,7 @@ class _Running:
                 stdout=tool.stdout if tool.stdout >= 0 else out_write,
                 stderr=err_write,
                 keep=tool.keep,
-                prepare=(lambda: limit_memory(tool.memory_bytes)) if tool.memory_bytes else None,
+                prepare=lambda: _limit(tool),
             )
         except BaseException:
             os.close(out_read)
@@ -239,6 +241,13 @@ class _Running:
             with suppress(ProcessLookupError):
                 os.kill(self.child.pid, signal.SIGKILL)
         return None
+
+
+def _limit(tool: Tool) -> None:
+    if tool.memory_bytes:
+        limit_memory(tool.memory_bytes)
+    if tool.file_bytes >= 0:
+        limit_files(tool.file_bytes)
 
 
 def run_steps(work: Iterable[Steps], *, at_once: int, deadline: float) -> None:

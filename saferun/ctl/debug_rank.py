@@ -10,7 +10,8 @@ import termios
 import time
 from typing import TYPE_CHECKING
 
-from saferun.captures.ptrace import ptrace_denial, resumed_if_killed, tracer_of
+from saferun.captures.left_stopped import resumed_if_killed
+from saferun.captures.ptrace import ptrace_denial, tracer_of
 from saferun.console.stderr import print_error
 from saferun.ctl.debuggers import Debugger, find_debugger
 from saferun.ctl.other_host import Destination, add_here_argument, find_rank, go

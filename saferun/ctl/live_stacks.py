@@ -19,6 +19,7 @@ from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget
 from saferun.ctl.answer import answer, answer_json, plain
 from saferun.ctl.job_stacks import JobStacks, read_job_stacks
 from saferun.ctl.run_directory import LATEST, find_run
+from saferun.ctl.stuck_ranks import ranks_by_pid
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.rank_waits import wait_groups
@@ -45,6 +46,7 @@ _GROUP_LINES = 24
 _NAMED_FAILURES = 8
 _SHORTEST_ID = 4
 _AS_RANK = "rank 0"
+_KTHREADD = 2  # the parent of all threads of the kernel
 _PID = "[1-9][0-9]{0,6}"
 _PERMISSION_HINT = "run it as the owner of the processes, or as root"
 _ROOT_HINT = "in a container this needs the capability SYS_PTRACE; or run it on the host of the container"
@@ -76,7 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class LiveProcess(Value):
-    """A living process, and what its environment has about its rank in a job. ``rank`` is -1 where it has none."""
+    """A living process, and what its environment has about its rank in a job. ``rank`` is -1 where it has none.
+
+    ``is_stuck``: a thread is in uninterruptible sleep, so that its environment may not be read.
+    """
 
     pid: int
     ppid: int
@@ -85,6 +90,7 @@ class LiveProcess(Value):
     run_id: str = ""
     hook_prefix: str = ""
     is_readable: bool = True
+    is_stuck: bool = False
 
 
 class AskedProcesses(Value):
@@ -146,8 +152,11 @@ def read_processes() -> dict[int, LiveProcess]:
     for one in psutil.process_iter():
         with suppress(psutil.Error), one.oneshot():  # it has ended meanwhile, or is another user's
             if one.pid != os.getpid() and one.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
-                found[one.pid] = LiveProcess(one.pid, one.ppid(), one.create_time(), is_readable=False)
-                if not waits_uninterruptibly(one.pid):  # its environment may be read for ever
+                is_stuck = waits_uninterruptibly(one.pid)  # its environment may be read for ever
+                found[one.pid] = LiveProcess(
+                    one.pid, one.ppid(), one.create_time(), is_readable=False, is_stuck=is_stuck
+                )
+                if not is_stuck:
                     found[one.pid] = _with_environ(found[one.pid], one.environ())
     return found
 
@@ -194,7 +203,7 @@ def find_scene(target: str, processes: Mapping[int, LiveProcess]) -> AskedProces
 
 
 def _scene_of_process(process: LiveProcess, processes: Mapping[int, LiveProcess]) -> AskedProcesses:
-    if not process.is_readable:
+    if not process.is_readable and not process.is_stuck:
         who = f"process {process.pid} of user {_owner(process.pid)}"
         hint = _PERMISSION_HINT if os.geteuid() else _ROOT_HINT
         raise UsageError(f"{who} cannot be inspected: {ptrace_denial(process.pid)}", hint)
@@ -211,9 +220,19 @@ def _scene_of_process(process: LiveProcess, processes: Mapping[int, LiveProcess]
 def _scene_of_run(
     run_ids: Collection[str], name: str, processes: Mapping[int, LiveProcess], directory: str = ""
 ) -> AskedProcesses:
+    stuck = [
+        process for process in processes.values() if process.is_stuck and _KTHREADD not in {process.pid, process.ppid}
+    ]
+    known = ranks_by_pid(directory) if directory and stuck else {}
+    found = {one.pid: one._replace(rank=known[one.pid], run_id=min(run_ids)) for one in stuck if one.pid in known}
+    processes = {**processes, **found}
     members = [process for process in processes.values() if process.run_id and process.run_id in run_ids]
     targets, orphans = _distinct(_roots(members, processes))
     if not targets:
+        if stuck:
+            many = f"{len(stuck)} processes of this host have" if len(stuck) > 1 else "a process of this host has"
+            what = f"no rank of run {name} can be seen on this host, but {many} threads in uninterruptible sleep"
+            raise UsageError(f"{what}, and may be one", f"saferunctl stacks {stuck[0].pid} shows one by its pid")
         report = os.path.join(directory, "report.txt") if directory else ""
         hint = f"see {shorter_path(report)}" if os.path.exists(report) else "it has ended, or it runs on other hosts"
         if any(not process.is_readable for process in processes.values()):

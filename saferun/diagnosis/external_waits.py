@@ -7,10 +7,10 @@ such wait: a collective, a lock between threads, a call that holds the GIL, anot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from saferun.diagnosis.collectives import compare
-from saferun.diagnosis.frames import Calls, UserCode
+from saferun.diagnosis.frames import Calls, UserCode, is_native
 from saferun.diagnosis.hang_gpus import has_failed_gpu
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.merged_stacks import (
@@ -40,7 +40,8 @@ _ASKED_IN_A_THREAD = Calls(("/fsspec/asyn.py", ()), ("/grpc/_channel.py", ()), (
 _EVENT_LOOP = Calls(("/asyncio/base_events.py", ()), ("/asyncio/runners.py", ()))
 _LOCK, _QUEUE, _POOL = "a lock", "a queue", "a process pool"
 # What another thread gives to the one that waits, whichever that is.
-_GIVEN = frozenset({_QUEUE, "an event", "a condition", "a semaphore"})
+_GIVEN = frozenset({_QUEUE, "an event", "a condition", "a semaphore", "a barrier between threads"})
+_THREADING = Calls(("/threading.py", ()))
 _EVENT_WAIT = Calls(("/threading.py", ("wait",)))
 _CERTAIN = frozenset({"stopped", "spinning", "unanswering", "dead"})
 _ON_GPU = "gpu"
@@ -247,8 +248,7 @@ class _Case:
         is_awaited = (
             waits_for_a_thread(main, self._user) or library_call(view, _EVENT_LOOP) is not None or found.detail == _POOL
         )
-        if found.detail == _LOCK and any(self._has_address_outside(wait, one.rank) for wait in waits.values()):
-            # A library that has threads of its own shows as a lock, too.
+        if found.detail == _LOCK and self._may_wait_in_c(one.rank, waits, dump):
             return _OUTSIDE
         own_threads = [waits.get(thread.tid) for thread in dump.threads if thread is not main and thread.frames]
         if found.detail in _GIVEN and any(self._leads_to_others(wait, one.rank) for wait in own_threads):
@@ -257,28 +257,49 @@ class _Case:
         if not is_awaited and found.kind != "lock":
             return _NOTHING
         awaited: list[_Awaited] = []
+        # Some tools do not know the kernel's numbers of threads, or know those of a namespace.
+        are_numbered = bool(own) and process is not None and main.tid == process.pid
         for thread in dump.threads:
-            is_users = any(map(self._user.owns, thread.frames))
-            if thread is main or not (is_awaited or is_users or found.detail == _QUEUE):
+            if thread is main:
                 continue
-            view = RankView(one.rank, self._user, thread.frames, thread.active, process, is_main=False)
-            does = first_found(view, RULES)
-            if does is not None and does.of_peers:
-                continue
-            # Some tools do not know the kernel's numbers of threads, or know those of a namespace.
-            if thread.tid <= 0 or not own or (process is not None and main.tid != process.pid):
-                is_known = does is not None and does.kind in {*_LEADS_OUT, "sleep"}
-                if is_awaited and (is_known or any(self._is_outside(wait, one.rank) for wait in waits.values())):
-                    return _OUTSIDE
-                continue
-            wait = waits.get(thread.tid, ThreadWait(thread.tid))
-            # Of a lock it is not known who holds it, and a thread that sleeps may have nothing to do with it.
-            counts = is_awaited or (found.detail == _QUEUE and is_users)
-            children = self._at(one.rank, wait.pids) if counts else ()
-            if self._has_address_outside(wait, one.rank) or (counts and (wait.outside or children is None)):
+            is_outside, more = self._judge_thread(one, thread, waits, is_awaited=is_awaited, is_numbered=are_numbered)
+            if is_outside:
                 return _OUTSIDE
-            awaited += (_Awaited(child, process) for child in children or () if process is not None)
+            awaited += more
         return False, awaited
+
+    def _may_wait_in_c(self, rank: int, waits: Mapping[int, ThreadWait], dump: StackDump) -> bool:
+        """Whether what looks like a lock may be a library's wait for threads of its own, which wait outside."""
+        with_frames = {thread.tid for thread in dump.threads if thread.frames}
+        return any(
+            self._has_address_outside(wait, rank) or (wait.sleeps and tid not in with_frames)
+            for tid, wait in waits.items()
+        )
+
+    def _judge_thread(
+        self, one: _Waiter, thread: ThreadStack, waits: Mapping[int, ThreadWait], *, is_awaited: bool, is_numbered: bool
+    ) -> _Judged:
+        """The same of one other thread of a process."""
+        is_users = any(map(self._user.owns, thread.frames)) or _is_timer(thread)
+        # Whichever thread of the user's may do that: give what is waited for, or give back a lock.
+        counts = is_awaited or (is_users and one.found.detail in {_LOCK, *_GIVEN})
+        if not (counts or is_users or one.found.detail == _QUEUE):
+            return _NOTHING
+        view = RankView(one.rank, self._user, thread.frames, thread.active, one.process, is_main=False)
+        does = first_found(view, RULES)
+        if does is not None and does.of_peers:
+            return _NOTHING
+        if thread.tid <= 0 or not is_numbered:
+            is_known = does is not None and does.kind in {*_LEADS_OUT, "sleep"}
+            any_outside = is_awaited and any(self._is_outside(wait, one.rank) for wait in waits.values())
+            any_sleeps = counts and (is_known or any(wait.sleeps for wait in waits.values()))
+            return any_outside or any_sleeps, ()
+        wait = waits.get(thread.tid, ThreadWait(thread.tid))
+        children = self._at(one.rank, wait.pids) if counts else ()
+        ends_by_itself = wait.outside or children is None or (is_users and wait.timed)
+        if self._has_address_outside(wait, one.rank) or (counts and ends_by_itself):
+            return _OUTSIDE
+        return False, [_Awaited(child, one.process) for child in children or () if one.process is not None]
 
     def _has_address_outside(self, wait: ThreadWait, rank: int) -> bool:
         return any(self._leads_out(address, rank) for address in wait.addresses)
@@ -341,6 +362,12 @@ def _asks_by_its_calls(view: RankView, found: Found, main: ThreadWait | None) ->
         return True
     is_timed = main is not None and main.timed
     return is_timed and found.detail == "an event" and library_call(view, _EVENT_WAIT) is not None
+
+
+def _is_timer(thread: ThreadStack) -> bool:
+    """Whether a thread is in no code but that of ``threading``, as a ``threading.Timer`` is until its time has come."""
+    calls = [frame for frame in thread.frames if not is_native(frame)]
+    return bool(calls) and all(frame in _THREADING for frame in calls)
 
 
 def _main_wait(process: ProcessSnapshot) -> ThreadWait | None:

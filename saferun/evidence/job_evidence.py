@@ -252,7 +252,8 @@ class HangVerdict(Value):
         quiet_s: how long it has lasted.
         certain: whether it may be acted upon; a suspected hang is only reported.
         busy: ranks that use their processor, in an NCCL job often those that wait.
-        overdue: the phase that takes longer than its script has said (``saferun.expect``), as text; empty: none does.
+        overdue: the phase that takes longer than its script has said (``saferun.expect``), and the core that is being
+            written, as text; empty: there is none.
     """
 
     kind: str

@@ -19,6 +19,7 @@ class ThreadWait(Value):
         pids: processes of the job on this host that can, other than its own.
         addresses: the other ends of connections that no process of the job on this host has: ``10.0.0.2:5432``.
         by_descriptor: whether a descriptor leads outside: a socket that listens, a pipe or a file, and not a clock.
+        sleeps: whether it only waits for a clock.
     """
 
     tid: int
@@ -27,6 +28,7 @@ class ThreadWait(Value):
     pids: tuple[int, ...] = ()
     addresses: tuple[str, ...] = ()
     by_descriptor: bool = False
+    sleeps: bool = False
 
 
 class JobPorts(Value):

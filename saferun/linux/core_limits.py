@@ -264,13 +264,23 @@ def _why_no_room(directory: str, size_bytes: int) -> str:
     kind = kind_of(directory)
     if kind:
         return f"{directory} is on {kind}"
-    free_bytes = file_system.f_bavail * file_system.f_frsize
-    reserve_bytes = max(_RESERVE_BYTES, int(file_system.f_blocks * file_system.f_frsize * _RESERVE_SHARE))
-    if free_bytes >= size_bytes + reserve_bytes:
+    if room_bytes(directory) >= size_bytes:
         return ""
+    free_bytes = file_system.f_bavail * file_system.f_frsize
     return (
         f"{directory} has {free_bytes / 1e9:.1f} GB free, and the cores of all ranks may take {size_bytes / 1e9:.1f} GB"
     )
+
+
+def room_bytes(directory: str) -> int:
+    """How much may be written to a file system so that enough is left for checkpoints and logs.
+
+    Raises:
+        OSError: it cannot be found out.
+    """
+    file_system = os.statvfs(directory)
+    free_bytes = file_system.f_bavail * file_system.f_frsize
+    return max(free_bytes - max(_RESERVE_BYTES, int(file_system.f_blocks * file_system.f_frsize * _RESERVE_SHARE)), 0)
 
 
 def _read_filter() -> int:

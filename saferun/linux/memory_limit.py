@@ -1,4 +1,4 @@
-"""Bounds on the memory of this process, for processing untrusted input.
+"""Bounds on the memory of this process, and on the files that it writes, for processing untrusted input.
 
 Source: getrlimit(2), RLIMIT_AS: the address space, which includes memory that is only reserved.
 """
@@ -37,6 +37,17 @@ def limited_memory(more_bytes: int = READING_BYTES) -> Iterator[None]:
     finally:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def limit_files(most_bytes: int) -> None:
+    """Limit the size of the files that this process writes. Never raises. A lower existing limit is kept.
+
+    Source: getrlimit(2), RLIMIT_FSIZE.
+    """
+    with suppress(OSError, ValueError):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if soft == resource.RLIM_INFINITY or most_bytes < soft:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
 
 
 def limit_memory(more_bytes: int) -> None:

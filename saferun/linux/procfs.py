@@ -12,6 +12,7 @@ _RUN_ID = b"SAFERUN_RUN_ID="
 _OUTER_RUNS = b"SAFERUN_OUTER_RUNS="
 _EXIT_CODE = 49  # among the fields that follow the name
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_THREADS_LIMIT = 20_000  # their states are read in a quarter of a second
 
 
 class Stat(Value):
@@ -139,6 +140,14 @@ def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[in
             if stat.state not in "ZX":
                 found.append(child)
     return found
+
+
+def thread_ids(pid: int) -> list[int]:
+    """The threads of a process, its main thread first; none if it has exited."""
+    try:
+        return [int(tid) for tid in os.listdir(f"/proc/{pid}/task")[:_THREADS_LIMIT]]
+    except OSError:
+        return []
 
 
 def waits_uninterruptibly(pid: int) -> bool:

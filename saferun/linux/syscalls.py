@@ -89,8 +89,13 @@ def read_syscall(pid: int, tid: int = 0) -> SystemCall | None:
     return from_proc_syscall(content.decode("ascii", "replace"), os.uname().machine)
 
 
-# Kernel functions of the calls that the kernel restarts.
-_RESTARTED = (("poll_schedule", "poll"), ("hrtimer_nanosleep", "clock_nanosleep"), ("futex", "futex"))
+# Kernel functions of the calls that the kernel restarts. A sleep has none of its own then, as compilers make jumps of
+# the calls that lead to it: the function before these is seen (Linux 6.18, x86-64).
+_RESTARTED = (
+    *(("poll_schedule", "poll"), ("futex", "futex"), ("hrtimer_nanosleep", "clock_nanosleep")),
+    *(("do_syscall_64", "clock_nanosleep"), ("__x64_sys_restart_syscall", "clock_nanosleep")),
+    *(("invoke_syscall", "clock_nanosleep"), ("__arm64_sys_restart_syscall", "clock_nanosleep")),
+)
 
 
 def before_restart(call: SystemCall | None, wchan: str) -> SystemCall | None:

@@ -1,8 +1,8 @@
 """Detects hangs of one host's ranks: samples go in, verdicts and requests for more evidence come out. Pure.
 
 Time is measured by a clock of its own. It stands still while a rank is being debugged, while a core is being written
-and while the watch is paused, and a late sample moves it by little more than a punctual one: times in which ranks could
-not work, or were not sampled, do not count.
+(for two timeouts at most) and while the watch is paused, and a late sample moves it by little more than a punctual one:
+times in which ranks could not work, or were not sampled, do not count.
 
 All ranks are judged together, since a rank that waits looks like one that hangs. The ranks hang if for the whole
 timeout none of them moved (see ``signs``) and each was either quiet, or busy-looped in a collective whose sequence
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence.job_evidence import HangVerdict, ThreadStack
-from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, overdue_text, some_hang
+from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, some_hang, with_long_waits
 from saferun.watchdog.samples import JobSample, Numbers, RankSample, SampleResult
 from saferun.watchdog.verdicts import Repeat, Verdicts
 from saferun.watchdog.watched import Watched
@@ -31,6 +31,8 @@ _INSPECT_AT = (0.2, 0.45, 0.7)
 _INSPECTION_LASTS_S = 15.0
 # Stacks of busy ranks that do not move are dumped from this share of the timeout on.
 _DUMPS_FROM = 0.5
+# For so many timeouts a rank whose core is being written is waited for: the disk, or whatever takes the core, may hang.
+_CORE_TIMEOUTS = 2
 # A hang is over after so many samples with progress: a single one is no recovery, as some threads wake up once an hour.
 _LIVELY = 3
 
@@ -69,6 +71,7 @@ class HangDetector:
         is_first = self._at is None
         interval_s = max(sample.at - self._at, 1e-3) if self._at is not None else 1e-3
         self._at = sample.at
+        self._ranks.take_cores(sample)
         if not is_first:
             self._ranks.clock_s += self._credit(sample, interval_s)
         moved = {rank.local_rank: self._take(rank, interval_s) for rank in sample.ranks}
@@ -86,7 +89,7 @@ class HangDetector:
         self._is_inspecting = self._is_inspecting or self._inspection_is_needed()
         inspection = self._is_inspecting and not was_inspecting
         if verdict is not None:
-            verdict = verdict._replace(overdue=overdue_text(self._ranks))
+            verdict = with_long_waits(verdict, self._ranks)
             self._verdicts.report(verdict, self._ranks.clock_s)
             self._lively = 0
         # The descendants of a rank that moves by itself need not be sampled.
@@ -143,9 +146,9 @@ class HangDetector:
 
     def _credit(self, sample: JobSample, interval_s: float) -> float:
         """How far the clock moves."""
-        if sample.is_held or any(
-            rank.process.traced or rank.process.core_dumping or rank.process.state == "t" for rank in sample.ranks
-        ):
+        if sample.is_held or any(rank.process.traced or rank.process.state == "t" for rank in sample.ranks):
+            return 0.0
+        if any(sample.at - since < _CORE_TIMEOUTS * self._timeout_s for since in self._ranks.cores_since.values()):
             return 0.0
         if sample.ranks and all(rank.process.state == "T" for rank in sample.ranks):
             # Whoever stopped the whole job may continue it, as a scheduler does that lends its GPUs to another job.

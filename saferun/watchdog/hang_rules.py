@@ -96,7 +96,21 @@ def _overdue(ranks: WatchedRanks) -> HangVerdict | None:
     return HangVerdict("overdue", about, lasted_s, certain=False, busy=ranks.busy)
 
 
-def overdue_text(ranks: WatchedRanks) -> str:
+def with_long_waits(verdict: HangVerdict, ranks: WatchedRanks) -> HangVerdict:
+    """The verdict with what takes long in words. While a core is being written no hang is certain."""
+    texts = filter(None, (_overdue_text(ranks), _cores_text(ranks)))
+    return verdict._replace(overdue="; ".join(texts), certain=verdict.certain and not ranks.cores_since)
+
+
+def _cores_text(ranks: WatchedRanks) -> str:
+    if not ranks.cores_since:
+        return ""
+    since, rank = min((since, rank) for rank, since in ranks.cores_since.items())
+    more = f" (and those of {len(ranks.cores_since) - 1} more)" if len(ranks.cores_since) > 1 else ""
+    return f"the core of rank {rank}{more} has been being written for {duration_text(ranks.at - since)}"
+
+
+def _overdue_text(ranks: WatchedRanks) -> str:
     """The phase that is the longest over its time, in words; empty: none is."""
     late = [(one.phase.until, one.rank, one.phase) for one in ranks.all if one.phase is not None and one.is_overdue]
     if not late:

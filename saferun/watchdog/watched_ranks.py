@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from saferun.watchdog.samples import JobSample
 from saferun.watchdog.watched import Watched
 
 
@@ -17,6 +18,7 @@ class WatchedRanks:
         changed_s: when something last happened to all ranks, by that clock: all idle times begin then at the earliest.
         at: the time of the last sample, in monotonic seconds.
         by_local_rank: the ranks.
+        cores_since: of the ranks whose core is being written, by rank: since when, in monotonic seconds.
     """
 
     def __init__(self, timeout_s: float, *, can_dump: bool) -> None:
@@ -26,6 +28,12 @@ class WatchedRanks:
         self.changed_s = 0.0
         self.at = 0.0
         self.by_local_rank: dict[int, Watched] = {}
+        self.cores_since: dict[int, float] = {}
+
+    def take_cores(self, sample: JobSample) -> None:
+        """Take which ranks' cores are being written."""
+        dumping = [rank.rank for rank in sample.ranks if rank.process.core_dumping]
+        self.cores_since = {rank: self.cores_since.get(rank, sample.at) for rank in dumping}
 
     @property
     def all(self) -> tuple[Watched, ...]:

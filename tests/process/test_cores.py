@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from saferun.captures import cores
 from saferun.captures.wire import DeadProcess
-from saferun.linux.core_notes import read_core_notes
+from saferun.linux.core_files import CoreFile
+from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.poller import Poller
 from tests.breadth import slow_but
 from tests.process.core_steps import (
@@ -267,3 +271,18 @@ def test_no_more_cores_are_kept_than_asked_for(crew: Crew) -> None:
     [look] = crew.examine(mode="keep", keep=0)
     assert not look.kept
     assert "give_up" in functions(look)
+
+
+def test_a_compressed_core_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of zeros shrink to nothing, and the ranks' checkpoints go to the same file system."""
+    packed = tmp_path / "core.gz"
+    packed.write_bytes(gzip.compress(bytes(16 << 20)))
+    status = packed.stat()
+    core = CoreFile(str(packed), None, (status.st_dev, status.st_ino))
+    monkeypatch.setattr(cores, "room_bytes", lambda _directory: 4 << 20)
+    with pytest.raises(CoreError, match="has no room for it, decompressed"), ExitStack() as stack:
+        stack.enter_context(cores._unpacked(core, str(tmp_path), time.monotonic() + 60.0))
+    monkeypatch.setattr(cores, "room_bytes", lambda _directory: 32 << 20)
+    with cores._unpacked(core, str(tmp_path), time.monotonic() + 60.0) as unpacked:
+        assert os.fstat(unpacked.fileno()).st_size == 16 << 20
+    assert os.listdir(tmp_path) == ["core.gz"]

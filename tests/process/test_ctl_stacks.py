@@ -144,6 +144,12 @@ def test_what_is_left_of_a_run_is_found_without_its_supervisor() -> None:
         ),
         ("500", {500: stranger(500, is_readable=False)}, "process 500 of user", ""),
         (RUN_ID, {101: member(101, 100)}, f"no rank of run {RUN_ID} lives on this host", "it has ended"),
+        (
+            RUN_ID,
+            {101: member(101, 100), 110: stranger(110, 100, is_readable=False, is_stuck=True)},
+            f"no rank of run {RUN_ID} can be seen on this host, but a process of this host has threads in",
+            "saferunctl stacks 110 shows one by its pid",
+        ),
     ],
 )
 def test_a_word_that_means_nothing_is_explained(
@@ -404,6 +410,41 @@ evaluate() if RANK == 1 else exchange()
 
 def ask_of(job: Job, *arguments: str) -> str:
     return answer(*arguments, cwd=job.folder / "job")
+
+
+IN_VFORK = """
+import ctypes
+from rank import *
+libc = ctypes.CDLL(None)
+fifo = FOLDER + f"/fifo{RANK}"
+os.mkfifo(fifo)
+actions = ctypes.create_string_buffer(256)
+libc.posix_spawn_file_actions_init(actions)
+libc.posix_spawn_file_actions_addopen(actions, 0, fifo.encode(), os.O_RDONLY, 0)
+argv = (ctypes.c_char_p * 2)(b"true", None)
+def read_slowly():
+    libc.posix_spawn(ctypes.byref(ctypes.c_int()), b"/bin/true", actions, None, argv, argv)
+tell("ready")
+read_slowly()
+"""
+
+
+def test_ranks_in_uninterruptible_sleep_are_shown(tmp_path: Path) -> None:
+    """They are those that everybody wants to see. Their environment may not be read, but their saferun knows them."""
+    with running(tmp_path, IN_VFORK, nproc=2, store=False) as job:
+        pids = [word.pid for word in job.hear("ready", 2)]
+        try:
+            until(lambda: all(state_of(pid) == "D" for pid in pids), "all sleep")
+            until((job.run_dir / "run.json").exists, "the run is described")
+            text = ask_of(job)
+            alone = ask_of(job, str(pids[0]))
+        finally:
+            job.process.terminate()
+            for rank in range(2):
+                os.close(os.open(tmp_path / f"fifo{rank}", os.O_RDWR))
+    assert "ranks 0-1; " in text.splitlines()[0]
+    assert "read_slowly" in text
+    assert "read_slowly" in alone
 
 
 def test_a_launch_is_shown_by_its_directory_its_id_and_its_pid(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -405,3 +406,34 @@ def test_the_pipes_of_many_workers_are_looked_up_once(monkeypatch: pytest.Monkey
     assert wait.pids
     # 21 processes with 20 pipes each.
     assert len(looked_up) < 2000
+
+
+def test_threads_that_wait_for_a_clock_are_told_from_those_that_wait_for_a_lock() -> None:
+    """One that sleeps may give what the main thread waits for; one without a timeout waits for another."""
+    program = """
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+threading.Timer(1000, print).start()
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=lock.acquire, daemon=True).start()
+"""
+    with process(program + READY + "lock.acquire()") as found:
+        until(lambda: len(waits_of(found.pid)) == 3, "all threads wait")
+        main, *others = waits_of(found.pid)
+    assert main == ThreadWait(found.pid)
+    assert sorted((wait.outside, wait.timed, wait.sleeps) for wait in others) == [
+        (False, True, False),
+        (True, True, True),
+    ]
+
+
+def test_a_sleep_that_was_stopped_and_continued_is_one_still() -> None:
+    """As by a tool that has taken stacks a minute ago: the kernel shows it under another name."""
+    program = "ctypes.CDLL(None).sleep(1000)"
+    with process("import ctypes\n" + READY + program) as found:
+        asleep(found.pid)
+        os.kill(found.pid, signal.SIGSTOP)
+        until(lambda: (stat := read_stat(found.pid)) is not None and stat.state == "T", "stopped")
+        os.kill(found.pid, signal.SIGCONT)
+        asleep(found.pid)
+        until(lambda: (wait := main_wait(found.pid)) is not None and wait.sleeps, "it sleeps")

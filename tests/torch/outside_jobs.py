@@ -111,6 +111,30 @@ def fetch(): results.put(ask('answer').recv(100))
 threading.Thread(target=fetch).start()
 results.get()
 """,
+    "an event that a thread sets after a while": """
+ready = threading.Event()
+def fetch():
+    time.sleep(QUIET)
+    ready.set()
+threading.Thread(target=fetch).start()
+ready.wait()
+""",
+    "a lock of a thread that sleeps": """
+lock, has_lock = threading.Lock(), threading.Event()
+def fetch():
+    with lock:
+        has_lock.set()
+        time.sleep(QUIET)
+threading.Thread(target=fetch).start()
+has_lock.wait()
+lock.acquire()
+""",
+    "a lock that a timer gives back": """
+lock = threading.Lock()
+lock.acquire()
+threading.Timer(QUIET, lock.release).start()
+lock.acquire()
+""",
     "an event with a timeout": "threading.Event().wait(QUIET)",
     "asyncio.sleep": """
 import asyncio
@@ -126,13 +150,16 @@ for batch in torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_
 """,
 }
 DEADLOCKS = {
-    "a lock beside a thread that sleeps": """
-def beat():
-    while True: time.sleep(1000)
-threading.Thread(target=beat, daemon=True).start()
-lock = threading.Lock()
-lock.acquire()
-lock.acquire()
+    "two threads with two locks": """
+first, second, has_second = threading.Lock(), threading.Lock(), threading.Event()
+def other():
+    with second:
+        has_second.set()
+        first.acquire()
+with first:
+    threading.Thread(target=other, daemon=True).start()
+    has_second.wait()
+    second.acquire()
 """,
     "a queue that nobody feeds": "queue.Queue().get()",
     "a queue between processes that nobody feeds": """

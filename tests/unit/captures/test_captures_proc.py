@@ -137,6 +137,7 @@ def test_a_restarted_call_is_named_by_where_it_waits() -> None:
     call = SystemCall("restart_syscall", (1000, 1))
     assert before_restart(call, "poll_schedule_timeout.constprop.0") == SystemCall("poll", (1000, 1))
     assert before_restart(call, "futex_do_wait") == SystemCall("futex", (1000, 1))
+    assert before_restart(call, "do_syscall_64") == SystemCall("clock_nanosleep", (1000, 1))
     assert before_restart(call, "") == call
     assert before_restart(SystemCall("read", (3,)), "poll_schedule") == SystemCall("read", (3,))
     assert before_restart(None, "futex_do_wait") is None

@@ -13,7 +13,7 @@ from saferun.diagnosis.hang import diagnose_hang
 from saferun.diagnosis.rank_view import first_found
 from saferun.evidence.job_evidence import Evidence, Frame, StackDump, ThreadStack
 from saferun.evidence.wait_evidence import ThreadWait
-from tests.unit.diagnosis.recorded_hangs import C10D, SITE, dump_of
+from tests.unit.diagnosis.recorded_hangs import C10D, SITE, dump_of, native
 from tests.unit.diagnosis.test_external_waits import (
     CHILD,
     EVENT,
@@ -89,6 +89,69 @@ def with_thread(*frames: Frame, thread: tuple[Frame, ...], wait: ThreadWait | No
 def test_threads_of_libraries_count_where_they_are_waited_for(found: Evidence) -> None:
     """``pool.submit(boto.download, …)`` has no line of the user's in its thread."""
     assert external(found) == (1,)
+
+
+ALARM = (Frame("Event.wait", f"{LIBRARY}/threading.py", 629), Frame("Timer.run", f"{LIBRARY}/threading.py", 1366))
+CONDITION = (Frame("Condition.wait_for", f"{LIBRARY}/threading.py", 355), LOAD)
+SEMAPHORE = (Frame("Semaphore.acquire", f"{LIBRARY}/threading.py", 468), LOAD)
+BARRIER = (Frame("Barrier.wait", f"{LIBRARY}/threading.py", 668), LOAD)
+BACKS_OFF = (Frame("fetch", "/job/data.py", 12),)
+ASLEEP = ThreadWait(TID, outside=True, timed=True, sleeps=True)
+TIMED = ThreadWait(TID, timed=True)
+GIVEN = {
+    "event": EVENT,
+    "condition": CONDITION,
+    "queue": QUEUE,
+    "semaphore": SEMAPHORE,
+    "barrier": BARRIER,
+    "lock": (LOAD,),
+}
+
+
+@pytest.mark.parametrize("stack", GIVEN.values(), ids=GIVEN)
+@pytest.mark.parametrize(
+    ("thread", "wait", "expected"),
+    [
+        pytest.param(BACKS_OFF, ASLEEP, (1,), id="time.sleep"),
+        pytest.param(BACKS_OFF, TIMED, (1,), id="a wait with a timeout"),
+        pytest.param(ALARM, TIMED, (1,), id="threading.Timer"),
+        pytest.param((native("PyThread_acquire_lock_timed"), *ALARM), TIMED, (1,), id="threading.Timer, with C"),
+        pytest.param(BACKS_OFF, None, (), id="a lock"),
+        pytest.param(ALARM, None, (), id="an event that nothing sets"),
+        pytest.param(IN_POOL, TIMED, (), id="a library's wait with a timeout"),
+    ],
+)
+def test_a_thread_that_only_sleeps_may_give_what_is_waited_for(
+    stack: tuple[Frame, ...], thread: tuple[Frame, ...], wait: ThreadWait | None, expected: tuple[int, ...]
+) -> None:
+    """One that backs off before it asks a server again; two threads that wait for each other's locks never end."""
+    assert external(with_thread(*stack, thread=thread, wait=wait)) == expected
+
+
+@pytest.mark.parametrize(
+    ("wait", "expected"),
+    [(ASLEEP, (1,)), (TIMED, ()), (ThreadWait(TID, outside=True, timed=True), ())],
+    ids=["asleep", "in a lock with a timeout", "in a poll with a timeout"],
+)
+def test_a_thread_in_c_that_sleeps_may_hold_what_c_waits_for(wait: ThreadWait, expected: tuple[int, ...]) -> None:
+    """``pthread_join`` looks like a lock. Libraries of GPUs always have threads that poll."""
+    assert external(job(LOAD, waits=(ThreadWait(PID), wait))) == expected
+    # Which of the threads that Python knows sleep is known.
+    assert external(with_thread(LOAD, thread=IN_POOL, wait=wait)) == ()
+
+
+@pytest.mark.parametrize("tid", [0, 3], ids=["without numbers", "of a namespace"])
+def test_where_the_numbers_of_threads_are_not_known_one_that_sleeps_is_enough(tid: int) -> None:
+    """It may be the one that gives what is waited for."""
+    for wait, expected in ((ASLEEP, (1,)), (TIMED, ())):
+        found = with_thread(*EVENT, thread=BACKS_OFF, wait=wait)
+        stacks = tuple(
+            dump._replace(threads=(dump.threads[0]._replace(tid=1), thread_of(tid, *BACKS_OFF)))
+            if dump.rank == 1
+            else dump
+            for dump in found.capture.stacks
+        )
+        assert external(found._replace(capture=found.capture._replace(stacks=stacks))) == expected
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,6 @@ def test_who_waits_for_something_outside_the_job_may_go_on(found: Evidence) -> N
     assert external(found) == (1,)
 
 
-BUSY_LOCK = thread_of(777, Frame("beat", "/job/data.py", 3))
 PEER = (ThreadWait(PID, pids=(100,)),)
 
 
@@ -197,10 +196,6 @@ PEER = (ThreadWait(PID, pids=(100,)),)
         pytest.param(job(LOAD, waits=waits()), id="a lock"),
         pytest.param(job(*EVENT, waits=waits()), id="an event without a timeout"),
         pytest.param(job(*QUEUE, waits=waits()), id="a queue that nobody feeds"),
-        pytest.param(
-            job(LOAD, waits=(ThreadWait(PID), ThreadWait(777, outside=True)), threads=(BUSY_LOCK,)),
-            id="a lock beside a thread that sleeps",
-        ),
         pytest.param(job(*MP_QUEUE, **POLL, waits=waits()), id="a queue between processes that nobody else has"),
         pytest.param(job(LOAD, **SLEEP, waits=waits(outside=True), owns_gil=True), id="a sleep that holds the GIL"),
         pytest.param(job(LOAD, **RECV, waits=PEER), id="another rank, by its process"),

@@ -43,7 +43,6 @@ from tests.unit.watchdog.simulated_jobs import (
         pytest.param((Rates(main=0.011, wakes=2.6), HUNG_IN_GLOO), id="long steps"),
         pytest.param((Rates(main=0.95, state="R", new_pages=5000), HUNG_IN_GLOO), id="one builds something"),
         pytest.param((SPINS, SPINS), id="all burn, and none waits"),
-        pytest.param((Rates(core_dumping=True, io=0), HUNG_IN_GLOO), id="one dumps its core"),
         pytest.param((Rates(traced=True), HUNG_IN_GLOO), id="one is being debugged"),
         pytest.param((Rates(state="t"), HUNG_IN_GLOO), id="one stands at a breakpoint"),
     ],
@@ -93,6 +92,19 @@ def test_whoever_uses_a_percent_of_a_core_is_not_said_to_make_no_progress(does: 
     waits = Job(300.0, SPINS, HUNG_IN_GLOO, numbers=lambda _rank, _at: {"0": (5, 4)})
     assert waits.run(0.4) == []
     assert waits.watchdog.strict_quiet_s == waits.watchdog.quiet_s > 60
+
+
+@pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
+def test_a_core_that_is_being_written_is_waited_for_but_not_for_ever(timeout_s: float) -> None:
+    """It may be written to a file server that is gone, and the job would wait all night without a word."""
+    job = Job(timeout_s, Rates(core_dumping=True, io=0), HUNG_IN_GLOO)
+    assert job.run(2.9) == []
+    found = job.run(12.0)
+    assert kinds(found)[:1] == ["quiescent"]
+    assert not any(verdict.certain for verdict in found)
+    assert found[0].overdue.startswith("the core of rank 0 has been being written for ")
+    debugged = Job(timeout_s, Rates(traced=True), HUNG_IN_GLOO)
+    assert debugged.run(12.0) == []
 
 
 @pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
