@@ -383,12 +383,20 @@ class WriterClient(PartBase):
             is_hurried: whether the user has asked again for the end.
             on_wait: called now and then while there is something to be waited for.
         """
+        began_at = time.monotonic()
+        while self._asked and not (self._given_up or self.is_stalled or is_hurried()):
+            # Whoever has asked writes more when it has the answer: a short launch ends before its directory is made.
+            self.tick(time.monotonic())
+            if time.monotonic() - began_at >= _PATIENCE_S:
+                break
+            on_wait()
+            poller.wait(0.1)
         if self._given_up:
             return
         self._is_finishing = True
         self.put(END, 0, b"", must=True)
         self._ring_bell()
-        began_at = self._moved_at = time.monotonic()
+        self._moved_at = began_at
         while self._helper is not None and (self.pids or self._helper.is_open) and not self._given_up:
             now = time.monotonic()
             self.tick(now)
