@@ -456,17 +456,18 @@ def _leave() -> None:
     os.environ.pop("SAFERUN_FAULTHANDLER", None)
     before = os.environ.pop("SAFERUN_PYTHONPATH", None)
     if "PYTHONPATH" in os.environ:
-        kept = [path for path in os.environ["PYTHONPATH"].split(":") if path != entry]
-        if kept and before is not None and entry in before_path:
-            # A shell script has put others beside it. Without ours, ``PYTHONPATH=/x:$PYTHONPATH`` would have left an
-            # empty entry, the current directory, and ``/x${PYTHONPATH:+:$PYTHONPATH}`` none. What is imported$
-            # from there is found, and behind all else: a file there stands in for no other module.
+        entries = os.environ["PYTHONPATH"].split(":")
+        kept = [path for path in entries if path != entry]
+        if kept and before is not None:
+            # A shell script has put others beside it (``export PYTHONPATH=/x:$PYTHONPATH``). Without ours it would have
+            # put an empty entry there, which is the current directory.
+            kept = ["" if path == entry else path for path in entries]
             try:
                 current = os.getcwd()
             except OSError:
                 current = ""
-            if current and current not in sys.path:
-                sys.path.append(current)
+            if current and current not in sys.path and entry in before_path:
+                sys.path.insert(before_path.index(entry), current)
         if kept or before == "empty":
             os.environ["PYTHONPATH"] = ":".join(kept)
         else:

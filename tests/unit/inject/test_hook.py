@@ -139,6 +139,27 @@ def test_the_script_gets_its_pythonpath_back(value: str | None, tmp_path: Path) 
     assert hooked == plain
 
 
+@pytest.mark.parametrize("value", [None, "", "/user"])
+@pytest.mark.parametrize("added", ["/x:$PYTHONPATH", "$PYTHONPATH:/x", "/x"])
+def test_a_shell_script_may_add_to_the_path(value: str | None, added: str, tmp_path: Path) -> None:
+    """An empty rest of it is the current directory, as in ``export PYTHONPATH=/x:$PYTHONPATH`` where there was none."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").write_text("import os, sys; print(os.environ['PYTHONPATH'], sys.path)")
+    variables = {} if value is None else {"PYTHONPATH": value}
+    ends = []
+    for prefix in (tmp_path / "a0r0", None):
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"export PYTHONPATH={added}; exec {sys.executable} sub/train.py"],
+            env=environ_of(prefix, **variables),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ends.append((done.stdout, done.stderr))
+    assert ends[0] == ends[1]
+
+
 def test_a_wrapper_may_have_put_its_own_path_before_ours(tmp_path: Path) -> None:
     environ = environ_of(tmp_path / "a0r0", PYTHONPATH="/user")
     environ["PYTHONPATH"] = f"/wrapper:{environ['PYTHONPATH']}"

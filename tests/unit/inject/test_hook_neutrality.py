@@ -1,8 +1,7 @@
-"""Programs that have hooks or paths of their own, print errors, are measured or fork work as without our hook."""
+"""Programs that have hooks of their own, print errors which they handle, are measured or fork work as without ours."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -177,41 +176,3 @@ def test_forked_children_start_servers_only_if_there_is_room_for_those_of_all(tm
     """
     ended = run(["-c", program], environ_of(tmp_path / "a0r0", PYTHONPATH=str(tmp_path)), tmp_path)
     assert sorted(ended.stdout.split()) == ["1", "3", "3", "3"], ended.stderr
-
-
-@pytest.mark.parametrize("value", [None, "", "/user"])
-@pytest.mark.parametrize("added", ["/x${PYTHONPATH:+:$PYTHONPATH}", "${PYTHONPATH:+$PYTHONPATH:}/x", "/x"])
-def test_a_shell_script_may_add_to_the_path(value: str | None, added: str, tmp_path: Path) -> None:
-    """What it starts finds modules as under torchrun; the current directory stands in for nothing."""
-    hooked, plain = (from_shell_script(tmp_path, prefix, value, added) for prefix in (tmp_path / "a0r0", None))
-    assert hooked[0] == plain[0]
-    assert [path for path in hooked[1] if path != str(tmp_path)] == plain[1]
-    assert str(tmp_path) not in hooked[1][:-1]
-
-
-@pytest.mark.parametrize("value", [None, ""])
-@pytest.mark.parametrize("added", ["/x:$PYTHONPATH", "$PYTHONPATH:/x"])
-def test_what_an_empty_entry_of_a_shell_script_leads_to_is_found(value: str | None, added: str, tmp_path: Path) -> None:
-    """Without the hook's entry it would be there; that it was not meant to be cannot be told from the variable."""
-    hooked, plain = (from_shell_script(tmp_path, prefix, value, added) for prefix in (tmp_path / "a0r0", None))
-    assert hooked[0] == "/x"
-    assert str(tmp_path) in plain[1]
-    assert hooked[1] == [*(path for path in plain[1] if path != str(tmp_path)), str(tmp_path)]
-
-
-def from_shell_script(folder: Path, prefix: Path | None, value: str | None, added: str) -> tuple[str, list[str]]:
-    """PYTHONPATH and sys.path of a script in another directory that a shell script starts."""
-    (folder / "sub").mkdir(exist_ok=True)
-    script = folder / "sub" / "train.py"
-    script.write_text("import json, os, sys; print(json.dumps([os.environ['PYTHONPATH'], sys.path]))")
-    done = subprocess.run(
-        ["/bin/sh", "-c", f'export PYTHONPATH="{added}"; exec {sys.executable} sub/train.py'],
-        env=environ_of(prefix, **({} if value is None else {"PYTHONPATH": value})),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.stderr
-    variable, paths = json.loads(done.stdout)
-    return variable, paths
