@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from saferun.linux.prctl import die_with_parent
 
@@ -34,9 +35,10 @@ def main(fd: int, parent: int, command: Sequence[str]) -> None:
     for signum in _PASSED_ON:
         signal.signal(signum, lambda received, _: process.send_signal(received))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-    os.write(fd, f"{process.pid}\n".encode())
-    code = process.wait()
-    os.write(fd, f"{code}\n".encode())
+    with suppress(OSError):  # the program has been killed
+        os.write(fd, f"{process.pid}\n".encode())
+        code = process.wait()
+        os.write(fd, f"{code}\n".encode())
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
 _OWN_PREFIX = "SAFERUN_"
 _SET_FOR_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOOK", "SAFERUN_HEARTBEAT_FILE"})
-_NO_QUESTION = frozenset({"", "0", "false", "no", "off"})
+_YES = frozenset({"1", "true", "yes", "y", "on"})
 # Others may use the prefix as well: only slips are mentioned.
 _NEARLY = 0.75
 
@@ -192,7 +192,7 @@ def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
     services = frozenset(name for name in ours if _is_of_a_service(name, environ[name]))
     questions = {option.variable: option.name for option in OPTIONS if option.asks}
     for name in sorted(questions.keys() & set(ours)):
-        if environ[name].lower() not in _NO_QUESTION:
+        if environ[name].strip().lower() in _YES:
             why = f"{questions[name]} is only an option of the command line"
             print_error(printable(f"saferun: {name} is ignored: {why}"))
     unknown = [name for name in ours if name not in names | questions.keys() | _SET_FOR_RANKS | services]

@@ -12,10 +12,14 @@ import time
 
 from saferun.errors import suppress
 from saferun.files.run_files import EARLIER, has_ended, open_below, read_record, run_records
+from saferun.linux.ownership import CAREFULLY
 
 # What stands beside the directories of the hosts.
 _OF_THE_JOB = ("run.json", "report.json", "report.txt", "report.html", "on_event.log", "preflight.json")
 _MOST_TRIES = 100
+_BLOCK_BYTES = 1 << 20
+
+_Identity = tuple[int, int]
 
 
 def set_aside(fd: int, host: str, *, leads: bool) -> tuple[str, bool]:
@@ -38,7 +42,8 @@ def set_aside(fd: int, host: str, *, leads: bool) -> tuple[str, bool]:
         finally:
             os.close(below)
     names = [host, *(_OF_THE_JOB if leads else ())]
-    found = [name for name in names if _exists(fd, name)]
+    own = _own_files(fd)
+    found = [name for name in names if _exists(fd, name) and (name, _identity(fd, name)) not in own]
     if not found or not records:
         return "", False
     if not all(has_ended(fd, record) for record in records):
@@ -68,12 +73,46 @@ def keep_own_files(fd: int) -> str:
     has_any = False
     for name in found if kept else ():
         with suppress(OSError):
-            try:
-                os.link(name, f"{kept}/{name}", src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
-            except OSError:  # there are no hard links here
-                os.rename(name, f"{kept}/{name}", src_dir_fd=fd, dst_dir_fd=fd)
+            _link_or_copy(fd, name, f"{kept}/{name}")
             has_any = True
     return kept if has_any else ""
+
+
+def _own_files(fd: int) -> set[tuple[str, _Identity | None]]:
+    """The files that ``keep_own_files`` has given a further name, and that are still the user's."""
+    found = set()
+    with suppress(OSError):
+        for folder in os.listdir(fd):
+            if folder.startswith(EARLIER):
+                found |= {(name, _identity(fd, f"{folder}/{name}")) for name in _OF_THE_JOB}
+    return found
+
+
+def _identity(fd: int, name: str) -> _Identity | None:
+    """What a file and its copy have in common, and no file that has replaced it."""
+    with suppress(OSError):
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        return status.st_size, status.st_mtime_ns
+    return None
+
+
+def _link_or_copy(fd: int, name: str, kept: str) -> None:
+    """Give a file a further name.
+
+    Raises:
+        OSError: neither a link nor a copy can be made.
+    """
+    with suppress(OSError):
+        os.link(name, kept, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+        return
+    # There are no hard links here, or the file is another user's.
+    with open(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=fd), "rb") as file:
+        status = os.fstat(file.fileno())
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY
+        with open(os.open(kept, flags, stat.S_IMODE(status.st_mode), dir_fd=fd), "wb") as copy:
+            while block := file.read(_BLOCK_BYTES):
+                copy.write(block)
+        os.utime(kept, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=fd)
 
 
 def _is_file(fd: int, name: str) -> bool:

@@ -87,7 +87,7 @@ def make_directories(paths: list[str], outdated: list[str], again: int = 0) -> N
     Args:
         paths: the directories.
         outdated: the files.
-        again: 1 before an attempt: directories that were removed are made again; else 0.
+        again: 1 while no rank runs: directories that were removed are made again; else 0.
     """
     for path in paths:
         trees.make_directories(path, again=bool(again))

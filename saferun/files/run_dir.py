@@ -349,6 +349,11 @@ class RunDirectory:
         """Have a directory of this launch made; whoever writes there makes it where it is not there yet."""
         self.files.ask("make_directories", [[path], []])
 
+    def restore(self) -> None:
+        """Have the directory made again where a rank has removed it: for the report, once no rank runs any more."""
+        if self.host_path is not None:
+            self.files.ask("make_directories", [[self.host_path], [], 1])
+
     def close(self) -> None:
         """Close the files and remove what was temporary."""
         if self._event_file is not None:

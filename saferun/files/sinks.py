@@ -165,7 +165,7 @@ class Sink:
                 self._drop(blocks, count)
                 if self._removal is not None:
                     self._removal.note_written()
-                if self.keep_bytes and self.size_bytes > self.keep_bytes and not self._is_removed:
+                if self.keep_bytes and self.size_bytes > self.keep_bytes:
                     self._leave_out_middle()
         except OSError as error:
             self._fail(error, blocks)
@@ -190,12 +190,15 @@ class Sink:
 
         A rank that clears a directory must find it empty in the end.
         """
+        removed = self.size_bytes
         with suppress(FileNotFoundError):
-            return self._opened(flags)
+            fd = self._opened(flags)
+            if self._is_removed:  # another process has made it again
+                self.cut, self._is_within_line = NO_CUT, False
+            return fd
         if not directory.is_quiet():
             raise OSError(errno.ENOENT, _REMOVED)
         fd = self._opened(flags | os.O_CREAT)
-        removed = self.size_bytes
         self._removed_bytes += removed
         self.cut, self._is_within_line = NO_CUT, False
         if removed and not self.path.endswith(_JSON_LINES):
@@ -232,8 +235,15 @@ class Sink:
         return self.position - self.cut.left_out_bytes + self.cut.mark_bytes
 
     def _leave_out_middle(self) -> None:
-        """Keep the beginning and the end of the file, with a mark between them. What fails is not tried again."""
+        """Keep the beginning and the end of the file, with a mark between them. What fails is not tried again.
+
+        One that has been removed is emptied: it takes room, and cannot be read by name any more.
+        """
         try:
+            if self._is_removed:
+                os.ftruncate(self._fd, 0)
+                self.position, self.cut = 0, NO_CUT
+                return
             fd = self._opened(os.O_RDWR)
             try:
                 self.cut = leave_out_middle(fd, self.cut, self.size_bytes, self.keep_bytes)

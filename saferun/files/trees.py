@@ -108,9 +108,10 @@ class Tree:
             if self.path in _seen and not again:
                 raise
             if self.path in _seen:
-                # What was above it has been moved or removed since, and is not made again in its old place.
-                with suppress(FileExistsError):
-                    os.mkdir(self.path, self._directory_mode)
+                # What was further above has been moved or removed since, and is not made again in its old place.
+                for path in (os.path.dirname(self.path), self.path):
+                    with suppress(FileExistsError):
+                        os.mkdir(path, self._directory_mode)
             else:
                 self.make()
             fd = open_directory(self.path, or_root=True, mapped=True, links=True)

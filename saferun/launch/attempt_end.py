@@ -195,6 +195,8 @@ class AttemptEnd:
         if action.reraise is None:
             self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
         self._context.job.end = action
+        if action.exit_code:
+            self._context.guarded("make the run directory again", self._context.run_dir.restore)
         self._context.guarded("end the checks", self._context.checks.settle)
         self._context.guarded("write how the launch has ended", partial(self._write_end, action, stopped=stopped))
 

@@ -90,8 +90,8 @@ def test_a_run_directory_that_is_removed_under_a_running_job_is_no_failure(tmp_p
         assert job.out.count("two") == 2
 
 
-def test_a_run_directory_that_is_removed_is_not_made_again_and_the_console_has_everything(tmp_path: Path) -> None:
-    """Lines are left out on the console only if a file has them, and a removed file has nothing."""
+def test_a_run_directory_that_is_removed_is_made_again_for_the_report_only(tmp_path: Path) -> None:
+    """The console has everything: lines are left out there only if a file has them, and a removed file has nothing."""
     program = """
 from rank import *
 tell("ready")
@@ -110,9 +110,12 @@ sys.exit(3)
         until(lambda: [path for path in folder.glob(log) if path.read_bytes()], "its output is kept")
         subprocess.run(["rm", "-r", str(folder)], check=True)
         until(lambda: "the file was removed; what files do not keep is on the console" in job.err, "it is noticed")
+        assert not folder.exists()
         job.release("end")
         assert job.wait() == 1
-        assert not folder.exists()
+        assert json.loads((folder / "report.json").read_text())["incidents"]
+        assert json.loads((folder / "run.json").read_text())["end"]["exit_code"] == 1
+        assert not list(folder.glob(log))
         numbers = [int(line.split()[-1]) for line in job.out.splitlines() if " line " in line]
         assert numbers == list(range(len(numbers)))
         assert job.err.count("the file was removed") == 1
@@ -288,6 +291,29 @@ def test_files_of_the_user_s_own_with_names_of_saferun_s_are_kept(tmp_path: Path
         assert (out / "mine.txt").read_text() == "mine"
         assert json.loads((out / "run.json").read_text())["end"]["outcome"] == "failed"
         assert "ValueError: first" in (out / "report.txt").read_text()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_of_the_user_s_own_that_saferun_has_not_replaced_stays_for_every_run(
+    tmp_path: Path, *, links: bool
+) -> None:
+    """Also where there are no hard links: the script reads it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.json").write_text("mine")
+    program = f"print(open('{out}/report.json').read())"
+    refuse = (
+        "" if links else "import os\ndef link(*_, **__): raise OSError(1, 'Operation not permitted')\nos.link = link"
+    )
+    launcher = (sys.executable, "-c", f"{refuse}\nfrom saferun.__main__ import main\nmain()")
+    for number in range(2):
+        with running(tmp_path / str(number), program, "--run-dir", str(out), launcher=launcher, store=False) as job:
+            assert job.wait() == 0
+            assert "mine" in job.out
+    first, second = sorted(out.glob("earlier-*"), key=lambda path: path.stat().st_mtime_ns)
+    assert sorted(path.name for path in first.iterdir()) == ["report.json"]
+    assert "run.json" in {path.name for path in second.iterdir()}
+    assert (out / "report.json").read_text() == "mine"
 
 
 def test_a_directory_that_another_run_uses_is_left_as_it_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -63,3 +64,21 @@ def test_a_file_that_cannot_be_cut_grows_on(
         sink.write([memoryview(b"x" * KEEP)])
     assert path.read_bytes() == b"x" * KEEP * 5
     assert len(failures) == 1
+
+
+def test_a_file_that_was_removed_is_emptied_once_it_is_too_large(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes room on the disk, and nobody can find it."""
+    monkeypatch.setattr("saferun.files.removed_file._CHECK_S", 0.0)
+    path = tmp_path_factory.mktemp("kept") / "stdout.log"
+    sink = Sink(str(path), fresh=True, budget=Budget(), report=lambda *_arguments: None)
+    sink.keep_bytes = KEEP
+    sink.write([memoryview(b"x")])
+    with path.open("rb") as removed:
+        path.unlink()
+        path.parent.rmdir()
+        for _ in range(20):
+            sink.write([memoryview(b"x" * KEEP)])
+            assert os.fstat(removed.fileno()).st_size <= 2 * KEEP
+    sink.close()
