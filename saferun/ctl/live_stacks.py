@@ -18,7 +18,7 @@ from saferun.captures.ptrace import ptrace_denial
 from saferun.captures.wire import CaptureReader, CaptureRequest, CaptureTarget
 from saferun.ctl.answer import answer, answer_json, plain
 from saferun.ctl.job_stacks import JobStacks, read_job_stacks
-from saferun.ctl.run_directory import LATEST, find_run
+from saferun.ctl.run_directory import LATEST, find_run, state_of
 from saferun.ctl.stuck_ranks import ranks_by_pid
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
@@ -220,9 +220,8 @@ def _scene_of_process(process: LiveProcess, processes: Mapping[int, LiveProcess]
 def _scene_of_run(
     run_ids: Collection[str], name: str, processes: Mapping[int, LiveProcess], directory: str = ""
 ) -> AskedProcesses:
-    stuck = [
-        process for process in processes.values() if process.is_stuck and _KTHREADD not in {process.pid, process.ppid}
-    ]
+    may_run = not directory or state_of(directory).is_living
+    stuck = [one for one in processes.values() if may_run and one.is_stuck and _KTHREADD not in {one.pid, one.ppid}]
     known = ranks_by_pid(directory) if directory and stuck else {}
     found = {one.pid: one._replace(rank=known[one.pid], run_id=min(run_ids)) for one in stuck if one.pid in known}
     processes = {**processes, **found}

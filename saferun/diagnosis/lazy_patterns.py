@@ -8,13 +8,13 @@ which every match has one. A text without them need not be searched: ``in`` take
 from __future__ import annotations
 
 import re
-from binascii import crc32
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
 from saferun.diagnosis.known_literals import IN_ANY_CASE, LITERALS
 
+_MODULUS = 4294967291  # the largest prime number of 32 bits
 _COPIED = ("search", "match", "fullmatch", "findall", "finditer", "split", "sub")
 
 
@@ -83,8 +83,8 @@ class LazyPattern:
 
 
 def key_of(pattern: str, flags: int) -> int:
-    """The key of a pattern in ``known_literals``."""
-    return crc32(f"{flags} {pattern}".encode())
+    """The key of a pattern in ``known_literals``: without a module that may have to be loaded from a file."""
+    return int.from_bytes(f"{flags} {pattern}".encode(), "big") % _MODULUS
 
 
 def first_match(pattern: LazyPattern, lines: tuple[str, ...]) -> tuple[str, re.Match[str]] | None:

@@ -143,7 +143,7 @@ def test_a_background_job_draws_nothing_over_the_shells_prompt(folder: Path) -> 
     (folder / "bar.py").write_text(PROGRESS)
     tmux = Tmux(folder, SHELL)
     tmux.type("sh saferun.sh --bar-interval 600 bar.py", "Enter")
-    until(lambda: tmux.lines[-1].startswith("[0] step "), "its bar is drawn")
+    until(lambda: "".join(tmux.lines[-1:]).startswith("[0] step "), "its bar is drawn")
     tmux.type("C-z")
     until(lambda: tmux.lines[-1:] == ["$"], "the shell has the terminal")
     tmux.type("bg", "Enter")
@@ -157,7 +157,7 @@ def test_a_background_job_draws_nothing_over_the_shells_prompt(folder: Path) -> 
     assert sum("[0] step " in line for line in lines) <= 2, lines
     assert "$ (sleep 1; echo two $((1 + 1)))" in lines, lines
     tmux.type("fg", "Enter")
-    until(lambda: tmux.lines[-1].startswith("[0] step "), "its bar is drawn again")
+    until(lambda: "".join(tmux.lines[-1:]).startswith("[0] step "), "its bar is drawn again")
     (folder / "end").touch()
     until(lambda: tmux.lines[-1:] == ["$"], "the shell is back")
     assert sum("[0] step " in line for line in tmux.lines) <= 3, tmux.lines

@@ -120,6 +120,7 @@ def test_a_host_that_the_job_goes_on_without_has_not_succeeded(action: Finish, o
         job=SimpleNamespace(abort_reason=None),
         torchrun_events=SimpleNamespace(launch_ended=lambda *_, **__: None),
         checks=SimpleNamespace(settle=bool),
+        run_dir=SimpleNamespace(restore=bool),
         guarded=lambda _what, call, *arguments: call(*arguments),
         investigation=SimpleNamespace(log=log),
         log=SimpleNamespace(finish=lambda code, outcome, **_: written.append((code, outcome))),
