@@ -35,10 +35,13 @@ def main(fd: int, parent: int, command: Sequence[str]) -> None:
     for signum in _PASSED_ON:
         signal.signal(signum, lambda received, _: process.send_signal(received))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-    with suppress(OSError):  # the program has been killed
-        os.write(fd, f"{process.pid}\n".encode())
-        code = process.wait()
-        os.write(fd, f"{code}\n".encode())
+    _tell(fd, process.pid)
+    _tell(fd, process.wait())
+
+
+def _tell(fd: int, number: int) -> None:
+    with suppress(OSError):  # the program has been killed: the launch still ends in its own time
+        os.write(fd, f"{number}\n".encode())
 
 
 if __name__ == "__main__":

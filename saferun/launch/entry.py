@@ -204,11 +204,11 @@ def _open_screen(config: LaunchConfig, run_dir: RunDirectory) -> Screen:
         bar_interval_s=output.bar_interval_s,
         color=output.color,
         skipping=False,  # until there are files that keep all of it
-        where=lambda: _place_of_lines(config, run_dir),
+        where=lambda: _location_of_lines(config, run_dir),
     )
 
 
-def _place_of_lines(config: LaunchConfig, run_dir: RunDirectory) -> str:
+def _location_of_lines(config: LaunchConfig, run_dir: RunDirectory) -> str:
     """Where lines that the console has skipped can be read, as its note says it."""
     if run_dir.path:
         return f"all of it is in {run_dir.path}"

@@ -107,7 +107,7 @@ def _cores_text(ranks: WatchedRanks) -> str:
         return ""
     since, rank = min((since, rank) for rank, since in ranks.cores_since.items())
     more = f" (and those of {len(ranks.cores_since) - 1} more)" if len(ranks.cores_since) > 1 else ""
-    return f"the core of rank {rank}{more} has been being written for {duration_text(ranks.at - since)}"
+    return f"the core of rank {rank}{more} is still being written after {duration_text(ranks.at - since)}"
 
 
 def _overdue_text(ranks: WatchedRanks) -> str:

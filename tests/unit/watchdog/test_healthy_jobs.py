@@ -102,7 +102,7 @@ def test_a_core_that_is_being_written_is_waited_for_but_not_for_ever(timeout_s: 
     found = job.run(12.0)
     assert kinds(found)[:1] == ["quiescent"]
     assert not any(verdict.certain for verdict in found)
-    assert found[0].overdue.startswith("the core of rank 0 has been being written for ")
+    assert found[0].overdue.startswith("the core of rank 0 is still being written after ")
     debugged = Job(timeout_s, Rates(traced=True), HUNG_IN_GLOO)
     assert debugged.run(12.0) == []
 
