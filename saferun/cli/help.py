@@ -6,6 +6,8 @@ import os
 import sys
 
 from saferun.cli.options import OPTIONS, Option
+from saferun.console.stderr import print_error
+from saferun.errors import SaferunError
 
 COMMON = (
     *("nnodes", "nproc_per_node", "node_rank", "scheduler", "hosts"),
@@ -80,9 +82,13 @@ def show_help(flag: str) -> int:
     try:
         sys.stdout.write(help_text(everything=flag == "--help-all", width=terminal_width()))
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has seen enough, and what is left in the buffer must not be written at exit.
+    except (OSError, AttributeError) as error:
+        # What is left in the buffer must not be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):  # else the reader has seen enough
+            why = getattr(error, "strerror", None) or "it is closed"
+            print_error(SaferunError(f"standard output cannot be written: {why}", "see where it leads"))
+            return 1
     return 0
 
 

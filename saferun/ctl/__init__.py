@@ -149,12 +149,16 @@ def _run(arguments: argparse.Namespace) -> int:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()  # the reader has seen enough
+        from saferun.ctl.answer import discard_output
+
+        discard_output()  # the reader has seen enough
         return 0
     except OSError as error:
         if error.filename is not None or _can_print():
             raise
-        _discard_output()
+        from saferun.ctl.answer import discard_output
+
+        discard_output()
         what = f"standard output cannot be written: {error.strerror}"
         raise SaferunError(what, "see where it leads: it is closed, or a file on a full disk") from None
     return code
@@ -173,11 +177,6 @@ def _can_print() -> bool:
     except OSError:
         return False
     return True
-
-
-def _discard_output() -> None:
-    """What is left in the buffer must not be written at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _has_current_directory() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -26,6 +27,11 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - a value of the evidence
     if hasattr(value, "_asdict"):
         return {name: plain(part) for name, part in value._asdict().items()}
     return [plain(part) for part in value] if isinstance(value, tuple) else value
+
+
+def discard_output() -> None:
+    """Have nothing written at exit of what is left in the buffer of standard output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(text: str) -> None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 from saferun.console.stderr import print_error
-from saferun.ctl.answer import answer, answer_json
+from saferun.ctl.answer import answer, answer_json, discard_output
 from saferun.errors import UsageError, printable
 
 TYPE_CHECKING = False
@@ -67,15 +67,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--timeout {arguments.timeout:g} is out of range", "use 1 to 3600 seconds")
     if arguments.gpus > _MOST_GPUS:
         raise UsageError(f"--gpus {arguments.gpus} is out of range", f"use 0 to {_MOST_GPUS}")
+    code = 0
     try:
-        return _checked(arguments)
+        results, faults = _checked(arguments)
+        warnings = [result for result in results if result.verdict in {"warn", "fail"}]
+        code = 1 if faults or (arguments.strict and warnings) else 0
+        _answer(arguments, results, faults, is_bad=code != 0)
+    except BrokenPipeError:
+        discard_output()  # the reader has seen enough
     except Exception as error:
-        # What breaks here must not take a host out of use.
+        # What breaks here must not take a host out of use, and what cannot be printed must not bring one back.
         print_error(printable(f"saferunctl health: {type(error).__name__}: {error}"))
-        return 0
+        if isinstance(error, OSError):
+            discard_output()
+    return code
 
 
-def _checked(arguments: argparse.Namespace) -> int:
+def _checked(arguments: argparse.Namespace) -> tuple[Sequence[CheckResult], Sequence[HostFault]]:
     from saferun.diagnosis.host_fault import found_faults
     from saferun.preflight.host_health import check_host
     from saferun.preflight.outcome import findings_of
@@ -87,17 +95,21 @@ def _checked(arguments: argparse.Namespace) -> int:
         record=arguments.record,
         timeout_s=arguments.timeout,
     )
-    faults = found_faults(findings_of(results), 1, is_launch=False)
-    warnings = [result for result in results if result.verdict in {"warn", "fail"}]
-    is_bad = bool(faults) or (arguments.strict and bool(warnings))
+    return results, found_faults(findings_of(results), 1, is_launch=False)
+
+
+def _answer(
+    arguments: argparse.Namespace, results: Sequence[CheckResult], faults: Sequence[HostFault], *, is_bad: bool
+) -> None:
     if arguments.json:
         answer_json(_as_json(results, faults, is_bad=is_bad))
     elif arguments.brief:
-        texts = [fault.reason for fault in faults] or [result.message for result in warnings if arguments.strict]
+        texts = [fault.reason for fault in faults]
+        if not texts and is_bad:
+            texts = [result.message for result in results if result.verdict in {"warn", "fail"}]
         answer("; ".join(texts) + "\n" * bool(texts))
     else:
         answer(_as_table(results, is_bad=is_bad))
-    return 1 if is_bad else 0
 
 
 def _as_table(results: Sequence[CheckResult], *, is_bad: bool) -> str:

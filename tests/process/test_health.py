@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,22 @@ def test_a_health_check_that_is_broken_counts_as_passed(
     monkeypatch.setattr(check_process, "CheckProcess", refuse)
     assert main(["health", "--record", "none", "--strict"]) == 0
     assert "the check process cannot be started" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("where", [">&-", ">/dev/full", "| true"])
+@pytest.mark.parametrize(("gpus", "code"), [("-1", 0), ("1024", 1)], ids=["healthy", "unfit"])
+def test_the_exit_code_is_the_host_s_also_where_nothing_can_be_printed(
+    tmp_path: Path, where: str, gpus: str, code: int
+) -> None:
+    command = f"set -o pipefail; {shlex.join([*ASK, '--gpus', gpus])} {where}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code
 
 
 def end_at_once(connection: Socket) -> None:

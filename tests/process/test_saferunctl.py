@@ -373,3 +373,11 @@ def test_output_that_cannot_be_written_is_an_error_of_two_lines(
         f"standard output cannot be written: {why}",
         "see where it leads: it is closed, or a file on a full disk",
     )
+
+
+@pytest.mark.parametrize(("where", "why"), [("&-", "it is closed"), ("/dev/full", "No space left on device")])
+def test_help_that_cannot_be_written_is_an_error_of_two_lines(where: str, why: str) -> None:
+    command = f"{shlex.join([sys.executable, '-m', 'saferun', '--help'])} >{where}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert two_lines(done.stderr) == (f"standard output cannot be written: {why}", "see where it leads")
