@@ -36,7 +36,7 @@ class SharedSecret(Value):
     way: Name = ""
 
 
-class _Place(Value):
+class _RestOfResumption(Value):
     """The parts beside the assignment."""
 
     job: Name
@@ -83,7 +83,7 @@ class Resumption(Value):
 def encode_resumption(resumption: Resumption) -> str:
     """The resumption as text that ``decode_resumption`` reads."""
     one = resumption
-    place = _Place(
+    rest = _RestOfResumption(
         one.job,
         *one.control,
         is_shared=one.is_shared,
@@ -95,7 +95,7 @@ def encode_resumption(resumption: Resumption) -> str:
         addresses=one.record.addresses,
         tasks=one.record.tasks,
     )
-    return json.dumps({"assignment": encode_assignment(one.assignment), "place": json.dumps(place._asdict())})
+    return json.dumps({"assignment": encode_assignment(one.assignment), "rest": json.dumps(rest._asdict())})
 
 
 def decode_resumption(content: str) -> Resumption | None:
@@ -103,20 +103,20 @@ def decode_resumption(content: str) -> Resumption | None:
     try:
         parts = json.loads(content)
         assignment: HostAssignment | None = decode_assignment(parts["assignment"])
-        place: _Place | None = typed(_Place, parts["place"])
+        rest: _RestOfResumption | None = typed(_RestOfResumption, parts["rest"])
     except (ValueError, TypeError, KeyError):
         return None
-    if assignment is None or place is None:
+    if assignment is None or rest is None:
         return None
     return Resumption(
         assignment,
-        place.job,
-        (place.control_addr, place.control_port),
-        is_shared=place.is_shared,
-        master_port=place.master_port,
-        moves=place.moves,
-        round=place.round,
-        script=place.script,
-        shared=place.shared,
-        record=HostRecord(assignment.label, place.tasks, place.addresses),
+        rest.job,
+        (rest.control_addr, rest.control_port),
+        is_shared=rest.is_shared,
+        master_port=rest.master_port,
+        moves=rest.moves,
+        round=rest.round,
+        script=rest.script,
+        shared=rest.shared,
+        record=HostRecord(assignment.label, rest.tasks, rest.addresses),
     )

@@ -32,9 +32,9 @@ _Name = Annotated[str, line_of(_LONGEST_NAME)]
 
 
 class _First(Value):
-    """The first answer. ``together``: the job may have several hosts, and the stacks of all follow."""
+    """The first answer. ``spans_hosts``: the job may have several hosts, and the stacks of all follow."""
 
-    together: bool
+    spans_hosts: bool
 
 
 class _Peer(Value):
@@ -139,7 +139,7 @@ def _asked(directory: Path, wanted: JsonObject) -> Iterator[Callable[[float], _A
         raise _AloneError from None  # it has no control socket (yet), or has ended: what is left of it is seen without
     try:
         first: _First = fit(_First, live.ask("stacks", wanted=wanted))
-        if not first.together:
+        if not first.spans_hosts:
             raise _AloneError
 
         def receive(patience_s: float) -> _Answer:

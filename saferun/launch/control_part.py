@@ -397,7 +397,7 @@ class ControlPart(PartBase):
     def _stacks(self, client: _Client, request: ControlRequest) -> None:
         """The stacks of the ranks of all hosts. In a job of one host saferunctl reads them itself."""
         spans_hosts = self._context.config.hosts.spans_hosts
-        self._send(client, {"ok": True, "together": spans_hosts}, is_last=not spans_hosts)
+        self._send(client, {"ok": True, "spans_hosts": spans_hosts}, is_last=not spans_hosts)
         if not spans_hosts or client not in self._clients.values():
             return
         client.close_at = time.monotonic() + longest_s(request.wanted) + _PATIENCE_S

@@ -110,25 +110,25 @@ class Fingerprint(Value):
     Attributes:
         class_name: of the cause.
         ranks: those that failed so; which ones are seen to depends on their timing.
-        place: the last call in the user's code; if there is none, the message without its numbers. Empty: there is
+        location: the last call in the user's code; if there is none, the message without its numbers. Empty: there is
             nothing to compare, and it is never the same as another.
-        is_frame: whether ``place`` is a call.
+        is_frame: whether ``location`` is a call.
     """
 
     class_name: str = ""
     ranks: tuple[int, ...] = ()
-    place: str = ""
+    location: str = ""
     is_frame: bool = False
 
     def is_same(self, other: Fingerprint | None) -> bool:
-        """Whether both are of the same failure: the same class at the same place, in some rank that both have."""
+        """Whether both are of the same failure: the same class at the same location, in some rank that both have."""
         return self.is_alike(other) and other is not None and (not self.ranks or bool({*self.ranks} & {*other.ranks}))
 
     def is_alike(self, other: Fingerprint | None) -> bool:
         """The same, whichever ranks it was in."""
-        if other is None or not self.place or bool(self.ranks) != bool(other.ranks):
+        if other is None or not self.location or bool(self.ranks) != bool(other.ranks):
             return False
-        return (self.class_name, self.place) == (other.class_name, other.place)
+        return (self.class_name, self.location) == (other.class_name, other.location)
 
     @property
     def description(self) -> str:
@@ -136,7 +136,7 @@ class Fingerprint(Value):
         ranks = ", ".join(map(str, self.ranks[:_MOST_RANKS_SHOWN]))
         more = ", …" if len(self.ranks) > _MOST_RANKS_SHOWN else ""
         who = f"rank{'s' if len(self.ranks) > 1 else ''} {ranks}{more}" if self.ranks else ""
-        return ", ".join(filter(None, (self.class_name, who, self.place if self.is_frame else "")))
+        return ", ".join(filter(None, (self.class_name, who, self.location if self.is_frame else "")))
 
 
 class AttemptProgress(Value):

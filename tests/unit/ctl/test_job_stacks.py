@@ -15,7 +15,7 @@ from saferun.ctl.live_stacks import picture, scene_of_job
 from saferun.errors import UsageError
 from saferun.evidence.job_evidence import Capture, Evidence, Frame, StackDump, ThreadStack
 
-FIRST = {"ok": True, "together": True}
+FIRST = {"ok": True, "spans_hosts": True}
 PEERS = [[0, "node0", 0, 2], [1, "node1", 2, 2], [2, "node2", 4, 2]]
 
 
@@ -122,7 +122,7 @@ def test_a_host_speaks_for_its_own_ranks_only(monkeypatch: pytest.MonkeyPatch) -
     ("answers", "remark"),
     [
         ([], ""),
-        ([{**FIRST, "together": False}], ""),
+        ([{**FIRST, "spans_hosts": False}], ""),
         ([UsageError("the request is not known", "")], "the request is not known"),
         ([{"ok": True}], "use the saferunctl of that saferun"),
         ([FIRST, UsageError("it does not answer", "")], "it does not answer"),

@@ -82,9 +82,9 @@ def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_number
     """Ports and process numbers differ from attempt to attempt."""
     assert facts_from(diagnosis()).fingerprint == Fingerprint("import_error", (3,), "train.py:12", is_frame=True)
     prints = facts_from(diagnosis(location="", proof="pid 4711: no")).fingerprint
-    assert (prints.place, prints.description) == ("pid ####: no", "import_error, rank 3")
-    assert not facts_from(diagnosis(location="", proof="")).fingerprint.place
-    assert not facts_from(diagnosis("killed_from_outside")).fingerprint.place
+    assert (prints.location, prints.description) == ("pid ####: no", "import_error, rank 3")
+    assert not facts_from(diagnosis(location="", proof="")).fingerprint.location
+    assert not facts_from(diagnosis("killed_from_outside")).fingerprint.location
 
 
 def test_many_ranks_are_not_all_named() -> None:
