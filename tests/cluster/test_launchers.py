@@ -173,7 +173,12 @@ def test_what_a_signal_to_the_launcher_does(
     print(f"{request.node.callspec.params['way']}: {name}: {measured}")
     # A host on which saferun is killed later may hear from the other one first, and stop its rank.
     expected = row(request)[name]
-    assert measured in {expected, expected.replace("are killed", "get SIGTERM or are killed")}
+    assert measured in {expected, expected.replace("are killed", "get SIGTERM or are killed")}, job.story(events(job))
+
+
+def events(job: Job) -> str:
+    """What each saferun has done: a launcher that has been killed passes nothing on."""
+    return "\n".join(f"{path}:\n{path.read_text()}" for path in job.folder.rglob("events.jsonl"))
 
 
 def outcome(cluster: Cluster, folder: Path, job: Job) -> str:
