@@ -18,7 +18,7 @@ from typing import IO, Any
 import pytest
 
 import saferun
-from saferun.api import launching
+from saferun.api import launch_process
 from saferun.api.rank_function import open_private, read_private
 from saferun.errors import SaferunError, UsageError
 from tests.breadth import slow_but
@@ -206,7 +206,7 @@ def test_a_stream_of_the_caller_that_fails_costs_its_text_alone(
 
 
 def test_a_character_that_comes_in_two_pieces_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_CHUNK_BYTES", 2)
+    monkeypatch.setattr(launch_process, "_CHUNK_BYTES", 2)
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     assert saferun.run(script("print('é█→')"), options=(*QUIET, "--prefix", "none")).ok
@@ -273,7 +273,7 @@ def test_output_goes_to_the_streams_of_the_caller(capsys: pytest.CaptureFixture[
 
 
 def test_what_is_kept_of_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_KEPT_BYTES", 1 << 17)
+    monkeypatch.setattr(launch_process, "_KEPT_BYTES", 1 << 17)
     result = saferun.run(script("print('x' * (1 << 20)); print('end')"), options=QUIET, capture=True)
     assert len(result.stdout) <= 1 << 18
     assert result.stdout.endswith("end\n")

@@ -70,6 +70,9 @@ IN_FORKS = {
     "saferun.report.page.serving": "the process that makes report.html",
     "saferun.api.report": "no launch: programs that call saferun.read_report",
     "saferun.api.launching": "no launch: programs that call saferun.run",
+    "saferun.api.function_call": "no launch: programs that call saferun.run",
+    "saferun.api.launch_process": "no launch: programs that call saferun.run",
+    "saferun.api.launched_run": "no launch: programs that call saferun.run",
 }
 # What the interpreter has without a file.
 BUILT_IN = frozenset(sys.builtin_module_names)
