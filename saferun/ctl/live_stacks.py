@@ -44,6 +44,7 @@ _GRACE_S = 2.0
 _TREE_LINES = 60
 _GROUP_LINES = 24
 _NAMED_FAILURES = 8
+_NAMED_PIDS = 8
 _SHORTEST_ID = 4
 _AS_RANK = "rank 0"
 _KTHREADD = 2  # the parent of all threads of the kernel
@@ -66,10 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
         if failure:
             capture = capture._replace(timed_out=(*capture.timed_out, failure))
     _require_stacks(capture)
+    remarks = (*job.remarks, *scene.remarks)
     if arguments.json:
-        answer_json(_as_json(scene, capture, job.remarks))
+        answer_json(_as_json(scene, capture, remarks))
     else:
-        lines = [*picture(scene, capture), *(["", *job.remarks] if job.remarks else [])]
+        lines = [*picture(scene, capture), *(["", *remarks] if remarks else [])]
         answer("".join(f"{line}\n" for line in lines))
     return 0
 
@@ -105,6 +107,7 @@ class AskedProcesses(Value):
         cwd: the directory that they run in; empty where unknown.
         hosts: of a job of several hosts, each with its ranks.
         silent: the hosts without stacks.
+        remarks: what may be missing, in lines.
     """
 
     title: str
@@ -115,6 +118,7 @@ class AskedProcesses(Value):
     cwd: str = ""
     hosts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     silent: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def run_of(target: str) -> Path | None:
@@ -237,7 +241,14 @@ def _scene_of_run(
         if any(not process.is_readable for process in processes.values()):
             hint += "; processes of other users can be seen by root alone"
         raise UsageError(f"no rank of run {name} lives on this host", hint)
-    return AskedProcesses(f"run {name}", targets, orphans)
+    parents = {processes[target.pid].ppid for target in targets}
+    nameless = [one.pid for one in stuck if one.pid not in known and one.ppid in parents]
+    return AskedProcesses(f"run {name}", targets, orphans, remarks=tuple(map(_nameless_text, nameless[:_NAMED_PIDS])))
+
+
+def _nameless_text(pid: int) -> str:
+    what = f"process {pid} may be a rank, too: it has the same parent, and is in uninterruptible sleep"
+    return f"{what} (saferunctl stacks {pid})"
 
 
 def _roots(

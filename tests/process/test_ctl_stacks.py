@@ -121,6 +121,16 @@ def test_an_orphan_does_not_stand_in_for_its_rank() -> None:
     assert scene.orphans == (105, 106)
 
 
+def test_a_rank_that_cannot_be_known_is_named_by_its_process() -> None:
+    """In uninterruptible sleep, of a saferun that does not answer: its variables may not be read."""
+    stuck = {112: stranger(112, 100, is_readable=False, is_stuck=True)}
+    other = {501: stranger(501, 500, is_readable=False, is_stuck=True)}
+    scene = find_scene(RUN_ID, {**JOB, **stuck, **other})
+    assert scene.targets == RANKS
+    (remark,) = scene.remarks
+    assert "process 112 may be a rank" in remark
+
+
 def test_what_is_left_of_a_run_is_found_without_its_supervisor() -> None:
     orphans = host(stranger(1, 0), member(110, 1, 0), member(111, 1, 1))
     assert [target.pid for target in find_scene(RUN_ID, orphans).targets] == [110, 111]
