@@ -219,7 +219,7 @@ def _names(world: World, *, own: str, master: str) -> CheckResult:
 
 def an_interface_that_is_down(world: World) -> tuple[str, list[str]]:
     world.hosts[1].do("ip", "link", "set", "eth1", "down")
-    context = world.context("eth1", spans_hosts=True)
+    context = world.context("eth1", spans_hosts=True, master="10.9.0.1", serves=False)
     return world.hosts[1].run(check_interfaces, context).verdict, world.together("eth1")
 
 
