@@ -237,7 +237,8 @@ class HangIncident(LiveCapture):
         if judgement is not None:
             nothing = "no rank on any host makes progress" if judgement.certain else "the job may hang"
             lines = [f"saferun: {judgement.headline or nothing}; {context.launch.job.leader} has the report"]
-            is_new = self._number == 1 or (judgement.certain and self._record.reported_hang != (True,))
+            known = self._record.reported_hang
+            is_new = not known or (judgement.certain and known != (True,))
             if is_new and context.launch.job.is_head and not context.launch.is_spoken_for:
                 context.launch.screen.print_message(printable(lines[0]))
                 self._record.hang_shown = lines[0].partition("; ")[0]

@@ -167,3 +167,28 @@ def test_hosts_that_are_said_to_have_consoles_of_their_own_all_say_it(tmp_path: 
         assert [job.wait() for job in jobs] == [1] * COUNT
         lines = own_lines(reader.all())
     assert sum("ValueError: bad batch" in line for line in lines if line.startswith("saferun: rank 1")) == COUNT
+
+
+@pytest.mark.slow
+def test_a_hang_whose_first_report_has_passed_by_a_host_is_told_there_by_the_next(tmp_path: Path) -> None:
+    """A suspected one is captured again, and each host tells it once."""
+    breaking = (
+        "from saferun.cluster.job_sender import JobSender\n"
+        "    send = JobSender.broadcast_judgement\n"
+        "    JobSender.broadcast_judgement = lambda own, n, *more, **named: n > 1 and send(own, n, *more, **named)"
+    )
+    options = ("--hang-timeout", "2", "--env-profile", "minimal")
+    with hosts(
+        tmp_path,
+        HANGING,
+        *options,
+        count=2,
+        environs=lambda host: customized(tmp_path, in_saferun(breaking)) if not host else {},
+    ) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        until(lambda: jobs[0].err.count("the job may still hang") > 1, "it is reported again")
+        for job in jobs:
+            job.release("go")
+        assert [job.wait() for job in jobs] == [0, 0]
+    assert jobs[1].err.count("has the report") == 1, jobs[1].err
