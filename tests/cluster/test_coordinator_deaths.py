@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.breadth import slow_but
 from tests.cluster import jobs
 from tests.cluster.faulted import HANG_TIMEOUT_S, HOST_TIMEOUT_S, KNOCK_S, STEPS, FaultedJob
 from tests.process.launching import is_coordinator
@@ -44,7 +43,8 @@ def options(signed: str, folder: Path) -> tuple[object, ...]:
     return ("--sign-messages", signed)
 
 
-@pytest.mark.parametrize("signed", slow_but(["off", "required", "secret file"], "required"))
+@pytest.mark.slow
+@pytest.mark.parametrize("signed", ["off", "required", "secret file"])
 def test_another_one_takes_the_place_of_one_that_serves_no_store(
     make_cluster: MakeCluster, tmp_path: Path, signed: str
 ) -> None:

@@ -26,6 +26,7 @@ def status_on(host: Host, folder: Path) -> dict[str, Any]:
     return live
 
 
+@pytest.mark.slow
 def test_every_host_shows_the_ranks_of_all(cluster: Cluster, tmp_path: Path) -> None:
     """The first host collects what all report, and the others ask it."""
     hosts = cluster.hosts[:4]

@@ -363,6 +363,7 @@ def test_without_any_control_path_a_job_goes_on_while_its_ranks_do(
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_cut_that_stops_the_ranks_is_told_as_what_it_is(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """They use the network that is cut: the job stands still, and whose network it is all hosts can tell together."""
     cluster = make_cluster(3)

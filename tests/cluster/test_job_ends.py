@@ -50,7 +50,7 @@ def test_scancel_leaves_time_for_evidence_and_report(make_cluster: MakeCluster, 
 
 
 @pytest.mark.parametrize("tasks", slow_but([1, 2], "1"))
-@pytest.mark.parametrize("launcher", ["srun", "mpirun", "hydra"])
+@pytest.mark.parametrize("launcher", slow_but(["srun", "mpirun", "hydra"], "srun"))
 def test_nothing_trains_on_where_the_launcher_was_killed(
     cluster: Cluster, tmp_path: Path, launcher: str, tasks: int
 ) -> None:
@@ -108,6 +108,7 @@ def test_ranks_end_where_the_ssh_session_of_pdsh_is_gone(cluster: Cluster, tmp_p
     assert job.saferun_said("saferun: .*node3.*"), job.story("node3 is not named")
 
 
+@pytest.mark.slow
 def test_ranks_end_where_pdsh_itself_is_gone(cluster: Cluster, tmp_path: Path) -> None:
     """Its ssh sessions are on their own then, until somebody writes to them."""
     job = start(cluster, Way("pdsh"), tmp_path, STAY)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
 
 most_different = pytest.mark.parametrize(
-    "way", slow_but(WAYS, "srun", "pdsh", "hydra-a-task-a-rank"), ids=[way.name for way in WAYS]
+    "way", slow_but(WAYS, "srun", "hydra-a-task-a-rank"), ids=[way.name for way in WAYS]
 )
 # Long enough for a host that starts later than the others because the machine has other things to do.
 START_TIMEOUT_S = 6
@@ -79,6 +79,7 @@ INDEPENDENT = (
 )
 
 
+@pytest.mark.slow
 def test_independent_launches_in_one_step_stay_independent(cluster: Cluster, tmp_path: Path) -> None:
     """A sweep: N processes are N jobs; two agents with places of their own are one job, of the ranks that they say."""
     script = write(tmp_path, TELL_JOB)
@@ -115,7 +116,8 @@ def test_who_forgets_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
 TRAINING_WAYS = [way for way in WAYS if way.name in {"srun", "srun-a-task-a-rank", "mpirun", "hydra", "pdsh"}]
 
 
-@pytest.mark.parametrize("way", slow_but(TRAINING_WAYS, "srun"), ids=[way.name for way in TRAINING_WAYS])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", TRAINING_WAYS, ids=[way.name for way in TRAINING_WAYS])
 def test_the_same_training_runs_under_every_launcher(cluster: Cluster, tmp_path: Path, way: Way) -> None:
     """With gloo, which has to find its way from host to host."""
     hosts = cluster.hosts if way.tasks == 1 else cluster.hosts[:2]

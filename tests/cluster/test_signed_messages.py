@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster.jobs import DIE_WHEN_RELEASED, Way, assert_nothing_left, by_hand, start
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def signed_by(run: Path) -> list[tuple[int, str, str]]:
     )
 
 
-@pytest.mark.parametrize("tasks", [1, 2], ids=["a task a host", "a task a rank"])
+@pytest.mark.parametrize("tasks", slow_but([1, 2], "2"), ids=["a task a host", "a task a rank"])
 def test_hosts_of_slurm_sign_their_messages_by_munge(cluster: Cluster, tmp_path: Path, tasks: int) -> None:
     """Also after a restart; and no file is made for it."""
     run = tmp_path / "run"

@@ -115,7 +115,8 @@ def test_a_spare_ends_no_job_whose_ranks_train_on_without_their_store(cluster: C
     jobs.assert_nothing_left(cluster)
 
 
-@pytest.mark.parametrize("way", slow_but(["srun", "by_hand"], "srun"))
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["srun", "by_hand"])
 def test_a_spare_takes_the_place_of_a_host_whose_saferun_is_killed(cluster: Cluster, tmp_path: Path, way: str) -> None:
     """Its ranks get the same numbers; the others keep theirs, no restart is used up, and the job ends well."""
     job = start(cluster, tmp_path, way)

@@ -178,6 +178,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 def test_of_several_subprocesses_that_crash_every_core_is_read(tmp_path: Path) -> None:
     """The first one has the cause: the others abort because of it."""
     skip_without_room(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import clean_environ
 
 DEADLINE_S = 120.0
@@ -94,7 +95,10 @@ def test_without_a_run_directory_the_console_has_the_locals(tmp_path: Path) -> N
     assert f"  {LINE.format(8)}" in done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("last", ["{python} -c 'import sys; sys.exit(3)'", "kill -9 $$", "sleep 5; exit 1"])
+@pytest.mark.parametrize(
+    "last",
+    slow_but(["{python} -c 'import sys; sys.exit(3)'", "kill -9 $$", "sleep 5; exit 1"], "kill -9 $$"),
+)
 def test_a_failure_that_a_shell_script_has_handled_is_not_shown(last: str, tmp_path: Path) -> None:
     """A probe for a cache that is not there, for instance."""
     done = launch_shell(tmp_path, "{python} train.py 2> /dev/null || echo building; " + last)

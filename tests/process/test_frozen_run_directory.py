@@ -94,6 +94,7 @@ def test_a_job_goes_on_without_its_files_which_catch_up(tmp_path: Path, disk: Fi
             assert file.read_text().splitlines() == ["first", *LINES, "last"]
 
 
+@pytest.mark.slow
 def test_what_finds_no_room_is_counted_and_noted(tmp_path: Path, disk: FileSystem) -> None:
     """One rank says far more than what is kept in memory; the other's file is whole."""
     program = TALK.replace("range(2000)", "range(300000 if RANK == 0 else 2000)")

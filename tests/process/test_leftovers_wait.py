@@ -672,6 +672,7 @@ def test_a_supervisor_killed_before_it_knows_that_its_ranks_run_leaves_none_of_t
         job.assert_nothing_left(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_an_overwritten_environment_does_not_pass_for_a_foreign_process_at_the_end(tmp_path: Path) -> None:
     with running(tmp_path, OVERWRITTEN, "--leftovers", "end", store=False) as job:
         (nameless,) = job.hear("nameless")

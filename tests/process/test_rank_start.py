@@ -222,7 +222,7 @@ def test_a_container_that_wants_no_cores_gets_none_unless_asked_for(tmp_path: Pa
     assert asked == ("0 -1" if why_no_cores(str(tmp_path), 1, asked=True) else "-1 -1")
 
 
-@pytest.mark.parametrize("how", ["command", "module"])
+@pytest.mark.parametrize("how", slow_but(["command", "module"], "command"))
 def test_a_script_that_is_run_by_its_path_searches_modules_where_torchrun_lets_it(tmp_path: Path, how: str) -> None:
     """A module beside the user's shell hides none of Python's own, unless Python puts that directory first."""
     command = tmp_path / "bin" / "saferun"
@@ -258,6 +258,7 @@ def test_a_script_that_is_run_by_its_path_never_searches_modules_in_saferun(tmp_
         assert f"first {tmp_path / 'run' / 'job'}\n" in job.out
 
 
+@pytest.mark.slow
 def test_ranks_that_are_run_by_their_path_get_the_options_of_the_interpreter(tmp_path: Path) -> None:
     """As under torchrun; but not those that would keep Python from the environment or from ``site``."""
     script = """

@@ -183,6 +183,7 @@ def test_torchrun_restarts_such_a_job_as_often(tmp_path: Path) -> None:
         assert [word.word for word in job.said()] == ["from 0", "from 300", "from 600", "from 900"]
 
 
+@pytest.mark.slow
 def test_hangs_use_up_all_restarts(tmp_path: Path) -> None:
     """A lock that is held at the same line each time may still be passed the next time."""
     program = (

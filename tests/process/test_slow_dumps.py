@@ -53,6 +53,7 @@ def test_a_rank_that_the_others_wait_for_is_named_by_its_recorder(tmp_path: Path
     assert (told["ranks"], told["host"]) == ([2], row["host"])
 
 
+@pytest.mark.slow
 def test_even_ranks_are_not_named_by_their_recorders(tmp_path: Path) -> None:
     environ = customized(tmp_path, in_saferun(OFTEN))
     run = tmp_path / "run"

@@ -99,6 +99,7 @@ def test_nothing_is_compared_with_a_window_of_0(tmp_path: Path) -> None:
     assert not (job.run_dir / "waits.json").exists()
 
 
+@pytest.mark.slow
 def test_ranks_that_are_stopped_or_hang_are_not_slow(tmp_path: Path) -> None:
     """The hang is reported, and no slow rank with it."""
     options = (
@@ -161,6 +162,7 @@ def test_what_breaks_costs_the_comparison_and_nothing_else(tmp_path: Path, what:
     assert SLOW not in job.err
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named_though_nothing_can_be_read_beside_it(tmp_path: Path) -> None:
     broken = (
         "import saferun.launch.slow_ranks as one\n    one._ANSWER_S = 0.5\n"
@@ -239,6 +241,7 @@ def test_the_clock_of_the_ranks_own_gpu_is_shown() -> None:
     assert list(clock_lines({"gpus": gpus}, frozenset({5}))) == ["GPU 0: clock 990 of 1980 MHz, 91 °C"]
 
 
+@pytest.mark.slow
 def test_a_rank_in_an_announced_phase_is_not_named(tmp_path: Path) -> None:
     """Its script has said that it takes long (``saferun.expect``); after the phase it is compared again."""
     phase = (

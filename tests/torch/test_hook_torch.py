@@ -319,7 +319,8 @@ os._exit(0)
     assert hooked.stdout.endswith("True\n")
 
 
-@pytest.mark.parametrize("limit", slow_but(["-v 8000000", "-d 8000000"], "-v 8000000"))
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["-v 8000000", "-d 8000000"])
 def test_a_limit_on_memory_costs_the_server_alone(limit: str, tmp_path: Path) -> None:
     """Each of the server's threads takes a stack; one that is refused would end the rank."""
     (tmp_path / "alone.py").write_text(f"{ALONE}print('fine', flush=True)\nos._exit(0)\n")

@@ -194,6 +194,7 @@ FAST = (
 SOME = slow_but(REFUSED, *FAST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SOME, ids=[case.name for case in REFUSED])
 def test_bad_input_is_refused_in_two_lines(case: Case, folder: Path, torchruns_answers: dict[str, Refusal]) -> None:
     """The one intended difference in exit codes: what cannot be done is said at once, before anything is started."""

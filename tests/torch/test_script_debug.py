@@ -9,7 +9,6 @@ import pytest
 
 from saferun.api.script.device_comparison import compare_devices
 from saferun.api.script.rank_agreement import _hash, _tensors, compare_across_ranks
-from tests.breadth import slow_but
 from tests.process.launching import running
 
 PROGRAM = """
@@ -152,7 +151,8 @@ print("well", flush=True)
 """
 
 
-@pytest.mark.parametrize("ranks", slow_but([2, 4], "2"))
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_all_of_it_does_what_it_says(tmp_path: Path, ranks: int) -> None:
     """Whatever does not fails its rank."""
     with running(tmp_path, PROGRAM, "--preflight", "off", "--prefix", "none", nproc=ranks) as job:

@@ -142,6 +142,7 @@ def evidence(ranks: list[Rank], *ends: RankEnd) -> Evidence:
     return Evidence("node1", 1.0, ends, outputs, (), None, ranks=(0, 1), script="train.py")
 
 
+@pytest.mark.slow
 def test_a_real_start_is_before_inside_and_through(coordinator: Coordinator, tmp_path: Path) -> None:
     """Each stage by the store and by the hook; and nothing of it is left for the next attempt."""
     with two_ranks(port_of(coordinator.listener), tmp_path) as ranks:
