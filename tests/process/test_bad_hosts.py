@@ -64,6 +64,7 @@ def test_a_list_on_a_file_system_that_hangs_costs_one_line_and_no_file_of_the_ru
             system.thaw()  # nothing else ends who asks it
 
 
+@pytest.mark.slow
 def test_a_list_that_cannot_be_written_costs_one_line(folder: Path) -> None:
     with running(folder, BROKEN_GPU, "--exclude-file", "/proc/no/such", "--max-restarts", "1", store=False) as job:
         assert job.wait() == 1

@@ -53,6 +53,7 @@ def test_the_rank_that_shows_its_error_after_its_victim_failed_is_the_cause(tmp_
         assert "ValueError: a label is out of range" in job.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_shows_nothing_is_stopped_after_the_wait(tmp_path: Path) -> None:
     with running(tmp_path, VICTIM_FIRST, *QUIET, "--cause-wait", "0.5", nproc=2, store=False) as job:
         job.hear("cleans up")
@@ -71,6 +72,7 @@ def test_without_a_wait_ranks_are_stopped_at_once(tmp_path: Path) -> None:
         assert "waiting up to" not in job.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_wait_with_the_grace_that_it_always_gives(tmp_path: Path) -> None:
     """The rank that is waited for has done nothing wrong yet."""
     program = VICTIM_FIRST.replace('tell("ready")', 'signal.signal(signal.SIGINT, lambda *_: sys.exit(tell("asked")))')

@@ -364,6 +364,7 @@ def test_without_any_tool_a_core_is_told_to_be_unread(
     assert "hint: install pystack" in err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("limits")
 def test_gdb_says_its_own_when_asked(crew: Crew, capsys: pytest.CaptureFixture[str]) -> None:
     """Addresses, libraries and whatever else it knows."""

@@ -86,6 +86,7 @@ def test_a_debugger_is_used_from_another_shell_with_line_editing(folder: Path) -
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_who_detaches_leaves_the_rank_at_its_prompt_and_may_come_back(folder: Path) -> None:
     with running(folder, ONE_ASKS, *ANY, nproc=2, store=False) as job:
         control_socket(job)
@@ -217,6 +218,7 @@ def test_malformed_messages_end_at_most_the_connection(folder: Path, message: by
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_attached_is_refused_in_two_lines(folder: Path) -> None:
     with running(folder, "from rank import *\nawait_release('end')", *QUIET, store=False) as job:
         control_socket(job)

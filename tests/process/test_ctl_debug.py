@@ -15,7 +15,6 @@ import pytest
 
 from saferun.captures.ptrace import tracer_of
 from tests import debian_python
-from tests.breadth import slow_but
 from tests.matrix import DIRECTORY
 from tests.process.control_clients import connected, control_socket, saferunctl
 from tests.process.launching import kill, parent_of, running, state_of, two_lines, until
@@ -141,10 +140,9 @@ stay()
         assert job.has_happened("HangSuspected")
 
 
-@pytest.mark.parametrize(
-    "when", slow_but(["at the prompt", "as the rank is continued", "while the rank runs in gdb"], "at the prompt")
-)
-@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], "SIGKILL"))
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["at the prompt", "as the rank is continued", "while the rank runs in gdb"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_client_that_is_ended_lets_go_of_the_rank(folder: Path, signum: int, when: str) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job, debugged(job, 1) as (shell, pid):
         if when != "at the prompt":
@@ -195,6 +193,7 @@ def test_a_supervisor_that_is_killed_ends_its_ranks_as_without_a_debugger(folder
         until(lambda: not state_of(pid), "the rank has ended")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_ends_the_debugger_first(folder: Path) -> None:
     """A rank gets its SIGTERM, and the time to save a checkpoint."""
     program = """
@@ -233,6 +232,7 @@ def test_another_rank_that_fails_ends_the_attempt_and_the_debugger(folder: Path)
         assert job.wait() == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_debugged_is_refused_in_two_lines(folder: Path) -> None:
     with running(folder, WAITS, *QUIET, nproc=2, store=False) as job:
         with debugged(job, 1) as (shell, pid):

@@ -129,6 +129,7 @@ def test_a_rank_that_fails_while_it_saves_has_failed(folder: Path) -> None:
         assert not job.said("ready"), "it was started again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "code", "word"),
     [

@@ -318,6 +318,7 @@ def bare_sleeper() -> Iterator[subprocess.Popen[bytes]]:
         child.wait()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_not_python_is_shown_with_its_native_stack(
     bare_sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_it_shows_what_each_rank_does(folder: Path) -> None:
         assert ": succeeded " in saferunctl(job, "status", "latest").stdout
 
 
+@pytest.mark.slow
 def test_where_the_examiner_does_not_answer_the_rest_is_shown(folder: Path) -> None:
     """Memory and processors are unknown then; the job goes on."""
     folder.mkdir()

@@ -69,6 +69,7 @@ def test_programs_get_the_content_of_preflight_json(folder: Path) -> None:
     assert {"names", "shared_memory", "versions"} <= {result["check"] for result in content["results"]}
 
 
+@pytest.mark.slow
 def test_files_are_left_where_they_are_asked_for(folder: Path) -> None:
     """Of a look at the hosts, and of a launch whose ranks are there until the checks beside them are over."""
     (folder / "train.py").write_text(f"{(folder / 'train.py').read_text()}{UNTIL_IT_IS_THERE}", encoding="utf-8")

@@ -238,6 +238,7 @@ def test_env_wins_over_all(folder: Path) -> None:
         assert [seen[name] for name in ("X", "Y", "OMP_NUM_THREADS")] == ["flag"] * 3
 
 
+@pytest.mark.slow
 def test_every_attempt_has_directories_of_its_own(folder: Path) -> None:
     """The dump of the first failure must not be overwritten by the second."""
     options = ("--env-profile", "none", "--env", "D={rank_dir}", "--max-restarts", "2")

@@ -115,6 +115,7 @@ def test_a_failure_that_ends_a_shell_script_is_shown(tmp_path: Path) -> None:
     assert list(records_of(tmp_path)) == ["attempt_0/rank_1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["code=$?; sleep 5; exit $code"])
 def test_a_failure_that_the_report_names_is_shown_however_late_its_shell_script_ends(last: str, tmp_path: Path) -> None:
     """It may copy the log files elsewhere first."""

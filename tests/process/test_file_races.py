@@ -136,6 +136,7 @@ def exchange_logs(attacker: Attacker, logs: Path, home: Path) -> None:
                     continue
 
 
+@pytest.mark.slow
 def test_no_race_for_the_directories_of_logs_is_lost(directory: Path, home: Path) -> None:
     """A ``--log-dir`` that everybody may write to."""
     before = content_of(home)

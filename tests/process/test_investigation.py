@@ -153,6 +153,7 @@ while not os.path.exists(FOLDER + "/release.end"):
         assert "the job hangs: " not in job.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_well_while_the_others_are_captured_shows_that_there_is_no_hang(tmp_path: Path) -> None:
     """Stacks of two moments do not go together: the others seem to wait for one that had ended."""
     program = """
@@ -359,6 +360,7 @@ subprocess.Popen(["sh", "-c", "export A=1; MY_TOKEN=S3CRET sleep 1000; :"]).wait
 """
 
 
+@pytest.mark.slow
 def test_no_secret_of_a_command_line_is_told(tmp_path: Path) -> None:
     """Reports are passed on, and a whole shell command is one argument."""
     arguments = ["--token", "S3CRET", "--api-key=S3CRET", "postgres://me:S3CRET@host/db"]

@@ -190,6 +190,7 @@ def test_ctrl_c_twice_or_ctrl_backslash_stops_the_launch_from_a_prompt(tmp_path:
         assert termios.tcgetattr(terminal.slave) == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_launch_where_no_rank_asks(tmp_path: Path) -> None:
     with on_terminal(tmp_path, ONE_ASKS, "--shutdown-timeout", "1", nproc=2) as (job, terminal):
         asks(terminal)
@@ -264,6 +265,7 @@ await_release("end")
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_rank_in_a_debugger_is_no_hang(tmp_path: Path) -> None:
     """The others wait for it, for as long as the user thinks."""
     program = """

@@ -87,6 +87,7 @@ def test_a_rank_that_was_killed_shows_its_last_calls(tmp_path: Path, evaluate: s
     assert "--- last calls (--trace-calls)" in (tmp_path / "run" / "report.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_rank_that_holds_the_gil_shows_its_last_calls(tmp_path: Path) -> None:
     """In a hang nothing of it answers."""
     source = STEPS.format(evaluate="ctypes.PyDLL(None).sleep(1000)").replace("time.sleep", "ctypes.PyDLL(None).sleep")

@@ -373,6 +373,7 @@ def test_a_detached_upload_of_a_failed_attempt_lives_on(tmp_path: Path, leftover
         assert "ending" not in job.err
 
 
+@pytest.mark.slow
 def test_what_an_attempt_has_left_is_not_taken_for_the_next_one_s(tmp_path: Path) -> None:
     """Neither waited for after its success, nor ended with it."""
     program = UPLOADING.replace('tell("ready")', "sys.exit(ATTEMPT == 0)").replace(
@@ -502,6 +503,7 @@ def test_the_ranks_of_a_killed_inner_torchrun_are_ended(tmp_path: Path) -> None:
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_detached_process_that_holds_the_port_of_the_store_is_ended(tmp_path: Path) -> None:
     """The next attempt could not begin."""
     program = """

@@ -94,7 +94,8 @@ def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path
         assert hang["timed_out"] == []
 
 
-@pytest.mark.parametrize("signum", slow_but([signal.SIGKILL, signal.SIGSTOP], "SIGKILL"), ids=["SIGKILL", "SIGSTOP"])
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
 def test_a_second_examiner_that_is_lost_is_not_waited_for(tmp_path: Path, signum: int) -> None:
     """The hang is told without what it would have seen, long before the budget is over."""
     environ = holding(tmp_path, SECOND.format(signum=int(signum)))

@@ -53,6 +53,7 @@ def test_the_first_rank_that_fails_is_debugged_and_the_failure_goes_its_way(fold
         assert terminal.text.count("is in the debugger") == 1
 
 
+@pytest.mark.slow
 def test_without_a_terminal_the_debugger_waits_for_saferunctl(folder: Path) -> None:
     with running(folder, RAISES, *QUIET, "--pdb", "--cause-wait", "0", nproc=2, store=False) as job:
         until(lambda: "rank 1 waits for input: saferunctl attach" in job.err, "it is said how to get there")

@@ -73,6 +73,7 @@ def test_a_limit_on_the_size_of_files_costs_nothing_but_files(tmp_path: Path) ->
         assert "train.py" in report(job), "the stack of the rank that was still there"
 
 
+@pytest.mark.slow
 def test_eight_ranks_are_restarted(tmp_path: Path) -> None:
     """A loop over a million descriptors at each start of a process would end it: see tests/without.py."""
     options = ("--max-restarts", "1")
@@ -106,6 +107,7 @@ def test_a_stop_ends_a_stubborn_rank(tmp_path: Path) -> None:
         assert job.wait() == 1
 
 
+@pytest.mark.slow
 def test_ends_are_seen_although_sigchld_was_blocked(tmp_path: Path) -> None:
     """Some daemons start their children so, and without pidfds nothing else tells of an end."""
     blocked = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})"

@@ -126,6 +126,7 @@ argparse.ArgumentParser().parse_args(["--no-such-option"])
         assert decisions(job) == ["restart", "finish"]
 
 
+@pytest.mark.slow
 def test_a_module_that_comes_late_is_found_by_a_restart(tmp_path: Path) -> None:
     """An environment is being unpacked while the job starts: torchrun restarts as often as it was asked to."""
     program = """

@@ -144,6 +144,7 @@ def leaving() -> int:
     return int(os.environ["RANK"])
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_without_a_value_keeps_its_place() -> None:
     assert saferun.run(leaving, nproc=3, options=QUIET, capture=True).values == (None, 1, 2)
 

@@ -124,7 +124,8 @@ def test_what_a_launch_that_was_killed_has_left_is_removed_by_the_next_one(folde
     assert not (runtime / "saferun").exists()
 
 
-@pytest.mark.parametrize("place", slow_but(["missing", "a file", "open to all", "a link"], "a link"))
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["missing", "a file", "open to all", "a link"])
 def test_it_is_elsewhere_where_there_is_no_private_directory(folder: Path, runtime: Path, place: str) -> None:
     if place == "missing":
         runtime.rmdir()
@@ -167,6 +168,7 @@ def test_without_a_place_for_it_nothing_else_is_missing(folder: Path, code: str)
         assert "run.json" not in job.err
 
 
+@pytest.mark.slow
 def test_very_long_paths_keep_no_run_from_being_asked(folder: Path) -> None:
     """The path of a Unix socket may have 107 bytes: those of the run directory and of TMPDIR may have more."""
     deep = folder.joinpath(*["a-directory-with-a-long-name"] * 8)

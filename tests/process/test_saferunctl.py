@@ -182,6 +182,7 @@ def test_lint_of_an_environment_without_knobs_is_content() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("directory")
 def test_lint_of_real_variables_is_content_and_says_what_it_searched() -> None:
     """An all-clear is worth as much as the search behind it."""

@@ -61,6 +61,7 @@ def test_steps_are_in_status_metrics_and_report_and_a_loss_that_is_no_number_is_
         assert all(entry["time"] - 60 < time <= entry["time"] for entry in noted for time in entry["times"])
 
 
+@pytest.mark.slow
 def test_steps_that_cannot_be_noted_for_the_page_change_nothing_else(tmp_path: Path) -> None:
     """One line, however often they would be noted."""
     planted = (

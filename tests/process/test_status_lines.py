@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.process.launching import until
 from tests.process.test_drawn_bars import shown_lines
 from tests.process.test_leftovers_wait import UPLOADING
@@ -24,6 +26,7 @@ while not os.path.exists(FOLDER + "/release.end"):
 """
 
 
+@pytest.mark.slow
 def test_a_hang_that_goes_on_is_counted_in_one_line(tmp_path: Path) -> None:
     options = (
         "--env-profile",

@@ -222,6 +222,7 @@ def test_sigterm_reaches_the_script_in_a_tool_that_is_installed(folder: Path, to
         job.wait()
 
 
+@pytest.mark.slow
 def test_a_tool_that_writes_its_report_is_not_killed_when_the_job_is_stopped(
     folder: Path, environ: dict[str, str]
 ) -> None:
