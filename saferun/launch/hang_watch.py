@@ -60,8 +60,7 @@ class HangWatch:
         self._has_warned = False
         self._step_notes: StepNotes | None = None
         self._holders = set[str]()
-        self.number = 0
-        """The number of the last hang of the job that was reported."""
+        self._number = 0  # of the last hang of the job
         context.launch.job.reports.subscribe(self._take_states, self._take_hang)
 
     def begin(self, now: float, *, has_imported: bool) -> None:
@@ -294,7 +293,7 @@ class HangWatch:
         return self._watch.repeat(verdict) if self._watch is not None else Repeat()
 
     def _take_verdict(self, verdict: HangVerdict) -> None:
-        self._context.launch.job.reports.broadcast_hang(verdict, self.number + 1)
+        self._context.launch.job.reports.broadcast_hang(verdict, self._number + 1)
 
     def _take_recovery(self, lasted_s: float) -> None:
         self._on_recovery(lasted_s)
@@ -304,8 +303,8 @@ class HangWatch:
 
     def _take_hang(self, verdict: HangVerdict, number: int) -> None:
         """The job hangs: have this host capture its ranks."""
-        self.number = number
-        self._context.post(HangSuspected(time.monotonic(), self._context.launch.attempt, verdict))
+        self._number = number
+        self._context.post(HangSuspected(time.monotonic(), self._context.launch.attempt, verdict, number))
 
 
 class JobHangWatch(HangWatch):

@@ -60,9 +60,8 @@ class HangIncident(LiveCapture):
     Args:
         context: of the launch.
         record: of the attempt.
-        action: which ranks are to be captured, and the verdict.
+        action: which ranks are to be captured, the verdict, and the hang's number.
         verdict: the same.
-        number: of the job's hang.
         on_doubt: takes the verdict where the capture shows that the hang is only suspected, and after how many seconds
             without progress it is certain.
     """
@@ -73,12 +72,11 @@ class HangIncident(LiveCapture):
         record: AttemptRecord,
         action: CaptureEvidence,
         verdict: HangVerdict,
-        number: int,
         on_doubt: Callable[[HangVerdict, float], None],
     ) -> None:
         super().__init__(context, record, action)
         self._verdict = verdict
-        self._number = number
+        self._number = action.number
         self._on_doubt = on_doubt
         self._certain_after_s = 0.0  # where it is only suspected until then
         self._moved_on = False  # it was certain, and the ranks made progress during the capture

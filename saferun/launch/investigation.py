@@ -180,7 +180,6 @@ class Investigation(PartBase):
                 self._record,
                 action,
                 action.verdict,
-                self.hangs.number,
                 self.hangs.downgrade_to_suspected,
             )
             self._hang.begin()

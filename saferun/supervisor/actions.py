@@ -58,13 +58,14 @@ class ServeStore(Value):
 class CaptureEvidence(Value):
     """Capture the ranks that still run, before any of them is signalled; answer EvidenceCaptured.
 
-    ``verdict``: the hang that asks for it; None: a failure or a signal.
+    ``verdict``: the hang that asks for it, with its ``number``; None: a failure or a signal.
     """
 
     attempt: int
     local_ranks: tuple[int, ...]
     budget_s: float
     verdict: HangVerdict | None = None
+    number: int = 0
 
 
 class AwaitCause(Value):

@@ -202,11 +202,12 @@ class CheckpointRequested(Value):
 
 
 class HangSuspected(Value):
-    """There has been no progress for too long."""
+    """There has been no progress for too long. ``number``: of the job's hangs, the same on all hosts."""
 
     at: float
     attempt: int
     verdict: HangVerdict
+    number: int = 0
 
 
 class EvidenceCaptured(Value):

@@ -71,7 +71,7 @@ def on_store_unavailable(launch: LaunchState, event: StoreUnavailable) -> list[A
 
 def on_hang(launch: LaunchState, event: HangSuspected) -> list[Action]:
     """RUNNING -> CAPTURING."""
-    return capture(launch, event.at, event.verdict)
+    return capture(launch, event.at, event.verdict, event.number)
 
 
 def on_captured(launch: LaunchState, event: EvidenceCaptured) -> list[Action]:

@@ -65,7 +65,12 @@ def fail(launch: LaunchState, at: float, local_rank: int = -1) -> list[Action]:
 
 
 def capture(
-    launch: LaunchState, at: float, verdict: HangVerdict | None = None, at_most_s: float = float("inf")
+    launch: LaunchState,
+    at: float,
+    verdict: HangVerdict | None = None,
+    number: int = 0,
+    *,
+    at_most_s: float = float("inf"),
 ) -> list[Action]:
     """RUNNING -> CAPTURING."""
     attempt = launch.attempt
@@ -73,7 +78,7 @@ def capture(
     attempt.has_moved = False
     budget_s = min(launch.limits.capture_s, at_most_s)
     launch.enter(State.CAPTURING, at + budget_s)
-    return [CaptureEvidence(launch.number, attempt.ranks, budget_s, verdict)]
+    return [CaptureEvidence(launch.number, attempt.ranks, budget_s, verdict, number)]
 
 
 def is_captured_for_failure(launch: LaunchState) -> bool:

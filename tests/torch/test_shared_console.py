@@ -192,3 +192,33 @@ def test_a_hang_whose_first_report_has_passed_by_a_host_is_told_there_by_the_nex
             job.release("go")
         assert [job.wait() for job in jobs] == [0, 0]
     assert jobs[1].err.count("has the report") == 1, jobs[1].err
+
+
+@pytest.mark.slow
+def test_a_hang_that_comes_together_with_the_next_one_keeps_its_number(tmp_path: Path) -> None:
+    """On a host that was stopped for a while: its evidence and its report are of the hang that it captures."""
+    breaking = (
+        "from saferun.cluster.rank_reports import RankReports\n"
+        "    take = RankReports._take_hang\n"
+        "    def take_two(own, entry):\n"
+        "        take(own, entry)\n"
+        "        take(own, {**entry, 'n': entry['n'] + 1})\n"
+        "    RankReports._BY_KIND['hang'] = take_two"
+    )
+    options = ("--hang-timeout", "2", "--env-profile", "minimal")
+    with hosts(
+        tmp_path,
+        HANGING,
+        *options,
+        count=2,
+        environs=lambda host: customized(tmp_path, in_saferun(breaking)) if host else {},
+    ) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        until(lambda: "has the report" in jobs[1].err, "it is said")
+        for job in jobs:
+            job.release("go")
+        assert [job.wait() for job in jobs] == [0, 0]
+    (report,) = jobs[0].run_dir.glob("report.json")
+    incidents = json.loads(report.read_text())["incidents"]
+    assert [len(incident["hosts"]) for incident in incidents][:1] == [2], incidents[0]["hosts"]

@@ -16,7 +16,7 @@ from saferun.supervisor.actions import (
     RunChecks,
     SignalRanks,
 )
-from saferun.supervisor.events import CoreDumpSeen, EvidenceCaptured, StoreUnavailable
+from saferun.supervisor.events import CoreDumpSeen, EvidenceCaptured, HangSuspected, StoreUnavailable
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import HangPolicy
 from tests.unit.supervisor.fake_world import FAILED, HANG, KILLED, LIMITS, SUSPICION, World, only, running
@@ -50,6 +50,14 @@ def test_a_hang_is_captured_and_told_and_the_job_goes_on() -> None:
     world.exit(1)
     world.answer()
     assert world.finish == Finish(0)
+
+
+def test_a_capture_has_the_number_of_its_own_hang() -> None:
+    """The evidence of all hosts goes by it. The next hang may come before this one is captured, and is not."""
+    world = running()
+    first, second = (HangSuspected(world.now, 0, HANG, number) for number in (7, 8))
+    assert world.deliver(first) == [CaptureEvidence(0, (0, 1), LIMITS.capture_s, HANG, 7)]
+    assert world.deliver(second) == []
 
 
 def test_a_hang_can_be_captured_again() -> None:
