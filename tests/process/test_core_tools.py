@@ -135,6 +135,7 @@ def test_crashes_that_a_rank_handles_leave_no_cores(tmp_path: Path, limit: str, 
         assert len(cores()) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["0", "1"])
 def test_cores_of_a_script_that_raises_the_limit_itself_stay(tmp_path: Path, code: str) -> None:
     """Where there is no room, for instance, saferun raises none, and these are the user's as under torchrun."""

@@ -346,6 +346,7 @@ def test_without_py_spy_nobody_is_suspected_of_spinning(tmp_path: Path, monkeypa
         assert job.run(2 * TIMEOUT_S) == []
 
 
+@pytest.mark.slow
 def test_a_py_spy_that_hangs_costs_its_evidence_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is started has a deadline."""
     program = tmp_path / "py-spy"

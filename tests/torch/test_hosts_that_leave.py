@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.breadth import slow_but
 from tests.ports import own_port
 from tests.process.launching import Job, running, until
 from tests.torch.several import hosts
@@ -51,7 +50,8 @@ def await_end_of_ranks(job: Job) -> None:
     until(lambda: job.has_happened("OrphansGone"), "and what it left")
 
 
-@pytest.mark.parametrize("signum", slow_but(["SIGTERM", "SIGINT"], "SIGTERM"))
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", ["SIGTERM", "SIGINT"])
 def test_a_host_whose_ranks_have_ended_well_can_be_ended_alone(tmp_path: Path, signum: str) -> None:
     """Rank 0 still writes the last checkpoint, and the other node is drained."""
     program = """

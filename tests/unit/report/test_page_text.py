@@ -248,6 +248,7 @@ def test_the_page_allows_its_own_script_alone(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- the size
 
 
+@pytest.mark.slow
 def test_a_thousand_ranks_stay_readable(tmp_path: Path) -> None:
     """What is alike is one row, whatever it is."""
     page = render_page(read_run(str(large_run(tmp_path / "run"))))
@@ -275,6 +276,7 @@ def test_a_page_that_would_be_too_large_is_shortened(tmp_path: Path) -> None:
         render_page(files, limit_bytes=1000)
 
 
+@pytest.mark.slow
 def test_a_report_of_any_size_gives_a_page_of_bounded_size(tmp_path: Path) -> None:
     """Whoever writes a report.json by hand may fill it with what is longest on a page."""
     folder = hang_run(tmp_path / "run")
