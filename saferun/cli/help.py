@@ -79,10 +79,11 @@ def show_help(flag: str) -> int:
     Returns:
         The exit code.
     """
+    text = help_text(everything=flag == "--help-all", width=terminal_width())
     try:
-        sys.stdout.write(help_text(everything=flag == "--help-all", width=terminal_width()))
+        sys.stdout.write(text)
         sys.stdout.flush()
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError) as error:  # Python has no object for a stream that is closed
         # What is left in the buffer must not be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):  # else the reader has seen enough

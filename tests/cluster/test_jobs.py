@@ -116,8 +116,7 @@ def test_who_forgets_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
 TRAINING_WAYS = [way for way in WAYS if way.name in {"srun", "srun-a-task-a-rank", "mpirun", "hydra", "pdsh"}]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", TRAINING_WAYS, ids=[way.name for way in TRAINING_WAYS])
+@pytest.mark.parametrize("way", slow_but(TRAINING_WAYS, "srun"), ids=[way.name for way in TRAINING_WAYS])
 def test_the_same_training_runs_under_every_launcher(cluster: Cluster, tmp_path: Path, way: Way) -> None:
     """With gloo, which has to find its way from host to host."""
     hosts = cluster.hosts if way.tasks == 1 else cluster.hosts[:2]

@@ -143,7 +143,6 @@ def test_torchrun_runs_there_as_well(tmp_path: Path, name: str) -> None:
         assert job.wait(120) == 1
 
 
-@pytest.mark.slow
 def test_dev_null_may_be_a_file_that_only_root_can_write(tmp_path: Path) -> None:
     """Somebody's ``mv`` or ``rm`` as root has done that on many a host, and torchrun runs there."""
     nothing = tmp_path / "null"
@@ -161,7 +160,6 @@ def test_dev_null_may_be_a_file_that_only_root_can_write(tmp_path: Path) -> None
         assert (job.run_dir / "report.json").exists()
 
 
-@pytest.mark.slow
 def test_an_entry_of_the_environment_may_have_no_name(tmp_path: Path) -> None:
     """``env "=x"``: the kernel takes it, Python's subprocess passes it on, and its execve refuses it."""
     with running(
@@ -202,7 +200,6 @@ sys.exit(3 if ATTEMPT == 0 else 0)
 """
 
 
-@pytest.mark.slow
 def test_a_deleted_temporary_directory_is_there_again_in_the_next_attempt(tmp_path: Path) -> None:
     """Those who clean up /tmp delete what is ten days old; a job may be older, and its restart needs the hook."""
     options = ("--max-restarts", "1")

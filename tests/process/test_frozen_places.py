@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.frozen import needs_mounts
 from tests.process.frozen_places import PLACES, SLOW_S, Frozen, launched_from
 from tests.process.launching import REPOSITORY, Job, command_line, state_of, until
@@ -144,8 +145,7 @@ def test_a_failure_is_reported_and_the_next_attempt_started(tmp_path: Path, plac
         assert frozen.log(0, attempt=1) == "attempt 1\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("end", ["exit", "crash", "stop"])
+@pytest.mark.parametrize("end", slow_but(["exit", "crash", "stop"], "exit"))
 def test_a_file_system_that_dies_while_the_ranks_start_does_not_hang_the_supervisor(tmp_path: Path, end: str) -> None:
     """What it takes to look into a failure has not been read yet: it is absent, and the launch ends all the same."""
     program = """

@@ -230,7 +230,6 @@ def test_files_of_a_hang_are_there_as_soon_as_the_disk_answers(tmp_path: Path, d
         assert job.wait() == 0
 
 
-@pytest.mark.slow
 def test_a_restart_does_not_wait_for_the_disk(tmp_path: Path, disk: FileSystem) -> None:
     """The second attempt's directories cannot be made now, and are made later."""
     program = TALK.replace('await_release("talk")', 'ATTEMPT or await_release("talk")').replace(

@@ -152,7 +152,6 @@ def test_when_every_attempt_fails_the_last_one_is_reported(tmp_path: Path) -> No
         assert "attempt 2" in report
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [(), pytest.param(("--run-dir", "none", "--prefix", "none"), marks=pytest.mark.slow)]
 )
@@ -206,8 +205,7 @@ tell("alone" if not os.path.exists(f"/proc/{pid}") else "not alone")
         assert len(job.said("alone")) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [46, 51])
+@pytest.mark.parametrize("limit", slow_but([46, 51], "46"))
 def test_too_few_descriptors_for_the_streams_of_all_ranks_start_them_all_the_same(tmp_path: Path, limit: int) -> None:
     """As under torchrun, which opens no streams: some write to the console themselves, and it is said."""
     before = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"]

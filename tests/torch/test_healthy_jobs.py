@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.torch.watching import report_of, watched
 
 BEGIN = """
@@ -124,9 +125,8 @@ if RANK == 0:
 
 
 # tests/process/test_watch_run.py has all of these as ranks without torch.
-@pytest.mark.slow
-@pytest.mark.parametrize("hook", ["hooked", "unhooked"])
-@pytest.mark.parametrize("what", JOBS)
+@pytest.mark.parametrize("hook", slow_but(["hooked", "unhooked"], "unhooked"))
+@pytest.mark.parametrize("what", slow_but(JOBS, "rank 0 downloads"))
 def test_it_is_no_hang(tmp_path: Path, what: str, hook: str) -> None:
     """A false alarm in the night costs more trust than ten pictures win. /proc has to be enough to know."""
     script = tmp_path / "train.py"

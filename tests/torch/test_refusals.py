@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.breadth import slow_but
 from tests.ports import own_port
 from tests.torch.differential import (
     LAUNCHERS,
@@ -172,30 +171,9 @@ def torchruns_answers(folder: Path, request: pytest.FixtureRequest) -> dict[str,
     return torchrun_refusals([case for case in REFUSED if any(f"[{case.name}]" in name for name in ids)], folder)
 
 
-# One of each kind of value. Some of the others are refused only once all of torch has been imported.
-FAST = (
-    "script_missing",
-    "folder_without_a_main",
-    "run_path_script_missing",
-    "command_not_executable",
-    "python_missing",
-    "command_as_module",
-    "nproc_banana",
-    "nnodes_2:1",
-    "max_restarts_negative",
-    "shutdown_timeout_variable_no_number",
-    "redirects_0:4",
-    "rendezvous_option_without_value",
-    "rendezvous_backend_unknown",
-    "endpoint_port_too_large",
-    "log_folder_is_a_file",
-    "signal_that_cannot_be_handled",
-)
-SOME = slow_but(REFUSED, *FAST)
-
-
+# Some are refused only once all of torch has been imported.
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SOME, ids=[case.name for case in REFUSED])
+@pytest.mark.parametrize("case", REFUSED, ids=[case.name for case in REFUSED])
 def test_bad_input_is_refused_in_two_lines(case: Case, folder: Path, torchruns_answers: dict[str, Refusal]) -> None:
     """The one intended difference in exit codes: what cannot be done is said at once, before anything is started."""
     theirs = torchruns_answers[case.name]

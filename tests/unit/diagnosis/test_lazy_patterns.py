@@ -60,7 +60,6 @@ def test_two_patterns_with_one_key_are_refused(monkeypatch: pytest.MonkeyPatch) 
         source_text([("one thing", 0), ("another thing", 0)])
 
 
-@pytest.mark.slow
 def test_no_line_of_the_tables_is_left_out_by_the_literals_of_a_pattern_that_is_found_in_it() -> None:
     assert sum(bool(pattern.literals) for pattern, _ in COMPILED) > 0.8 * len(COMPILED)
     for pattern, compiled in COMPILED:
