@@ -123,8 +123,8 @@ class WaitCounter:
             counts = self._counts.get(rank)
             if counts is None:
                 counts = self._counts[rank] = _Counts()
-            counts.samples += times + length
-            counts.squares += length * length
+            counts.total += times + length
+            counts.squares_of_block += length * length
             counts.block += length
         self._block += times
         if self._block >= _BLOCK:
@@ -151,28 +151,37 @@ class WaitCounter:
         Args:
             most: of how many ranks; if there are more, they take turns.
         """
-        self._end_block()
-        ranks = sorted(self._counts, key=lambda rank: (rank <= self._reported, rank))[:most]
+        # A block of a few samples next to whole ones would look like work that is harder now and then.
+        if self._block >= _BLOCK / 2:
+            self._end_block()
+        counted = (rank for rank, counts in self._counts.items() if counts.samples)
+        ranks = sorted(counted, key=lambda rank: (rank <= self._reported, rank))[:most]
         self._reported = ranks[-1] if ranks else -1
-        found = {rank: self._counts.pop(rank) for rank in sorted(ranks)}
-        return [
-            [rank, one.samples, one.waits, one.squares, one.blocks, one.block_squares] for rank, one in found.items()
-        ]
+        return [[rank, *self._counts[rank].report()] for rank in sorted(ranks)]
 
 
 class _Counts:
-    """The counts of a rank since the last report; ``block``: its waits in the current block."""
+    """The counts of a rank since the last report, up to the last whole block, and those of the current block."""
 
-    __slots__ = ("block", "block_squares", "blocks", "samples", "squares", "waits")
+    __slots__ = ("block", "block_squares", "blocks", "samples", "squares", "squares_of_block", "total", "waits")
 
     def __init__(self) -> None:
-        self.samples = self.waits = self.squares = self.blocks = self.block_squares = self.block = 0
+        self.samples = self.waits = self.squares = self.blocks = self.block_squares = 0
+        self.total = self.block = self.squares_of_block = 0
 
     def end_block(self) -> None:
+        self.samples += self.total
         self.waits += self.block
+        self.squares += self.squares_of_block
         self.block_squares += self.block * self.block
         self.blocks += 1
-        self.block = 0
+        self.total = self.block = self.squares_of_block = 0
+
+    def report(self) -> list[int]:
+        """What there is, which then counts no more."""
+        found = [self.samples, self.waits, self.squares, self.blocks, self.block_squares]
+        self.samples = self.waits = self.squares = self.blocks = self.block_squares = 0
+        return found
 
 
 def empty_rows(ranks: Iterable[int]) -> list[list[int]]:
@@ -183,6 +192,19 @@ def empty_rows(ranks: Iterable[int]) -> list[list[int]]:
 def have_long_waits(rows: Iterable[Sequence[int]]) -> bool:
     """Whether a rank of a report waited long enough that counting more often is worth its cost."""
     return any(row[2] >= _LITTLE * row[1] for row in rows if row[1])
+
+
+def differ(rows: Iterable[Sequence[int]], *, is_alone: bool) -> bool:
+    """Whether some ranks of a report may wait for another one, which does not wait.
+
+    Args:
+        rows: of the report.
+        is_alone: whether all ranks of the job are on this host. If not, the one that they wait for may be elsewhere.
+    """
+    shares = [row[2] / row[1] for row in rows if row[1]]
+    if not shares:
+        return False
+    return max(shares) - min(shares) >= _LITTLE / 2 if is_alone else _LITTLE <= max(shares) <= 1.0 - _LITTLE
 
 
 def counts_from(raw: object, own: Collection[int]) -> tuple[WaitCount, ...]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from saferun.model import Value
-from saferun.watchdog.stragglers import REPORTS, WaitCounter, empty_rows, have_long_waits
+from saferun.watchdog.stragglers import REPORTS, WaitCounter, differ, empty_rows, have_long_waits
 from saferun.watchdog.wait_sampler import WaitSampler, uses_gpu
 
 _SAMPLES = 300  # in a window
@@ -20,8 +20,12 @@ _RELAXED = 3.0
 _REST_SHARE = 0.125
 _LONGEST_REST_S = 6.0
 # Samples become rarer where they and what it takes to wake up for them would cost more than this share of a core, in a
-# window of a minute.
+# window of a minute. A fifth of it is saved, up to so many seconds, and spent at a higher rate once some ranks wait and
+# others do not: on a slow machine a sample costs 0.2 ms, and too few are taken in a minute to name the slow rank.
 _CPU_SHARE = 0.0003
+_USED_SHARE = 0.8
+_SAVED_S = 0.09
+_SPENT_SHARE = 0.0015
 _USUAL_WINDOW_S = 60.0
 # Samples at equal distances might always meet the same part of a step.
 _SPREAD = 0.6180339887498949
@@ -65,7 +69,9 @@ class WaitWatch:
         most_rows: int = 1 << 20,
     ) -> None:
         self._interval_s = min(window_s / _SAMPLES, _LONGEST_INTERVAL_S)
-        self._cpu_share = _CPU_SHARE * max(1.0, _USUAL_WINDOW_S / window_s)
+        self._cost_factor = max(1.0, _USUAL_WINDOW_S / window_s)
+        self._saved_s = _SAVED_S
+        self._spends = False
         self._report_s = report_interval_s(window_s, world_size)
         self._on_report = on_report
         self._most_rows = most_rows
@@ -95,6 +101,7 @@ class WaitWatch:
             return
         # Whatever happens below, the next one is not due at once.
         self.deadline = self.earliest = now + _LONGEST_INTERVAL_S
+        before = self._sampled_at
         began_s = time.thread_time()
         if not self._are_on_gpus:
             self._sample(now)
@@ -102,6 +109,8 @@ class WaitWatch:
         # What the loop has done meanwhile cannot be separated from what it takes to wake up, about as much as a sample.
         wake_up_s = min(began_s - self._ended_s, sample_s)
         self._cost_s += (sample_s + wake_up_s - self._cost_s) / 8
+        earned_s = (now - before) * _CPU_SHARE * self._cost_factor
+        self._saved_s = min(max(self._saved_s + earned_s - sample_s - wake_up_s, 0.0), _SAVED_S)
         self._samples += 1
         if self._report_at <= now:
             self._report_at = now + self._report_s / self._turns_of_a_report()
@@ -118,7 +127,8 @@ class WaitWatch:
         self._ended_s = time.thread_time()
 
     def _usual_interval_s(self) -> float:
-        return max(self._interval_s * self._pace, self._cost_s / self._cpu_share)
+        share = _SPENT_SHARE if self._spends and self._saved_s > 0.0 else _CPU_SHARE * _USED_SHARE
+        return max(self._interval_s * self._pace, self._cost_s / (share * self._cost_factor))
 
     def _turns_of_a_report(self) -> int:
         return max(1, -(-len(self._ranks) // self._most_rows))
@@ -158,6 +168,7 @@ class WaitWatch:
             return
         rows = self._counter.report(self._most_rows)
         self._pace = 1.0 if have_long_waits(rows) else self._relaxed
+        self._spends = differ(rows, is_alone=self._is_alone)
         self._on_report(rows)
 
     def rank_ended(self, local_rank: int) -> None:

@@ -157,6 +157,50 @@ def test_samples_that_cost_much_are_rarer(monkeypatch: pytest.MonkeyPatch) -> No
     assert interval_s() < 1.3 * busy_s
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_slow_rank_is_named_within_the_window_though_samples_cost_much(
+    monkeypatch: pytest.MonkeyPatch, is_alone: bool
+) -> None:
+    """On a slow machine a sample and its wake-up take 0.25 ms. What was saved before is spent, and no more."""
+    clock, now, spent = [0.0], [0.0], []
+
+    def waits(pid: int) -> bool:
+        clock[0] += 125e-6 / 4
+        spent.append((now[0], 2 * 125e-6 / 4))
+        return pid != 2 and now[0] % 0.065 > 0.05
+
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    reports: list[Rows] = []
+    leader, found = Stragglers(WINDOW_S, 4), []
+    watch = watch_of(monkeypatch, reports, ranks=4, waits=waits, is_alone=is_alone)
+    while now[0] < 3600.0:
+        assert watch.deadline is not None
+        now[0] = watch.deadline
+        clock[0] += 1.0  # the loop has done something else
+        watch.tick(now[0])
+        if reports:
+            leader.take("node0", counts_from(reports.pop(), range(4)), now[0])
+            found += [(now[0], one.ranks) for one in [leader.judge(now[0])] if one is not None]
+    assert found
+    assert found[0][1] == (2,)
+    assert found[0][0] <= WINDOW_S + 3.0
+    for begin in range(0, 3600, 600):
+        assert sum(cost for at, cost in spent if begin <= at < begin + 600) <= 0.0005 * 600
+
+
+def test_where_no_rank_waits_nothing_saved_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def waits(_pid: int) -> bool:
+        clock[0] += 125e-6
+        return False
+
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    watch = watch_of(monkeypatch, [], waits=waits)
+    run(watch, 60.0)
+    assert len(run(watch, 660.0)) * 250e-6 <= 0.0003 * 600
+
+
 def test_ranks_that_use_gpus_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop wakes up every two minutes, to see whether they still do."""
     reports: list[Rows] = []

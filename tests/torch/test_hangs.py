@@ -52,6 +52,74 @@ def test_the_rank_that_stays_away_is_named_with_what_it_does_instead(
         assert report_of(job)["run"]["outcome"] == "failed"
 
 
+# Groups of pairs; each rank is in two of them. argv: how often all ranks make all calls before, and per rank the order
+# of its groups in the step that hangs.
+PAIRS = """
+import sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+groups = {pair: dist.new_group([int(rank) for rank in pair]) for pair in ("01", "12", "02")}
+def step(pairs):
+    for pair in pairs:
+        dist.all_reduce(torch.ones(1), group=groups[pair])
+for _ in range(int(sys.argv[1])):
+    step(pair for pair in groups if str(dist.get_rank()) in pair)
+step(sys.argv[2 + dist.get_rank()].split("+"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "orders", "named", "message"),
+    [
+        (
+            2,
+            ["01+02", "12+01", "02+12"],
+            [0, 1, 2],
+            (
+                "wait for each other: rank 0 in collective 3 (all_reduce) of group 1 for rank 1, "
+                "rank 1 in collective 3 (all_reduce) of group 2 for rank 2, "
+                "rank 2 in collective 3 (all_reduce) of group 3 for rank 0"
+            ),
+        ),
+        pytest.param(
+            0,
+            ["01+02", "12+01", "02+12"],
+            [],
+            # gloo does not record who belongs to a group, and nobody has called anything in it before.
+            "wait in different groups: rank 0 in all_reduce of group 1",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_groups_that_are_entered_in_different_orders_are_named(
+    tmp_path: Path, steps: int, orders: list[str], named: list[int], message: str
+) -> None:
+    """Each rank waits for another one, and none of them is missing anywhere."""
+    script = tmp_path / "pairs.py"
+    script.write_text(PAIRS)
+    with watched(
+        tmp_path / "case", script, str(steps), *orders, nproc=3, options=(*TIMEOUT, "--on-hang", "stop")
+    ) as job:
+        hang = await_hang(job)
+        await_failure(job)
+    assert blamed(hang)[1] == named, job.err
+    assert message in hang["headline"], hang["headline"]
+    assert "every rank must enter its groups in the same order" in hang["cause"]["advice"]
+
+
+@pytest.mark.slow
+def test_of_a_chain_of_groups_the_rank_at_the_root_is_named(tmp_path: Path) -> None:
+    """Rank 0 waits for rank 1, that one in another group for rank 2, which has left out the call."""
+    script = tmp_path / "pairs.py"
+    asleep = PAIRS.replace("step(sys", "import time\nif dist.get_rank() == 2:\n    time.sleep(600)\nstep(sys")
+    script.write_text(asleep)
+    with watched(tmp_path / "case", script, "2", "01", "12+01", "12", nproc=3, options=(*TIMEOUT, *AT_ONCE)) as job:
+        hang = await_hang(job)
+        stop(job)
+    assert blamed(hang) == ("hang_sleep", [2]), job.err
+
+
 @pytest.mark.slow
 def test_a_rank_that_spins_is_suspected_and_the_job_goes_on(tmp_path: Path) -> None:
     """Computing for long and spinning look alike from outside: it is told and never acted upon."""

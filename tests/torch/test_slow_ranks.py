@@ -64,3 +64,34 @@ def test_a_rank_of_gloo_that_is_slower_is_named_and_an_even_one_is_not(
         job.release("end")
         assert job.wait() == 0
     assert (SLOW in job.err) == (factor > 1.0)
+
+
+@pytest.mark.slow
+def test_a_rank_of_gloo_that_is_30_percent_slower_is_named_without_any_option(tmp_path: Path) -> None:
+    """Within the window that everybody has; the time from which on ranks are compared is another."""
+    with running(tmp_path, GLOO, nproc=4, arguments=["2", "1.3"]) as job:
+        job.hear("ready", 4, timeout_s=120.0)
+        until(lambda: SLOW in job.err, "it is named", timeout_s=120.0)
+        assert f"rank 2 ({table_of(job)['ranks'][2]['host']}){SLOW}" in job.err
+        job.release("end")
+        assert job.wait() == 0
+    (found,) = [event for event in job.events() if event["event"] == "RanksSlow"]
+    assert found["window_s"] <= 60.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1.3, 1.0])
+def test_of_gloo_on_two_hosts_the_slow_rank_is_named_and_an_even_one_is_not(tmp_path: Path, factor: float) -> None:
+    arguments = {"arguments": ["3", str(factor)]}
+    with hosts(tmp_path, GLOO, "--slow-window", "6", nproc=2, of_each=lambda _: arguments) as jobs:
+        for job in jobs:
+            job.hear("ready", 2, timeout_s=120.0)
+        if factor > 1.0:
+            until(lambda: SLOW in jobs[0].err, "it is named")
+            assert f"rank 3 ({table_of(jobs[0])['ranks'][3]['host']}){SLOW}" in jobs[0].err
+        else:
+            reports(jobs[0], 12)
+        jobs[0].release("end")
+        assert [job.wait() for job in jobs] == [0, 0]
+    assert (SLOW in jobs[0].err) == (factor > 1.0)
+    assert SLOW not in jobs[1].err

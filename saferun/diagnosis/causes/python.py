@@ -436,8 +436,7 @@ def python_exit(failure: Failure) -> Cause | None:
         last = own_beside[-1]
     last = last or next((line for line in reversed(failure.stdout_lines) if line.strip()), "")
     if not last:
-        advice = "look for sys.exit and os._exit in the script, and what it calls"
-        return cause(failure, "python_exit", f"ended with exit code {code} and no message", advice)
+        return cause(failure, "python_exit", f"ended with exit code {code} and no message", "")
     # Rich draws its tracebacks into boxes.
     printed = (*failure.lines, *failure.stdout_lines)
     has_traceback = failure.earlier is not None or any("Traceback (most recent call last)" in line for line in printed)

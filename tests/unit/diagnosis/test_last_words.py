@@ -44,6 +44,14 @@ def found_in(*lines: str, stdout: tuple[str, ...] = (), code: int = 1) -> Cause:
     return judged_failure(evidence(end, outputs=(one,)), end, one)[1]
 
 
+def test_a_rank_that_has_printed_nothing_gets_no_advice() -> None:
+    """Where it ended is not known, and everybody knows that a program can call sys.exit."""
+    found = found_in(code=3)
+    assert (found.class_name, found.message) == ("python_exit", "ended with exit code 3 and no message")
+    assert not found.advice
+    assert not diagnose(evidence(end_of(0, code=3), outputs=(output(0),))).hint
+
+
 # ------------------------------------------------------------------------------------------ which line is the last one
 
 

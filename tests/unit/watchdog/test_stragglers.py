@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.watchdog.stragglers import REPORTS, Straggler, Stragglers, WaitCount, WaitCounter, counts_from
+from saferun.watchdog.stragglers import REPORTS, Straggler, Stragglers, WaitCount, WaitCounter, counts_from, differ
 from tests.unit.watchdog.in_step import WINDOW_S, data_parallel, named, pipeline
 
 # Some samples are missed by chance; one that is slower by 30 % is found at the next report then.
@@ -190,9 +190,9 @@ def counts_of(samples: list[dict[int, bool]], *, is_alone: bool) -> list[list[in
 
 def test_samples_in_which_all_ranks_wait_count_among_several_hosts_only() -> None:
     """On one host they are the collective itself; elsewhere somebody may be late."""
-    samples = [{0: False, 1: True}, {0: True, 1: True}, {0: False, 1: False}]
-    assert counts_of(samples, is_alone=True) == [[0, 2, 0, 0, 1, 0], [1, 2, 1, 1, 1, 1]]
-    assert counts_of(samples, is_alone=False) == [[0, 3, 1, 1, 1, 1], [1, 3, 2, 4, 1, 4]]
+    samples = [{0: False, 1: True}, {0: True, 1: True}, *[{0: False, 1: False}] * 18]
+    assert counts_of(samples, is_alone=True) == [[0, 19, 0, 0, 1, 0], [1, 19, 1, 1, 1, 1]]
+    assert counts_of(samples, is_alone=False) == [[0, 20, 1, 1, 1, 1], [1, 20, 2, 4, 1, 4]]
 
 
 def test_a_wait_that_goes_on_does_not_count_yet() -> None:
@@ -200,16 +200,31 @@ def test_a_wait_that_goes_on_does_not_count_yet() -> None:
     counter = WaitCounter(is_alone=True)
     for _ in range(100):
         counter.take({0: False, 1: True})
-    assert counter.report() == [[0, 100, 0, 0, 5, 0]]
-    counter.take({0: False, 1: False})
-    assert counter.report()[1] == [1, 101, 100, 10000, 1, 10000]
+    assert counter.report() == [[0, 100, 0, 0, 4, 0]]
+    for _ in range(25):
+        counter.take({0: False, 1: False})
+    assert counter.report()[1] == [1, 125, 100, 10000, 1, 10000]
+
+
+def test_a_block_of_a_few_samples_waits_for_the_next_report() -> None:
+    """Beside whole blocks it would look like a few seconds without waits."""
+    counter = WaitCounter(is_alone=False)
+    sample = [{0: True, 1: False}, {0: False, 1: False}]
+    for number in range(54):
+        counter.take(sample[number % 2])
+    assert counter.report() == [[0, 50, 25, 25, 2, 313], [1, 50, 0, 0, 2, 0]]
+    assert counter.report() == []
+    for number in range(21):
+        counter.take(sample[number % 2])
+    assert counter.report() == [[0, 24, 12, 12, 1, 144], [1, 25, 0, 0, 1, 0]]
 
 
 def test_a_rank_that_has_ended_is_no_longer_counted() -> None:
     """The others notice it soon."""
     counter = WaitCounter(is_alone=True)
     counter.take({0: False, 1: True})
-    counter.take({0: False, 1: False})
+    for _ in range(24):
+        counter.take({0: False, 1: False})
     counter.drop(1)
     assert [row[0] for row in counter.report()] == [0]
 
@@ -244,3 +259,21 @@ def test_a_host_reports_its_own_ranks_only() -> None:
     """Each once."""
     rows = [[5, 75, 10, 10, 3, 40], [5, 75, 1, 1, 3, 1], [9, 75, 10, 10, 3, 40]]
     assert [count.rank for count in counts_from(rows, range(4, 8))] == [5]
+
+
+@pytest.mark.parametrize(
+    ("shares", "alone", "among_others"),
+    [
+        ([], False, False),
+        ([0.0, 0.0], False, False),
+        ([0.2, 0.0], True, True),
+        ([0.2, 0.2], False, True),  # the rank that they wait for is elsewhere
+        ([0.01, 0.05], False, False),
+        ([1.0, 1.0], False, False),  # they hang
+    ],
+)
+def test_whether_ranks_may_be_waiting_for_another_one(shares: list[float], alone: bool, among_others: bool) -> None:
+    rows = [list(count) for count in report_of(shares)]
+    assert differ(rows, is_alone=True) == alone
+    assert differ(rows, is_alone=False) == among_others
+    assert not differ([[0, 0, 0, 0, 1, 0]], is_alone=alone)
