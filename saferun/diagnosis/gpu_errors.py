@@ -16,7 +16,7 @@ APPLICATION, DRIVER, HARDWARE, INFORMATION = "application", "driver", "hardware"
 
 
 class Xid(Value):
-    """What a number means, whose fault it is in most cases, and what to do, in a few words each.
+    """What an Xid or SXid means, whose fault it is in most cases, and what to do, in a few words each.
 
     ``blame``: ``application``, ``driver``, ``hardware``, or ``information`` where nothing has failed by it.
     """
@@ -97,7 +97,41 @@ XIDS: dict[int, Xid] = {
     172: Xid("uncorrectable error in the GPU's caches or registers (see Xid 48)", _REPAIR),
     **{number: Xid("NVLink error", _LINK) for number in range(144, 151)},
 }  # fmt: skip
-_SWITCH = Xid("NVSwitch error", "reset all GPUs and NVSwitches of the host; check the log of nvidia-fabricmanager")
+
+_RESET_ALL = "reset all GPUs and NVSwitches of the host; check the log of nvidia-fabricmanager"
+_NONE_NEEDED = "none needed unless it is frequent"
+_SWITCH = Xid("NVSwitch error", _RESET_ALL)
+_CORRECTED = Xid("corrected memory error of an NVSwitch", _NONE_NEEDED, INFORMATION)
+_SWITCH_PORT = Xid("a port of an NVSwitch failed", _RESET_ALL)
+_SWITCH_MEMORY = Xid("uncorrectable memory error in an NVSwitch", _RESET_ALL)
+_SWITCH_FAILED = Xid("an NVSwitch failed as a whole", f"reboot the host, or {_RESET_ALL}")
+_DISCONNECTED = Xid("an NVLink was lost, or shut down at one end",
+                    "check the NVLink connection, unless a GPU or the host was being reset", INFORMATION)  # fmt: skip
+
+SXIDS: dict[int, Xid] = {
+    10001: Xid("the driver could not access an NVSwitch", "look for a fatal SXid that follows", INFORMATION),
+    10002: Xid("an NVSwitch did not answer the driver in time", "look for a fatal SXid that follows", INFORMATION),
+    10003: _SWITCH_FAILED,
+    10004: Xid("an NVSwitch is too hot, and may slow its NVLinks down", "check the cooling of the host", INFORMATION),
+    10005: Xid("an NVSwitch has cooled down again", "check the cooling of the host", INFORMATION),
+    11004: Xid("an NVSwitch has no route for a GPU's traffic", "check the partitions of the fabric manager", DRIVER),
+    12028: Xid("an NVSwitch rejected an access; the NVLink traffic of that GPU stops", _RESET_ALL),
+    19084: Xid("the heartbeat of an NVSwitch's port was lost", _RESET_ALL),
+    20001: Xid("packets were sent again over an NVLink", _NONE_NEEDED, INFORMATION),
+    20012: _DISCONNECTED,
+    20034: Xid("an NVLink of an NVSwitch went down",
+               "reset the GPUs; if it comes back, check the NVLink connection and the log of nvidia-fabricmanager"),
+    22012: _DISCONNECTED,
+    22013: Xid("a controller of NVLinks sent a request", "none needed", INFORMATION),
+    24007: _SWITCH_PORT,
+    **dict.fromkeys((11012, 11021, 11022, 11023, 12021, 12023, 15008, 15011, 19049, 19055, 19057, 19059, 19062, 19065,
+                     19068, 19071, 24001, 24002, 24003), _CORRECTED),
+    **dict.fromkeys((11001, 11009, 11020, 12001, 12002, 12025, 12026, 12027, 12030, 12031, 12032, 14017, 15001, 15006,
+                     15010, 15013), _SWITCH_PORT),
+    **dict.fromkeys((11013, 11018, 11019, 12022, 12024, 15009, 15012, 19047, 19048, 19054, 19056, 19058, 19060, 19061,
+                     19063, 19064, 19066, 19067, 19069, 19070, 24004, 24005, 24006), _SWITCH_MEMORY),
+    **dict.fromkeys((12020, 22003, 22011, *range(23001, 23018)), _SWITCH_FAILED),
+}  # fmt: skip
 # On these the line itself says whether it is fatal; most of them are not, and are recovered from.
 _MARKED = frozenset(range(144, 151))
 _MARKED_FATAL = LazyPattern(r"\bFatal\b")
@@ -138,12 +172,12 @@ def error_in(line: str) -> GpuError | None:
 
 def meaning_of(error: GpuError) -> Xid | None:
     """What its number means; None where that is not known."""
-    return _SWITCH if error.is_switch else XIDS.get(error.number)
+    return SXIDS.get(error.number, _SWITCH) if error.is_switch else XIDS.get(error.number)
 
 
 def failure_text(error: GpuError) -> tuple[str, str]:
     """What has failed, ``uncorrectable memory error (Xid 48)``, and what to do; empty where that is not known."""
-    meaning = _SWITCH if error.is_switch else XIDS.get(error.number)
+    meaning = meaning_of(error)
     if meaning is None:
         return "", ""
     number = f" ({'SXid' if error.is_switch else 'Xid'} {error.number})" if error.number else ""

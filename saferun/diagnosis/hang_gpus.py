@@ -64,8 +64,8 @@ def with_failed_gpus(verdict: Judgement, hosts: Hosts, ranks: Iterable[int]) -> 
         return verdict
     what, advice = failure_text(switch)
     on_host = sorted({rank for rank, error in errors if error == switch})
-    where = f", which connects the GPUs of {ranks_text(on_host)}" if on_host else ""
-    headline = f"{verdict.headline}; the kernel log has a fatal {what}{where}"
+    where = f"; NVSwitches connect the GPUs of {ranks_text(on_host)}" if on_host else ""
+    headline = f"{verdict.headline}; the kernel log has a fatal error: {what}{where}"
     proof = (cause.proof,) if cause.proof else ()
     return verdict._replace(
         cause=cause._replace(proof=switch.line, advice=advice),

@@ -225,6 +225,8 @@ def _gpu_text(error: GpuError) -> str:
     name = f"{device} {error.pci}" if error.pci else f"a {device}"
     if what.startswith("the GPU "):
         return what.replace("the GPU", name, 1)
+    if error.is_switch and error.pci and "an NVSwitch" in what:
+        return what.replace("an NVSwitch", name, 1)
     return f"{name}: {what or _shown(error.line)}"
 
 

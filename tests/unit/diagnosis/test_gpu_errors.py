@@ -7,7 +7,17 @@ import signal
 import pytest
 
 from saferun.diagnosis import diagnose
-from saferun.diagnosis.gpu_errors import APPLICATION, HARDWARE, INFORMATION, XIDS, GpuOwners, error_in, pci_address
+from saferun.diagnosis.gpu_errors import (
+    APPLICATION,
+    HARDWARE,
+    INFORMATION,
+    SXIDS,
+    XIDS,
+    GpuOwners,
+    error_in,
+    failure_text,
+    pci_address,
+)
 from saferun.evidence.diagnosis_values import Cause, Diagnosis
 from saferun.evidence.gpu_evidence import RankGpu
 from saferun.evidence.job_evidence import Capture, Evidence, RankOutput
@@ -115,6 +125,28 @@ def test_the_catalogue_says_whose_fault_a_number_is() -> None:
     assert {XIDS[number].blame for number in (*range(144, 151), 155, 156, 157, 158, 171, 172)} == {HARDWARE}
     assert {XIDS[number].blame for number in (45, 63, 92, 121, 154)} == {INFORMATION}
     assert all(xid.meaning and xid.advice for xid in XIDS.values())
+
+
+def test_the_catalogue_of_nvswitches_tells_what_is_only_reported_from_what_has_failed() -> None:
+    """Most SXids are corrected errors, for which nobody needs to reset anything."""
+    assert {SXIDS[number].blame for number in (11012, 19071, 20001, 22013, 10004, 20012)} == {INFORMATION}
+    assert {SXIDS[number].blame for number in (11013, 12020, 20034, 22003, *range(23001, 23018), 24007)} == {HARDWARE}
+    assert all(one.meaning and one.advice for one in SXIDS.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("20034, Fatal, Link 30 LTSSM Fault Up", "an NVLink of an NVSwitch went down (SXid 20034)"),
+        ("11012, Non-fatal, Link 3 ingress ECC", "corrected memory error of an NVSwitch (SXid 11012)"),
+        ("23001, Fatal, Link 12", "an NVSwitch failed as a whole (SXid 23001)"),
+        ("29999, Fatal, Link 12 of a driver that is newer", "NVSwitch error (SXid 29999)"),
+    ],
+)
+def test_an_sxid_is_explained_by_its_number(line: str, text: str) -> None:
+    error = error_in(f"nvidia-nvswitch0: SXid (PCI:0000:59:00.0): {line}")
+    assert error is not None
+    assert failure_text(error)[0] == text
 
 
 @pytest.mark.parametrize(

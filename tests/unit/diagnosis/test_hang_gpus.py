@@ -82,7 +82,8 @@ def test_a_fatal_error_of_an_nvswitch_is_told_and_no_rank_is_blamed_for_it() -> 
     found = diagnose_hang(stuck(SWITCH))
     assert (cause_of(found).ranks, cause_of(found).proof) == ((), SWITCH)
     assert found.headline.endswith(
-        "; the kernel log has a fatal NVSwitch error (SXid 20034), which connects the GPUs of ranks 0-2"
+        "; the kernel log has a fatal error: an NVLink of an NVSwitch went down (SXid 20034); "
+        "NVSwitches connect the GPUs of ranks 0-2"
     )
     assert "nvidia-fabricmanager" in cause_of(found).advice
 

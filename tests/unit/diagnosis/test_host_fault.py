@@ -121,6 +121,11 @@ def test_a_host_that_loses_all_others_is_cut_off_itself() -> None:
     assert kinds(found) == [("node1", "link")]
 
 
+def test_a_failed_nvswitch_is_named_with_its_address() -> None:
+    (found,) = host_faults(job(kernel_lines=(SWITCH,)), concluded("nccl_timeout", 0))
+    assert found.reason.endswith("an NVLink of NVSwitch 0000:59:00 went down (SXid 20034)")
+
+
 def test_the_worst_comes_first_and_each_kind_once() -> None:
     evidence = job(kernel_lines=(LINK_DOWN, READ_ONLY, READ_ONLY, OFF_THE_BUS, SWITCH))
     found = host_faults(evidence, concluded("connection_lost"))
