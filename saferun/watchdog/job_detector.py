@@ -12,6 +12,8 @@ from saferun.watchdog.verdicts import Repeat, Verdicts
 
 # The effects of a capture on the ranks are over by then.
 _SETTLE_S = 1.0
+# A capture takes longer than a short timeout, and what is reported meanwhile would be another report of the same hang.
+_LONGEST_CAPTURE_S = 60.0
 
 
 class JobDetector:
@@ -77,7 +79,7 @@ class JobDetector:
         self._verdicts.report(verdict, now)
         self._number += 1
         # Until it has been captured nothing else is reported; the bound is for a capture that never ends.
-        self._paused_until = now + self._timeout_s
+        self._paused_until = now + max(self._timeout_s, _LONGEST_CAPTURE_S)
         self.deadline = self._paused_until
         self._on_hang(verdict, self._number)
 

@@ -23,12 +23,12 @@ def quiet(ranks: list[int], kind: str = "quiescent", quiet_s: float = 100.0, *, 
 class Watched:
     """A watch, and what it told."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.now = 1000.0
         self.hangs: list[tuple[HangVerdict, int]] = []
         self.recovered: list[float] = []
         self.watch = JobDetector(
-            TIMEOUT_S, on_hang=lambda verdict, n: self.hangs.append((verdict, n)), on_recovery=self.recovered.append
+            timeout_s, on_hang=lambda verdict, n: self.hangs.append((verdict, n)), on_recovery=self.recovered.append
         )
 
     def feed(self, *states: dict[str, Any]) -> None:
@@ -93,6 +93,19 @@ def test_a_hang_is_told_again_at_growing_intervals() -> None:
     expected_s = [min(TIMEOUT_S * factor, LONGEST_PAUSE_S) for factor in (2, 4, 8, 16, 32, 64, 64, 64)]
     assert gaps_s == pytest.approx(expected_s, abs=TIMEOUT_S)
     assert [number for _, number in watched.hangs] == list(range(1, len(watched.hangs) + 1))
+
+
+def test_a_capture_that_takes_longer_than_the_timeout_is_of_one_hang() -> None:
+    """Until it ends; one that never does is given up after a minute."""
+    watched = Watched(timeout_s=3.0)
+    watched.feed(quiet([0]), quiet([1]))
+    watched.later(20.0)
+    assert len(watched.hangs) == 1
+    watched.watch.captured(watched.now)
+    watched.later(4.0)
+    assert len(watched.hangs) == 2
+    watched.later(61.0)
+    assert len(watched.hangs) == 3
 
 
 def test_the_end_of_a_hang_is_told_once() -> None:
