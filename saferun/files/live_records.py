@@ -120,7 +120,8 @@ class LiveRecord:
             finally:
                 os.close(fd)
             os.rmdir(os.path.join(directory, self._name))
-            os.rmdir(directory)
+        with suppress(OSError):
+            os.rmdir(directory)  # also where there was no room for the record
 
     def _write_in(self, directory: str, content: str) -> None:
         top = _open_directory(directory)

@@ -67,6 +67,18 @@ def test_launches_of_one_job_share_a_directory_and_each_removes_its_file(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_without_room_for_a_directory_is_left_as_it_was(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Not even the user's own directory stays there, empty."""
+    record = LiveRecord(NAME, "n" * 300, "run.json", is_part=False)  # a name that cannot be made anywhere
+    with pytest.raises(OSError, match="File name too long"):
+        record.write(content(), environ)
+    assert list(tmp_path.iterdir()) == []
+    long = LiveRecord("n" * 300, "node1", "run.json", is_part=False)
+    with pytest.raises(OSError, match="File name too long"):
+        long.write(content(), environ)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_place_that_is_full_is_left_as_it_was(tmp_path: Path) -> None:
     """Only a part of the file finds room there."""
     writes = (
