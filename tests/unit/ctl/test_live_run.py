@@ -38,8 +38,9 @@ class Saferun:
         self._listener = Socket(AF_UNIX, SOCK_STREAM)
         self._listener.bind(f"\0{self.path[1:]}")
         self._listener.listen(4)
-        if answer is not None:
-            Thread(target=self._serve, daemon=True).start()
+        self._thread = Thread(target=self._serve, daemon=True) if answer is not None else None
+        if self._thread is not None:
+            self._thread.start()
 
     def _serve(self) -> None:
         while True:
@@ -54,8 +55,10 @@ class Saferun:
             connection.close()
 
     def close(self) -> None:
-        """Nothing listens any more."""
+        """Nothing listens any more, and the address is free: a thread that still accepts would keep it."""
         self._listener.shutdown(2)
+        if self._thread is not None:
+            self._thread.join()
         self._listener.close()
 
 
