@@ -101,6 +101,7 @@ XIDS: dict[int, Xid] = {
 _RESET_ALL = "reset all GPUs and NVSwitches of the host; check the log of nvidia-fabricmanager"
 _NONE_NEEDED = "none needed unless it is frequent"
 _SWITCH = Xid("NVSwitch error", _RESET_ALL)
+_SWITCH_NOT_FATAL = Xid("NVSwitch error that is not fatal", _NONE_NEEDED, INFORMATION)
 _CORRECTED = Xid("corrected memory error of an NVSwitch", _NONE_NEEDED, INFORMATION)
 _SWITCH_PORT = Xid("a port of an NVSwitch failed", _RESET_ALL)
 _SWITCH_MEMORY = Xid("uncorrectable memory error in an NVSwitch", _RESET_ALL)
@@ -172,7 +173,9 @@ def error_in(line: str) -> GpuError | None:
 
 def meaning_of(error: GpuError) -> Xid | None:
     """What its number means; None where that is not known."""
-    return SXIDS.get(error.number, _SWITCH) if error.is_switch else XIDS.get(error.number)
+    if error.is_switch:
+        return SXIDS.get(error.number, _SWITCH if error.is_fatal else _SWITCH_NOT_FATAL)
+    return XIDS.get(error.number)
 
 
 def failure_text(error: GpuError) -> tuple[str, str]:

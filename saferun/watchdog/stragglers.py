@@ -109,6 +109,7 @@ class WaitCounter:
         self._runs: dict[int, int] = {}  # the lengths of waits that have not ended
         self._counts: dict[int, _Counts] = {}
         self._block = 0  # how many samples are in the current block
+        self._blocks = 0  # how many blocks have ended since the last report
         self._reported = -1  # the rank that was reported last
 
     def take(self, waiting: Mapping[int, bool], times: int = 1) -> None:
@@ -132,6 +133,7 @@ class WaitCounter:
 
     def _end_block(self) -> None:
         self._block = 0
+        self._blocks += 1
         for counts in self._counts.values():
             counts.end_block()
 
@@ -152,8 +154,9 @@ class WaitCounter:
             most: of how many ranks; if there are more, they take turns.
         """
         # A block of a few samples next to whole ones would look like work that is harder now and then.
-        if self._block >= _BLOCK / 2:
+        if self._block >= _BLOCK / 2 or not self._blocks:
             self._end_block()
+        self._blocks = 0
         counted = (rank for rank, counts in self._counts.items() if counts.samples)
         ranks = sorted(counted, key=lambda rank: (rank <= self._reported, rank))[:most]
         self._reported = ranks[-1] if ranks else -1

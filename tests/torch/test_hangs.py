@@ -69,6 +69,8 @@ step(sys.argv[2 + dist.get_rank()].split("+"))
 """
 
 
+# tests/unit/diagnosis has recorded ones of both.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "orders", "named", "message"),
     [
@@ -82,14 +84,8 @@ step(sys.argv[2 + dist.get_rank()].split("+"))
                 "rank 2 in collective 3 (all_reduce) of group 3 for rank 0"
             ),
         ),
-        pytest.param(
-            0,
-            ["01+02", "12+01", "02+12"],
-            [],
-            # gloo does not record who belongs to a group, and nobody has called anything in it before.
-            "wait in different groups: rank 0 in all_reduce of group 1",
-            marks=pytest.mark.slow,
-        ),
+        # gloo does not record who belongs to a group, and nobody has called anything in it before.
+        (0, ["01+02", "12+01", "02+12"], [], "wait in different groups: rank 0 in all_reduce of group 1"),
     ],
 )
 def test_groups_that_are_entered_in_different_orders_are_named(

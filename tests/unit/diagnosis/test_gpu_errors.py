@@ -140,6 +140,7 @@ def test_the_catalogue_of_nvswitches_tells_what_is_only_reported_from_what_has_f
         ("20034, Fatal, Link 30 LTSSM Fault Up", "an NVLink of an NVSwitch went down (SXid 20034)"),
         ("11012, Non-fatal, Link 3 ingress ECC", "corrected memory error of an NVSwitch (SXid 11012)"),
         ("23001, Fatal, Link 12", "an NVSwitch failed as a whole (SXid 23001)"),
+        ("20009, Non-fatal, Link 28 RX Short Error Rate", "NVSwitch error that is not fatal (SXid 20009)"),
         ("29999, Fatal, Link 12 of a driver that is newer", "NVSwitch error (SXid 29999)"),
     ],
 )

@@ -190,9 +190,9 @@ def counts_of(samples: list[dict[int, bool]], *, is_alone: bool) -> list[list[in
 
 def test_samples_in_which_all_ranks_wait_count_among_several_hosts_only() -> None:
     """On one host they are the collective itself; elsewhere somebody may be late."""
-    samples = [{0: False, 1: True}, {0: True, 1: True}, *[{0: False, 1: False}] * 18]
-    assert counts_of(samples, is_alone=True) == [[0, 19, 0, 0, 1, 0], [1, 19, 1, 1, 1, 1]]
-    assert counts_of(samples, is_alone=False) == [[0, 20, 1, 1, 1, 1], [1, 20, 2, 4, 1, 4]]
+    samples = [{0: False, 1: True}, {0: True, 1: True}, {0: False, 1: False}]
+    assert counts_of(samples, is_alone=True) == [[0, 2, 0, 0, 1, 0], [1, 2, 1, 1, 1, 1]]
+    assert counts_of(samples, is_alone=False) == [[0, 3, 1, 1, 1, 1], [1, 3, 2, 4, 1, 4]]
 
 
 def test_a_wait_that_goes_on_does_not_count_yet() -> None:
@@ -201,9 +201,8 @@ def test_a_wait_that_goes_on_does_not_count_yet() -> None:
     for _ in range(100):
         counter.take({0: False, 1: True})
     assert counter.report() == [[0, 100, 0, 0, 4, 0]]
-    for _ in range(25):
-        counter.take({0: False, 1: False})
-    assert counter.report()[1] == [1, 125, 100, 10000, 1, 10000]
+    counter.take({0: False, 1: False})
+    assert counter.report()[1] == [1, 101, 100, 10000, 1, 10000]
 
 
 def test_a_block_of_a_few_samples_waits_for_the_next_report() -> None:
@@ -213,18 +212,26 @@ def test_a_block_of_a_few_samples_waits_for_the_next_report() -> None:
     for number in range(54):
         counter.take(sample[number % 2])
     assert counter.report() == [[0, 50, 25, 25, 2, 313], [1, 50, 0, 0, 2, 0]]
-    assert counter.report() == []
     for number in range(21):
         counter.take(sample[number % 2])
     assert counter.report() == [[0, 24, 12, 12, 1, 144], [1, 25, 0, 0, 1, 0]]
+
+
+def test_a_few_samples_are_reported_where_there_are_no_more() -> None:
+    """With many ranks on a slow machine a sample takes so long that they come every few seconds."""
+    counter = WaitCounter(is_alone=False)
+    for _ in range(3):
+        counter.take({0: True, 1: False})
+        counter.take({0: False, 1: False})
+        assert counter.report() == [[0, 2, 1, 1, 1, 1], [1, 2, 0, 0, 1, 0]]
+    assert counter.report() == []
 
 
 def test_a_rank_that_has_ended_is_no_longer_counted() -> None:
     """The others notice it soon."""
     counter = WaitCounter(is_alone=True)
     counter.take({0: False, 1: True})
-    for _ in range(24):
-        counter.take({0: False, 1: False})
+    counter.take({0: False, 1: False})
     counter.drop(1)
     assert [row[0] for row in counter.report()] == [0]
 
