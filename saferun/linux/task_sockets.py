@@ -51,16 +51,16 @@ class TaskSockets:
         """
         self.squatted.clear()
         for base in _bases():
-            directory = self._made(base)
-            path = f"{directory}/{self._name}.sock"
-            if not directory or len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
+            if not (directory := self._made(base)):
                 continue
+            path = f"{directory}/{self._name}.sock"
+            try:
+                if len(os.fsencode(path)) <= _LONGEST_PATH_BYTES:
+                    return self._listen(base, path), path
+            except OSError:
+                pass
             with suppress(OSError):
-                try:
-                    return _listen(path), path
-                except FileNotFoundError:
-                    self._made(base)  # another job of this user has ended meanwhile, and removed it
-                    return _listen(path), path
+                os.rmdir(directory)  # unless other jobs of this user have sockets there
         path = f"\0{self._own}-{self._name}"
         try:
             return _listen(path), path
@@ -85,6 +85,13 @@ class TaskSockets:
             else:
                 yield f"{base}/{self._own}/{self._name}.sock"
         yield f"\0{self._own}-{self._name}"
+
+    def _listen(self, base: str, path: str) -> socket.socket:
+        try:
+            return _listen(path)
+        except FileNotFoundError:
+            self._made(base)  # another job of this user has ended meanwhile, and removed it
+            return _listen(path)
 
     def _made(self, base: str) -> str:
         """This user's directory in ``base``, made if needed; empty: there is none."""

@@ -353,10 +353,12 @@ def test_tasks_meet_in_the_users_own_directory_first(tmp_path: Path, monkeypatch
             if odd.name != "missing":
                 odd.mkdir()
             monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
-            listener, path = TaskSockets("job").listen()
+            sockets = TaskSockets("job")
+            listener, path = sockets.listen()
             listener.close()
             assert not path.startswith(str(odd))
-            os.unlink(path)
+            sockets.remove(path)
+            assert not odd.exists() or not list(odd.iterdir())
     finally:
         for folder in (*own.iterdir(), own):
             for file in folder.iterdir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -170,6 +171,22 @@ def test_a_directory_that_goes_meanwhile_is_made_again(base: Path, monkeypatch: 
     listener, path = sockets.listen()
     assert path.startswith(str(base))
     listener.close()
+
+
+def test_a_directory_without_a_socket_is_not_left(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without sockets, for one: the tasks meet under a name, and nothing stays behind."""
+
+    def refuse(path: str) -> socket.socket:
+        if path.startswith("\0"):
+            return listen(path)
+        raise OSError(errno.EPERM, "no sockets here")
+
+    listen = task_sockets._listen
+    monkeypatch.setattr(task_sockets, "_listen", refuse)
+    listener, path = task_sockets.TaskSockets(os.urandom(8).hex()).listen()
+    listener.close()
+    assert path.startswith("\0")
+    assert list(base.iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_directories")
