@@ -352,6 +352,18 @@ class LaunchConfig(Value):
         return hosts.spares > 0 and is_most and rendezvous.backend == "static" and rendezvous.control != "same"
 
     @property
+    def waits_for_silent_hosts(self) -> bool:
+        """Whether a host that cannot be heard is waited for as long as ``--hang-timeout`` while the ranks stand still.
+
+        It may go on: a virtual machine that is moved, a switch that restarts. An earlier end would gain nothing, since
+        no other attempt can follow, and ``--host-timeout`` does not ask for it.
+        """
+        given = self.settings.get("host_timeout")
+        is_asked_for = given is None or given.origin != "default"
+        is_last = not self.max_restarts and not self.hosts.spares and self.hosts.least == self.hosts.most
+        return is_last and not is_asked_for
+
+    @property
     def checks_here(self) -> bool:
         """Whether there are checks before the start, and this process is the one of its host that makes them."""
         task = self.hosts.task

@@ -373,7 +373,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--host-timeout SECONDS",
         30.0,
         FAILURES,
-        "seconds without a heartbeat after which a host counts as lost, unless its ranks make progress",
+        "seconds without a heartbeat after which a host counts as lost, unless its ranks make progress. If this is not "
+        "given, and no other attempt can follow, a host that may come back is waited for as long as --hang-timeout",
     ),
     _option(
         "--stop-with-parent {auto,on,off}",

@@ -171,6 +171,7 @@ class JobAttempt:
             context.poller,
             host_timeout_s=context.config.hosts.host_timeout_s * SILENT_SHARE,
             hang_timeout_s=context.config.watch.hang_timeout_s,
+            is_patient=context.config.waits_for_silent_hosts,
             label=label,
             leader=leader,
             addresses=addresses,

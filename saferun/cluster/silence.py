@@ -3,16 +3,21 @@
 If only the control path of a host is cut, its ranks train on over the other network, and so does the job; likewise if
 its saferun was stopped (SIGSTOP). If the host is dead, all ranks that wait for its ranks stand still. So the ranks that
 can be observed tell the two apart: while they make progress the job goes on, and a verdict is due only when they stop.
+
+A host may also be paused for a while (a virtual machine that is moved), or a switch may restart: then all ranks stand
+still and go on later. Where an early end would gain nothing, since no other attempt could follow it, such a host is
+waited for until the job counts as hung.
 """
 
 from __future__ import annotations
 
 from saferun.model import Value
 
-__all__ = ["GO_ON", "LOST", "WAIT", "Progress", "SilentHost", "judge", "together"]
+__all__ = ["GO_ON", "HOLD_OUT", "LOST", "WAIT", "Progress", "SilentHost", "judge", "together"]
 
 WAIT = "wait"
 GO_ON = "go on"
+HOLD_OUT = "hold out"
 LOST = "lost"
 
 # Certain: its saferun does not run there any more, and its ranks end with it.
@@ -56,17 +61,27 @@ class Progress(Value):
     ended: bool = False
 
 
-def judge(silent: SilentHost, progress: Progress, host_timeout_s: float, hang_timeout_s: float) -> str:
-    """What to do about a host of which nothing is heard: ``WAIT`` a moment, ``GO_ON`` without it, or it is ``LOST``.
+def judge(
+    silent: SilentHost,
+    progress: Progress,
+    host_timeout_s: float,
+    hang_timeout_s: float,
+    *,
+    is_patient: bool = False,
+) -> str:
+    """What to do about a host of which nothing is heard.
+
+    ``WAIT`` a moment, ``GO_ON`` without it, ``HOLD_OUT`` although nothing moves, or it is ``LOST``.
 
     Args:
         silent: what is known of it.
         progress: of the ranks of this host.
         host_timeout_s: for how long a host may be silent.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
+        is_patient: whether ranks that stand still are no reason before they have for so long.
     """
     if silent.goes_on:
-        if not progress.runs or progress.quiet_s < host_timeout_s:
+        if is_patient or not progress.runs or progress.quiet_s < host_timeout_s:
             return _while_it_goes_on(progress, host_timeout_s, hang_timeout_s)
         return LOST
     if silent.why in _CERTAIN:
@@ -79,7 +94,9 @@ def judge(silent: SilentHost, progress: Progress, host_timeout_s: float, hang_ti
     still_s = progress.quiet_s if silent.why in _UP else progress.still_s
     if still_s < min(enough_s, progress.watched_s):
         return GO_ON
-    return LOST if progress.watched_s >= enough_s else WAIT
+    if progress.watched_s < enough_s:
+        return WAIT
+    return HOLD_OUT if is_patient else LOST
 
 
 def together(own: Progress, others: Progress | None) -> Progress:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from saferun.cluster.progress import ObservedRank, ProgressWatch
-from saferun.cluster.silence import GO_ON, LOST, Progress, SilentHost, judge, together
+from saferun.cluster.silence import GO_ON, HOLD_OUT, LOST, Progress, SilentHost, judge, together
 from saferun.errors import printable
 from saferun.linux.netlink import route_to
 from saferun.linux.nic_state import nic_state, working_nics
@@ -52,6 +53,7 @@ class SilentHosts:
         poller: the loop's.
         host_timeout_s: for how long a host may be silent.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
+        is_patient: whether a silent host is waited for as long, although the ranks stand still.
         label: this host's name.
         leader: the leader's name.
         addresses: of other hosts, in numbers.
@@ -75,6 +77,7 @@ class SilentHosts:
         *,
         host_timeout_s: float,
         hang_timeout_s: float,
+        is_patient: bool,
         label: str,
         leader: str,
         addresses: Iterable[str],
@@ -92,6 +95,9 @@ class SilentHosts:
     ) -> None:
         self._host_timeout_s = host_timeout_s
         self._hang_timeout_s = hang_timeout_s
+        self._judge_one = partial(
+            judge, host_timeout_s=host_timeout_s, hang_timeout_s=hang_timeout_s, is_patient=is_patient
+        )
         self._ranks = ranks
         self._print_line = print_line
         self._on_lost = on_lost
@@ -223,16 +229,16 @@ class SilentHosts:
             return GO_ON  # its ranks have ended well, so that no host waits for it
         ended = self._has_ended()
         if self._others is not None:
-            verdict = judge(silent, own, self._host_timeout_s, self._hang_timeout_s)
+            verdict = self._judge_one(silent, own)
             if verdict == GO_ON and not (ended and silent.goes_on):
                 return verdict
             both = together(own, self._others.since(now))
-            verdict = judge(silent, both, self._host_timeout_s, self._hang_timeout_s)
+            verdict = self._judge_one(silent, both)
             if verdict != LOST or not ended or self._ask_others():
                 return verdict
             # The ranks of this host ended before, and those of the others have ended since.
             self._others = None
-        return judge(silent, own._replace(ended=ended), self._host_timeout_s, self._hang_timeout_s)
+        return self._judge_one(silent, own._replace(ended=ended))
 
     def _hear_again(self, host: int, now: float) -> None:
         silent = self._silent.pop(host, None)
@@ -253,18 +259,18 @@ class SilentHosts:
 
     def _judge(self, now: float) -> None:
         progress = self._watch.progress(now, runs=bool(self._ranks()))
-        going_on = []
+        going_on: dict[str, list[SilentHost]] = {}
         for silent in list(self._silent.values()):
             verdict = self._verdict(silent, progress, now)
             if verdict == LOST:
                 del self._silent[silent.host]
                 own = "" if self._leads else self.own_nic_fault()
                 self._on_lost(silent.host, "nic" if own else silent.why, own or silent.message)
-            elif verdict == GO_ON and not silent.goes_on:
+            elif verdict in {GO_ON, HOLD_OUT} and not silent.goes_on:
                 self._silent[silent.host] = silent._replace(goes_on=True)
-                going_on.append(silent)
-        if going_on:
-            self._go_on(going_on)
+                going_on.setdefault(verdict, []).append(silent)
+        for verdict, hosts in going_on.items():
+            self._go_on(hosts, verdict)
         if self._silent and now >= self._watch_until and self._others is not None:
             # Others report for a limited time only; while a host is silent, they are asked again.
             self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
@@ -273,7 +279,7 @@ class SilentHosts:
             self._watch.end()
             self._others = self._report_at = None
 
-    def _go_on(self, hosts: Sequence[SilentHost]) -> None:
+    def _go_on(self, hosts: Sequence[SilentHost], verdict: str) -> None:
         own = self.own_nic_fault()
         cause = f"{own}; " if own else ""
         why = "" if own else f" ({hosts[0].message})"
@@ -282,13 +288,21 @@ class SilentHosts:
         where = f"{self._label}: " if own or not self._leads else ""
         # The supervisor prints how long it waits.
         sequel = "; the ranks make progress, so the job goes on"
-        if all(self._is_done(host.host) for host in hosts):
+        if verdict == HOLD_OUT:
+            sequel = self._hold_out_text()
+        elif all(self._is_done(host.host) for host in hosts):
             sequel = "; its ranks have ended well, so the job goes on"
         elif self._has_ended() and self._others is None:
             sequel = ""
         self._print(f"warning: {where}{cause}{what}{why}{sequel}")
         if not self._leads:
             self._on_leader_silence(what)
+
+    def _hold_out_text(self) -> str:
+        if self._hang_timeout_s <= 0:
+            return "; no rank makes progress, and the job waits"
+        longest_s = max(self._host_timeout_s, self._hang_timeout_s)
+        return f"; the job ends if no rank makes progress for {longest_s:g} s (sooner with --host-timeout)"
 
     def own_nic_fault(self) -> str:
         """The faults of this host's own interfaces, of those that led to other hosts when the hosts met."""

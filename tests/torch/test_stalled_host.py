@@ -1,10 +1,13 @@
-"""A file system that stalls on one host of a job ends nothing: the ranks go on, and so does the job."""
+"""A host that stands still for a while, or whose file systems do, ends nothing: the job goes on with its ranks."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.process.frozen import mirror, needs_mounts
@@ -74,3 +77,49 @@ def test_a_host_whose_file_systems_are_frozen_is_not_lost(
             assert "missing" not in said
         lines = one.log(which).splitlines()
         assert lines == [*(f"line {i}" for i in range(len(lines) - 1)), "last"]
+
+
+# The other rank waits for one that tells it when to end, as for a collective.
+PAIR = """
+import os
+import sys
+
+import rank
+
+path = sys.argv[1]
+rank.tell("ready")
+if rank.RANK == int(sys.argv[2]):
+    rank.await_release("end")
+    with open(path, "w") as pipe:
+        pipe.write("end")
+else:
+    with open(path) as pipe:
+        pipe.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1], ids=["leader", "other"])
+def test_a_host_that_is_paused_for_a_while_is_waited_for(tmp_path: Path, which: int) -> None:
+    """A virtual machine that is moved: longer than a host may be silent, while all ranks wait for its rank."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with hosts(tmp_path, PAIR, arguments=(str(path), str(which))) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        launcher = psutil.Process(jobs[which].process.pid)
+        processes = [launcher, *launcher.children(recursive=True)]
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(50.0)
+            assert [job.process.poll() for job in jobs] == [None, None], jobs[0].err + jobs[1].err
+            assert "warning: no heartbeat received from" in jobs[0].err or which == 0
+        finally:
+            for process in reversed(processes):
+                process.send_signal(signal.SIGCONT)
+        jobs[which].release("end")
+        assert [job.wait(60.0) for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+        said = jobs[0].err + jobs[1].err
+        assert "is lost" not in said
+        assert "hang" not in said, said

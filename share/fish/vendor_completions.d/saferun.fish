@@ -56,7 +56,7 @@ complete -c saferun -l exclude-bad-hosts -d 'in an elastic job, leave out a host
 complete -c saferun -l exclude-file -r -d 'file to which hosts are added whose own hardware or system is at fault, one name a line: for srun --exclude'
 complete -c saferun -l spares -x -d 'number of spare hosts: one takes the place of a host that is at fault or lost; start as many hosts as --nnodes and --spares together'
 complete -c saferun -l restart-limit -x -a 'total progress' -d 'what --max-restarts limits; total: all restarts, as under torchrun; progress: restarts in a row after which no rank reached a later saferun.step than in all attempts before'
-complete -c saferun -l host-timeout -x -d 'seconds without a heartbeat after which a host counts as lost, unless its ranks make progress'
+complete -c saferun -l host-timeout -x -d 'seconds without a heartbeat after which a host counts as lost, unless its ranks make progress. If this is not given, and no other attempt can follow, a host that may come back is waited for as long as --hang-timeout'
 complete -c saferun -l stop-with-parent -x -a 'auto on off' -d 'stop the ranks when the parent process exits; auto: if a scheduler or MPI started saferun, not in a shell'
 complete -c saferun -l run-dir -r -d 'directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files'
 complete -c saferun -l keep-output -r -d 'how large each file with the output of a rank may become in the run directory, as 100M or 2G (at least 64K): beyond that its beginning and its end are kept, and a line marks what is left out'

@@ -41,7 +41,9 @@ class Ranks:
 class World:
     """One host's view."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leads: bool) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, leads: bool, is_patient: bool = False, hang_timeout_s: float = 0.0
+    ) -> None:
         self.now = 1000.0
         self.others = False  # whether there are other hosts with ranks
         self.ended = False  # whether all ranks of this one have ended well
@@ -60,7 +62,8 @@ class World:
         self.silent_hosts = SilentHosts(
             Poller(),
             host_timeout_s=TIMEOUT_S,
-            hang_timeout_s=0.0,
+            hang_timeout_s=hang_timeout_s,
+            is_patient=is_patient,
             label="node3",
             leader="node1",
             addresses=["10.77.0.1", "10.78.0.1"],
@@ -127,6 +130,41 @@ def test_ranks_that_move_are_one_warning_and_hosts_that_are_silent_together_one_
     world.hear("returned", host=1)
     assert world.said[1:] == ["saferun: node2 answers again after 2 s"]
     assert world.silent_hosts.silent_but_tolerated == {2}
+
+
+def test_a_host_that_may_come_back_is_waited_for_until_the_job_counts_as_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning, and not a second one when the ranks have stood still for longer than a host may be silent."""
+    world = World(monkeypatch, leads=True, is_patient=True, hang_timeout_s=60.0)
+    world.hear("late")
+    world.see(watched_s=5.0, still_s=5.0)
+    world.miss(2)
+    sequel = "the job ends if no rank makes progress for 60 s (sooner with --host-timeout)"
+    assert world.said == [f"saferun: warning: no heartbeat received from node3 (no address answers); {sequel}"]
+    world.see(watched_s=59.0, still_s=59.0)
+    assert not world.lost
+    world.hear("returned", host=2)
+    assert world.said[1:] == ["saferun: node3 answers again after 1 s"]
+    world.miss(2)
+    world.see(watched_s=61.0, still_s=61.0)
+    assert world.lost == [(2, "unreachable", "no address answers")]
+
+
+def test_without_a_hang_timeout_it_is_waited_for_as_long_as_the_ranks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, leads=True, is_patient=True)
+    world.hear("late")
+    world.see(watched_s=5.0, still_s=5.0)
+    world.miss(2, "frozen")
+    world.see(watched_s=5000.0, still_s=5000.0)
+    assert not world.lost
+    sequel = "no rank makes progress, and the job waits"
+    assert world.said == [f"saferun: warning: no heartbeat received from node3 (no address answers); {sequel}"]
+
+
+def test_a_host_whose_saferun_is_gone_is_lost_at_once_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, leads=True, is_patient=True, hang_timeout_s=60.0)
+    world.hear("late")
+    world.miss(2, "gone")
+    assert world.lost == [(2, "gone", "no address answers")]
 
 
 def test_ranks_that_stand_still_are_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
