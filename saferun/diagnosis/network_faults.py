@@ -87,7 +87,7 @@ def refusals(complaints: Iterable[Complaint]) -> list[Complaint]:
 
 
 def link_complaints(links: Iterable[StuckLink]) -> list[Complaint]:
-    """The same of connections on which nothing is acknowledged."""
+    """The same of connections with unacknowledged data."""
     return [
         Complaint(0.0, link.rank, link.remote.rpartition(":")[0], _SILENCE, _link_text(link))
         for link in links
@@ -100,7 +100,7 @@ def _link_text(link: StuckLink) -> str:
         return f"rank {link.rank} cannot connect from {link.local} to {link.remote}: no answer"
     return (
         f"rank {link.rank} has sent to {link.remote} from {link.local} and gets no answer: {link.unsent_bytes} bytes "
-        f"wait, sent again {link.retries} times"
+        f"unacknowledged, {link.retries} retransmits"
     )
 
 

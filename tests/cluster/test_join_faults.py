@@ -233,7 +233,7 @@ def test_what_keeps_gloo_from_connecting_is_named(
     """Which address, interface or pair of hosts it is, on all hosts; a hang in the beginning is a hang."""
     cluster = make_cluster(3)
     break_(cluster)
-    # The checks before the start would say it sooner, and start nothing.
+    # The preflight checks would say it sooner, and start nothing.
     job = FaultedJob(cluster, tmp_path, GLOO, "--on-hang", "stop", "--preflight", "off", env=environ)
     assert set(job.end().values()) == {1}
     for host in cluster.hosts:

@@ -63,7 +63,7 @@ def test_a_cut_network_interface_is_found_where_all_stuck_connections_meet() -> 
     assert cause_of(found).class_name == "network_cut"
     assert found.headline.startswith("nothing gets through between node3 and node1, node2, node4: its network is cut")
     assert cause_of(found).ranks == (4, 5)
-    assert "4096 bytes wait, sent again 5 times" in cause_of(found).proof
+    assert "4096 bytes unacknowledged, 5 retransmits" in cause_of(found).proof
     assert "node3" in cause_of(found).advice
 
 
