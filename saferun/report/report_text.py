@@ -44,7 +44,7 @@ _OUTCOMES = {
     "ended": "the launch ended",
 }
 _STARTS = {
-    "before": "no rank had come to init_process_group",
+    "before": "no rank had reached init_process_group",
     "inside": "not all ranks had got through init_process_group",
     "through": "all ranks had got through init_process_group",
 }

@@ -194,12 +194,12 @@ def no_fault(_: Cluster) -> None:
         [
             pytest.param(
                 *({}, names_of_their_own, "network_interface"),
-                r"the ranks exchange the address 127\.0\.1\.1, which every host has for itself",
+                r"the ranks exchange the address 127\.0\.1\.1, which is not unique to one host",
                 id="the hosts' own names mean 127.0.1.1",
             ),
             pytest.param(
                 *({"GLOO_SOCKET_IFNAME": "docker0"}, no_fault, "network_interface"),
-                r"the ranks exchange the address 172\.17\.0\.1, which every host has for itself",
+                r"the ranks exchange the address 172\.17\.0\.1, which is not unique to one host",
                 id="docker0",
             ),
             pytest.param(

@@ -198,7 +198,7 @@ def test_hosts_without_addresses_are_not_guessed() -> None:
     parts = [HostPart(host, 0, f"node{host + 1}", 0.0, lost_peer(host, 9)) for host in range(2)]
     found = diagnose(merge_parts(parts, world_size=4))
     assert cause_of(found).class_name == "peer_lost"
-    assert "no rank is seen to have failed before" in found.headline
+    assert "no earlier rank failure is known" in found.headline
 
 
 # --------------------------------------------------------------------------------------------------------------- hangs
