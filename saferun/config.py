@@ -365,6 +365,6 @@ class LaunchConfig(Value):
 
     @property
     def checks_here(self) -> bool:
-        """Whether there are checks before the start, and this process is the one of its host that makes them."""
+        """Whether there are preflight checks, and this process is the one of its host that makes them."""
         task = self.hosts.task
         return self.checks.preflight != "off" and (task is None or task.local_rank == 0)

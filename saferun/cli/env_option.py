@@ -32,7 +32,7 @@ def read_env(
         name, equals, value = text.partition("=")
         if not text:
             raise UsageError(
-                "--env is empty", "write --env NAME=VALUE, or --env NAME; to take a variable out, use --unset NAME"
+                "--env is empty", "write --env NAME=VALUE, or --env NAME; to remove a variable, use --unset NAME"
             )
         if equals:
             pairs.append((name, value))

@@ -210,7 +210,7 @@ def _mismatched(evidence: Evidence, hosts: Hosts, root: Case, findings: Collecti
     mismatch = findings.mismatched[0]
     cause = Cause(
         "mismatched_collectives",
-        "called another collective than the others",
+        "called a different collective",
         tuple(sorted({rank for one in findings.mismatched for rank in one.ranks})),
         mismatch.message,
         "every rank must make the same collectives, in the same order and with the same sizes: compare their paths",
@@ -310,7 +310,7 @@ def _victims_only(evidence: Evidence, hosts: Hosts, root: Case) -> Judgement:
         where = f"the cause is not among the ranks that are known; nothing has come from {hosts_text(unheard)}"
         advice = f"look at {hosts_text(unheard)}, at its ranks' output, and at the network to it"
     elif hosts.are_several:
-        where, advice = "no rank is seen to have failed before", _BETWEEN
+        where, advice = "no earlier rank failure is known", _BETWEEN
     cause = root.cause._replace(
         class_name="rendezvous_store_failure" if is_store else root.cause.class_name,
         message=f"{root.cause.message}; {where}",

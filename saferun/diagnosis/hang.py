@@ -180,7 +180,7 @@ class _Case:
         first = self._findings.mismatched[0]
         ranks = tuple(sorted({rank for mismatch in self._findings.mismatched for rank in mismatch.ranks}))
         location = next((self._waits[rank].location for rank in first.ranks if rank in self._waits), "")
-        message = "called another collective than the others"
+        message = "called a different collective"
         cause = Cause("hang_mismatched_collectives", message, ranks, first.message, MISMATCH_ADVICE, location)
         return Judgement(cause, first.message)
 
@@ -221,8 +221,8 @@ class _Case:
         what = f"collective {stuck.seq} ({stuck.op})" if stuck.op != "send" else "send"
         if not stuck.is_complete:
             return self._stuck_among_unknown(suspects, stuck)
-        gets = "does not get" if len(suspects) == 1 else "do not get"
-        message = f"{gets} through a call that all have made ({what} of group {stuck.group})"
+        verb = "is" if len(suspects) == 1 else "are"
+        message = f"{verb} stuck in a call that all have made ({what} of group {stuck.group})"
         advice = STUCK_ADVICE.format(ranks=ranks_text(suspects))
         location = self._waits[suspects[0]].location
         cause = Cause("hang_stuck_collective", message, suspects, stuck.message, advice, location)
@@ -398,7 +398,7 @@ class _Case:
         culprits = self._held_up if is_tie else ordered[0]
         ranks = tuple(sorted(wait.rank for wait in culprits))
         headline = f"the ranks wait in different collectives: {', '.join(sides[:_SHOWN_WAITS])}"
-        message = "waits in another collective than the others"
+        message = "waits in a different collective"
         cause = Cause("hang_mismatched_collectives", message, ranks, "", MISMATCH_ADVICE, ordered[0][0].location)
         return Judgement(cause, headline)
 
@@ -416,7 +416,7 @@ class _Case:
         if stuck is not None and (stuck.is_complete or {*stuck.waiting} >= {*self._waits}):
             headline += ", and none of them is missing there"
         elif not is_store:
-            headline += "; whom they wait for is not seen from here"
+            headline += "; the rank they wait for is unknown"
         advice = STORE_ADVICE if is_store else ALL_ADVICE
         proof = stuck.message if stuck is not None else ""
         cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))

@@ -21,15 +21,15 @@ CLASSES: dict[str, HangClass] = {
     "stopped": HangClass("hang_stopped", "find out who sent SIGSTOP or pressed Ctrl-Z; kill -CONT lets {ranks} go on"),
     "raised": HangClass(
         "hang_after_error",
-        "look at that exception; Python ends only when its exit handlers have returned and all threads that are no"
-        " daemons have ended: make them daemons (threading.Thread(..., daemon=True)), or end them in a finally",
+        "look at that exception; Python exits only when its exit handlers and all non-daemon threads have ended: make"
+        " them daemon threads (threading.Thread(..., daemon=True)), or end them in a finally",
     ),
     "uninterruptible": HangClass(
         "hang_uninterruptible",
         "the kernel waits for a disk, a network file system or a driver: look at dmesg and at the mounts of this host",
     ),
     "spinning": HangClass("hang_spinning", "if it is no long step: look at what the loop{at} waits for"),
-    "debugger": HangClass("hang_debugger", "leave the debugger, or take the breakpoint{at} out"),
+    "debugger": HangClass("hang_debugger", "leave the debugger, or remove the breakpoint{at}"),
     "file_io": HangClass("hang_file_io", "look at {what}: is its other end, or the file system that it is on, alive?"),
     "data_loading": HangClass(
         "hang_data_loading",

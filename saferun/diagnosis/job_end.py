@@ -27,7 +27,7 @@ _LOSSES = {
     "gone": _Loss(
         "host_lost",
         "its saferun was killed (the host is up)",
-        "look on {host} who killed it: dmesg (the OOM killer), the scheduler's log, a kill -9 by hand",
+        "find on {host} what killed it: dmesg (the OOM killer), the scheduler's log, a kill -9 by hand",
     ),
     "unreachable": _Loss(
         "host_lost",
@@ -195,7 +195,7 @@ def _signal(evidence: Evidence, hosts: Hosts) -> Judgement:
         )
         return Judgement(Cause("stopped_by_signal", message, (), "", advice), message)
     message = f"stopped by {shortened(name, 60) or 'a signal'}" + (f" on {label}" if label else "")
-    advice = f"look on {label or 'this host'} who sent it: the scheduler, or a person"
+    advice = f"find on {label or 'this host'} what sent it: the scheduler, or a user"
     return Judgement(Cause("stopped_by_signal", message, (), "", advice), message)
 
 
@@ -206,7 +206,7 @@ def _store_lost(reason: AbortReason, label: str, host: str) -> Judgement:
         return Judgement(Cause("network_cut", message, _ranks(reason), "", advice), message)
     if reason.lost_reason == "ended":
         message = f"{shortened(reason.message)}, and with it the job's store"
-        advice = f"look on {label} who killed it: dmesg (the OOM killer), the scheduler's log, a kill -9 by hand"
+        advice = f"find on {label} what killed it: dmesg (the OOM killer), the scheduler's log, a kill -9 by hand"
         return Judgement(Cause("store_host_lost", message, _ranks(reason), "", advice), message)
     loss = _LOSSES.get(reason.lost_reason, _LOSSES["unknown"])
     message = f"{label}, which had the job's store, is lost: {loss.message}"

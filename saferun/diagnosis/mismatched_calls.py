@@ -135,8 +135,8 @@ def _roots_differ(group: Group, seq: int, made: Mapping[int, CollectiveCall]) ->
     if len(roots) == 1:
         return []
     op = next(iter(ops))
-    who = f"{ranks_text(roots)} each take themselves" if roots else "no rank takes itself"
-    message = f"{who} for the root of {op}, collective {seq} of group {group.name}"
+    who = f"{ranks_text(roots)} each call themselves" if roots else "no rank is"
+    message = f"{who} the root of {op}, collective {seq} of group {group.name}"
     ranks = roots or tuple(sorted(made))
     return [MismatchedCall(group.name, seq, ranks, True, ((ranks, made[ranks[0]]),), message)]
 

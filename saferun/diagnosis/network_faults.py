@@ -87,7 +87,7 @@ def refusals(complaints: Iterable[Complaint]) -> list[Complaint]:
 
 
 def link_complaints(links: Iterable[StuckLink]) -> list[Complaint]:
-    """The same of connections on which nothing is acknowledged."""
+    """The same of connections with unacknowledged data."""
     return [
         Complaint(0.0, link.rank, link.remote.rpartition(":")[0], _SILENCE, _link_text(link))
         for link in links
@@ -100,7 +100,7 @@ def _link_text(link: StuckLink) -> str:
         return f"rank {link.rank} cannot connect from {link.local} to {link.remote}: no answer"
     return (
         f"rank {link.rank} has sent to {link.remote} from {link.local} and gets no answer: {link.unsent_bytes} bytes "
-        f"wait, sent again {link.retries} times"
+        f"unacknowledged, {link.retries} retransmits"
     )
 
 
@@ -114,7 +114,7 @@ def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | No
             continue
         # Ranks of one host may meet at such an address.
         is_loopback = complaint.address.rpartition(":")[2].startswith("127.") or complaint.address == "::1"
-        message = f"the ranks exchange the address {complaint.address}, which every host has for itself"
+        message = f"the ranks exchange the address {complaint.address}, which is not unique to one host"
         advice = _NAME_ADVICE if is_loopback else _INTERFACE_ADVICE
         return Cause("network_interface", message, (), shortened(complaint.line), advice)
     return None
@@ -198,7 +198,7 @@ def _first_broken(routes: Sequence[_Route]) -> Judgement:
     """Connections were closed, and no rank had failed before: the first one closed shows where."""
     first = routes[0]
     names = f"{first.source.label} and {first.target.label}"
-    message = f"a connection between {names} broke first, and no rank is seen to have failed before"
+    message = f"a connection between {names} broke first; no earlier rank failure is known"
     proof = shortened(first.complaint.line)
     return _broken("network_between_hosts", message, [first.source, first.target], proof, _NETWORK_ADVICE)
 

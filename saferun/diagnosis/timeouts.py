@@ -81,7 +81,7 @@ def unseen(waits: Sequence[Wait], cause: Cause) -> str:
         return ""
     compute, wait = ("computes", "waits") if len(waits) == 1 else ("compute", "wait")
     ranks = ranks_text(sorted(wait.rank for wait in waits))
-    return f"; whom it waited for is not seen: {ranks} {compute} or {wait} in NCCL as well"
+    return f"; the awaited rank is unknown: {ranks} {compute} or {wait} in NCCL as well"
 
 
 def who_is_late(

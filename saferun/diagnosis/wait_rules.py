@@ -81,7 +81,7 @@ def _uninterruptible(view: RankView) -> Found | None:
         return None
     where = " in ".join(filter(None, (process.syscall, process.wchan)))
     what = ", ".join(filter(None, (where, process.waits_on))) or "state D"
-    return Found("uninterruptible", what, f"sleeps in the kernel and cannot be woken (state D: {what})")
+    return Found("uninterruptible", what, f"is in uninterruptible sleep (state D: {what})")
 
 
 def _unanswering(view: RankView) -> Found | None:

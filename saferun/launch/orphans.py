@@ -318,7 +318,7 @@ class Orphans(PartBase):
 
     def _warn_of(self, unsure: list[int]) -> None:
         if unsure:
-            self._warn(f"may be left behind, asleep in the kernel (state D): {self._description(unsure)}")
+            self._warn(f"may be left behind in uninterruptible sleep (state D): {self._description(unsure)}")
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side

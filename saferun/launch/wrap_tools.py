@@ -58,7 +58,7 @@ TOOLS = {
     ),
     "nsys": WrapTool(
         ("nsys", "profile", "-t", "cuda,nvtx,osrt", "-f", "true", "-o", "{rank_dir}/nsys"),
-        "some percent of its time; the report is written when the script has ended, which may take minutes",
+        "a few percent of its time; the report is written when the script has ended, which may take minutes",
     ),
     "ncu": WrapTool(
         ("ncu", "--target-processes", "all", "-f", "-o", "{rank_dir}/ncu"),
@@ -66,7 +66,7 @@ TOOLS = {
     ),
     "rocprofv3": WrapTool(
         ("rocprofv3", "--sys-trace", "-d", "{rank_dir}/rocprofv3", "--"),
-        "some percent of its time, and a trace that grows with it",
+        "a few percent of its time, and a trace that grows with it",
     ),
     "compute-sanitizer": WrapTool(
         ("compute-sanitizer", "--log-file", "{rank_dir}/compute-sanitizer.txt"),

@@ -123,7 +123,7 @@ class LeaderProbing(HostProbing):
             peer = self._job.peers.get(host)
             info = decode_host_info(text) if text else None
             if info is None:
-                self._missing[host] = "it was started without checks" if not text else "what it says cannot be read"
+                self._missing[host] = "it was started without checks" if not text else "its message is unreadable"
                 info = HostInfo()
             if host == 0:
                 # Good results do not travel; this host's own are here.
@@ -153,7 +153,7 @@ class LeaderProbing(HostProbing):
         reported = {self._job.host, *(chunk.host for chunk in chunks)}
         for host in expected:
             if host not in reported:
-                self._missing.setdefault(host, "it did not say what it found")
+                self._missing.setdefault(host, "it sent no results")
         self._judge()
 
     def _take(self, text: str, host: int) -> None:

@@ -28,7 +28,7 @@ class NicLink(Value):
         nic: the target's interface; ``address``: its address.
         kind: as in ``Probe``; ``lost``: it does not come through, and these hosts lose packets elsewhere too.
         latency_s, bytes_s: the best; 0: unknown.
-        loss: the part of the segments that had to be sent again, where it was least.
+        loss: the part of the segments that were retransmitted, where it was least.
         retransmits: how many those were.
         times: how often it was measured.
     """

@@ -108,7 +108,7 @@ class Probe(Value):
         latency_s: of a small message there and back, the best of a few; 0: unknown.
         bytes_s: throughput of the large message; 0: unknown.
         message: details for people.
-        retransmits: segments that had to be sent again; ``segments``: of how many that were sent. 0 of 0: unknown.
+        retransmits: segments that were retransmitted; ``segments``: of how many that were sent. 0 of 0: unknown.
         clock_s: how far the target's clock is ahead of the source's; 0: unknown.
     """
 

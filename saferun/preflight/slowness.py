@@ -143,7 +143,7 @@ def _faults(nic: str, column: Column) -> list[_Fault]:
 
     def late_text(links: Sequence[NicLink]) -> str:
         own = median([link.latency_s for link in links])
-        return f"a message there and back takes {_time_text(own)}, elsewhere {_time_text(latency_s)}"
+        return f"a round trip takes {_time_text(own)}, elsewhere {_time_text(latency_s)}"
 
     def narrow_text(links: Sequence[NicLink]) -> str:
         own = median([link.bytes_s for link in links])
@@ -181,7 +181,7 @@ def _is_lossy(link: NicLink) -> bool:
 def _loss_text(links: Sequence[NicLink]) -> str:
     lost = sum(link.kind == "lost" for link in links)
     loss = median([link.loss for link in links if link.is_ok])
-    message = f"{loss:.0%} had to be sent again" if loss >= _LOSS else ""
+    message = f"{loss:.0%} was retransmitted" if loss >= _LOSS else ""
     through = f"{lost} of {len(links)} connections did not come through" if lost else ""
     return ", ".join(filter(None, (message, through)))
 
@@ -267,7 +267,7 @@ def _facts(links: Sequence[NicLink]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (
             f"{link.source}>{link.target}",
-            f"{link.nic} {link.latency_s * 1e3:.3f} ms, {link.bytes_s / 1e6:.1f} MB/s, {link.loss:.1%} sent again",
+            f"{link.nic} {link.latency_s * 1e3:.3f} ms, {link.bytes_s / 1e6:.1f} MB/s, {link.loss:.1%} retransmitted",
         )
         for link in links[:16]
     )

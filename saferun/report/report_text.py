@@ -44,7 +44,7 @@ _OUTCOMES = {
     "ended": "the launch ended",
 }
 _STARTS = {
-    "before": "no rank had come to init_process_group",
+    "before": "no rank had reached init_process_group",
     "inside": "not all ranks had got through init_process_group",
     "through": "all ranks had got through init_process_group",
 }
@@ -80,9 +80,7 @@ def build_report_text(
     lines += _within(_section("bad hosts", map(_bad_host_line, bad_hosts)), LIMIT_BYTES >> 4)
     if preflight is not None:
         table = table_lines(preflight, infos or {}, width=WIDTH - 2)
-        lines += _within(
-            _section("checks before the start", (f"  {line}".rstrip() for line in table)), LIMIT_BYTES >> 4
-        )
+        lines += _within(_section("preflight checks", (f"  {line}".rstrip() for line in table)), LIMIT_BYTES >> 4)
     for number, incident in enumerate(kept, 1):
         lines += _within(_incident_lines(number, incident), share)
     return "\n".join(lines) + "\n"
@@ -163,7 +161,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     yield from _section("last steps (saferun.step)", _step_lines(evidence))
     yield from _section("last lines of the ranks", _output_lines(evidence, hosts))
     yield from _section("processes", (_process_line(process, hosts) for process in capture.processes))
-    yield from _section("connections on which nothing is acknowledged", map(_link_line, capture.links))
+    yield from _section("connections with unacknowledged data", map(_link_line, capture.links))
     yield from _section("collectives (Flight Recorder)", _collective_lines(capture.collectives))
     yield from _section("last calls (--trace-calls)", report_calls(capture.calls))
     yield from _section("all threads, each distinct stack once, innermost call first", _stack_lines(capture.stacks))
@@ -228,8 +226,8 @@ def _host_line(host: HostView) -> str:
 
 def _link_line(link: StuckLink) -> str:
     return (
-        f"  rank {link.rank}: {link.local} -> {link.remote}, {link.state}, {link.unsent_bytes} bytes wait, sent again "
-        f"{link.retries} times"
+        f"  rank {link.rank}: {link.local} -> {link.remote}, {link.state}, {link.unsent_bytes} bytes unacknowledged, "
+        f"{link.retries} retransmits"
     )
 
 

@@ -194,12 +194,12 @@ def no_fault(_: Cluster) -> None:
         [
             pytest.param(
                 *({}, names_of_their_own, "network_interface"),
-                r"the ranks exchange the address 127\.0\.1\.1, which every host has for itself",
+                r"the ranks exchange the address 127\.0\.1\.1, which is not unique to one host",
                 id="the hosts' own names mean 127.0.1.1",
             ),
             pytest.param(
                 *({"GLOO_SOCKET_IFNAME": "docker0"}, no_fault, "network_interface"),
-                r"the ranks exchange the address 172\.17\.0\.1, which every host has for itself",
+                r"the ranks exchange the address 172\.17\.0\.1, which is not unique to one host",
                 id="docker0",
             ),
             pytest.param(
@@ -233,7 +233,7 @@ def test_what_keeps_gloo_from_connecting_is_named(
     """Which address, interface or pair of hosts it is, on all hosts; a hang in the beginning is a hang."""
     cluster = make_cluster(3)
     break_(cluster)
-    # The checks before the start would say it sooner, and start nothing.
+    # The preflight checks would say it sooner, and start nothing.
     job = FaultedJob(cluster, tmp_path, GLOO, "--on-hang", "stop", "--preflight", "off", env=environ)
     assert set(job.end().values()) == {1}
     for host in cluster.hosts:

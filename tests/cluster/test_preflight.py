@@ -108,7 +108,7 @@ SILENT = {
         on_node3(lambda host: host.swallow(DATA_NIC)),
     ),
     "a third of all frames is lost": Scene(
-        r"node3: eth1 loses packets with \d of \d hosts: [234]\d% had to be sent again",
+        r"node3: eth1 loses packets with \d of \d hosts: [234]\d% was retransmitted",
         "ethtool -S eth1",
         on_node3(lambda host: host.slow(DATA_NIC, loss=0.3)),
         fails=False,

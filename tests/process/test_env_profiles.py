@@ -222,7 +222,7 @@ def test_force_in_a_profile_wins_over_the_user_and_says_so(folder: Path) -> None
         assert words_of(job) == [
             "settings from saferun.yaml",
             "profile mine (./saferun.yaml:1) replaces X of your environment: X=1",
-            "profile mine (./saferun.yaml:1) takes Y out",
+            "profile mine (./saferun.yaml:1) removes Y",
         ]
 
 

@@ -209,7 +209,7 @@ tell("alone" if not os.path.exists(f"/proc/{pid}") else "not alone")
 def test_too_few_descriptors_for_the_streams_of_all_ranks_start_them_all_the_same(tmp_path: Path, limit: int) -> None:
     """As under torchrun, which opens no streams: some write to the console themselves, and it is said."""
     before = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"]
-    # The checks before the start would say it sooner.
+    # The preflight checks would say it sooner.
     with running(tmp_path, STAY, "--preflight", "off", nproc=32, before=before) as job:
         job.hear("ready", 32)
         until(lambda: "the limit on open files leaves no room" in job.err, "it is said")

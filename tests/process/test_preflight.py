@@ -1,4 +1,4 @@
-"""Checks before the start on one host: what would break the job stops it before any rank runs; nothing else does."""
+"""Preflight checks on one host: what would break the job stops it before any rank runs; nothing else does."""
 
 from __future__ import annotations
 

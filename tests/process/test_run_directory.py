@@ -56,7 +56,7 @@ def test_a_full_run_directory_is_one_warning(tmp_path: Path, options: str) -> No
     runs = tmp_path / "runs"
     runs.mkdir()
     before = in_mounts((str(runs), options))
-    # The checks before the start would have said so, too.
+    # The preflight checks would have said so, too.
     wanted = ("--run-dir", str(runs / "run"), "--preflight", "off")
     with running(tmp_path, program, *wanted, nproc=2, before=before, store=False) as job:
         assert job.wait() == 0
@@ -71,7 +71,7 @@ def test_a_run_directory_without_room_for_another_file_is_one_warning(tmp_path: 
     runs = tmp_path / "runs"
     runs.mkdir()
     before = in_mounts((str(runs), f"size=1m,nr_inodes={inodes}"))
-    # The checks before the start would have said so, too.
+    # The preflight checks would have said so, too.
     wanted = ("--run-dir", str(runs / "run"), "--preflight", "off")
     with running(tmp_path, QUICK, *wanted, nproc=2, before=before, store=False) as job:
         assert job.wait() == 0

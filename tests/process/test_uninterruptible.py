@@ -207,7 +207,7 @@ sys.exit(1)
 @pytest.mark.parametrize(
     ("where", "told"),
     [
-        ("session", "may be left behind, asleep in the kernel (state D): 1 process: python"),
+        ("session", "may be left behind in uninterruptible sleep (state D): 1 process: python"),
         pytest.param("family", "could not be ended and is left behind: 1 process of rank 0: ", marks=pytest.mark.slow),
     ],
 )

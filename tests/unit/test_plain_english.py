@@ -46,6 +46,7 @@ STANDARD = {
     r"(?:what|which) (?:had |has )?started": "parent process",
     r"looked into": "captured, inspected",
     r"look whether": "check whether",
+    r"look who": "see what, find what",
     r"is heard of": "no heartbeat is received from",
     r"(?:goes|went) away": "exits, exited",
     r"told": "reported, sent",

@@ -66,7 +66,7 @@ _RULES = (
             r"|/dev/(?:accel|davinci|hl|neuron)\S{0,20}.{0,40}(?:busy|in use)"
         ),
         "another process uses the accelerator",
-        "wait for the previous job's processes to end, or look who uses the device",
+        "wait for the previous job's processes to end, or see what uses the device",
     ),
     TextRule(
         "missing_gpu",

@@ -57,7 +57,7 @@ _MISMATCHES = (
     TextRule(
         "mismatched_collectives",
         LazyPattern(r"Rank (\d{1,6}) has different values for (.{1,160})"),
-        "rank {0} has another state than the others: {1}",
+        "rank {0}'s state differs from the others': {1}",
         "load the same checkpoint on every rank, and make the same number of steps",
         must_be_last=True,
     ),
@@ -114,8 +114,8 @@ _STUCK_WATCHDOG = LazyPattern(
     r"|detected no heartbeat of its watchdog"
 )
 _TIMEOUT_ADVICE = (
-    "one rank has not come to it, or the network is stuck: look at what the other ranks did; where it only takes long, "
-    "raise the timeout of init_process_group"
+    "one rank did not reach it, or the network is stuck: check what the other ranks did; if it is only slow, raise the "
+    "timeout of init_process_group"
 )
 _STUCK_ADVICE = (
     "a CUDA or NCCL call does not return: look at what the ranks did, at the GPUs' state and at the kernel log"
@@ -131,11 +131,13 @@ def nccl_timeout(failure: Failure) -> Cause | None:
         ran = _RAN_FOR.search(line)
         number = f" number {match[1]}" if match[1] else ""
         lasted = f" within {int(ran[1]) / 1000:.0f} s" if ran is not None else ""
-        message = f"NCCL timeout: {match[2] or 'a collective'}{number} did not end{lasted}"
+        message = f"NCCL timeout: {match[2] or 'a collective'}{number} did not complete{lasted}"
         return cause(failure, "nccl_timeout", message, _TIMEOUT_ADVICE, proof=line)
     found = first_line(_ABORTING, lines)
     if found is not None:
-        return cause(failure, "nccl_timeout", "NCCL timeout: a collective did not end", _TIMEOUT_ADVICE, proof=found[0])
+        return cause(
+            failure, "nccl_timeout", "NCCL timeout: a collective did not complete", _TIMEOUT_ADVICE, proof=found[0]
+        )
     found = first_line(_STUCK_WATCHDOG, lines)
     if found is not None:
         lasted = f" for {found[1][1]} s" if found[1][1] else ""
@@ -143,7 +145,7 @@ def nccl_timeout(failure: Failure) -> Cause | None:
     found = first_line(_OWN_TIMEOUT, lines)
     if found is None:
         return None
-    message = "NCCL timeout: a collective did not end"
+    message = "NCCL timeout: a collective did not complete"
     return watchdog_ended(failure) or cause(failure, "nccl_timeout", message, _TIMEOUT_ADVICE, proof=found[0])
 
 
@@ -153,7 +155,7 @@ def watchdog_ended(failure: Failure) -> Cause | None:
     if found is None:
         return None
     number = f" number {found[1][1]}" if found[1][1] else ""
-    message = f"NCCL timeout: collective{number} did not end, or failed"
+    message = f"NCCL timeout: collective{number} did not complete, or failed"
     return cause(failure, "nccl_timeout", message, _TIMEOUT_ADVICE, proof=found[0])
 
 
@@ -179,7 +181,7 @@ def collective_timeout(failure: Failure) -> Cause | None:
     found = first_line(_RPC_TIMEOUT, (*failure.messages, *failure.context, *final_lines(failure)))
     if found is not None:
         within = f" within {int(found[1][1]) / 1000:g} s" if found[1][1] else ""
-        message = f"an RPC to another rank did not end{within}"
+        message = f"an RPC to another rank did not complete{within}"
         return cause(failure, "collective_timeout", message, _RPC_ADVICE, proof=found[0])
     found = first_line(_GLOO_TIMEOUT, lines)
     if found is not None:
@@ -377,7 +379,7 @@ _VICTIMS = (
             r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})\) is killed by signal: (Terminated|Interrupt|Hangup)"
         ),
         "its data-loader worker {0} was stopped ({1})",
-        "look who stopped it: a scheduler, another launcher, a person",
+        "find what stopped it: a scheduler, another launcher, a user",
         in_context=True,
         of_connections=True,
     ),

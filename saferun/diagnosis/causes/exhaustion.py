@@ -53,7 +53,7 @@ _SHM_ADVICE = (
     "or use fewer data-loader workers"
 )
 _NO_MEMORY = "the host has no memory left"
-_REFUSED = "the system refuses another process or thread: a limit on them is reached, in most cases"
+_REFUSED = "cannot create another process or thread: a limit is usually the reason"
 _DISK_ADVICE = "make room (df -h, df -i, quota), or write elsewhere"
 _PROCESS_ADVICE = (
     "look at `ulimit -u` and the pids limit of the container or cgroup (pids.max); OMP_NUM_THREADS and "
@@ -153,7 +153,7 @@ _EXHAUSTED = (
             r"\b(low on resource: (?:ephemeral-storage|inodes)\b.{0,120}|ephemeral local storage usage exceeds\b.{0,80}"
             r"|local ephemeral storage limit\b.{0,80}|[Uu]sage of EmptyDir volume .{1,80} exceeds the limit.{0,40})"
         ),
-        "the pod has used up its place on its host's disk: {0}",
+        "the pod ran out of ephemeral storage: {0}",
         "ask for more (ephemeral-storage, sizeLimit), or write to a volume; look at what fills /tmp and the caches",
         in_last_lines=True,
     ),
@@ -310,7 +310,7 @@ def host_oom_kill(failure: Failure) -> Cause | None:
         message = "a process of its step was killed by the kernel's OOM killer"
         kernel = first_line(_KERNEL_OOM, final_lines(failure))
         if step is None and kernel is not None:
-            message = "the kernel's OOM killer was at work, as its last lines say"
+            message = "its last lines report a kill by the kernel's OOM killer"
             return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=kernel[0])
         return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=step[0]) if step is not None else None
     line = next((line for line in reversed(failure.kernel_lines) if _names(line, pid)), "")

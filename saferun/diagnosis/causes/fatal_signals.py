@@ -17,7 +17,7 @@ from saferun.evidence.diagnosis_values import Cause
 from saferun.model import signal_name
 
 _AT_EXIT = (
-    "let go of torch before Python ends: drop the DDP model, gc.collect(), then dist.destroy_process_group() at the "
+    "free torch objects before Python exits: del the DDP model, gc.collect(), then dist.destroy_process_group() at the "
     "end of the script"
 )
 _NATIVE = (
@@ -76,7 +76,7 @@ def crash(failure: Failure) -> Cause | None:
         case _:
             return None
     if failure.python_was_over:
-        return cause(failure, name, f"{message} while the interpreter ended", _AT_EXIT, proof=_fatal_line(failure))
+        return cause(failure, name, f"{message} during interpreter shutdown", _AT_EXIT, proof=_fatal_line(failure))
     native = failure.native_location
     message += f" in {native}" if native else ""
     return cause(failure, name, message, advice, proof=_fatal_line(failure))
@@ -104,7 +104,7 @@ def abort(failure: Failure) -> Cause | None:
         return cause(failure, "abort", message, "look at the native code that checks this", proof=assertion[0])
     over = failure.python_was_over
     if over or (cpp is not None and not cpp.type_name):
-        when = " while the interpreter ended" if over else ""
+        when = " during interpreter shutdown" if over else ""
         proof = cpp.line if cpp is not None else _fatal_line(failure)
         return cause(failure, "abort", f"abort{when}: a thread was still running", _AT_EXIT, proof=proof)
     if cpp is not None:
@@ -210,6 +210,4 @@ def broken_pipe(failure: Failure) -> Cause | None:
     """The reader of its output is gone: it is a victim."""
     if failure.signum != signal.SIGPIPE:
         return None
-    return cause(
-        failure, "broken_pipe", "whoever read what it wrote has gone (SIGPIPE)", "look at what read its output"
-    )
+    return cause(failure, "broken_pipe", "the reader of its output is gone (SIGPIPE)", "look at what read its output")

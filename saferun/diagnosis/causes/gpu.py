@@ -78,7 +78,7 @@ _MISSING: tuple[TextRule, ...] = tuple(
         ),
         (
             r"forward compatibility was attempted|unsupported display driver / cuda driver combination",
-            "the CUDA libraries and the GPU's driver do not fit each other",
+            "the CUDA libraries and the GPU's driver are incompatible",
             "use a build of torch for the CUDA that this driver knows (nvidia-smi shows it), or a newer driver",
         ),
         (
@@ -107,7 +107,7 @@ _MISSING: tuple[TextRule, ...] = tuple(
                 r"|no GPUs found|torch\.cuda\.is_available\(\) is False|^No devices were found$"
                 r"|\b[Nn]umber of (?:\w{1,12} )?devices should be greater than (?:zero|0)\b"
             ),
-            "no GPU to be seen",
+            "no GPU is visible",
             f"{_DRIVER}, and at CUDA_VISIBLE_DEVICES",
         ),
         (
@@ -124,7 +124,7 @@ _MISSING: tuple[TextRule, ...] = tuple(
         ),
     )
 )
-_WHO_USES_IT = "look who uses it (nvidia-smi, rocm-smi)"
+_WHO_USES_IT = "see what uses it (nvidia-smi, rocm-smi)"
 _BUSY = (
     TextRule(
         "gpu_busy",
@@ -200,7 +200,7 @@ _OTHER = (
             r"|[Uu]nsupported (?:gpu|GPU|CUDA|compute) (?:architecture|capability)"
             r"|\b(?:sm_|gfx)\d{2,4}\w?\b.{0,60}\b(?:not (?:compatible|supported|defined)|unsupported)"
         ),
-        "no code for this GPU in the program (no kernel image)",
+        "the program has no kernel image for this GPU",
         "install a build of torch, and of each compiled extension, that knows this GPU's architecture",
     ),
     TextRule(
@@ -315,7 +315,7 @@ _OTHER = (
             r"\bamdgpu\b.{0,80}(\bring \S{1,20} timeout\b.{0,60}|\bMES (?:might be|failed to|ring)\b.{0,80}"
             r"|\bGPU reset (?:begin|failed)\b.{0,60}|\b[Ff]ailed to (?:evict|suspend|remove|unmap) .{0,40}queue.{0,40})"
         ),
-        "the GPU's driver reports that the GPU does not go on: {0}",
+        "the GPU's driver reports that the GPU is stuck: {0}",
         _SYNCHRONOUS_HIP,
         must_be_last=True,
     ),
@@ -380,7 +380,7 @@ def out_of_memory(failure: Failure) -> Cause | None:
     sizes += [f"GPU {capacity[1]} has {capacity[3]} free of {capacity[2]}"] if capacity is not None else []
     message = f"{name} out of memory{': ' if sizes else ''}{', and '.join(sizes)}"
     if _SHARED_GPU.search(text):
-        advice = "other processes use this GPU too: look (nvidia-smi) whether each rank has its own, set by LOCAL_RANK"
+        advice = "other processes use this GPU too: check (nvidia-smi) that each rank has its own, by LOCAL_RANK"
     else:
         advice = (
             "use a smaller batch, activation checkpointing or sharding; where much is reserved but unallocated, "

@@ -29,8 +29,8 @@ VERSIONS = (
     "written for, also tokenizers with transformers, and torch with what is compiled for it"
 )
 CIRCULAR = (
-    "two modules import each other (import it where it is used, or move what both need into a third one), or a file of "
-    "one's own has the name of a package: the message names the file"
+    "two modules import each other (import it where it is used, or move what both need into a third one), or your own "
+    "file has the name of a package: the message names it"
 )
 _OTHER_CHECKPOINT = "the checkpoint does not fit the model, or is not whole: look at the file"
 # Names of a program's own may have any word in them.
@@ -116,8 +116,8 @@ HINTS = (
     (
         LazyPattern(r"Weights only load failed|WeightsUnpickler error|\bCannot use \W{0,3}weights_only=True"),
         (
-            "torch.load reads no more than weights since torch 2.6: torch.serialization.add_safe_globals allows what "
-            "the message names, and weights_only=False all that a checkpoint may do, so only for one that is trusted"
+            "torch.load reads only weights since torch 2.6: torch.serialization.add_safe_globals allows what the "
+            "message names; weights_only=False runs any code in the checkpoint: only if you trust it"
         ),
     ),
     (LazyPattern(r"Error\(s\) in loading state_dict"), _OTHER_CHECKPOINT),
@@ -213,7 +213,7 @@ HINTS = (
             r"|\b(?:[Cc]an't|[Cc]an ?not|[Cc]ould(?:n't| not)) find (?:a |any )?(?:valid )?checkpoints?\b"
             r"|\b[Cc]heckpoint (?:file |directory )?(?:\S{1,300} )?(?:was )?not found\b"
         ),
-        "there is no checkpoint to go on from: look at the path, and whether every host has it; else start without one",
+        "there is no checkpoint to resume from: check the path, and that every host has it; else start without one",
     ),
     (
         _CHECKPOINT,
@@ -236,7 +236,7 @@ HINTS = (
         LazyPattern(r"Error initializing torch\.distributed|environment variable \w{1,40} expected, but not set"),
         (
             "it was not started as a rank: launch it as one, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
-            "and let no part of the script take them away"
+            "and do not unset them in the script"
         ),
     ),
     (
@@ -351,8 +351,8 @@ HINTS = (
             r"|\b[Cc]an't get local object\b|bootstrapping phase|\bcontext has already been set\b|\bstart method\b"
         ),
         (
-            "processes of one's own: where CUDA is used before, start them by spawn and not by fork, from below "
-            "`if __name__ == '__main__'`, and give them only what can be pickled"
+            "your own processes: if CUDA was used before, start them with spawn, not fork, from below "
+            "`if __name__ == '__main__'`, and pass only what can be pickled"
         ),
     ),
     (

@@ -84,10 +84,7 @@ _IMPORT_ADVICE = (
     ),
     (
         LazyPattern(r"; '.{1,200}' is not a package$"),
-        (
-            "another module of that name is found first, a file of one's own in most cases: rename it, or look at "
-            "PYTHONPATH"
-        ),
+        "another module of that name is found first, usually a file of your own: rename it, or look at PYTHONPATH",
     ),
     (
         LazyPattern(r"\battempted relative import\b"),
@@ -101,7 +98,7 @@ _IMPORT_ADVICE = (
         ),
         (
             "the package is found, but a part of it is not: install the version of it that has this part, on every "
-            "host; a folder of one's own may have its name"
+            "host; your own folder may have its name"
         ),
     ),
     (
@@ -189,13 +186,13 @@ def syntax_error(failure: Failure) -> Cause | None:
     if len(frames) == 1 and not name.endswith(_PYTHON):
         if "." not in name and _NO_TEXT.search(line) is None:
             # Programs have no suffix, in Python or not.
-            advice = f"mend the source at that line; programs of another kind are started with --no-python ./{name}"
+            advice = f"fix the source at that line; programs of another kind are started with --no-python ./{name}"
             return cause(failure, "syntax_error", line, advice, proof=line, location=location)
         advice = f"is it a program of another kind? Those are started with saferun --no-python ./{name}"
         return cause(
             failure, "syntax_error", f"{name} is not a Python file: {line}", advice, proof=line, location=location
         )
-    return cause(failure, "syntax_error", line, "mend the source at that line", proof=line, location=location)
+    return cause(failure, "syntax_error", line, "fix the source at that line", proof=line, location=location)
 
 
 def import_error(failure: Failure) -> Cause | None:
@@ -261,7 +258,7 @@ def usage_error(failure: Failure) -> Cause | None:
     found = first_line(_USAGE, reversed(failure.last_lines))
     if found is not None:
         message = "the script does not understand its arguments"
-        return cause(failure, "usage_error", message, "look at what stands after the script's name", proof=found[0])
+        return cause(failure, "usage_error", message, "check the arguments after the script's name", proof=found[0])
     return None
 
 
@@ -290,7 +287,7 @@ def _arguments_hint(line: str) -> str:
         flag = word.strip("'\"").partition("=")[0]
         if flag.replace("_", "-") in LAUNCHER_OPTIONS:
             return f"{flag} is an option of saferun: write it before the script's name"
-    return "look at what stands after the script's name"
+    return "check the arguments after the script's name"
 
 
 def connection_lost(failure: Failure) -> Cause | None:

@@ -36,7 +36,7 @@ _STORE = (
     TextRule(
         "rendezvous_store_failure",
         LazyPattern(r"[Tt]imed out initializing process group|[Tt]imed out.{0,120}store.based barrier"),
-        "not all ranks have come to init_process_group",
+        "not all ranks have reached init_process_group",
         _WERE_STARTED,
         in_last_lines=True,
     ),
@@ -59,7 +59,7 @@ _STORE = (
             f"another rank has not put {match[2] or match[3]} into the store within "
             f"{int(match[1] or match[4]) / 1000:g} s"
         ),
-        f"one rank has not come that far: look at what the others did, and {_WERE_STARTED.removeprefix('look ')}",
+        f"one rank did not get that far: look at what the others did, and {_WERE_STARTED.removeprefix('look ')}",
         in_last_lines=True,
     ),
     TextRule(
@@ -68,8 +68,8 @@ _STORE = (
             r"store->get\(.{1,160}\) got error|ncclUniqueId.{0,200}store|\bSocket Timeout\b"
             r"|\bconnect\(\) timed out\. Original timeout was"
         ),
-        "another rank has not come to set up NCCL",
-        "one rank has not come that far: look at what the others did",
+        "another rank did not join NCCL's setup",
+        "one rank did not get that far: look at what the others did",
         must_be_last=True,
     ),
     TextRule(

@@ -68,7 +68,7 @@ def _different_gpu_lists(job: LintedJob) -> Iterator[Finding]:
         if too_high or len(_list(hip)) > left:
             yield job.found(
                 "HIP_VISIBLE_DEVICES",
-                f"it counts within ROCR_VISIBLE_DEVICES, which leaves {left}",
+                f"it indexes ROCR_VISIBLE_DEVICES, which leaves {left}",
                 f"use indices below {left}, or unset one of the two",
                 _TORCH_CUDA_INIT,
             )
@@ -224,7 +224,7 @@ _SLOW: tuple[tuple[str, frozenset[str], str, str], ...] = (
     (
         "NCCL_P2P_DISABLE",
         frozenset(),
-        "is for debugging: GPUs of one host then talk by way of its memory",
+        "is for debugging: GPUs of one host then use host memory",
         knowledge.NCCL_ENV,
     ),
     (

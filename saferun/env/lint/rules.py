@@ -169,9 +169,9 @@ def _why_not_sure(name: str, family: Family, known: KnownNames) -> str:
     if not known.has_owner(family):
         return f"no {family.name} library was found here, so it is not known whether it reads this name"
     if family.composed:
-        return f"{family.name} puts its names together while it runs"
+        return f"{family.name} builds its names at run time"
     if any(name.startswith(prefix) for prefix in known.open_prefixes):
-        return "something installed here puts names that begin so together while it runs"
+        return "something installed here builds names with this prefix at run time"
     if family.name == "CUDA" and not _shows_its_names("CUDA_VISIBLE_DEVICES", "libcuda.so", known):
         return "the driver's file does not show which names it reads"
     if family.name == "torch" and is_for_accelerators(name) and not known.owners.get("torch for accelerators"):

@@ -78,7 +78,7 @@ def exact_interfaces(value: str, host: HostFacts) -> str:
     if not missing:
         return ""
     noun = "an interface" if len(missing) == 1 else "interfaces"
-    return f"names {noun} that this host has not: {_quoted(missing)} ({_there(missing, host.interfaces)})"
+    return f"names {noun} this host lacks: {_quoted(missing)} ({_there(missing, host.interfaces)})"
 
 
 def gpu_list(value: str, host: HostFacts) -> str:
@@ -106,7 +106,7 @@ def path_of_file(value: str, host: HostFacts) -> str:
     fact = host.paths.get(value)
     if fact is None or (fact.exists and not fact.is_directory):
         return ""
-    return "names a directory, no file" if fact.exists else "names a file that is not there"
+    return "is a directory, not a file" if fact.exists else "names a file that is not there"
 
 
 def path_to_make(value: str, host: HostFacts) -> str:

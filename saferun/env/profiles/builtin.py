@@ -568,7 +568,7 @@ PROFILES: dict[str, Profile] = {
     "production": Profile(
         name="production",
         location=Location(path="configs/production.yaml", line=23),
-        description="the default; evidence for the case of a failure, at no cost to a healthy job",
+        description="the default; evidence for failures, at little cost to a healthy job",
         extends=("minimal",),
         variables=(
             Variable(

@@ -34,9 +34,7 @@ def launch_lines(resolution: Resolution, *, has_run_dir: bool) -> list[str]:
         for setting in resolution.settings
         if setting.replaces is not None and setting.profile is not None
     ]
-    lines += [
-        f"{removed.origin} takes {removed.name} out" for removed in resolution.removed if removed.origin[0] != "-"
-    ]
+    lines += [f"{removed.origin} removes {removed.name}" for removed in resolution.removed if removed.origin[0] != "-"]
     for profile in resolution.profiles:
         heavy = [s.variable for s in resolution.settings if s.profile == profile and s.variable.cost == "heavy"]
         if heavy:
@@ -63,7 +61,7 @@ def change_lines(resolution: Resolution, *, is_secret: Callable[[str], bool]) ->
         value = "<redacted>" if hidden else _values(setting.variable)
         note = ", replaces the value of your environment" if setting.replaces is not None else ""
         lines.append(f"{setting.variable.name}={value}  [{setting.origin}{_cost(setting.variable)}{note}]")
-    lines += [f"{removed.name} is taken out  [{removed.origin}]" for removed in resolution.removed]
+    lines += [f"{removed.name} is removed  [{removed.origin}]" for removed in resolution.removed]
     lines += [
         f"{kept.found} stays as your environment sets it  [profile {kept.profile} would set "
         f"{_assignment(kept.variable)}]"
@@ -104,7 +102,7 @@ def show_lines(profiles: ProfileSet, name: str, *, vendor: Vendor, versions: Map
     for setting in resolution.settings:
         lines += ["", *_details(setting.variable, setting.origin)]
     if profile.unset:
-        lines += ["", f"takes out: {', '.join(removal.name for removal in profile.unset)}"]
+        lines += ["", f"removes: {', '.join(removal.name for removal in profile.unset)}"]
     if resolution.skipped:
         lines += ["", "not on this host:"]
         lines += [
@@ -122,12 +120,12 @@ def explain_lines(profiles: ProfileSet, name: str) -> list[str]:
         for variable in profile.variables:
             if name in (variable.name, *variable.same_as):
                 lines += ["", *_details(variable, f"profile {profile.name} ({variable.location})")]
-                lines += [f"{_INDENT}holds for: {text}" for text in _conditions(variable)]
+                lines += [f"{_INDENT}{text}" for text in _conditions(variable)]
         lines += [
             line
             for removal in profile.unset
             if removal.name == name
-            for line in ("", f"profile {profile.name} ({removal.location}) takes {name} out")
+            for line in ("", f"profile {profile.name} ({removal.location}) removes {name}")
         ]
     return lines[1:]
 
@@ -165,7 +163,7 @@ def _details(variable: Variable, origin: str) -> list[str]:
     if variable.force:
         lines.append(f"{_INDENT}replaces what your environment sets")
     if variable.same_as:
-        lines.append(f"{_INDENT}steps back where {' or '.join(variable.same_as)} is set")
+        lines.append(f"{_INDENT}not set if {' or '.join(variable.same_as)} is set")
     if variable.together_with:
         lines.append(f"{_INDENT}only together with {variable.together_with} of the same profile")
     if variable.reader:
@@ -176,10 +174,10 @@ def _details(variable: Variable, origin: str) -> list[str]:
 
 
 def _conditions(variable: Variable) -> list[str]:
-    texts = [] if variable.vendor == "any" else [f"{variable.vendor} GPUs"]
-    texts += [f"{component} {wanted}" for component, wanted in variable.versions]
-    texts += [f"not {component} {wanted}, with which it breaks" for component, wanted in variable.breaks_with]
-    texts += [f"hosts with {variable.needs_file}"] if variable.needs_file else []
+    texts = [] if variable.vendor == "any" else [f"only for: {variable.vendor} GPUs"]
+    texts += [f"only for: {component} {wanted}" for component, wanted in variable.versions]
+    texts += [f"not for: {component} {wanted}, with which it breaks" for component, wanted in variable.breaks_with]
+    texts += [f"only for: hosts with {variable.needs_file}"] if variable.needs_file else []
     return texts
 
 

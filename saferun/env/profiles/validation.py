@@ -104,7 +104,7 @@ def _fields(node: Node, known: tuple[str, ...], what: str) -> dict[str, Node]:
 
 def _text(node: Node) -> str:
     if node.kind != "scalar" or node.is_null:
-        raise bad(node, f"{node.description} where a text is needed", "write a text; an empty one is ''")
+        raise bad(node, f"{node.description} where a string is needed", "quote it; an empty one is ''")
     if node.tag:
         raise bad(node, f"the tag {node.tag} belongs before the value of a variable", "leave it out here")
     if not node.text.isprintable():

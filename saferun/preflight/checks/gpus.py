@@ -243,7 +243,7 @@ def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
         return
     if gpu.get("compute_mode") == "prohibited":
         # A setting of the administrator's: ranks cannot use the GPU, and the host is no worse for it.
-        yield _Fault(f"{name} is set to take no computing", f"run `nvidia-smi -i {index} -c 0`", "")
+        yield _Fault(f"{name} is in compute mode Prohibited", f"run `nvidia-smi -i {index} -c 0`", "")
     if gpu.get("remapping_failed"):
         yield _Fault(f"{name} has defective memory (row remapping failed)", replace)
     elif gpu.get("remapping_pending"):
@@ -288,7 +288,8 @@ def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
     name = f"GPU {gpu['index']}"
     held = sum(one.get("memory_bytes") or 0 for one in processes)
     if processes and is_exclusive:
-        return _Use(f"{name} is for one process at a time, and {_who(processes[:1], old_pids)} has it", is_ours)
+        mode = gpu["compute_mode"].title()
+        return _Use(f"{name} is in {mode} mode, and {_who(processes[:1], old_pids)} has it", is_ours)
     if processes and (held >= max(_NOTABLE_BYTES, total * _NOTABLE_SHARE) or is_ours):
         largest = sorted(processes, key=lambda one: -(one.get("memory_bytes") or 0))
         size = f"{size_text(held)} of its {size_text(total)}" if total else size_text(held)

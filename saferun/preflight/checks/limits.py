@@ -53,7 +53,7 @@ def check_open_files(context: CheckContext) -> CheckResult:
     served = _OWN_FILES + _CONNECTIONS_PER_HOST * context.host_count + world_size
     if context.spans_hosts and context.serves and hard is not None and hard != _UNLIMITED and hard < served:
         # The coordinator raises its own limit as far as it may; what finds no room there cannot join, and waits.
-        message = f"a process may open {hard} files, at most, and the first of {context.host_count} hosts may need"
+        message = f"a process may open {hard} files, at most, and the leader of {context.host_count} hosts may need"
         return warning(f"{message} {served} for its stores", hint, facts, class_name="too_many_open_files")
     # A full mesh, as gloo builds it, is a connection to every other rank.
     needed = max(_FEW_FILES, _OWN_FILES + world_size)

@@ -86,7 +86,8 @@ def _in_range(context: CheckContext, port: int) -> CheckResult | None:
         return None
     if port in list_of_numbers(read_text(f"{sysctl}/ip_local_reserved_ports")):
         return None
-    message = f"port {port} may be taken by any outgoing connection of this host, which get {bounds[0]} to {bounds[1]}"
+    low, high = bounds
+    message = f"port {port} is an ephemeral port ({low} to {high}): an outgoing connection may take it"
     reserve = "reserve it with the sysctl net.ipv4.ip_local_reserved_ports"
-    hint = f"pass a --master-port below {bounds[0]}, or {reserve}" if bounds[0] > _FIRST_FOR_USERS else reserve
+    hint = f"pass a --master-port below {low}, or {reserve}" if low > _FIRST_FOR_USERS else reserve
     return warning(message, hint, (("port", str(port)),))

@@ -60,10 +60,10 @@ def check_rdma(context: CheckContext) -> CheckResult:
     # Ethernet devices of any server may have RDMA ports that are not meant for GPUs.
     if not route and any(port.layer == "InfiniBand" for port in ports):
         message = "InfiniBand cannot reach the GPUs' memory: neither nvidia_peermem nor DMA-BUF is there"
-        hint = "load nvidia_peermem (modprobe), or use NVIDIA's open kernel modules; until then data takes a detour"
+        hint = "load nvidia_peermem (modprobe), or use NVIDIA's open kernel modules; until then data goes via the host"
         return warning(message, hint, facts, class_name="fabric_degraded")
     if acs:
-        message = f"PCI ACS sends data between GPUs and RDMA devices through the processor ({', '.join(acs[:4])})"
+        message = f"PCI ACS sends data between GPUs and RDMA devices through the CPU ({', '.join(acs[:4])})"
         hint = "switch ACS off in the BIOS, or with setpci for these ports (NCCL's manual, Troubleshooting)"
         return warning(message, hint, facts, class_name="fabric_degraded")
     return ok(f"{len(ports)} RDMA ports, GPUDirect by {route}" if route else f"{len(ports)} RDMA ports", facts)
@@ -111,7 +111,7 @@ def _wrong_gid(context: CheckContext, ports: Sequence[Port]) -> CheckResult | No
         gid = next((gid for gid in gids if gid.number == int(value) and gid.address), None)
         hint = f"unset {_GID_INDEX}: NCCL finds the right one, from 2.21 on; `show_gids` shows them"
         if gid is None:
-            message = f"{_GID_INDEX}={value}: {port.name} has no address there, so that connections time out"
+            message = f"{_GID_INDEX}={value}: {port.name} has no GID there: connections time out"
             return warning(message, hint, class_name="fabric_degraded")
         same = [other.number for other in gids if other.address == gid.address and other.version == "RoCE v2"]
         if gid.version == "RoCE v1" and same and context.environ.get("NCCL_IB_ROCE_VERSION_NUM") != "1":

@@ -348,7 +348,7 @@ def root(context, missing=missing):
             l_1_name = undefined("parameter 'name' was not provided", name='name')
         pass
         t_19.append(
-            '<div class="views">\n<div>\n<h3>As a tree</h3>\n<p class="note">Outermost calls first. A line parts where the ranks do.</p>\n<ul class="tree top">\n',
+            '<div class="views">\n<div>\n<h3>As a tree</h3>\n<p class="note">Outermost calls first. The tree branches where ranks differ.</p>\n<ul class="tree top">\n',
         )
         for l_2_root in environment.getattr(l_1_stacks, 'roots'):
             _loop_vars = {}
@@ -1239,7 +1239,7 @@ def root(context, missing=missing):
         yield '</section>\n'
     if environment.getattr((undefined(name='page') if l_0_page is missing else l_0_page), 'failures'):
         pass
-        yield '<section id="records" aria-labelledby="h-records"><h2 id="h-records">Failure records</h2>\n<p class="note">What the locals were at the exceptions that ended ranks; texts are not recorded.'
+        yield '<section id="records" aria-labelledby="h-records"><h2 id="h-records">Failure records</h2>\n<p class="note">What the locals were at the exceptions that ended ranks; strings are left out.'
         if ((undefined(name='main') if l_0_main is missing else l_0_main) and environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'gpus')):
             pass
             yield ' The state of the GPUs when ranks were captured: <a href="#machine">Machine</a>.'
@@ -1259,7 +1259,7 @@ def root(context, missing=missing):
             yield escape(context.call((undefined(name='graph_view') if l_0_graph_view is missing else l_0_graph_view), environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'graph'), 0))
             if ('collectives' in environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'truncated')):
                 pass
-                yield '<p class="note">Only of the ranks whose collectives there was room for in report.json.</p>'
+                yield '<p class="note">Only ranks whose collectives fitted into report.json.</p>'
         if environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'waits'):
             pass
             yield escape(context.call((undefined(name='table') if l_0_table is missing else l_0_table), environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'waits')))
@@ -1269,7 +1269,7 @@ def root(context, missing=missing):
         yield '<section id="collectives" aria-labelledby="h-collectives"><h2 id="h-collectives">Collectives</h2>\n<p class="note">From the Flight Recorder, by process group. Highlighted: ranks that are not where most are.'
         if ('collectives' in environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'truncated')):
             pass
-            yield ' There was not room for all ranks in report.json.'
+            yield ' report.json had no room for all ranks.'
         yield '</p>\n'
         yield escape(context.call((undefined(name='collectives_view') if l_0_collectives_view is missing else l_0_collectives_view), environment.getattr((undefined(name='main') if l_0_main is missing else l_0_main), 'groups')))
         yield '\n</section>\n'
@@ -1472,5 +1472,5 @@ def root(context, missing=missing):
 blocks = {}
 debug_info = '1=103&2=115&5=125&6=136&7=138&8=150&9=153&11=166&12=172&17=221&20=231&22=239&23=244&28=261&29=269&30=270&32=273&33=277&34=304&35=311&36=316&38=321&39=325&47=338&53=348&54=352&57=359&59=369&63=373&64=376&65=382&73=405&74=413&75=416&76=420&78=431&83=438&86=447&87=457&88=459&89=462&90=467&92=473&93=482&95=490&96=495&97=497&98=505&99=512&100=518&107=529&108=534&111=541&116=554&117=565&118=567&120=582&121=598&122=619&124=639&128=669&129=681&130=684&131=699&132=702&134=712&135=716&139=724&141=729&142=735&146=746&150=759&151=768&152=770&153=781&157=787&158=792&159=799&160=816&163=836&164=844&167=861&168=866&169=873&170=878&171=885&172=891&173=896&176=911&177=918&180=938&181=947&182=949&183=956&184=961&185=964&186=973&187=976&188=980&190=993&194=1000&198=1013&199=1019&200=1024&204=1047&205=1053&206=1054&207=1061&208=1065&209=1070&212=1080&213=1081&214=1085&215=1092&220=1105&221=1108&222=1111&227=1115&231=1117&232=1119&235=1121&240=1123&242=1125&243=1127&244=1129&245=1131&253=1135&254=1138&255=1141&256=1144&257=1147&258=1150&259=1153&260=1156&261=1159&262=1162&263=1165&264=1168&265=1171&266=1174&267=1177&268=1180&273=1184&274=1186&275=1191&277=1199&279=1202&280=1219&282=1222&285=1224&288=1226&290=1229&291=1231&294=1235&296=1238&297=1243&300=1249&302=1252&303=1258&306=1262&308=1265&309=1269&312=1271&314=1274&317=1276&320=1279&323=1281&325=1284&328=1286&330=1289&333=1297&337=1300&338=1303&340=1306&341=1309&342=1311&343=1314&348=1319&351=1325&353=1328&356=1330&358=1333&361=1335&363=1339&364=1343&365=1353&366=1355&367=1357&368=1360&369=1363&370=1366&371=1368&372=1371&373=1374&374=1377&379=1381&381=1384&382=1387&385=1390&386=1398&388=1418&390=1423&393=1431&395=1434&396=1437&399=1441&401=1444&402=1447&407=1458&408=1462&410=1464'
 
-DIGEST = "2cee02ed7e8966abd6913bca8179d526cf6b30be72f8682ae49f4be9e84538b3"
+DIGEST = "2d23c079430bf24b298a99efe7cbb822cc63578ff93a7c24b021eeb05dfab12e"
 BYTECODE_VERSION = 5

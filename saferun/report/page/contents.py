@@ -99,7 +99,7 @@ class OomPart(Value):
 
 
 class ConnectionPart(Value):
-    """A connection on which nothing is acknowledged."""
+    """A connection with unacknowledged data."""
 
     rank: int
     local: str = ""

@@ -47,7 +47,7 @@ def build_checks(preflight: PreflightSection | None) -> tuple[Table | None, Tabl
     head = ("Result", "Check", "Hosts", "Finding")
     took = f"; all checks took {duration_text(preflight.duration_s)}" if preflight.duration_s is not None else ""
     odd = frozenset(number for number, row in enumerate(bad) if row[0] == "fail")
-    first = Table("What the checks before the start found", head, tuple(bad[:_MOST_ROWS]), odd, "") if bad else None
+    first = Table("What the preflight checks found", head, tuple(bad[:_MOST_ROWS]), odd, "") if bad else None
     caption = f"{count_text(len(fine), 'finding')} without a problem{took}"
     second = Table(caption, head, tuple(fine[:_MOST_ROWS])) if fine else None
     return first, second
@@ -230,7 +230,7 @@ def _connections(incident: IncidentPart) -> Table | None:
         for one in incident.stuck_connections[:_MOST_ROWS]
     )
     head = ("Rank", "Local", "Remote", "State", "Not acknowledged", "Retransmits")
-    return Table("Connections on which nothing is acknowledged", head, rows) if rows else None
+    return Table("Connections with unacknowledged data", head, rows) if rows else None
 
 
 def _memory(incident: IncidentPart) -> Table | None:

@@ -1,4 +1,4 @@
-"""Connections to other hosts on which nothing is acknowledged, by rank."""
+"""Connections to other hosts with unacknowledged data, by rank."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_an_option_of_the_launcher_behind_the_script_is_recognised() -> None:
     cause = found_in(evidence_of(sample.status, sample.lines))
     assert cause.advice == "--nproc_per_node is an option of saferun: write it before the script's name"
     sample = recorded("bad_option")
-    assert found_in(evidence_of(sample.status, sample.lines)).advice == "look at what stands after the script's name"
+    assert found_in(evidence_of(sample.status, sample.lines)).advice == "check the arguments after the script's name"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.txt")))

@@ -278,7 +278,7 @@ def test_a_pair_that_does_not_get_through_its_call_is_named_though_its_cpus_are_
     found = diagnose_hang(job(*[IN_STEP] * 4, recorders=tuple(map(stand, range(4)))))
     assert found.cause is not None
     assert (found.cause.class_name, found.cause.ranks) == ("hang_stuck_collective", (2, 3))
-    assert "ranks 2-3 (node1) do not get through a call that all have made (collective 5 (all_reduce)" in found.headline
+    assert "ranks 2-3 (node1) are stuck in a call that all have made (collective 5 (all_reduce)" in found.headline
     assert found.cause.proof.endswith("which all members have called and none has completed")
     assert "GPUs of ranks 2-3" in found.cause.advice
 

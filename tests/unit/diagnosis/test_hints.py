@@ -9,7 +9,7 @@ from saferun.diagnosis.causes.hints import VERSIONS, hint_for
 CHECKPOINT = "the checkpoint fits this model"
 NOT_WHOLE = "the checkpoint does not fit the model, or is not whole"
 BROKEN = "a file that it reads is broken"
-WEIGHTS = "torch.load reads no more than weights"
+WEIGHTS = "torch.load reads only weights"
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_a_checkpoint_that_cannot_be_loaded_is_told_so_as_before(line: str) -> N
         ("FileExistsError: [Errno 17] File exists: '/data/video_decode'", "exist_ok=True"),
         ("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded.", WEIGHTS),
         ("RuntimeError: Cannot use ``weights_only=True`` with TorchScript archives passed to ``torch.load``.", WEIGHTS),
-        ("ValueError: No valid checkpoint found in output directory (/out)", "there is no checkpoint to go on from"),
-        ("ValueError: Can't find a valid checkpoint at ./out", "there is no checkpoint to go on from"),
-        ("RuntimeError: Could not find checkpoint at /x/y", "there is no checkpoint to go on from"),
-        ("RuntimeError: Checkpoint file /x/y.pt not found", "there is no checkpoint to go on from"),
+        ("ValueError: No valid checkpoint found in output directory (/out)", "there is no checkpoint to resume from"),
+        ("ValueError: Can't find a valid checkpoint at ./out", "there is no checkpoint to resume from"),
+        ("RuntimeError: Could not find checkpoint at /x/y", "there is no checkpoint to resume from"),
+        ("RuntimeError: Checkpoint file /x/y.pt not found", "there is no checkpoint to resume from"),
         ("OSError: out/checkpoint-500 does not appear to have a file named config.json.", "the model's name or path"),
         ("RuntimeError: nvshmem: failed to allocate 64 bytes in the symmetric heap", "NVSHMEM_SYMMETRIC_SIZE"),
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "another process holds the lock"),
@@ -214,7 +214,7 @@ NOT_OF_FORMAT = "the file is not of this format"
     ],
 )
 def test_what_cannot_be_pickled_has_one_hint(line: str) -> None:
-    assert "give them only what can be pickled" in hint_for((line,))
+    assert "pass only what can be pickled" in hint_for((line,))
 
 
 def test_what_the_started_script_does_not_define_is_to_be_in_a_module() -> None:

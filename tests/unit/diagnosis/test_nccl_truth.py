@@ -209,9 +209,7 @@ def test_a_gather_of_two_roots_is_told() -> None:
     gather = Step("call", 0, "gather", 4, root=0)
     programs = [[gather], [gather], [gather._replace(root=2)]]
     found = findings_of(Job(world, programs), PLAIN)
-    assert found.lines[0] == (
-        "ranks 0, 2 each take themselves for the root of gather, collective 1 of group default_pg"
-    )
+    assert found.lines[0] == ("ranks 0, 2 each call themselves the root of gather, collective 1 of group default_pg")
     assert found.culprits == (0, 2)
 
 

@@ -177,7 +177,7 @@ def test_ranks_that_may_wait_in_nccl_as_well_are_not_late() -> None:
     assert found.cause is not None
     assert found.cause.ranks == ()
     assert found.headline.startswith(f"{FIRST} failed first")
-    assert found.headline.endswith("; whom it waited for is not seen: ranks 1-3 compute or wait in NCCL as well")
+    assert found.headline.endswith("; the awaited rank is unknown: ranks 1-3 compute or wait in NCCL as well")
     computes = dump_of(2, IN_GPU[1:])
     computes = computes._replace(threads=(computes.threads[0]._replace(active=True),))
     found = judged("nccl_timeout", dump_of(1, SLEEPS), computes, dump_of(3, IN_GPU))

@@ -173,7 +173,7 @@ def test_a_broken_file_nobody_asks_for_stops_nothing(tmp_path: Path) -> None:
         ("variables:\n  @~: 2", "nothing cannot be a name", "before a colon"),
         ("variables:\n  X: 1\n  Y: 2\n  @X: 3", "'X' is here a second time", "it stands in line 2 already"),
         ("extends: @a b", "'a b' cannot be the name of a profile", "at most 64"),
-        ("extends: @{a: b}", "a mapping (name: value) where a text is needed", "write a text"),
+        ("extends: @{a: b}", "a mapping (name: value) where a string is needed", "quote it"),
         ("variables:\n  X: {value: 1, ranks: {@first: 2}}", "'first' names no ranks", "1-7"),
         ("variables:\n  X: {value: 1, ranks: {@7-1: 2}}", "'7-1' names no ranks", "smaller rank first"),
         ("variables:\n  X: {value: 1, ranks: @[0]}", "a list where ranks and their values are needed", "0: VALUE"),

@@ -31,7 +31,7 @@ def test_a_dry_run_shows_every_change_with_its_origin(tmp_path: Path) -> None:
         "API_TOKEN=<redacted>  [--env]",
         f"X=1  [profile a ({file}:2), cost: light]",
         f"Y=2  [profile a ({file}:3), replaces the value of your environment]",
-        "V is taken out  [--unset]",
+        "V is removed  [--unset]",
         "Z stays as your environment sets it  [profile a would set Z=3]",
         "W is left out  [profile a: it is for AMD's GPUs]",
     ]
@@ -85,7 +85,7 @@ def test_a_variable_that_no_profile_sets_has_no_lines() -> None:
 
 def test_explain_tells_who_takes_a_variable_out(tmp_path: Path) -> None:
     lines = profile_text.explain_lines(profiles_of(tmp_path, a="unset: X"), "X")
-    assert lines == [f"profile a ({tmp_path}/a.yaml:1) takes X out"]
+    assert lines == [f"profile a ({tmp_path}/a.yaml:1) removes X"]
 
 
 def test_diff_shows_what_one_profile_adds_to_another() -> None:

@@ -48,7 +48,7 @@ def test_one_that_waits_for_a_disk_is_at_work(processes: Processes) -> None:
     processes.orphans.sweep(601.0)
     processes.orphans.sweep(604.0)
     assert processes.gone == [()]
-    assert processes.said == ["may be left behind, asleep in the kernel (state D): 1 process: " + named()]
+    assert processes.said == ["may be left behind in uninterruptible sleep (state D): 1 process: " + named()]
 
 
 def test_one_whose_state_never_changes_is_left_after_a_failure(processes: Processes) -> None:

@@ -178,7 +178,7 @@ def test_the_plan_names_ranks_commands_and_changes() -> None:
         "  API_KEY=<redacted>  [--env]",
         "  B='r{rank}'  [--env]",
         "  D='{rank_dir}/d'  [profile mine (profiles/mine.yaml:1), cost: heavy]",
-        "  C is taken out  [--unset]",
+        "  C is removed  [--unset]",
         "  A stays as your environment sets it  [profile mine would set A=1]",
         "  E is left out  [profile mine: it is for AMD's GPUs]",
     ]

@@ -140,12 +140,13 @@ def test_an_exclusive_gpu_is_taken_by_whoever_has_it(root: Root) -> None:
     taken = Gpu(mode=3, processes=[(OTHER, 300 * MIB)])
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(taken))
     assert (result.verdict, result.class_name, result.transient) == ("warn", "gpu_busy", True)
-    assert "one process at a time" in result.message
+    assert "is in Exclusive Process mode, and " in result.message
 
 
 def test_a_gpu_that_takes_no_computing_is_told_and_not_waited_for(root: Root) -> None:
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(Gpu(mode=2)))
     assert (result.verdict, result.transient) == ("warn", False)
+    assert "is in compute mode Prohibited" in result.message
     assert "-c 0" in result.hint
 
 

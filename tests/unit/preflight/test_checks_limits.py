@@ -60,7 +60,7 @@ def test_the_first_of_many_hosts_needs_room_for_the_connections_of_all(root: Roo
     result = check_open_files(job)
     assert (result.verdict, result.class_name) == ("warn", "too_many_open_files")
     assert result.message == (
-        "a process may open 4096 files, at most, and the first of 2000 hosts may need 10048 for its stores"
+        "a process may open 4096 files, at most, and the leader of 2000 hosts may need 10048 for its stores"
     )
     assert "first of" not in check_open_files(job._replace(serves=False)).message
     root.limits(open_files="4096 16384")

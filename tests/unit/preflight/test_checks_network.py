@@ -134,7 +134,9 @@ def test_a_port_that_outgoing_connections_may_take_is_a_warning(
     result = check_ports(context)
     assert result.verdict == verdict
     if verdict == "warn":
-        assert result.message.startswith("port 45000 may be taken by any outgoing connection of this host")
+        low, high = bounds.split()
+        expected = f"port 45000 is an ephemeral port ({low} to {high}): an outgoing connection may take it"
+        assert result.message == expected
         assert "ip_local_reserved_ports" in result.hint
     # Alone, or on one machine, the launch that holds it is all that counts.
     assert check_ports(context._replace(spans_hosts=False)).verdict == "ok"

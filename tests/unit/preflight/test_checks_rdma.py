@@ -134,7 +134,7 @@ def test_a_switch_that_sends_peers_data_up_is_told(root: Root) -> None:
     root.write("proc/driver/nvidia/version", OPEN_DRIVER)
     gpu_below(root, config(DOWNSTREAM, ALL_ON))
     result = check(root)
-    assert result.message == "PCI ACS sends data between GPUs and RDMA devices through the processor (0000:17:00.0)"
+    assert result.message == "PCI ACS sends data between GPUs and RDMA devices through the CPU (0000:17:00.0)"
     assert "setpci" in result.hint
 
 
@@ -142,7 +142,7 @@ def test_a_switch_that_sends_peers_data_up_is_told(root: Root) -> None:
     "above",
     [
         config(DOWNSTREAM, 0x11),  # source validation and forwarding only
-        config(ROOT_PORT, ALL_ON),  # no switch: everything goes through the processor anyhow
+        config(ROOT_PORT, ALL_ON),  # no switch: everything goes through the CPU anyhow
         config(DOWNSTREAM, ALL_ON, 64),  # what may be read without root
         config(DOWNSTREAM, ALL_ON, 256),
         b"",
@@ -180,7 +180,7 @@ def test_an_index_without_an_address_is_told(root: Root) -> None:
     port(root, "mlx5_0", "Ethernet")
     for index in ("4", "7"):
         result = check(root, {"NCCL_IB_GID_INDEX": index})
-        assert result.message.startswith(f"NCCL_IB_GID_INDEX={index}: mlx5_0:1 has no address there")
+        assert result.message.startswith(f"NCCL_IB_GID_INDEX={index}: mlx5_0:1 has no GID there")
         assert result.verdict == "warn"
 
 

@@ -199,7 +199,7 @@ def test_an_interface_that_one_of_two_hosts_does_not_use_may_be_down() -> None:
 
 def test_a_host_that_says_nothing_and_that_nobody_reaches_is_told_once() -> None:
     probes = [p for p in probes_of(4, NICS, where(touching=3, kind="timeout")) if p.source != 3]
-    verdict = judged(infos_of(4), probes, missing={3: "it did not say what it found"})
+    verdict = judged(infos_of(4), probes, missing={3: "it sent no results"})
     assert all(result.host == "node3" for result in told(verdict))
     assert verdict.verdict == "fail"
     assert sum(result.message.startswith("it reported nothing") for result in told(verdict)) <= 1
@@ -208,9 +208,9 @@ def test_a_host_that_says_nothing_and_that_nobody_reaches_is_told_once() -> None
 def test_a_host_whose_checks_ended_early_refuses_and_that_is_no_firewall() -> None:
     """Its listener is gone with its check process; its ranks may be started all the same."""
     probes = [p for p in probes_of(4, NICS, where(target=3, kind="refused")) if p.source != 3]
-    (result,) = told(judged(infos_of(4), probes, missing={3: "it did not say what it found"}))
+    (result,) = told(judged(infos_of(4), probes, missing={3: "it sent no results"}))
     assert (result.verdict, result.host) == ("warn", "node3")
-    assert "it did not say what it found" in result.message
+    assert "it sent no results" in result.message
 
 
 def test_a_host_without_checks_is_left_out() -> None:

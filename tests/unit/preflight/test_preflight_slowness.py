@@ -36,7 +36,7 @@ def test_a_healthy_cluster_on_a_busy_machine_is_told_nothing(hosts: int, seed: i
     ("change", "words"),
     [
         (where(touching=2, nic="eth1", bytes_s=11.2e6), "eth1 is slow with"),
-        (where(touching=2, nic="eth1", latency_s=0.1), "a message there and back takes 100 ms, elsewhere 0.1 ms"),
+        (where(touching=2, nic="eth1", latency_s=0.1), "a round trip takes 100 ms, elsewhere 0.1 ms"),
         (where(touching=2, nic="eth1", retransmits=210), "eth1 loses packets with"),
     ],
 )
@@ -99,7 +99,7 @@ def test_differences_that_matter_to_nobody_are_no_fault() -> None:
 def test_packets_lost_between_two_hosts_are_told_of_the_two() -> None:
     changes = where(nic="eth0", retransmits=60), where(nic="eth0", bytes_s=2e6)
     (line,) = lines(judged(infos_of(2), twice(2, *changes)))
-    assert line == "warn eth0 loses packets between node0 and node1: 8% had to be sent again"
+    assert line == "warn eth0 loses packets between node0 and node1: 8% was retransmitted"
 
 
 @pytest.mark.parametrize("hosts", [3, 4, 16])

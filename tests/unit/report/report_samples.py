@@ -162,7 +162,7 @@ MISMATCH = diagnose(
         hang=HangVerdict("stuck_collective", tuple(range(4)), 300.4, certain=True),
     )
 )
-"""Rank 3 calls another collective than the others."""
+"""Rank 3 calls a different collective."""
 
 CORE = CoreDump(
     2,

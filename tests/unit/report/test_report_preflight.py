@@ -76,7 +76,7 @@ def test_a_launch_that_the_checks_ended_has_a_report() -> None:
         ],
     }
     text = build_report_text(RUN, [], preflight=found(), infos=infos_of())
-    assert "--- checks before the start\n  fail     links          node3         hsn0 does not answer" in text
+    assert "--- preflight checks\n  fail     links          node3         hsn0 does not answer" in text
     assert build_report(RUN, [])["preflight"] is None
 
 

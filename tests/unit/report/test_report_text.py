@@ -82,7 +82,7 @@ ranks 0-2 called all_reduce of shape [1024, 1024]
     │                 broadcast  torch/…/distributed_c10d.py:2900
     └─ ranks 0-2 (3)  step  train.py:52
                       all_reduce  torch/…/distributed_c10d.py:3205
-  cause: called another collective than the others
+  cause: called a different collective
 hint: compare the code of the ranks: no collective may stand behind a condition that differs between them
   files: saferun_runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
