@@ -18,6 +18,8 @@ DEFAULT_RDZV_ID = "none"
 DEFAULT_PREFIX = "[{host}:{rank}] "
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30
 KEEP_NO_FILES = "none"
+# A host is probed after this share of --host-timeout without a heartbeat; probing takes the rest, 6 s at most.
+_SILENT_SHARE = 0.8
 
 
 class Command(Value):
@@ -114,6 +116,11 @@ class HostsConfig(Value):
     shares_console: bool = False
     announces: bool = True
     spares: int = 0
+
+    @property
+    def probe_after_s(self) -> float:
+        """For how long a host may be silent before it is probed."""
+        return self.host_timeout_s * _SILENT_SHARE
 
     @property
     def started(self) -> int:

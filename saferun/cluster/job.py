@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from saferun.cluster.coordinator_client import KILLED_HINT
-from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
+from saferun.cluster.job_attempt import JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
 from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostHost
@@ -260,7 +260,6 @@ class Job(JobSender):
         )._replace(
             timeout_s=timeout_s,
             script=os.path.basename(config.command.name),
-            host_timeout_s=config.hosts.host_timeout_s * SILENT_SHARE,
             sharing=SecretSharing(base, required=config.sign_messages == "required"),
             left_out=tuple(left_out) if config.hosts.spares and self.leads else (),
             succeeds=succeeds,

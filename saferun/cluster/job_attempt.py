@@ -52,8 +52,6 @@ _REGROUPS = ("membership", "leave")
 # While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
-# A host is probed after this share of --host-timeout without a heartbeat; probing takes the rest, 6 s at most.
-SILENT_SHARE = 0.8
 
 
 class JobContext:
@@ -169,7 +167,7 @@ class JobAttempt:
         self._waits_for_silent = False
         self.silent_hosts = SilentHosts(
             context.poller,
-            host_timeout_s=context.config.hosts.host_timeout_s * SILENT_SHARE,
+            probe_after_s=context.config.hosts.probe_after_s,
             hang_timeout_s=context.config.watch.hang_timeout_s,
             label=label,
             leader=leader,

@@ -50,7 +50,7 @@ class SilentHosts:
 
     Args:
         poller: the loop's.
-        host_timeout_s: for how long a host may be silent.
+        probe_after_s: for how long a host may be silent before it is probed.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
         label: this host's name.
         leader: the leader's name.
@@ -73,7 +73,7 @@ class SilentHosts:
         self,
         poller: Poller,
         *,
-        host_timeout_s: float,
+        probe_after_s: float,
         hang_timeout_s: float,
         label: str,
         leader: str,
@@ -90,7 +90,7 @@ class SilentHosts:
         has_ended: Callable[[], bool] = lambda: False,
         is_done: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        self._host_timeout_s = host_timeout_s
+        self._probe_after_s = probe_after_s
         self._hang_timeout_s = hang_timeout_s
         self._ranks = ranks
         self._print_line = print_line
@@ -101,7 +101,7 @@ class SilentHosts:
         self._on_progress = on_progress
         self._has_ended = has_ended
         self._is_done = is_done
-        self._watch = ProgressWatch(host_timeout_s / 2, poller)
+        self._watch = ProgressWatch(probe_after_s / 2, poller)
         self._label = label
         self._leader = leader
         self._leads = leads
@@ -185,7 +185,7 @@ class SilentHosts:
 
     def _begin_watch(self, now: float) -> None:
         self._watch.begin(now)
-        self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
+        self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
         if self._leads and self._others is None and self._ask_others():
             self._others = _OthersProgress(now, now, now)
 
@@ -193,13 +193,13 @@ class SilentHosts:
         """The leader asks whether the ranks of this host make progress: watch them, and report it for a while."""
         now = time.monotonic()
         self._watch.begin(now)
-        self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
+        self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
         self._report_at = now
 
     def _report(self, now: float) -> None:
         if self._report_at is None or now < self._report_at:
             return
-        interval_s = max(self._host_timeout_s * _REPORT_SHARE, 0.1)
+        interval_s = max(self._probe_after_s * _REPORT_SHARE, 0.1)
         progress = self._watch.progress(now, runs=bool(self._ranks()))
         moved, active = self._reports
         # Ranks that have just begun to be watched have shown nothing yet.
@@ -223,16 +223,16 @@ class SilentHosts:
             return GO_ON  # its ranks have ended well, so that no host waits for it
         ended = self._has_ended()
         if self._others is not None:
-            verdict = judge(silent, own, self._host_timeout_s, self._hang_timeout_s)
+            verdict = judge(silent, own, self._probe_after_s, self._hang_timeout_s)
             if verdict == GO_ON and not (ended and silent.goes_on):
                 return verdict
             both = together(own, self._others.since(now))
-            verdict = judge(silent, both, self._host_timeout_s, self._hang_timeout_s)
+            verdict = judge(silent, both, self._probe_after_s, self._hang_timeout_s)
             if verdict != LOST or not ended or self._ask_others():
                 return verdict
             # The ranks of this host ended before, and those of the others have ended since.
             self._others = None
-        return judge(silent, own._replace(ended=ended), self._host_timeout_s, self._hang_timeout_s)
+        return judge(silent, own._replace(ended=ended), self._probe_after_s, self._hang_timeout_s)
 
     def _hear_again(self, host: int, now: float) -> None:
         silent = self._silent.pop(host, None)
@@ -267,7 +267,7 @@ class SilentHosts:
             self._go_on(going_on)
         if self._silent and now >= self._watch_until and self._others is not None:
             # Others report for a limited time only; while a host is silent, they are asked again.
-            self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
+            self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
             self._others = self._others if self._ask_others() else None
         elif not self._silent and now >= self._watch_until:
             self._watch.end()

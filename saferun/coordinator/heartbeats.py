@@ -267,7 +267,7 @@ class HeartbeatMonitor:
         client: to the control store, of its own.
         prefix: the attempt's.
         tasks: how many saferuns each host has, the leader included.
-        host_timeout_s: for how long a host may be silent.
+        probe_after_s: for how long a host may be silent before it is probed.
         on_states: gets the changed states of tasks: {"host/task": state}.
         on_chunk: takes host, task and name of a chunk that is in the store.
         on_silent: takes a host that has sent no heartbeat for too long. Called once; ``reset`` makes it count again,
@@ -283,7 +283,7 @@ class HeartbeatMonitor:
         client: StoreClient,
         prefix: str,
         tasks: Sequence[int],
-        host_timeout_s: float,
+        probe_after_s: float,
         *,
         on_states: Callable[[dict[str, Any]], None],
         on_chunk: Callable[[int, int, str], None],
@@ -294,7 +294,7 @@ class HeartbeatMonitor:
     ) -> None:
         self._client = client
         self._prefix = prefix
-        self._host_timeout_s = host_timeout_s
+        self._probe_after_s = probe_after_s
         self._on_states = on_states
         self._on_chunk = on_chunk
         self._on_silent = on_silent
@@ -358,7 +358,7 @@ class HeartbeatMonitor:
 
     def _run(self) -> None:
         checked_at = time.monotonic()
-        read_every_s = min(_READ_EVERY_S, self._host_timeout_s / 6)
+        read_every_s = min(_READ_EVERY_S, self._probe_after_s / 6)
         while not self._closed:
             try:
                 if self._client.wait([f"{self._prefix}wake"], read_every_s):
@@ -443,16 +443,16 @@ class HeartbeatMonitor:
     def _judge(self, host: int, seen: PeerStatus) -> None:
         if seen.is_asked or seen.is_lost:
             return
-        if not seen.is_late and seen.silent_s >= self._host_timeout_s / 2:
+        if not seen.is_late and seen.silent_s >= self._probe_after_s / 2:
             seen.is_late = True
             self._on_late()
-        if seen.silent_s >= self._host_timeout_s:
+        if seen.silent_s >= self._probe_after_s:
             seen.is_asked = True
             try:
                 self._on_silent(host)
             except RuntimeError:
                 seen.is_asked = False  # no thread can be started now
-        elif seen.waiting_s < self._host_timeout_s / 2:
+        elif seen.waiting_s < self._probe_after_s / 2:
             seen.is_reported_waiting = seen.is_reported_waiting and seen.waiting_s > 0
         elif not seen.is_reported_waiting:
             seen.is_reported_waiting = True

@@ -207,14 +207,14 @@ class OwnSupervisor:
         label: the host's name in the job.
         pids: of the supervisors of this host, by task.
         interval_s: how often it is checked.
-        host_timeout_s: half of which it may stand still.
+        probe_after_s: half of which it may stand still.
     """
 
-    def __init__(self, label: str, pids: Mapping[int, int], interval_s: float, host_timeout_s: float) -> None:
+    def __init__(self, label: str, pids: Mapping[int, int], interval_s: float, probe_after_s: float) -> None:
         self._label = label
         self._pids = {0: pids[0]} if 0 in pids else {}
         self._interval_s = interval_s
-        self._host_timeout_s = host_timeout_s
+        self._probe_after_s = probe_after_s
         self._seen_in_d: dict[int, int] = {}
         self._waiting_s = 0.0
         self._unchecked_s = 0.0
@@ -225,7 +225,7 @@ class OwnSupervisor:
         if self._unchecked_s < self._interval_s:
             return ""
         stuck = stuck_processes(self._pids, self._seen_in_d)
-        before_s, limit_s = self._waiting_s, self._host_timeout_s / 2
+        before_s, limit_s = self._waiting_s, self._probe_after_s / 2
         self._waiting_s = before_s + self._unchecked_s if stuck else 0.0
         self._unchecked_s = 0.0
         if not before_s < limit_s <= self._waiting_s:

@@ -59,7 +59,7 @@ class World:
         monkeypatch.setattr("saferun.cluster.silent_hosts.time", SimpleNamespace(monotonic=lambda: self.now))
         self.silent_hosts = SilentHosts(
             Poller(),
-            host_timeout_s=TIMEOUT_S,
+            probe_after_s=TIMEOUT_S,
             hang_timeout_s=0.0,
             label="node3",
             leader="node1",
