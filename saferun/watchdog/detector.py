@@ -234,7 +234,7 @@ class HangDetector:
         return (
             self._ranks.can_dump
             and bool(watched.busy_pids)
-            and self._ranks.silent_s(watched) >= self._timeout_s * _DUMPS_FROM
+            and self._ranks.still_s(watched) >= self._timeout_s * _DUMPS_FROM
         )
 
     # --------------------------------------------------------------------------------------------------------- verdicts
@@ -244,7 +244,7 @@ class HangDetector:
             local_rank
             for local_rank, watched in self._ranks.by_local_rank.items()
             if watched.ask(
-                sum(self._ranks.silent_s(watched) >= part * self._timeout_s for part in _ASK_AT),
+                sum(self._ranks.still_s(watched) >= part * self._timeout_s for part in _ASK_AT),
                 self._ranks.clock_s,
                 _ASK_AT[0] * self._timeout_s,
             )
@@ -261,11 +261,11 @@ class HangDetector:
         return is_due
 
     def _marks_reached(self) -> int:
-        silent_s = min(map(self._ranks.silent_s, self._ranks.all), default=0.0)
+        still_s = min(map(self._ranks.still_s, self._ranks.all), default=0.0)
         # A missing heartbeat is held against a rank while others move.
         beating = [watched for watched in self._ranks.all if watched.beat_ns > 0]
-        silent_s = max([silent_s, *(min(self._ranks.silent_s(one), self._ranks.beatless_s(one)) for one in beating)])
-        return sum(silent_s >= part * self._timeout_s for part in _INSPECT_AT)
+        still_s = max([still_s, *(min(self._ranks.still_s(one), self._ranks.beatless_s(one)) for one in beating)])
+        return sum(still_s >= part * self._timeout_s for part in _INSPECT_AT)
 
     def _inspection_is_needed(self) -> bool:
         """Whether a verdict has to wait for an inspection: only the comparison of two shows what threads do."""

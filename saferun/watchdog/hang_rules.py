@@ -19,7 +19,7 @@ _STOPPED_SAMPLES = 2
 
 def all_hang(ranks: WatchedRanks) -> HangVerdict | None:
     """The hang of all ranks; None: one may be working."""
-    if not ranks.all or min(map(ranks.silent_s, ranks.all)) < ranks.timeout_s:
+    if not ranks.all or min(map(ranks.still_s, ranks.all)) < ranks.timeout_s:
         return None
     found: dict[str, list[int]] = {"quiet": [], "waits": [], "spins": [], "works": []}
     for watched in ranks.all:
@@ -27,18 +27,18 @@ def all_hang(ranks: WatchedRanks) -> HangVerdict | None:
     if found["works"]:
         return None
     busy = tuple(sorted((*found["waits"], *found["spins"])))
-    silent_s = min(map(ranks.silent_s, ranks.all))
+    still_s = min(map(ranks.still_s, ranks.all))
     # (That ranks in a collective are busy means nothing: its numbers and their stacks stand still.)
     certain = not any(ranks.is_doubted(watched) for watched in ranks.all if watched.rank not in busy)
     if not busy:
         return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(ranks.quiet_s, ranks.all)), certain)
     if not found["spins"]:
         about = tuple(sorted(watched.rank for watched in ranks.all if watched.is_in_collective))
-        return HangVerdict("stuck_collective", about, silent_s, certain, busy)
+        return HangVerdict("stuck_collective", about, still_s, certain, busy)
     if not found["waits"] and not found["quiet"] and not all(one.was_in_collective for one in ranks.all):
         # No rank waits for them. (Where all were in a collective when they last answered, they may be in it still.)
         return None
-    return HangVerdict("spinning", tuple(sorted(found["spins"])), silent_s, certain=False, busy=busy)
+    return HangVerdict("spinning", tuple(sorted(found["spins"])), still_s, certain=False, busy=busy)
 
 
 def _role(ranks: WatchedRanks, watched: Watched) -> str:
@@ -68,7 +68,7 @@ def _heartbeat(ranks: WatchedRanks) -> HangVerdict | None:
     if not late:
         return None
     # While something still moves it is reported, and not acted upon: they may wait for the rank that does.
-    certain = not any(ranks.silent_s(one) < ranks.timeout_s / 2 for one in ranks.all)
+    certain = not any(ranks.still_s(one) < ranks.timeout_s / 2 for one in ranks.all)
     certain = certain and not any(map(ranks.is_doubted, late))
     about = tuple(sorted(watched.rank for watched in late))
     return HangVerdict("heartbeat", about, min(map(ranks.beatless_s, late)), certain, ranks.busy)

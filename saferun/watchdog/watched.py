@@ -178,8 +178,8 @@ class Watched:
         self, moments_s: Sequence[float], inspection: RankInspection, clock_s: float, timeout_s: float
     ) -> bool:
         """Take what an inspection has found. Returns whether the rank works."""
-        silent_s = clock_s - self._shown_s
-        does = self._quiet_work.take(moments_s, inspection, silent_s=silent_s, patience_s=_PATIENCE * timeout_s)
+        still_s = clock_s - self._shown_s
+        does = self._quiet_work.take(moments_s, inspection, still_s=still_s, patience_s=_PATIENCE * timeout_s)
         self.works_unseen = does == "works"
         if self.works_unseen:
             self.move(clock_s)

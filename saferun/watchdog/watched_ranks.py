@@ -50,7 +50,7 @@ class WatchedRanks:
         """Whether a rank is in a long phase that has not lasted longer than it was expected to."""
         return any(watched.phase is not None and not watched.is_overdue for watched in self.all)
 
-    def silent_s(self, watched: Watched) -> float:
+    def still_s(self, watched: Watched) -> float:
         """For how long it has not moved."""
         return self.clock_s - max(watched.moved_s, self.changed_s)
 
@@ -69,7 +69,7 @@ class WatchedRanks:
         if not watched.busy_pids:
             return self.quiet_s(watched)
         # A busy rank may be working, unless it waits in a collective that makes no progress.
-        return min(self.silent_s(watched), watched.frozen_s(self.clock_s)) if watched.is_in_collective else 0.0
+        return min(self.still_s(watched), watched.frozen_s(self.clock_s)) if watched.is_in_collective else 0.0
 
     def strict_idle_s(self, watched: Watched) -> float:
         """As ``idle_s``, but a main thread that does as little as a fast polling loop may be working as well."""
