@@ -122,7 +122,7 @@ class AttemptEnd:
             current.held.append(event)
             return
         if isinstance(event, events.StopRequested) or (isinstance(event, events.JobAborted) and event.signum):
-            event = event._replace(quiet_s=self._context.investigation.hangs.strict_quiet_s())
+            event = event._replace(idle_s=self._context.investigation.hangs.strict_idle_s())
         self._context.post(event)
 
     def broadcast_abort(self, action: actions.BroadcastAbort) -> None:

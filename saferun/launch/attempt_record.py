@@ -65,7 +65,7 @@ class Context(Value):
     def print_verdict(self, verdict: HangVerdict) -> None:
         """Report a hang that cannot be diagnosed."""
         self.launch.screen.print_message(
-            f"saferun: no progress for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})"
+            f"saferun: no progress for {verdict.lasted_s:.0f} s ({printable(verdict.kind)})"
         )
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Of ranks that were slow run.json has one more.
 _MOST_SLOW = 19
+# Fields of events, and of the verdict in one, that events.jsonl has under another name.
+_NAMES_IN_FILE = {"idle_s": "quiet_s", "lasted_s": "quiet_s"}
 
 
 class EventLog:
@@ -189,6 +191,6 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         if fields is not None:
-            return {name: _as_json(item) for name, item in zip(fields, value, strict=True)}
+            return {_NAMES_IN_FILE.get(name, name): _as_json(item) for name, item in zip(fields, value, strict=True)}
         return [_as_json(item) for item in value]
     return value

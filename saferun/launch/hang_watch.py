@@ -203,32 +203,32 @@ class HangWatch:
         ranks = ranks_text(tuple(sorted(rank for rank, bad in self._non_finite.items() if bad == first)))
         self._context.launch.warn(f"warning: {name} is {value} in step {number} of {ranks} (reported by saferun.step)")
 
-    def quiet_s(self) -> float:
+    def idle_s(self) -> float:
         """For how many seconds no rank of this host has made progress; 0 if one may be working, or nothing is known.
 
         Reset by output, reading, work in bursts, and by CPU use that is not a wait in a stuck collective.
         """
         if self._watch is None:
             return 0.0
-        return self._context.launch.guarded("check the ranks' progress", self._watch.quiet_s, time.monotonic()) or 0.0
+        return self._context.launch.guarded("check the ranks' progress", self._watch.idle_s, time.monotonic()) or 0.0
 
-    def strict_quiet_s(self) -> float:
-        """As ``quiet_s``, for callers that must not hold up a rank that works only a little.
+    def strict_idle_s(self) -> float:
+        """As ``idle_s``, for callers that must not hold up a rank that works only a little.
 
         Also reset when a main thread does more than a slow polling loop does (0.5 % of a processor).
         """
         if self._watch is None:
             return 0.0
         return (
-            self._context.launch.guarded("check the ranks' progress", self._watch.strict_quiet_s, time.monotonic())
+            self._context.launch.guarded("check the ranks' progress", self._watch.strict_idle_s, time.monotonic())
             or 0.0
         )
 
-    def quiet_by_rank(self) -> dict[int, float]:
-        """As ``quiet_s``, for each local rank; empty if nothing is known."""
+    def idle_by_rank(self) -> dict[int, float]:
+        """As ``idle_s``, for each local rank; empty if nothing is known."""
         if self._watch is None:
             return {}
-        return self._context.launch.guarded("check the ranks' progress", self._watch.quiet_by_rank) or {}
+        return self._context.launch.guarded("check the ranks' progress", self._watch.idle_by_rank) or {}
 
     def rank_found(self, local_rank: int) -> None:
         """The process that runs a rank's script has been found."""

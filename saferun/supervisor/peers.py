@@ -80,7 +80,7 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     if event.signum == signal.SIGINT:
         return stop(launch, event.at, event.signum)
     if event.signum:
-        return stop_as_asked(launch, event.at, signal.SIGTERM, event.quiet_s)
+        return stop_as_asked(launch, event.at, signal.SIGTERM, event.idle_s)
     return capture(launch, event.at)
 
 

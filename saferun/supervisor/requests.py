@@ -83,7 +83,7 @@ def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> li
         return [PrintLine(f"{event.by}: killing {ranks}"), *kill(launch, event.at)]
     if launch.state in {State.STARTING, State.RUNNING}:
         line = f"{event.by}: stopping {ranks}, SIGKILL follows in {launch.limits.grace_s:g} s"
-        return [PrintLine(line), *stop_as_asked(launch, event.at, event.signum, event.quiet_s)]
+        return [PrintLine(line), *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
     if launch.state is State.CAPTURING and launch.deadline is not None and not is_repeated:
         launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
         if launch.attempt.awaits_cause:
@@ -111,7 +111,7 @@ def on_restart_requested(launch: LaunchState, event: RestartRequested) -> list[A
         return [PrintLine(text), *announced] if announced else []
     launch.add_ending(Regroup(event.by, event.by))
     line = PrintLine(f"{event.by}: ending {ranks_count(count)} to start them again, SIGKILL follows in {grace_s:g} s")
-    return [line, *stop_as_asked(launch, event.at, signal.SIGTERM, event.quiet_s)]
+    return [line, *stop_as_asked(launch, event.at, signal.SIGTERM, event.idle_s)]
 
 
 def on_checkpoint_requested(launch: LaunchState, event: CheckpointRequested) -> list[Action]:

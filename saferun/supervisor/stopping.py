@@ -120,13 +120,13 @@ def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] =
     ]
 
 
-def stop_as_asked(launch: LaunchState, at: float, signum: int, quiet_s: float) -> list[Action]:
+def stop_as_asked(launch: LaunchState, at: float, signum: int, idle_s: float) -> list[Action]:
     """The user or the scheduler wants the ranks to end; they get ``signum``.
 
     Ranks that make progress need their grace, for a checkpoint for instance, and get the signal at once. Where there
-    has been no progress for ``quiet_s``, a job that hangs is being cancelled, and its stacks come first.
+    has been no progress for ``idle_s``, a job that hangs is being cancelled, and its stacks come first.
     """
-    if quiet_s >= _HUNG_S:
+    if idle_s >= _HUNG_S:
         return capture(launch, at, at_most_s=FIRST_CAPTURE_S)
     if launch.limits.grace_s > 0:
         launch.attempt.stopping.capture_at = at + launch.limits.grace_s * _LATE_CAPTURE
@@ -255,9 +255,9 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         line += " or at the next Ctrl-C"
         # A user at the keyboard wants an end: this is the only signal that does not wait for evidence.
         return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
-    if event.quiet_s >= _HUNG_S:
-        line += f"; no sign of progress for {event.quiet_s:.0f} s, so their stacks are captured first"
-    return [PrintLine(line), *announced, *stop_as_asked(launch, event.at, event.signum, event.quiet_s)]
+    if event.idle_s >= _HUNG_S:
+        line += f"; no sign of progress for {event.idle_s:.0f} s, so their stacks are captured first"
+    return [PrintLine(line), *announced, *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
 
 
 def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list[Action]:

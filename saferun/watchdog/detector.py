@@ -177,17 +177,17 @@ class HangDetector:
                 self._ranks.changed_s = self._ranks.clock_s
 
     @property
-    def quiet_s(self) -> float:
+    def idle_s(self) -> float:
         """For how long no rank has made progress, as of the last sample; 0 if one may work, or nothing is known."""
         return min(map(self._ranks.idle_s, self._ranks.all), default=0.0)
 
     @property
-    def strict_quiet_s(self) -> float:
-        """As ``quiet_s``, but a rank that works only a little counts as working."""
+    def strict_idle_s(self) -> float:
+        """As ``idle_s``, but a rank that works only a little counts as working."""
         return min(map(self._ranks.strict_idle_s, self._ranks.all), default=0.0)
 
-    def quiet_by_rank(self) -> dict[int, float]:
-        """As ``quiet_s``, for each local rank."""
+    def idle_by_rank(self) -> dict[int, float]:
+        """As ``idle_s``, for each local rank."""
         return {local_rank: self._ranks.idle_s(watched) for local_rank, watched in self._ranks.by_local_rank.items()}
 
     # ---------------------------------------------------------------------------------------------------------- stacks

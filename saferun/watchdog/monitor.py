@@ -158,22 +158,22 @@ class RankMonitor:
             self._sample(now)
         self._begin_dumps(now)
 
-    def quiet_s(self, now: float) -> float:
+    def idle_s(self, now: float) -> float:
         """For how long no rank has made progress; 0 if one may be working.
 
         Takes a sample first, which costs milliseconds, if that may be long enough for a hang.
         """
-        if self._sample_at is not None and self._detector.quiet_s + now - self._sampled_at >= _SURELY_SHORT_S:
+        if self._sample_at is not None and self._detector.idle_s + now - self._sampled_at >= _SURELY_SHORT_S:
             self._sample(now)
-        return self._detector.quiet_s
+        return self._detector.idle_s
 
-    def strict_quiet_s(self, now: float) -> float:
-        """As ``quiet_s``, but a rank that works only a little counts as working: captures must not hold it up."""
-        return min(self.quiet_s(now), self._detector.strict_quiet_s)
+    def strict_idle_s(self, now: float) -> float:
+        """As ``idle_s``, but a rank that works only a little counts as working: captures must not hold it up."""
+        return min(self.idle_s(now), self._detector.strict_idle_s)
 
-    def quiet_by_rank(self) -> dict[int, float]:
-        """As ``quiet_s``, for each local rank, as of the last sample; takes none."""
-        return self._detector.quiet_by_rank()
+    def idle_by_rank(self) -> dict[int, float]:
+        """As ``idle_s``, for each local rank, as of the last sample; takes none."""
+        return self._detector.idle_by_rank()
 
     def pause(self) -> None:
         """Do nothing until ``captured``."""

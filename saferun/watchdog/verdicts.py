@@ -62,21 +62,21 @@ class Verdicts:
         """Whether it is new, or was reported long enough ago."""
         last = self._reported.get(verdict.kind)
         if last is None or self._is_new(verdict, last, clock_s):
-            if verdict.certain and verdict.quiet_s < self._least_s():
+            if verdict.certain and verdict.lasted_s < self._least_s():
                 return False
             new = self._new[verdict.certain]
             return new.times < AT_ONCE or clock_s - new.clock_s >= self._pause_s(new.times - AT_ONCE + 1)
         if not verdict.certain and any(known.certain for known in self._open.values()):
             # The certain verdict has been reported, and what was done about it too.
             return False
-        if last.certain_after_s > 0 and verdict.certain and verdict.quiet_s >= last.certain_after_s:
+        if last.certain_after_s > 0 and verdict.certain and verdict.lasted_s >= last.certain_after_s:
             return True
         return clock_s - last.clock_s >= self._pause_s(last.times)
 
     def _is_new(self, verdict: HangVerdict, last: _Reported, clock_s: float) -> bool:
         if last.certain_after_s > 0:
             # What has moved since then may wait for something else by now.
-            return verdict.quiet_s < clock_s - last.clock_s
+            return verdict.lasted_s < clock_s - last.clock_s
         if verdict.certain and not last.certain:
             return True
         return verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks)
@@ -94,7 +94,7 @@ class Verdicts:
             verdict.certain,
             is_new,
         )
-        began_s = clock_s - verdict.quiet_s
+        began_s = clock_s - verdict.lasted_s
         self._began_s = min(self._began_s, began_s) if self._open else began_s
         self._open[verdict.kind] = verdict
 
@@ -126,8 +126,8 @@ class Verdicts:
         last = self._reported.get(verdict.kind)
         times = last.times if last is not None else 1
         next_s = self._pause_s(times)
-        if last is not None and last.certain_after_s > verdict.quiet_s:
-            next_s = min(next_s, last.certain_after_s - verdict.quiet_s)
+        if last is not None and last.certain_after_s > verdict.lasted_s:
+            next_s = min(next_s, last.certain_after_s - verdict.lasted_s)
         return Repeat(times, next_s)
 
     def _pause_s(self, times: int) -> float:

@@ -295,7 +295,7 @@ class _Merging:
         return HangVerdict(
             first.kind,
             tuple(sorted({rank for verdict in alike for rank in verdict.ranks})),
-            min(verdict.quiet_s for verdict in alike),
+            min(verdict.lasted_s for verdict in alike),
             all(verdict.certain for verdict in alike),
             tuple(sorted({rank for verdict in alike for rank in verdict.busy})),
             next((verdict.overdue for verdict in verdicts if verdict.overdue), ""),

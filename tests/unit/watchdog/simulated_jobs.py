@@ -200,7 +200,7 @@ class Job:
             self.recovered.append((self.elapsed_s, outcome.recovered_s))
         if outcome.verdict is not None:
             self.told.append((self.elapsed_s, outcome.verdict))
-            if outcome.verdict.certain and outcome.verdict.quiet_s < self.doubted_until_s:
+            if outcome.verdict.certain and outcome.verdict.lasted_s < self.doubted_until_s:
                 self.watchdog.downgrade_to_suspected(outcome.verdict, self.doubted_until_s)
             self.watchdog.captured()
         return outcome

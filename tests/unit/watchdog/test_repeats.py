@@ -150,7 +150,7 @@ def test_no_history_leads_to_a_verdict_about_what_was_not_quiet_for_long_enough(
         job.does[0] = lambda _at, rates=rates: rates
         job.step(pauses_s[number % len(pauses_s)] if number % 7 == 0 else None)
     certain = [verdict for _, verdict in job.told if verdict.certain]
-    assert all(verdict.quiet_s >= 2.0 for verdict in certain)
+    assert all(verdict.lasted_s >= 2.0 for verdict in certain)
     # A clock of at most 24 s: four new ones at once, then rarely, and each goes on for some of the time.
     assert len(certain) <= 12
     assert len(job.told) <= 24
@@ -166,7 +166,7 @@ def test_a_hang_that_is_doubted_is_captured_again_when_it_is_to_be_certain() -> 
     job.run(16)
     moments = [round(at) for at, _ in job.told]
     assert moments[:4] == pytest.approx([30, 60, 120, 170], abs=9), moments
-    assert [verdict.quiet_s >= 170.0 for _, verdict in job.told][:4] == [False, False, False, True]
+    assert [verdict.lasted_s >= 170.0 for _, verdict in job.told][:4] == [False, False, False, True]
     assert len(moments) == 5, "240 s later it is reported again"
 
 
@@ -174,7 +174,7 @@ def test_the_next_capture_of_a_doubted_hang_is_told() -> None:
     job = Job(30.0, QUIET, QUIET)
     job.doubted_until_s = 50.0
     [verdict] = job.run(1.2)
-    assert job.watchdog.repeat(verdict).next_s == pytest.approx(50.0 - verdict.quiet_s)
+    assert job.watchdog.repeat(verdict).next_s == pytest.approx(50.0 - verdict.lasted_s)
 
 
 def test_a_deadlock_after_hangs_that_were_doubted_is_captured_at_once() -> None:
@@ -187,7 +187,7 @@ def test_a_deadlock_after_hangs_that_were_doubted_is_captured_at_once() -> None:
     job.doubted_until_s = 0.0
     [verdict] = job.run(1.3)
     assert verdict.certain
-    assert verdict.quiet_s < 30 + 2 * job.interval_s
+    assert verdict.lasted_s < 30 + 2 * job.interval_s
 
 
 def test_what_moved_a_little_since_it_was_doubted_is_captured_again_at_once() -> None:
