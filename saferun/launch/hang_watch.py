@@ -265,7 +265,7 @@ class HangWatch:
     def resume(self, now: float) -> None:
         """The hang has been reported, and the job goes on."""
         if self._watch is not None:
-            self._context.launch.guarded("watch the ranks", self._watch.captured, now)
+            self._context.launch.guarded("watch the ranks", self._watch.resume, now)
         if not self._holders:
             self._for_slow_ranks(lambda slow: slow.resume(now))
 
@@ -331,7 +331,7 @@ class JobHangWatch(HangWatch):
 
         self._set_state({"s": RANKS_QUIET, **packed(verdict)})
         if self._watch is not None:
-            self._watch.captured(time.monotonic())
+            self._watch.resume(time.monotonic())
 
     def _take_recovery(self, _lasted_s: float) -> None:
         """Something moves on this host again."""

@@ -58,16 +58,16 @@ class HangDetector:
         self._confirming = False
         self._verdicts = Verdicts(timeout_s)
         self._lively = 0
-        self._lively_s = 0.0
+        self._lively_at = 0.0
         self._is_inspecting = False
         self._inspected_marks = 0  # how many marks of _INSPECT_AT have been inspected at
         self._inspections = 0  # since a rank last moved; 0 as well after an inspection that failed
-        self._inspected_s = float("-inf")
+        self._inspected_at = float("-inf")
 
     # ------------------------------------------------------------------------------------------------------------ input
 
     def feed(self, sample: JobSample) -> SampleResult:
-        """Take a sample. The first one, and the first after ``captured``, only serves the next for comparison."""
+        """Take a sample. The first one, and the first after ``resume``, only serves the next for comparison."""
         is_first = self._at is None
         interval_s = max(sample.at - self._at, 1e-3) if self._at is not None else 1e-3
         self._at = sample.at
@@ -105,7 +105,7 @@ class HangDetector:
     def take_inspection(self, inspection: JobInspection | None) -> None:
         """The answer to ``SampleResult.inspection_wanted``; None: it failed."""
         self._is_inspecting = False
-        self._inspected_s = self._ranks.clock_s
+        self._inspected_at = self._ranks.clock_s
         for watched in self._ranks.all:
             watched.works_unseen = False
         if inspection is None:
@@ -123,14 +123,14 @@ class HangDetector:
     def rank_ended(self, local_rank: int) -> None:
         """A rank has ended. The others are given time to notice."""
         watched = self._ranks.by_local_rank.pop(local_rank, None)
-        self._ranks.changed_s = self._ranks.clock_s
+        self._ranks.changed_at = self._ranks.clock_s
         if watched is not None:
             for verdict in self._verdicts.open:
                 if set(verdict.ranks) <= {watched.rank}:
                     self._verdicts.close(verdict.kind, self._ranks.clock_s)
 
-    def captured(self) -> None:
-        """The verdict has been captured and reported: go on. The effects of the capture on the ranks do not count."""
+    def resume(self) -> None:
+        """Go on after a verdict. The effects of a capture on the ranks do not count."""
         self._at = None
         self._confirming = self._is_inspecting = False
         for watched in self._ranks.all:
@@ -152,10 +152,10 @@ class HangDetector:
             return 0.0
         if sample.ranks and all(rank.process.state == "T" for rank in sample.ranks):
             # Whoever stopped the whole job may continue it, as a scheduler does that lends its GPUs to another job.
-            self._ranks.changed_s = self._ranks.clock_s
+            self._ranks.changed_at = self._ranks.clock_s
         if interval_s > max(self._timeout_s / 2, 4 * sample.asked_s):
             # What kept saferun from sampling may have kept the ranks from working.
-            self._ranks.changed_s = self._ranks.clock_s
+            self._ranks.changed_at = self._ranks.clock_s
         return min(interval_s, 2 * sample.asked_s)
 
     def _take(self, sample: RankSample, interval_s: float) -> bool:
@@ -174,7 +174,7 @@ class HangDetector:
         for rank in sample.ranks:
             phase = rank.script.phase if rank.script is not None else None
             if self._ranks.by_local_rank[rank.local_rank].take_phase(phase, sample.at):
-                self._ranks.changed_s = self._ranks.clock_s
+                self._ranks.changed_at = self._ranks.clock_s
 
     @property
     def idle_s(self) -> float:
@@ -269,7 +269,7 @@ class HangDetector:
 
     def _inspection_is_needed(self) -> bool:
         """Whether a verdict has to wait for an inspection: only the comparison of two shows what threads do."""
-        is_old = self._ranks.clock_s - self._inspected_s > _INSPECTION_LASTS_S
+        is_old = self._ranks.clock_s - self._inspected_at > _INSPECTION_LASTS_S
         return self._confirming and not self._is_inspecting and (is_old or self._inspections == 1)
 
     def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
@@ -300,8 +300,8 @@ class HangDetector:
         kinds = {verdict.kind for verdict in self._verdicts.open}
         if moved or ("quiescent" in kinds and self._ranks.busy):
             self._lively += 1
-            self._lively_s = self._ranks.clock_s
-        elif self._ranks.clock_s - self._lively_s > self._timeout_s / 2:
+            self._lively_at = self._ranks.clock_s
+        elif self._ranks.clock_s - self._lively_at > self._timeout_s / 2:
             self._lively = 0
         recovered_s = None
         for verdict in self._verdicts.open:
@@ -312,9 +312,9 @@ class HangDetector:
     def _is_over(self, verdict: HangVerdict) -> bool:
         about = [watched for watched in self._ranks.all if watched.rank in verdict.ranks]
         if verdict.kind == "stopped":
-            return all(watched.stopped_s is None for watched in about)
+            return all(watched.stopped_since is None for watched in about)
         if verdict.kind == "uninterruptible":
-            return all(watched.uninterruptible_s is None for watched in about)
+            return all(watched.uninterruptible_since is None for watched in about)
         if verdict.kind == "overdue":
             return not any(watched.is_overdue for watched in about)
         if verdict.kind == "heartbeat":

@@ -75,14 +75,14 @@ def _heartbeat(ranks: WatchedRanks) -> HangVerdict | None:
 
 
 def _stopped(ranks: WatchedRanks) -> HangVerdict | None:
-    since = {one.rank: one.stopped_s for one in ranks.all if one.stopped_samples >= _STOPPED_SAMPLES}
+    since = {one.rank: one.stopped_since for one in ranks.all if one.stopped_samples >= _STOPPED_SAMPLES}
     return _lasting(ranks, "stopped", since, 0.0)
 
 
 def _uninterruptible(ranks: WatchedRanks) -> HangVerdict | None:
     if ranks.are_expected:
         return None
-    since = {watched.rank: watched.uninterruptible_s for watched in ranks.all}
+    since = {watched.rank: watched.uninterruptible_since for watched in ranks.all}
     return _lasting(ranks, "uninterruptible", since, min(_UNINTERRUPTIBLE_S, ranks.timeout_s))
 
 

@@ -71,7 +71,7 @@ class RankMonitor:
     Args:
         hang_timeout_s: how long nothing may move.
         poller: the loop's.
-        on_verdict: takes a verdict. The watch pauses then, until ``captured``.
+        on_verdict: takes a verdict. The watch pauses then, until ``resume``.
         on_recovery: takes how many seconds a hang lasted that is over.
         examiner: dumps the stacks of suspects and inspects quiet ranks; None: neither is done.
         store_port: of the job's store; 0: unknown.
@@ -176,7 +176,7 @@ class RankMonitor:
         return self._detector.idle_by_rank()
 
     def pause(self) -> None:
-        """Do nothing until ``captured``."""
+        """Do nothing until ``resume``."""
         self._sample_at = self._dump_at = None
         for _, answer in self._dumps.values():
             answer.close()
@@ -186,10 +186,10 @@ class RankMonitor:
             query.give_up()
         self._queries.clear()
 
-    def captured(self, now: float) -> None:
-        """The verdict has been captured: the watch goes on."""
+    def resume(self, now: float) -> None:
+        """The watch goes on: the verdict has been captured, or handed on as the state of this host."""
         self.pause()
-        self._detector.captured()
+        self._detector.resume()
         if self._ranks:
             self._sample_at = now
 

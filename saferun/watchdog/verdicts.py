@@ -53,10 +53,10 @@ class Verdicts:
         self._timeout_s = timeout_s
         self._reported: dict[str, _Reported] = {}
         self._open: dict[str, HangVerdict] = {}
-        self._began_s = 0.0
+        self._began_at = 0.0
         self._new = {True: _New(), False: _New()}
         self._doubts = 0  # how many new hangs were downgraded to suspected
-        self._doubted_until_s = 0.0  # ``certain_after_s`` of the last of them
+        self._doubt_lasts_s = 0.0  # ``certain_after_s`` of the last of them
 
     def may_report(self, verdict: HangVerdict, clock_s: float) -> bool:
         """Whether it is new, or was reported long enough ago."""
@@ -94,8 +94,8 @@ class Verdicts:
             verdict.certain,
             is_new,
         )
-        began_s = clock_s - verdict.lasted_s
-        self._began_s = min(self._began_s, began_s) if self._open else began_s
+        began_at = clock_s - verdict.lasted_s
+        self._began_at = min(self._began_at, began_at) if self._open else began_at
         self._open[verdict.kind] = verdict
 
     def downgrade_to_suspected(self, kind: str, certain_after_s: float) -> None:
@@ -112,14 +112,14 @@ class Verdicts:
             self._open[kind] = self._open[kind]._replace(certain=False)
         if last.was_new:
             self._doubts += 1
-            self._doubted_until_s = certain_after_s
+            self._doubt_lasts_s = certain_after_s
             self._new[True] = self._new[True]._replace(times=max(self._new[True].times - 1, 0))
 
     def _least_s(self) -> float:
         """For how long nothing must have moved for a new hang to be captured."""
         if self._doubts < AT_ONCE:
             return 0.0
-        return min(self._pause_s(self._doubts - AT_ONCE + 2), max(self._doubted_until_s, self._timeout_s))
+        return min(self._pause_s(self._doubts - AT_ONCE + 2), max(self._doubt_lasts_s, self._timeout_s))
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often a verdict of this kind has been reported, and when it is reported next."""
@@ -145,4 +145,4 @@ class Verdicts:
         self._reported.pop(kind, None)
         if self._open.pop(kind, None) is None or self._open:
             return None
-        return clock_s - self._began_s
+        return clock_s - self._began_at

@@ -15,7 +15,7 @@ class WatchedRanks:
 
     Attributes:
         clock_s: the detector's own clock, in seconds: it stands still while the ranks cannot work.
-        changed_s: when something last happened to all ranks, by that clock: all idle times begin then at the earliest.
+        changed_at: when something last happened to all ranks, by that clock: all idle times begin then at the earliest.
         at: the time of the last sample, in monotonic seconds.
         by_local_rank: the ranks.
         cores_since: of the ranks whose core is being written, by rank: since when, in monotonic seconds.
@@ -25,7 +25,7 @@ class WatchedRanks:
         self.timeout_s = timeout_s
         self.can_dump = can_dump
         self.clock_s = 0.0
-        self.changed_s = 0.0
+        self.changed_at = 0.0
         self.at = 0.0
         self.by_local_rank: dict[int, Watched] = {}
         self.cores_since: dict[int, float] = {}
@@ -52,15 +52,15 @@ class WatchedRanks:
 
     def still_s(self, watched: Watched) -> float:
         """For how long it has not moved."""
-        return self.clock_s - max(watched.moved_s, self.changed_s)
+        return self.clock_s - max(watched.moved_at, self.changed_at)
 
     def quiet_s(self, watched: Watched) -> float:
         """For how long it has neither moved nor used a processor."""
-        return self.clock_s - max(watched.active_s, self.changed_s)
+        return self.clock_s - max(watched.active_at, self.changed_at)
 
     def beatless_s(self, watched: Watched) -> float:
         """For how long it has not called ``saferun.heartbeat``."""
-        return self.clock_s - max(watched.beat_s, self.changed_s)
+        return self.clock_s - max(watched.beat_at, self.changed_at)
 
     def idle_s(self, watched: Watched) -> float:
         """For how long it certainly has not worked; 0 if it may be working."""
@@ -74,8 +74,8 @@ class WatchedRanks:
     def strict_idle_s(self, watched: Watched) -> float:
         """As ``idle_s``, but a main thread that does as little as a fast polling loop may be working as well."""
         idle_s = self.idle_s(watched)
-        return idle_s if watched.busy_pids else min(idle_s, self.clock_s - watched.stirred_s)
+        return idle_s if watched.busy_pids else min(idle_s, self.clock_s - watched.stirred_at)
 
     def is_doubted(self, watched: Watched) -> bool:
         """Whether it may be working after all: by its inspections, or because it may wait for a slow disk."""
-        return watched.uninterruptible_s is not None or self.clock_s - watched.doubted_s < self.timeout_s
+        return watched.uninterruptible_since is not None or self.clock_s - watched.doubted_at < self.timeout_s
