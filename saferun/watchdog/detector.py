@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence.job_evidence import HangVerdict, ThreadStack
 from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, some_hang, with_long_waits
+from saferun.watchdog.rank_histories import RankHistories
+from saferun.watchdog.rank_history import RankHistory
 from saferun.watchdog.samples import JobSample, Numbers, RankSample, SampleResult
 from saferun.watchdog.verdicts import Repeat, Verdicts
-from saferun.watchdog.watched import Watched
-from saferun.watchdog.watched_ranks import WatchedRanks
 
 # A rank that does not move is asked for its sequence numbers after these shares of the timeout. Rarely: an answer from
 # a full Flight Recorder costs one of the rank's threads 30-40 ms (measured).
@@ -52,7 +52,7 @@ class HangDetector:
 
     def __init__(self, timeout_s: float, *, can_dump: bool = True) -> None:
         self._timeout_s = timeout_s
-        self._ranks = WatchedRanks(timeout_s, can_dump=can_dump)
+        self._ranks = RankHistories(timeout_s, can_dump=can_dump)
         self._window_s = max(timeout_s / 10, 3 * sampling_interval_s(timeout_s))
         self._at: float | None = None
         self._confirming = False
@@ -161,7 +161,7 @@ class HangDetector:
     def _take(self, sample: RankSample, interval_s: float) -> bool:
         watched = self._ranks.by_local_rank.get(sample.local_rank)
         if watched is None:
-            watched = self._ranks.by_local_rank[sample.local_rank] = Watched(
+            watched = self._ranks.by_local_rank[sample.local_rank] = RankHistory(
                 sample.rank, self._window_s, self._ranks.clock_s
             )
         return watched.take(
@@ -230,7 +230,7 @@ class HangDetector:
                 if not suspect.take(at, threads):
                     watched.move(self._ranks.clock_s)
 
-    def _is_suspicious(self, watched: Watched) -> bool:
+    def _is_suspicious(self, watched: RankHistory) -> bool:
         return (
             self._ranks.can_dump
             and bool(watched.busy_pids)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from saferun.evidence.job_evidence import HangVerdict
 from saferun.text.wording import duration_text
-from saferun.watchdog.watched import Watched
-from saferun.watchdog.watched_ranks import WatchedRanks
+from saferun.watchdog.rank_histories import RankHistories
+from saferun.watchdog.rank_history import RankHistory
 
 DUMPS = 30
 """How many dumps it takes to suspect a hang."""
@@ -17,7 +17,7 @@ _UNINTERRUPTIBLE_S = 60.0
 _STOPPED_SAMPLES = 2
 
 
-def all_hang(ranks: WatchedRanks) -> HangVerdict | None:
+def all_hang(ranks: RankHistories) -> HangVerdict | None:
     """The hang of all ranks; None: one may be working."""
     if not ranks.all or min(map(ranks.still_s, ranks.all)) < ranks.timeout_s:
         return None
@@ -41,7 +41,7 @@ def all_hang(ranks: WatchedRanks) -> HangVerdict | None:
     return HangVerdict("spinning", tuple(sorted(found["spins"])), still_s, certain=False, busy=busy)
 
 
-def _role(ranks: WatchedRanks, watched: Watched) -> str:
+def _role(ranks: RankHistories, watched: RankHistory) -> str:
     """What a rank that has not moved does: ``quiet``, ``waits``, ``spins`` or ``works``."""
     if ranks.quiet_s(watched) >= ranks.timeout_s:
         return "quiet"
@@ -55,13 +55,13 @@ def _role(ranks: WatchedRanks, watched: Watched) -> str:
     return "spins" if ranks.can_dump and watched.dumps_alike(DUMPS, span_s) else "works"
 
 
-def some_hang(ranks: WatchedRanks) -> tuple[HangVerdict, ...]:
+def some_hang(ranks: RankHistories) -> tuple[HangVerdict, ...]:
     """What holds of single ranks, the worst first."""
     found = (_heartbeat(ranks), _stopped(ranks), _uninterruptible(ranks), _overdue(ranks))
     return tuple(verdict for verdict in found if verdict is not None)
 
 
-def _heartbeat(ranks: WatchedRanks) -> HangVerdict | None:
+def _heartbeat(ranks: RankHistories) -> HangVerdict | None:
     if ranks.are_expected:
         return None  # it may wait for the rank in the phase
     late = [one for one in ranks.all if one.beat_ns > 0 and ranks.beatless_s(one) >= ranks.timeout_s]
@@ -74,19 +74,19 @@ def _heartbeat(ranks: WatchedRanks) -> HangVerdict | None:
     return HangVerdict("heartbeat", about, min(map(ranks.beatless_s, late)), certain, ranks.busy)
 
 
-def _stopped(ranks: WatchedRanks) -> HangVerdict | None:
+def _stopped(ranks: RankHistories) -> HangVerdict | None:
     since = {one.rank: one.stopped_since for one in ranks.all if one.stopped_samples >= _STOPPED_SAMPLES}
     return _lasting(ranks, "stopped", since, 0.0)
 
 
-def _uninterruptible(ranks: WatchedRanks) -> HangVerdict | None:
+def _uninterruptible(ranks: RankHistories) -> HangVerdict | None:
     if ranks.are_expected:
         return None
     since = {watched.rank: watched.uninterruptible_since for watched in ranks.all}
     return _lasting(ranks, "uninterruptible", since, min(_UNINTERRUPTIBLE_S, ranks.timeout_s))
 
 
-def _overdue(ranks: WatchedRanks) -> HangVerdict | None:
+def _overdue(ranks: RankHistories) -> HangVerdict | None:
     """What a script has said is not proof enough to act upon: it may only have underestimated its work."""
     late = [(one.rank, one.phase) for one in ranks.all if one.phase is not None and one.is_overdue]
     if not late:
@@ -96,13 +96,13 @@ def _overdue(ranks: WatchedRanks) -> HangVerdict | None:
     return HangVerdict("overdue", about, lasted_s, certain=False, busy=ranks.busy)
 
 
-def with_long_waits(verdict: HangVerdict, ranks: WatchedRanks) -> HangVerdict:
+def with_long_waits(verdict: HangVerdict, ranks: RankHistories) -> HangVerdict:
     """The verdict with what takes long in words. While a core is being written no hang is certain."""
     texts = filter(None, (_overdue_text(ranks), _cores_text(ranks)))
     return verdict._replace(overdue="; ".join(texts), certain=verdict.certain and not ranks.cores_since)
 
 
-def _cores_text(ranks: WatchedRanks) -> str:
+def _cores_text(ranks: RankHistories) -> str:
     if not ranks.cores_since:
         return ""
     since, rank = min((since, rank) for rank, since in ranks.cores_since.items())
@@ -110,7 +110,7 @@ def _cores_text(ranks: WatchedRanks) -> str:
     return f"the core of rank {rank}{more} is still being written after {duration_text(ranks.at - since)}"
 
 
-def _overdue_text(ranks: WatchedRanks) -> str:
+def _overdue_text(ranks: RankHistories) -> str:
     """The phase that is the longest over its time, in words; empty: none is."""
     late = [(one.phase.until, one.rank, one.phase) for one in ranks.all if one.phase is not None and one.is_overdue]
     if not late:
@@ -121,7 +121,7 @@ def _overdue_text(ranks: WatchedRanks) -> str:
     return f"rank {rank} is in {phase.what!r} for longer than the {expected_s} it has expected{more}"
 
 
-def _lasting(ranks: WatchedRanks, kind: str, since: dict[int, float | None], at_least_s: float) -> HangVerdict | None:
+def _lasting(ranks: RankHistories, kind: str, since: dict[int, float | None], at_least_s: float) -> HangVerdict | None:
     lasted = {rank: ranks.clock_s - since_s for rank, since_s in since.items() if since_s is not None}
     about = tuple(sorted(rank for rank, lasted_s in lasted.items() if lasted_s >= at_least_s))
     if not about:

@@ -18,7 +18,7 @@ _UNSEEN = 0.25
 _CLOCKS_DIFFER_S = 1.0
 
 
-class Watched:
+class RankHistory:
     """One rank.
 
     Args:
