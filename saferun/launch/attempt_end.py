@@ -193,7 +193,9 @@ class AttemptEnd:
         in_attempt = self._stop_signum is not None or (reason is not None and reason.reason in _ORDERS)
         stopped = in_attempt or bool(action.by)
         if action.reraise is None:
-            self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
+            self._context.torchrun_events.launch_ended(
+                self._context.ended_attempt, self._context.attempt, stopped=stopped
+            )
         self._context.job.end = action
         if action.exit_code:
             self._context.guarded("make the run directory again", self._context.run_dir.restore)

@@ -30,7 +30,7 @@ CORE_BUDGET_S = 60.0
 """How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache."""
 
 
-class Context(Value):
+class InvestigationContext(Value):
     """What the incidents of a launch are investigated with.
 
     Attributes:
@@ -49,7 +49,7 @@ class Context(Value):
 
     def post(self, event: Event) -> None:
         """Hand an event to the supervisor."""
-        self.launch.ending.post_investigated(event)
+        self.launch.attempt_end.post_investigated(event)
 
     def exchange(self) -> EvidenceExchange:
         """The evidence of all hosts."""
@@ -91,7 +91,7 @@ class AttemptRecord:
         host_faults: on the leader, the hosts whose own hardware or system is at fault, the worst first.
     """
 
-    def __init__(self, context: Context, group: RankGroup | None = None, started_at: float = 0.0) -> None:
+    def __init__(self, context: InvestigationContext, group: RankGroup | None = None, started_at: float = 0.0) -> None:
         self._context = context
         self.group = group
         self.started_at = started_at

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.model import RANKS_HELD, RANKS_QUIET, RANKS_RUN
 from saferun.supervisor.events import HangSuspected
 
@@ -47,7 +47,9 @@ class HangWatch:
         on_recovery: takes how many seconds a hang lasted that is over.
     """
 
-    def __init__(self, context: Context, record: AttemptRecord, on_recovery: Callable[[float], None]) -> None:
+    def __init__(
+        self, context: InvestigationContext, record: AttemptRecord, on_recovery: Callable[[float], None]
+    ) -> None:
         self._context = context
         self._record = record
         self._on_recovery = on_recovery
@@ -316,7 +318,9 @@ class JobHangWatch(HangWatch):
         on_recovery: takes how many seconds a hang lasted that is over; called on the leader.
     """
 
-    def __init__(self, context: Context, record: AttemptRecord, on_recovery: Callable[[float], None]) -> None:
+    def __init__(
+        self, context: InvestigationContext, record: AttemptRecord, on_recovery: Callable[[float], None]
+    ) -> None:
         super().__init__(context, record, on_recovery)
         self._detector: JobDetector | None = None
         self._state: JsonObject = _RUN_STATE

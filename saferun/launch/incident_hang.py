@@ -12,7 +12,7 @@ from saferun.diagnosis.hang import diagnose_hang
 from saferun.errors import printable
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import Capture, Evidence, HangVerdict, StackDump
-from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.launch.live_capture import LiveCapture
 from saferun.launch.rank import Rank
 from saferun.linux.procfs import main_thread_run_s
@@ -68,7 +68,7 @@ class HangIncident(LiveCapture):
 
     def __init__(
         self,
-        context: Context,
+        context: InvestigationContext,
         record: AttemptRecord,
         action: CaptureEvidence,
         verdict: HangVerdict,

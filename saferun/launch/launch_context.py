@@ -109,7 +109,7 @@ class LaunchContext:
     torchrun_events: TorchrunEvents
     setup: AttemptSetup
     ranks: RankActions
-    ending: AttemptEnd
+    attempt_end: AttemptEnd
     page: PagePart
     on_event: OnEventPart | None = None
     metrics: MetricsPart | None = None
@@ -142,7 +142,7 @@ class LaunchContext:
         )
         self.events: deque[Event] = deque()
         self.current = HostAttempt()
-        self.ended: HostAttempt | None = None  # the attempt whose ranks ended last
+        self.ended_attempt: HostAttempt | None = None  # the attempt whose ranks ended last
         self._warned = set[str]()
 
     @property
