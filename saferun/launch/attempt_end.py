@@ -88,7 +88,7 @@ class AttemptEnd:
         """Post what was found out. A start that is tried again waits a second anyway: it can wait for the waits."""
         if isinstance(event, events.Diagnosed) and self._waits is not None:
             facts = event.facts
-            if facts is not None and facts.started is False and facts.is_transient:
+            if facts is not None and facts.is_start_over is False and facts.is_transient:
                 self._waits.need(lambda: self._context.post(event))
                 return
         self._context.post(event)

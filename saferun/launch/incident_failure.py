@@ -31,7 +31,7 @@ from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import Decision, FailureFacts
 from saferun.supervisor.policy.decision_row import DecisionRow
-from saferun.supervisor.policy.facts import facts_from, life_of
+from saferun.supervisor.policy.facts import facts_from, progress_of
 
 _ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda", "ncclRemoteError")
 """What a rank that exited by itself may have printed where the kernel log knows more."""
@@ -298,10 +298,10 @@ class FailureIncident:
             note_bad_hosts(self._context.launch, record.host_faults, attempt=self._action.attempt, found_by="failure")
 
     def _facts(self, diagnosis: Diagnosis) -> FailureFacts:
-        config, evidence, life = self._context.launch.config, self._record.evidence, None
+        config, evidence, progress = self._context.launch.config, self._record.evidence, None
         if evidence is not None:
             window_s = config.retry.start_window_s
-            life = life_of(
+            progress = progress_of(
                 evidence, lived_s=self._lived_s(evidence), window_s=window_s, has_sent_heartbeat=self._has_heartbeat()
             )
         rendezvous = config.rendezvous
@@ -311,7 +311,7 @@ class FailureIncident:
             diagnosis,
             error_class=self._action.error_class,
             port_is_free=free,
-            life=life,
+            progress=progress,
             script=evidence.script if evidence is not None else "",
         )
         guarded = self._context.launch.guarded

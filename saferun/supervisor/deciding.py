@@ -151,10 +151,12 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
     what = explanation(ending)[0]
     is_transient = isinstance(ending, StartFailed) and bool(ending.class_name)
     if isinstance(ending, StartFailed) and is_transient:
-        facts = facts._replace(class_name=ending.class_name, started=False, transient=True, message=what)
+        facts = facts._replace(class_name=ending.class_name, is_start_over=False, transient_override=True, message=what)
     if lost.class_name:
         # Each host decides for itself, and all the same: the leader can serve another store.
-        facts = facts._replace(class_name=lost.class_name, transient=True, message=what or lost.what, host=None)
+        facts = facts._replace(
+            class_name=lost.class_name, transient_override=True, message=what or lost.what, host=None
+        )
     reason = ""
     if _leaves_to_others(launch):
         return facts
@@ -164,7 +166,7 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
         reason = f"stopped by {launch.stopped_by}" if launch.stopped_by else "stopped"
     elif peers.cut_off is not None and not (launch.job.outlives_leader or is_transient or lost.class_name):
         if _may_succeed(launch):
-            return facts._replace(faulty=_lost_leader(launch, lost.what), started=None)
+            return facts._replace(faulty=_lost_leader(launch, lost.what), is_start_over=None)
         reason = "the other hosts cannot be reached"
     elif lost.is_final or is_final(ending):
         reason = facts.message or "another attempt would not help"

@@ -8,8 +8,10 @@ from typing import Any
 
 from saferun.evidence.job_evidence import HangVerdict
 from saferun.launch.event_log import EventLog
-from saferun.supervisor.events import Event, HangSuspected, SignalReceived
+from saferun.supervisor.events import Diagnosed, Event, HangSuspected, SignalReceived
 from saferun.supervisor.machine import State
+from saferun.supervisor.policy import FailureFacts
+from tests.unit.supervisor.fake_world import DIAGNOSIS
 
 
 def recorded(event: Event) -> dict[str, Any]:
@@ -32,4 +34,14 @@ def test_a_time_without_progress_keeps_the_name_that_it_has_in_the_file() -> Non
         "certain": True,
         "busy": [],
         "overdue": "",
+    }
+
+
+def test_what_decides_about_another_attempt_keeps_its_names_in_the_file() -> None:
+    facts = FailureFacts("port_in_use", is_start_over=False, transient_override=True)
+    shown = recorded(Diagnosed(1.0, 0, DIAGNOSIS, facts=facts))["facts"]
+    assert {name: shown[name] for name in ("started", "transient", "life")} == {
+        "started": False,
+        "transient": True,
+        "life": None,
     }

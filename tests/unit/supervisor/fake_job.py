@@ -316,7 +316,7 @@ class Job:
             for i, host in enumerate(training)
             if host.number in self.faulty
         ]
-        return FailureFacts("unknown", started=True, faulty=tuple(found)) if self.spares else None
+        return FailureFacts("unknown", is_start_over=True, faulty=tuple(found)) if self.spares else None
 
     def probe(self) -> None:
         """The leader has heard what all hosts found, and all hear what it makes of that."""
