@@ -77,12 +77,12 @@ class CutOff(Value):
 class Stopping:
     """How far the ranks of an attempt have been stopped.
 
-    ``stage``: they have been sent a signal and have their grace, or SIGKILL, or are gone, and the processes that they
-    left behind are being ended.
+    ``stage``: they have been sent nothing; or a signal, and have their grace; or SIGKILL; or they are gone, and the
+    processes that they left behind are being ended.
     """
 
     def __init__(self) -> None:
-        self.stage: Literal["signalled", "killed", "sweeping"] = "signalled"
+        self.stage: Literal["none", "signalled", "killed", "sweeping"] = "none"
         self.kill_at = 0.0
         self.scheduler_kill_at: float | None = None  # when a scheduler that asked for the end would kill them itself
         self.capture_at: float | None = None  # when ranks that were sent a signal, and are still there, are captured
@@ -90,7 +90,7 @@ class Stopping:
         self.tools_deadline = 0.0  # when SIGKILL waits for no tool any more
         self.awaits_tools = False  # it waits for one
         self.awaits_orphans = False  # all ranks ended well, and processes of theirs work on
-        self.signalled: SignalReceived | None = None  # has ended that: this host forms the job with no others again
+        self.late_signal: SignalReceived | None = None  # came while those were waited for; obeyed after the sweep
         self.obey_at: float | None = None  # when that signal ends the job, if it is not done by then
         self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end
 
@@ -191,7 +191,7 @@ class LaunchState:
     def is_to_end(self) -> bool:
         """Whether a signal keeps this host from another attempt, which the others can begin without it."""
         return self.stop_signum is not None or (
-            self.job.outlives_leader and self.attempt.stopping.signalled is not None
+            self.job.outlives_leader and self.attempt.stopping.late_signal is not None
         )
 
     @property

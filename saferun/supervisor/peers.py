@@ -299,9 +299,9 @@ def on_waiting_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Act
 
     WAITING -> DIAGNOSING: they are at work, and a signal has come to this host, without which the job cannot go on.
     """
-    signalled = launch.attempt.stopping.signalled
-    if signalled is not None:
-        return on_signal(launch, signalled._replace(at=event.at))
+    late = launch.attempt.stopping.late_signal
+    if late is not None:
+        return on_signal(launch, late._replace(at=event.at))
     unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
     if launch.is_spare:
         return [PrintLine(f"{unreachable} for {limit_s:g} s; this spare host ends"), *launch.finish(0, leaves=True)]

@@ -204,7 +204,7 @@ def kill(launch: LaunchState, at: float) -> list[Action]:
         return [SweepOrphans(launch.number, 0.0)]
     if not launch.attempt.running:
         return sweep(launch, at)
-    return _kill(launch, at) if stopping.stage == "signalled" else []
+    return _kill(launch, at) if stopping.stage in {"none", "signalled"} else []
 
 
 def _kill(launch: LaunchState, at: float) -> list[Action]:
@@ -271,7 +271,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         return _end_grace(launch, event.at) if by_keyboard else []
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
-        stopping.signalled = event
+        stopping.late_signal = event
         line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
@@ -391,7 +391,7 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
         return launch.finish(0)
     if peers.cut_off is not None:
         return end_well_alone(launch, peers.cut_off.what)
-    if attempt.stopping.signalled is not None:
+    if attempt.stopping.late_signal is not None:
         if launch.may_end_alone:
             # STOPPING -> DONE: as if the signal had come now.
             return [NotifyDone(launch.number), *launch.finish(1, leaves=True)]
@@ -407,8 +407,8 @@ def _obey_late(launch: LaunchState, at: float) -> None:
     """The attempt has failed elsewhere since a signal came to this host, without which a static job cannot go on."""
     stopping, is_static = launch.attempt.stopping, launch.job.spans_hosts and not launch.job.outlives_leader
     is_needed = is_static and not launch.may_end_alone
-    if stopping.signalled is not None and is_needed and launch.stop_signum is None and launch.attempt.ending:
-        _ordered(launch, stopping.signalled._replace(at=at))  # it announces nothing in STOPPING
+    if stopping.late_signal is not None and is_needed and launch.stop_signum is None and launch.attempt.ending:
+        _ordered(launch, stopping.late_signal._replace(at=at))  # it announces nothing in STOPPING
 
 
 def regroup(launch: LaunchState, at: float, ending: Regroup) -> list[Action]:
