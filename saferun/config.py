@@ -97,7 +97,7 @@ class HostsConfig(Value):
         stop_with_parent: whether to stop the ranks when the parent process exits.
         note: what the user should know of all this at the start; empty: nothing.
         shares_console: whether all of them write to one console: then one of them speaks for all.
-        announces: whether this process is the one that prints there what all of them know at the start.
+        prints_start_lines: whether this process is the one that prints there what all of them know at the start.
         spares: how many hosts beside those of the job wait to take the place of one.
     """
 
@@ -114,7 +114,7 @@ class HostsConfig(Value):
     stop_with_parent: bool = False
     note: str = ""
     shares_console: bool = False
-    announces: bool = True
+    prints_start_lines: bool = True
     spares: int = 0
 
     @property

@@ -316,7 +316,7 @@ class Job(JobSender):
             leads=self.leads,
             addresses=addresses[:_MOST_ROUTES],
             local_ranks={rank_assignment.rank: rank_assignment.local_rank for rank_assignment in placement.ranks},
-            speaks=self.is_head,
+            is_head=self.is_head,
         )
         self._begin(attempt)
         self.joined_attempt = assignment.number
@@ -431,7 +431,7 @@ class Job(JobSender):
 
     def _fail(self, what: str, hint: str, exit_code: int = 1, *, is_incomplete: bool = False) -> None:
         hosts = self._config.hosts
-        is_printed = hosts.shares_console and (self.is_refusal_printed or not hosts.announces)
+        is_printed = hosts.shares_console and (self.is_refusal_printed or not hosts.prints_start_lines)
         if hosts.detected and not is_printed and short_host_name() not in what:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
@@ -482,7 +482,7 @@ class Job(JobSender):
         # The loss is why the attempt ends only if nothing else ends it first.
         set_reason = partial(setattr, self.current, "abort_reason", self.current.abort_reason)
         self.current.abort_reason = None
-        speaks = self.leads or not self._config.hosts.shares_console
+        prints_for_job = self.leads or not self._config.hosts.shares_console
         self.storeless_job = StorelessJob(
             lost,
             self._callbacks.ranks,
@@ -492,7 +492,7 @@ class Job(JobSender):
             hang_timeout_s=self._config.watch.hang_timeout_s,
             post=self._post,
             note=lambda: self._run_dir.write_event({"event": "StoreLost", "time": time.time(), **at, "what": what}),
-            warn=self._warn if speaks or lost_own_coordinator else lambda _: None,
+            warn=self._warn if prints_for_job or lost_own_coordinator else lambda _: None,
             has_store=lost_own_coordinator,
             on_lost=set_reason,
         )

@@ -129,7 +129,7 @@ class JobAttempt:
         leads: whether this process is the leader.
         addresses: of other hosts, to look up the interfaces that lead there.
         local_ranks: the local rank of each rank of this process.
-        speaks: whether this process prints messages; others of the host do not.
+        is_head: whether this process prints messages; others of the host do not.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class JobAttempt:
         leads: bool = False,
         addresses: Sequence[str] = (),
         local_ranks: Mapping[int, int] | None = None,
-        speaks: bool = False,
+        is_head: bool = False,
     ) -> None:
         self.context = context
         self._sender = context.sender
@@ -173,7 +173,7 @@ class JobAttempt:
             leader=leader,
             addresses=addresses,
             leads=roster.host == 0 and number >= 0,
-            speaks=speaks,
+            is_head=is_head,
             ranks=context.calls.ranks,
             print_line=context.calls.print_line,
             on_lost=self._on_silent,

@@ -56,7 +56,7 @@ class SilentHosts:
         leader: the leader's name.
         addresses: of other hosts, in numbers.
         leads: whether this host decides.
-        speaks: whether this process prints messages; others of the host do not.
+        is_head: whether this process prints messages; others of the host do not.
         ranks: returns the ranks of this host that run.
         print_line: takes a line for the user.
         on_lost: takes a host that is lost: its number, why, and a message.
@@ -79,7 +79,7 @@ class SilentHosts:
         leader: str,
         addresses: Iterable[str],
         leads: bool,
-        speaks: bool,
+        is_head: bool,
         ranks: Callable[[], Sequence[ObservedRank]],
         print_line: Callable[[str], None],
         on_lost: Callable[[int, str, str], None],
@@ -105,7 +105,7 @@ class SilentHosts:
         self._label = label
         self._leader = leader
         self._leads = leads
-        self._speaks = speaks
+        self._is_head = is_head
         self._silent: dict[int, SilentHost] = {}
         self._notices: dict[str, str] = {}  # by host
         self._unwritten: list[str] = []  # hosts with notices
@@ -180,7 +180,7 @@ class SilentHosts:
             case "returned":
                 self._hear_again(int(message["host"]), now)
                 was, to = str(message.get("was") or ""), str(message.get("now") or "")
-                if was != to and self._speaks:
+                if was != to and self._is_head:
                     self._on_notice(self._moved_message(printable(was), to))
 
     def _begin_watch(self, now: float) -> None:
@@ -319,7 +319,7 @@ class SilentHosts:
             self._print(f"warning: {_names(labels)}: {text}; the job goes on")
 
     def _print(self, text: str) -> None:
-        if self._speaks:
+        if self._is_head:
             self._print_line(f"saferun: {printable(text)}")
 
 

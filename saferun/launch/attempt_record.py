@@ -37,14 +37,14 @@ class InvestigationContext(Value):
         launch: the launch, and its other parts.
         hook: the start-up hook of the ranks.
         log: the incidents so far.
-        peers_s: how long the evidence of other hosts is waited for after a failure.
+        others_s: how long the evidence of other hosts is waited for after a failure.
         numbers: of the captures, which name their directories.
     """
 
     launch: LaunchContext
     hook: RankHook
     log: IncidentLog
-    peers_s: float
+    others_s: float
     numbers: Iterator[int]
 
     def post(self, event: Event) -> None:

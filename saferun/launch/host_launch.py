@@ -63,7 +63,7 @@ class HostLaunch:
         writer: the process that writes the files.
         older_children: children that this process had before the launch.
         reaper: ends the run if this process cannot.
-        peers_s: how long other hosts' evidence is waited for after a failure.
+        others_s: how long other hosts' evidence is waited for after a failure.
         checks: the check process, where it has been forked already.
         preforked: processes that may become ranks.
         secret: the job's.
@@ -77,7 +77,7 @@ class HostLaunch:
         writer: WriterClient,
         older_children: frozenset[int],
         reaper: Reaper,
-        peers_s: float = 0.0,
+        others_s: float = 0.0,
         checks: CheckProcess | None = None,
         preforked: PreforkedProcesses | None = None,
         secret: JobSecret | None = None,
@@ -96,7 +96,7 @@ class HostLaunch:
         context.job = self._open_job(own_environ, secret)
         context.torchrun_events = TorchrunEvents(context.config, context.job.client, context.guarded)
         reporters = self._make_reporters()
-        context.investigation = Investigation(context, peers_s)
+        context.investigation = Investigation(context, others_s)
         context.cores = CorePart(context)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._reaper_part = ReaperPart(context, reaper, passed)

@@ -195,7 +195,7 @@ class FailureIncident:
             self._post(stopped=any(chunk.stopped for chunk in chunks) if context.launch.job.leads else stopped)
 
         context.exchange().share(
-            "end", self._record.evidence, context.peers_s, on_done, attempt=self._action.attempt, stopped=stopped
+            "end", self._record.evidence, context.others_s, on_done, attempt=self._action.attempt, stopped=stopped
         )
 
     def _gather(self, reader: CaptureReader | None, failure: str) -> Evidence:

@@ -93,7 +93,7 @@ def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> li
 
 def _request_of(launch: LaunchState, event: StopRequested) -> list[Action]:
     """Have the other hosts do the same: an abort that was announced before may have had another reason."""
-    if not (event.ours and launch.job.spans_hosts) or launch.attempt.peers.cut_off is not None:
+    if not (event.ours and launch.job.spans_hosts) or launch.attempt.others.cut_off is not None:
         return []
     return [BroadcastRequest(launch.number, event.by, event.at_once)]
 
@@ -118,6 +118,6 @@ def on_checkpoint_requested(launch: LaunchState, event: CheckpointRequested) -> 
     """RUNNING: the ranks get the signal by which they learn to save, and end by themselves; none is started again."""
     launch.stopped_by = event.by
     asked = [RequestCheckpoint(launch.number, launch.attempt.ranks, event.signum, event.by)]
-    if not event.ours or not launch.job.spans_hosts or launch.attempt.peers.cut_off is not None:
+    if not event.ours or not launch.job.spans_hosts or launch.attempt.others.cut_off is not None:
         return [*asked]
     return [*asked, BroadcastCheckpoint(launch.number, event.by, event.signum)]

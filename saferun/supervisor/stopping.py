@@ -1,7 +1,7 @@
 """STOPPING: a signal to the ranks, their grace, SIGKILL, and the sweep of what they left behind. Pure.
 
 No other module makes a SignalRanks. The module that ends the attempt chooses the signal: ``running`` after a capture,
-of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``peers`` if it ends on another host
+of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``others`` if it ends on another host
 (SIGTERM, or SIGINT or SIGKILL as there); ``requests`` for saferunctl; ``on_signal`` here for a signal to this saferun.
 They call ``stop``, ``stop_as_asked`` or ``kill``; ``fail``, for a failure, captures first. When the ranks are captured,
 and when SIGKILL follows, is decided here.
@@ -83,14 +83,14 @@ def capture(
 
 def is_captured_for_failure(launch: LaunchState) -> bool:
     """Whether the ranks are captured because one has failed, and for nothing else: their end is not waited for."""
-    peers = launch.attempt.peers
+    others = launch.attempt.others
     return (
         launch.attempt.verdict is None
         and isinstance(launch.attempt.ending, Failed)
         and launch.stop_signum is None
-        and not peers.is_stopped
-        and peers.cut_off is None
-        and peers.decision is None
+        and not others.is_stopped
+        and others.cut_off is None
+        and others.decision is None
     )
 
 
@@ -288,19 +288,19 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         # CAPTURING -> STOPPING: a user at the keyboard does not want to wait for the capture of a hang.
         return [*announced, *stop(launch, event.at, event.signum)]
     # A launcher sends one Ctrl-C to every host, and another host's report of it may come before the signal itself.
-    is_another = had_failed and attempt.peers.announced_signum != signal.SIGINT
+    is_another = had_failed and attempt.others.announced_signum != signal.SIGINT
     return [*announced, *(_end_grace(launch, event.at) if is_another else [])]
 
 
 def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """The user or the scheduler wants this host to stop: there is no other attempt, and the other hosts know of it."""
-    ending, peers = launch.attempt.ending, launch.attempt.peers
+    ending, others = launch.attempt.ending, launch.attempt.others
     launch.stop_signum = event.signum
     expect_sigkill(launch, event.at)
-    leaves = ending is None and launch.state in TOGETHER and (peers.may_leave or _may_be_awaited(launch, event))
+    leaves = ending is None and launch.state in TOGETHER and (others.may_leave or _may_be_awaited(launch, event))
     launch.add_ending(Leave(event.signum) if leaves else Stopped(event.signum))
     if isinstance(ending, Regroup) and launch.job.spans_hosts:
-        peers.cut_off = peers.cut_off or CutOff()  # the others meet again without this host, and decide nothing
+        others.cut_off = others.cut_off or CutOff()  # the others meet again without this host, and decide nothing
     if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
     reason = "leave" if leaves else "parent" if event.why else "signal"
@@ -341,7 +341,7 @@ def sweep(launch: LaunchState, at: float) -> list[Action]:
     """-> STOPPING: no rank is left; end the processes that they left behind, or wait for their end."""
     attempt, stopping, limits = launch.attempt, launch.attempt.stopping, launch.limits
     stopping.stage = "sweeping"
-    if attempt.ending is not None or attempt.peers.cut_off is not None:
+    if attempt.ending is not None or attempt.others.cut_off is not None:
         stopping.awaits_orphans = False
         launch.enter(State.STOPPING, at + limits.sweep_s)
         return [SweepOrphans(launch.number, limits.sweep_term_s, ends_all=launch.orphans == "end")]
@@ -374,12 +374,12 @@ def on_orphans_gone(launch: LaunchState, event: OrphansGone) -> list[Action]:
 
 
 def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
-    attempt, peers = launch.attempt, launch.attempt.peers
+    attempt, others = launch.attempt, launch.attempt.others
     if attempt.stopping.stage != "sweeping":
         return []
     attempt.stopping.awaits_orphans = False
     _obey_late(launch, at)
-    is_left = peers.cut_off is not None and not (peers.cut_off.class_name or launch.job.outlives_leader)
+    is_left = others.cut_off is not None and not (others.cut_off.class_name or launch.job.outlives_leader)
     if isinstance(attempt.ending, Regroup) and not is_left:
         if launch.is_to_end:
             return launch.finish(1, leaves=True)
@@ -389,8 +389,8 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     if not launch.job.spans_hosts:
         # STOPPING -> DONE: every rank ended with exit code 0.
         return launch.finish(0)
-    if peers.cut_off is not None:
-        return end_well_alone(launch, peers.cut_off.what)
+    if others.cut_off is not None:
+        return end_well_alone(launch, others.cut_off.what)
     if attempt.stopping.late_signal is not None:
         if launch.may_end_alone:
             # STOPPING -> DONE: as if the signal had come now.
@@ -398,8 +398,8 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
         attempt.stopping.obey_at = at + _ALL_DONE_S
     # STOPPING -> WAITING: and others' have not yet.
     waits = wait_for_others(launch, at)
-    if peers.decision is not None:
-        return follow(launch, peers.decision, at)
+    if others.decision is not None:
+        return follow(launch, others.decision, at)
     return [NotifyDone(launch.number), *waits]
 
 
@@ -423,7 +423,7 @@ def regroup(launch: LaunchState, at: float, ending: Regroup) -> list[Action]:
 
 def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
     """-> WAITING, without end, unless the others cannot be reached, or a signal is still to be obeyed."""
-    unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
+    unreachable, limit_s = launch.attempt.others.unreachable, launch.limits.unreachable_s
     obey_at = launch.attempt.stopping.obey_at
     if obey_at is not None:
         launch.enter(State.WAITING, obey_at)

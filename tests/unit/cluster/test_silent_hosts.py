@@ -65,7 +65,7 @@ class World:
             leader="node1",
             addresses=["10.77.0.1", "10.78.0.1"],
             leads=leads,
-            speaks=True,
+            is_head=True,
             ranks=lambda: [] if self.ended else [object()],  # type: ignore[list-item]
             print_line=self.said.append,
             on_lost=lambda *lost: self.lost.append(lost),

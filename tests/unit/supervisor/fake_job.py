@@ -65,7 +65,7 @@ class Host:
             spans_hosts=True,
             outlives_leader=job.elastic,
             awaits_successors=job.elastic,
-            peers_s=100.0,
+            others_s=100.0,
             least_hosts=job.least,
             has_spares=job.spares > 0,
             moves_leader=job.moves,
