@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from saferun.cluster.coordinator_client import KILLED_HINT
+from saferun.cluster.coordinator_replacement import CoordinatorReplacement
 from saferun.cluster.job_attempt import JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
@@ -20,7 +21,6 @@ from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
 from saferun.cluster.storeless_job import StorelessJob
-from saferun.cluster.succession import Succession
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
@@ -80,7 +80,7 @@ class Job(JobSender):
             callbacks,
             on_message=self._on_message,
             on_lost=partial(self._on_channel_lost, is_own=True),
-            successor=self._successor,
+            replacement=self._replace_coordinator,
         )
         task = config.hosts.task
         self._task = task.local_rank if task is not None else 0
@@ -104,7 +104,7 @@ class Job(JobSender):
             clock=self.leader_clock,
         )
         self.current = JobAttempt(self._context)
-        self._succession = Succession(
+        self._replacement = CoordinatorReplacement(
             self,
             config.hosts.host_timeout_s,
             on_resumed=self._on_resumed,
@@ -156,7 +156,7 @@ class Job(JobSender):
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         storeless = self.storeless_job.deadline if self.storeless_job is not None else None
-        moments = (self._channel.deadline, self.current.deadline, self._succession.deadline, storeless)
+        moments = (self._channel.deadline, self.current.deadline, self._replacement.deadline, storeless)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -164,7 +164,7 @@ class Job(JobSender):
         if self._channel.deadline is not None and self._channel.deadline <= now:
             self._channel.tick(now)
         self.current.tick(now)
-        self._succession.tick(now)
+        self._replacement.tick(now)
         if self.storeless_job is not None:
             self.storeless_job.tick(now)
 
@@ -267,7 +267,7 @@ class Job(JobSender):
         message = {"op": "join", **request._asdict()}
         if self._secret is not None and self.is_head:
             message["secret"] = self._secret.raw.hex()  # to this host's coordinator alone, over a pair of sockets
-        self._succession.joins(message)
+        self._replacement.joins(message)
         channel.send(message)
         self._channel.open()
 
@@ -422,7 +422,7 @@ class Job(JobSender):
             case "unsigned":
                 self.unsigned.add_unsigned(display_text(message["key"], _LONGEST_NAME), number(message["count"], 1))
             case _:
-                if not self._succession.take(message):
+                if not self._replacement.take(message):
                     self.current.take(message)
 
     def _warn(self, what: object) -> None:
@@ -439,13 +439,13 @@ class Job(JobSender):
             hint += f"; {_ALONE}"
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
-    def _successor(self, reason: str) -> JsonObject | None:
+    def _replace_coordinator(self, reason: str) -> JsonObject | None:
         """The message that starts a replacement coordinator; None: there is to be none."""
         attempt = self._attempt()
         # Torch's timers have lost their server with it.
         if self.client.serves_timers or self._joining or self.client.is_preparing or attempt != self.joined_attempt:
             return None
-        return self._succession.successor(attempt, reason)
+        return self._replacement.begin(attempt, reason)
 
     def _on_resumed(self, reason: str) -> None:
         self.current.report.repeat()

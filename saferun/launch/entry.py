@@ -270,7 +270,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         least_hosts=hosts.least,
         has_spares=hosts.spares > 0,
         moves_leader=config.moves_leader,
-        awaits_successors=config.rendezvous.backend != "static" and not config.in_batch_job,
+        awaits_replacement_host=config.rendezvous.backend != "static" and not config.in_batch_job,
         serves_tasks=hosts.task is not None and hosts.task.local_rank == 0 and hosts.task.local_world_size > 1,
     )
     hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")

@@ -178,7 +178,7 @@ def _leaves_to_others(launch: LaunchState) -> bool:
     attempt = launch.attempt
     is_over = isinstance(attempt.ending, Stopped | Leave) or attempt.others.is_stopped
     has_others = attempt.placement is not None and attempt.placement.group_world_size > 1
-    is_awaited = attempt.others.may_leave or launch.job.awaits_successors
+    is_awaited = attempt.others.may_leave or launch.job.awaits_replacement_host
     has_left = launch.leaves_by_signal and launch.leads and launch.answers_to_job
     return has_left and has_others and is_awaited and not is_over
 

@@ -315,7 +315,7 @@ def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
     placement = launch.attempt.placement
     has_others = launch.job.spans_hosts and placement is not None and placement.group_world_size > 1
     is_by_system = event.signum == signal.SIGTERM and not event.why
-    return has_others and is_by_system and launch.job.awaits_successors and launch.may_restart
+    return has_others and is_by_system and launch.job.awaits_replacement_host and launch.may_restart
 
 
 def _end_grace(launch: LaunchState, at: float) -> list[Action]:

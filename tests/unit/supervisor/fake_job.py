@@ -64,7 +64,7 @@ class Host:
         policy = JobPolicy(
             spans_hosts=True,
             outlives_leader=job.elastic,
-            awaits_successors=job.elastic,
+            awaits_replacement_host=job.elastic,
             others_s=100.0,
             least_hosts=job.least,
             has_spares=job.spares > 0,
