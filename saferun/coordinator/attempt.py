@@ -140,10 +140,10 @@ class CoordinatorAttempt:
                 self._probe_after_s,
                 on_states=lambda changed: self._send_head("states", changed=changed),
                 on_chunk=self._reader.announce,
-                on_silent=self._liveness.find_out,
+                on_timeout=self._liveness.find_out,
                 on_late=self._on_late,
                 on_return=lambda host: self._send_head("returned", host=host),
-                on_waiting=self._liveness.on_waiting,
+                on_stuck=self._liveness.on_stuck,
             )
             self._liveness.monitor = self._monitor
             self._clock_server = ClockServer(self.client.another(), self.prefix)

@@ -219,10 +219,10 @@ class Leader:
             30.0,
             on_states=self.states.append,
             on_chunk=lambda *_: None,
-            on_silent=lambda _: None,
+            on_timeout=lambda _: None,
             on_late=lambda: None,
             on_return=lambda _: None,
-            on_waiting=lambda *_: None,
+            on_stuck=lambda *_: None,
         )
 
     def look(self) -> bytes:
