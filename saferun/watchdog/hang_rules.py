@@ -21,12 +21,12 @@ def all_hang(ranks: RankHistories) -> HangVerdict | None:
     """The hang of all ranks; None: one may be working."""
     if not ranks.all or min(map(ranks.still_s, ranks.all)) < ranks.timeout_s:
         return None
-    found: dict[str, list[int]] = {"quiet": [], "waits": [], "spins": [], "works": []}
+    found: dict[str, list[int]] = {"quiet": [], "in_collective": [], "spins": [], "works": []}
     for watched in ranks.all:
         found[_role(ranks, watched)].append(watched.rank)
     if found["works"]:
         return None
-    busy = tuple(sorted((*found["waits"], *found["spins"])))
+    busy = tuple(sorted((*found["in_collective"], *found["spins"])))
     still_s = min(map(ranks.still_s, ranks.all))
     # (That ranks in a collective are busy means nothing: its numbers and their stacks stand still.)
     certain = not any(ranks.is_doubted(watched) for watched in ranks.all if watched.rank not in busy)
@@ -35,14 +35,14 @@ def all_hang(ranks: RankHistories) -> HangVerdict | None:
     if not found["spins"]:
         about = tuple(sorted(watched.rank for watched in ranks.all if watched.is_in_collective))
         return HangVerdict("stuck_collective", about, still_s, certain, busy)
-    if not found["waits"] and not found["quiet"] and not all(one.was_in_collective for one in ranks.all):
+    if not found["in_collective"] and not found["quiet"] and not all(one.was_in_collective for one in ranks.all):
         # No rank waits for them. (Where all were in a collective when they last answered, they may be in it still.)
         return None
     return HangVerdict("spinning", tuple(sorted(found["spins"])), still_s, certain=False, busy=busy)
 
 
 def _role(ranks: RankHistories, watched: RankHistory) -> str:
-    """What a rank that has not moved does: ``quiet``, ``waits``, ``spins`` or ``works``."""
+    """What a rank that has not moved does: ``quiet``, ``in_collective``, ``spins`` or ``works``."""
     if ranks.quiet_s(watched) >= ranks.timeout_s:
         return "quiet"
     if not watched.busy_pids:
@@ -51,7 +51,7 @@ def _role(ranks: RankHistories, watched: RankHistory) -> str:
     span_s = _DUMPS_SPAN * ranks.timeout_s
     if watched.is_in_collective and watched.frozen_s(ranks.clock_s) >= _FROZEN * ranks.timeout_s:
         alike = not ranks.can_dump or watched.dumps_alike(DUMPS_IN_COLLECTIVE, span_s)
-        return "waits" if alike else "works"
+        return "in_collective" if alike else "works"
     return "spins" if ranks.can_dump and watched.dumps_alike(DUMPS, span_s) else "works"
 
 

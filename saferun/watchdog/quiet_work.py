@@ -20,13 +20,13 @@ from saferun.captures.inspection_values import Connection, JobInspection, RankIn
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit
-from saferun.watchdog.signs import DOUBTED
+from saferun.watchdog.signs import BLINK_NS, DOUBTED, WAKE_NS
 
 # More than what keeps connections alive, reports metrics or asks for work, all connections together.
 _BULK_BYTES_PER_S = 16_384
 # A slow transfer, which goes on in each interval of an inspection. A query every few seconds does not.
 _STEADY_BYTES_PER_S = 400
-_STEADY_FACTOR = 4
+_LOPSIDED_FACTOR = 4
 # What comes in bursts has not been asked for: an answer is not so much longer than its question.
 _PUSHED_BYTES_PER_S = 500
 _PUSHED_FACTOR = 64
@@ -37,8 +37,6 @@ _DRIP_BYTES_PER_S = 256
 _IO_BYTES_PER_S = 16_384
 # One that is busy may as well busy-loop: its stacks decide about that; see ``signs``.
 _BUSY_SHARE = 0.1
-_WAKE_NS = 100_000
-_BLINK_NS = 1_000_000
 # What a thread has always done is not what the rank waits for.
 _AS_EVER = 1.5
 # A shorter life says little about what a thread does when the rank works.
@@ -140,7 +138,7 @@ def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: flo
     io_bytes_per_s = io_bytes / over_s
     if faults > 0 or io_bytes_per_s > _IO_BYTES_PER_S:
         return "works"
-    runs = share > _WORK_SHARE and ran_ns > _BLINK_NS + _WAKE_NS * wakes
+    runs = share > _WORK_SHARE and ran_ns > BLINK_NS + WAKE_NS * wakes
     drips = io_bytes_per_s > _DRIP_BYTES_PER_S
     if not runs and not drips:
         return "waits"
@@ -204,7 +202,7 @@ def _steady_flow(one: Connection, moments_s: Sequence[float]) -> str:
     taken, sent = moments[-1][1] - moments[0][1], moments[-1][2] - moments[0][2]
     if least >= _BULK_BYTES_PER_S:
         return "bulk"
-    is_lopsided = max(taken, sent) >= _STEADY_FACTOR * min(taken, sent)
+    is_lopsided = max(taken, sent) >= _LOPSIDED_FACTOR * min(taken, sent)
     return "slow" if is_lopsided and least >= _STEADY_BYTES_PER_S else ""
 
 

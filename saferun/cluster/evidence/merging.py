@@ -290,6 +290,8 @@ class _Merging:
         verdicts = [one.hang for one in mine if one.hang is not None]
         if not verdicts:
             return None
+        # Each host has the verdict of the job, which ``watchdog.job_verdicts`` has combined from theirs: the kinds
+        # differ only where a host knows of another hang.
         first = verdicts[0]
         alike = [verdict for verdict in verdicts if verdict.kind == first.kind]
         return HangVerdict(
