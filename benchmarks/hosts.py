@@ -126,7 +126,7 @@ def met(count: int) -> Iterator[tuple[list[Host], float]]:
         started = time.monotonic()
         for number, host in enumerate(hosts):
             host.join(
-                node_rank=number, least=count, most=count, master=master, host_timeout_s=HOST_TIMEOUT_S, timeout_s=300.0
+                node_rank=number, least=count, most=count, master=master, probe_after_s=HOST_TIMEOUT_S, timeout_s=300.0
             )
         for host in hosts:
             host.expect("joined", timeout_s=300.0)

@@ -18,6 +18,8 @@ DEFAULT_RDZV_ID = "none"
 DEFAULT_PREFIX = "[{host}:{rank}] "
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30
 KEEP_NO_FILES = "none"
+# A host is probed after this share of --host-timeout without a heartbeat; probing takes the rest, 6 s at most.
+_SILENT_SHARE = 0.8
 
 
 class Command(Value):
@@ -95,7 +97,7 @@ class HostsConfig(Value):
         stop_with_parent: whether to stop the ranks when the parent process exits.
         note: what the user should know of all this at the start; empty: nothing.
         shares_console: whether all of them write to one console: then one of them speaks for all.
-        announces: whether this process is the one that prints there what all of them know at the start.
+        prints_start_lines: whether this process is the one that prints there what all of them know at the start.
         spares: how many hosts beside those of the job wait to take the place of one.
     """
 
@@ -112,8 +114,13 @@ class HostsConfig(Value):
     stop_with_parent: bool = False
     note: str = ""
     shares_console: bool = False
-    announces: bool = True
+    prints_start_lines: bool = True
     spares: int = 0
+
+    @property
+    def probe_after_s(self) -> float:
+        """For how long a host may be silent before it is probed."""
+        return self.host_timeout_s * _SILENT_SHARE
 
     @property
     def started(self) -> int:

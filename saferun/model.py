@@ -168,7 +168,8 @@ class RankAssignment(Value):
 class Placement(Value):
     """What a host knows once the hosts of a job have met.
 
-    ``ranks`` holds the ranks of this process in order of local rank. ``group_rank`` is the node rank.
+    ``ranks`` holds the ranks of this process in order of local rank. ``group_rank`` is this host's number in this
+    attempt; with spares it may not be the ``--node-rank`` that it was started with.
     ``local_world_size`` is the number of ranks on this host; 0: those in ``ranks`` are all.
     ``host`` is the name under which the job knows this host, ``leader`` the one of the host that decides.
     ``restarts`` counts the failures that the job has got over so far.

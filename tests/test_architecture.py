@@ -107,13 +107,13 @@ PURE = (
     "watchdog/job_verdicts",
     "watchdog/job_detector",
     "watchdog/quiet_work",
+    "watchdog/rank_histories",
+    "watchdog/rank_history",
     "watchdog/samples",
     "watchdog/signs",
     "watchdog/stack_dumps",
     "watchdog/stragglers",
     "watchdog/verdicts",
-    "watchdog/watched",
-    "watchdog/watched_ranks",
 )
 # ``signal`` is not among them: the names and numbers of signals are plain values. What does something is below.
 IMPURE_MODULES = frozenset(

@@ -42,7 +42,7 @@ class CoordinatorClient:
         torch_parts: what is needed of torch from the start, if the options need no more.
         name: what an error message calls it.
         open_link: starts the process.
-        successor: takes why the coordinator died, and returns the message that starts a replacement; None: there is
+        replacement: takes why the coordinator died, and returns the message that starts a replacement; None: there is
             to be none.
         connect_again: connects to the replacement that another process has started; False: there is none.
     """
@@ -59,7 +59,7 @@ class CoordinatorClient:
         torch_parts: TorchParts = "store",
         name: str = "the coordinator of this host",
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
-        successor: Callable[[str], JsonObject | None] = lambda _: None,
+        replacement: Callable[[str], JsonObject | None] = lambda _: None,
         connect_again: Callable[[], bool] = lambda: False,
     ) -> None:
         self._handler = config.event_log_handler
@@ -82,7 +82,7 @@ class CoordinatorClient:
         self._torch_parts: TorchParts = "all" if self.asks_torch else torch_parts
         self._name = name
         self._open_link = open_link
-        self._successor = successor
+        self._replacement = replacement
         self._connect_again = connect_again
         self._listeners: dict[str, int] = {}
         self._link: CoordinatorLink | None = None
@@ -176,7 +176,7 @@ class CoordinatorClient:
         reason = link.last_line()
         link.close()
         what = f"{self._name} ended ({status.description}){f': {reason}' if reason else ''}"
-        message = self._successor(what) if not self._is_closed else None
+        message = self._replacement(what) if not self._is_closed else None
         if message is not None:
             self._unsent.insert(0, message)
             self.start(self._listeners)
@@ -285,7 +285,7 @@ class CoordinatorClient:
     def _lose_connection(self) -> None:
         """The other process may have replaced its coordinator; if that process is gone too, nothing listens."""
         what = f"{self._name} is gone"
-        message = self._successor(what) if not self._is_closed else None
+        message = self._replacement(what) if not self._is_closed else None
         if message is not None:
             self._unsent.insert(0, message)
         # The process that had started it, if it lives, may start another one for the next attempt.

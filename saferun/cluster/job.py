@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from saferun.cluster.coordinator_client import KILLED_HINT
-from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
+from saferun.cluster.coordinator_replacement import CoordinatorReplacement
+from saferun.cluster.job_attempt import JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
 from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostHost
@@ -20,7 +21,6 @@ from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
 from saferun.cluster.storeless_job import StorelessJob
-from saferun.cluster.succession import Succession
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
@@ -80,7 +80,7 @@ class Job(JobSender):
             callbacks,
             on_message=self._on_message,
             on_lost=partial(self._on_channel_lost, is_own=True),
-            successor=self._successor,
+            replacement=self._replace_coordinator,
         )
         task = config.hosts.task
         self._task = task.local_rank if task is not None else 0
@@ -104,7 +104,7 @@ class Job(JobSender):
             clock=self.leader_clock,
         )
         self.current = JobAttempt(self._context)
-        self._succession = Succession(
+        self._replacement = CoordinatorReplacement(
             self,
             config.hosts.host_timeout_s,
             on_resumed=self._on_resumed,
@@ -156,7 +156,7 @@ class Job(JobSender):
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         storeless = self.storeless_job.deadline if self.storeless_job is not None else None
-        moments = (self._channel.deadline, self.current.deadline, self._succession.deadline, storeless)
+        moments = (self._channel.deadline, self.current.deadline, self._replacement.deadline, storeless)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -164,7 +164,7 @@ class Job(JobSender):
         if self._channel.deadline is not None and self._channel.deadline <= now:
             self._channel.tick(now)
         self.current.tick(now)
-        self._succession.tick(now)
+        self._replacement.tick(now)
         if self.storeless_job is not None:
             self.storeless_job.tick(now)
 
@@ -260,7 +260,6 @@ class Job(JobSender):
         )._replace(
             timeout_s=timeout_s,
             script=os.path.basename(config.command.name),
-            host_timeout_s=config.hosts.host_timeout_s * SILENT_SHARE,
             sharing=SecretSharing(base, required=config.sign_messages == "required"),
             left_out=tuple(left_out) if config.hosts.spares and self.leads else (),
             succeeds=succeeds,
@@ -268,7 +267,7 @@ class Job(JobSender):
         message = {"op": "join", **request._asdict()}
         if self._secret is not None and self.is_head:
             message["secret"] = self._secret.raw.hex()  # to this host's coordinator alone, over a pair of sockets
-        self._succession.joins(message)
+        self._replacement.joins(message)
         channel.send(message)
         self._channel.open()
 
@@ -317,7 +316,7 @@ class Job(JobSender):
             leads=self.leads,
             addresses=addresses[:_MOST_ROUTES],
             local_ranks={rank_assignment.rank: rank_assignment.local_rank for rank_assignment in placement.ranks},
-            speaks=self.is_head,
+            is_head=self.is_head,
         )
         self._begin(attempt)
         self.joined_attempt = assignment.number
@@ -423,7 +422,7 @@ class Job(JobSender):
             case "unsigned":
                 self.unsigned.add_unsigned(display_text(message["key"], _LONGEST_NAME), number(message["count"], 1))
             case _:
-                if not self._succession.take(message):
+                if not self._replacement.take(message):
                     self.current.take(message)
 
     def _warn(self, what: object) -> None:
@@ -432,7 +431,7 @@ class Job(JobSender):
 
     def _fail(self, what: str, hint: str, exit_code: int = 1, *, is_incomplete: bool = False) -> None:
         hosts = self._config.hosts
-        is_printed = hosts.shares_console and (self.is_refusal_printed or not hosts.announces)
+        is_printed = hosts.shares_console and (self.is_refusal_printed or not hosts.prints_start_lines)
         if hosts.detected and not is_printed and short_host_name() not in what:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
@@ -440,13 +439,13 @@ class Job(JobSender):
             hint += f"; {_ALONE}"
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
-    def _successor(self, reason: str) -> JsonObject | None:
+    def _replace_coordinator(self, reason: str) -> JsonObject | None:
         """The message that starts a replacement coordinator; None: there is to be none."""
         attempt = self._attempt()
         # Torch's timers have lost their server with it.
         if self.client.serves_timers or self._joining or self.client.is_preparing or attempt != self.joined_attempt:
             return None
-        return self._succession.successor(attempt, reason)
+        return self._replacement.begin(attempt, reason)
 
     def _on_resumed(self, reason: str) -> None:
         self.current.report.repeat()
@@ -483,7 +482,7 @@ class Job(JobSender):
         # The loss is why the attempt ends only if nothing else ends it first.
         set_reason = partial(setattr, self.current, "abort_reason", self.current.abort_reason)
         self.current.abort_reason = None
-        speaks = self.leads or not self._config.hosts.shares_console
+        prints_for_job = self.leads or not self._config.hosts.shares_console
         self.storeless_job = StorelessJob(
             lost,
             self._callbacks.ranks,
@@ -493,7 +492,7 @@ class Job(JobSender):
             hang_timeout_s=self._config.watch.hang_timeout_s,
             post=self._post,
             note=lambda: self._run_dir.write_event({"event": "StoreLost", "time": time.time(), **at, "what": what}),
-            warn=self._warn if speaks or lost_own_coordinator else lambda _: None,
+            warn=self._warn if prints_for_job or lost_own_coordinator else lambda _: None,
             has_store=lost_own_coordinator,
             on_lost=set_reason,
         )

@@ -52,8 +52,6 @@ _REGROUPS = ("membership", "leave")
 # While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
-# A host is probed after this share of --host-timeout without a heartbeat; probing takes the rest, 6 s at most.
-SILENT_SHARE = 0.8
 
 
 class JobContext:
@@ -131,7 +129,7 @@ class JobAttempt:
         leads: whether this process is the leader.
         addresses: of other hosts, to look up the interfaces that lead there.
         local_ranks: the local rank of each rank of this process.
-        speaks: whether this process prints messages; others of the host do not.
+        is_head: whether this process prints messages; others of the host do not.
     """
 
     def __init__(
@@ -144,7 +142,7 @@ class JobAttempt:
         leads: bool = False,
         addresses: Sequence[str] = (),
         local_ranks: Mapping[int, int] | None = None,
-        speaks: bool = False,
+        is_head: bool = False,
     ) -> None:
         self.context = context
         self._sender = context.sender
@@ -169,14 +167,14 @@ class JobAttempt:
         self._waits_for_silent = False
         self.silent_hosts = SilentHosts(
             context.poller,
-            host_timeout_s=context.config.hosts.host_timeout_s * SILENT_SHARE,
+            probe_after_s=context.config.hosts.probe_after_s,
             hang_timeout_s=context.config.watch.hang_timeout_s,
             is_patient=context.config.waits_for_silent_hosts,
             label=label,
             leader=leader,
             addresses=addresses,
             leads=roster.host == 0 and number >= 0,
-            speaks=speaks,
+            is_head=is_head,
             ranks=context.calls.ranks,
             print_line=context.calls.print_line,
             on_lost=self._on_silent,

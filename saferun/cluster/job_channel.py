@@ -42,7 +42,7 @@ class JobChannel:
         callbacks: of the job.
         on_message: takes each message.
         on_lost: takes, once, why the channel is gone.
-        successor: as of ``CoordinatorClient``.
+        replacement: as of ``CoordinatorClient``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class JobChannel:
         *,
         on_message: Callable[[JsonObject], None],
         on_lost: Callable[[str, str], None],
-        successor: Callable[[str], JsonObject | None] = lambda _: None,
+        replacement: Callable[[str], JsonObject | None] = lambda _: None,
     ) -> None:
         self._retry_at: float | None = None  # when the head of this host is looked for again
         self.is_endpoint_here = False  # whether the endpoint of torch's rendezvous is this host, as far as is known
@@ -71,7 +71,7 @@ class JobChannel:
             on_lost=on_lost,
             torch_parts=_TORCH_PARTS.get(config.rendezvous.backend, "all"),
             name=f"the coordinator of {short_host_name()}",
-            successor=successor,
+            replacement=replacement,
             connect_again=self._connect_again,
         )
         self._poller = poller

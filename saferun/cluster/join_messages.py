@@ -122,7 +122,7 @@ class JoinRequest(Value):
         task: the number of this process on its host, of so many ``tasks``.
         timeout_s: how long other hosts are waited for.
         connect_s: how long the store is waited for at which the hosts meet; 0: as long.
-        host_timeout_s: how long a host may be silent before it is probed.
+        probe_after_s: how long a host may be silent before it is probed.
         report_every_s: how often a line says who is waited for.
         one_port: whether the job's own messages go through the ranks' store.
         expected: the names of all hosts, as far as they are known.
@@ -140,7 +140,7 @@ class JoinRequest(Value):
     most: Number
     run_id: Text
     timeout_s: float
-    host_timeout_s: float
+    probe_after_s: float
     name: Text
     tasks: Number
     attempt: Number = 0

@@ -38,7 +38,7 @@ def join_request(
         hosts.most,
         rendezvous.run_id,
         timeout_s=hosts.start_timeout_s,
-        host_timeout_s=hosts.host_timeout_s,
+        probe_after_s=hosts.probe_after_s,
         name=short_host_name(),
         tasks=hosts.task.local_world_size if hosts.task is not None else 1,
         attempt=action.attempt,

@@ -64,7 +64,7 @@ class Progress(Value):
 def judge(
     silent: SilentHost,
     progress: Progress,
-    host_timeout_s: float,
+    silence_limit_s: float,
     hang_timeout_s: float,
     *,
     is_patient: bool = False,
@@ -76,20 +76,21 @@ def judge(
     Args:
         silent: what is known of it.
         progress: of the ranks of this host.
-        host_timeout_s: for how long a host may be silent.
+        silence_limit_s: for how long a host may be silent before its ranks decide.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
         is_patient: whether ranks that stand still are no reason before they have for so long.
     """
     if silent.goes_on:
-        if is_patient or not progress.runs or progress.quiet_s < host_timeout_s:
-            return _while_it_goes_on(progress, host_timeout_s, hang_timeout_s)
+        may_return = is_patient and silent.why not in _CERTAIN
+        if may_return or not progress.runs or progress.quiet_s < silence_limit_s:
+            return _while_it_goes_on(progress, silence_limit_s, hang_timeout_s)
         return LOST
     if silent.why in _CERTAIN:
         return LOST
     if progress.ended:
         # Nothing here can show how the ranks of that host do. It may be at work, and is waited for within bounds.
         return GO_ON
-    enough_s = host_timeout_s * _STILL_SHARE
+    enough_s = silence_limit_s * _STILL_SHARE
     # A host that answers somewhere is alive, so that ranks that are at work are enough.
     still_s = progress.quiet_s if silent.why in _UP else progress.still_s
     if still_s < min(enough_s, progress.watched_s):
@@ -117,6 +118,6 @@ def together(own: Progress, others: Progress | None) -> Progress:
     )
 
 
-def _while_it_goes_on(progress: Progress, host_timeout_s: float, hang_timeout_s: float) -> str:
-    longest_s = max(host_timeout_s, hang_timeout_s)
+def _while_it_goes_on(progress: Progress, silence_limit_s: float, hang_timeout_s: float) -> str:
+    longest_s = max(silence_limit_s, hang_timeout_s)
     return LOST if progress.runs and hang_timeout_s > 0 and progress.still_s >= longest_s else GO_ON

@@ -51,14 +51,14 @@ class SilentHosts:
 
     Args:
         poller: the loop's.
-        host_timeout_s: for how long a host may be silent.
+        probe_after_s: for how long a host may be silent before it is probed.
         hang_timeout_s: for how long nothing may move; 0: that is not checked.
         is_patient: whether a silent host is waited for as long, although the ranks stand still.
         label: this host's name.
         leader: the leader's name.
         addresses: of other hosts, in numbers.
         leads: whether this host decides.
-        speaks: whether this process prints messages; others of the host do not.
+        is_head: whether this process prints messages; others of the host do not.
         ranks: returns the ranks of this host that run.
         print_line: takes a line for the user.
         on_lost: takes a host that is lost: its number, why, and a message.
@@ -75,14 +75,14 @@ class SilentHosts:
         self,
         poller: Poller,
         *,
-        host_timeout_s: float,
+        probe_after_s: float,
         hang_timeout_s: float,
         is_patient: bool,
         label: str,
         leader: str,
         addresses: Iterable[str],
         leads: bool,
-        speaks: bool,
+        is_head: bool,
         ranks: Callable[[], Sequence[ObservedRank]],
         print_line: Callable[[str], None],
         on_lost: Callable[[int, str, str], None],
@@ -93,10 +93,10 @@ class SilentHosts:
         has_ended: Callable[[], bool] = lambda: False,
         is_done: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        self._host_timeout_s = host_timeout_s
+        self._probe_after_s = probe_after_s
         self._hang_timeout_s = hang_timeout_s
         self._judge_one = partial(
-            judge, host_timeout_s=host_timeout_s, hang_timeout_s=hang_timeout_s, is_patient=is_patient
+            judge, silence_limit_s=probe_after_s, hang_timeout_s=hang_timeout_s, is_patient=is_patient
         )
         self._ranks = ranks
         self._print_line = print_line
@@ -107,11 +107,11 @@ class SilentHosts:
         self._on_progress = on_progress
         self._has_ended = has_ended
         self._is_done = is_done
-        self._watch = ProgressWatch(host_timeout_s / 2, poller)
+        self._watch = ProgressWatch(probe_after_s / 2, poller)
         self._label = label
         self._leader = leader
         self._leads = leads
-        self._speaks = speaks
+        self._is_head = is_head
         self._silent: dict[int, SilentHost] = {}
         self._notices: dict[str, str] = {}  # by host
         self._unwritten: list[str] = []  # hosts with notices
@@ -186,12 +186,12 @@ class SilentHosts:
             case "returned":
                 self._hear_again(int(message["host"]), now)
                 was, to = str(message.get("was") or ""), str(message.get("now") or "")
-                if was != to and self._speaks:
+                if was != to and self._is_head:
                     self._on_notice(self._moved_message(printable(was), to))
 
     def _begin_watch(self, now: float) -> None:
         self._watch.begin(now)
-        self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
+        self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
         if self._leads and self._others is None and self._ask_others():
             self._others = _OthersProgress(now, now, now)
 
@@ -199,13 +199,13 @@ class SilentHosts:
         """The leader asks whether the ranks of this host make progress: watch them, and report it for a while."""
         now = time.monotonic()
         self._watch.begin(now)
-        self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
+        self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
         self._report_at = now
 
     def _report(self, now: float) -> None:
         if self._report_at is None or now < self._report_at:
             return
-        interval_s = max(self._host_timeout_s * _REPORT_SHARE, 0.1)
+        interval_s = max(self._probe_after_s * _REPORT_SHARE, 0.1)
         progress = self._watch.progress(now, runs=bool(self._ranks()))
         moved, active = self._reports
         # Ranks that have just begun to be watched have shown nothing yet.
@@ -273,7 +273,7 @@ class SilentHosts:
             self._go_on(hosts, verdict)
         if self._silent and now >= self._watch_until and self._others is not None:
             # Others report for a limited time only; while a host is silent, they are asked again.
-            self._watch_until = now + _WATCHED_TIMEOUTS * self._host_timeout_s
+            self._watch_until = now + _WATCHED_TIMEOUTS * self._probe_after_s
             self._others = self._others if self._ask_others() else None
         elif not self._silent and now >= self._watch_until:
             self._watch.end()
@@ -301,7 +301,7 @@ class SilentHosts:
     def _hold_out_text(self) -> str:
         if self._hang_timeout_s <= 0:
             return "; no rank makes progress, and the job waits"
-        longest_s = max(self._host_timeout_s, self._hang_timeout_s)
+        longest_s = max(self._probe_after_s, self._hang_timeout_s)
         return f"; the job ends if no rank makes progress for {longest_s:g} s (sooner with --host-timeout)"
 
     def own_nic_fault(self) -> str:
@@ -333,7 +333,7 @@ class SilentHosts:
             self._print(f"warning: {_names(labels)}: {text}; the job goes on")
 
     def _print(self, text: str) -> None:
-        if self._speaks:
+        if self._is_head:
             self._print_line(f"saferun: {printable(text)}")
 
 

@@ -62,7 +62,7 @@ class CoordinatorAttempt:
         self._own = own
         self._records = result.records
         self._tasks = tasks
-        self._host_timeout_s = rdzv.request.host_timeout_s
+        self._probe_after_s = rdzv.request.probe_after_s
         self._acked: set[int] = set()
         self._gone: set[int] = set()
         self._done: set[int] = set()  # tasks whose ranks have all ended with exit code 0
@@ -77,7 +77,7 @@ class CoordinatorAttempt:
             JOB_KEY,
             assignment.leader_name,
             [a for a in assignment.leader_addresses if a not in own.addresses] or assignment.leader_addresses,
-            rdzv.request.host_timeout_s,
+            rdzv.request.probe_after_s,
             start=self._start_channel,
             on_lost=self._on_channel_lost,
             on_late=self._on_late,
@@ -89,7 +89,7 @@ class CoordinatorAttempt:
         self._entries: list[dict[str, Any]] | None = [] if is_resumed else None  # for tasks that rejoin
         self.log = JobLog(self._channel, self.prefix, assignment.host, self._on_entry, is_resumed=is_resumed)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
-        interval_s = rdzv.request.host_timeout_s / _BEATS_PER_TIMEOUT
+        interval_s = rdzv.request.probe_after_s / _BEATS_PER_TIMEOUT
         self._heartbeats = Heartbeats(
             self._channel, self.prefix, assignment.host, interval_s, pids, is_resumed=is_resumed
         )
@@ -99,7 +99,7 @@ class CoordinatorAttempt:
         self._clock_server: ClockServer | None = None
         self._monitor: HeartbeatMonitor | None = None
         self._reader: ChunkReader | None = None
-        self._own_supervisor = OwnSupervisor(assignment.leader_name, pids, interval_s, self._host_timeout_s)
+        self._own_supervisor = OwnSupervisor(assignment.leader_name, pids, interval_s, self._probe_after_s)
         self._liveness: Liveness | None = None
         if self.is_leader:
             self._liveness = Liveness(
@@ -137,13 +137,13 @@ class CoordinatorAttempt:
                 self.client.another(),
                 self.prefix,
                 [len(record.tasks) for record in self._records],
-                self._host_timeout_s,
+                self._probe_after_s,
                 on_states=lambda changed: self._send_head("states", changed=changed),
                 on_chunk=self._reader.announce,
-                on_silent=self._liveness.find_out,
+                on_timeout=self._liveness.find_out,
                 on_late=self._on_late,
                 on_return=lambda host: self._send_head("returned", host=host),
-                on_waiting=self._liveness.on_waiting,
+                on_stuck=self._liveness.on_stuck,
             )
             self._liveness.monitor = self._monitor
             self._clock_server = ClockServer(self.client.another(), self.prefix)
@@ -306,7 +306,7 @@ class CoordinatorAttempt:
         """Time has passed."""
         if not self.is_leader:
             self._channel.tick(seconds)
-            self.log.tick(seconds, self._host_timeout_s)
+            self.log.tick(seconds, self._probe_after_s)
             return
         stalled = self._own_supervisor.tick(seconds)
         if stalled:

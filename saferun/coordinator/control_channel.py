@@ -50,7 +50,7 @@ class ControlChannel:
         job_key: that key.
         leader: the leader's name, for messages.
         addresses: all addresses of the leader, as far as they are known.
-        host_timeout_s: for how long the store may answer nothing.
+        probe_after_s: for how long the store may answer nothing.
         start: starts whoever uses the channel, each time that it is made (again); they end when ``is_current`` says so.
         on_lost: takes once why there is no channel any more, and whether its other end may come again: the connection
             was closed, and yet a process holds the port.
@@ -66,7 +66,7 @@ class ControlChannel:
         job_key: str,
         leader: str,
         addresses: Sequence[str],
-        host_timeout_s: float,
+        probe_after_s: float,
         *,
         start: Callable[[], None],
         on_lost: Callable[[SilenceReason, bool], None],
@@ -80,7 +80,7 @@ class ControlChannel:
         self._job_key = job_key
         self._leader = leader
         self._addresses = list(dict.fromkeys([client.address[0], *addresses]))
-        self._host_timeout_s = host_timeout_s
+        self._probe_after_s = probe_after_s
         self._start = start
         self._on_lost = on_lost
         self._on_late = on_late
@@ -149,8 +149,8 @@ class ControlChannel:
             self._silent_s += min(seconds, _LONGEST_TICK_S)
             if self._repairing or self._closed:
                 return
-            is_early = self._silent_s < self._host_timeout_s
-            if is_early and (self._early or self._silent_s < self._host_timeout_s * _EARLY_SHARE):
+            is_early = self._silent_s < self._probe_after_s
+            if is_early and (self._early or self._silent_s < self._probe_after_s * _EARLY_SHARE):
                 return
             self._early = True
             client = self.client
@@ -233,7 +233,7 @@ class ControlChannel:
     def _search(self, finding: SilenceReason, broken: StoreClient) -> None:
         """Try all addresses again and again, until there is a channel or it is closed."""
         way = broken.address[0]
-        pause_s = max(_LEAST_SEARCH_S, self._host_timeout_s * _SEARCH_SHARE)
+        pause_s = max(_LEAST_SEARCH_S, self._probe_after_s * _SEARCH_SHARE)
         reported = ""
         while True:
             if finding.why != reported:

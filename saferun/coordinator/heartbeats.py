@@ -251,13 +251,13 @@ class PeerStatus:
         self.heartbeat = b"0"
         self.changes = 0
         self.silent_s = 0.0
-        self.waiting_s = 0.0
-        self.is_reported_waiting = False
+        self.stuck_s = 0.0
+        self.is_stuck_reported = False
         self.state = HostState({}, (), {}, acked=False, locations={})
         self.is_lost = False
-        self.is_asked = False  # it is being probed right now
+        self.is_probed = False  # it is being probed right now
         self.is_late = False  # it has been silent for half of the time
-        self.is_silent = False  # it has been reported that no heartbeat is received from it
+        self.is_reported_silent = False  # it has been reported that no heartbeat is received from it
 
 
 class HeartbeatMonitor:
@@ -267,15 +267,15 @@ class HeartbeatMonitor:
         client: to the control store, of its own.
         prefix: the attempt's.
         tasks: how many saferuns each host has, the leader included.
-        host_timeout_s: for how long a host may be silent.
+        probe_after_s: for how long a host may be silent before it is probed.
         on_states: gets the changed states of tasks: {"host/task": state}.
         on_chunk: takes host, task and name of a chunk that is in the store.
-        on_silent: takes a host that has sent no heartbeat for too long. Called once; ``reset`` makes it count again,
+        on_timeout: takes a host that has sent no heartbeat for too long. Called once; ``reset`` makes it count again,
             ``lose`` ends it.
         on_late: called when a host has been silent for half of that time.
         on_return: takes a host that was ``missed`` and sends heartbeats again.
-        on_waiting: takes, once each time, a host whose supervisor sleeps uninterruptibly or is stopped, the task, and
-            where it waits (:func:`stall_message`). The host is not given up: its coordinator sends heartbeats.
+        on_stuck: takes, once each time, a host whose supervisor sleeps uninterruptibly or is stopped, the task, and
+            where it waits (:func:`stuck_message`). The host is not given up: its coordinator sends heartbeats.
     """
 
     def __init__(
@@ -283,24 +283,24 @@ class HeartbeatMonitor:
         client: StoreClient,
         prefix: str,
         tasks: Sequence[int],
-        host_timeout_s: float,
+        probe_after_s: float,
         *,
         on_states: Callable[[dict[str, Any]], None],
         on_chunk: Callable[[int, int, str], None],
-        on_silent: Callable[[int], None],
+        on_timeout: Callable[[int], None],
         on_late: Callable[[], None],
         on_return: Callable[[int], None],
-        on_waiting: Callable[[int, int, str], None],
+        on_stuck: Callable[[int, int, str], None],
     ) -> None:
         self._client = client
         self._prefix = prefix
-        self._host_timeout_s = host_timeout_s
+        self._probe_after_s = probe_after_s
         self._on_states = on_states
         self._on_chunk = on_chunk
-        self._on_silent = on_silent
+        self._on_timeout = on_timeout
         self._on_late = on_late
         self._on_return = on_return
-        self._on_waiting = on_waiting
+        self._on_stuck = on_stuck
         self._tasks = tasks
         self._seen = {host: PeerStatus() for host in range(1, len(tasks))}
         self._changed = threading.Condition()
@@ -334,31 +334,31 @@ class HeartbeatMonitor:
         """It lives after all: count again."""
         seen = self._seen[host]
         seen.silent_s = 0.0
-        seen.is_asked = False
+        seen.is_probed = False
 
     def miss(self, host: int) -> bool:
         """It sends no heartbeats for now, and is not given up: count again. Whether that is news."""
         seen = self._seen[host]
-        is_news, seen.is_silent = not seen.is_silent, True
+        is_news, seen.is_reported_silent = not seen.is_reported_silent, True
         self.reset(host)
         return is_news
 
     def is_missed(self, host: int) -> bool:
         """Whether it has been reported that no heartbeat is received from it."""
-        return self._seen[host].is_silent
+        return self._seen[host].is_reported_silent
 
     def wait_acked(self, timeout_s: float) -> None:
         """Wait until every host that can be heard has taken in the decision."""
 
         def all_acked() -> bool:
-            return all(seen.state.acked or seen.is_lost or seen.is_silent for seen in self._seen.values())
+            return all(seen.state.acked or seen.is_lost or seen.is_reported_silent for seen in self._seen.values())
 
         with self._changed:
             self._changed.wait_for(lambda: self._closed or all_acked(), timeout_s)
 
     def _run(self) -> None:
         checked_at = time.monotonic()
-        read_every_s = min(_READ_EVERY_S, self._host_timeout_s / 6)
+        read_every_s = min(_READ_EVERY_S, self._probe_after_s / 6)
         while not self._closed:
             try:
                 if self._client.wait([f"{self._prefix}wake"], read_every_s):
@@ -396,8 +396,8 @@ class HeartbeatMonitor:
                 seen.heartbeat = heartbeat
                 seen.silent_s = 0.0
                 seen.is_late = False
-                if seen.is_silent:
-                    seen.is_silent = False
+                if seen.is_reported_silent:
+                    seen.is_reported_silent = False
                     self._on_return(host)
                 changes = (
                     int(heartbeat) // CHANGE if heartbeat.isdigit() and len(heartbeat) < _LONGEST_SUM else seen.changes
@@ -407,7 +407,7 @@ class HeartbeatMonitor:
             else:
                 seen.silent_s += elapsed_s
             letters = seen.state.stuck.values()
-            seen.waiting_s = seen.waiting_s + elapsed_s if letters else 0.0
+            seen.stuck_s = seen.stuck_s + elapsed_s if letters else 0.0
         if changed:
             for host in self._read_states(list(changed)):
                 self._seen[host].changes = changed[host]
@@ -441,20 +441,20 @@ class HeartbeatMonitor:
         return read
 
     def _judge(self, host: int, seen: PeerStatus) -> None:
-        if seen.is_asked or seen.is_lost:
+        if seen.is_probed or seen.is_lost:
             return
-        if not seen.is_late and seen.silent_s >= self._host_timeout_s / 2:
+        if not seen.is_late and seen.silent_s >= self._probe_after_s / 2:
             seen.is_late = True
             self._on_late()
-        if seen.silent_s >= self._host_timeout_s:
-            seen.is_asked = True
+        if seen.silent_s >= self._probe_after_s:
+            seen.is_probed = True
             try:
-                self._on_silent(host)
+                self._on_timeout(host)
             except RuntimeError:
-                seen.is_asked = False  # no thread can be started now
-        elif seen.waiting_s < self._host_timeout_s / 2:
-            seen.is_reported_waiting = seen.is_reported_waiting and seen.waiting_s > 0
-        elif not seen.is_reported_waiting:
-            seen.is_reported_waiting = True
+                seen.is_probed = False  # no thread can be started now
+        elif seen.stuck_s < self._probe_after_s / 2:
+            seen.is_stuck_reported = seen.is_stuck_reported and seen.stuck_s > 0
+        elif not seen.is_stuck_reported:
+            seen.is_stuck_reported = True
             task = next(map(int, seen.state.stuck), 0)
-            self._on_waiting(host, task, seen.state.locations.get(str(task), ""))
+            self._on_stuck(host, task, seen.state.locations.get(str(task), ""))

@@ -53,7 +53,7 @@ class Rendezvous(Protocol):
         """The control store is reached by this connection from now on."""
 
     def resumption(self, result: RendezvousResult, own: HostRecord) -> Resumption | None:
-        """What a successor of this process goes on from; None: there can be none."""
+        """What a replacement of this process goes on from; None: there can be none."""
 
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
         """Report, once, the hosts that wait to join; None: stop watching."""

@@ -77,7 +77,7 @@ class JobLog:
         self._written = threading.Condition()
         self._unwritten: deque[tuple[str, str]] = deque()  # the kind and the entry
         self._own: set[bytes] = set()  # of this host's entries, those that have not been seen in the log yet
-        # Of a successor other numbers than of the process before it: an entry is known again by its bytes.
+        # Of a replacement other numbers than of the process before it: an entry is known again by its bytes.
         self._number = int.from_bytes(os.urandom(4), "big") << 16 if is_resumed else 0
         self._waiting_s = 0.0  # since the wait for the next entry began
         self._is_resumed = is_resumed

@@ -21,7 +21,7 @@ from saferun.coordinator.liveness_probe import (
     SilenceReason,
     probe_host,
 )
-from saferun.coordinator.stuck_processes import stall_message, stuck_processes, wait_locations
+from saferun.coordinator.stuck_processes import stuck_message, stuck_processes, wait_locations
 
 # For how long a host that answers is given to send another heartbeat.
 _HEARTBEAT_AGAIN_S = 3.0
@@ -85,11 +85,11 @@ class Liveness:
         """
         self._probes.add(partial(self._find_out, host))
 
-    def on_waiting(self, host: int, task: int, location: str) -> None:
+    def on_stuck(self, host: int, task: int, location: str) -> None:
         """A supervisor waits for a file system, or is stopped, while its host is there."""
         tasks = self._records[host].tasks
         pid = tasks[task].pid if task < len(tasks) else tasks[0].pid
-        self._report("warn", {"text": stall_message(self._labels[host], pid, location)})
+        self._report("warn", {"text": stuck_message(self._labels[host], pid, location)})
 
     def _ask(self, host: int) -> SilenceReason:
         record = self._records[host]
@@ -207,16 +207,16 @@ class OwnSupervisor:
         label: the host's name in the job.
         pids: of the supervisors of this host, by task.
         interval_s: how often it is checked.
-        host_timeout_s: half of which it may stand still.
+        probe_after_s: half of which it may stand still.
     """
 
-    def __init__(self, label: str, pids: Mapping[int, int], interval_s: float, host_timeout_s: float) -> None:
+    def __init__(self, label: str, pids: Mapping[int, int], interval_s: float, probe_after_s: float) -> None:
         self._label = label
         self._pids = {0: pids[0]} if 0 in pids else {}
         self._interval_s = interval_s
-        self._host_timeout_s = host_timeout_s
+        self._probe_after_s = probe_after_s
         self._seen_in_d: dict[int, int] = {}
-        self._waiting_s = 0.0
+        self._stuck_s = 0.0
         self._unchecked_s = 0.0
 
     def tick(self, seconds: float) -> str:
@@ -225,9 +225,9 @@ class OwnSupervisor:
         if self._unchecked_s < self._interval_s:
             return ""
         stuck = stuck_processes(self._pids, self._seen_in_d)
-        before_s, limit_s = self._waiting_s, self._host_timeout_s / 2
-        self._waiting_s = before_s + self._unchecked_s if stuck else 0.0
+        before_s, limit_s = self._stuck_s, self._probe_after_s / 2
+        self._stuck_s = before_s + self._unchecked_s if stuck else 0.0
         self._unchecked_s = 0.0
-        if not before_s < limit_s <= self._waiting_s:
+        if not before_s < limit_s <= self._stuck_s:
             return ""
-        return stall_message(self._label, self._pids[0], wait_locations(stuck, self._pids).get("0", ""))
+        return stuck_message(self._label, self._pids[0], wait_locations(stuck, self._pids).get("0", ""))

@@ -2,8 +2,9 @@
 
 Keys, below the prefix of the rendezvous: ``host/<n>`` a record; ``assignment/<n>`` what that host gets; ``missing`` who
 has not come, for the others to print; ``fail`` why no host gets an assignment, written by whoever finds out; ``read``
-how many hosts have read of it; ``withdrawn/<n>`` that this host cannot start, and has written why. Each host reads its
-own assignment only, so that what the leader sends grows with the number of hosts, not with its square.
+how many hosts have read of it; ``withdrawn/<n>`` that this host cannot start, and has written why. ``<n>`` is the
+host's seat (see ``members``). Each host reads its own assignment only, so that what the leader sends grows with the
+number of hosts, not with its square.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class RecordCollection:
         listed_at = 0.0
         while self._missing:
             rdzv.check()
-            waited = self._client.wait([self._key(host) for host in self._missing], RECHECK_S)
+            waited = self._client.wait([self._key(seat) for seat in self._missing], RECHECK_S)
             if waited:
                 self._missing = []
                 return
@@ -196,10 +197,10 @@ class RecordCollection:
                 raise missing_error(message, rdzv.timeout_s)
 
     def _list_missing(self, now: float) -> None:
-        missing = [host for host in self._missing if not self._client.check(self._key(host))]
-        for host in self._missing:
-            if host not in missing:
-                self._seen_at[host] = now
+        missing = [seat for seat in self._missing if not self._client.check(self._key(seat))]
+        for seat in self._missing:
+            if seat not in missing:
+                self._seen_at[seat] = now
         self._missing = missing
 
     def _has_enough_hosts(self, rdzv: RendezvousRound, now: float) -> bool:
@@ -233,46 +234,46 @@ class RecordCollection:
     def _gone(self, own: HostRecord) -> list[int]:
         """Hosts that came early and whose saferun has ended while the others were waited for."""
         now = time.monotonic()
-        stale = [host for host, seen_at in self._seen_at.items() if now - seen_at > _STALE_RECORD_S]
+        stale = [seat for seat, seen_at in self._seen_at.items() if now - seen_at > _STALE_RECORD_S]
         if not stale:
             return []
         gone: list[int] = []
 
-        def probe(host: int, record: HostRecord) -> None:
+        def probe(seat: int, record: HostRecord) -> None:
             if is_gone(record, own):
-                gone.append(host)
+                gone.append(seat)
 
         threads = []
-        for host in stale:
-            record = decode_record(self._client.find(self._key(host)) or b"")
+        for seat in stale:
+            record = decode_record(self._client.find(self._key(seat)) or b"")
             if record is not None:
-                threads.append(threading.Thread(target=probe, args=(host, record), daemon=True))
+                threads.append(threading.Thread(target=probe, args=(seat, record), daemon=True))
                 threads[-1].start()
         for thread in threads:
             thread.join()
-        for host in gone:
-            self._client.delete(self._key(host))
-            del self._seen_at[host]
+        for seat in gone:
+            self._client.delete(self._key(seat))
+            del self._seen_at[seat]
         return gone
 
     def _read_texts(self) -> list[bytes | None]:
         """The records of all hosts; None for those that no host of this job has written."""
-        return self._client.read_all([self._key(host) for host in self._seats]) if self._seats else []
+        return self._client.read_all([self._key(seat) for seat in self._seats]) if self._seats else []
 
     def _drop_forged(self, texts: list[bytes | None]) -> list[int]:
         """Delete forged records; their hosts publish theirs again then."""
-        forged = [host for host, text in zip(self._seats, texts, strict=True) if text is None]
-        for host in forged:
-            self._client.delete(self._key(host))
+        forged = [seat for seat, text in zip(self._seats, texts, strict=True) if text is None]
+        for seat in forged:
+            self._client.delete(self._key(seat))
         return forged
 
     def _records(self, texts: list[bytes | None]) -> list[HostRecord]:
         records = []
-        for host, text in zip(self._seats, texts, strict=True):
+        for seat, text in zip(self._seats, texts, strict=True):
             record = decode_record(text or b"")
             if record is None:
                 raise JoinFailedError(
-                    f"the record of the host with node rank {host} cannot be read",
+                    f"the record of the host with node rank {seat} cannot be read",
                     "use the same version of saferun on all hosts",
                 )
             records.append(record)
@@ -280,8 +281,8 @@ class RecordCollection:
 
     def move(self) -> None:
         """Send all hosts that have come, or come here late, to where the rendezvous goes on."""
-        for host in self._seats:
-            self._client.set(f"{self._prefix}assignment/{host}", MOVED)
+        for seat in self._seats:
+            self._client.set(f"{self._prefix}assignment/{seat}", MOVED)
         self._client.check(f"{self._prefix}fail")
 
     def wait_until_left(self, timeout_s: float) -> None:
@@ -331,9 +332,9 @@ class RecordCollection:
             if not error.is_published:
                 publish_failure(client, self._prefix, error)
             text = client.find(f"{self._prefix}fail") or b""
-            arrived = [host for host in self._seats if client.check(self._key(host))]
-            for host in arrived:
-                self._hand_out(client, host, text.decode(errors="replace"))
+            arrived = [seat for seat in self._seats if client.check(self._key(seat))]
+            for seat in arrived:
+                self._hand_out(client, seat, text.decode(errors="replace"))
             give_up_at = time.monotonic() + _READ_TIMEOUT_S
             while client.add(f"{self._prefix}read", 0) < len(arrived) and time.monotonic() < give_up_at:
                 time.sleep(0.02)
@@ -348,26 +349,26 @@ class RecordCollection:
             text = (self._client.find(f"{self._prefix}fail") or b"").decode(errors="replace")
             while time.monotonic() < give_up_at:
                 rdzv.check()
-                here = {host for host in waited_for if self._client.check(self._key(host))}
-                for host in here:
-                    self._hand_out(self._client, host, text)
+                here = {seat for seat in waited_for if self._client.check(self._key(seat))}
+                for seat in here:
+                    self._hand_out(self._client, seat, text)
                 handed_out += len(here)
                 waited_for -= here
-                waited_for -= {host for host in waited_for if self._client.check(self._withdrawn(host))}
+                waited_for -= {seat for seat in waited_for if self._client.check(self._withdrawn(seat))}
                 if not waited_for and self._client.add(f"{self._prefix}read", 0) >= handed_out:
                     return
                 time.sleep(_LATE_PAUSE_S)
 
-    def _hand_out(self, client: StoreClient, host: int, failure: str) -> None:
-        key = f"{self._prefix}assignment/{host}"
+    def _hand_out(self, client: StoreClient, seat: int, failure: str) -> None:
+        key = f"{self._prefix}assignment/{seat}"
         if client.compare_set(key, "", failure) == FORGED:
             client.set(key, failure)
 
-    def _withdrawn(self, host: int) -> str:
-        return f"{self._prefix}withdrawn/{host}"
+    def _withdrawn(self, seat: int) -> str:
+        return f"{self._prefix}withdrawn/{seat}"
 
-    def _key(self, host: int) -> str:
-        return f"{self._prefix}host/{host}"
+    def _key(self, seat: int) -> str:
+        return f"{self._prefix}host/{seat}"
 
 
 def _check_agreement(records: Sequence[HostRecord]) -> None:
@@ -398,12 +399,12 @@ def withdraw_alone(client: StoreClient, prefix: str, seat: int, error: JoinFaile
         client.check(f"{prefix}fail")
 
 
-def withdraw(client: StoreClient, prefix: str, host: int | None, error: JoinFailedError) -> None:
+def withdraw(client: StoreClient, prefix: str, seat: int | None, error: JoinFailedError) -> None:
     """Publish that a host cannot start. Nothing is published where the host takes part, started by another command."""
-    if host is None or not client.check(f"{prefix}host/{host}"):
+    if seat is None or not client.check(f"{prefix}host/{seat}"):
         publish_failure(client, prefix, error)
-        if host is not None:
-            client.set(f"{prefix}withdrawn/{host}", "")
+        if seat is not None:
+            client.set(f"{prefix}withdrawn/{seat}", "")
         client.check(f"{prefix}fail")
 
 

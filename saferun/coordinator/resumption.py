@@ -1,6 +1,6 @@
-"""What the successor of a killed coordinator needs to go on with an attempt. Pure.
+"""What the replacement of a killed coordinator needs to go on with an attempt. Pure.
 
-The coordinator hands it to its supervisor when the hosts have met, as text, and its successor gets it back: where the
+The coordinator hands it to its supervisor when the hosts have met, as text, and its replacement gets it back: where the
 control store is, what this host was assigned, and the job secret that the hosts agreed on. It does not leave the host.
 """
 

@@ -91,7 +91,7 @@ class SecretAgreement(Signer):
 
     @property
     def shared(self) -> SharedSecret:
-        """What a successor of this process adopts; nothing where the messages of the attempt are not signed."""
+        """What a replacement of this process adopts; nothing where the messages of the attempt are not signed."""
         return SharedSecret(self._secret.hex(), self.way) if self.is_agreed else SharedSecret()
 
     def resume(self, shared: SharedSecret) -> None:

@@ -137,7 +137,7 @@ class StaticRendezvous:
         self._spare_rounds = SpareRounds(rdzv, last.order)
 
     def resumption(self, result: RendezvousResult, own: HostRecord) -> Resumption | None:
-        """What a successor of this process goes on from; None: the stores end with this one."""
+        """What a replacement of this process goes on from; None: the stores end with this one."""
         if result.assignment.host == 0:
             return None
         agreement = self._finder.agreement

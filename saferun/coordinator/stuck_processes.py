@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from saferun.coordinator.wait_location import wait_location
 
-__all__ = ["LONGEST_LOCATION", "stall_message", "stuck_processes", "wait_locations"]
+__all__ = ["LONGEST_LOCATION", "stuck_message", "stuck_processes", "wait_locations"]
 
 LONGEST_LOCATION = 200
 # Stands for the location where a supervisor waits that was stopped.
@@ -37,7 +37,7 @@ def wait_locations(stuck: dict[str, str], pids: dict[int, int]) -> dict[str, str
     return {task: location[:LONGEST_LOCATION] for task, location in found.items() if location}
 
 
-def stall_message(label: str, pid: int, location: str) -> str:
+def stuck_message(label: str, pid: int, location: str) -> str:
     """The message about a supervisor in state D, or in state T, which ``location`` is then."""
     if location == _STOPPED:
         return (

@@ -351,7 +351,7 @@ class _Case:
         locations = dict.fromkeys(wait.location for wait in culprits if wait.location)
         at = f" at {next(iter(locations))}" if len(locations) == 1 else ""
         hang = self._evidence.hang
-        lasted = f" for {duration_text(hang.quiet_s)}" if hang is not None else ""
+        lasted = f" for {duration_text(hang.lasted_s)}" if hang is not None else ""
         headline = f"{self._names(ranks)} {_has(ranks)} been computing{at}{lasted}"
         if peers:
             who, it = ranks_text(wait.rank for wait in peers), "it" if len(ranks) == 1 else "them"

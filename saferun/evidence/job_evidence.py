@@ -249,7 +249,7 @@ class HangVerdict(Value):
         kind: ``quiescent`` (every process of every rank is quiet), ``stuck_collective``, ``spinning`` (one busy-loops
             while the others wait), ``stopped`` (state T), ``uninterruptible`` (D), ``heartbeat``, ``overdue``.
         ranks: the ranks that it is about: the stopped, the spinning, …; all of them for ``quiescent``.
-        quiet_s: how long it has lasted.
+        lasted_s: how long it has lasted.
         certain: whether it may be acted upon; a suspected hang is only reported.
         busy: ranks that use their processor, in an NCCL job often those that wait.
         overdue: the phase that takes longer than its script has said (``saferun.expect``), and the core that is being
@@ -258,7 +258,7 @@ class HangVerdict(Value):
 
     kind: str
     ranks: tuple[int, ...]
-    quiet_s: float
+    lasted_s: float
     certain: bool
     busy: tuple[int, ...] = ()
     overdue: str = ""

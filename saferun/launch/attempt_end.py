@@ -88,7 +88,7 @@ class AttemptEnd:
         """Post what was found out. A start that is tried again waits a second anyway: it can wait for the waits."""
         if isinstance(event, events.Diagnosed) and self._waits is not None:
             facts = event.facts
-            if facts is not None and facts.started is False and facts.is_transient:
+            if facts is not None and facts.is_start_over is False and facts.is_transient:
                 self._waits.need(lambda: self._context.post(event))
                 return
         self._context.post(event)
@@ -122,7 +122,7 @@ class AttemptEnd:
             current.held.append(event)
             return
         if isinstance(event, events.StopRequested) or (isinstance(event, events.JobAborted) and event.signum):
-            event = event._replace(quiet_s=self._context.investigation.hangs.strict_quiet_s())
+            event = event._replace(idle_s=self._context.investigation.hangs.strict_idle_s())
         self._context.post(event)
 
     def broadcast_abort(self, action: actions.BroadcastAbort) -> None:
@@ -193,7 +193,9 @@ class AttemptEnd:
         in_attempt = self._stop_signum is not None or (reason is not None and reason.reason in _ORDERS)
         stopped = in_attempt or bool(action.by)
         if action.reraise is None:
-            self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
+            self._context.torchrun_events.launch_ended(
+                self._context.ended_attempt, self._context.attempt, stopped=stopped
+            )
         self._context.job.end = action
         if action.exit_code:
             self._context.guarded("make the run directory again", self._context.run_dir.restore)

@@ -30,26 +30,26 @@ CORE_BUDGET_S = 60.0
 """How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache."""
 
 
-class Context(Value):
+class InvestigationContext(Value):
     """What the incidents of a launch are investigated with.
 
     Attributes:
         launch: the launch, and its other parts.
         hook: the start-up hook of the ranks.
         log: the incidents so far.
-        peers_s: how long the evidence of other hosts is waited for after a failure.
+        others_s: how long the evidence of other hosts is waited for after a failure.
         numbers: of the captures, which name their directories.
     """
 
     launch: LaunchContext
     hook: RankHook
     log: IncidentLog
-    peers_s: float
+    others_s: float
     numbers: Iterator[int]
 
     def post(self, event: Event) -> None:
         """Hand an event to the supervisor."""
-        self.launch.ending.post_investigated(event)
+        self.launch.attempt_end.post_investigated(event)
 
     def exchange(self) -> EvidenceExchange:
         """The evidence of all hosts."""
@@ -65,7 +65,7 @@ class Context(Value):
     def print_verdict(self, verdict: HangVerdict) -> None:
         """Report a hang that cannot be diagnosed."""
         self.launch.screen.print_message(
-            f"saferun: no progress for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})"
+            f"saferun: no progress for {verdict.lasted_s:.0f} s ({printable(verdict.kind)})"
         )
 
 
@@ -91,7 +91,7 @@ class AttemptRecord:
         host_faults: on the leader, the hosts whose own hardware or system is at fault, the worst first.
     """
 
-    def __init__(self, context: Context, group: RankGroup | None = None, started_at: float = 0.0) -> None:
+    def __init__(self, context: InvestigationContext, group: RankGroup | None = None, started_at: float = 0.0) -> None:
         self._context = context
         self.group = group
         self.started_at = started_at

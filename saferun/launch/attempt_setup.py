@@ -290,7 +290,9 @@ class AttemptSetup:
 
     def _post_joined(self, assignment: Assignment) -> None:
         attempt, placement = self._context.attempt, assignment.placement
-        self._context.torchrun_events.hosts_joined(placement if self._context.ended is not None else None, attempt)
+        self._context.torchrun_events.hosts_joined(
+            placement if self._context.ended_attempt is not None else None, attempt
+        )
         self._context.post(self._joined(assignment))
         self._post_held()
 
@@ -315,7 +317,7 @@ class AttemptSetup:
         current = self._context.current
         current.has_joined = True
         for event in current.held:
-            self._context.ending.post_from_job(event)
+            self._context.attempt_end.post_from_job(event)
 
 
 def _read_bridges() -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from saferun.diagnosis.pending_cause import is_shown
-from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.supervisor.actions import AwaitCause
 from saferun.text.wording import ranks_text
 
@@ -24,7 +24,7 @@ class CauseWait:
         deadline: when they are to be checked again, in monotonic seconds.
     """
 
-    def __init__(self, context: Context, record: AttemptRecord, action: AwaitCause) -> None:
+    def __init__(self, context: InvestigationContext, record: AttemptRecord, action: AwaitCause) -> None:
         self._record = record
         self.deadline = 0.0
         self._ends_at = time.monotonic() + action.limit_s

@@ -302,8 +302,8 @@ class ControlPart(PartBase):
 
     def _post_stop(self, by: str, *, at_once: bool = False, now: float) -> None:
         context = self._context
-        quiet_s = context.investigation.hangs.strict_quiet_s()
-        event = StopRequested(now, context.attempt, by, at_once, quiet_s=quiet_s)
+        idle_s = context.investigation.hangs.strict_idle_s()
+        event = StopRequested(now, context.attempt, by, at_once, idle_s=idle_s)
         if not context.config.hosts.spans_hosts or context.supervisor.state not in _BEFORE_RENDEZVOUS:
             context.post(event)
             return
@@ -361,8 +361,8 @@ class ControlPart(PartBase):
         client.close_at = None
         client.restarted_attempt = context.attempt
         self._send(client, {**self._job_summary(), "grace_s": context.config.shutdown_timeout_s}, is_last=False)
-        now, quiet_s = time.monotonic(), context.investigation.hangs.strict_quiet_s()
-        context.post(RestartRequested(now, context.attempt, self._by("restart", client, request), quiet_s))
+        now, idle_s = time.monotonic(), context.investigation.hangs.strict_idle_s()
+        context.post(RestartRequested(now, context.attempt, self._by("restart", client, request), idle_s))
 
     def _report_restart(self) -> None:
         """Answer clients that wait for the next attempt, once its ranks run."""

@@ -167,12 +167,12 @@ def _run(
     from saferun.launch.host_launch import HostLaunch
     from saferun.launch.launch_context import LaunchContext
 
-    announces = config.hosts.announces
-    if announces and config.settings_file is not None and config.settings["config"].origin == "default":
+    prints_start_lines = config.hosts.prints_start_lines
+    if prints_start_lines and config.settings_file is not None and config.settings["config"].origin == "default":
         screen.print_message(f"saferun: settings from {printable(config.settings_file)}")
-    if announces and config.hosts.note:
+    if prints_start_lines and config.hosts.note:
         screen.print_message(f"saferun: {printable(config.hosts.note)}")
-    supervisor, peers_s = _open_supervisor(config)
+    supervisor, others_s = _open_supervisor(config)
     gc.freeze()  # all this stays to the end
     gc.enable()
     try:
@@ -183,7 +183,7 @@ def _run(
             writer=writer,
             older_children=older,
             reaper=reaper,
-            peers_s=peers_s,
+            others_s=others_s,
             checks=checks,
             preforked=preforked,
             secret=secret,
@@ -235,8 +235,8 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
     )
     if not config.wraps:
         limits = limits._replace(tools_s=0.0)
-    peers_s = limits.capture_s + limits.cause_s + limits.grace_s + limits.tools_s + limits.kill_s + limits.sweep_s
-    peers_s += limits.diagnose_s
+    others_s = limits.capture_s + limits.cause_s + limits.grace_s + limits.tools_s + limits.kill_s + limits.sweep_s
+    others_s += limits.diagnose_s
     if config.checks.health == "full" and config.checks_here:
         from saferun.preflight.check_process import FULL_S
 
@@ -265,16 +265,16 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
     job = JobPolicy(
         spans_hosts=hosts.spans_hosts,
         outlives_leader=config.rendezvous.backend != "static",
-        peers_s=peers_s if hosts.spans_hosts else 0.0,
+        others_s=others_s if hosts.spans_hosts else 0.0,
         hurries=bool(hosts.detected),
         least_hosts=hosts.least,
         has_spares=hosts.spares > 0,
         moves_leader=config.moves_leader,
-        awaits_successors=config.rendezvous.backend != "static" and not config.in_batch_job,
+        awaits_replacement_host=config.rendezvous.backend != "static" and not config.in_batch_job,
         serves_tasks=hosts.task is not None and hosts.task.local_rank == 0 and hosts.task.local_world_size > 1,
     )
     hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")
-    return Supervisor(attempts, limits, hangs, job, orphans=config.leftovers), peers_s
+    return Supervisor(attempts, limits, hangs, job, orphans=config.leftovers), others_s
 
 
 def leave(exit_code: int) -> None:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 # Of ranks that were slow run.json has one more.
 _MOST_SLOW = 19
+# Fields of events, and of what is in them, that events.jsonl has under another name.
+_NAMES_IN_FILE = {
+    "FailureFacts": {"is_start_over": "started", "transient_override": "transient", "progress": "life"},
+    "HangVerdict": {"lasted_s": "quiet_s"},
+    **{key: {"idle_s": "quiet_s"} for key in ("SignalReceived", "StopRequested", "RestartRequested", "JobAborted")},
+}
 
 
 class EventLog:
@@ -189,6 +195,7 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         if fields is not None:
-            return {name: _as_json(item) for name, item in zip(fields, value, strict=True)}
+            names = _NAMES_IN_FILE.get(type(value).__name__, {})
+            return {names.get(name, name): _as_json(item) for name, item in zip(fields, value, strict=True)}
         return [_as_json(item) for item in value]
     return value

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.model import RANKS_HELD, RANKS_QUIET, RANKS_RUN
 from saferun.supervisor.events import HangSuspected
 
@@ -47,7 +47,9 @@ class HangWatch:
         on_recovery: takes how many seconds a hang lasted that is over.
     """
 
-    def __init__(self, context: Context, record: AttemptRecord, on_recovery: Callable[[float], None]) -> None:
+    def __init__(
+        self, context: InvestigationContext, record: AttemptRecord, on_recovery: Callable[[float], None]
+    ) -> None:
         self._context = context
         self._record = record
         self._on_recovery = on_recovery
@@ -203,32 +205,32 @@ class HangWatch:
         ranks = ranks_text(tuple(sorted(rank for rank, bad in self._non_finite.items() if bad == first)))
         self._context.launch.warn(f"warning: {name} is {value} in step {number} of {ranks} (reported by saferun.step)")
 
-    def quiet_s(self) -> float:
+    def idle_s(self) -> float:
         """For how many seconds no rank of this host has made progress; 0 if one may be working, or nothing is known.
 
         Reset by output, reading, work in bursts, and by CPU use that is not a wait in a stuck collective.
         """
         if self._watch is None:
             return 0.0
-        return self._context.launch.guarded("check the ranks' progress", self._watch.quiet_s, time.monotonic()) or 0.0
+        return self._context.launch.guarded("check the ranks' progress", self._watch.idle_s, time.monotonic()) or 0.0
 
-    def strict_quiet_s(self) -> float:
-        """As ``quiet_s``, for callers that must not hold up a rank that works only a little.
+    def strict_idle_s(self) -> float:
+        """As ``idle_s``, for callers that must not hold up a rank that works only a little.
 
         Also reset when a main thread does more than a slow polling loop does (0.5 % of a processor).
         """
         if self._watch is None:
             return 0.0
         return (
-            self._context.launch.guarded("check the ranks' progress", self._watch.strict_quiet_s, time.monotonic())
+            self._context.launch.guarded("check the ranks' progress", self._watch.strict_idle_s, time.monotonic())
             or 0.0
         )
 
-    def quiet_by_rank(self) -> dict[int, float]:
-        """As ``quiet_s``, for each local rank; empty if nothing is known."""
+    def idle_by_rank(self) -> dict[int, float]:
+        """As ``idle_s``, for each local rank; empty if nothing is known."""
         if self._watch is None:
             return {}
-        return self._context.launch.guarded("check the ranks' progress", self._watch.quiet_by_rank) or {}
+        return self._context.launch.guarded("check the ranks' progress", self._watch.idle_by_rank) or {}
 
     def rank_found(self, local_rank: int) -> None:
         """The process that runs a rank's script has been found."""
@@ -265,7 +267,7 @@ class HangWatch:
     def resume(self, now: float) -> None:
         """The hang has been reported, and the job goes on."""
         if self._watch is not None:
-            self._context.launch.guarded("watch the ranks", self._watch.captured, now)
+            self._context.launch.guarded("watch the ranks", self._watch.resume, now)
         if not self._holders:
             self._for_slow_ranks(lambda slow: slow.resume(now))
 
@@ -316,7 +318,9 @@ class JobHangWatch(HangWatch):
         on_recovery: takes how many seconds a hang lasted that is over; called on the leader.
     """
 
-    def __init__(self, context: Context, record: AttemptRecord, on_recovery: Callable[[float], None]) -> None:
+    def __init__(
+        self, context: InvestigationContext, record: AttemptRecord, on_recovery: Callable[[float], None]
+    ) -> None:
         super().__init__(context, record, on_recovery)
         self._detector: JobDetector | None = None
         self._state: JsonObject = _RUN_STATE
@@ -331,7 +335,7 @@ class JobHangWatch(HangWatch):
 
         self._set_state({"s": RANKS_QUIET, **packed(verdict)})
         if self._watch is not None:
-            self._watch.captured(time.monotonic())
+            self._watch.resume(time.monotonic())
 
     def _take_recovery(self, _lasted_s: float) -> None:
         """Something moves on this host again."""

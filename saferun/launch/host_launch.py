@@ -63,7 +63,7 @@ class HostLaunch:
         writer: the process that writes the files.
         older_children: children that this process had before the launch.
         reaper: ends the run if this process cannot.
-        peers_s: how long other hosts' evidence is waited for after a failure.
+        others_s: how long other hosts' evidence is waited for after a failure.
         checks: the check process, where it has been forked already.
         preforked: processes that may become ranks.
         secret: the job's.
@@ -77,7 +77,7 @@ class HostLaunch:
         writer: WriterClient,
         older_children: frozenset[int],
         reaper: Reaper,
-        peers_s: float = 0.0,
+        others_s: float = 0.0,
         checks: CheckProcess | None = None,
         preforked: PreforkedProcesses | None = None,
         secret: JobSecret | None = None,
@@ -88,7 +88,7 @@ class HostLaunch:
         own_environ = {**context.environ, "SAFERUN_RUN_ID": context.run_id, "OMP_NUM_THREADS": "1"}
         context.log = EventLog(context)
         context.setup = AttemptSetup(context, resolution)
-        context.ending = AttemptEnd(context)
+        context.attempt_end = AttemptEnd(context)
         context.checks = PreflightPart(context, checks)
         context.lint = LintPart(context)
         context.ranks = RankActions(context, older_children, reaper, preforked)
@@ -96,7 +96,7 @@ class HostLaunch:
         context.job = self._open_job(own_environ, secret)
         context.torchrun_events = TorchrunEvents(context.config, context.job.client, context.guarded)
         reporters = self._make_reporters()
-        context.investigation = Investigation(context, peers_s)
+        context.investigation = Investigation(context, others_s)
         context.cores = CorePart(context)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._reaper_part = ReaperPart(context, reaper, passed)
@@ -181,7 +181,7 @@ class HostLaunch:
     def _actions(self) -> dict[type, Callable[[Any], object]]:
         """What carries out each kind of action."""
         context = self._context
-        setup, ranks, ending = context.setup, context.ranks, context.ending
+        setup, ranks, attempt_end = context.setup, context.ranks, context.attempt_end
         return {
             actions.RunChecks: setup.check,
             actions.JoinHosts: setup.join,
@@ -193,19 +193,19 @@ class HostLaunch:
             actions.ReportHang: context.investigation.report_hang,
             actions.SignalRanks: self._signal_ranks,
             actions.SweepOrphans: ranks.sweep,
-            actions.Diagnose: ending.diagnose,
-            actions.ReportFailure: ending.report_failure,
-            actions.BroadcastAbort: ending.broadcast_abort,
-            actions.BroadcastCause: ending.broadcast_cause,
-            actions.BroadcastRequest: ending.broadcast_request,
-            actions.BroadcastCheckpoint: ending.broadcast_checkpoint,
+            actions.Diagnose: attempt_end.diagnose,
+            actions.ReportFailure: attempt_end.report_failure,
+            actions.BroadcastAbort: attempt_end.broadcast_abort,
+            actions.BroadcastCause: attempt_end.broadcast_cause,
+            actions.BroadcastRequest: attempt_end.broadcast_request,
+            actions.BroadcastCheckpoint: attempt_end.broadcast_checkpoint,
             actions.RequestCheckpoint: ranks.request_checkpoint,
-            actions.ReportRestart: ending.report_restart,
-            actions.NotifyDone: ending.report_done,
-            actions.BroadcastDecision: ending.send_decision,
-            actions.ReportDecision: ending.report_decision,
+            actions.ReportRestart: attempt_end.report_restart,
+            actions.NotifyDone: attempt_end.report_done,
+            actions.BroadcastDecision: attempt_end.send_decision,
+            actions.ReportDecision: attempt_end.report_decision,
             actions.PrintLine: lambda action: context.print_order(action.text),
-            actions.Finish: ending.finish,
+            actions.Finish: attempt_end.finish,
         }
 
     def _capture(self, action: actions.CaptureEvidence) -> None:
@@ -294,7 +294,7 @@ class HostLaunch:
         context = self._context
         is_alone = not context.config.hosts.spans_hosts
         callbacks = JobCallbacks(
-            post=context.post if is_alone else context.ending.post_from_job,
+            post=context.post if is_alone else context.attempt_end.post_from_job,
             attempt=lambda: context.attempt,
             on_assigned=context.setup.on_assigned,
             on_prepared=context.setup.on_prepared,

@@ -17,7 +17,7 @@ from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start
 from saferun.errors import printable
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import AbortReason, Evidence, OomKill, RankCollectives, RankOutput
-from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
+from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, InvestigationContext
 from saferun.launch.bad_hosts import note_bad_hosts
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.rank import Rank
@@ -31,7 +31,7 @@ from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import Decision, FailureFacts
 from saferun.supervisor.policy.decision_row import DecisionRow
-from saferun.supervisor.policy.facts import facts_from, life_of
+from saferun.supervisor.policy.facts import facts_from, progress_of
 
 _ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda", "ncclRemoteError")
 """What a rank that exited by itself may have printed where the kernel log knows more."""
@@ -53,7 +53,7 @@ class FailureIncident:
         action: how the attempt ended.
     """
 
-    def __init__(self, context: Context, record: AttemptRecord, action: Diagnose) -> None:
+    def __init__(self, context: InvestigationContext, record: AttemptRecord, action: Diagnose) -> None:
         self._context = context
         self._record = record
         self._action = action
@@ -195,7 +195,7 @@ class FailureIncident:
             self._post(stopped=any(chunk.stopped for chunk in chunks) if context.launch.job.leads else stopped)
 
         context.exchange().share(
-            "end", self._record.evidence, context.peers_s, on_done, attempt=self._action.attempt, stopped=stopped
+            "end", self._record.evidence, context.others_s, on_done, attempt=self._action.attempt, stopped=stopped
         )
 
     def _gather(self, reader: CaptureReader | None, failure: str) -> Evidence:
@@ -298,10 +298,10 @@ class FailureIncident:
             note_bad_hosts(self._context.launch, record.host_faults, attempt=self._action.attempt, found_by="failure")
 
     def _facts(self, diagnosis: Diagnosis) -> FailureFacts:
-        config, evidence, life = self._context.launch.config, self._record.evidence, None
+        config, evidence, progress = self._context.launch.config, self._record.evidence, None
         if evidence is not None:
             window_s = config.retry.start_window_s
-            life = life_of(
+            progress = progress_of(
                 evidence, lived_s=self._lived_s(evidence), window_s=window_s, has_sent_heartbeat=self._has_heartbeat()
             )
         rendezvous = config.rendezvous
@@ -311,7 +311,7 @@ class FailureIncident:
             diagnosis,
             error_class=self._action.error_class,
             port_is_free=free,
-            life=life,
+            progress=progress,
             script=evidence.script if evidence is not None else "",
         )
         guarded = self._context.launch.guarded
@@ -357,7 +357,7 @@ def _with_recorders(
 # ---------------------------------------------------------------------------------------------------------- the report
 
 
-def report_failure(context: Context, record: AttemptRecord, action: ReportFailure) -> None:
+def report_failure(context: InvestigationContext, record: AttemptRecord, action: ReportFailure) -> None:
     """Report why the attempt failed, and what happens next."""
     if action.decision is not None:
         context.launch.guarded("note the decision", _note_decision, context, action.decision, action.diagnosis)
@@ -369,7 +369,12 @@ def report_failure(context: Context, record: AttemptRecord, action: ReportFailur
 
 
 def peer_lines(
-    context: Context, record: AttemptRecord, diagnosis: Diagnosis, decision: Decision | None, *, restarting: bool
+    context: InvestigationContext,
+    record: AttemptRecord,
+    diagnosis: Diagnosis,
+    decision: Decision | None,
+    *,
+    restarting: bool,
 ) -> list[str]:
     """What the other hosts report to their users of the failed attempt."""
     return peer_text(
@@ -388,7 +393,7 @@ def _decided(decision: Decision | None) -> str:
     return decision.message if decision is not None and not decision.is_plain else ""
 
 
-def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailure) -> list[str]:
+def _failure_lines(context: InvestigationContext, record: AttemptRecord, action: ReportFailure) -> list[str]:
     diagnosis = action.diagnosis
     if record.evidence is not None and record.evidence.hang is not None:
         # The picture has been shown.
@@ -414,7 +419,7 @@ def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailur
     return [lines[-1].replace(same, ": the same again") if action.restarting else lines[-1]]
 
 
-def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -> None:
+def _note_decision(context: InvestigationContext, decision: Decision, diagnosis: Diagnosis) -> None:
     excluded = decision.exclude if decision.exclude is not None else -1
     left_out = [fault.label for fault in decision.faulty]
     left_out = left_out or [host.label for host in diagnosis.hosts if host.host == excluded]

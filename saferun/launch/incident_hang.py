@@ -12,7 +12,7 @@ from saferun.diagnosis.hang import diagnose_hang
 from saferun.errors import printable
 from saferun.evidence.diagnosis_values import Diagnosis
 from saferun.evidence.job_evidence import Capture, Evidence, HangVerdict, StackDump
-from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.launch.live_capture import LiveCapture
 from saferun.launch.rank import Rank
 from saferun.linux.procfs import main_thread_run_s
@@ -68,7 +68,7 @@ class HangIncident(LiveCapture):
 
     def __init__(
         self,
-        context: Context,
+        context: InvestigationContext,
         record: AttemptRecord,
         action: CaptureEvidence,
         verdict: HangVerdict,
@@ -167,7 +167,7 @@ class HangIncident(LiveCapture):
         record, verdict = self._record, self._verdict
         limit_s = self._context.launch.config.watch.external_wait_s
         diagnosis, evidence = record.diagnosis, record.evidence
-        if not (verdict.certain and self._context.launch.job.leads and verdict.quiet_s < limit_s):
+        if not (verdict.certain and self._context.launch.job.leads and verdict.lasted_s < limit_s):
             return False
         if diagnosis is None or evidence is None:
             return False
@@ -269,7 +269,7 @@ class HangIncident(LiveCapture):
         is_counted = False
         if verdict.certain:
             # On a terminal one line counts how long it goes on.
-            since = time.monotonic() - verdict.quiet_s if step == "report" else 0.0
+            since = time.monotonic() - verdict.lasted_s if step == "report" else 0.0
             is_counted = self._context.launch.screen.set_status("hang", "the job hangs" if since else None, since=since)
         if count > 1 and seen == self._record.reported_hang and not is_alive:
             # The report has it whole.

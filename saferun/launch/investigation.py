@@ -11,7 +11,7 @@ import time
 from functools import partial
 from itertools import count
 
-from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.launch.hang_watch import HangWatch, JobHangWatch
 from saferun.launch.incident_log import IncidentLog
 from saferun.launch.launch_context import LaunchContext
@@ -35,7 +35,7 @@ class Investigation(PartBase):
 
     Args:
         launch: the launch, and its other parts.
-        peers_s: how long the evidence of other hosts is waited for after a failure.
+        others_s: how long the evidence of other hosts is waited for after a failure.
 
     Attributes:
         hangs: the watch of the current attempt's ranks.
@@ -43,7 +43,7 @@ class Investigation(PartBase):
         hook: the start-up hook of the ranks.
     """
 
-    def __init__(self, launch: LaunchContext, peers_s: float = 0.0) -> None:
+    def __init__(self, launch: LaunchContext, others_s: float = 0.0) -> None:
         self._launch = launch
         self._guarded = launch.guarded
         self.log = IncidentLog(
@@ -56,7 +56,7 @@ class Investigation(PartBase):
             notify=launch.on_event.notify if launch.on_event is not None else None,
         )
         self.hook = RankHook(launch)
-        self._context = Context(launch, self.hook, self.log, peers_s, count(1))
+        self._context = InvestigationContext(launch, self.hook, self.log, others_s, count(1))
         self._has_imported = False
         self._hang: HangIncident | None = None
         self._noted_groups_of = -1  # the number of the attempt

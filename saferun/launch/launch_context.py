@@ -109,7 +109,7 @@ class LaunchContext:
     torchrun_events: TorchrunEvents
     setup: AttemptSetup
     ranks: RankActions
-    ending: AttemptEnd
+    attempt_end: AttemptEnd
     page: PagePart
     on_event: OnEventPart | None = None
     metrics: MetricsPart | None = None
@@ -142,7 +142,7 @@ class LaunchContext:
         )
         self.events: deque[Event] = deque()
         self.current = HostAttempt()
-        self.ended: HostAttempt | None = None  # the attempt whose ranks ended last
+        self.ended_attempt: HostAttempt | None = None  # the attempt whose ranks ended last
         self._warned = set[str]()
 
     @property
@@ -198,7 +198,7 @@ class LaunchContext:
         if not self.config.hosts.shares_console:
             return False
         job = getattr(self, "job", None)  # which is made after the first lines
-        return not job.leads if job is not None and job.leader else not self.config.hosts.announces
+        return not job.leads if job is not None and job.leader else not self.config.hosts.prints_start_lines
 
     def spoken_lines(self, lines: Sequence[str], headline: str) -> Sequence[str]:
         """What is printed here of a report that each host makes for itself, because no leader makes it for all.

@@ -18,7 +18,7 @@ from saferun.captures.wire import (
     CoresFound,
 )
 from saferun.evidence.job_evidence import Capture
-from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.launch.rank import Rank
 from saferun.supervisor.actions import CaptureEvidence
 from saferun.supervisor.events import EvidenceCaptured
@@ -36,7 +36,7 @@ class LiveCapture:
         action: which ranks, and within what time.
     """
 
-    def __init__(self, context: Context, record: AttemptRecord, action: CaptureEvidence) -> None:
+    def __init__(self, context: InvestigationContext, record: AttemptRecord, action: CaptureEvidence) -> None:
         self._context = context
         self._record = record
         self._action = action
@@ -110,7 +110,7 @@ class LiveCapture:
 
 
 def start_capture(
-    context: Context,
+    context: InvestigationContext,
     record: AttemptRecord,
     request: CaptureRequest | CoreRequest,
     on_done: Callable[[CaptureReader, str], None],
@@ -143,7 +143,7 @@ def start_capture(
     record.running.begin()
 
 
-def keep_running(context: Context, record: AttemptRecord) -> None:
+def keep_running(context: InvestigationContext, record: AttemptRecord) -> None:
     """End the capture that runs, if any; what it has seen of the ranks is kept.
 
     They have ended before it was over: only the list of missing files names what it lacks.
@@ -158,7 +158,7 @@ def keep_running(context: Context, record: AttemptRecord) -> None:
         record.capture = capture._replace(timed_out=())
 
 
-def new_directory(context: Context, record: AttemptRecord, reason: str) -> str:
+def new_directory(context: InvestigationContext, record: AttemptRecord, reason: str) -> str:
     """A directory for the files of a capture; empty where there is no run directory."""
     record.directory = ""
     if context.launch.run_dir.host_path is None:
@@ -170,7 +170,7 @@ def new_directory(context: Context, record: AttemptRecord, reason: str) -> str:
     return record.directory
 
 
-def note_gaps(context: Context, reader: CaptureReader, directory: str) -> None:
+def note_gaps(context: InvestigationContext, reader: CaptureReader, directory: str) -> None:
     """Write what a capture lacks into its directory."""
     unwritten = reader.unwritten
     text = missing_text(unwritten, reader.capture.timed_out)

@@ -365,8 +365,8 @@ class LiveStatus:
     def _own_report(self, usage: JsonObject, now: float) -> HostReport:
         context = self._context
         used = usage.get("ranks")
-        quiet = context.investigation.hangs.quiet_by_rank()
-        rows = [self._row(rank, used if isinstance(used, dict) else {}, quiet, now) for rank in context.current.ranks]
+        idle = context.investigation.hangs.idle_by_rank()
+        rows = [self._row(rank, used if isinstance(used, dict) else {}, idle, now) for rank in context.current.ranks]
         gpus = [_gpu(gpu) for gpu in usage.get("gpus", ()) if isinstance(gpu, dict)]
         memory = usage.get("memory")
         memory = memory if isinstance(memory, dict) else {}
@@ -383,7 +383,7 @@ class LiveStatus:
         )
         return report._replace(ranks=tuple(rows))
 
-    def _row(self, rank: Rank, used: JsonObject, quiet: Mapping[int, float], now: float) -> RankRow:
+    def _row(self, rank: Rank, used: JsonObject, idle: Mapping[int, float], now: float) -> RankRow:
         intake = self._context.ranks.intake
         read_at = max((intake.read_at(stream) for stream in rank.streams), default=0.0)
         age_s = round(now - read_at) if read_at and rank.output_bytes() else -1
@@ -399,7 +399,7 @@ class LiveStatus:
             rank.pid,
             str(one.get("state", "")),
             age_s,
-            round(quiet[rank.assignment.local_rank]) if rank.assignment.local_rank in quiet else -1,
+            round(idle[rank.assignment.local_rank]) if rank.assignment.local_rank in idle else -1,
             _mib(one.get("rss_bytes")),
             _whole(one.get("cpu_percent")),
             _whole(one.get("processes")),

@@ -30,15 +30,15 @@ class MetricsSamples:
         ranks = context.current.ranks
         if ranks:
             self._output_bytes[context.attempt] = sum(rank.output_bytes() for rank in ranks)
-        quiet_s = context.investigation.hangs.quiet_s() if context.current.living() else 0.0
+        idle_s = context.investigation.hangs.idle_s() if context.current.living() else 0.0
         counted = log.counted(context.attempt)
         samples = [
             Sample("saferun_info", 1),
             Sample("saferun_up", exit_code is None),
             Sample("saferun_ranks", len(context.current.living())),
             Sample("saferun_attempt", context.attempt),
-            Sample("saferun_progress_age_seconds", quiet_s),
-            Sample("saferun_hang_seconds", quiet_s if counted.is_hung else 0.0),
+            Sample("saferun_progress_age_seconds", idle_s),
+            Sample("saferun_hang_seconds", idle_s if counted.is_hung else 0.0),
             Sample("saferun_slow_ranks", counted.slow),
             *self._steps(),
             Sample("saferun_incidents_total", counted.hangs, (("kind", "hang"),)),

@@ -372,7 +372,7 @@ class PreflightPart:
 def _check_context(context: LaunchContext, environ: Mapping[str, str], attempt: int) -> CheckContext:
     from saferun.preflight.driver import context_of
 
-    ended = context.ended
+    ended = context.ended_attempt
     return context_of(
         context.config,
         environ,

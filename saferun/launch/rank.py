@@ -41,18 +41,18 @@ class Script:
     Attributes:
         child: the process, which is no child of saferun's.
         ticks: when it started, in clock ticks since boot.
-        ended_at, ended: when it ended, in monotonic seconds and in seconds since the epoch; 0: it has not, as far as
-            is known.
+        ended_at, ended_time: when it ended, in monotonic seconds and in seconds since the epoch; 0: it has not, as
+            far as is known.
         status: how it ended, where that is known.
         signals: what saferun had sent to it by then.
     """
 
-    __slots__ = ("child", "ended", "ended_at", "signals", "status", "ticks")
+    __slots__ = ("child", "ended_at", "ended_time", "signals", "status", "ticks")
 
     def __init__(self, child: Child, ticks: int) -> None:
         self.child = child
         self.ticks = ticks
-        self.ended_at = self.ended = 0.0
+        self.ended_at = self.ended_time = 0.0
         self.status: ExitStatus | None = None
         self.signals: frozenset[int] = frozenset()
 

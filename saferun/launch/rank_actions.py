@@ -323,7 +323,7 @@ class RankActions(PartBase):
                 context.poller.unwatch(rank.child.pidfd)
             for stream in rank.streams:
                 self.intake.remove(stream)
-        context.ended = current
+        context.ended_attempt = current
         if context.terminals is not None:
             context.guarded("take the keyboard back", context.terminals.close)
         what = "keep the output of what is left running"

@@ -414,7 +414,7 @@ class RankGroup:
         assignment, signals = rank.assignment, frozenset(rank.signals)
         if script is not None and script.ended_at:
             # A rank ends when its script does, however long its tool goes on.
-            at, time, signals = script.ended_at, script.ended, script.signals
+            at, time, signals = script.ended_at, script.ended_time, script.signals
         rank.end = RankEnd(
             assignment.local_rank,
             assignment.rank,

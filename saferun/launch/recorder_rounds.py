@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.launch.attempt_record import Context
+from saferun.launch.attempt_record import InvestigationContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class RecorderRounds:
         on_rows: takes the rows of a round, as ``captures.recorder_waits`` has them; some at least.
     """
 
-    def __init__(self, context: Context, interval_s: float, on_rows: Callable[[list[list[int]]], None]) -> None:
+    def __init__(
+        self, context: InvestigationContext, interval_s: float, on_rows: Callable[[list[list[int]]], None]
+    ) -> None:
         self._context = context
         self._interval_s = interval_s
         self._on_rows = on_rows

@@ -95,8 +95,8 @@ class Wakeup:
         is_first, self.is_stopped = not self.is_stopped, True
         if is_first:
             self._context.loop.is_interrupted = True
-        quiet_s = self._context.investigation.hangs.strict_quiet_s()
-        self._context.post(SignalReceived(time.monotonic(), self._context.attempt, signum, why, quiet_s))
+        idle_s = self._context.investigation.hangs.strict_idle_s()
+        self._context.post(SignalReceived(time.monotonic(), self._context.attempt, signum, why, idle_s))
         return is_first
 
     def is_hurried(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from saferun.errors import suppress
-from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.attempt_record import AttemptRecord, InvestigationContext
 from saferun.model import JsonObject
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ class SlowRankWatch:
         record: of the attempt.
     """
 
-    def __init__(self, context: Context, record: AttemptRecord) -> None:
+    def __init__(self, context: InvestigationContext, record: AttemptRecord) -> None:
         self._context = context
         self._record = record
         self._window_s = context.launch.config.watch.slow_window_s

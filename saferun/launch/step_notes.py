@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from saferun.launch.attempt_record import Context
+from saferun.launch.attempt_record import InvestigationContext
 from saferun.model import JsonObject
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ class StepNotes:
         now: when it began, in monotonic seconds.
     """
 
-    def __init__(self, context: Context, now: float) -> None:
+    def __init__(self, context: InvestigationContext, now: float) -> None:
         self._context = context
         self._began_at = now
         self._next_at = now

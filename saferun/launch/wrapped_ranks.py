@@ -190,7 +190,7 @@ class WrappedRanks(PartBase):
     def _on_end(self, rank: Rank, script: Script) -> None:
         """A script has ended. Its tool may go on for long: only then the rank has ended, and as its script did."""
         self._unwatch(script)
-        script.ended_at, script.ended, script.signals = time.monotonic(), time.time(), frozenset(rank.signals)
+        script.ended_at, script.ended_time, script.signals = time.monotonic(), time.time(), frozenset(rank.signals)
         wait_status = zombie_status(script.child.pid, script.ticks)
         script.status = status_from(wait_status) if wait_status is not None else None
         self._context.investigation.hangs.rank_ended(rank.assignment.local_rank)

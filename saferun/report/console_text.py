@@ -169,7 +169,7 @@ def hang_goes_on_text(
     if LONG_STEP not in headline:
         prefix, _, what = headline.partition(": ")
         headline = f"{prefix.replace(' hangs', ' still hangs').replace(' may hang', ' may still hang')} after "
-        headline += f"{duration_text(verdict.quiet_s)}: {what}"
+        headline += f"{duration_text(verdict.lasted_s)}: {what}"
     next_step = _next_step(verdict, on_hang, next_s)
     if next_step.startswith("stopping"):
         return [f"saferun: {headline}", f"saferun: {next_step}"]
@@ -461,7 +461,7 @@ def _core_lines(core: CoreDump | None) -> list[str]:
 
 def _verdict_text(verdict: HangVerdict, count: int, hosts: Sequence[HostView] = ()) -> str:
     ranks = f"{ranks_text(verdict.ranks, 60)}{_on(hosts, verdict.ranks)}"
-    lasted = duration_text(verdict.quiet_s)
+    lasted = duration_text(verdict.lasted_s)
     match verdict.kind:
         case "quiescent":
             message = f"no rank has made progress for {lasted} (CPU, I/O, output)"

@@ -266,7 +266,7 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
 def _why(page: Page, evidence: Evidence, diagnosis: Diagnosis) -> JsonObject:
     """The verdict, the cause and the first failure, each null where there is none."""
     verdict, cause, first, output = evidence.hang, diagnosis.cause, diagnosis.first_failure, diagnosis.output
-    names = {"quiet_s": "stalled_s", "busy": "busy_ranks"}
+    names = {"lasted_s": "stalled_s", "busy": "busy_ranks"}
     return {
         "verdict": page.record("verdict", verdict, names) if verdict is not None else None,
         "cause": page.record("cause", cause, {"class_name": "class"}) if cause is not None else None,

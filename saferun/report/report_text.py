@@ -210,7 +210,7 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
             yield f"  advice: {cause.advice}"
     if verdict is not None:
         certain = "certain" if verdict.certain else "suspected"
-        lasted = duration_text(verdict.quiet_s)
+        lasted = duration_text(verdict.lasted_s)
         yield f"  verdict: {verdict.kind} ({certain}), {ranks_text(verdict.ranks, _WIDEST)}, for {lasted}"
         if verdict.busy:
             yield f"  busy: {ranks_text(verdict.busy, _WIDEST)}"

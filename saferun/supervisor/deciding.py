@@ -35,15 +35,15 @@ def diagnose(launch: LaunchState, at: float) -> list[Action]:
     others_s = 0.0
     if launch.answers_to_job:
         # The leader waits for the other hosts, and they for it.
-        others_s = launch.job.peers_s * (1 if launch.leads else 2)
+        others_s = launch.job.others_s * (1 if launch.leads else 2)
     launch.enter(State.DIAGNOSING, at + launch.limits.diagnose_s + others_s)
-    lost = attempt.peers.cut_off or CutOff()
+    lost = attempt.others.cut_off or CutOff()
     return [
         Diagnose(
             launch.number,
             attempt.ending or Failed(),
             attempt.stopping.abandoned,
-            alone=attempt.peers.cut_off is not None or isinstance(attempt.ending, Leave),
+            alone=attempt.others.cut_off is not None or isinstance(attempt.ending, Leave),
             lost=lost.what,
             lost_hint=lost.hint,
         )
@@ -52,24 +52,24 @@ def diagnose(launch: LaunchState, at: float) -> list[Action]:
 
 def on_diagnosed(launch: LaunchState, event: Diagnosed) -> list[Action]:
     """The leader decides; the others wait for its decision."""
-    attempt, peers = launch.attempt, launch.attempt.peers
-    if peers.unreachable and not launch.leads and peers.decision is None:
-        peers.cut_off = (peers.cut_off or CutOff())._replace(is_final=True)  # no decision can come
+    attempt, others = launch.attempt, launch.attempt.others
+    if others.unreachable and not launch.leads and others.decision is None:
+        others.cut_off = (others.cut_off or CutOff())._replace(is_final=True)  # no decision can come
     if launch.answers_to_job and not launch.leads:
         attempt.own_diagnosis = event.diagnosis
-        return follow(launch, peers.decision, event.at) if peers.decision is not None else []
-    peers.is_stopped = peers.is_stopped or event.stopped
+        return follow(launch, others.decision, event.at) if others.decision is not None else []
+    others.is_stopped = others.is_stopped or event.stopped
     return _decide(launch, event.at, event.diagnosis, event.facts)
 
 
 def on_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Action]:
     """No diagnosis came in time, or no decision."""
     attempt = launch.attempt
-    if attempt.peers.decision is not None and launch.answers_to_job:
-        return follow(launch, attempt.peers.decision, event.at)  # which waited for the diagnosis of this host
+    if attempt.others.decision is not None and launch.answers_to_job:
+        return follow(launch, attempt.others.decision, event.at)  # which waited for the diagnosis of this host
     if attempt.own_diagnosis is not None:
         # The leader is there, and yet it does not decide: enough.
-        attempt.peers.cut_off = CutOff(is_final=True)
+        attempt.others.cut_off = CutOff(is_final=True)
         return _decide(launch, event.at, attempt.own_diagnosis, None)
     if launch.answers_to_job and not launch.leads:
         return launch.finish(_exit_code(launch))
@@ -131,10 +131,10 @@ def _decide(launch: LaunchState, at: float, diagnosis: Diagnosis, facts: Failure
 
 def _before_ranks(launch: LaunchState) -> Decision | None:
     """What follows from hosts that the checks have found at fault, unless the job is to end anyway."""
-    ending, peers = launch.attempt.ending, launch.attempt.peers
+    ending, others = launch.attempt.ending, launch.attempt.others
     if not isinstance(ending, StartFailed) or not ending.faulty:
         return None
-    if launch.stop_signum is not None or launch.stopped_by or peers.is_stopped or peers.cut_off is not None:
+    if launch.stop_signum is not None or launch.stopped_by or others.is_stopped or others.cut_off is not None:
         return None
     from saferun.supervisor.policy.faulty_hosts import decision_before_ranks
 
@@ -146,25 +146,27 @@ def _before_ranks(launch: LaunchState) -> Decision | None:
 def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
     """What is known of a failure, and what only this machine knows of it."""
     facts = facts or _UNKNOWN
-    ending, peers = launch.attempt.ending, launch.attempt.peers
-    lost = peers.cut_off or CutOff()
+    ending, others = launch.attempt.ending, launch.attempt.others
+    lost = others.cut_off or CutOff()
     what = explanation(ending)[0]
     is_transient = isinstance(ending, StartFailed) and bool(ending.class_name)
     if isinstance(ending, StartFailed) and is_transient:
-        facts = facts._replace(class_name=ending.class_name, started=False, transient=True, message=what)
+        facts = facts._replace(class_name=ending.class_name, is_start_over=False, transient_override=True, message=what)
     if lost.class_name:
         # Each host decides for itself, and all the same: the leader can serve another store.
-        facts = facts._replace(class_name=lost.class_name, transient=True, message=what or lost.what, host=None)
+        facts = facts._replace(
+            class_name=lost.class_name, transient_override=True, message=what or lost.what, host=None
+        )
     reason = ""
     if _leaves_to_others(launch):
         return facts
     if launch.stop_signum is not None:
         reason = f"stopped by {launch.stopped_by or signal_name(launch.stop_signum)}"
-    elif peers.is_stopped or launch.stopped_by:
+    elif others.is_stopped or launch.stopped_by:
         reason = f"stopped by {launch.stopped_by}" if launch.stopped_by else "stopped"
-    elif peers.cut_off is not None and not (launch.job.outlives_leader or is_transient or lost.class_name):
+    elif others.cut_off is not None and not (launch.job.outlives_leader or is_transient or lost.class_name):
         if _may_succeed(launch):
-            return facts._replace(faulty=_lost_leader(launch, lost.what), started=None)
+            return facts._replace(faulty=_lost_leader(launch, lost.what), is_start_over=None)
         reason = "the other hosts cannot be reached"
     elif lost.is_final or is_final(ending):
         reason = facts.message or "another attempt would not help"
@@ -174,16 +176,16 @@ def _completed(launch: LaunchState, facts: FailureFacts | None) -> FailureFacts:
 def _leaves_to_others(launch: LaunchState) -> bool:
     """Whether this leader was sent a signal after a failure, after which the others can meet again without it."""
     attempt = launch.attempt
-    is_over = isinstance(attempt.ending, Stopped | Leave) or attempt.peers.is_stopped
+    is_over = isinstance(attempt.ending, Stopped | Leave) or attempt.others.is_stopped
     has_others = attempt.placement is not None and attempt.placement.group_world_size > 1
-    is_awaited = attempt.peers.may_leave or launch.job.awaits_successors
+    is_awaited = attempt.others.may_leave or launch.job.awaits_replacement_host
     has_left = launch.leaves_by_signal and launch.leads and launch.answers_to_job
     return has_left and has_others and is_awaited and not is_over
 
 
 def _may_succeed(launch: LaunchState) -> bool:
     """Whether a spare can take the place of the leader, which this host has lost."""
-    lost = launch.attempt.peers.cut_off
+    lost = launch.attempt.others.cut_off
     is_alone = lost is not None and bool(lost.what) and not lost.is_final
     return is_alone and launch.job.moves_leader and bool(launch.spares) and not launch.leads
 
@@ -200,7 +202,7 @@ def lose_as_spare(launch: LaunchState, event: JobLost) -> list[Action]:
 
     Where only the leader's store is gone, the ranks may train on, and if they do not, the leader serves another one.
     """
-    is_stopped = launch.stop_signum is not None or launch.attempt.peers.is_stopped
+    is_stopped = launch.stop_signum is not None or launch.attempt.others.is_stopped
     if event.class_name and not is_stopped:
         launch.enter(State.BACKOFF, event.at)
         return [PrintLine(f"{event.what}; this spare host waits for the others to meet again")]

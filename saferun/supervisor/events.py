@@ -146,14 +146,14 @@ class SignalReceived(Value):
     """The user or the scheduler sent saferun a signal.
 
     ``why``: what happened instead, if it only counts as a signal: the parent process of saferun is gone.
-    ``quiet_s``: for how long no rank of this host can have made progress; 0 if one may work, or it is unknown.
+    ``idle_s``: for how long no rank of this host can have made progress; 0 if one may work, or it is unknown.
     """
 
     at: float
     attempt: int
     signum: int
     why: str = ""
-    quiet_s: float = 0.0
+    idle_s: float = 0.0
 
 
 class StopRequested(Value):
@@ -163,7 +163,7 @@ class StopRequested(Value):
         by: who asked: the verb, the user, and the host if it is another one.
         at_once: whether the ranks get SIGKILL now, and no grace.
         ours: whether this host got the request; if not, another one has announced it.
-        quiet_s: as of SignalReceived.
+        idle_s: as of SignalReceived.
     """
 
     at: float
@@ -171,7 +171,7 @@ class StopRequested(Value):
     by: str
     at_once: bool = False
     ours: bool = True
-    quiet_s: float = 0.0
+    idle_s: float = 0.0
 
     @property
     def signum(self) -> int:
@@ -180,12 +180,12 @@ class StopRequested(Value):
 
 
 class RestartRequested(Value):
-    """The user wants another attempt now, by ``saferunctl restart``. ``by`` and ``quiet_s``: as of StopRequested."""
+    """The user wants another attempt now, by ``saferunctl restart``. ``by`` and ``idle_s``: as of StopRequested."""
 
     at: float
     attempt: int
     by: str
-    quiet_s: float = 0.0
+    idle_s: float = 0.0
 
 
 class CheckpointRequested(Value):
@@ -248,7 +248,7 @@ class JobAborted(Value):
         ours: whether this process announced it.
         signum: the signal, if it was one; 0: none.
         culprits: local ranks of this process that a hang is blamed on.
-        quiet_s: after a signal, for how long no rank of this host has made progress.
+        idle_s: after a signal, for how long no rank of this host has made progress.
     """
 
     at: float
@@ -259,7 +259,7 @@ class JobAborted(Value):
     ours: bool = False
     signum: int = 0
     culprits: tuple[int, ...] = ()
-    quiet_s: float = 0.0
+    idle_s: float = 0.0
 
 
 class JobDecided(Value):

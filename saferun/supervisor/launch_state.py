@@ -77,12 +77,12 @@ class CutOff(Value):
 class Stopping:
     """How far the ranks of an attempt have been stopped.
 
-    ``stage``: they have been sent a signal and have their grace, or SIGKILL, or are gone, and the processes that they
-    left behind are being ended.
+    ``stage``: they have been sent nothing; or a signal, and have their grace; or SIGKILL; or they are gone, and the
+    processes that they left behind are being ended.
     """
 
     def __init__(self) -> None:
-        self.stage: Literal["signalled", "killed", "sweeping"] = "signalled"
+        self.stage: Literal["none", "signalled", "killed", "sweeping"] = "none"
         self.kill_at = 0.0
         self.scheduler_kill_at: float | None = None  # when a scheduler that asked for the end would kill them itself
         self.capture_at: float | None = None  # when ranks that were sent a signal, and are still there, are captured
@@ -90,12 +90,12 @@ class Stopping:
         self.tools_deadline = 0.0  # when SIGKILL waits for no tool any more
         self.awaits_tools = False  # it waits for one
         self.awaits_orphans = False  # all ranks ended well, and processes of theirs work on
-        self.signalled: SignalReceived | None = None  # has ended that: this host forms the job with no others again
+        self.late_signal: SignalReceived | None = None  # came while those were waited for; obeyed after the sweep
         self.obey_at: float | None = None  # when that signal ends the job, if it is not done by then
         self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end
 
 
-class Peers:
+class OtherHosts:
     """What an attempt knows of the other hosts."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Attempt:
         self.awaits_cause = False  # CAPTURING lasts for that: ranks are left alive to show the cause of the failure
         self.is_cause_shown = False  # it is not waited for
         self.stopping = Stopping()
-        self.peers = Peers()
+        self.others = OtherHosts()
         self.own_diagnosis: Diagnosis | None = None  # while the leader's decision is waited for
 
     @property
@@ -191,7 +191,7 @@ class LaunchState:
     def is_to_end(self) -> bool:
         """Whether a signal keeps this host from another attempt, which the others can begin without it."""
         return self.stop_signum is not None or (
-            self.job.outlives_leader and self.attempt.stopping.signalled is not None
+            self.job.outlives_leader and self.attempt.stopping.late_signal is not None
         )
 
     @property
@@ -208,36 +208,36 @@ class LaunchState:
     def answers_to_job(self) -> bool:
         """Whether other hosts take part in how this attempt is judged."""
         attempt = self.attempt
-        return self.job.spans_hosts and attempt.peers.cut_off is None and not isinstance(attempt.ending, Leave)
+        return self.job.spans_hosts and attempt.others.cut_off is None and not isinstance(attempt.ending, Leave)
 
     def broadcast_abort(self, reason: str, message: str = "", signum: int = 0, hint: str = "") -> list[Action]:
         """Have the attempt end on all hosts, unless they know of it, or this host is on its own."""
-        peers = self.attempt.peers
-        if not self.job.spans_hosts or peers.is_announced or peers.cut_off is not None:
+        others = self.attempt.others
+        if not self.job.spans_hosts or others.is_announced or others.cut_off is not None:
             return []
-        peers.is_announced = True
+        others.is_announced = True
         return [BroadcastAbort(self.number, reason, message, signum, hint)]
 
     def broadcast_cause(self) -> list[Action]:
         """A rank has failed here. If all hosts wait for the cause, which this may be, have them know of it."""
-        peers = self.attempt.peers
-        is_awaited = peers.awaits_cause and peers.cut_off is None and isinstance(self.attempt.ending, Failed)
+        others = self.attempt.others
+        is_awaited = others.awaits_cause and others.cut_off is None and isinstance(self.attempt.ending, Failed)
         return [BroadcastCause(self.number)] if is_awaited else []
 
     @property
     def _is_left(self) -> bool:
         """Whether the others may form the job again without this host: it ends, and the job need not."""
-        ending, peers = self.attempt.ending, self.attempt.peers
-        if isinstance(ending, Leave) or peers.cut_off is None:
+        ending, others = self.attempt.ending, self.attempt.others
+        if isinstance(ending, Leave) or others.cut_off is None:
             return isinstance(ending, Leave)
-        has_given_up_place = isinstance(ending, StartFailed) and peers.may_leave
+        has_given_up_place = isinstance(ending, StartFailed) and others.may_leave
         return has_given_up_place or self.leaves_by_signal
 
     @property
     def leaves_by_signal(self) -> bool:
         """Whether the signal that this host got is no end of the job, where the others are about to meet again."""
         is_signalled = self.stop_signum is not None and not self.stopped_by
-        may_leave = self.attempt.peers.may_leave or self.stop_signum != signal.SIGINT
+        may_leave = self.attempt.others.may_leave or self.stop_signum != signal.SIGINT
         return self.job.spans_hosts and self.job.outlives_leader and is_signalled and may_leave
 
     def finish(self, exit_code: int, reraise: int | None = None, *, leaves: bool = False) -> list[Action]:

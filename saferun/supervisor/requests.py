@@ -83,7 +83,7 @@ def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> li
         return [PrintLine(f"{event.by}: killing {ranks}"), *kill(launch, event.at)]
     if launch.state in {State.STARTING, State.RUNNING}:
         line = f"{event.by}: stopping {ranks}, SIGKILL follows in {launch.limits.grace_s:g} s"
-        return [PrintLine(line), *stop_as_asked(launch, event.at, event.signum, event.quiet_s)]
+        return [PrintLine(line), *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
     if launch.state is State.CAPTURING and launch.deadline is not None and not is_repeated:
         launch.enter(State.CAPTURING, min(launch.deadline, event.at + FIRST_CAPTURE_S))
         if launch.attempt.awaits_cause:
@@ -93,7 +93,7 @@ def _obey(launch: LaunchState, event: StopRequested, *, is_repeated: bool) -> li
 
 def _request_of(launch: LaunchState, event: StopRequested) -> list[Action]:
     """Have the other hosts do the same: an abort that was announced before may have had another reason."""
-    if not (event.ours and launch.job.spans_hosts) or launch.attempt.peers.cut_off is not None:
+    if not (event.ours and launch.job.spans_hosts) or launch.attempt.others.cut_off is not None:
         return []
     return [BroadcastRequest(launch.number, event.by, event.at_once)]
 
@@ -111,13 +111,13 @@ def on_restart_requested(launch: LaunchState, event: RestartRequested) -> list[A
         return [PrintLine(text), *announced] if announced else []
     launch.add_ending(Regroup(event.by, event.by))
     line = PrintLine(f"{event.by}: ending {ranks_count(count)} to start them again, SIGKILL follows in {grace_s:g} s")
-    return [line, *stop_as_asked(launch, event.at, signal.SIGTERM, event.quiet_s)]
+    return [line, *stop_as_asked(launch, event.at, signal.SIGTERM, event.idle_s)]
 
 
 def on_checkpoint_requested(launch: LaunchState, event: CheckpointRequested) -> list[Action]:
     """RUNNING: the ranks get the signal by which they learn to save, and end by themselves; none is started again."""
     launch.stopped_by = event.by
     asked = [RequestCheckpoint(launch.number, launch.attempt.ranks, event.signum, event.by)]
-    if not event.ours or not launch.job.spans_hosts or launch.attempt.peers.cut_off is not None:
+    if not event.ours or not launch.job.spans_hosts or launch.attempt.others.cut_off is not None:
         return [*asked]
     return [*asked, BroadcastCheckpoint(launch.number, event.by, event.signum)]

@@ -77,7 +77,7 @@ def _take_part(launch: LaunchState, event: HostsJoined) -> None:
     if event.number >= 0:
         launch.number, launch.restarts = event.number, event.placement.restarts
     launch.leads, launch.spares = event.leads, event.spares
-    launch.attempt.peers.may_leave = event.may_leave
+    launch.attempt.others.may_leave = event.may_leave
     launch.attempt.placement = event.placement
 
 
@@ -123,7 +123,7 @@ def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
     if launch.state in {State.CHECKING, State.JOINING}:
         # -> DIAGNOSING: nothing had been started, and no other host knows of this attempt.
         if launch.job.spans_hosts:
-            attempt.peers.cut_off = attempt.peers.cut_off or CutOff()
+            attempt.others.cut_off = attempt.others.cut_off or CutOff()
         return diagnose(launch, event.at)
     announced = launch.broadcast_abort("start", event.what, hint=event.hint)
     if launch.state is State.PROBING:
@@ -142,10 +142,10 @@ def on_start_failed(launch: LaunchState, event: StartFailed) -> list[Action]:
 def _give_up_place(launch: LaunchState, event: StartFailed, joined: HostsJoined) -> list[Action]:
     """JOINING -> DIAGNOSING: nothing has been started here, but the others count on the ranks of this host."""
     _take_part(launch, joined)
-    peers = launch.attempt.peers
-    announced = launch.broadcast_abort("leave" if peers.may_leave else "start", event.what, hint=event.hint)
-    if peers.may_leave:
-        peers.cut_off = CutOff()  # they go on without it
+    others = launch.attempt.others
+    announced = launch.broadcast_abort("leave" if others.may_leave else "start", event.what, hint=event.hint)
+    if others.may_leave:
+        others.cut_off = CutOff()  # they go on without it
     return [*announced, *diagnose(launch, event.at)]
 
 

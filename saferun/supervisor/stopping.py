@@ -1,7 +1,7 @@
 """STOPPING: a signal to the ranks, their grace, SIGKILL, and the sweep of what they left behind. Pure.
 
 No other module makes a SignalRanks. The module that ends the attempt chooses the signal: ``running`` after a capture,
-of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``peers`` if it ends on another host
+of a failure or a hang (SIGTERM, or the signal that this saferun got meanwhile); ``others`` if it ends on another host
 (SIGTERM, or SIGINT or SIGKILL as there); ``requests`` for saferunctl; ``on_signal`` here for a signal to this saferun.
 They call ``stop``, ``stop_as_asked`` or ``kill``; ``fail``, for a failure, captures first. When the ranks are captured,
 and when SIGKILL follows, is decided here.
@@ -83,14 +83,14 @@ def capture(
 
 def is_captured_for_failure(launch: LaunchState) -> bool:
     """Whether the ranks are captured because one has failed, and for nothing else: their end is not waited for."""
-    peers = launch.attempt.peers
+    others = launch.attempt.others
     return (
         launch.attempt.verdict is None
         and isinstance(launch.attempt.ending, Failed)
         and launch.stop_signum is None
-        and not peers.is_stopped
-        and peers.cut_off is None
-        and peers.decision is None
+        and not others.is_stopped
+        and others.cut_off is None
+        and others.decision is None
     )
 
 
@@ -120,13 +120,13 @@ def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] =
     ]
 
 
-def stop_as_asked(launch: LaunchState, at: float, signum: int, quiet_s: float) -> list[Action]:
+def stop_as_asked(launch: LaunchState, at: float, signum: int, idle_s: float) -> list[Action]:
     """The user or the scheduler wants the ranks to end; they get ``signum``.
 
     Ranks that make progress need their grace, for a checkpoint for instance, and get the signal at once. Where there
-    has been no progress for ``quiet_s``, a job that hangs is being cancelled, and its stacks come first.
+    has been no progress for ``idle_s``, a job that hangs is being cancelled, and its stacks come first.
     """
-    if quiet_s >= _HUNG_S:
+    if idle_s >= _HUNG_S:
         return capture(launch, at, at_most_s=FIRST_CAPTURE_S)
     if launch.limits.grace_s > 0:
         launch.attempt.stopping.capture_at = at + launch.limits.grace_s * _LATE_CAPTURE
@@ -204,7 +204,7 @@ def kill(launch: LaunchState, at: float) -> list[Action]:
         return [SweepOrphans(launch.number, 0.0)]
     if not launch.attempt.running:
         return sweep(launch, at)
-    return _kill(launch, at) if stopping.stage == "signalled" else []
+    return _kill(launch, at) if stopping.stage in {"none", "signalled"} else []
 
 
 def _kill(launch: LaunchState, at: float) -> list[Action]:
@@ -255,9 +255,9 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         line += " or at the next Ctrl-C"
         # A user at the keyboard wants an end: this is the only signal that does not wait for evidence.
         return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
-    if event.quiet_s >= _HUNG_S:
-        line += f"; no sign of progress for {event.quiet_s:.0f} s, so their stacks are captured first"
-    return [PrintLine(line), *announced, *stop_as_asked(launch, event.at, event.signum, event.quiet_s)]
+    if event.idle_s >= _HUNG_S:
+        line += f"; no sign of progress for {event.idle_s:.0f} s, so their stacks are captured first"
+    return [PrintLine(line), *announced, *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
 
 
 def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list[Action]:
@@ -271,7 +271,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         return _end_grace(launch, event.at) if by_keyboard else []
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
-        stopping.signalled = event
+        stopping.late_signal = event
         line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
@@ -288,19 +288,19 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
         # CAPTURING -> STOPPING: a user at the keyboard does not want to wait for the capture of a hang.
         return [*announced, *stop(launch, event.at, event.signum)]
     # A launcher sends one Ctrl-C to every host, and another host's report of it may come before the signal itself.
-    is_another = had_failed and attempt.peers.announced_signum != signal.SIGINT
+    is_another = had_failed and attempt.others.announced_signum != signal.SIGINT
     return [*announced, *(_end_grace(launch, event.at) if is_another else [])]
 
 
 def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
     """The user or the scheduler wants this host to stop: there is no other attempt, and the other hosts know of it."""
-    ending, peers = launch.attempt.ending, launch.attempt.peers
+    ending, others = launch.attempt.ending, launch.attempt.others
     launch.stop_signum = event.signum
     expect_sigkill(launch, event.at)
-    leaves = ending is None and launch.state in TOGETHER and (peers.may_leave or _may_be_awaited(launch, event))
+    leaves = ending is None and launch.state in TOGETHER and (others.may_leave or _may_be_awaited(launch, event))
     launch.add_ending(Leave(event.signum) if leaves else Stopped(event.signum))
     if isinstance(ending, Regroup) and launch.job.spans_hosts:
-        peers.cut_off = peers.cut_off or CutOff()  # the others meet again without this host, and decide nothing
+        others.cut_off = others.cut_off or CutOff()  # the others meet again without this host, and decide nothing
     if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
     reason = "leave" if leaves else "parent" if event.why else "signal"
@@ -315,7 +315,7 @@ def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
     placement = launch.attempt.placement
     has_others = launch.job.spans_hosts and placement is not None and placement.group_world_size > 1
     is_by_system = event.signum == signal.SIGTERM and not event.why
-    return has_others and is_by_system and launch.job.awaits_successors and launch.may_restart
+    return has_others and is_by_system and launch.job.awaits_replacement_host and launch.may_restart
 
 
 def _end_grace(launch: LaunchState, at: float) -> list[Action]:
@@ -341,7 +341,7 @@ def sweep(launch: LaunchState, at: float) -> list[Action]:
     """-> STOPPING: no rank is left; end the processes that they left behind, or wait for their end."""
     attempt, stopping, limits = launch.attempt, launch.attempt.stopping, launch.limits
     stopping.stage = "sweeping"
-    if attempt.ending is not None or attempt.peers.cut_off is not None:
+    if attempt.ending is not None or attempt.others.cut_off is not None:
         stopping.awaits_orphans = False
         launch.enter(State.STOPPING, at + limits.sweep_s)
         return [SweepOrphans(launch.number, limits.sweep_term_s, ends_all=launch.orphans == "end")]
@@ -374,12 +374,12 @@ def on_orphans_gone(launch: LaunchState, event: OrphansGone) -> list[Action]:
 
 
 def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
-    attempt, peers = launch.attempt, launch.attempt.peers
+    attempt, others = launch.attempt, launch.attempt.others
     if attempt.stopping.stage != "sweeping":
         return []
     attempt.stopping.awaits_orphans = False
     _obey_late(launch, at)
-    is_left = peers.cut_off is not None and not (peers.cut_off.class_name or launch.job.outlives_leader)
+    is_left = others.cut_off is not None and not (others.cut_off.class_name or launch.job.outlives_leader)
     if isinstance(attempt.ending, Regroup) and not is_left:
         if launch.is_to_end:
             return launch.finish(1, leaves=True)
@@ -389,17 +389,17 @@ def _after_sweep(launch: LaunchState, at: float) -> list[Action]:
     if not launch.job.spans_hosts:
         # STOPPING -> DONE: every rank ended with exit code 0.
         return launch.finish(0)
-    if peers.cut_off is not None:
-        return end_well_alone(launch, peers.cut_off.what)
-    if attempt.stopping.signalled is not None:
+    if others.cut_off is not None:
+        return end_well_alone(launch, others.cut_off.what)
+    if attempt.stopping.late_signal is not None:
         if launch.may_end_alone:
             # STOPPING -> DONE: as if the signal had come now.
             return [NotifyDone(launch.number), *launch.finish(1, leaves=True)]
         attempt.stopping.obey_at = at + _ALL_DONE_S
     # STOPPING -> WAITING: and others' have not yet.
     waits = wait_for_others(launch, at)
-    if peers.decision is not None:
-        return follow(launch, peers.decision, at)
+    if others.decision is not None:
+        return follow(launch, others.decision, at)
     return [NotifyDone(launch.number), *waits]
 
 
@@ -407,8 +407,8 @@ def _obey_late(launch: LaunchState, at: float) -> None:
     """The attempt has failed elsewhere since a signal came to this host, without which a static job cannot go on."""
     stopping, is_static = launch.attempt.stopping, launch.job.spans_hosts and not launch.job.outlives_leader
     is_needed = is_static and not launch.may_end_alone
-    if stopping.signalled is not None and is_needed and launch.stop_signum is None and launch.attempt.ending:
-        _ordered(launch, stopping.signalled._replace(at=at))  # it announces nothing in STOPPING
+    if stopping.late_signal is not None and is_needed and launch.stop_signum is None and launch.attempt.ending:
+        _ordered(launch, stopping.late_signal._replace(at=at))  # it announces nothing in STOPPING
 
 
 def regroup(launch: LaunchState, at: float, ending: Regroup) -> list[Action]:
@@ -423,7 +423,7 @@ def regroup(launch: LaunchState, at: float, ending: Regroup) -> list[Action]:
 
 def wait_for_others(launch: LaunchState, at: float) -> list[Action]:
     """-> WAITING, without end, unless the others cannot be reached, or a signal is still to be obeyed."""
-    unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
+    unreachable, limit_s = launch.attempt.others.unreachable, launch.limits.unreachable_s
     obey_at = launch.attempt.stopping.obey_at
     if obey_at is not None:
         launch.enter(State.WAITING, obey_at)

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from saferun.captures.inspection_values import JobInspection
 from saferun.evidence.job_evidence import HangVerdict, ThreadStack
 from saferun.watchdog.hang_rules import DUMPS, DUMPS_IN_COLLECTIVE, all_hang, some_hang, with_long_waits
+from saferun.watchdog.rank_histories import RankHistories
+from saferun.watchdog.rank_history import RankHistory
 from saferun.watchdog.samples import JobSample, Numbers, RankSample, SampleResult
 from saferun.watchdog.verdicts import Repeat, Verdicts
-from saferun.watchdog.watched import Watched
-from saferun.watchdog.watched_ranks import WatchedRanks
 
 # A rank that does not move is asked for its sequence numbers after these shares of the timeout. Rarely: an answer from
 # a full Flight Recorder costs one of the rank's threads 30-40 ms (measured).
@@ -52,22 +52,22 @@ class HangDetector:
 
     def __init__(self, timeout_s: float, *, can_dump: bool = True) -> None:
         self._timeout_s = timeout_s
-        self._ranks = WatchedRanks(timeout_s, can_dump=can_dump)
+        self._ranks = RankHistories(timeout_s, can_dump=can_dump)
         self._window_s = max(timeout_s / 10, 3 * sampling_interval_s(timeout_s))
         self._at: float | None = None
         self._confirming = False
         self._verdicts = Verdicts(timeout_s)
         self._lively = 0
-        self._lively_s = 0.0
+        self._lively_at = 0.0
         self._is_inspecting = False
         self._inspected_marks = 0  # how many marks of _INSPECT_AT have been inspected at
         self._inspections = 0  # since a rank last moved; 0 as well after an inspection that failed
-        self._inspected_s = float("-inf")
+        self._inspected_at = float("-inf")
 
     # ------------------------------------------------------------------------------------------------------------ input
 
     def feed(self, sample: JobSample) -> SampleResult:
-        """Take a sample. The first one, and the first after ``captured``, only serves the next for comparison."""
+        """Take a sample. The first one, and the first after ``resume``, only serves the next for comparison."""
         is_first = self._at is None
         interval_s = max(sample.at - self._at, 1e-3) if self._at is not None else 1e-3
         self._at = sample.at
@@ -105,7 +105,7 @@ class HangDetector:
     def take_inspection(self, inspection: JobInspection | None) -> None:
         """The answer to ``SampleResult.inspection_wanted``; None: it failed."""
         self._is_inspecting = False
-        self._inspected_s = self._ranks.clock_s
+        self._inspected_at = self._ranks.clock_s
         for watched in self._ranks.all:
             watched.works_unseen = False
         if inspection is None:
@@ -123,14 +123,14 @@ class HangDetector:
     def rank_ended(self, local_rank: int) -> None:
         """A rank has ended. The others are given time to notice."""
         watched = self._ranks.by_local_rank.pop(local_rank, None)
-        self._ranks.changed_s = self._ranks.clock_s
+        self._ranks.changed_at = self._ranks.clock_s
         if watched is not None:
             for verdict in self._verdicts.open:
                 if set(verdict.ranks) <= {watched.rank}:
                     self._verdicts.close(verdict.kind, self._ranks.clock_s)
 
-    def captured(self) -> None:
-        """The verdict has been captured and reported: go on. The effects of the capture on the ranks do not count."""
+    def resume(self) -> None:
+        """Go on after a verdict. The effects of a capture on the ranks do not count."""
         self._at = None
         self._confirming = self._is_inspecting = False
         for watched in self._ranks.all:
@@ -152,16 +152,16 @@ class HangDetector:
             return 0.0
         if sample.ranks and all(rank.process.state == "T" for rank in sample.ranks):
             # Whoever stopped the whole job may continue it, as a scheduler does that lends its GPUs to another job.
-            self._ranks.changed_s = self._ranks.clock_s
+            self._ranks.changed_at = self._ranks.clock_s
         if interval_s > max(self._timeout_s / 2, 4 * sample.asked_s):
             # What kept saferun from sampling may have kept the ranks from working.
-            self._ranks.changed_s = self._ranks.clock_s
+            self._ranks.changed_at = self._ranks.clock_s
         return min(interval_s, 2 * sample.asked_s)
 
     def _take(self, sample: RankSample, interval_s: float) -> bool:
         watched = self._ranks.by_local_rank.get(sample.local_rank)
         if watched is None:
-            watched = self._ranks.by_local_rank[sample.local_rank] = Watched(
+            watched = self._ranks.by_local_rank[sample.local_rank] = RankHistory(
                 sample.rank, self._window_s, self._ranks.clock_s
             )
         return watched.take(
@@ -174,20 +174,20 @@ class HangDetector:
         for rank in sample.ranks:
             phase = rank.script.phase if rank.script is not None else None
             if self._ranks.by_local_rank[rank.local_rank].take_phase(phase, sample.at):
-                self._ranks.changed_s = self._ranks.clock_s
+                self._ranks.changed_at = self._ranks.clock_s
 
     @property
-    def quiet_s(self) -> float:
+    def idle_s(self) -> float:
         """For how long no rank has made progress, as of the last sample; 0 if one may work, or nothing is known."""
         return min(map(self._ranks.idle_s, self._ranks.all), default=0.0)
 
     @property
-    def strict_quiet_s(self) -> float:
-        """As ``quiet_s``, but a rank that works only a little counts as working."""
+    def strict_idle_s(self) -> float:
+        """As ``idle_s``, but a rank that works only a little counts as working."""
         return min(map(self._ranks.strict_idle_s, self._ranks.all), default=0.0)
 
-    def quiet_by_rank(self) -> dict[int, float]:
-        """As ``quiet_s``, for each local rank."""
+    def idle_by_rank(self) -> dict[int, float]:
+        """As ``idle_s``, for each local rank."""
         return {local_rank: self._ranks.idle_s(watched) for local_rank, watched in self._ranks.by_local_rank.items()}
 
     # ---------------------------------------------------------------------------------------------------------- stacks
@@ -230,11 +230,11 @@ class HangDetector:
                 if not suspect.take(at, threads):
                     watched.move(self._ranks.clock_s)
 
-    def _is_suspicious(self, watched: Watched) -> bool:
+    def _is_suspicious(self, watched: RankHistory) -> bool:
         return (
             self._ranks.can_dump
             and bool(watched.busy_pids)
-            and self._ranks.silent_s(watched) >= self._timeout_s * _DUMPS_FROM
+            and self._ranks.still_s(watched) >= self._timeout_s * _DUMPS_FROM
         )
 
     # --------------------------------------------------------------------------------------------------------- verdicts
@@ -244,7 +244,7 @@ class HangDetector:
             local_rank
             for local_rank, watched in self._ranks.by_local_rank.items()
             if watched.ask(
-                sum(self._ranks.silent_s(watched) >= part * self._timeout_s for part in _ASK_AT),
+                sum(self._ranks.still_s(watched) >= part * self._timeout_s for part in _ASK_AT),
                 self._ranks.clock_s,
                 _ASK_AT[0] * self._timeout_s,
             )
@@ -261,15 +261,15 @@ class HangDetector:
         return is_due
 
     def _marks_reached(self) -> int:
-        silent_s = min(map(self._ranks.silent_s, self._ranks.all), default=0.0)
+        still_s = min(map(self._ranks.still_s, self._ranks.all), default=0.0)
         # A missing heartbeat is held against a rank while others move.
         beating = [watched for watched in self._ranks.all if watched.beat_ns > 0]
-        silent_s = max([silent_s, *(min(self._ranks.silent_s(one), self._ranks.beatless_s(one)) for one in beating)])
-        return sum(silent_s >= part * self._timeout_s for part in _INSPECT_AT)
+        still_s = max([still_s, *(min(self._ranks.still_s(one), self._ranks.beatless_s(one)) for one in beating)])
+        return sum(still_s >= part * self._timeout_s for part in _INSPECT_AT)
 
     def _inspection_is_needed(self) -> bool:
         """Whether a verdict has to wait for an inspection: only the comparison of two shows what threads do."""
-        is_old = self._ranks.clock_s - self._inspected_s > _INSPECTION_LASTS_S
+        is_old = self._ranks.clock_s - self._inspected_at > _INSPECTION_LASTS_S
         return self._confirming and not self._is_inspecting and (is_old or self._inspections == 1)
 
     def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
@@ -300,8 +300,8 @@ class HangDetector:
         kinds = {verdict.kind for verdict in self._verdicts.open}
         if moved or ("quiescent" in kinds and self._ranks.busy):
             self._lively += 1
-            self._lively_s = self._ranks.clock_s
-        elif self._ranks.clock_s - self._lively_s > self._timeout_s / 2:
+            self._lively_at = self._ranks.clock_s
+        elif self._ranks.clock_s - self._lively_at > self._timeout_s / 2:
             self._lively = 0
         recovered_s = None
         for verdict in self._verdicts.open:
@@ -312,9 +312,9 @@ class HangDetector:
     def _is_over(self, verdict: HangVerdict) -> bool:
         about = [watched for watched in self._ranks.all if watched.rank in verdict.ranks]
         if verdict.kind == "stopped":
-            return all(watched.stopped_s is None for watched in about)
+            return all(watched.stopped_since is None for watched in about)
         if verdict.kind == "uninterruptible":
-            return all(watched.uninterruptible_s is None for watched in about)
+            return all(watched.uninterruptible_since is None for watched in about)
         if verdict.kind == "overdue":
             return not any(watched.is_overdue for watched in about)
         if verdict.kind == "heartbeat":

@@ -53,7 +53,7 @@ def combine(
     return HangVerdict(
         kind,
         _together(verdict.ranks for verdict in alike),
-        min(verdict.quiet_s for verdict in (alike if at_work else verdicts)),
+        min(verdict.lasted_s for verdict in (alike if at_work else verdicts)),
         certain=not at_work and all(verdict.certain for verdict in verdicts),
         busy=_together(verdict.busy for verdict in verdicts),
         overdue=next((verdict.overdue for verdict in (*alike, *verdicts) if verdict.overdue), ""),
@@ -62,7 +62,14 @@ def combine(
 
 def packed(verdict: HangVerdict) -> dict[str, Any]:
     """A verdict as ``verdict_from`` reads it, short however many ranks it names: first and last of those in a row."""
-    return {**verdict._asdict(), "ranks": _packed_ranks(verdict.ranks), "busy": _packed_ranks(verdict.busy)}
+    return {
+        "kind": verdict.kind,
+        "ranks": _packed_ranks(verdict.ranks),
+        "quiet_s": verdict.lasted_s,
+        "certain": verdict.certain,
+        "busy": _packed_ranks(verdict.busy),
+        "overdue": verdict.overdue,
+    }
 
 
 def _packed_ranks(ranks: Iterable[int]) -> list[list[int]]:
@@ -79,8 +86,8 @@ def verdict_from(raw: object, *, own: Collection[int] | None = None) -> HangVerd
     """The verdict that another host sent; None where it is none.
 
     Args:
-        raw: an object with the fields of :class:`~saferun.evidence.job_evidence.HangVerdict`; those that are missing
-            are empty.
+        raw: an object with the fields of :class:`~saferun.evidence.job_evidence.HangVerdict`, ``lasted_s`` as
+            ``quiet_s``; those that are missing are empty.
         own: the only ranks that it may name; None: any.
     """
     if not isinstance(raw, Mapping):

@@ -71,7 +71,7 @@ class RankMonitor:
     Args:
         hang_timeout_s: how long nothing may move.
         poller: the loop's.
-        on_verdict: takes a verdict. The watch pauses then, until ``captured``.
+        on_verdict: takes a verdict. The watch pauses then, until ``resume``.
         on_recovery: takes how many seconds a hang lasted that is over.
         examiner: dumps the stacks of suspects and inspects quiet ranks; None: neither is done.
         store_port: of the job's store; 0: unknown.
@@ -158,25 +158,25 @@ class RankMonitor:
             self._sample(now)
         self._begin_dumps(now)
 
-    def quiet_s(self, now: float) -> float:
+    def idle_s(self, now: float) -> float:
         """For how long no rank has made progress; 0 if one may be working.
 
         Takes a sample first, which costs milliseconds, if that may be long enough for a hang.
         """
-        if self._sample_at is not None and self._detector.quiet_s + now - self._sampled_at >= _SURELY_SHORT_S:
+        if self._sample_at is not None and self._detector.idle_s + now - self._sampled_at >= _SURELY_SHORT_S:
             self._sample(now)
-        return self._detector.quiet_s
+        return self._detector.idle_s
 
-    def strict_quiet_s(self, now: float) -> float:
-        """As ``quiet_s``, but a rank that works only a little counts as working: captures must not hold it up."""
-        return min(self.quiet_s(now), self._detector.strict_quiet_s)
+    def strict_idle_s(self, now: float) -> float:
+        """As ``idle_s``, but a rank that works only a little counts as working: captures must not hold it up."""
+        return min(self.idle_s(now), self._detector.strict_idle_s)
 
-    def quiet_by_rank(self) -> dict[int, float]:
-        """As ``quiet_s``, for each local rank, as of the last sample; takes none."""
-        return self._detector.quiet_by_rank()
+    def idle_by_rank(self) -> dict[int, float]:
+        """As ``idle_s``, for each local rank, as of the last sample; takes none."""
+        return self._detector.idle_by_rank()
 
     def pause(self) -> None:
-        """Do nothing until ``captured``."""
+        """Do nothing until ``resume``."""
         self._sample_at = self._dump_at = None
         for _, answer in self._dumps.values():
             answer.close()
@@ -186,10 +186,10 @@ class RankMonitor:
             query.give_up()
         self._queries.clear()
 
-    def captured(self, now: float) -> None:
-        """The verdict has been captured: the watch goes on."""
+    def resume(self, now: float) -> None:
+        """The watch goes on: the verdict has been captured, or handed on as the state of this host."""
         self.pause()
-        self._detector.captured()
+        self._detector.resume()
         if self._ranks:
             self._sample_at = now
 

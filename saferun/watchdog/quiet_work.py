@@ -20,13 +20,13 @@ from saferun.captures.inspection_values import Connection, JobInspection, RankIn
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit
-from saferun.watchdog.signs import DOUBTED
+from saferun.watchdog.signs import BLINK_NS, DOUBTED, WAKE_NS
 
 # More than what keeps connections alive, reports metrics or asks for work, all connections together.
 _BULK_BYTES_PER_S = 16_384
 # A slow transfer, which goes on in each interval of an inspection. A query every few seconds does not.
 _STEADY_BYTES_PER_S = 400
-_STEADY_FACTOR = 4
+_LOPSIDED_FACTOR = 4
 # What comes in bursts has not been asked for: an answer is not so much longer than its question.
 _PUSHED_BYTES_PER_S = 500
 _PUSHED_FACTOR = 64
@@ -37,8 +37,6 @@ _DRIP_BYTES_PER_S = 256
 _IO_BYTES_PER_S = 16_384
 # One that is busy may as well busy-loop: its stacks decide about that; see ``signs``.
 _BUSY_SHARE = 0.1
-_WAKE_NS = 100_000
-_BLINK_NS = 1_000_000
 # What a thread has always done is not what the rank waits for.
 _AS_EVER = 1.5
 # A shorter life says little about what a thread does when the rank works.
@@ -68,10 +66,10 @@ def inspection_from(content: bytes) -> JobInspection | None:
 
 
 class _First(Value):
-    """A thread when it was first seen in a silence, and how long that had lasted."""
+    """A thread when it was first seen while its rank stood still, and how long that had lasted."""
 
     thread: Thread
-    silent_s: float
+    still_s: float
 
 
 class QuietWork:
@@ -82,18 +80,18 @@ class QuietWork:
         self._before_s = 0.0
         self._first: dict[tuple[int, int], _First] = {}
 
-    def take(self, moments_s: Sequence[float], now: RankInspection, *, silent_s: float, patience_s: float) -> str:
+    def take(self, moments_s: Sequence[float], now: RankInspection, *, still_s: float, patience_s: float) -> str:
         """What the rank does: ``works``, ``may work`` or ``waits``.
 
         Args:
             moments_s: of the inspection.
             now: what it has found.
-            silent_s: for how long the rank has not moved, by its samples.
+            still_s: for how long the rank has not moved, by its samples.
             patience_s: how long the work of threads counts of which it is not known whether they do it always.
         """
         since_s = max(moments_s[-1] - self._before_s, 1e-3)
-        if silent_s < since_s:
-            # It has moved by itself since then: this is another silence.
+        if still_s < since_s:
+            # It has moved by itself since then, and what was found before is of an earlier time.
             self._before, self._first = None, {}
         before, self._before, self._before_s = self._before, now, moments_s[-1]
         flow = _flow(before, now, since_s, moments_s, internal=False)
@@ -106,13 +104,13 @@ class QuietWork:
             is_unclear = is_unclear or thread.in_disk_waits >= max(len(moments_s), _DISK_WAITS)
             if not thread.is_main:
                 key = thread.tid, thread.start_ticks
-                first = self._first.setdefault(key, _First(thread, silent_s))
+                first = self._first.setdefault(key, _First(thread, still_s))
                 found.add(_thread_does(first, known.get(key), thread, since_s))
         may_work = "may work" in found
         launches = before is not None and _has_launched(before, now)
-        if launches or flow == "bulk" or "works" in found or ((is_slow or may_work) and silent_s < patience_s):
+        if launches or flow == "bulk" or "works" in found or ((is_slow or may_work) and still_s < patience_s):
             return "works"
-        is_doubtful = (may_work or "busy" in found) and silent_s < patience_s * DOUBTED
+        is_doubtful = (may_work or "busy" in found) and still_s < patience_s * DOUBTED
         return "may work" if is_slow or is_unclear or is_doubtful else "waits"
 
 
@@ -121,10 +119,10 @@ def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: flo
     if now.in_disk_waits >= _DISK_WAITS and now.wakes and _last(now) > now.wakes[0] + 1:
         # One uninterruptible sleep after the other: it waits for a slow disk.
         return "works"
-    lived_s = first.thread.age_s - first.silent_s
+    lived_s = first.thread.age_s - first.still_s
     if before is None and lived_s > 0:
         return "waits"
-    # Of one that was started in the silence all that it has done counts.
+    # Of one that was started while the rank stood still all that it has done counts.
     over_s = since_s if before is not None else max(now.age_s, 1e-3)
     ran_ns, io_bytes, faults, wakes = (
         (now.run_ns, now.io_bytes, now.major_faults, _last(now))
@@ -140,15 +138,15 @@ def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: flo
     io_bytes_per_s = io_bytes / over_s
     if faults > 0 or io_bytes_per_s > _IO_BYTES_PER_S:
         return "works"
-    runs = share > _WORK_SHARE and ran_ns > _BLINK_NS + _WAKE_NS * wakes
+    runs = share > _WORK_SHARE and ran_ns > BLINK_NS + WAKE_NS * wakes
     drips = io_bytes_per_s > _DRIP_BYTES_PER_S
     if not runs and not drips:
         return "waits"
     if lived_s < _LIVED_S:
         return "busy" if share > _BUSY_SHARE else "may work"
-    # What it did in the silence is taken off what it had done when it was first seen.
-    share_before = (first.thread.run_ns / 1e9 - share * first.silent_s) / lived_s
-    io_before = (first.thread.io_bytes - io_bytes_per_s * first.silent_s) / lived_s
+    # What it did while the rank stood still is taken off what it had done when it was first seen.
+    share_before = (first.thread.run_ns / 1e9 - share * first.still_s) / lived_s
+    io_before = (first.thread.io_bytes - io_bytes_per_s * first.still_s) / lived_s
     runs = runs and share > _AS_EVER * share_before
     drips = drips and io_bytes_per_s > _AS_EVER * io_before
     if runs and share > _BUSY_SHARE:
@@ -204,7 +202,7 @@ def _steady_flow(one: Connection, moments_s: Sequence[float]) -> str:
     taken, sent = moments[-1][1] - moments[0][1], moments[-1][2] - moments[0][2]
     if least >= _BULK_BYTES_PER_S:
         return "bulk"
-    is_lopsided = max(taken, sent) >= _STEADY_FACTOR * min(taken, sent)
+    is_lopsided = max(taken, sent) >= _LOPSIDED_FACTOR * min(taken, sent)
     return "slow" if is_lopsided and least >= _STEADY_BYTES_PER_S else ""
 
 

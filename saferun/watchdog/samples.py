@@ -97,7 +97,7 @@ class SampleResult(Value):
     """What follows from a sample.
 
     Attributes:
-        verdict: the ranks hang, or it looks like it. No more samples are wanted before ``HangDetector.captured``.
+        verdict: the ranks hang, or it looks like it. No more samples are wanted before ``HangDetector.resume``.
         recovered_s: a hang that was reported is over, after so many seconds.
         numbers_wanted: local ranks whose sequence numbers are wanted; each is to be answered, see
             ``HangDetector.take_numbers``.

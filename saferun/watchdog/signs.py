@@ -14,8 +14,8 @@ from saferun.watchdog.samples import ProcessSample, RankSample
 
 # A wait that polls needs 10 to 60 µs of CPU time a poll (measured), more if the caches are cold; real work needs
 # milliseconds.
-_WAKE_NS = 100_000
-_BLINK_NS = 1_000_000
+WAKE_NS = 100_000
+BLINK_NS = 1_000_000
 _POLL_SHARE = 0.05
 # A loop that waits and sleeps 10 ms each time uses less (0.4 % on a slow machine). One that sleeps 1 ms (1 to 2 %) may
 # as well work.
@@ -257,7 +257,7 @@ def main_thread_signs(before: ProcessSample, now: ProcessSample, interval_s: flo
     if is_starved or ready_ns >= interval_ns * (_MOST_OF_THE_TIME if runs else _ALL_THE_TIME):
         new_pages = now.minor_faults - before.minor_faults
         return "moves" if new_pages > max(_NEW_PAGES, _NEW_PAGES_PER_S * interval_s) else "busy"
-    if ran_ns <= _BLINK_NS + _WAKE_NS * wakes:
+    if ran_ns <= BLINK_NS + WAKE_NS * wakes:
         return "busy" if ran_ns > interval_ns * _POLL_SHARE else "quiet"
     return "moves"
 

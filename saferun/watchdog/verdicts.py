@@ -53,30 +53,30 @@ class Verdicts:
         self._timeout_s = timeout_s
         self._reported: dict[str, _Reported] = {}
         self._open: dict[str, HangVerdict] = {}
-        self._began_s = 0.0
+        self._began_at = 0.0
         self._new = {True: _New(), False: _New()}
         self._doubts = 0  # how many new hangs were downgraded to suspected
-        self._doubted_until_s = 0.0  # ``certain_after_s`` of the last of them
+        self._doubt_lasts_s = 0.0  # ``certain_after_s`` of the last of them
 
     def may_report(self, verdict: HangVerdict, clock_s: float) -> bool:
         """Whether it is new, or was reported long enough ago."""
         last = self._reported.get(verdict.kind)
         if last is None or self._is_new(verdict, last, clock_s):
-            if verdict.certain and verdict.quiet_s < self._least_s():
+            if verdict.certain and verdict.lasted_s < self._least_s():
                 return False
             new = self._new[verdict.certain]
             return new.times < AT_ONCE or clock_s - new.clock_s >= self._pause_s(new.times - AT_ONCE + 1)
         if not verdict.certain and any(known.certain for known in self._open.values()):
             # The certain verdict has been reported, and what was done about it too.
             return False
-        if last.certain_after_s > 0 and verdict.certain and verdict.quiet_s >= last.certain_after_s:
+        if last.certain_after_s > 0 and verdict.certain and verdict.lasted_s >= last.certain_after_s:
             return True
         return clock_s - last.clock_s >= self._pause_s(last.times)
 
     def _is_new(self, verdict: HangVerdict, last: _Reported, clock_s: float) -> bool:
         if last.certain_after_s > 0:
             # What has moved since then may wait for something else by now.
-            return verdict.quiet_s < clock_s - last.clock_s
+            return verdict.lasted_s < clock_s - last.clock_s
         if verdict.certain and not last.certain:
             return True
         return verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks)
@@ -94,8 +94,8 @@ class Verdicts:
             verdict.certain,
             is_new,
         )
-        began_s = clock_s - verdict.quiet_s
-        self._began_s = min(self._began_s, began_s) if self._open else began_s
+        began_at = clock_s - verdict.lasted_s
+        self._began_at = min(self._began_at, began_at) if self._open else began_at
         self._open[verdict.kind] = verdict
 
     def downgrade_to_suspected(self, kind: str, certain_after_s: float) -> None:
@@ -112,22 +112,22 @@ class Verdicts:
             self._open[kind] = self._open[kind]._replace(certain=False)
         if last.was_new:
             self._doubts += 1
-            self._doubted_until_s = certain_after_s
+            self._doubt_lasts_s = certain_after_s
             self._new[True] = self._new[True]._replace(times=max(self._new[True].times - 1, 0))
 
     def _least_s(self) -> float:
         """For how long nothing must have moved for a new hang to be captured."""
         if self._doubts < AT_ONCE:
             return 0.0
-        return min(self._pause_s(self._doubts - AT_ONCE + 2), max(self._doubted_until_s, self._timeout_s))
+        return min(self._pause_s(self._doubts - AT_ONCE + 2), max(self._doubt_lasts_s, self._timeout_s))
 
     def repeat(self, verdict: HangVerdict) -> Repeat:
         """How often a verdict of this kind has been reported, and when it is reported next."""
         last = self._reported.get(verdict.kind)
         times = last.times if last is not None else 1
         next_s = self._pause_s(times)
-        if last is not None and last.certain_after_s > verdict.quiet_s:
-            next_s = min(next_s, last.certain_after_s - verdict.quiet_s)
+        if last is not None and last.certain_after_s > verdict.lasted_s:
+            next_s = min(next_s, last.certain_after_s - verdict.lasted_s)
         return Repeat(times, next_s)
 
     def _pause_s(self, times: int) -> float:
@@ -145,4 +145,4 @@ class Verdicts:
         self._reported.pop(kind, None)
         if self._open.pop(kind, None) is None or self._open:
             return None
-        return clock_s - self._began_s
+        return clock_s - self._began_at

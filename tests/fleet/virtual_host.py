@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tests.fleet.fleet import Fleet
 
 RANKS_PORT, CONTROL_PORT = 29500, 40000
-PEERS_S = 60.0
+OTHERS_S = 60.0
 _PIPE_S = 20e-6
 _TICK_S = 0.5
 _CHECKS_S, _PROBES_S, _START_S, _CAPTURE_S, _STOP_S = 0.05, 0.1, 0.02, 0.2, 0.02
@@ -187,7 +187,7 @@ class FleetHost(Host):
         fleet.simulation.spawn(self, self._coordinate)
         self.config = _config(fleet, self.number)
         least = fleet.count - fleet.spares
-        job = JobPolicy(spans_hosts=True, peers_s=PEERS_S, least_hosts=least, has_spares=fleet.spares > 0)
+        job = JobPolicy(spans_hosts=True, others_s=OTHERS_S, least_hosts=least, has_spares=fleet.spares > 0)
         self.supervisor = Supervisor(AttemptPolicy(fleet.restarts, 0, wait=lambda _: 1.0), Limits(), HangPolicy(), job)
         poller: Any = self
         run_dir: Any = SimpleNamespace(
@@ -425,7 +425,7 @@ class FleetHost(Host):
 
     def _hand_in(self, attempt: int) -> None:
         """Whatever the attempt by then is."""
-        self.exchange.share("end", self._evidence(), PEERS_S, partial(self._on_evidence, attempt), attempt=attempt)
+        self.exchange.share("end", self._evidence(), OTHERS_S, partial(self._on_evidence, attempt), attempt=attempt)
         self._handle_posted()
 
     def _on_evidence(self, attempt: int, _merged: Evidence | None, chunks: tuple[EvidenceChunk, ...]) -> None:

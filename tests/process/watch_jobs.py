@@ -134,7 +134,7 @@ class Job:
         now = time.monotonic()
         deadline = self.watch.deadline
         if deadline is None and capture:
-            self.watch.captured(now)
+            self.watch.resume(now)
         elif deadline is not None and deadline <= now:
             self.watch.tick(now)
 

@@ -223,7 +223,7 @@ def joining(host: Host, **fields: Any) -> Message:
         "run_id": "job7",
         "local_addr": None,
         "timeout_s": 30.0,
-        "host_timeout_s": HOST_TIMEOUT_S,
+        "probe_after_s": HOST_TIMEOUT_S,
         "elastic": False,
         "expected": [],
         "name": host.name,

@@ -106,7 +106,7 @@ def test_a_supervisor_that_waits_for_a_file_system_is_a_warning(stalled: int) ->
         master = ["127.0.0.1", [port_of(job[0].ranks)]]
         for rank, host in enumerate(job):
             record = {"pid": pid if rank == stalled else os.getpid()}
-            host.join(node_rank=rank, most=2, master=master, host_timeout_s=0.6, record=record)
+            host.join(node_rank=rank, most=2, master=master, probe_after_s=0.6, record=record)
         for host in job:
             host.expect("joined")
         if stalled:
@@ -131,7 +131,7 @@ def test_a_supervisor_that_waits_for_a_file_system_is_a_warning(stalled: int) ->
 def test_a_healthy_host_is_not_lost() -> None:
     """Over several times the time that a host may be silent."""
     with hosts("node1", "node2") as job:
-        join_all(job, host_timeout_s=0.6)
+        join_all(job, probe_after_s=0.6)
         before = count_operations(job[1])
         until(lambda: count_operations(job[1]) > before + 40, "forty beats")
         assert not [message for host in job for message in host.read_all() if message["op"] in {"lost", "store_lost"}]
@@ -140,7 +140,7 @@ def test_a_healthy_host_is_not_lost() -> None:
 def test_the_leaders_end_is_noticed_at_once() -> None:
     """A broken connection needs no time-out."""
     with hosts("node1", "node2", "node3") as job:
-        join_all(job, host_timeout_s=60.0)
+        join_all(job, probe_after_s=60.0)
         states_until(job[0], {f"{host}/0": {"s": "run"} for host in range(3)})
         job[0].vanish()
         for host in job[1:]:

@@ -61,7 +61,7 @@ def test_what_one_host_tells_all_hosts_learn_in_the_same_order() -> None:
 def test_of_many_troubles_the_first_is_told_and_no_other() -> None:
     """Each host that was not first learns who was by the same question."""
     with hosts("node1", "node2", "node3", "node4") as job:
-        join_all(job, host_timeout_s=60.0)
+        join_all(job, probe_after_s=60.0)
         states_until(job[0], {f"{host}/0": {"s": "run"} for host in range(4)})
         operations = [count_operations(host) for host in job]
         for host in job:
@@ -116,7 +116,7 @@ def test_what_others_write_is_bounded_and_may_be_nonsense() -> None:
 def test_the_leader_learns_states() -> None:
     """The end of a job waits for them."""
     with hosts("node1", "node2", "node3") as job:
-        join_all(job, host_timeout_s=60.0)
+        join_all(job, probe_after_s=60.0)
         states_until(job[0], {f"{host}/0": {"s": "run"} for host in range(3)})
 
         for quiet_s in (1.0, 2.0):
@@ -185,7 +185,7 @@ def test_a_decision_reaches_all_hosts_though_the_leader_says_goodbye_in_the_same
 def test_a_lost_host_is_not_waited_for() -> None:
     """It will not take in anything."""
     with hosts("node1", "node2") as job:
-        join_all(job, host_timeout_s=1.0)
+        join_all(job, probe_after_s=1.0)
         job[1].vanish()
         job[0].expect("lost")
         job[0].send("append", attempt=0, message=DECISION)

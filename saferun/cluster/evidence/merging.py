@@ -290,12 +290,14 @@ class _Merging:
         verdicts = [one.hang for one in mine if one.hang is not None]
         if not verdicts:
             return None
+        # Each host has the verdict of the job, which ``watchdog.job_verdicts`` has combined from theirs: the kinds
+        # differ only where a host knows of another hang.
         first = verdicts[0]
         alike = [verdict for verdict in verdicts if verdict.kind == first.kind]
         return HangVerdict(
             first.kind,
             tuple(sorted({rank for verdict in alike for rank in verdict.ranks})),
-            min(verdict.quiet_s for verdict in alike),
+            min(verdict.lasted_s for verdict in alike),
             all(verdict.certain for verdict in alike),
             tuple(sorted({rank for verdict in alike for rank in verdict.busy})),
             next((verdict.overdue for verdict in verdicts if verdict.overdue), ""),

@@ -105,7 +105,7 @@ def _find(
     base = HostsConfig(start_timeout_s=start_s, host_timeout_s=host_s, stop_with_parent=stop)
     if _shares_console(values.console, offered):
         is_first = offered is None or (not offered.node_rank and not offered.local_rank)
-        base = base._replace(shares_console=True, announces=is_first and not values.node_rank)
+        base = base._replace(shares_console=True, prints_start_lines=is_first and not values.node_rank)
     if values.standalone:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     allocation = None

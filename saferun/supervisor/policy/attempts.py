@@ -173,17 +173,17 @@ class FailureFacts(Value):
     Attributes:
         class_name: of the cause; ``unknown`` where there is none.
         fingerprint: identifies the failure.
-        started: whether the start was over; None: unknown, which counts as over.
+        is_start_over: whether the start was over; None: unknown, which counts as over.
         in_init: whether it failed within ``init_process_group``: only then is it retried for an unknown reason.
         of_start: whether the meeting of the ranks failed, or a GPU was busy: nothing else is run twice.
-        transient: whether the cause may go away by itself; None: its class tells.
+        transient_override: whether the cause may go away by itself; None: its class tells.
         host: the number of the host at fault; None: none, or several.
         host_label: its name in the job.
         restarting_allowed: False where the user, a scheduler or the state of the job wants an end.
         stop_reason: why, if so: ``stopped by SIGTERM``.
         message: the cause in a few words: ``port 29500 is in use``.
         port_is_free: whether another port may be taken for the store.
-        life: how far the attempt had come; None: unknown, and it may have made progress.
+        progress: how far the attempt had come; None: unknown, and it may have made progress.
         may_differ: whether the cause may be gone the next time although it is the same: input and output, networks.
         unreadable: whether Python could not read the script itself, so that none of it ran, and no restart can help. An
             exception that the script raises never counts as that.
@@ -193,17 +193,17 @@ class FailureFacts(Value):
 
     class_name: str
     fingerprint: Fingerprint = Fingerprint()
-    started: bool | None = None
+    is_start_over: bool | None = None
     in_init: bool = False
     of_start: bool = True
-    transient: bool | None = None
+    transient_override: bool | None = None
     host: int | None = None
     host_label: str = ""
     restarting_allowed: bool = True
     stop_reason: str = ""
     message: str = ""
     port_is_free: bool = False
-    life: AttemptProgress | None = None
+    progress: AttemptProgress | None = None
     may_differ: bool = False
     unreadable: bool = False
     faulty: tuple[FaultyHost, ...] = ()
@@ -212,7 +212,7 @@ class FailureFacts(Value):
     @property
     def is_transient(self) -> bool:
         """Whether the cause may go away by itself."""
-        return self.transient if self.transient is not None else self.class_name in TRANSIENT
+        return self.transient_override if self.transient_override is not None else self.class_name in TRANSIENT
 
     def is_bound_to_repeat(self, before: FailureFacts | None) -> bool:
         """Whether the next attempt is known to end like this one and the previous one.
@@ -222,13 +222,13 @@ class FailureFacts(Value):
         the script itself. Anywhere else the line of code shows nothing: nearly every transient failure of training is
         raised at the same few lines.
         """
-        if before is None or self.is_transient or self.may_differ or self.life is None or before.life is None:
+        if before is None or self.is_transient or self.may_differ or self.progress is None or before.progress is None:
             return False
         if not self.fingerprint.is_same(before.fingerprint):
             return False
-        if 0 in {self.life.lived_s, before.life.lived_s}:
-            return self.life.lived_s == before.life.lived_s
-        return (self.in_init or self.class_name in SETTLED) and self.life.is_no_further_than(before.life)
+        if 0 in {self.progress.lived_s, before.progress.lived_s}:
+            return self.progress.lived_s == before.progress.lived_s
+        return (self.in_init or self.class_name in SETTLED) and self.progress.is_no_further_than(before.progress)
 
 
 class Decision(Value):
@@ -346,7 +346,7 @@ class AttemptPolicy:
         at_fault = self._at_fault(facts, at) if facts.faulty else ()
         if self._progress is not None:
             self._progress.note(facts.step)
-        is_start = facts.started is False
+        is_start = facts.is_start_over is False
         if not is_start:
             self._retries = 0
         if not facts.restarting_allowed:
@@ -379,7 +379,7 @@ class AttemptPolicy:
         """Another attempt in which spares have the places of these hosts."""
         from saferun.supervisor.policy.faulty_hosts import one_living, replaced_text
 
-        counts = facts.started is not False
+        counts = facts.is_start_over is not False
         self.replaced += counts
         faulty, living = one_living(at_fault)
         reason, message = replaced_text(faulty, spares)
@@ -397,7 +397,7 @@ class AttemptPolicy:
     ) -> Decision:
         """Another attempt: a retry where ``retry_limit`` is not 0, else a restart. ``alone``: on one host."""
         wait_s = 0.0
-        if retry_limit or (facts.started is False and facts.of_start and facts.is_transient):
+        if retry_limit or (facts.is_start_over is False and facts.of_start and facts.is_transient):
             # A restart that follows the last retry goes on waiting.
             self._retries += 1
             wait_s = max(0.0, self._wait(self._retries))
@@ -426,7 +426,7 @@ class AttemptPolicy:
         """How often a start that failed so is tried again."""
         if facts.is_transient:
             return self._start_retries if facts.of_start else 0
-        if facts.transient is False or facts.class_name in PERMANENT or not facts.in_init:
+        if facts.transient_override is False or facts.class_name in PERMANENT or not facts.in_init:
             return 0
         return self._start_retries if self._always else min(1, self._start_retries)
 

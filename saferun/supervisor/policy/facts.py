@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from saferun.evidence.diagnosis_values import Cause, Diagnosis
     from saferun.evidence.job_evidence import Evidence
 
-__all__ = ["facts_from", "life_of"]
+__all__ = ["facts_from", "progress_of"]
 
 _FROM_THE_SCRIPT = frozenset(
     {"mpi_error", "permission_denied", "process_limit", "python_exception", "python_exit", "remote_service_error"}
@@ -96,7 +96,7 @@ def facts_from(
     stop_reason: str = "",
     error_class: str = "",
     port_is_free: bool = False,
-    life: AttemptProgress | None = None,
+    progress: AttemptProgress | None = None,
     script: str = "",
 ) -> FailureFacts:
     """What of a diagnosis decides about another attempt.
@@ -108,7 +108,7 @@ def facts_from(
         error_class: the class of what saferun itself could not do, where no rank failed: ``store_lost`` where the
             store's process ended, that of a failed check. It counts where the diagnosis names no cause.
         port_is_free: whether another port may be taken for the store.
-        life: how far the attempt had come.
+        progress: how far the attempt had come.
         script: the path of the ranks' script, as far as there is one.
     """
     cause = diagnosis.cause
@@ -126,22 +126,22 @@ def facts_from(
     return FailureFacts(
         class_name,
         _fingerprint(diagnosis, class_name),
-        started=diagnosis.start == "through" if diagnosis.start else None,
+        is_start_over=diagnosis.start == "through" if diagnosis.start else None,
         in_init=is_inside,
-        of_start=_is_of_start(diagnosis, class_name, life),
+        of_start=_is_of_start(diagnosis, class_name, progress),
         host=host,
         host_label=label,
         restarting_allowed=restarting_allowed,
         stop_reason=stop_reason,
         message=message,
         port_is_free=port_is_free,
-        life=life,
+        progress=progress,
         may_differ=_may_differ(class_name, cause.proof if cause is not None else ""),
-        unreadable=class_name == "syntax_error" and _is_unread(diagnosis, script, life),
+        unreadable=class_name == "syntax_error" and _is_unread(diagnosis, script, progress),
     )
 
 
-def life_of(evidence: Evidence, *, lived_s: float, window_s: float, has_sent_heartbeat: bool) -> AttemptProgress:
+def progress_of(evidence: Evidence, *, lived_s: float, window_s: float, has_sent_heartbeat: bool) -> AttemptProgress:
     """How far an attempt had come.
 
     Args:
@@ -176,13 +176,13 @@ def _was_raised_in_init(diagnosis: Diagnosis) -> bool:
     return any(_IN_INIT in line for line in printed)
 
 
-def _is_of_start(diagnosis: Diagnosis, class_name: str, life: AttemptProgress | None) -> bool:
+def _is_of_start(diagnosis: Diagnosis, class_name: str, progress: AttemptProgress | None) -> bool:
     """Whether it was the start of the job that failed, and not something that the script does by itself.
 
     A script may also look up a name, bind a port or read a file, and be one that must not run twice.
     """
     cause = diagnosis.cause
-    if cause is None or not cause.ranks or class_name == "gpu_busy" or (life is not None and not life.lived_s):
+    if cause is None or not cause.ranks or class_name == "gpu_busy" or (progress is not None and not progress.lived_s):
         return True
     ranks = {*cause.ranks}
     text = next((text for text in diagnosis.tracebacks if ranks & {*text.ranks}), None)
@@ -193,13 +193,13 @@ def _is_of_start(diagnosis: Diagnosis, class_name: str, life: AttemptProgress | 
     return (bool(files) and _MEETS_IN in files[-1]) or _MEETS_WITH.match(cause.proof) is not None
 
 
-def _is_unread(diagnosis: Diagnosis, script: str, life: AttemptProgress | None) -> bool:
+def _is_unread(diagnosis: Diagnosis, script: str, progress: AttemptProgress | None) -> bool:
     """Whether Python could not read the script: it prints the location in that file, without the header of a traceback.
 
     A SyntaxError of anything that the script itself reads, imports or evaluates has that header.
     """
     name = script.rpartition("/")[2]
-    has_begun = life is None or life.has_sent_heartbeat or not life.in_window or life.collectives >= 0
+    has_begun = progress is None or progress.has_sent_heartbeat or not progress.in_window or progress.collectives >= 0
     if has_begun or diagnosis.start != "before" or not name or diagnosis.first_failure is None:
         return False
     rank = diagnosis.first_failure.rank

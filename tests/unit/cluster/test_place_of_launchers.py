@@ -182,10 +182,11 @@ def test_jobs_that_share_a_console_report_each_for_itself(monkeypatch: pytest.Mo
     """A sweep, ``srun -n8 saferun --standalone sweep.py``: no other process knows of the failure of this one."""
     monkeypatch.setattr("saferun.linux.streams.is_own_output", lambda _: False)
     together = config_of(environ=SLURM_TASK_A_RANK).hosts
-    assert (together.shares_console, together.announces) == (True, False)
+    assert (together.shares_console, together.prints_start_lines) == (True, False)
     for arguments in (("--standalone",), ("--nnodes", "1"), ("--nproc-per-node", "5"), ("--rdzv-id", "7")):
         alone = config_of(*arguments, environ=SLURM_TASK_A_RANK).hosts
-        assert (alone.shares_console, alone.announces) == (False, False)  # what all would say at the start, one says
+        # What all would say at the start, one says.
+        assert (alone.shares_console, alone.prints_start_lines) == (False, False)
         assert not config_of(*arguments, "--console", "shared", environ=SLURM_TASK_A_RANK).hosts.shares_console
 
 

@@ -61,14 +61,14 @@ class World:
         monkeypatch.setattr("saferun.cluster.silent_hosts.time", SimpleNamespace(monotonic=lambda: self.now))
         self.silent_hosts = SilentHosts(
             Poller(),
-            host_timeout_s=TIMEOUT_S,
+            probe_after_s=TIMEOUT_S,
             hang_timeout_s=hang_timeout_s,
             is_patient=is_patient,
             label="node3",
             leader="node1",
             addresses=["10.77.0.1", "10.78.0.1"],
             leads=leads,
-            speaks=True,
+            is_head=True,
             ranks=lambda: [] if self.ended else [object()],  # type: ignore[list-item]
             print_line=self.said.append,
             on_lost=lambda *lost: self.lost.append(lost),
@@ -165,6 +165,12 @@ def test_a_host_whose_saferun_is_gone_is_lost_at_once_all_the_same(monkeypatch: 
     world.hear("late")
     world.miss(2, "gone")
     assert world.lost == [(2, "gone", "no address answers")]
+    # Also where that is found later: it has started again.
+    world.see(watched_s=5.0, still_s=5.0)
+    world.miss(1)
+    world.see(watched_s=12.0, still_s=12.0)
+    world.miss(1, "gone")
+    assert world.lost[1:] == [(1, "gone", "no address answers")]
 
 
 def test_ranks_that_stand_still_are_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,10 +43,10 @@ class Leader:
             timeout_s,
             on_states=lambda changed: self._note(lambda: self.states.update(changed)),
             on_chunk=lambda *_: None,
-            on_silent=lambda host: self._note(lambda: self.silent.append(host)),
+            on_timeout=lambda host: self._note(lambda: self.silent.append(host)),
             on_late=lambda: None,
             on_return=lambda _: None,
-            on_waiting=lambda *_: None,
+            on_stuck=lambda *_: None,
         )
 
     def _note(self, note: Any) -> None:
@@ -170,7 +170,7 @@ def test_a_host_is_asked_after_later_where_no_thread_can_be_started(monkeypatch:
             raise RuntimeError("can't start new thread")
         leader._note(lambda: leader.silent.append(host))
 
-    monkeypatch.setattr(leader.monitor, "_on_silent", ask)
+    monkeypatch.setattr(leader.monitor, "_on_timeout", ask)
     leader.monitor.start()
     leader.until(lambda: leader.silent == [1])
     leader.monitor.close()

@@ -29,7 +29,7 @@ MEETING: dict[str, Any] = {
     "most": 2,
     "run_id": "job7",
     "timeout_s": 1,
-    "host_timeout_s": 1,
+    "probe_after_s": 1,
     "name": "node1",
     "tasks": 1,
     "endpoint": "",

@@ -31,7 +31,7 @@ MEETING: dict[str, Any] = {
     "most": 2,
     "run_id": "job7",
     "timeout_s": 0.2,
-    "host_timeout_s": 1,
+    "probe_after_s": 1,
     "name": "node2",
     "tasks": 1,
 }

@@ -101,7 +101,7 @@ def record(name: str) -> HostRecord:
 
 def rdzv_of(name: str) -> RendezvousRound:
     first = {"backend": "static", "node_rank": 0, "least": 2, "most": 3, "run_id": "job7", "timeout_s": DEADLINE_S}
-    return RendezvousRound(fit(JoinRequest, {**first, "host_timeout_s": 30.0, "name": name, "tasks": 1}))
+    return RendezvousRound(fit(JoinRequest, {**first, "probe_after_s": 30.0, "name": name, "tasks": 1}))
 
 
 def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:

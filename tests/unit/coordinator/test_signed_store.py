@@ -219,10 +219,10 @@ class Leader:
             30.0,
             on_states=self.states.append,
             on_chunk=lambda *_: None,
-            on_silent=lambda _: None,
+            on_timeout=lambda _: None,
             on_late=lambda: None,
             on_return=lambda _: None,
-            on_waiting=lambda *_: None,
+            on_stuck=lambda *_: None,
         )
 
     def look(self) -> bytes:
@@ -315,7 +315,7 @@ def record(name: str, born: str) -> HostRecord:
 
 def rdzv_of(name: str, timeout_s: float = DEADLINE_S) -> RendezvousRound:
     first = {"backend": "static", "node_rank": 0, "least": 2, "most": 2, "run_id": "job7", "timeout_s": timeout_s}
-    return RendezvousRound(fit(JoinRequest, {**first, "host_timeout_s": 30.0, "name": name, "tasks": 1}))
+    return RendezvousRound(fit(JoinRequest, {**first, "probe_after_s": 30.0, "name": name, "tasks": 1}))
 
 
 def gather_in_background(collection: RecordCollection) -> tuple[threading.Thread, list[Any]]:

@@ -30,10 +30,10 @@ class Context:
         self.supervisor = SimpleNamespace(state=state)
         self.attempt = 0
         self.current = HostAttempt(3, ASSIGNMENT)
-        self.ended = None
+        self.ended_attempt = None
         self.torchrun_events = SimpleNamespace(hosts_joined=lambda *_: None)
         self.posted: list[Event] = []
-        self.ending = AttemptEnd(cast("LaunchContext", self))
+        self.attempt_end = AttemptEnd(cast("LaunchContext", self))
 
     def post(self, event: Event) -> None:
         self.posted.append(event)
@@ -55,19 +55,19 @@ def test_an_abort_that_comes_before_the_attempt_is_prepared_is_not_lost() -> Non
     """The ranks of another host may have failed while this host waits for its log directories."""
     context = Context(State.JOINING)
     for event in (ABORTED, DECIDED):
-        context.ending.post_from_job(event)
+        context.attempt_end.post_from_job(event)
     assert context.posted == []
     context.join()
     assert [type(event) for event in context.posted] == [HostsJoined, JobAborted, JobDecided]
     # The supervisor has not handled the first of them yet.
-    context.ending.post_from_job(DECIDED)
+    context.attempt_end.post_from_job(DECIDED)
     assert context.posted[-1] == DECIDED
 
 
 def test_a_start_that_fails_with_the_hosts_met_comes_before_what_other_hosts_report() -> None:
     """The supervisor has taken part in the attempt then, which the others end."""
     context = Context(State.JOINING)
-    context.ending.post_from_job(DECIDED)
+    context.attempt_end.post_from_job(DECIDED)
     context.setup._post_failed(ASSIGNMENT, SaferunError("there is no such tool", "install it"))
     failed, decided = context.posted
     assert isinstance(failed, StartFailed)
@@ -80,7 +80,7 @@ def test_what_the_leader_has_decided_of_the_attempt_before_is_not_held() -> None
     """The hosts have not met again, and it ends this host, too."""
     context = Context(State.JOINING)
     context.current = HostAttempt(3)
-    context.ending.post_from_job(DECIDED)
+    context.attempt_end.post_from_job(DECIDED)
     assert context.posted == [DECIDED]
 
 
@@ -88,7 +88,7 @@ def test_what_the_leader_has_decided_of_the_attempt_before_is_not_held() -> None
 def test_what_ends_the_rendezvous_itself_is_not_held(event: Event) -> None:
     """Without it this host would wait for ever."""
     context = Context(State.JOINING)
-    context.ending.post_from_job(event)
+    context.attempt_end.post_from_job(event)
     assert context.posted == [event]
 
 
@@ -96,7 +96,7 @@ def test_what_ends_the_rendezvous_itself_is_not_held(event: Event) -> None:
 def test_later_nothing_is_held(state: State) -> None:
     """Also where the attempt has been reported on and the next one is not there yet."""
     context = Context(state)
-    context.ending.post_from_job(ABORTED)
+    context.attempt_end.post_from_job(ABORTED)
     assert context.posted == [ABORTED]
 
 
@@ -116,7 +116,7 @@ def test_a_host_that_the_job_goes_on_without_has_not_succeeded(action: Finish, o
     log = SimpleNamespace(finish=lambda code, outcome: written.append((code, outcome)), last_headline="")
     context: Any = SimpleNamespace(
         attempt=0,
-        ended=None,
+        ended_attempt=None,
         job=SimpleNamespace(abort_reason=None),
         torchrun_events=SimpleNamespace(launch_ended=lambda *_, **__: None),
         checks=SimpleNamespace(settle=bool),

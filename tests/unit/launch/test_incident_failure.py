@@ -37,7 +37,7 @@ class Launch:
             cores=None,
         )
         exchange = SimpleNamespace(share=self._share)
-        context: Any = SimpleNamespace(launch=launch, peers_s=60.0, exchange=lambda: exchange, post=self.posted.append)
+        context: Any = SimpleNamespace(launch=launch, others_s=60.0, exchange=lambda: exchange, post=self.posted.append)
         self.incident = FailureIncident(context, record, Diagnose(0, Failed()))
         monkeypatch.setattr(self.incident, "_gather", lambda *_: host_evidence(0))
         monkeypatch.setattr(self.incident, "_diagnose", lambda: DIAGNOSIS)

@@ -46,7 +46,7 @@ class Actions:
         ranks = self.ranks = RankActions.__new__(RankActions)
         context: Any = SimpleNamespace(
             current=SimpleNamespace(group=self.group),
-            ended=None,
+            ended_attempt=None,
             attempt=0,
             screen=SimpleNamespace(set_status=lambda *_: None),
             investigation=SimpleNamespace(attempt_ended=lambda: None),

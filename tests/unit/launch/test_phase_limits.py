@@ -25,7 +25,7 @@ def test_a_batch_system_ends_all_hosts_of_a_job(backend: str, environ: dict[str,
     """There a host that gets SIGTERM has no successor."""
     words = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "node1:29400", "--rdzv-id", "job", __file__]
     config = read_config(words, environ)
-    assert _open_supervisor(config)[0]._launch.job.awaits_successors is waits
+    assert _open_supervisor(config)[0]._launch.job.awaits_replacement_host is waits
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def spoken(hosts: HostsConfig, **job: object) -> tuple[str, ...]:
     return tuple(context.spoken_lines(LINES, "node1 is lost"))
 
 
-SHARED = HostsConfig(8, 8, 2, shares_console=True, announces=False)
+SHARED = HostsConfig(8, 8, 2, shares_console=True, prints_start_lines=False)
 
 
 def test_the_second_host_reports_the_loss_of_the_leader_and_each_other_one_names_itself() -> None:
@@ -50,14 +50,14 @@ def test_what_another_host_has_found_out_is_left_to_it() -> None:
 
 def test_what_a_host_has_printed_before_it_left_is_not_printed_again() -> None:
     """A script that one of 64 hosts lacks: two lines, and not two more by the leader."""
-    leader = SHARED._replace(announces=True)
+    leader = SHARED._replace(prints_start_lines=True)
     assert spoken(leader, leader="", host=0) == LINES
     assert spoken(leader, leader="", host=0, is_refusal_printed=True) == ()
     assert spoken(leader._replace(shares_console=False), leader="", host=0, is_refusal_printed=True) == LINES
 
 
 def test_on_a_console_of_its_own_each_host_reports_all_of_it() -> None:
-    own = HostsConfig(8, 8, 2, shares_console=False, announces=False)
+    own = HostsConfig(8, 8, 2, shares_console=False, prints_start_lines=False)
     assert spoken(own, is_join_failure_reported=True) == LINES
     leads = cast("dict[str, object]", {"leads": True, "host": 0})
     assert spoken(SHARED, **leads) == LINES

@@ -80,7 +80,7 @@ def hang_of_a_worker() -> Evidence:
         ),
         collectives=tuple(recorder_of(rank, 3 if rank == 3 else 4, 4, completed=3) for rank in range(4)),
     )
-    verdict = QUIET._replace(ranks=(0, 1, 2, 3), quiet_s=17.0)
+    verdict = QUIET._replace(ranks=(0, 1, 2, 3), lasted_s=17.0)
     return evidence_with(4, host="vm", script=file, capture=capture, hang=verdict)
 
 

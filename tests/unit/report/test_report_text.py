@@ -435,6 +435,6 @@ def test_a_hang_that_goes_on_is_one_line(
 ) -> None:
     """Twelve equal lines each time say nothing new. What is done about it stands for itself."""
     diagnosis = sleeping(8)._replace(headline=headline)
-    verdict = QUIET._replace(certain=certain, quiet_s=900.0)
+    verdict = QUIET._replace(certain=certain, lasted_s=900.0)
     text = hang_goes_on_text(diagnosis, verdict, on_hang=on_hang, count=2, next_s=next_s)
     assert text == [f"saferun: {line}" for line in lines]

@@ -64,8 +64,8 @@ class Host:
         policy = JobPolicy(
             spans_hosts=True,
             outlives_leader=job.elastic,
-            awaits_successors=job.elastic,
-            peers_s=100.0,
+            awaits_replacement_host=job.elastic,
+            others_s=100.0,
             least_hosts=job.least,
             has_spares=job.spares > 0,
             moves_leader=job.moves,
@@ -316,7 +316,7 @@ class Job:
             for i, host in enumerate(training)
             if host.number in self.faulty
         ]
-        return FailureFacts("unknown", started=True, faulty=tuple(found)) if self.spares else None
+        return FailureFacts("unknown", is_start_over=True, faulty=tuple(found)) if self.spares else None
 
     def probe(self) -> None:
         """The leader has heard what all hosts found, and all hear what it makes of that."""

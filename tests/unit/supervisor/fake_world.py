@@ -134,9 +134,9 @@ class World:
         if is_old:
             return
         if isinstance(event, RestartRequested) or (isinstance(event, JobAborted) and event.signum):
-            self.interrupted = self.interrupted or event.quiet_s < HUNG_S
+            self.interrupted = self.interrupted or event.idle_s < HUNG_S
         if isinstance(event, SignalReceived | StopRequested):
-            if event.signum in {signal.SIGINT, signal.SIGKILL} or event.quiet_s < HUNG_S:
+            if event.signum in {signal.SIGINT, signal.SIGKILL} or event.idle_s < HUNG_S:
                 self.interrupted = True
             all_well = len(self.statuses) == self.ranks and all(status.ok for status in self.statuses.values())
             self.told_to_stop = self.told_to_stop or not all_well
@@ -204,11 +204,11 @@ class World:
         self.statuses[local_rank] = status
         return self.deliver(RankExited(self.now, self.attempt, local_rank, status))
 
-    def signal(self, signum: int, quiet_s: float = 0.0) -> list[Action]:
-        return self.deliver(SignalReceived(self.now, self.attempt, signum, quiet_s=quiet_s))
+    def signal(self, signum: int, idle_s: float = 0.0) -> list[Action]:
+        return self.deliver(SignalReceived(self.now, self.attempt, signum, idle_s=idle_s))
 
-    def request(self, *, at_once: bool = False, quiet_s: float = 0.0) -> list[Action]:
-        return self.deliver(StopRequested(self.now, self.attempt, "saferunctl", at_once, quiet_s=quiet_s))
+    def request(self, *, at_once: bool = False, idle_s: float = 0.0) -> list[Action]:
+        return self.deliver(StopRequested(self.now, self.attempt, "saferunctl", at_once, idle_s=idle_s))
 
     def hang(self, verdict: HangVerdict = HANG) -> list[Action]:
         return self.deliver(HangSuspected(self.now, self.attempt, verdict))
@@ -249,10 +249,10 @@ class World:
             case "signal":
                 self.signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3], (0.0, HUNG_S)[number // 3 % 2])
             case "request" if self.state is not State.NEW:
-                self.request(at_once=number % 2 == 1, quiet_s=(0.0, HUNG_S)[number // 2 % 2])
+                self.request(at_once=number % 2 == 1, idle_s=(0.0, HUNG_S)[number // 2 % 2])
             case "restart" if self.state is not State.NEW:
-                quiet_s = (0.0, HUNG_S)[number % 2]
-                self.deliver(RestartRequested(self.now, self.attempt, "saferunctl", quiet_s=quiet_s))
+                idle_s = (0.0, HUNG_S)[number % 2]
+                self.deliver(RestartRequested(self.now, self.attempt, "saferunctl", idle_s=idle_s))
             case "checkpoint" if self.state is not State.NEW:
                 self.deliver(CheckpointRequested(self.now, self.attempt, "saferunctl", signal.SIGUSR1))
             case "store" if self.state is not State.NEW:

@@ -60,15 +60,15 @@ def more_fields(kind: type, chance: random.Random, ranks: int, *, spans_hosts: b
         "StoreUnavailable": {"what": "the store is gone", "hint": "look"},
         "SignalReceived": {
             "signum": chance.choice((signal.SIGTERM, signal.SIGINT)),
-            "quiet_s": chance.choice((0.0, 300.0)),
+            "idle_s": chance.choice((0.0, 300.0)),
         },
         "StopRequested": {
             "by": "saferunctl stop",
             "at_once": is_even,
             "ours": chance.random() < 0.7,
-            "quiet_s": chance.choice((0.0, 300.0)),
+            "idle_s": chance.choice((0.0, 300.0)),
         },
-        "RestartRequested": {"by": "saferunctl restart", "quiet_s": chance.choice((0.0, 300.0))},
+        "RestartRequested": {"by": "saferunctl restart", "idle_s": chance.choice((0.0, 300.0))},
         "CheckpointRequested": {"by": "saferunctl stop", "signum": signal.SIGUSR1, "ours": is_even},
         "HangSuspected": {"verdict": chance.choice((HANG, SUSPICION))},
         "EvidenceCaptured": {"moved": chance.random() < 0.2, "suspects": (0,) if is_even else ()},

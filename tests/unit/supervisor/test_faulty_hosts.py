@@ -16,7 +16,7 @@ SICK = FaultyHost(1, "node2", "GPU 3 has fallen off the bus")
 
 
 def failed(step: int = -1, **more: Any) -> FailureFacts:
-    return FailureFacts("python_exception", **{"started": True, "message": "it failed", "step": step, **more})
+    return FailureFacts("python_exception", **{"is_start_over": True, "message": "it failed", "step": step, **more})
 
 
 def after(policy: AttemptPolicy, *attempts: FailureFacts) -> list[Decision]:
@@ -43,7 +43,9 @@ def test_a_spare_uses_up_neither_restarts_nor_retries() -> None:
 
 def test_a_start_that_a_host_was_to_blame_for_is_no_restart_of_the_ranks() -> None:
     """As with a retry: they have not begun."""
-    decision = AttemptPolicy(0).decide(failed(faulty=(SICK,), started=False), hosts=3, least_hosts=3, spares=["node4"])
+    decision = AttemptPolicy(0).decide(
+        failed(faulty=(SICK,), is_start_over=False), hosts=3, least_hosts=3, spares=["node4"]
+    )
     assert (decision.next_step, decision.is_counted) == ("replace", False)
 
 

@@ -32,7 +32,7 @@ def policy(max_restarts: int = 0, start_retries: int = 3, **more: Any) -> Attemp
 def failed(class_name: str, rank: int = 3, location: str = "train.py:12", **more: Any) -> FailureFacts:
     """A failed start."""
     prints = Fingerprint(class_name, (rank,), location, is_frame=True)
-    facts: dict[str, Any] = {"started": False, "message": f"{class_name} it was"} | more
+    facts: dict[str, Any] = {"is_start_over": False, "message": f"{class_name} it was"} | more
     return FailureFacts(class_name, prints, **facts)
 
 
@@ -101,21 +101,21 @@ def test_nobody_knows_why_and_it_is_tried_again_once() -> None:
 @pytest.mark.parametrize("started", [True, None])
 def test_what_is_not_known_to_be_a_failed_start_is_not_tried_again(started: bool | None) -> None:
     """Hours of training are not run twice because nobody knows; that is what --max-restarts is for."""
-    decision = policy().decide(failed("port_in_use", started=started))
+    decision = policy().decide(failed("port_in_use", is_start_over=started))
     assert decision.message == "not started again: no restarts were asked for (--max-restarts): port_in_use it was"
     assert decision.is_plain
 
 
 def test_a_check_may_know_better_than_the_class() -> None:
     """What it calls passing passes, and what it does not does not."""
-    assert steps(run(policy(), failed("missing_gpu", transient=True)))[:1] == ["retry"]
-    assert steps(run(policy(), failed("port_in_use", transient=False))) == ["finish"]
+    assert steps(run(policy(), failed("missing_gpu", transient_override=True)))[:1] == ["retry"]
+    assert steps(run(policy(), failed("port_in_use", transient_override=False))) == ["finish"]
 
 
 def test_each_start_has_its_own_retries() -> None:
     """A start that went well is over; the next one, after a restart, begins to count anew."""
     port = failed("port_in_use")
-    running = failed("peer_lost", started=True)
+    running = failed("peer_lost", is_start_over=True)
     decisions = run(policy(max_restarts=1, start_retries=2), port, port, running, port, port, port)
     assert steps(decisions) == ["retry", "retry", "restart", "retry", "retry", "finish"]
     assert [decision.wait_s for decision in decisions] == [1.0, 2.0, 0.0, 1.0, 2.0, 0.0]
@@ -141,7 +141,9 @@ def test_a_port_in_use_asks_for_another_one_where_that_is_free_to_choose() -> No
 
 def test_without_anything_to_compare_restarts_are_torchruns() -> None:
     """At once, and as many as were asked for."""
-    killed = FailureFacts("killed_from_outside", Fingerprint("killed_from_outside"), started=True, message="SIGKILL")
+    killed = FailureFacts(
+        "killed_from_outside", Fingerprint("killed_from_outside"), is_start_over=True, message="SIGKILL"
+    )
     decisions = run(policy(max_restarts=3), killed)
     assert steps(decisions) == ["restart", "restart", "restart", "finish"]
     assert [decision.message for decision in decisions] == [
@@ -159,7 +161,7 @@ AT_ONCE = AttemptProgress(lived_s=2.0)
 @pytest.mark.parametrize("started", [False, True])
 def test_what_stands_in_the_script_is_not_started_a_third_time(class_name: str, started: bool) -> None:
     """It failed at once, twice, and nothing but an edit changes it: three more tries would only cost time."""
-    decisions = run(policy(max_restarts=5), failed(class_name, started=started, life=AT_ONCE))
+    decisions = run(policy(max_restarts=5), failed(class_name, is_start_over=started, progress=AT_ONCE))
     assert steps(decisions) == ["restart", "finish"]
     assert decisions[1].message == (
         f"not started again: the same failure twice in a row ({class_name}, rank 3, train.py:12)"
@@ -185,7 +187,7 @@ def test_an_attempt_that_may_have_made_progress_has_all_its_restarts(
     before: AttemptProgress | None, after: AttemptProgress | None
 ) -> None:
     """As torchrun has it: it goes on from its last checkpoint."""
-    first, then = (failed("import_error", in_init=True, life=life) for life in (before, after))
+    first, then = (failed("import_error", in_init=True, progress=progress) for progress in (before, after))
     a_policy = policy(max_restarts=3, start_retries=0)
     assert steps([a_policy.decide(first), a_policy.decide(then, restarts=1)]) == ["restart", "restart"]
 
@@ -193,7 +195,7 @@ def test_an_attempt_that_may_have_made_progress_has_all_its_restarts(
 def test_no_line_of_a_training_loop_ends_the_restarts() -> None:
     """Nearly everything that passes fails at loss.backward() or next(loader), and each attempt gets a bit further."""
     for class_name in ("python_exception", "assertion_error", "mismatched_collectives", "abort", "python_exit"):
-        decisions = run(policy(max_restarts=9), failed(class_name, started=True, life=AT_ONCE))
+        decisions = run(policy(max_restarts=9), failed(class_name, is_start_over=True, progress=AT_ONCE))
         assert steps(decisions) == ["restart"] * 9 + ["finish"]
 
 
@@ -229,7 +231,7 @@ def test_no_line_of_a_training_loop_ends_the_restarts() -> None:
 def test_what_may_be_transient_never_ends_the_restarts(class_name: str, proof: str) -> None:
     """Wherever it failed and however alike: these are what people write --max-restarts for."""
     own = Traceback((3,), ('  File "distributed_c10d.py", line 17, in init_process_group',))
-    facts = facts_from(diagnosis(class_name, proof=proof, tracebacks=(own,)), life=AT_ONCE)
+    facts = facts_from(diagnosis(class_name, proof=proof, tracebacks=(own,)), progress=AT_ONCE)
     assert facts.may_differ
     decisions = run(policy(max_restarts=9, start_retries=0), facts)
     assert steps(decisions) == ["restart"] * 9 + ["finish"]
@@ -246,35 +248,35 @@ def test_what_may_be_transient_never_ends_the_restarts(class_name: str, proof: s
     ],
 )
 def test_a_command_line_that_no_file_makes_right_ends_the_restarts(proof: str) -> None:
-    facts = facts_from(diagnosis("usage_error", proof=proof, start="before"), life=AT_ONCE)
+    facts = facts_from(diagnosis("usage_error", proof=proof, start="before"), progress=AT_ONCE)
     assert not facts.may_differ
     assert steps(run(policy(max_restarts=9), facts)) == ["restart", "finish"]
 
 
 def test_the_same_failure_of_an_unknown_cause_in_init_is_told_as_such() -> None:
     """After its one retry: the ranks never met, so that none of them can have trained."""
-    decisions = run(policy(), failed("segmentation_fault", in_init=True, life=AT_ONCE))
+    decisions = run(policy(), failed("segmentation_fault", in_init=True, progress=AT_ONCE))
     assert steps(decisions) == ["retry", "finish"]
     assert "the same failure twice in a row (segmentation_fault, rank 3, train.py:12)" in decisions[1].message
 
 
 def test_another_failure_between_two_alike_makes_them_two() -> None:
     """Only what comes twice in a row is taken to come for ever."""
-    ours, other = failed("python_exception", started=True), failed("abort", started=True)
+    ours, other = failed("python_exception", is_start_over=True), failed("abort", is_start_over=True)
     assert steps(run(policy(max_restarts=3), ours, other, ours, ours)) == ["restart", "restart", "restart", "finish"]
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        failed("python_exception", rank=2, started=True),
-        failed("python_exception", location="train.py:13", started=True),
-        failed("abort", started=True),
+        failed("python_exception", rank=2, is_start_over=True),
+        failed("python_exception", location="train.py:13", is_start_over=True),
+        failed("abort", is_start_over=True),
     ],
 )
 def test_another_rank_place_or_class_is_another_failure(other: FailureFacts) -> None:
     """All three together are what it is known by."""
-    first = failed("python_exception", started=True)
+    first = failed("python_exception", is_start_over=True)
     assert steps(run(policy(max_restarts=2), first, other, first)) == ["restart", "restart", "finish"]
 
 
@@ -293,13 +295,13 @@ def test_nothing_to_compare_is_never_the_same(always: bool) -> None:
     empty = Fingerprint("unknown", (1,))
     assert not empty.is_same(empty)
     assert not empty.is_same(None)
-    silent = FailureFacts("unknown", empty, started=True)
+    silent = FailureFacts("unknown", empty, is_start_over=True)
     assert steps(run(policy(max_restarts=2, always=always), silent)) == ["restart", "restart", "finish"]
 
 
 def test_retry_always_goes_on_to_the_numbers() -> None:
     """Restarts of what fails alike, and retries of what nobody knows."""
-    assert steps(run(policy(max_restarts=3, always=True), failed("import_error", life=AT_ONCE))) == (
+    assert steps(run(policy(max_restarts=3, always=True), failed("import_error", progress=AT_ONCE))) == (
         ["restart"] * 3 + ["finish"]
     )
     assert steps(run(policy(always=True), failed("abort", in_init=True))) == ["retry"] * 3 + ["finish"]
@@ -328,7 +330,7 @@ def test_reason_is_the_line_without_what_follows() -> None:
 
 
 def on_host(host: int = 2, rank: int = 3, class_name: str = "gpu_hardware_error", **more: Any) -> FailureFacts:
-    return failed(class_name, rank, started=True, host=host, host_label=f"node{host + 1}", **more)
+    return failed(class_name, rank, is_start_over=True, host=host, host_label=f"node{host + 1}", **more)
 
 
 def test_a_host_that_caused_the_same_failure_twice_is_left_out_where_the_rest_suffices() -> None:
@@ -343,7 +345,7 @@ def test_a_host_that_caused_the_same_failure_twice_is_left_out_where_the_rest_su
 
 def test_a_host_whose_failures_may_pass_is_left_out_as_well() -> None:
     """Its GPU is busy again and again."""
-    facts = on_host(class_name="gpu_busy")._replace(started=False)
+    facts = on_host(class_name="gpu_busy")._replace(is_start_over=False)
     decisions = run(policy(exclude_bad_hosts=True), facts, hosts=3, least_hosts=2)
     assert [(decision.next_step, decision.exclude) for decision in decisions[:2]] == [("retry", None), ("retry", 2)]
 
@@ -413,7 +415,7 @@ def test_no_decision_loads_what_draws_up_the_waits() -> None:
     """It takes files, of a file system that may be the reason for the failure, and asyncio."""
     program = (
         "import sys, saferun.supervisor.policy as p\n"
-        "a = p.AttemptPolicy(0, 1); f = p.FailureFacts('port_in_use', started=False)\n"
+        "a = p.AttemptPolicy(0, 1); f = p.FailureFacts('port_in_use', is_start_over=False)\n"
         "print(a.decide(f).next_step, 'tenacity' in sys.modules)"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ from saferun.evidence.diagnosis_values import Traceback
 from saferun.evidence.job_evidence import Capture, Evidence, GroupProgress, HostView, RankCollectives
 from saferun.supervisor.policy import Fingerprint
 from saferun.supervisor.policy.attempts import AttemptProgress
-from saferun.supervisor.policy.facts import facts_from, life_of
+from saferun.supervisor.policy.facts import facts_from, progress_of
 from tests.unit.supervisor.failed_starts import diagnosis
 
 
@@ -27,7 +27,7 @@ def test_how_far_the_start_had_come_is_what_the_diagnosis_says(
 ) -> None:
     """What nobody knows is no failed start."""
     facts = facts_from(diagnosis("abort", start=start))
-    assert (facts.started, facts.in_init) == (started, in_init)
+    assert (facts.is_start_over, facts.in_init) == (started, in_init)
 
 
 def test_a_scripts_own_exception_is_not_raised_in_init_because_others_wait_there() -> None:
@@ -64,18 +64,18 @@ def test_of_the_start_is_what_torch_raises_where_ranks_meet(
     texts = (Traceback((1,), TORCHS), Traceback((3,), lines))
     for start in ("before", "inside"):
         found = diagnosis(class_name, start=start, proof=proof, tracebacks=texts)
-        assert facts_from(found, life=AttemptProgress(lived_s=1.0)).of_start is of_start
+        assert facts_from(found, progress=AttemptProgress(lived_s=1.0)).of_start is of_start
 
 
 def test_without_a_traceback_it_is_of_the_start_where_a_rank_was_in_it() -> None:
     """NCCL's own lines, and an abort."""
     for start, of_start in (("inside", True), ("before", False)):
         assert (
-            facts_from(diagnosis("nccl_system_error", start=start), life=AttemptProgress(lived_s=1.0)).of_start
+            facts_from(diagnosis("nccl_system_error", start=start), progress=AttemptProgress(lived_s=1.0)).of_start
             is of_start
         )
     # No rank was started: it is saferun's own failure.
-    assert facts_from(diagnosis("port_in_use", start="before"), life=AttemptProgress()).of_start
+    assert facts_from(diagnosis("port_in_use", start="before"), progress=AttemptProgress()).of_start
 
 
 def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_numbers() -> None:
@@ -118,12 +118,12 @@ def test_how_far_an_attempt_came_is_read_from_its_evidence() -> None:
     groups = (GroupProgress("0", "pg", (), 41, 41, 40, ()), GroupProgress("1", "pg", (), 7, 7, 7, ()))
     capture = Capture(collectives=(RankCollectives(0, ()), RankCollectives(1, groups)))
     seen = evidence_of(capture)
-    assert life_of(seen, lived_s=3.0, window_s=120.0, has_sent_heartbeat=True) == AttemptProgress(
+    assert progress_of(seen, lived_s=3.0, window_s=120.0, has_sent_heartbeat=True) == AttemptProgress(
         3.0, in_window=True, has_sent_heartbeat=True, collectives=41
     )
-    assert life_of(evidence_of(Capture()), lived_s=300.0, window_s=120.0, has_sent_heartbeat=False) == AttemptProgress(
-        300.0, in_window=False
-    )
+    assert progress_of(
+        evidence_of(Capture()), lived_s=300.0, window_s=120.0, has_sent_heartbeat=False
+    ) == AttemptProgress(300.0, in_window=False)
 
 
 @pytest.mark.parametrize(

@@ -509,7 +509,7 @@ def test_a_signal_to_another_host_stops_ranks_that_work_at_once() -> None:
     told = JobAborted(job.now, 0, "signal", "SIGTERM", "node2", signum=signal.SIGTERM)
     (stop,) = job.hosts[0].supervisor.handle(told)
     assert stop == SignalRanks(0, (0, 1), signal.SIGTERM)
-    (look,) = job.hosts[2].supervisor.handle(told._replace(quiet_s=10.0))
+    (look,) = job.hosts[2].supervisor.handle(told._replace(idle_s=10.0))
     assert look == CaptureEvidence(0, (0, 1), 2.0)
 
 
@@ -520,7 +520,7 @@ def test_under_a_scheduler_the_grace_ends_when_its_sigkill_comes() -> None:
     placement = Placement(0, 1, 1, 1, (RankAssignment(0, 0, 0),), "a", 1, "job")
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, placement), RanksStarted(0, 0, (1,))):
         supervisor.handle(event)
-    supervisor.handle(SignalReceived(100.0, 0, signal.SIGTERM, quiet_s=300.0))
+    supervisor.handle(SignalReceived(100.0, 0, signal.SIGTERM, idle_s=300.0))
     assert supervisor.deadline == 102.0
     supervisor.handle(DeadlineExpired(102.0, 0))
     assert supervisor.state is State.STOPPING

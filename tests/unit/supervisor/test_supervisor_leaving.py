@@ -170,7 +170,7 @@ def test_a_host_whose_ranks_have_ended_well_may_be_ended_without_harm_to_the_oth
 @pytest.mark.parametrize("spans_hosts", [False, True])
 def test_a_host_without_others_is_stopped_and_leaves_no_job(*, spans_hosts: bool) -> None:
     """Whatever its rendezvous could do: a launch on one host has torch's, too."""
-    policy = JobPolicy(spans_hosts=spans_hosts, outlives_leader=True, awaits_successors=True)
+    policy = JobPolicy(spans_hosts=spans_hosts, outlives_leader=True, awaits_replacement_host=True)
     supervisor = Supervisor(AttemptPolicy(3), Limits(), None, policy)
     supervisor.handle(LaunchRequested(0.0, 0))
     supervisor.handle(ChecksPassed(0.0, 0))
@@ -379,7 +379,7 @@ def test_news_of_silent_hosts_does_not_put_a_signal_off() -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_host_joins_a_job_while_another_process_of_the_only_host_has_ranks_that_run(processes: int) -> None:
     """The ranks of this process have ended; with them the job, if there are no others."""
-    policy = JobPolicy(spans_hosts=True, outlives_leader=True, awaits_successors=True)
+    policy = JobPolicy(spans_hosts=True, outlives_leader=True, awaits_replacement_host=True)
     supervisor = Supervisor(AttemptPolicy(3), Limits(), None, policy)
     supervisor.handle(LaunchRequested(0.0, 0))
     supervisor.handle(ChecksPassed(0.0, 0))
@@ -393,15 +393,15 @@ def test_a_host_joins_a_job_while_another_process_of_the_only_host_has_ranks_tha
     assert supervisor.state is (State.BACKOFF if processes == 2 else State.WAITING)
 
 
-@pytest.mark.parametrize("awaits_successors", [False, True])
+@pytest.mark.parametrize("awaits_replacement_host", [False, True])
 def test_a_leader_leaves_a_failed_job_to_the_others_only_if_they_wait_for_its_successor(
-    *, awaits_successors: bool
+    *, awaits_replacement_host: bool
 ) -> None:
     """A batch system sends none."""
     job = started(handler=True, max_restarts=3)
     for host in job.hosts:
         launch = host.supervisor._launch
-        launch.job = launch.job._replace(awaits_successors=awaits_successors)
+        launch.job = launch.job._replace(awaits_replacement_host=awaits_replacement_host)
     leader = job.hosts[0]
     job.hosts[1].exit(FAILED)
     while leader.state is not State.DIAGNOSING:
@@ -409,5 +409,5 @@ def test_a_leader_leaves_a_failed_job_to_the_others_only_if_they_wait_for_its_su
             host.take()
     leader.signal(signal.SIGTERM)
     job.settle()
-    assert leader.finish == Finish(1, leaves=awaits_successors)
-    assert job.hosts[1].supervisor.attempt == int(awaits_successors)
+    assert leader.finish == Finish(1, leaves=awaits_replacement_host)
+    assert job.hosts[1].supervisor.attempt == int(awaits_replacement_host)

@@ -58,9 +58,9 @@ def test_a_request_signals_the_ranks_and_the_exit_code_says_so(at_once: bool, si
 def test_a_job_that_hangs_is_captured_before_it_is_stopped() -> None:
     """As for a signal; a kill waits for nothing."""
     world = running()
-    assert [type(action) for action in world.request(quiet_s=HUNG_S)] == [PrintLine, CaptureEvidence]
+    assert [type(action) for action in world.request(idle_s=HUNG_S)] == [PrintLine, CaptureEvidence]
     world = running()
-    assert [type(action) for action in world.request(at_once=True, quiet_s=HUNG_S)] == [PrintLine, SignalRanks]
+    assert [type(action) for action in world.request(at_once=True, idle_s=HUNG_S)] == [PrintLine, SignalRanks]
 
 
 def test_a_kill_ends_the_grace_of_a_stop() -> None:
@@ -245,15 +245,15 @@ def test_a_restart_on_another_host_is_one_here() -> None:
 
 
 @pytest.mark.parametrize(("asked", "failing"), [(0, 1), (1, 2), (1, 0)])
-@pytest.mark.parametrize("quiet_s", [0.0, HUNG_S])
-def test_a_restart_that_comes_after_a_failure_elsewhere_is_none(asked: int, failing: int, quiet_s: float) -> None:
+@pytest.mark.parametrize("idle_s", [0.0, HUNG_S])
+def test_a_restart_that_comes_after_a_failure_elsewhere_is_none(asked: int, failing: int, idle_s: float) -> None:
     """All other hosts end for the failure: the one that was asked would wait for them to meet again, in vain."""
     job = Job(3)
     job.run()
     job.interrupted = True
     began_at = job.now
     job.hosts[failing].exit(FAILED)
-    job.hosts[asked].deliver(RestartRequested(job.now, 0, "saferunctl restart", quiet_s))
+    job.hosts[asked].deliver(RestartRequested(job.now, 0, "saferunctl restart", idle_s))
     job.settle()
     assert [host.finish.exit_code for host in job.hosts if host.finish is not None] == [1, 1, 1]
     assert job.now == began_at, "no deadline was waited for"

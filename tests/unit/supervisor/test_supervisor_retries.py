@@ -83,7 +83,7 @@ def test_a_failed_start_of_ranks_is_tried_again_and_uses_no_restart() -> None:
     world.answer()
     world.exit(1, KILLED)
     world.answer()
-    facts = FailureFacts("rendezvous_store_failure", started=False, message="the ranks did not meet")
+    facts = FailureFacts("rendezvous_store_failure", is_start_over=False, message="the ranks did not meet")
     world.deliver(Diagnosed(world.now, 0, DIAGNOSIS, facts=facts))
     assert world.state is State.BACKOFF
     assert world.expire() == [RunChecks(1)]
@@ -152,7 +152,9 @@ def test_a_host_that_is_left_out_leaves_and_the_others_go_on() -> None:
     policy = AttemptPolicy(3, 0, exclude_bad_hosts=True)
     leader = launched(policy, JobPolicy(spans_hosts=True, least_hosts=1))
     bad = launched(AttemptPolicy(3), JobPolicy(spans_hosts=True, least_hosts=1))
-    facts = FailureFacts("gpu_hardware_error", Fingerprint("gpu_hardware_error", (2,), "train.py:3"), started=True)
+    facts = FailureFacts(
+        "gpu_hardware_error", Fingerprint("gpu_hardware_error", (2,), "train.py:3"), is_start_over=True
+    )
     facts = facts._replace(host=1, host_label="node2", message="a GPU fails")
     last: list[Action] = []
     for attempt in range(2):

@@ -122,15 +122,15 @@ def finish_stopped(world: World, signum: int) -> None:
 
 
 @OUTSIDE
-@pytest.mark.parametrize("quiet_s", [0.0, 9.9])
+@pytest.mark.parametrize("idle_s", [0.0, 9.9])
 @pytest.mark.parametrize("state", [State.STARTING, State.RUNNING])
-def test_a_signal_from_outside_reaches_ranks_that_work_at_once(state: State, signum: int, quiet_s: float) -> None:
+def test_a_signal_from_outside_reaches_ranks_that_work_at_once(state: State, signum: int, idle_s: float) -> None:
     """What they have left of their time is for a checkpoint; torchrun would not take a second of it."""
     world = World()
     world.launch()
     world.answer_until(state)
     world.answers.clear()
-    say, stop = world.signal(signum, quiet_s)
+    say, stop = world.signal(signum, idle_s)
     assert isinstance(say, PrintLine)
     assert signal.Signals(signum).name in say.text
     assert stop == SignalRanks(0, (0, 1), signum)
@@ -201,11 +201,11 @@ def test_a_signal_while_ranks_are_looked_at_cuts_that_short(hangs: bool) -> None
     assert only(SignalRanks, world.expire()).signum == signal.SIGTERM
 
 
-@pytest.mark.parametrize("quiet_s", [0.0, 300.0])
-def test_the_user_at_the_keyboard_does_not_wait_for_evidence(quiet_s: float) -> None:
+@pytest.mark.parametrize("idle_s", [0.0, 300.0])
+def test_the_user_at_the_keyboard_does_not_wait_for_evidence(idle_s: float) -> None:
     """Ctrl-C goes straight through, and whoever pressed it watches the ranks end."""
     world = running()
-    say, act = world.signal(signal.SIGINT, quiet_s)
+    say, act = world.signal(signal.SIGINT, idle_s)
     assert isinstance(say, PrintLine)
     assert act == SignalRanks(0, (0, 1), signal.SIGINT)
     assert world.expire() == [SignalRanks(0, (0, 1), signal.SIGKILL)]

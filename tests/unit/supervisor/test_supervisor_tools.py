@@ -53,6 +53,6 @@ def test_a_scheduler_that_kills_soon_waits_for_no_tool() -> None:
     placement = Placement(0, 1, 1, 1, (RankAssignment(0, 0, 0),), "a", 1, "job")
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, placement), RanksStarted(0, 0, (1,))):
         supervisor.handle(event)
-    supervisor.handle(SignalReceived(100.0, 0, signal.SIGINT, quiet_s=0.0))
+    supervisor.handle(SignalReceived(100.0, 0, signal.SIGINT, idle_s=0.0))
     assert supervisor.deadline == 130.0
     assert supervisor.handle(ToolAtWork(130.0, 0, (0,))) == [SignalRanks(0, (0,), signal.SIGKILL)]

@@ -20,7 +20,7 @@ def facts_of(
     lines: tuple[str, ...] = UNREAD,
     *,
     start: str = "before",
-    life: AttemptProgress | None = AT_ONCE,
+    progress: AttemptProgress | None = AT_ONCE,
     script: str = "train.py",
     class_name: str = "syntax_error",
 ) -> FailureFacts:
@@ -29,7 +29,7 @@ def facts_of(
     found = Diagnosis(
         "it failed", end, None, (), (), (), cause=cause, start=start, tracebacks=(Traceback((0, 1), lines),)
     )
-    return facts_from(found, life=life, script=script)
+    return facts_from(found, progress=progress, script=script)
 
 
 def steps(facts: FailureFacts, *, always: bool = False) -> list[str]:
@@ -61,10 +61,10 @@ def test_a_script_that_python_cannot_read_is_never_started_again() -> None:
         facts_of(start="through"),
         facts_of(start="inside"),
         facts_of(start=""),
-        facts_of(life=AttemptProgress(3000.0, in_window=False)),
-        facts_of(life=AttemptProgress(3.0, has_sent_heartbeat=True)),
-        facts_of(life=AttemptProgress(3.0, collectives=7)),
-        facts_of(life=None),
+        facts_of(progress=AttemptProgress(3000.0, in_window=False)),
+        facts_of(progress=AttemptProgress(3.0, has_sent_heartbeat=True)),
+        facts_of(progress=AttemptProgress(3.0, collectives=7)),
+        facts_of(progress=None),
     ],
 )
 def test_a_syntax_error_of_a_script_that_has_begun_takes_no_restart_away(facts: FailureFacts) -> None:

@@ -143,7 +143,7 @@ class Job:
         self.stack = stack
         self.children = children or {}
         self.is_wrapper = is_wrapper
-        self.doubted_until_s = 0.0  # of hangs that their captures show to be only suspected
+        self.doubt_lasts_s = 0.0  # of hangs that their captures show to be only suspected
         self.told: list[tuple[float, HangVerdict]] = []
         self.recovered: list[tuple[float, float]] = []
         self.asked: list[tuple[float, int]] = []
@@ -200,9 +200,9 @@ class Job:
             self.recovered.append((self.elapsed_s, outcome.recovered_s))
         if outcome.verdict is not None:
             self.told.append((self.elapsed_s, outcome.verdict))
-            if outcome.verdict.certain and outcome.verdict.quiet_s < self.doubted_until_s:
-                self.watchdog.downgrade_to_suspected(outcome.verdict, self.doubted_until_s)
-            self.watchdog.captured()
+            if outcome.verdict.certain and outcome.verdict.lasted_s < self.doubt_lasts_s:
+                self.watchdog.downgrade_to_suspected(outcome.verdict, self.doubt_lasts_s)
+            self.watchdog.resume()
         return outcome
 
     def end(self, rank: int) -> None:

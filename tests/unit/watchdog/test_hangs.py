@@ -37,7 +37,7 @@ def test_ranks_that_only_wait_hang(timeout_s: float, does: Rates) -> None:
     [(at, verdict)] = job.told
     assert verdict[:2] == ("quiescent", (0, 1))
     assert verdict.certain
-    assert verdict.quiet_s >= timeout_s
+    assert verdict.lasted_s >= timeout_s
     assert at <= timeout_s + 3 * job.interval_s
 
 

@@ -72,6 +72,12 @@ def test_a_host_speaks_of_its_own_ranks_only() -> None:
     assert verdict.busy == (7,)
 
 
+def test_the_names_that_a_verdict_has_on_its_way_are_those_of_other_versions() -> None:
+    verdict = HangVerdict("stopped", (3,), 7.5, certain=True, busy=(1, 2))
+    raw = {"kind": "stopped", "ranks": [[3, 3]], "quiet_s": 7.5, "certain": True, "busy": [[1, 2]], "overdue": ""}
+    assert packed(verdict) == raw
+
+
 HOSTILE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
@@ -87,7 +93,7 @@ def test_whatever_a_host_says_is_no_exception(state: dict[str, Any]) -> None:
         verdict = combine({0: quiet(0), 1: said})
         if verdict is not None:
             assert all(isinstance(rank, int) for rank in (*verdict.ranks, *verdict.busy))
-            assert verdict.quiet_s >= 0
+            assert verdict.lasted_s >= 0
     assert combine({0: state["s"]} if "s" in state else {0: None}) is None
 
 

@@ -59,7 +59,7 @@ def test_the_job_hangs_when_the_last_host_is_quiet() -> None:
     watched.feed(quiet([0], quiet_s=300.0), quiet([1]), quiet([2], quiet_s=120.0))
     ((verdict, number),) = watched.hangs
     assert (verdict.kind, verdict.ranks, verdict.certain, number) == ("quiescent", (0, 1, 2), True, 1)
-    assert verdict.quiet_s == 100.0
+    assert verdict.lasted_s == 100.0
 
 
 def test_hosts_that_are_done_do_not_count() -> None:
@@ -170,9 +170,9 @@ def test_a_hang_of_the_job_that_is_doubted_is_captured_again_when_it_is_to_be_ce
         known = len(watched.hangs)
         watched.later(TIMEOUT_S / 4)
         for again, _ in watched.hangs[known:]:
-            if again.quiet_s < 25 * TIMEOUT_S:
+            if again.lasted_s < 25 * TIMEOUT_S:
                 watched.watch.downgrade_to_suspected(again, 25 * TIMEOUT_S)
-    times = [verdict.quiet_s / TIMEOUT_S for verdict, _ in watched.hangs]
+    times = [verdict.lasted_s / TIMEOUT_S for verdict, _ in watched.hangs]
     assert times == pytest.approx([1, 2, 4, 8, 16, 25], abs=1.5), "at the usual intervals, and at the bound"
     assert times[-1] >= 25
 

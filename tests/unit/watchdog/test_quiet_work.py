@@ -51,7 +51,7 @@ class Looks:
             done_s = done_s // self.burst_s * self.burst_s
         return int(rate * done_s)
 
-    def take(self, at: float, silence_began_s: float = 0.0) -> str:
+    def take(self, at: float, still_since_s: float = 0.0) -> str:
         """What is said at a time."""
         moments_s = tuple(at + INTERVAL_S * number for number in range(4))
         connection = Connection(
@@ -76,7 +76,7 @@ class Looks:
         )
         connection = connection._replace(may_be_internal=self.internal)
         look = RankInspection(0, (connection,), (thread._replace(**self.thread),))
-        return self.quiet_work.take(moments_s, look, silent_s=moments_s[-1] - silence_began_s, patience_s=PATIENCE_S)
+        return self.quiet_work.take(moments_s, look, still_s=moments_s[-1] - still_since_s, patience_s=PATIENCE_S)
 
     def all(self, count: int = 4) -> list[str]:
         """One look after the other."""
@@ -123,7 +123,7 @@ def test_calls_that_nccl_launches_between_inspections_are_work() -> None:
                 RankInspection(
                     0, (), (), (), nccl_calls=tuple(NcclCalls(name, launched) for name, launched in one.items())
                 ),
-                silent_s=60.0 * number,
+                still_s=60.0 * number,
                 patience_s=PATIENCE_S,
             )
             for number, one in enumerate(counts, 1)
@@ -242,15 +242,15 @@ def test_a_server_of_this_host_at_work_is_work() -> None:
     moments_s = (60.0, 61.2, 62.4, 63.6)
     for busy_s, does in (((5.0, 6.0, 7.0, 8.0), WORKS), ((5.0, 5.0, 5.1, 5.1), WAITS), ((), WAITS)):
         look = RankInspection(0, (), (), busy_s)
-        assert QuietWork().take(moments_s, look, silent_s=60.0, patience_s=PATIENCE_S) == does
+        assert QuietWork().take(moments_s, look, still_s=60.0, patience_s=PATIENCE_S) == does
 
 
 def test_what_was_before_the_rank_moved_is_forgotten() -> None:
-    """In another silence other threads wait."""
+    """The next time that it stands still other threads wait."""
     looks = Looks(run=0.02, worked_before=False)
     assert [looks.take(60.0), looks.take(120.0)] == [WAITS, WORKS]
     looks = Looks(sent=100_000, burst_s=15.0)
-    assert [looks.take(60.0), looks.take(120.0, silence_began_s=115.0)] == [WAITS, WAITS]
+    assert [looks.take(60.0), looks.take(120.0, still_since_s=115.0)] == [WAITS, WAITS]
 
 
 COUNTS = st.integers(0, 1 << 62)
@@ -286,9 +286,9 @@ RANKS = st.builds(
 def test_counters_may_say_anything(inspections: list[tuple[RankInspection, float, float]]) -> None:
     """They may go backwards, where a number is given again; what is found is one of three things, and no exception."""
     quiet_work = QuietWork()
-    for found, at, silent_s in inspections:
+    for found, at, still_s in inspections:
         moments_s = (at, at + 1, at + 2, at + 3)
-        does = quiet_work.take(moments_s, found, silent_s=silent_s, patience_s=PATIENCE_S)
+        does = quiet_work.take(moments_s, found, still_s=still_s, patience_s=PATIENCE_S)
         assert does in {WORKS, MAY_WORK, WAITS}
 
 

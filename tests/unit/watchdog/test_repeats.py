@@ -150,7 +150,7 @@ def test_no_history_leads_to_a_verdict_about_what_was_not_quiet_for_long_enough(
         job.does[0] = lambda _at, rates=rates: rates
         job.step(pauses_s[number % len(pauses_s)] if number % 7 == 0 else None)
     certain = [verdict for _, verdict in job.told if verdict.certain]
-    assert all(verdict.quiet_s >= 2.0 for verdict in certain)
+    assert all(verdict.lasted_s >= 2.0 for verdict in certain)
     # A clock of at most 24 s: four new ones at once, then rarely, and each goes on for some of the time.
     assert len(certain) <= 12
     assert len(job.told) <= 24
@@ -162,38 +162,38 @@ def test_no_history_leads_to_a_verdict_about_what_was_not_quiet_for_long_enough(
 def test_a_hang_that_is_doubted_is_captured_again_when_it_is_to_be_certain() -> None:
     """At the usual intervals until then, at the moment itself, and at the usual intervals after it."""
     job = Job(30.0, QUIET, HUNG_IN_GLOO)
-    job.doubted_until_s = 170.0
+    job.doubt_lasts_s = 170.0
     job.run(16)
     moments = [round(at) for at, _ in job.told]
     assert moments[:4] == pytest.approx([30, 60, 120, 170], abs=9), moments
-    assert [verdict.quiet_s >= 170.0 for _, verdict in job.told][:4] == [False, False, False, True]
+    assert [verdict.lasted_s >= 170.0 for _, verdict in job.told][:4] == [False, False, False, True]
     assert len(moments) == 5, "240 s later it is reported again"
 
 
 def test_the_next_capture_of_a_doubted_hang_is_told() -> None:
     job = Job(30.0, QUIET, QUIET)
-    job.doubted_until_s = 50.0
+    job.doubt_lasts_s = 50.0
     [verdict] = job.run(1.2)
-    assert job.watchdog.repeat(verdict).next_s == pytest.approx(50.0 - verdict.quiet_s)
+    assert job.watchdog.repeat(verdict).next_s == pytest.approx(50.0 - verdict.lasted_s)
 
 
 def test_a_deadlock_after_hangs_that_were_doubted_is_captured_at_once() -> None:
     """A job that waits for a server now and then can still hang: the first wait takes nothing from it."""
     job = Job(30.0, lambda at: QUIET if at < 50 or at > 90 else TRAINS, HUNG_IN_GLOO)
-    job.doubted_until_s = 1200.0
+    job.doubt_lasts_s = 1200.0
     job.run(3)
     assert len(job.told) == 1
     assert len(job.recovered) == 1
-    job.doubted_until_s = 0.0
+    job.doubt_lasts_s = 0.0
     [verdict] = job.run(1.3)
     assert verdict.certain
-    assert verdict.quiet_s < 30 + 2 * job.interval_s
+    assert verdict.lasted_s < 30 + 2 * job.interval_s
 
 
 def test_what_moved_a_little_since_it_was_doubted_is_captured_again_at_once() -> None:
     """It may have gone from a query into a deadlock without being at work for long enough to have recovered."""
     job = Job(30.0, lambda at: Rates(io=1e6) if 75 <= at < 76.4 else QUIET, HUNG_IN_GLOO)
-    job.doubted_until_s = 1200.0
+    job.doubt_lasts_s = 1200.0
     job.run(2.4)
     assert len(job.told) == 2
     job.run(1.3)
@@ -205,10 +205,10 @@ def test_what_moved_a_little_since_it_was_doubted_is_captured_again_at_once() ->
 def test_a_job_of_many_doubted_waits_is_captured_less_and_less() -> None:
     """Each capture stops the ranks for a moment. A deadlock is found all the same, after a longer quiet."""
     job = Job(30.0, lambda at: QUIET if at % 60 < 40 and at < 3000 else QUIET if at >= 3000 else TRAINS, HUNG_IN_GLOO)
-    job.doubted_until_s = 1200.0
+    job.doubt_lasts_s = 1200.0
     job.run(99)
     assert len(job.told) == AT_ONCE
-    job.doubted_until_s = 0.0
+    job.doubt_lasts_s = 0.0
     job.run(4)
     assert len(job.told) == AT_ONCE + 1
     assert job.told[-1][0] == pytest.approx(3000 + 60, abs=8)

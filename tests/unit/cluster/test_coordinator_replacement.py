@@ -29,7 +29,7 @@ def other() -> Listening:
 
 
 def die(listening: Listening) -> Any:
-    return listening.job._successor(REASON)
+    return listening.job._replace_coordinator(REASON)
 
 
 def entry(k: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_a_successor_gets_what_it_takes_and_reads_nothing_into_the_job_twice(oth
     other.hear(**entry(0, cause))
     assert len(aborts(other)) == 1
     assert any(line.endswith("another one has taken its place, and the job goes on") for line in other.said)
-    assert other.job.deadline is None or other.job._succession.deadline is None
+    assert other.job.deadline is None or other.job._replacement.deadline is None
 
 
 def test_what_the_one_before_may_not_have_written_is_written_by_its_successor(other: Listening) -> None:
@@ -121,6 +121,6 @@ def test_there_is_none_between_attempts_and_where_the_coordinator_offered_nothin
 def test_another_task_of_the_host_asks_the_successor_to_have_it_again(other: Listening) -> None:
     """It has lost its connection, and has nothing that the coordinator could go on from."""
     request = other.channel.sent[0]
-    other.job._succession.joins({**request, "task": 1})
+    other.job._replacement.joins({**request, "task": 1})
     other.hear(op="resumable", attempt=0, text="")
     assert die(other) == {"op": "rejoin", "task": 1}

@@ -1,7 +1,7 @@
 """Another coordinator in the place of one that has been killed, while an attempt is under way.
 
 On a host that serves no store, a coordinator holds nothing that is not in the control store, or known here. Its
-successor reads the job's log from the beginning, of which nothing is taken in twice.
+replacement reads the job's log from the beginning, of which nothing is taken in twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from saferun.cluster.job_sender import JobSender
 from saferun.model import JsonObject
 from saferun.text.decoding import number, text
 
-__all__ = ["Succession"]
+__all__ = ["CoordinatorReplacement"]
 
 # One that is killed again and again, by want of memory for one, is not started for ever.
 _MOST = 3
@@ -22,8 +22,8 @@ _LEAST_S = 60.0
 _LONGEST_TEXT = 1 << 20
 
 
-class Succession:
-    """The successors of this host's coordinator.
+class CoordinatorReplacement:
+    """The replacements of this host's coordinator.
 
     Args:
         sender: this host's messages.
@@ -54,10 +54,10 @@ class Succession:
         self._read = (-1, 0)  # the attempt, and the number of the next entry of its log
 
     def joins(self, message: JsonObject) -> None:
-        """This host asks to join the others. Of a successor that has yet to take over, nothing else is wanted now."""
+        """This host asks to join the others. Of a replacement that has yet to take over, nothing else is wanted now."""
         self._join, self._offer, self.deadline = message, None, None
 
-    def successor(self, attempt: int, reason: str) -> JsonObject | None:
+    def begin(self, attempt: int, reason: str) -> JsonObject | None:
         """With which message another coordinator goes on; None: it could not.
 
         Args:
@@ -89,7 +89,7 @@ class Succession:
         return True
 
     def _conclude(self, message: JsonObject) -> None:
-        """What became of a successor."""
+        """What became of a replacement."""
         if self.deadline is None or message["attempt"] != self._attempt:
             return
         self.deadline = None

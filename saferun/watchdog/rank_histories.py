@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from saferun.watchdog.rank_history import RankHistory
 from saferun.watchdog.samples import JobSample
-from saferun.watchdog.watched import Watched
 
 
-class WatchedRanks:
+class RankHistories:
     """What is known of each rank, and for how long it has done nothing.
 
     Args:
@@ -15,7 +15,7 @@ class WatchedRanks:
 
     Attributes:
         clock_s: the detector's own clock, in seconds: it stands still while the ranks cannot work.
-        changed_s: when something last happened to all ranks, by that clock: all idle times begin then at the earliest.
+        changed_at: when something last happened to all ranks, by that clock: all idle times begin then at the earliest.
         at: the time of the last sample, in monotonic seconds.
         by_local_rank: the ranks.
         cores_since: of the ranks whose core is being written, by rank: since when, in monotonic seconds.
@@ -25,9 +25,9 @@ class WatchedRanks:
         self.timeout_s = timeout_s
         self.can_dump = can_dump
         self.clock_s = 0.0
-        self.changed_s = 0.0
+        self.changed_at = 0.0
         self.at = 0.0
-        self.by_local_rank: dict[int, Watched] = {}
+        self.by_local_rank: dict[int, RankHistory] = {}
         self.cores_since: dict[int, float] = {}
 
     def take_cores(self, sample: JobSample) -> None:
@@ -36,7 +36,7 @@ class WatchedRanks:
         self.cores_since = {rank: self.cores_since.get(rank, sample.at) for rank in dumping}
 
     @property
-    def all(self) -> tuple[Watched, ...]:
+    def all(self) -> tuple[RankHistory, ...]:
         """The ranks that have not ended."""
         return tuple(self.by_local_rank.values())
 
@@ -50,32 +50,32 @@ class WatchedRanks:
         """Whether a rank is in a long phase that has not lasted longer than it was expected to."""
         return any(watched.phase is not None and not watched.is_overdue for watched in self.all)
 
-    def silent_s(self, watched: Watched) -> float:
+    def still_s(self, watched: RankHistory) -> float:
         """For how long it has not moved."""
-        return self.clock_s - max(watched.moved_s, self.changed_s)
+        return self.clock_s - max(watched.moved_at, self.changed_at)
 
-    def quiet_s(self, watched: Watched) -> float:
+    def quiet_s(self, watched: RankHistory) -> float:
         """For how long it has neither moved nor used a processor."""
-        return self.clock_s - max(watched.active_s, self.changed_s)
+        return self.clock_s - max(watched.active_at, self.changed_at)
 
-    def beatless_s(self, watched: Watched) -> float:
+    def beatless_s(self, watched: RankHistory) -> float:
         """For how long it has not called ``saferun.heartbeat``."""
-        return self.clock_s - max(watched.beat_s, self.changed_s)
+        return self.clock_s - max(watched.beat_at, self.changed_at)
 
-    def idle_s(self, watched: Watched) -> float:
+    def idle_s(self, watched: RankHistory) -> float:
         """For how long it certainly has not worked; 0 if it may be working."""
         if watched.works_unseen:
             return 0.0
         if not watched.busy_pids:
             return self.quiet_s(watched)
         # A busy rank may be working, unless it waits in a collective that makes no progress.
-        return min(self.silent_s(watched), watched.frozen_s(self.clock_s)) if watched.is_in_collective else 0.0
+        return min(self.still_s(watched), watched.frozen_s(self.clock_s)) if watched.is_in_collective else 0.0
 
-    def strict_idle_s(self, watched: Watched) -> float:
+    def strict_idle_s(self, watched: RankHistory) -> float:
         """As ``idle_s``, but a main thread that does as little as a fast polling loop may be working as well."""
         idle_s = self.idle_s(watched)
-        return idle_s if watched.busy_pids else min(idle_s, self.clock_s - watched.stirred_s)
+        return idle_s if watched.busy_pids else min(idle_s, self.clock_s - watched.stirred_at)
 
-    def is_doubted(self, watched: Watched) -> bool:
+    def is_doubted(self, watched: RankHistory) -> bool:
         """Whether it may be working after all: by its inspections, or because it may wait for a slow disk."""
-        return watched.uninterruptible_s is not None or self.clock_s - watched.doubted_s < self.timeout_s
+        return watched.uninterruptible_since is not None or self.clock_s - watched.doubted_at < self.timeout_s

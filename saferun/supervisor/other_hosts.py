@@ -46,20 +46,20 @@ _HEARD = frozenset({"membership", "lost", "task_lost", "restart"})
 
 def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     """All hosts end this attempt, for the same reason: the first that any of them announced."""
-    peers = launch.attempt.peers
-    peers.is_announced = True
+    others = launch.attempt.others
+    others.is_announced = True
     if not launch.leads and not launch.is_spare:
-        peers.unreachable = ""  # it has been read in the leader's store
+        others.unreachable = ""  # it has been read in the leader's store
     if event.signum and event.reason not in {
         "request",
         "restart",
     }:  # a person who asks does not send SIGKILL a moment later
-        peers.announced_signum = event.signum
+        others.announced_signum = event.signum
         expect_sigkill(launch, event.at)
     if event.reason == "request" and not event.ours:
         launch.note_request(event.message, event.signum, ours=event.ours)
-    peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent", "request"}
-    peers.awaits_cause = peers.awaits_cause or event.reason == "victim"
+    others.is_stopped = others.is_stopped or event.reason in {"signal", "parent", "request"}
+    others.awaits_cause = others.awaits_cause or event.reason == "victim"
     return launch.broadcast_cause() if launch.attempt.has_failed_rank and not event.ours else []
 
 
@@ -80,7 +80,7 @@ def on_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
     if event.signum == signal.SIGINT:
         return stop(launch, event.at, event.signum)
     if event.signum:
-        return stop_as_asked(launch, event.at, signal.SIGTERM, event.quiet_s)
+        return stop_as_asked(launch, event.at, signal.SIGTERM, event.idle_s)
     return capture(launch, event.at)
 
 
@@ -111,13 +111,13 @@ def on_abort_in_diagnosis(launch: LaunchState, event: JobAborted) -> list[Action
     if _has_acted(event):
         return announced
     if _is_left_by(launch, event):
-        attempt.peers.cut_off = CutOff()
+        attempt.others.cut_off = CutOff()
         if attempt.own_diagnosis is None and not launch.leads:
             return announced
         attempt.own_diagnosis = None
         return [*announced, *diagnose(launch, event.at)]
     ending = _ending(launch, event)
-    is_free = launch.answers_to_job and launch.stop_signum is None and attempt.peers.decision is None
+    is_free = launch.answers_to_job and launch.stop_signum is None and attempt.others.decision is None
     if isinstance(ending, Regroup) and is_free:
         seen = _failure_seen(launch)
         launch.add_ending(ending)
@@ -138,7 +138,7 @@ def _failure_seen(launch: LaunchState) -> list[Action]:
 
 def _is_left_by(launch: LaunchState, event: JobAborted) -> bool:
     """Whether the others meet again without this host, which was sent a signal at the same moment."""
-    is_stopped = launch.stop_signum is not None and not launch.stopped_by and launch.attempt.peers.cut_off is None
+    is_stopped = launch.stop_signum is not None and not launch.stopped_by and launch.attempt.others.cut_off is None
     return is_stopped and isinstance(_ending(launch, event), Regroup)
 
 
@@ -152,7 +152,7 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
     end_cause_wait(launch, event.at)
     ending = _ending(launch, event)
     if _is_left_by(launch, event):
-        launch.attempt.peers.cut_off = CutOff()
+        launch.attempt.others.cut_off = CutOff()
     elif not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.add_ending(ending)
     return [*announced, *stop_waiting_for_orphans(launch, event.at)]
@@ -178,9 +178,9 @@ def _ending(launch: LaunchState, event: JobAborted) -> Ending:
             return Regroup(event.message)
         case "restart":
             return Regroup(event.message, event.message)
-        case "leave" if launch.attempt.peers.may_leave or launch.may_restart:
+        case "leave" if launch.attempt.others.may_leave or launch.may_restart:
             why = f": {event.message}" if event.message and not event.signum else ""
-            return Regroup(f"{event.host} leaves the job{why}", is_counted=not launch.attempt.peers.may_leave)
+            return Regroup(f"{event.host} leaves the job{why}", is_counted=not launch.attempt.others.may_leave)
         case "signal" | "parent":
             return Stopped(event.signum, event.host or "another host")
         case "request":
@@ -237,7 +237,7 @@ def _heed(launch: LaunchState, event: JobDecided) -> JobDecided | None:
     if event.next_step == "finish" and event.exit_code == 0 and (attempt.running or has_failed):
         # No other host can say that all went well here.
         event = event._replace(exit_code=1)
-    attempt.peers.decision = event
+    attempt.others.decision = event
     return event
 
 
@@ -252,10 +252,10 @@ def on_hosts_done(launch: LaunchState, _event: HostsDone) -> list[Action]:
 
 def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
     """This host decides for itself what no other can decide for it any more."""
-    attempt, peers = launch.attempt, launch.attempt.peers
-    if peers.cut_off is not None or peers.decision is not None:
+    attempt, others = launch.attempt, launch.attempt.others
+    if others.cut_off is not None or others.decision is not None:
         return []
-    peers.cut_off = CutOff(event.what, event.hint, event.class_name)
+    others.cut_off = CutOff(event.what, event.hint, event.class_name)
     if launch.is_spare and launch.state is State.WAITING:
         return lose_as_spare(launch, event)
     match launch.state:
@@ -284,13 +284,13 @@ def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
 
 def _may_end_alone(launch: LaunchState, event: JobLost) -> bool:
     """Whether ranks that ended well are the end of it here, whatever the leader decided."""
-    others_suffice = launch.job.outlives_leader and launch.attempt.peers.may_leave  # they form the job again
+    others_suffice = launch.job.outlives_leader and launch.attempt.others.may_leave  # they form the job again
     return not (others_suffice or event.class_name)
 
 
 def on_reachability(launch: LaunchState, event: HostsUnreachable | HostsReachable) -> list[Action]:
     """Hosts cannot be reached while the job goes on, or can be again."""
-    launch.attempt.peers.unreachable = getattr(event, "message", "")
+    launch.attempt.others.unreachable = getattr(event, "message", "")
     return wait_for_others(launch, event.at) if launch.state is State.WAITING else []
 
 
@@ -299,10 +299,10 @@ def on_waiting_deadline(launch: LaunchState, event: DeadlineExpired) -> list[Act
 
     WAITING -> DIAGNOSING: they are at work, and a signal has come to this host, without which the job cannot go on.
     """
-    signalled = launch.attempt.stopping.signalled
-    if signalled is not None:
-        return on_signal(launch, signalled._replace(at=event.at))
-    unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
+    late = launch.attempt.stopping.late_signal
+    if late is not None:
+        return on_signal(launch, late._replace(at=event.at))
+    unreachable, limit_s = launch.attempt.others.unreachable, launch.limits.unreachable_s
     if launch.is_spare:
         return [PrintLine(f"{unreachable} for {limit_s:g} s; this spare host ends"), *launch.finish(0, leaves=True)]
     line = PrintLine(f"{unreachable} for {limit_s:g} s; all known ranks ended with exit code 0")

@@ -18,7 +18,7 @@ _UNSEEN = 0.25
 _CLOCKS_DIFFER_S = 1.0
 
 
-class Watched:
+class RankHistory:
     """One rank.
 
     Args:
@@ -27,55 +27,55 @@ class Watched:
         clock_s: the time.
 
     Attributes:
-        moved_s: when it last moved.
-        active_s: when it last moved or was busy.
+        moved_at: when it last moved.
+        active_at: when it last moved or was busy.
         busy_pids: its processes that were busy in the last interval.
         main_is_busy: whether the main thread of the rank did.
-        stopped_s: since when it has been stopped; None: it is not.
+        stopped_since: since when it has been stopped; None: it is not.
         stopped_samples: in how many samples in a row it was.
-        uninterruptible_s: since when it has been in one uninterruptible sleep.
+        uninterruptible_since: since when it has been in one uninterruptible sleep.
         beat_ns: its last heartbeat; 0: none yet.
-        beat_s: when that was noticed.
+        beat_at: when that was noticed.
         is_asked: whether it has been asked for its sequence numbers and has not answered.
         works_unseen: whether it works by the last inspection, which samples do not show.
         phase: the long phase that its script is in.
         is_overdue: whether that has lasted longer than it was expected to.
-        doubted_s: when it was last seen to do what may be work, though for too long to count.
-        stirred_s: when its main thread last did more than the rarest of loops that wait.
+        doubted_at: when it was last seen to do what may be work, though for too long to count.
+        stirred_at: when its main thread last did more than the rarest of loops that wait.
     """
 
     def __init__(self, rank: int, window_s: float, clock_s: float) -> None:
         self.rank = rank
-        self.moved_s = clock_s
-        self.active_s = clock_s
+        self.moved_at = clock_s
+        self.active_at = clock_s
         self.busy_pids: frozenset[int] = frozenset()
         self.main_is_busy = False
-        self.stopped_s: float | None = None
+        self.stopped_since: float | None = None
         self.stopped_samples = 0
-        self.uninterruptible_s: float | None = None
+        self.uninterruptible_since: float | None = None
         self.beat_ns = 0
-        self.beat_s = clock_s
+        self.beat_at = clock_s
         self.is_asked = False
         self.suspects: dict[int, Suspect] = {}
         self.works_unseen = False
         self.phase: ReportedPhase | None = None
         self.is_overdue = False
         self._mark = ""
-        self.doubted_s = float("-inf")
-        self.stirred_s = clock_s
+        self.doubted_at = float("-inf")
+        self.stirred_at = clock_s
         self._signs = RankSigns(window_s)
         self._quiet_work = QuietWork()
-        self._shown_s = clock_s
+        self._shown_at = clock_s
         self._wakes = -1
         self._numbers: Numbers | None = None
-        self._numbers_s = clock_s
-        self._unanswered_s: float | None = None  # since when its numbers may be old: it did not answer
+        self._numbers_at = clock_s
+        self._unanswered_since: float | None = None  # since when its numbers may be old: it did not answer
         self._asked = 0
         self._is_disturbed = False
 
     def move(self, clock_s: float) -> None:
         """It makes progress: whatever spoke against it is forgotten."""
-        self.moved_s = self.active_s = clock_s
+        self.moved_at = self.active_at = clock_s
         self._asked = 0
         self.suspects.clear()
 
@@ -92,27 +92,27 @@ class Watched:
         signs = self._signs.take(sample, interval_s, disturbed=disturbed, patience_s=_PATIENCE * timeout_s)
         self.busy_pids, self.main_is_busy = signs.busy_pids, signs.main_is_busy
         if signs.may_work:
-            self.doubted_s = clock_s
+            self.doubted_at = clock_s
         if signs.is_slightly_active:
-            self.stirred_s = clock_s
+            self.stirred_at = clock_s
         self._take_state(sample.process, clock_s, moved=signs.moved)
         if sample.heartbeat_ns != self.beat_ns:
-            self.beat_ns, self.beat_s = sample.heartbeat_ns, clock_s
+            self.beat_ns, self.beat_at = sample.heartbeat_ns, clock_s
         if sample.script is not None and sample.script.mark != self._mark:
             # Who reports steps need not send heartbeats as well.
-            self._mark, self.beat_s = sample.script.mark, clock_s
+            self._mark, self.beat_at = sample.script.mark, clock_s
         # What is busy and cannot be dumped counts as work, unless it turns out to be in a collective.
         works = (
-            clock_s - self.moved_s >= _UNSEEN * timeout_s
+            clock_s - self.moved_at >= _UNSEEN * timeout_s
             and not (self.is_in_collective or self.is_asked or self._has_old_numbers)
             and any(not can_dump or self._is_unreadable(pid) for pid in signs.busy_pids)
         )
         if signs.moved or works:
-            self._shown_s = clock_s
+            self._shown_at = clock_s
             self.works_unseen = False
             self.move(clock_s)
         elif signs.busy_pids:
-            self.active_s = clock_s
+            self.active_at = clock_s
         return signs.moved or works
 
     def take_phase(self, phase: ReportedPhase | None, at: float) -> bool:
@@ -129,14 +129,14 @@ class Watched:
 
     def _take_state(self, process: ProcessSample, clock_s: float, *, moved: bool) -> None:
         if process.state == "T":
-            self.stopped_s = clock_s if self.stopped_s is None else self.stopped_s
+            self.stopped_since = clock_s if self.stopped_since is None else self.stopped_since
             self.stopped_samples += 1
         else:
-            self.stopped_s, self.stopped_samples = None, 0
+            self.stopped_since, self.stopped_samples = None, 0
         if process.state != "D":
-            self.uninterruptible_s = None
-        elif self.uninterruptible_s is None or moved or process.main_wakes != self._wakes:
-            self.uninterruptible_s = clock_s
+            self.uninterruptible_since = None
+        elif self.uninterruptible_since is None or moved or process.main_wakes != self._wakes:
+            self.uninterruptible_since = clock_s
         self._wakes = process.main_wakes
 
     # ------------------------------------------------------------------------------------------------ sequence numbers
@@ -146,7 +146,7 @@ class Watched:
 
         If it has answered before, and the last time it did not, it is asked again after ``again_s``.
         """
-        is_due_again = self._has_old_numbers and clock_s - (self._unanswered_s or 0.0) >= again_s
+        is_due_again = self._has_old_numbers and clock_s - (self._unanswered_since or 0.0) >= again_s
         if reached <= self._asked and not (reached and is_due_again):
             return False
         self._asked = reached
@@ -161,13 +161,13 @@ class Watched:
     def take_numbers(self, numbers: Numbers | None, clock_s: float) -> bool:
         """Take the answer; None where there is none. Returns whether the numbers have moved."""
         self.is_asked = False
-        self._unanswered_s = clock_s if numbers is None else None
+        self._unanswered_since = clock_s if numbers is None else None
         if numbers is None:
             return False
         if numbers == self._numbers:
             return False
         moved = self._numbers is not None
-        self._numbers, self._numbers_s = numbers, clock_s
+        self._numbers, self._numbers_at = numbers, clock_s
         if moved:
             self.move(clock_s)
         return moved
@@ -178,19 +178,19 @@ class Watched:
         self, moments_s: Sequence[float], inspection: RankInspection, clock_s: float, timeout_s: float
     ) -> bool:
         """Take what an inspection has found. Returns whether the rank works."""
-        silent_s = clock_s - self._shown_s
-        does = self._quiet_work.take(moments_s, inspection, silent_s=silent_s, patience_s=_PATIENCE * timeout_s)
+        still_s = clock_s - self._shown_at
+        does = self._quiet_work.take(moments_s, inspection, still_s=still_s, patience_s=_PATIENCE * timeout_s)
         self.works_unseen = does == "works"
         if self.works_unseen:
             self.move(clock_s)
         elif does == "may work":
-            self.doubted_s = clock_s
+            self.doubted_at = clock_s
         return self.works_unseen
 
     @property
     def _has_old_numbers(self) -> bool:
         """Whether it has answered before, and did not when it was asked the last time."""
-        return self._numbers is not None and self._unanswered_s is not None
+        return self._numbers is not None and self._unanswered_since is not None
 
     @property
     def was_in_collective(self) -> bool:
@@ -208,7 +208,7 @@ class Watched:
 
     def frozen_s(self, clock_s: float) -> float:
         """How long its numbers are known not to have moved."""
-        return clock_s - self._numbers_s
+        return clock_s - self._numbers_at
 
     # ---------------------------------------------------------------------------------------------------------- stacks
 
