@@ -213,7 +213,7 @@ def _mismatched(evidence: Evidence, hosts: Hosts, root: Case, findings: Collecti
         "called another collective than the others",
         tuple(sorted({rank for one in findings.mismatched for rank in one.ranks})),
         mismatch.message,
-        "every rank must make the same collectives, in the same order and with the same sizes: compare their paths",
+        "all ranks must call the same collectives, in the same order, with the same sizes: compare their code paths",
     )
     return Judgement(cause, f"{mismatch.message}; {_first_line(evidence, hosts, root)}", root.end)
 
