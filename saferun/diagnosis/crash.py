@@ -307,7 +307,7 @@ def _victims_only(evidence: Evidence, hosts: Hosts, root: Case) -> Judgement:
     unheard = [host for host in hosts.all if not host.has_evidence]
     where, advice = "the cause is not among the ranks of this host", _ELSEWHERE
     if unheard:
-        where = f"the cause is not among the ranks that are known; nothing has come from {hosts_text(unheard)}"
+        where = f"the cause is not among the ranks that are known; no evidence from {hosts_text(unheard)}"
         advice = f"look at {hosts_text(unheard)}, at its ranks' output, and at the network to it"
     elif hosts.are_several:
         where, advice = "no rank is seen to have failed before", _BETWEEN

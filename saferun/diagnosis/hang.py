@@ -162,10 +162,10 @@ class _Case:
         names = hosts_text(unheard)
         ranks = tuple(sorted(rank for host in unheard for rank in host.ranks))
         what = _what_they_wait_in(self._held_up)
-        message = f"nothing has come from {names}"
+        message = f"no evidence from {names}"
         advice = f"look at {names}: at the ranks and the saferun process there, and at the network to it"
         cause = Cause("hang_host_silent", message, ranks, "", advice)
-        return Judgement(cause, f"nothing has come from {names} ({ranks_text(ranks)}), and all others wait in {what}")
+        return Judgement(cause, f"no evidence from {names} ({ranks_text(ranks)}), and all others wait in {what}")
 
     def _network(self) -> Judgement | None:
         """All ranks wait for each other, and none is missing: the network."""

@@ -121,9 +121,9 @@ def silent_lines(hosts: Hosts, headline: str) -> list[str]:
     if any(host.label in headline for host in lost):
         lines = []
     unheard = [host for host in hosts.all if not host.has_evidence and not host.lost_reason]
-    if unheard and f"nothing has come from {hosts_text(unheard)}" not in headline:
+    if unheard and f"no evidence from {hosts_text(unheard)}" not in headline:
         ranks = ranks_text(rank for host in unheard for rank in host.ranks)
-        lines.append(f"nothing has come from {hosts_text(unheard)} ({ranks})")
+        lines.append(f"no evidence from {hosts_text(unheard)} ({ranks})")
     return lines
 
 
