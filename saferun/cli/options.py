@@ -321,8 +321,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         FAILURES,
         "processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an "
         "upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure "
-        "those in the ranks' sessions are always ended, and others if they hold a GPU or MASTER_PORT, are ranks of "
-        "an inner launcher, or with end",
+        "those in the ranks' sessions are ended; others with end, or if they hold a GPU or MASTER_PORT or are ranks "
+        "of an inner launcher",
     ),
     _option("--leftovers-timeout SECONDS", 600.0, FAILURES, "with --leftovers wait: seconds to wait at most"),
     _option(
@@ -399,8 +399,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--keep-runs N",
         0,
         OUTPUT,
-        "remove old runs from saferun_runs, beyond the newest N; none that may still be running, and none with a "
-        "failure of the last 7 days; 0: remove nothing",
+        "remove old runs from saferun_runs, beyond the newest N; never one that may still run or that failed in the "
+        "last 7 days; 0: remove nothing",
     ),
     _option(
         "--prefix TEMPLATE",
@@ -488,9 +488,9 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--external-wait-timeout SECONDS",
         1200.0,
         HANGS,
-        "seconds without progress after which a hang is certain where the rank that the others wait for waits for "
-        "something outside the job: a sleep, a server, a file lock, a child process. Until then it is only suspected, "
-        "and --on-hang does nothing about it; 0: as certain as any other",
+        "seconds without progress after which a hang counts as certain if the blocking rank waits for something "
+        "outside the job: a sleep, a server, a file lock, a child process. Until then it is suspected, and --on-hang "
+        "does not act; 0: certain after --hang-timeout",
     ),
     _option(
         "--capture-budget SECONDS",
@@ -531,7 +531,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "backtrace",
         HANGS,
         "core files of crashed ranks; backtrace: read the stacks and delete the core, unless the limit on cores "
-        "(`ulimit -c`) was above 0 at the start; keep: keep it as well; off: change nothing about cores",
+        "(`ulimit -c`) was above 0 at the start; keep: read and keep it; off: leave cores alone",
     ),
     _option("--keep-cores N", 4, HANGS, "with --cores keep: how many cores to keep at most, one of each kind of crash"),
     _option("--gdb", False, HANGS, "also read cores with gdb (slow); otherwise gdb is used only if pystack is missing"),
@@ -546,7 +546,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--pdb-timeout SECONDS",
         1800.0,
         HANGS,
-        "with --pdb: seconds without a key after which a prompt gets the end of its input; 0: never",
+        "with --pdb: seconds without input after which the prompt gets EOF; 0: never",
     ),
     _option(
         "--no-inject",

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a directory of runs (default: ./{BASE})",
     )
     parser.add_argument("--keep", type=int, metavar="N", help="keep the newest N runs of each directory")
-    parser.add_argument("--older-than", metavar="DURATION", help="keep runs that ended later than that: 12h, 7d, 4w")
+    parser.add_argument("--older-than", metavar="DURATION", help="remove runs that ended longer ago: 12h, 7d, 4w")
     parser.add_argument("--everywhere", action="store_true", help="in all directories of runs of the index")
     parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     parser.add_argument("--json", action="store_true", help="as JSON")

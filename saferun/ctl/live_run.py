@@ -244,7 +244,7 @@ def _unreachable(shown: str, records: list[RunRecord], failure: OSError | None) 
     by_signal = _instead(records)
     if failure is None:
         what = f"{shown} has no control socket (yet)"
-        instead = by_signal or "kill -TERM of its saferun process does the same as stop"
+        instead = by_signal or "kill -TERM ends its saferun process on a host"
         return UsageError(what, f"it opens some seconds after the ranks start; {instead}", exit_code=1)
     hosts = list(dict.fromkeys(record.host for record in records if record.host))
     named = ", ".join(hosts[:_NAMED_HOSTS]) + (", …" if len(hosts) > _NAMED_HOSTS else "")
@@ -262,10 +262,10 @@ def _as_user(user: str) -> str:
 
 
 def _instead(records: list[RunRecord]) -> str:
-    """What ends a job whose saferun does not answer; empty: none of its processes lives here."""
+    """What ends a saferun that does not answer; empty: none of the job's lives here."""
     processes = [record.process for record in records if record.process is not None]
     pid = next((process.pid for process in processes if is_living(process)), None)
-    return f"kill -TERM {pid} does the same as stop" if pid is not None else ""
+    return f"kill -TERM {pid} ends this saferun" if pid is not None else ""
 
 
 def _silent(shown: str, why: str) -> UsageError:

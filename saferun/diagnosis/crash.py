@@ -213,7 +213,7 @@ def _mismatched(evidence: Evidence, hosts: Hosts, root: Case, findings: Collecti
         "called a different collective",
         tuple(sorted({rank for one in findings.mismatched for rank in one.ranks})),
         mismatch.message,
-        "every rank must make the same collectives, in the same order and with the same sizes: compare their paths",
+        "all ranks must call the same collectives, in the same order, with the same sizes: compare their code paths",
     )
     return Judgement(cause, f"{mismatch.message}; {_first_line(evidence, hosts, root)}", root.end)
 
@@ -307,7 +307,7 @@ def _victims_only(evidence: Evidence, hosts: Hosts, root: Case) -> Judgement:
     unheard = [host for host in hosts.all if not host.has_evidence]
     where, advice = "the cause is not among the ranks of this host", _ELSEWHERE
     if unheard:
-        where = f"the cause is not among the ranks that are known; nothing has come from {hosts_text(unheard)}"
+        where = f"the cause is not among the ranks that are known; no evidence from {hosts_text(unheard)}"
         advice = f"look at {hosts_text(unheard)}, at its ranks' output, and at the network to it"
     elif hosts.are_several:
         where, advice = "no earlier rank failure is known", _BETWEEN

@@ -34,6 +34,7 @@ from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.printed_errors import LastErrors, after_errors, dead_threads, printed_last, raising
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
+from saferun.diagnosis.wait_rules import IS_AT
 from saferun.evidence.diagnosis_values import Cause, Diagnosis
 from saferun.evidence.job_evidence import Evidence, HangVerdict
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text
@@ -162,10 +163,10 @@ class _Case:
         names = hosts_text(unheard)
         ranks = tuple(sorted(rank for host in unheard for rank in host.ranks))
         what = _what_they_wait_in(self._held_up)
-        message = f"nothing has come from {names}"
+        message = f"no evidence from {names}"
         advice = f"look at {names}: at the ranks and the saferun process there, and at the network to it"
         cause = Cause("hang_host_silent", message, ranks, "", advice)
-        return Judgement(cause, f"nothing has come from {names} ({ranks_text(ranks)}), and all others wait in {what}")
+        return Judgement(cause, f"no evidence from {names} ({ranks_text(ranks)}), and all others wait in {what}")
 
     def _network(self) -> Judgement | None:
         """All ranks wait for each other, and none is missing: the network."""
@@ -318,12 +319,7 @@ class _Case:
             return Judgement(cause, headline)
         alike = len({wait.description for wait in culprits}) == 1
         if not peers:
-            same_doing = len({wait.found.doing for wait in culprits}) == 1
-            does = (
-                first.description
-                if alike
-                else f"{first.found.doing}{'' if same_doing else ' or the like'}, in different places"
-            )
+            does = first.description if alike else _in_different_places(culprits)
             headline = f"{self._names(ranks)}{_joint(ranks, does)}{does}"
         else:
             it = "it" if len(ranks) == 1 else "each" if alike else f"rank {first.rank}"
@@ -456,6 +452,15 @@ def _has(ranks: Sequence[int]) -> str:
 def _joint(ranks: Sequence[int], does: str) -> str:
     """What stands between ranks and what each of them does."""
     return ": each " if len(ranks) > 1 else ": " if does.startswith("its ") else " "
+
+
+def _in_different_places(waits: Sequence[Wait]) -> str:
+    """What each of these does, without its place."""
+    doing = waits[0].found.doing
+    if doing == IS_AT:
+        return "is in a different place"
+    like = "" if len({wait.found.doing for wait in waits}) == 1 else " or the like"
+    return f"{doing}{like}, in different places"
 
 
 def _them(ranks: Sequence[int]) -> str:

@@ -33,7 +33,7 @@ CLASSES: dict[str, HangClass] = {
     "file_io": HangClass("hang_file_io", "look at {what}: is its other end, or the file system that it is on, alive?"),
     "data_loading": HangClass(
         "hang_data_loading",
-        "look at what the worker waits for; locks and threads do not survive fork: multiprocessing_context='spawn'",
+        "check what the worker waits for; locks held at fork stay locked: multiprocessing_context='spawn'",
     ),
     "lock": HangClass("hang_lock", "look at who holds, or should feed, what it waits for{at}"),
     "sleep": HangClass("hang_sleep", "find out why it sleeps{at}"),
@@ -42,7 +42,7 @@ CLASSES: dict[str, HangClass] = {
     "compile": HangClass(
         "hang_compile", "compilers may take minutes; compile before the first collective, or on one rank"
     ),
-    "user_code": HangClass("hang_missing_collective", "look at the path that it took{at}"),
+    "user_code": HangClass("hang_missing_collective", "check the code path that it took{at}"),
     "gpu": HangClass("hang_gpu", "look at the GPU's state in the captures, and at the kernel log for Xid messages"),
     "interpreter": HangClass(
         "hang_interpreter",
@@ -52,7 +52,7 @@ CLASSES: dict[str, HangClass] = {
     "unanswering": HangClass(
         "hang_unknown", "allow saferun to look into the ranks (ptrace), or look at the ranks' output"
     ),
-    "collective": HangClass("hang_missing_collective", "compare the paths of the ranks"),
+    "collective": HangClass("hang_missing_collective", "compare the ranks' code paths"),
     "dead": HangClass("hang_early_exit", f"a rank may end only when all collectives are over: {OTHER_WAY}"),
 }
 _SEVERITY = {kind: order for order, kind in enumerate(CLASSES)}
@@ -77,7 +77,7 @@ STUCK_ADVICE = (
 ALL_ADVICE = "look at the ranks of other hosts, at the network between them, and at the captures' GPU states"
 STORE_ADVICE = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _FORKED = frozenset({"a forked child", "a process pool"})
-_FORK_ADVICE = "look at what the child waits for; locks and threads do not survive fork: start children by spawn"
+_FORK_ADVICE = "check what the child waits for; locks held at fork stay locked: start children with spawn"
 
 
 def severity_of(wait: Wait) -> int:

@@ -32,12 +32,12 @@ _LOSSES = {
     "unreachable": _Loss(
         "host_lost",
         "none of its addresses answers: it has no power, has crashed, or its network is cut",
-        "check whether {host} is up (its console, the scheduler's state of it), then at its network",
+        "check whether {host} is up (its console, the scheduler), then check its network",
     ),
     "frozen": _Loss(
         "host_lost",
         "its saferun accepts connections but does not respond: it is stopped (SIGSTOP), or the host is overloaded",
-        "on {host}, `pkill -CONT -f saferun` lets it go on, and it ends; ps shows state T if it was stopped: by whom?",
+        "on {host}, see `ps`: state T means stopped; find out by whom, and `kill -CONT` that pid: saferun then exits",
     ),
     "cut": _Loss(
         "network_cut",
@@ -47,7 +47,7 @@ _LOSSES = {
     "unknown": _Loss(
         "host_lost",
         "no heartbeat is received from it",
-        "check whether {host} is up, at its network, and whether saferun runs there",
+        "check whether {host} is up and reachable, and runs saferun",
     ),
 }
 _FROM_FAR = frozenset({"unreachable", "cut", "unknown"})
@@ -121,9 +121,9 @@ def silent_lines(hosts: Hosts, headline: str) -> list[str]:
     if any(host.label in headline for host in lost):
         lines = []
     unheard = [host for host in hosts.all if not host.has_evidence and not host.lost_reason]
-    if unheard and f"nothing has come from {hosts_text(unheard)}" not in headline:
+    if unheard and f"no evidence from {hosts_text(unheard)}" not in headline:
         ranks = ranks_text(rank for host in unheard for rank in host.ranks)
-        lines.append(f"nothing has come from {hosts_text(unheard)} ({ranks})")
+        lines.append(f"no evidence from {hosts_text(unheard)} ({ranks})")
     return lines
 
 

@@ -229,7 +229,7 @@ def _wait(view: RankView, followed: Sequence[ThreadStack]) -> Wait:
 
 def _view_of(view: RankView, thread: ThreadStack) -> tuple[tuple[bool, bool], Found, str]:
     inner = view._replace(frames=thread.frames, active=thread.active, is_main=False)
-    found = first_found(inner, RULES) or Found("user_code", "", "stands")
+    found = first_found(inner, RULES) or Found("user_code", "", "waits")
     location = location_text(user_frame(thread.frames, view.user))
     found_there = (
         found._replace(detail=f"{found.detail}, {IN_THREAD}".removeprefix(", ")) if not found.of_peers else found

@@ -414,17 +414,21 @@ def _loading_in_process(view: RankView) -> Found | None:
 
 
 def _user_code(view: RankView) -> Found | None:
-    call = next(library_calls(view), None)
-    in_library = call is not None and user_frame(view.frames, view.user) is not None
+    call, own = next(library_calls(view), None), user_frame(view.frames, view.user)
+    in_library = call is not None and own is not None
     if is_at_work(view):
         return Found("user_code", "", "computes")
     what = last_name(call.function) if call is not None and in_library else ""
     call_name = syscall(view)
     if call_name.isidentifier():
         return Found("user_code", what, f"waits in {call_name}()")
-    return Found("user_code", what, "stands" if view.is_main else "waits")
+    if not view.is_main:
+        return Found("user_code", what, "waits")
+    return Found("user_code", what, IS_AT if own is not None else "is in no line of the script")
 
 
+IS_AT = "is"
+"""What a rank does of which only the line is known: ``is at train.py:47``."""
 _STATE_RULES: tuple[Rule, ...] = (_ended, _traced, _stopped, _uninterruptible)
 _KERNEL_RULES: tuple[Rule, ...] = (_subprocess, _sleep, _file_io, _network, _futex)
 RULES: tuple[Rule, ...] = (

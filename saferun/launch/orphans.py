@@ -208,7 +208,7 @@ class Orphans(PartBase):
                     self._report_at = now + self._report_every_s
                     self._report_every_s = min(2 * self._report_every_s, _LONGEST_REPORT_S)
                     minutes = _duration(self._wait_until - now)
-                    self._report(f"waiting for {self._description(pids)}, {minutes} at most; Ctrl-C ends it")
+                    self._report(f"waiting for {self._description(pids)}, {minutes} at most; Ctrl-C stops waiting")
         elif self._activity is not None:
             self._end(pids, now, ", which had not ended in time")
         else:

@@ -304,7 +304,7 @@ class RankTerminals(PartBase):
         text = f"rank {terminal.number} has the keyboard"
         if not self._has_explained:
             self._has_explained = True
-            text += "; Ctrl-C goes to it, twice within a second it stops the launch, as does Ctrl-\\"
+            text += "; Ctrl-C goes to it; twice within a second, or Ctrl-\\, stops the launch"
         self._context.report(text)
 
     def _end_session(self) -> None:

@@ -260,7 +260,7 @@ def _why_no_room(directory: str, size_bytes: int) -> str:
     except OSError as error:
         return f"{directory}: {error.strerror}"
     if not os.access(directory, os.W_OK | os.X_OK):
-        return f"{directory} may not be written to"
+        return f"{directory} is not writable"
     kind = kind_of(directory)
     if kind:
         return f"{directory} is on {kind}"

@@ -132,7 +132,7 @@ def room_for_core(directory: str, size_bytes: int) -> str:
     except OSError as error:
         return f"{directory}: {error.strerror}"
     if not os.access(directory, os.W_OK | os.X_OK):
-        return f"{directory} may not be written to"
+        return f"{directory} is not writable"
     free_bytes = file_system.f_bavail * file_system.f_frsize
     if free_bytes >= max(size_bytes, _LEAST_ROOM_BYTES):
         return ""

@@ -73,7 +73,7 @@ def _explain(error: OSError, port: int, source: str) -> SaferunError:
             class_name="port_in_use",
         )
     if error.errno == errno.EACCES:
-        return SaferunError(f"port {port} on {host} may not be used by this user", "pass a --master-port above 1023")
+        return SaferunError(f"this user cannot use port {port} on {host}", "pass a --master-port above 1023")
     return SaferunError(f"cannot listen on port {port} of {host}: {error.strerror}", another_port_hint(source, port))
 
 

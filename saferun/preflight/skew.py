@@ -109,9 +109,9 @@ def _other_jobs(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
             continue
         script, user = other.get("script", ""), other.get("user", "")
         leader = label_of(infos, 0)
-        message = f"another job (script {script} of user {user}) has come to the port of this one on {leader}"
+        message = f"another job (script {script} of user {user}) connects to this job's port on {leader}"
         message += f" (script {own.get('script', '')} of user {own.get('user', '')})"
-        hint = "give each job a --master-port or --rdzv-id of its own, also one whose hosts run different scripts"
+        hint = "give each job its own --master-port or --rdzv-id, also a job that has different scripts"
         results.append(CheckResult("script", "fail", message, hint, host=label_of(infos, host)))
     return results
 

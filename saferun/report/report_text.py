@@ -92,7 +92,7 @@ def _within(lines: Iterable[str], most_bytes: int) -> list[str]:
         text = redacted_line(line, _WIDEST)
         most_bytes -= len(text.encode()) + 1
         if most_bytes < 0:
-            return [*kept, "… cut here: this is as long as it may be; the files of the captures have the rest"]
+            return [*kept, "… truncated at the size limit; the capture files have the rest"]
         kept.append(text)
     return kept
 
@@ -218,7 +218,7 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
 
 def _host_line(host: HostView) -> str:
     lost = f", lost ({host.lost_reason}): {host.lost_message}" if host.lost_reason else ""
-    part = "" if host.has_evidence else ", nothing has come from it"
+    part = "" if host.has_evidence else ", no evidence from it"
     unkilled = f", could not be killed: {ranks_text(host.abandoned_ranks)}" if host.abandoned_ranks else ""
     addresses = f" ({', '.join(host.addresses[:_MOST_NAMES])})" if host.addresses else ""
     return f"  {host.label}{addresses}: {rank_ranges(host.ranks, 200)}{lost}{part}{unkilled}"

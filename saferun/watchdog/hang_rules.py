@@ -118,7 +118,7 @@ def _overdue_text(ranks: RankHistories) -> str:
     _, rank, phase = min(late)
     more = f" (and {len(late) - 1} more ranks in theirs)" if len(late) > 1 else ""
     expected_s = duration_text(phase.until - phase.since)
-    return f"rank {rank} is in {phase.what!r} for longer than the {expected_s} it has expected{more}"
+    return f"rank {rank} has been in {phase.what!r} longer than the expected {expected_s}{more}"
 
 
 def _lasting(ranks: RankHistories, kind: str, since: dict[int, float | None], at_least_s: float) -> HangVerdict | None:

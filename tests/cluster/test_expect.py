@@ -71,7 +71,7 @@ def test_a_phase_on_another_host_that_lasts_longer_than_expected_is_a_hang(clust
     job.until(lambda: hangs_of(job), "the report has it")
     overdue = hangs_of(job)[0]["verdict"]["overdue"]
     assert "rank 3" in overdue, job.story(overdue)
-    assert "'saving the checkpoint' for longer than the 6.0 s it has expected" in overdue, job.story(overdue)
+    assert "'saving the checkpoint' longer than the expected 6.0 s" in overdue, job.story(overdue)
     job.release("saved")
     job.release("end")
     assert set(job.finish()) == {0}, job.story("failed")

@@ -44,5 +44,5 @@ def test_two_jobs_at_the_default_port_do_not_train_together(
             assert "trains" not in process.out, job.story("ranks were started")
             assert "another job (script other.py of user " in process.err, job.story("not said on both")
             assert f"on {hosts[0].name} (script {name} of user " in process.err, job.story("not whose it is")
-            assert "--rdzv-id of its own" in process.err, job.story("no hint")
+            assert "its own --master-port or --rdzv-id" in process.err, job.story("no hint")
     assert_nothing_left(cluster)

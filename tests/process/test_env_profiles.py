@@ -144,7 +144,7 @@ def test_a_launch_from_within_a_rank_does_not_write_over_that_rank_s_files(folde
 def test_nccl_s_own_log_of_a_rank_counts_as_evidence(folder: Path) -> None:
     with launch(folder, "--max-restarts", "0", program=NCCL_FAILS) as job:
         assert job.wait() == 1
-        assert "RDMA may not lock the memory that it needs" in job.err
+        assert "RDMA cannot lock the memory that it needs" in job.err
         assert "proof: Call to ibv_reg_mr failed: Cannot allocate memory" in job.err
 
 

@@ -99,7 +99,7 @@ def test_a_phase_that_takes_longer_than_expected_is_reported_with_its_name(tmp_p
     with running(tmp_path, EXPECTS.format(seconds=6), *options, nproc=2, store=False) as job:
         job.hear("ready", 2)
         until(lambda: "saferun: the job hangs" in job.err, "the hang")
-        assert "'saving the checkpoint' for longer than the 6.0 s it has expected" in job.err
+        assert "'saving the checkpoint' longer than the expected 6.0 s" in job.err
         until((job.run_dir / "report.json").exists, "the report")
         report = json.loads((job.run_dir / "report.json").read_text())
         verdict = report["incidents"][0]["verdict"]

@@ -8,6 +8,8 @@ from saferun.linux.nic import Nic
 from saferun.preflight.results import Cell, CheckResult, HostInfo, MatrixRow, Preflight
 from saferun.supervisor.policy.decision_row import DecisionRow
 
+SHM_HINT = "give it more (docker: --shm-size=8g or --ipc=host; Kubernetes: an emptyDir with medium: Memory on /dev/shm)"
+OPEN_FILES = "a process may open 1048576 files"
 WORDS = "hsn0 does not answer (timeout) from 3 of 3 hosts; its eth0 does"
 
 
@@ -19,8 +21,8 @@ def dead_nic(host: str) -> CheckResult:
 
 def small_shm(host: str, size: str = "64 MiB") -> CheckResult:
     """A host with little shared memory."""
-    hint = "give it more (docker: --shm-size=8g or --ipc=host)"
-    return CheckResult("shared_memory", "warn", f"/dev/shm has only {size}", hint, (("size", size),), 0.001, host=host)
+    message = f"/dev/shm has only {size}, and NCCL and data loaders of 8 ranks need more"
+    return CheckResult("shared_memory", "warn", message, SHM_HINT, (("size", size),), 0.001, host=host)
 
 
 def good(name: str, words: str, hosts: Iterable[str]) -> list[CheckResult]:
@@ -62,6 +64,12 @@ def hosts_of(count: int) -> list[str]:
     return [f"node{number}" for number in range(1, count + 1)]
 
 
+def names(number: int) -> str:
+    """What the check of names finds on one of these hosts; node1 is the first host."""
+    both = dict.fromkeys((number, 1))
+    return ", ".join(f"node{host} is 10.0.{host // 256}.{host % 256}" for host in both)
+
+
 def found(count: int = 4) -> Preflight:
     """Of some hosts node3 has a dead interface; node1 and node2 have little shared memory."""
     hosts = hosts_of(count)
@@ -71,9 +79,9 @@ def found(count: int = 4) -> Preflight:
             small_shm("node1"),
             small_shm("node2"),
             CheckResult("gpus", "skipped", "the GPUs' driver could not be asked", host="node1"),
-            *good("names", "node1 resolves to 10.0.0.1", hosts),
-            *good("open_files", "1048576 open files", hosts[:1]),
-            CheckResult("versions", "ok", f"torch 2.13.0 and Python 3.11.9 on all {count} hosts"),
+            *(result for number, host in enumerate(hosts, 1) for result in good("names", names(number), [host])),
+            *good("open_files", OPEN_FILES, hosts[:1]),
+            *good("versions", "saferun 0.1.0, python 3.11.9, torch 2.13.0", hosts),
         ),
         tuple(cut_off(host, count - 1) if host == "node3" else well(host, count - 1) for host in hosts),
         0.431,

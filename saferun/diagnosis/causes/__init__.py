@@ -62,7 +62,7 @@ RULES: tuple[Rule, ...] = (
     services.service_error,
     fabric.fabric_error,
     communication.victim,
-    # Before the lack of memory: what RDMA may not lock is none.
+    # Before the lack of memory: what RDMA cannot lock is none.
     fabric.rdma_system_error,
     communication.collective_timeout,
     exhaustion.data_loader_worker,

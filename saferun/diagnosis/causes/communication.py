@@ -17,7 +17,7 @@ from saferun.text.wording import ranks_text
 # --------------------------------------------------------------------------------------------------- mismatched calls
 
 _SAME_ORDER = (
-    "every rank must make the same collectives, in the same order and with the same sizes: compare their paths"
+    "all ranks must call the same collectives, in the same order, with the same sizes: compare their code paths"
 )
 _DETAIL = LazyPattern(
     r"[Rr]ank (\d{1,6}) is running collective: CollectiveFingerPrint\(SequenceNumber=(\d{1,19}), OpType=(\w{1,60})"
@@ -201,7 +201,9 @@ _NCCL_GOES_ON = (
     r"(?!.{0,200}(?:[Ff]ailed to open lib|[Ff]all(?:ing|s)? ?back|instead|[Ii]gnor|[Uu]sing |[Dd]isabl|[Rr]etr|lead to"
     r"|[Ww]ill continue|[Nn]o plugin|[Pp]erformance|SHARP|[Cc]oll[Nn]et))"
 )
-_NCCL_DEBUG = "NCCL_DEBUG=WARN (set by default) names the call that failed, in nccl.*.log in the directory of the rank"
+_NCCL_DEBUG = (
+    "nccl.*.log in the rank's directory names the call that failed (env profile production), else NCCL_DEBUG=WARN"
+)
 _NCCL = (
     TextRule(
         "import_error",

@@ -115,14 +115,14 @@ _EXHAUSTED = (
             "a file on a network file system was replaced or removed by another host (stale file handle)"
             + (f": {match[1] or match[2]}" if match[1] or match[2] else "")
         ),
-        "nothing may replace or remove a job's files while it reads them; where it goes on, have the mount renewed",
+        "do not replace or remove files that a job reads; if the error persists, remount the file system",
         in_context=True,
     ),
     TextRule(
         "stale_file_handle",
         LazyPattern(OF_A_TOOL + r"Stale (?:NFS )?file handle$"),
         "a file on a network file system was replaced or removed by another host (stale file handle)",
-        "nothing may replace or remove a job's files while it reads them; where it goes on, have the mount renewed",
+        "do not replace or remove files that a job reads; if the error persists, remount the file system",
         in_last_lines=True,
     ),
     TextRule(
@@ -413,7 +413,7 @@ def _lost_while_it_sent(failure: Failure) -> Cause | None:
 
 def _worker_advice(signal_text: str) -> str:
     if signal_text == "Killed":
-        return "look in the kernel log for the OOM killer (dmesg); else it was killed by hand"
+        return "check dmesg for the OOM killer; else another process or user sent SIGKILL"
     if signal_text == "Segmentation fault":
         return "run it once with num_workers=0, to see the crash in the rank itself; look at the decoders it uses"
     return (

@@ -28,7 +28,7 @@ _STATUS = {
     2: "an error of the queue pair on this side",
     4: "a memory protection error on this side (GPUDirect RDMA)",
     9: "the peer rejected the request",
-    10: "the peer's memory may not be accessed (GPUDirect RDMA)",
+    10: "the peer denied access to its memory (GPUDirect RDMA)",
     11: "an error on the peer's side",
     12: "the peer did not answer (transport retries exceeded)",
     13: "the peer was not ready (receiver-not-ready retries exceeded)",
@@ -223,7 +223,7 @@ _SYSTEM = (
             r"|libfabric:\S{1,160}<warn> |^Unable to (?:write to EQ|register)).{0,160}"
             r"(?:Cannot allocate memory|RC: 12\b|errno 12\b)"
         ),
-        "RDMA may not lock the memory that it needs",
+        "RDMA cannot lock the memory that it needs",
         "raise the limit of locked memory to unlimited for the ranks (`ulimit -l`; docker: --ulimit memlock=-1; Slurm: "
         "PropagateResourceLimitsExcept=MEMLOCK and LimitMEMLOCK of slurmd)",
         in_last_lines=True,
@@ -294,7 +294,7 @@ _MPI = (
     TextRule(
         "mpi_error",
         LazyPattern(r"[Nn]ot enough slots (?:are )?available|\boversubscribe option to ignore the"),
-        "mpirun may not start so many processes: there are not enough slots",
+        "mpirun cannot start so many processes: there are not enough slots",
         "give the hosts as many slots as ranks (hostfile: slots=N), or start one launcher a host",
         in_last_lines=True,
     ),

@@ -74,7 +74,7 @@ _MISSING: tuple[TextRule, ...] = tuple(
         (
             r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
             "the GPUs are not ready: the NVIDIA fabric manager has not set up the NVSwitches (CUDA error 802)",
-            "start nvidia-fabricmanager in the version of the driver (systemctl status nvidia-fabricmanager)",
+            "install the driver's version of it, and run `systemctl start nvidia-fabricmanager`",
         ),
         (
             r"forward compatibility was attempted|unsupported display driver / cuda driver combination",

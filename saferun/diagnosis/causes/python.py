@@ -296,9 +296,7 @@ def connection_lost(failure: Failure) -> Cause | None:
     if error is None:
         return None
     if _is_own_pipe(failure):
-        return _exception(
-            failure, "python_exception", "look at the end of the process that it was connected to: its own"
-        )
+        return _exception(failure, "python_exception", "check how its own child process (other end of the pipe) ended")
     is_connection = error.last.exception.rpartition(".")[2] in _CONNECTION_ERRORS
     if not is_connection and _CONNECTION_MESSAGE.match(error.last.message[0] if error.last.message else "") is None:
         return None
@@ -425,7 +423,7 @@ def python_exit(failure: Failure) -> Cause | None:
     last = (own or [line for line in worded if not line[0].isspace()] or worded or [""])[-1]
     if code in {_NOT_EXECUTABLE, _NOT_FOUND} and last:
         message = f"exit code {code}: {shortened(last, 160)}"
-        return cause(failure, "python_exit", message, "a shell did not find or may not run the command", proof=last)
+        return cause(failure, "python_exit", message, "the shell cannot find or cannot run the command", proof=last)
     beside = ""
     if not own and (own_beside := own_lines(failure.stdout_lines)):
         # Warnings, and logs of libraries, are no last words, but may say why all the same.

@@ -162,11 +162,11 @@ def _cause(failure: Failure, line: str, code: str) -> Cause:
     host = _HOST.search(line)
     who = f"{host[1] or host[2]} " if host is not None else "a service outside the job "
     is_silent = _UNREACHED.search(line) is not None and _TLS.search(line) is None
-    what = "was not reached or did not answer" if is_silent else "did not do what it was asked"
+    what = "was not reached or did not answer" if is_silent else "refused or failed a request"
     what = f"answered {code}" if code else what
     advice = _advice(code, line)
     if not code and first_line(_OFFLINE, (line, *failure.messages)) is not None:
-        what, advice = "was not asked", _OFFLINE_ADVICE
+        what, advice = "was not contacted", _OFFLINE_ADVICE
     return cause(failure, "remote_service_error", f"{who}{what}: {shortened(line, 160)}", advice, proof=line)
 
 

@@ -91,7 +91,7 @@ _LAUNCHED = TextRule(
     _ABOVE,
     in_last_lines=True,
 )
-_KILLED = "look in the kernel log for the OOM killer (dmesg); else that process was killed by hand"
+_KILLED = "check dmesg for the OOM killer; else another process or user sent SIGKILL"
 _LOST = (
     "look at what its worker processes have written; one that leaves nothing was killed (the kernel log shows the OOM "
     "killer: dmesg) or crashed"

@@ -106,7 +106,7 @@ def describe_parts(
     inspect = (
         "look at dmesg and nvidia-smi -q (amd-smi, rocm-smi) there" if gpu else "look at dmesg, memory and limits there"
     )
-    topology = f"look at nvidia-smi topo -m on {label}; if NCCL_P2P_DISABLE=1 helps, it is the way between them"
+    topology = f"look at nvidia-smi topo -m on {label}; if NCCL_P2P_DISABLE=1 helps, their link is at fault"
     if everything:
         message = f"fails alone, over loopback too{why}"
         hint = f"{inspect}, and the installation of torch there, or leave {label} out"

@@ -44,7 +44,7 @@ def _manager_faults(used: Sequence[JsonObject]) -> Iterable[FabricFault]:
     waiting = [gpu["index"] for gpu in used if gpu.get("fabric_state") in {"not started", "in progress"}]
     if waiting:
         message = f"{_gpus(waiting)}: the NVIDIA fabric manager has not set up the NVSwitches (CUDA error 802)"
-        hint = "start nvidia-fabricmanager in the version of the driver: systemctl status nvidia-fabricmanager"
+        hint = "install the driver's version of it, and run `systemctl start nvidia-fabricmanager`"
         yield FabricFault(message, hint, "missing_gpu")
     failed = [gpu for gpu in used if gpu.get("fabric_state") == "completed" and gpu.get("fabric_status")]
     if failed:

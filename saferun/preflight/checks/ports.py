@@ -62,7 +62,7 @@ def _none_free(ports: list[int], states: dict[int, str], source: str) -> CheckRe
     port = ports[0]
     facts = tuple((f"port {port}", state) for port, state in states.items())
     if states[port] == "forbidden":
-        message = f"port {port} may not be used by this user"
+        message = f"this user cannot use port {port}"
         return failure(message, "pass a --master-port above 1023", facts, class_name="port_forbidden")
     if states[port] != "in use":
         message = f"port {port} cannot be listened on: {states[port]}"

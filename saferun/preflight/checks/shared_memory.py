@@ -43,7 +43,7 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
         *((("free_inodes", str(status.f_favail)),) if status.f_files else ()),
     )
     if not os.access(path, os.W_OK | os.X_OK):
-        message = f"{_SHM} may not be written to by this user"
+        message = f"this user cannot write to {_SHM}"
         return warning(message, "mount it with mode 1777", facts, class_name="shared_memory_exhausted")
     message = f"{_SHM} has {size_text(size_bytes)}, {size_text(free_bytes)} of it free"
     # A ramfs, and whatever tells no sizes, says 0 of everything.

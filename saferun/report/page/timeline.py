@@ -305,7 +305,7 @@ class _Replay:
         for track in self._own(event.attempt):
             is_culprit = track.rank in self._culprits.get(event.attempt, ())
             track.begin_earlier("stuck" if is_culprit else "wait", since, at)
-        text = f"no progress since {duration_text(max(event.verdict.quiet_s, 0.0))}: the job hangs"
+        text = f"no progress for {duration_text(max(event.verdict.quiet_s, 0.0))}: the job hangs"
         _add_mark(self._recorded.marks, Mark("hang", at, text))
 
     def _captured(self, event: EventLine, at: float) -> None:

@@ -228,7 +228,7 @@ def _nodes(levels: Mapping[int, int], incident: IncidentPart) -> tuple[list[_Nod
     nodes.sort(key=lambda node: (node.level, -len(node.ranks), node.ranks))
     kept, rest = nodes[:_MOST_NODES], nodes[_MOST_NODES:]
     left = sum(len(node.ranks) for node in rest)
-    return kept, f"{count_text(left, 'more rank')}, farther from the root, not shown." if left else ""
+    return kept, f"{count_text(left, 'more rank')}, farther from the cause, not shown." if left else ""
 
 
 class _Edge(Value):

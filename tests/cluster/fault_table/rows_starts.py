@@ -199,8 +199,9 @@ def two_jobs(script: str, later_s: float = 0.0) -> Callable[[Stage], None]:
 def met_crosswise(first: str, second: str) -> Right:
     """The first host of one job has met the second host of the other."""
     return Right(
-        rf"node2: another job \(script {second}\.py of user root\) has come .* on node1 \(script {first}\.py",
-        "--master-port or --rdzv-id of its own",
+        rf"node2: another job \(script {second}\.py of user root\) connects to this job's port on node1 "
+        rf"\(script {first}\.py",
+        "give each job its own --master-port or --rdzv-id, ",
         codes={f"{first} node1": 2, f"{first} node2": 1, f"{second} node1": 1, f"{second} node2": 2},
         words_s=15,
         end_s=40,
@@ -492,8 +493,9 @@ ROWS = (
         two_jobs("b.py"),
         hosts=2,
         right=Right(
-            r"node2: another job \(script [ab]\.py of user root\) has come to the port .* on node1 \(script [ab]\.py",
-            "--master-port or --rdzv-id of its own",
+            r"node2: another job \(script [ab]\.py of user root\) connects to this job's port on node1 "
+            r"\(script [ab]\.py",
+            "give each job its own --master-port or --rdzv-id, ",
             codes=2,
             words_s=15,
             end_s=40,

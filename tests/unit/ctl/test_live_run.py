@@ -147,18 +147,18 @@ def test_the_status_is_that_of_a_saferun_that_answers(
     assert (read.live, read.unanswered) == ({"ok": True, "ranks": []}, "")
 
 
-def test_where_none_answers_the_signal_that_ends_the_job_is_named(tmp_path: Path, leader: Saferun) -> None:
+def test_where_none_answers_the_signal_that_ends_the_saferun_is_named(tmp_path: Path, leader: Saferun) -> None:
     with pytest.raises(SilentError) as error:
         ask_living(run_of(tmp_path, leader), "stop", patience_s=0.1)
-    assert error.value.hint == f"kill -TERM {os.getpid()} does the same as stop"
+    assert error.value.hint == f"kill -TERM {os.getpid()} ends this saferun"
 
 
 @pytest.mark.parametrize(
     ("process", "control_socket", "hint"),
     [
-        (HERE, "", f"it opens some seconds after the ranks start; kill -TERM {os.getpid()} does the same as stop"),
-        (ELSEWHERE, "", "kill -TERM of its saferun process does the same as stop"),
-        (HERE, "/nowhere/control", f"kill -TERM {os.getpid()} does the same as stop"),
+        (HERE, "", f"it opens some seconds after the ranks start; kill -TERM {os.getpid()} ends this saferun"),
+        (ELSEWHERE, "", "kill -TERM ends its saferun process on a host"),
+        (HERE, "/nowhere/control", f"kill -TERM {os.getpid()} ends this saferun"),
         (ELSEWHERE, "/nowhere/control", "run saferunctl on one of its hosts (node1)"),
     ],
     # Each worker of the tests has a process id of its own.

@@ -368,7 +368,7 @@ LOADING = (
 def test_a_job_that_is_set_to_offline_is_told_so(lines: tuple[str, ...]) -> None:
     found = cause_in(HEAD, STEP, *lines)
     assert found.class_name == "remote_service_error"
-    assert "was not asked" in found.message
+    assert "was not contacted" in found.message
     assert "did not answer" not in found.message
     assert found.advice.startswith(
         "the job is set to offline (HF_HUB_OFFLINE, local_files_only) and the file is not in"

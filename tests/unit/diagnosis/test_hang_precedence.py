@@ -193,6 +193,16 @@ def test_most_ranks_in_one_line_of_the_user_s_probably_wait_for_the_one_that_is_
     assert found.cause.ranks == (3,)
 
 
+def test_a_rank_of_which_only_the_line_is_known_is_at_that_line() -> None:
+    unseen = {"syscall": "", "wchan": ""}
+    found = diagnose_hang(job(IN_STEP, (LOAD,), looks={1: unseen}))
+    assert found.headline.endswith(" that rank 0 waits in: it is at data.py:47 in load_batch")
+    outside = (Frame("run", f"{SITE}/library/worker.py", 9),)
+    assert diagnose_hang(job(IN_STEP, outside, looks={1: unseen})).headline.endswith(": it is in no line of the script")
+    apart = diagnose_hang(job((STEP,), (LOAD,), looks={0: unseen, 1: unseen}))
+    assert apart.headline == "the job hangs: all ranks of node1: each is in a different place"
+
+
 def test_the_verdict_names_ranks_where_the_stacks_do_not() -> None:
     """All compute; one has stopped to beat."""
     computes = {"state": "R", "syscall": "", "wchan": ""}

@@ -132,7 +132,7 @@ def test_the_other_end_of_a_lost_connection_is_named() -> None:
     evidence = job({0: lost_peer(0, 2), 1: stopped(1), 3: stopped(3)})
     found = diagnose(evidence)
     assert "lost its connection to a rank of node3" in found.headline
-    assert "nothing has come from node3" in found.headline
+    assert "no evidence from node3" in found.headline
     assert cause_of(found).advice.startswith("look at node3")
     assert "[10.0.0.3]:40123 [node3]" in cause_of(found).proof
 
@@ -144,7 +144,7 @@ def test_what_another_host_told_counts_where_its_evidence_does_not_come() -> Non
     assert found.headline == "rank 5 (node3): exit code 1"
     assert cause_of(found).ranks == (5,)
     assert found.victims == (0, 1)
-    assert "nothing has come from node3 (ranks 4-5)" in found.findings
+    assert "no evidence from node3 (ranks 4-5)" in found.findings
 
 
 # --------------------------------------------------------------------------------------------------------------- hosts

@@ -155,7 +155,7 @@ def split(part: Evidence) -> Evidence:
 
 HUB = "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /models/500 (Caused by "
 UNREACHED = "huggingface.co was not reached or did not answer: "
-UNDONE = "huggingface.co did not do what it was asked: "
+UNDONE = "huggingface.co refused or failed a request: "
 
 
 @pytest.mark.parametrize(

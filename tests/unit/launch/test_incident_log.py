@@ -19,11 +19,11 @@ from saferun.preflight.results import Preflight
 from saferun.report.event_json import LaunchEvent
 from saferun.watchdog.stragglers import Straggler
 from tests.direct_files import DirectFiles
-from tests.unit.found_samples import FINISH, RETRY, found, good, infos_of
+from tests.unit.found_samples import FINISH, RETRY, found, good, infos_of, names
 from tests.unit.report.report_checking import checked, checked_preflight
 from tests.unit.report.report_samples import EXCEPTION_EVERYWHERE, evidence_of
 
-GOOD = Preflight(tuple(good("names", "node1 resolves to 10.0.0.1", ["node1"])), (), 0.02)
+GOOD = Preflight(tuple(good("names", names(1), ["node1"])), (), 0.02)
 
 
 def call(what: str, function: Callable[..., Any], *arguments: Any) -> None:

@@ -250,7 +250,7 @@ def test_nvswitches_that_nobody_has_set_up_are_told(root: Root, state: int) -> N
     result = check_gpus(launch(root), nvml=Nvml(*(Gpu(fabric=(state, 0, b"")) for _ in "01")))
     assert (result.verdict, result.class_name, result.transient) == ("warn", "missing_gpu", False)
     assert result.message == "GPUs 0-1: the NVIDIA fabric manager has not set up the NVSwitches (CUDA error 802)"
-    assert "systemctl status nvidia-fabricmanager" in result.hint
+    assert "systemctl start nvidia-fabricmanager" in result.hint
 
 
 def test_a_gpu_whose_nvlink_failed_is_told(root: Root) -> None:

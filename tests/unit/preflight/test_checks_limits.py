@@ -11,6 +11,7 @@ import pytest
 
 from saferun.preflight.checks import limits
 from saferun.preflight.checks.limits import check_cores, check_locked_memory, check_open_files, check_processes
+from tests.unit.found_samples import OPEN_FILES
 from tests.unit.preflight.host_roots import Root
 
 
@@ -33,6 +34,11 @@ def test_usual_limits_on_open_files_are_worth_no_word(root: Root, limit: str) ->
     """1024 is what every system begins with."""
     root.limits(open_files=limit)
     assert check_open_files(root.context(nproc=8)).verdict == "ok"
+
+
+def test_the_limit_on_open_files_is_told(root: Root) -> None:
+    root.limits(open_files="1048576 1048576")
+    assert check_open_files(root.context(nproc=8)).message == OPEN_FILES
 
 
 def test_a_low_limit_on_open_files_is_told_with_the_way_to_raise_it(root: Root) -> None:

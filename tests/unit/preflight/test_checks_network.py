@@ -101,7 +101,7 @@ def test_a_port_that_users_may_not_have_is_told(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(socket, "socket", Socket)
     result = check_ports(CheckContext(ports=(80,)))
-    assert (result.verdict, result.message) == ("fail", "port 80 may not be used by this user")
+    assert (result.verdict, result.message) == ("fail", "this user cannot use port 80")
     assert result.hint == "pass a --master-port above 1023"
     assert not result.transient
 

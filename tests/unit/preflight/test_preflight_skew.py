@@ -79,7 +79,7 @@ def test_two_jobs_that_meet_at_the_default_port_do_not_mix(
     assert [result.host for result in failures] == ["node1"] * is_other
     for result in failures:
         assert result.message.startswith("another job (script ")
-        assert result.message.endswith(" has come to the port of this one on node0 (script train.py of user alice)")
+        assert result.message.endswith(" connects to this job's port on node0 (script train.py of user alice)")
         assert "--rdzv-id" in result.hint
 
 

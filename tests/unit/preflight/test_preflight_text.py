@@ -10,7 +10,9 @@ from saferun.preflight.findings_text import decision_text, host_ranges, result_l
 from saferun.preflight.results import Cell, CheckResult, MatrixRow, Preflight
 from tests.unit.found_samples import (
     FINISH,
+    OPEN_FILES,
     RETRY,
+    SHM_HINT,
     WORDS,
     cut_off,
     dead_nic,
@@ -22,16 +24,18 @@ from tests.unit.found_samples import (
     well,
 )
 
+NEEDED = "and NCCL and data loaders of 8 ranks need more"
 TABLE = """\
 fail     links          node3         hsn0 does not answer (timeout) from 3 of 3 hosts; its eth0 does
                                       hint: check the cable, the switch port and the VLAN of node3's hsn0, and
                                       firewalls, or run with --nic eth0
-warn     shared_memory  node1, node2  /dev/shm has only 64 MiB
-                                      hint: give it more (docker: --shm-size=8g or --ipc=host)
+warn     shared_memory  node1, node2  /dev/shm has only 64 MiB, and NCCL and data loaders of 8 ranks need more
+                                      hint: give it more (docker: --shm-size=8g or --ipc=host; Kubernetes: an emptyDir
+                                      with medium: Memory on /dev/shm)
 skipped  gpus           node1         the GPUs' driver could not be asked
-ok       names          all 4 hosts   node1 resolves to 10.0.0.1
-ok       open_files     node1         1048576 open files
-ok       versions       the job       torch 2.13.0 and Python 3.11.9 on all 4 hosts
+ok       names          all 4 hosts   node1 is 10.0.0.1 (node1)
+ok       open_files     node1         a process may open 1048576 files
+ok       versions       all 4 hosts   saferun 0.1.0, python 3.11.9, torch 2.13.0
 
 interfaces as the other hosts reach them:
 host   eth0                      hsn0
@@ -40,7 +44,7 @@ node2  ok 3/3, 21 µs, 11.8 GB/s  ok 3/3, 21 µs, 11.8 GB/s
 node3  ok 3/3, 80 µs, 1.1 GB/s   timeout 0/3
 node4  ok 3/3, 21 µs, 11.8 GB/s  ok 3/3, 21 µs, 11.8 GB/s
 
-4 hosts, 6 checks in 0.43 s: 1 failed, 2 warnings, 1 skipped, 6 ok"""
+4 hosts, 6 checks in 0.43 s: 1 failed, 2 warnings, 1 skipped, 9 ok"""
 
 
 # -------------------------------------------------------------------------------------------------------------- console
@@ -52,8 +56,8 @@ def test_only_what_is_wrong_is_told_failures_first() -> None:
     assert result_lines(results) == [
         f"saferun: node3: {WORDS}",
         "hint: check the cable, the switch port and the VLAN of node3's hsn0, and firewalls, or run with --nic eth0",
-        "saferun: warning: node1: /dev/shm has only 64 MiB",
-        "hint: give it more (docker: --shm-size=8g or --ipc=host)",
+        f"saferun: warning: node1: /dev/shm has only 64 MiB, {NEEDED}",
+        f"hint: {SHM_HINT}",
     ]
     assert result_lines(good("names", "fine", hosts_of(4))) == []
 
@@ -69,7 +73,7 @@ def test_the_same_of_several_hosts_is_said_once() -> None:
     """Eight hosts from one image have the same fault."""
     hosts = [host for host in hosts_of(9) if host != "node2"]
     assert result_lines([small_shm(host) for host in hosts])[0] == (
-        "saferun: warning: node1, node3-node9 (8 hosts): /dev/shm has only 64 MiB"
+        f"saferun: warning: node1, node3-node9 (8 hosts): /dev/shm has only 64 MiB, {NEEDED}"
     )
 
 
@@ -86,7 +90,8 @@ def test_many_that_differ_in_a_number_only_are_one_sentence() -> None:
     """Free space is never the same twice."""
     lines = result_lines([small_shm(host, f"{size} MiB") for size, host in enumerate(hosts_of(1000), 60)])
     assert lines[0] == (
-        "saferun: warning: node1-node1000 (1000 hosts): /dev/shm has only 60 MiB (node1; the others' numbers differ)"
+        f"saferun: warning: node1-node1000 (1000 hosts): /dev/shm has only 60 MiB, {NEEDED} "
+        "(node1; the others' numbers differ)"
     )
     assert len(lines) == 2
 
@@ -104,8 +109,8 @@ def test_two_hosts_that_differ_in_a_number_keep_their_own() -> None:
     """There is room for both."""
     lines = result_lines([small_shm("node1", "60 MiB"), small_shm("node2", "61 MiB")])
     assert [line for line in lines if line.startswith("saferun")] == [
-        "saferun: warning: node1: /dev/shm has only 60 MiB",
-        "saferun: warning: node2: /dev/shm has only 61 MiB",
+        f"saferun: warning: node1: /dev/shm has only 60 MiB, {NEEDED}",
+        f"saferun: warning: node2: /dev/shm has only 61 MiB, {NEEDED}",
     ]
 
 
@@ -178,14 +183,20 @@ def test_the_table_has_a_line_a_check_and_the_matrix() -> None:
 
 
 def test_on_one_host_there_is_neither_a_column_of_hosts_nor_a_matrix() -> None:
-    one = Preflight((*good("names", "node1 resolves to 10.0.0.1", [""]), small_shm("")), (), 0.02)
-    assert table_lines(one, {}, width=120) == [
-        "warn  shared_memory  /dev/shm has only 64 MiB",
-        "                     hint: give it more (docker: --shm-size=8g or --ipc=host)",
-        "ok    names          node1 resolves to 10.0.0.1",
+    one = Preflight((*good("open_files", OPEN_FILES, [""]), small_shm("")), (), 0.02)
+    assert table_lines(one, {}, width=0) == [
+        f"warn  shared_memory  /dev/shm has only 64 MiB, {NEEDED}",
+        f"                     hint: {SHM_HINT}",
+        f"ok    open_files     {OPEN_FILES}",
         "",
         "2 checks in 0.02 s: 1 warning, 1 ok",
     ]
+
+
+def test_what_is_about_no_single_host_is_about_the_job() -> None:
+    apart = CheckResult("clock", "warn", "the clocks of node1 and node2 are 3 s apart")
+    lines = table_lines(Preflight((apart,), (), 0.02), infos_of(), width=120)
+    assert lines[0] == "warn  clock  the job  the clocks of node1 and node2 are 3 s apart"
 
 
 def test_hosts_that_do_alike_are_one_row_where_there_are_many() -> None:

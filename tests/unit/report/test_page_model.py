@@ -317,7 +317,7 @@ def progress(group: str, seq: int, *, waits: bool, op: str = "all_reduce", p2p: 
     return ProgressPart(group, group, seq, -1, done, CallPart(seq, op, "[[4]]", retired=not waits, is_p2p=p2p))
 
 
-def test_the_graph_leads_from_those_who_wait_to_the_root_by_way_of_groups() -> None:
+def test_the_graph_leads_from_those_who_wait_to_the_cause_by_way_of_groups() -> None:
     """Ranks 2 and 3 wait for rank 3's tensor group; rank 0 and 1 wait, in their data groups, for those two."""
     recorders = (
         RecorderPart(0, groups=(progress("tp_0", 5, waits=False), progress("dp_0", 3, waits=True))),

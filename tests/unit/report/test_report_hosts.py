@@ -169,7 +169,7 @@ def test_the_report_lists_the_hosts() -> None:
     assert incident["stuck_connections"][0]["remote"] == "10.0.0.4:5000"
     text = build_report_text(RUN, [incident_of(evidence)])
     assert "1. failure in attempt 0 on 4 hosts" in text
-    assert "node4 (10.0.0.4, 192.168.0.4): ranks 6-7 (2), lost (gone): refuses connections, nothing has come" in text
+    assert "node4 (10.0.0.4, 192.168.0.4): ranks 6-7 (2), lost (gone): refuses connections, no evidence from it" in text
     assert "rank 0: 10.0.0.1:4000 -> 10.0.0.4:5000, ESTABLISHED, 4096 bytes unacknowledged, 8 retransmits" in text
     assert "1 killed by the kernel's OOM killer on node2" in text
 

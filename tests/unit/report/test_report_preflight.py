@@ -84,7 +84,7 @@ def test_preflight_json_has_every_result_and_what_the_hosts_are_like() -> None:
     """Good results too: what was in order is half of a diagnosis."""
     content = checked_preflight(preflight_json(found(), infos_of()))
     assert content["schema"] == PREFLIGHT_SCHEMA["properties"]["schema"]["const"]
-    assert [result["verdict"] for result in content["results"]].count("ok") == 6
+    assert [result["verdict"] for result in content["results"]].count("ok") == 9
     assert content["truncated"] == []
     host = content["hosts"][2]
     assert (host["index"], host["name"], host["gloo"]) == (2, "node3", ["eth0"])

@@ -44,7 +44,7 @@ def test_a_phase_that_takes_longer_is_a_hang_at_once_and_named() -> None:
     (at, verdict), *_ = job.told
     assert verdict.kind == "quiescent"
     assert verdict.certain
-    assert verdict.overdue == "rank 1 is in 'saving the checkpoint' for longer than the 120 s it has expected"
+    assert verdict.overdue == "rank 1 has been in 'saving the checkpoint' longer than the expected 120 s"
     assert at <= 4 * TIMEOUT_S + 4 * job.interval_s
 
 
