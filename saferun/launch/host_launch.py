@@ -204,7 +204,7 @@ class HostLaunch:
             actions.NotifyDone: ending.report_done,
             actions.BroadcastDecision: ending.send_decision,
             actions.ReportDecision: ending.report_decision,
-            actions.PrintLine: lambda action: context.print_order(action.text),
+            actions.PrintLine: context.print_line,
             actions.Finish: ending.finish,
         }
 

@@ -296,9 +296,10 @@ class ReportDecision(Value):
 
 
 class PrintLine(Value):
-    """One line for the user."""
+    """One line for the user. ``of_signal``: about a signal to this host, which all hosts may have got."""
 
     text: str
+    of_signal: bool = False
 
 
 class Finish(Value):
