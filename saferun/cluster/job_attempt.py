@@ -30,7 +30,7 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED
-from saferun.model import RANKS_LEFT_OVER, JsonObject
+from saferun.model import ABORT_REGROUPS, RANKS_LEFT_OVER, JsonObject
 from saferun.supervisor.events import (
     CauseShown,
     CheckpointRequested,
@@ -48,7 +48,6 @@ _LONGEST_LEFTOVERS = 300
 _LONGEST_NAME = 255
 _MOST_RANKS = 100_000
 _GONE = ("gone", "unreachable")
-_REGROUPS = ("membership", "leave")
 # While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
@@ -240,7 +239,7 @@ class JobAttempt:
         received = abort_from(entry)
         hosts, rendezvous = self.context.config.hosts, self.context.config.rendezvous
         is_elastic = hosts.least != hosts.most or (received.reason == "leave" and rendezvous.backend != "static")
-        if received.reason in _REGROUPS and not is_elastic:
+        if received.reason in ABORT_REGROUPS and not is_elastic:
             # No host comes or goes in this job, whatever it says: it ends as one that has failed.
             received = received._replace(reason="failure")
         if received.lost_task is not None and received.host in self._roster.peers:

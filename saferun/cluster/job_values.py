@@ -69,13 +69,13 @@ class Assignment(Value):
 
 
 class AbortReason(Value):
-    """Why an attempt ends on all hosts, in the terms of ``evidence.AbortReason``."""
+    """Why an attempt ends on all hosts, with the fields of ``evidence.AbortReason``."""
 
     reason: str
     label: str
     message: str
     rank: int | None
-    why: str
+    lost_reason: str
     hint: str = ""
 
 

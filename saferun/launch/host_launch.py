@@ -29,6 +29,7 @@ from saferun.launch.signal_wakeup import Wakeup
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.linux.children import await_exits
 from saferun.linux.reaper import Reaper
+from saferun.model import ABORT_NO_FAILURES
 from saferun.supervisor import actions
 from saferun.supervisor.events import LaunchRequested
 from saferun.text.wording import size_text
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from saferun.linux.preforked import PreforkedProcesses
     from saferun.preflight.check_process import CheckProcess
 
-# Reasons for which hosts end an attempt without a failure.
-_NO_FAILURES = frozenset({"signal", "parent", "request", "restart", "membership", "leave"})
 # Processes that got SIGKILL end within milliseconds, unless they are in an uninterruptible sleep.
 _HELPERS_S = 0.5
 # With so many runs the user is shown how to remove old ones.
@@ -220,7 +219,7 @@ class HostLaunch:
         """Have the modules of the page imported, once there is something to show on one."""
         context = self._context
         abort = context.job.abort_reason
-        is_failure = abort is not None and abort.reason not in _NO_FAILURES
+        is_failure = abort is not None and abort.reason not in ABORT_NO_FAILURES
         if is_failure or context.investigation.log.has_incidents or context.current.first_failure() is not None:
             context.page.prepare()
 

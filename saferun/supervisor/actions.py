@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     # A launch that goes well never makes one, and does not pay for them.
     from saferun.evidence.diagnosis_values import Diagnosis
     from saferun.evidence.job_evidence import HangVerdict
+    from saferun.model import AbortKind
     from saferun.supervisor.policy import Decision
 
 
@@ -216,7 +217,7 @@ class BroadcastAbort(Value):
     """
 
     attempt: int
-    reason: str
+    reason: AbortKind
     message: str
     signum: int = 0
     hint: str = ""

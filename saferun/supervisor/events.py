@@ -239,10 +239,7 @@ class JobAborted(Value):
     """The job's attempt is to end; all hosts get the same news.
 
     Attributes:
-        reason: ``failure``, ``victim`` (of a rank that has not shown its failure yet), ``hang``, ``signal``,
-            ``parent``, ``request`` (by saferunctl),
-            ``restart`` (likewise), ``lost``, ``task_lost``, ``start``: something went wrong;
-            ``membership``, ``leave``: other hosts form the job from now on.
+        reason: one of ``model.AbortKind``, or what another release of saferun has beside these.
         message: what happened, in a few words.
         host: the host that announced it, or that it is about.
         ours: whether this process announced it.

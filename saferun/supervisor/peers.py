@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from saferun.model import ABORT_ORDERS
 from saferun.supervisor.actions import Action, BroadcastDecision, PrintLine
 from saferun.supervisor.deciding import diagnose, follow, lose_as_spare
 from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, signum_of
@@ -58,7 +59,7 @@ def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
         expect_sigkill(launch, event.at)
     if event.reason == "request" and not event.ours:
         launch.note_request(event.message, event.signum, ours=event.ours)
-    peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent", "request"}
+    peers.is_stopped = peers.is_stopped or event.reason in ABORT_ORDERS
     peers.awaits_cause = peers.awaits_cause or event.reason == "victim"
     return launch.broadcast_cause() if launch.attempt.has_failed_rank and not event.ours else []
 

@@ -28,6 +28,7 @@ from saferun.supervisor.launch_state import CutOff, LaunchState, State
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence.job_evidence import HangVerdict
+    from saferun.model import AbortKind
     from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived, ToolAtWork
 
 # When a signal comes from outside, a job without progress for so long is taken to hang: the user will want its stacks,
@@ -303,7 +304,7 @@ def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
         peers.cut_off = peers.cut_off or CutOff()  # the others meet again without this host, and decide nothing
     if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
-    reason = "leave" if leaves else "parent" if event.why else "signal"
+    reason: AbortKind = "leave" if leaves else "parent" if event.why else "signal"
     return launch.broadcast_abort(reason, _name(event), event.signum)
 
 
