@@ -157,7 +157,6 @@ class JobAttempt:
         self.lost_spares: set[int] = set()
         self.abort_reason: AbortReason | None = None
         self.start_stage: JsonObject | None = None
-        self.blamed: tuple[int, ...] = ()
         self.report = StateReport(self._sender)
         self.states = TaskStates(roster)
         self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe, number=number)
@@ -179,7 +178,7 @@ class JobAttempt:
             print_line=context.calls.print_line,
             on_lost=self._on_silent,
             on_notice=self.report.set_route,
-            on_leader_silence=self._on_leader_silence,
+            on_leader_silence=self._post_reachability,
             ask_others=self._ask_others,
             on_progress=self.report.set_progress,
             has_ended=lambda: self.report.has_ended,
@@ -370,7 +369,7 @@ class JobAttempt:
         waits = bool(living) and living <= self.silent_hosts.silent_but_tolerated
         if waits != self._waits_for_silent:
             self._waits_for_silent = waits
-            self._on_leader_silence(self.silent_hosts.tolerated_text() if waits else "")
+            self._post_reachability(self.silent_hosts.tolerated_text() if waits else "")
 
     # ----------------------------------------------------------------------------------------------------------------
     # Hosts that are silent, or lost
@@ -401,8 +400,8 @@ class JobAttempt:
         elif not self.is_ending:
             self._lose_store(text, why)
 
-    def _on_leader_silence(self, text: str) -> None:
-        """The leader does not answer, and the job goes on; empty: it answers again."""
+    def _post_reachability(self, text: str) -> None:
+        """Hosts that the job goes on without cannot be reached; empty: they can again."""
         now, attempt = time.monotonic(), self.context.calls.attempt()
         self.context.calls.post(HostsUnreachable(now, attempt, text) if text else HostsReachable(now, attempt))
 
