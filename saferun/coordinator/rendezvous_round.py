@@ -151,7 +151,6 @@ class RendezvousRound:
         self._reported_at = self.began_at
         self._reported = ""
         self._again_s = 0.0  # after which the same line is reported again
-        self._left = ""
 
     @property
     def hosts_text(self) -> str:
