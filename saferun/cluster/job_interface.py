@@ -140,7 +140,7 @@ class JobPort(Part, Protocol):
     ) -> None:
         """This attempt is to end on all hosts. ``hint``: what to do about it."""
 
-    def announce_cause(self) -> None:
+    def broadcast_cause(self) -> None:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
 
     def broadcast_request(self, by: str, *, at_once: bool) -> None:

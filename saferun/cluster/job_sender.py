@@ -66,7 +66,7 @@ class JobSender:
         self.aborted_attempt = self._attempt()
         self.on_end(False)
 
-    def announce_cause(self) -> None:
+    def broadcast_cause(self) -> None:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
         self.broadcast("cause")
 

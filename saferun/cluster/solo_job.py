@@ -260,7 +260,7 @@ class SoloJob:
     ) -> None:
         """There are no ranks on other hosts."""
 
-    def announce_cause(self) -> None:
+    def broadcast_cause(self) -> None:
         """No other host waits for it."""
 
     def broadcast_request(self, by: str, *, at_once: bool) -> None:

@@ -157,13 +157,13 @@ class AttemptEnd:
         """Have the hosts that wait for the cause of a victim's failure wait no more, if a rank here has shown it."""
         if self._cause_sent_in != action.attempt and self._context.investigation.is_cause_shown():
             self._cause_sent_in = action.attempt
-            self._context.job.announce_cause()
+            self._context.job.broadcast_cause()
 
-    def report_done(self, _action: actions.NotifyDone) -> None:
+    def notify_done(self, _action: actions.NotifyDone) -> None:
         """Report to the leader that every rank here has ended with exit code 0."""
         self._context.job.reports.set_state({"s": RANKS_DONE})
 
-    def send_decision(self, action: actions.BroadcastDecision) -> None:
+    def broadcast_decision(self, action: actions.BroadcastDecision) -> None:
         """Send all hosts what follows."""
         lines: list[str] = []
         if action.diagnosis is not None:

@@ -127,7 +127,10 @@ class RankExited(Value):
 
 
 class StoreServed(Value):
-    """The coordinator serves the store of this attempt."""
+    """The coordinator serves the store of this attempt, of a job of one host.
+
+    It changes nothing, and is there for events.jsonl and the story.
+    """
 
     at: float
     attempt: int

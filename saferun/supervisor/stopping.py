@@ -73,7 +73,7 @@ def capture(
     *,
     at_most_s: float = float("inf"),
 ) -> list[Action]:
-    """RUNNING -> CAPTURING."""
+    """STARTING | RUNNING -> CAPTURING."""
     attempt = launch.attempt
     attempt.verdict = verdict
     attempt.has_moved = False
@@ -102,7 +102,7 @@ def end_cause_wait(launch: LaunchState, at: float) -> None:
 
 
 def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
-    """RUNNING | CAPTURING -> STOPPING. ``aborted``: local ranks that get SIGABRT instead, for a core."""
+    """STARTING | RUNNING | CAPTURING -> STOPPING. ``aborted``: local ranks that get SIGABRT instead, for a core."""
     attempt, stopping = launch.attempt, launch.attempt.stopping
     if not attempt.running:
         return sweep(launch, at)

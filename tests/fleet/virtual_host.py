@@ -353,7 +353,7 @@ class FleetHost(Host):
             case actions.BroadcastRequest():
                 self.job.broadcast_request(action.by, at_once=action.at_once)
             case actions.BroadcastCause():
-                self.job.announce_cause()
+                self.job.broadcast_cause()
             case actions.NotifyDone():
                 self.job.reports.set_state({"s": "done"})
             case actions.BroadcastDecision():
