@@ -46,7 +46,7 @@ class _OthersProgress(Value):
 
 
 class SilentHosts:
-    """The control path.
+    """The hosts from which no heartbeats come, and what follows.
 
     Args:
         poller: the loop's.

@@ -262,7 +262,7 @@ class RankActions(PartBase):
     def _left_pipes(self, group: RankGroup) -> list[tuple[int, int, str]]:
         """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes: console and file.
 
-        None where nothing is left running. The files are those of torchrun's options, which what is left running would
+        Empty if nothing is left running. The files are those of torchrun's options, which what is left running would
         hold open itself there.
         """
         found: list[tuple[int, int, str]] = []
