@@ -57,6 +57,20 @@ class Job(JobSender):
         open_channel: makes the channel to the coordinator.
     """
 
+    # What is so at first.
+    host = 0
+    leads = False
+    leader = ""
+    other_addresses: tuple[str, ...] = ()
+    chunk_limit_bytes = 1 << 16
+    is_join_failure_reported = is_refusal_printed = False
+    _own_addresses: tuple[str, ...] = ()
+    _joining = False
+    blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
+    storeless_job: StorelessJob | None = None  # set while the job runs on without its store
+    end: Finish | None = None
+    _after_loss = False  # the store of the leader was lost
+
     def __init__(
         self,
         config: LaunchConfig,
@@ -89,10 +103,7 @@ class Job(JobSender):
         super().__init__(channel, callbacks.attempt, Roster(0, self._task, has_tasks=task is not None), clock)
         self.client = channel.client
         self.is_head = channel.is_head
-        self.host = 0
         self.peers: Mapping[int, Peer] = {}
-        self.other_addresses: tuple[str, ...] = ()
-        self._own_addresses: tuple[str, ...] = ()
         self.reports = RankReports(self, lambda: self.current.report)
         self._context = JobContext(
             config,
@@ -113,18 +124,9 @@ class Job(JobSender):
         )
         # Looked up at each call: `current` changes with the attempt.
         self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_nic_fault()  # noqa: PLW0108 - see above
-        self._joining = False
         hint = _ALONE if config.hosts.detected else ""
         self._wait_lines = WaitLines(callbacks.set_status, callbacks.print_line, hint)
-        self.is_join_failure_reported = self.is_refusal_printed = False
         self._hosts: list[HostsPart] = []  # of a large job, the parts of the list of hosts that have come so far
-        self._after_loss = False  # the store of the leader was lost
-        self.storeless_job: StorelessJob | None = None  # set while the job runs on without its store
-        self.leads = False
-        self.leader = ""
-        self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
-        self.end: Finish | None = None
-        self.chunk_limit_bytes = 1 << 16
         self.ignored = Ignored(self._warn)
         self.unsigned = Ignored(self._warn)
 
