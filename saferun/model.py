@@ -5,6 +5,11 @@ from __future__ import annotations
 import signal
 
 __all__ = [
+    "ABORT_FAILURES",
+    "ABORT_NO_FAILURES",
+    "ABORT_ORDERS",
+    "ABORT_REGROUPS",
+    "ABORT_RESTARTS",
     "RANKS_DONE",
     "RANKS_HELD",
     "RANKS_LEFT_OVER",
@@ -27,6 +32,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, Literal, Self
     from typing import NamedTuple as Value
+
+    AbortKind = Literal[
+        "failure",
+        "victim",  # the failure of a rank that has only lost its connection to another one
+        "hang",
+        "signal",
+        "parent",  # the parent process of a saferun is gone
+        "request",  # by saferunctl stop or kill
+        "restart",  # by saferunctl restart
+        "lost",  # a host
+        "store_lost",  # with its host, the leader
+        "task_lost",  # one of several saferuns of a host
+        "start",  # ranks cannot be started
+        "membership",
+        "leave",
+    ]
 else:
     from collections import _tuplegetter  # what named tuples are made of, whatever the interpreter
 
@@ -148,6 +169,13 @@ def signal_name(signum: int) -> str:
     except ValueError:
         return f"signal {signum}"
 
+
+# Why all hosts end an attempt, by the kinds that ``AbortKind`` lists.
+ABORT_ORDERS = frozenset({"signal", "parent", "request"})  # the user or the scheduler ends the job
+ABORT_FAILURES = frozenset({"failure", "victim", "hang"})  # of ranks
+ABORT_REGROUPS = frozenset({"membership", "leave"})  # a host comes or goes
+ABORT_RESTARTS = ABORT_REGROUPS | {"restart"}  # nothing has failed: another attempt follows
+ABORT_NO_FAILURES = ABORT_ORDERS | ABORT_RESTARTS
 
 # How the ranks of one saferun are doing, as it reports that to the leader: the field ``s`` of its state.
 RANKS_RUN = "run"

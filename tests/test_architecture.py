@@ -400,7 +400,9 @@ def test_nothing_imports_the_coordinator() -> None:
 
 
 def test_the_coordinator_knows_only_the_ground_floor() -> None:
-    """It shares values, errors and decoders with the supervisor; of what does something, the closing of descriptors.
+    """It shares values, errors and decoders with the supervisor.
+
+    Of what does something: the closing of descriptors, and what /proc has of a process that is stuck.
 
     What ``secret_process`` imports it imports in a process of its own, forked before the coordinator imports torch.
     """
@@ -412,7 +414,7 @@ def test_the_coordinator_knows_only_the_ground_floor() -> None:
         for module, line in _imports(path)
         if _is_of(module, "saferun")
         and _room(module) not in {"coordinator", "errors", "model", "__init__"}
-        and module not in {"saferun.linux.descriptors", *texts}
+        and module not in {"saferun.linux.descriptors", "saferun.linux.procfs", "saferun.linux.stuck", *texts}
         and module not in {f"saferun.cluster.{name}" for name in ("join_messages", "messages", "secret", "signed")}
         and (path.stem != "secret_process" or module not in forked)
     ]

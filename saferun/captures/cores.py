@@ -38,8 +38,7 @@ from saferun.linux.core_files import (
 from saferun.linux.core_limits import room_bytes
 from saferun.linux.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.linux.core_pattern import CorePattern, read_core_pattern, room_for_core
-from saferun.linux.procfs import is_core_dumping
-from saferun.linux.stuck import mount_of, mounts_of
+from saferun.linux.procfs import is_core_dumping, mount_of, mounts_of
 from saferun.model import Value
 from saferun.text.evidence_redaction import threads_without_secrets
 from saferun.text.redaction import redacted_text

@@ -25,8 +25,8 @@ from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READY
 from saferun.captures.worker_server import dump_by_worker_server
 from saferun.evidence.job_evidence import StackDump, ThreadStack
 from saferun.linux.memory_limit import TOO_MUCH, limited_memory
+from saferun.linux.procfs import mount_of, mounts_of
 from saferun.linux.small_files import read_link
-from saferun.linux.stuck import mount_of, mounts_of
 from saferun.text.wording import NOT_PYTHON
 
 _AT_ONCE = 4

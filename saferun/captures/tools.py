@@ -17,8 +17,7 @@ from saferun.linux.children import Child, SpawnError, begin_spawn, spawn_error
 from saferun.linux.descriptors import close_all_but, open_null
 from saferun.linux.memory_limit import limit_files, limit_memory
 from saferun.linux.prctl import die_with_parent
-from saferun.linux.procfs import read_stat
-from saferun.linux.stuck import mount_of, mounts_of
+from saferun.linux.procfs import mount_of, mounts_of, read_stat
 from saferun.model import Value
 
 _OUTPUT_LIMIT_BYTES = 8 << 20

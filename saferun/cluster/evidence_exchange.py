@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saferun.evidence.job_evidence import AbortReason, Evidence
+from saferun.model import ABORT_RESTARTS
 
 if TYPE_CHECKING:
     from saferun.cluster.job_interface import JobPort
     from saferun.cluster.job_values import EvidenceChunk
 
-# A host that leaves knows why, and the others have nothing to diagnose.
-_NO_FAILURES = ("membership", "leave", "restart")
-
 
 def abort_reason_of(job: JobPort) -> AbortReason | None:
-    """Why all hosts have to end the attempt, if that is a failure."""
+    """Why all hosts have to end the attempt, unless they begin another one without a failure.
+
+    A host that leaves knows why, and the others have nothing to diagnose.
+    """
     reason = job.abort_reason
-    return AbortReason(*reason) if reason is not None and reason.reason not in _NO_FAILURES else None
+    return AbortReason(**reason._asdict()) if reason is not None and reason.reason not in ABORT_RESTARTS else None
 
 
 class EvidenceExchange:

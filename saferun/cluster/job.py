@@ -21,6 +21,7 @@ from saferun.cluster.rank_reports import RankReports
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_request
 from saferun.cluster.roster import Roster
 from saferun.cluster.storeless_job import StorelessJob
+from saferun.cluster.wait_lines import WaitLines
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
@@ -56,6 +57,20 @@ class Job(JobSender):
         open_channel: makes the channel to the coordinator.
     """
 
+    # What is so at first.
+    host = 0
+    leads = False
+    leader = ""
+    other_addresses: tuple[str, ...] = ()
+    chunk_limit_bytes = 1 << 16
+    is_join_failure_reported = is_refusal_printed = False
+    _own_addresses: tuple[str, ...] = ()
+    _joining = False
+    blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
+    storeless_job: StorelessJob | None = None  # set while the job runs on without its store
+    end: Finish | None = None
+    _after_loss = False  # the store of the leader was lost
+
     def __init__(
         self,
         config: LaunchConfig,
@@ -88,10 +103,7 @@ class Job(JobSender):
         super().__init__(channel, callbacks.attempt, Roster(0, self._task, has_tasks=task is not None), clock)
         self.client = channel.client
         self.is_head = channel.is_head
-        self.host = 0
         self.peers: Mapping[int, Peer] = {}
-        self.other_addresses: tuple[str, ...] = ()
-        self._own_addresses: tuple[str, ...] = ()
         self.reports = RankReports(self, lambda: self.current.report)
         self._context = JobContext(
             config,
@@ -112,17 +124,9 @@ class Job(JobSender):
         )
         # Looked up at each call: `current` changes with the attempt.
         self.nic_fault: Callable[[], str] = lambda: self.current.silent_hosts.own_nic_fault()  # noqa: PLW0108 - see above
-        self._joining = False
-        self._waited_for = ""  # the last line that was printed about the wait for other hosts
-        self.is_join_failure_reported = self.is_refusal_printed = False
+        hint = _ALONE if config.hosts.detected else ""
+        self._wait_lines = WaitLines(callbacks.set_status, callbacks.print_line, hint)
         self._hosts: list[HostsPart] = []  # of a large job, the parts of the list of hosts that have come so far
-        self._after_loss = False  # the store of the leader was lost
-        self.storeless_job: StorelessJob | None = None  # set while the job runs on without its store
-        self.leads = False
-        self.leader = ""
-        self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
-        self.end: Finish | None = None
-        self.chunk_limit_bytes = 1 << 16
         self.ignored = Ignored(self._warn)
         self.unsigned = Ignored(self._warn)
 
@@ -387,7 +391,7 @@ class Job(JobSender):
 
     def _take(self, message: JsonObject) -> None:
         if message.get("op") in {"joined", "join_failed", "job_ended"}:
-            self._callbacks.set_status(None)
+            self._callbacks.set_status(None, 0)
         match message.get("op"):
             case "hosts" | "joined" if self._joining:
                 self._on_joined(message)
@@ -395,9 +399,7 @@ class Job(JobSender):
                 self._joining = False
                 self.is_join_failure_reported = message.get("published") is True or (
                     # Printed already while the others were waited for; the second host prints it again, with its hint.
-                    self._waited_for != ""
-                    and str(message["what"]).startswith(self._waited_for)
-                    and self._config.hosts.node_rank != 1
+                    self._wait_lines.has_printed(str(message["what"])) and self._config.hosts.node_rank != 1
                 )
                 self.is_refusal_printed = message.get("published") is message.get("usage") is True
                 code = 2 if message.get("usage") is True else 0 if message.get("needless") is True else 1
@@ -409,12 +411,7 @@ class Job(JobSender):
                 self._post(StopRequested(time.monotonic(), self._attempt(), ended.by, ended.at_once, ours=False))
             case "waiting":
                 self._post(HostsAwaited(time.monotonic(), self._attempt()))
-                waits_for = display_text(message["text"], LONGEST_MESSAGE)
-                if not self._callbacks.set_status(waits_for):
-                    is_first = not self._waited_for and waits_for.startswith("waiting for ")
-                    more = f"; {_ALONE}" if is_first and self._config.hosts.detected else ""
-                    self._waited_for = waits_for.rpartition(" (")[0]
-                    self._print_line(f"saferun: {waits_for}{more}")
+                self._wait_lines.take(message)
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.
                 which = number(message["device"]), number(message["inode"])
@@ -455,7 +452,7 @@ class Job(JobSender):
 
     def _on_channel_lost(self, what: str, hint: str, class_name: str = "", *, is_own: bool = False) -> None:
         """Messages of the other hosts no longer arrive. ``is_own``: because this host has lost its coordinator."""
-        self._callbacks.set_status(None)
+        self._callbacks.set_status(None, 0)
         if self._joining or self.client.is_preparing:
             self._joining = self.client.is_preparing = False
             self._fail(what, hint)

@@ -30,7 +30,7 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED
-from saferun.model import RANKS_LEFT_OVER, JsonObject
+from saferun.model import ABORT_REGROUPS, RANKS_LEFT_OVER, JsonObject
 from saferun.supervisor.events import (
     CauseShown,
     CheckpointRequested,
@@ -48,7 +48,6 @@ _LONGEST_LEFTOVERS = 300
 _LONGEST_NAME = 255
 _MOST_RANKS = 100_000
 _GONE = ("gone", "unreachable")
-_REGROUPS = ("membership", "leave")
 # While a host is silent, at most so many others are asked whether their ranks make progress.
 _MOST_ASKED = 8
 _HINT = "look at that host: the last messages of saferun there, and dmesg"
@@ -156,7 +155,6 @@ class JobAttempt:
         self.lost_spares: set[int] = set()
         self.abort_reason: AbortReason | None = None
         self.start_stage: JsonObject | None = None
-        self.blamed: tuple[int, ...] = ()
         self.report = StateReport(self._sender)
         self.states = TaskStates(roster)
         self.chunks = EvidenceCollections(roster, self._is_awaited, self._sender.probe, number=number)
@@ -179,7 +177,7 @@ class JobAttempt:
             print_line=context.calls.print_line,
             on_lost=self._on_silent,
             on_notice=self.report.set_route,
-            on_leader_silence=self._on_leader_silence,
+            on_leader_silence=self._post_reachability,
             ask_others=self._ask_others,
             on_progress=self.report.set_progress,
             has_ended=lambda: self.report.has_ended,
@@ -239,7 +237,7 @@ class JobAttempt:
         received = abort_from(entry)
         hosts, rendezvous = self.context.config.hosts, self.context.config.rendezvous
         is_elastic = hosts.least != hosts.most or (received.reason == "leave" and rendezvous.backend != "static")
-        if received.reason in _REGROUPS and not is_elastic:
+        if received.reason in ABORT_REGROUPS and not is_elastic:
             # No host comes or goes in this job, whatever it says: it ends as one that has failed.
             received = received._replace(reason="failure")
         if received.lost_task is not None and received.host in self._roster.peers:
@@ -370,7 +368,7 @@ class JobAttempt:
         waits = bool(living) and living <= self.silent_hosts.silent_but_tolerated
         if waits != self._waits_for_silent:
             self._waits_for_silent = waits
-            self._on_leader_silence(self.silent_hosts.tolerated_text() if waits else "")
+            self._post_reachability(self.silent_hosts.tolerated_text() if waits else "")
 
     # ----------------------------------------------------------------------------------------------------------------
     # Hosts that are silent, or lost
@@ -401,8 +399,8 @@ class JobAttempt:
         elif not self.is_ending:
             self._lose_store(text, why)
 
-    def _on_leader_silence(self, text: str) -> None:
-        """The leader does not answer, and the job goes on; empty: it answers again."""
+    def _post_reachability(self, text: str) -> None:
+        """Hosts that the job goes on without cannot be reached; empty: they can again."""
         now, attempt = time.monotonic(), self.context.calls.attempt()
         self.context.calls.post(HostsUnreachable(now, attempt, text) if text else HostsReachable(now, attempt))
 

@@ -272,8 +272,9 @@ class JobChannel:
             self._on_message({"op": "join_failed", "what": what, "hint": _NAME_HINT})
         elif self._repeat_at is not None and self._repeat_at <= now:
             self._repeat_at = now + _REPEAT_S
-            seconds = f" ({now - self._name.began_at:.0f} s)" if self._name.is_unknown else ""
-            self._on_message({"op": "waiting", "text": f"{self._name.reason}{seconds}"})
+            # Where the name service does not answer, the reason has the seconds.
+            lasts = {"waited_s": round(now - self._name.began_at)} if self._name.is_unknown else {}
+            self._on_message({"op": "waiting", "text": self._name.reason, **lasts})
 
     @property
     def pids(self) -> set[int]:

@@ -6,7 +6,7 @@ Loaded by type checkers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.job import Job
@@ -19,6 +19,9 @@ from saferun.cluster.storeless_job import StorelessJob
 from saferun.linux.part import Part
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, Finish, JoinHosts
+
+if TYPE_CHECKING:
+    from saferun.model import AbortKind
 
 
 class JobPort(Part, Protocol):
@@ -127,7 +130,7 @@ class JobPort(Part, Protocol):
 
     def abort_attempt(
         self,
-        reason: str,
+        reason: AbortKind,
         text: str,
         *,
         hint: str = "",
@@ -137,7 +140,7 @@ class JobPort(Part, Protocol):
     ) -> None:
         """This attempt is to end on all hosts. ``hint``: what to do about it."""
 
-    def announce_cause(self) -> None:
+    def broadcast_cause(self) -> None:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
 
     def broadcast_request(self, by: str, *, at_once: bool) -> None:

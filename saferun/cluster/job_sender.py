@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.leader_clock import LeaderClock
@@ -13,6 +14,9 @@ from saferun.cluster.messages import LONGEST_MESSAGE, MOST_LINES
 from saferun.cluster.roster import Roster
 from saferun.model import RANKS_DONE, RANKS_LEFT_OVER, RANKS_RUN, JsonObject
 from saferun.supervisor.actions import BroadcastDecision
+
+if TYPE_CHECKING:
+    from saferun.model import AbortKind
 
 _MOST_UNREAD = 16
 
@@ -40,7 +44,7 @@ class JobSender:
 
     def abort_attempt(
         self,
-        reason: str,
+        reason: AbortKind,
         text: str,
         *,
         hint: str = "",
@@ -62,7 +66,7 @@ class JobSender:
         self.aborted_attempt = self._attempt()
         self.on_end(False)
 
-    def announce_cause(self) -> None:
+    def broadcast_cause(self) -> None:
         """A rank of this host has shown the cause of a victim's failure, which ended the attempt."""
         self.broadcast("cause")
 

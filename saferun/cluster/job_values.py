@@ -69,13 +69,13 @@ class Assignment(Value):
 
 
 class AbortReason(Value):
-    """Why an attempt ends on all hosts, in the terms of ``evidence.AbortReason``."""
+    """Why an attempt ends on all hosts, with the fields of ``evidence.AbortReason``."""
 
     reason: str
     label: str
     message: str
     rank: int | None
-    why: str
+    lost_reason: str
     hint: str = ""
 
 
@@ -92,8 +92,8 @@ class JobCallbacks(Value):
         on_stderr: takes whole lines that torch's event handlers write to stderr.
         print_line: takes a line for the user.
         ranks: returns the ranks of this process that run.
-        set_status: shows what is waited for where a line can change in place; None: it is over. Returns whether it is
-            shown.
+        set_status: shows what is waited for, and for how many seconds, where a line can change in place; None: it is
+            over. Returns whether it is shown.
     """
 
     post: Callable[[Event], None]
@@ -105,4 +105,4 @@ class JobCallbacks(Value):
     on_stderr: Callable[[bytes], None]
     print_line: Callable[[str], None]
     ranks: Callable[[], Sequence[ObservedRank]]
-    set_status: Callable[[str | None], bool] = lambda _text: False
+    set_status: Callable[[str | None, int], bool] = lambda _text, _waited_s: False

@@ -47,7 +47,7 @@ class _OthersProgress(Value):
 
 
 class SilentHosts:
-    """The control path.
+    """The hosts from which no heartbeats come, and what follows.
 
     Args:
         poller: the loop's.

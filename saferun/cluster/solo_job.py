@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from saferun.cluster.join_messages import Peer
     from saferun.cluster.storeless_job import StorelessJob
     from saferun.linux.bare_socket import Socket
+    from saferun.model import AbortKind
 
 # The ranks get this head start, unless one of them connects sooner. A rank that wants the store has torch to import
 # first, which takes it much longer and needs the processors; ranks that are done sooner never wanted one, and then no
@@ -249,7 +250,7 @@ class SoloJob:
 
     def abort_attempt(
         self,
-        reason: str,
+        reason: AbortKind,
         text: str,
         *,
         hint: str = "",
@@ -259,7 +260,7 @@ class SoloJob:
     ) -> None:
         """There are no ranks on other hosts."""
 
-    def announce_cause(self) -> None:
+    def broadcast_cause(self) -> None:
         """No other host waits for it."""
 
     def broadcast_request(self, by: str, *, at_once: bool) -> None:

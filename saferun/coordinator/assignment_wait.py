@@ -157,7 +157,7 @@ def _report_wait(client: StoreClient, prefix: str, rdzv: RendezvousRound, begun:
             raise JoinFailedError(f"{begun.what}: another process may have its place", begun.hint)
         return
     message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:LONGEST_MESSAGE])
-    rdzv.set_status(f"waiting for {message}" if message else "waiting for the leader's answer")
+    rdzv.wait_for(message or "the leader's answer")
     if rdzv.remaining_s <= 0:
         with _telling(client, prefix):
             error = missing_error(message or "hosts", rdzv.timeout_s)

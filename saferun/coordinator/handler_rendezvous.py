@@ -246,7 +246,7 @@ class HandlerRendezvous:
                 message = waiting_text(names, rdzv.least, rdzv.most, rdzv.request.expected)
                 next_s = min(rdzv.request.report_every_s / 2, rdzv.timeout_s / 4, rdzv.remaining_s - _BEFORE_THE_END_S)
                 ask_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
-            rdzv.set_status(f"waiting for {message or 'other hosts'}")
+            rdzv.wait_for(message or "other hosts")
         rdzv.is_torchs = self._is_waiting = False
         if answer.error is None:
             return answer.value

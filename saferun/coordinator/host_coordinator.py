@@ -405,12 +405,12 @@ class HostCoordinator:
         """Time has passed."""
         rdzv, attempt = self._rdzv, self._attempt
         if rdzv is not None:
-            text = rdzv.due_message()
-            if text is not None:
+            message = rdzv.due_message()
+            if message is not None:
                 for task in rdzv.joins:
                     connection = self._tasks.of_task(task)
                     if connection is not None:
-                        connection.send({"op": "waiting", "text": text})
+                        connection.send(message)
             overdue = rdzv.overdue()
             if overdue is not None:
                 self._fail(rdzv, overdue)

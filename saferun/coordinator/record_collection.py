@@ -191,7 +191,7 @@ class RecordCollection:
             mismatch = self._mismatch()
             if mismatch is not None and mismatch.host in self._missing:
                 raise JoinFailedError(mismatch.what, MISMATCH_HINT, is_usage=True)
-            rdzv.set_status(f"waiting for {message}")
+            rdzv.wait_for(message)
             self._client.set(f"{self._prefix}missing", message[:LONGEST_MESSAGE])
             if rdzv.remaining_s <= 0:
                 raise missing_error(message, rdzv.timeout_s)

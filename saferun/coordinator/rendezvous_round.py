@@ -13,7 +13,7 @@ from saferun.coordinator.assignments import HostAssignment, HostRecord, TaskReco
 from saferun.coordinator.dial import plain
 from saferun.coordinator.secrecy import NO_SECRET
 from saferun.coordinator.store_client import StoreClient
-from saferun.model import Value
+from saferun.model import JsonObject, Value
 
 if TYPE_CHECKING:
     from saferun.coordinator.secret_agreement import SecretAgreement
@@ -147,11 +147,10 @@ class RendezvousRound:
         self._joins: dict[int, JoinRequest] = {}
         self._changed = threading.Condition()
         self._message = ""
-        self._is_fault = False
+        self._is_fault = self._is_for_others = False
         self._reported_at = self.began_at
         self._reported = ""
         self._again_s = 0.0  # after which the same line is reported again
-        self._left = ""
 
     @property
     def hosts_text(self) -> str:
@@ -186,8 +185,7 @@ class RendezvousRound:
                 if not missing:
                     return self._record()
             shown = ", ".join(map(str, missing[:16])) + (", …" if len(missing) > 16 else "")  # noqa: PLR2004
-            message = f"{len(missing)} of {self.task_count} tasks on this host: {shown}"
-            self.set_status(f"waiting for {message}")
+            self.wait_for(f"{len(missing)} of {self.task_count} tasks on this host: {shown}")
             self.check()
             if self.remaining_s <= 0:
                 raise JoinFailedError(
@@ -246,12 +244,15 @@ class RendezvousRound:
             raise CancelledError
 
     def set_status(self, message: str, *, is_fault: bool = False) -> None:
-        """What is being waited for, for whoever asks. ``is_fault``: that is more than a host that comes late."""
-        self._message = message
-        self._is_fault = is_fault
+        """What keeps the hosts from meeting, for whoever asks. ``is_fault``: more than a host that comes late."""
+        self._message, self._is_fault, self._is_for_others = message, is_fault, False
 
-    def due_message(self) -> str | None:
-        """What to print on the tasks now; None: nothing yet."""
+    def wait_for(self, whom: str) -> None:
+        """Others are waited for, as far as is known only because they come late."""
+        self._message, self._is_fault, self._is_for_others = f"waiting for {whom}", False, True
+
+    def due_message(self) -> JsonObject | None:
+        """What the tasks are told now, with the seconds that it has lasted; None: nothing yet."""
         now = time.monotonic()
         is_first = self._reported_at == self.began_at
         wait_s = self.request.report_every_s
@@ -263,7 +264,8 @@ class RendezvousRound:
             return None
         self._again_s = min(2 * wait_s, _LONGEST_REPORT_S) if self._message == self._reported else wait_s
         self._reported_at, self._reported = now, self._message
-        return f"{self._message} ({now - self.began_at:.0f} s)"
+        waited_s = round(now - self.began_at)
+        return {"op": "waiting", "text": self._message, "waited_s": waited_s, "for_others": self._is_for_others}
 
     def overdue(self) -> JoinFailedError | None:
         """The error where the rendezvous's own thread can report none: it waits for a host that does not answer."""

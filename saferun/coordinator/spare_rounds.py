@@ -1,4 +1,4 @@
-"""The rendezvous of a job with spares, as its first host holds them: who is waited for, and who gets whose place."""
+"""The rendezvous of a job with spares, as the leader conducts them: who is waited for, and who gets whose place."""
 
 from __future__ import annotations
 

@@ -387,7 +387,7 @@ class StaticRendezvous:
             if self._is_late:
                 self._wait_for_place(rdzv)
                 continue
-            rdzv.set_status(f"waiting for {first} to begin the next attempt")
+            rdzv.wait_for(f"{first} to begin the next attempt")
             if rdzv.remaining_s <= 0:
                 raise JoinFailedError(
                     f"{first} did not begin another attempt within {rdzv.timeout_s:.0f} s",

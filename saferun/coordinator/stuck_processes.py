@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from saferun.coordinator.wait_location import wait_location
+from saferun.linux.procfs import read_stat
+from saferun.linux.stuck import awaited_file_system
 
 __all__ = ["LONGEST_LOCATION", "stuck_message", "stuck_processes", "wait_locations"]
 
@@ -33,7 +34,7 @@ def stuck_processes(pids: dict[int, int], seen_in_d: dict[int, int]) -> dict[str
 
 def wait_locations(stuck: dict[str, str], pids: dict[int, int]) -> dict[str, str]:
     """The file systems that processes in state D wait for, by task, where they can be found; or that one is stopped."""
-    found = {task: _STOPPED if letter == "T" else wait_location(pids[int(task)]) for task, letter in stuck.items()}
+    found = {task: _STOPPED if letter == "T" else _location(pids[int(task)]) for task, letter in stuck.items()}
     return {task: location[:LONGEST_LOCATION] for task, location in found.items() if location}
 
 
@@ -47,14 +48,15 @@ def stuck_message(label: str, pid: int, location: str) -> str:
     return f"saferun on {label} (pid {pid}) waits for I/O{where} (state D); the job goes on"
 
 
+def _location(pid: int) -> str:
+    """``ext4 at /scratch``, ``NFS``; empty where that cannot be found."""
+    mount, kind = awaited_file_system(pid)
+    return f"{kind} at {mount}" if mount else kind
+
+
 def _state_of(pid: int) -> str:
-    # The name stands in parentheses and may itself hold spaces and parentheses. Source: proc(5), /proc/PID/stat.
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            content = file.read()
-    except OSError:
-        return ""
-    return content[content.rfind(b")") + 2 :][:1].decode(errors="replace")
+    stat = read_stat(pid)
+    return stat.state if stat is not None else ""
 
 
 def _runs_of(pid: int) -> int:

@@ -65,7 +65,7 @@ def find_successor(
 
     own = rdzv.request.record.addresses
     names = ", ".join(one.name for one in successors)
-    rdzv.set_status(f"waiting for a spare to lead the job ({names})")
+    rdzv.wait_for(f"a spare to lead the job ({names})")
     probe_at = time.monotonic()
     with ExitStack() as ending:
         searches = {

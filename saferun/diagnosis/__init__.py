@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from saferun.model import ABORT_FAILURES
+
 if TYPE_CHECKING:
     from saferun.evidence.diagnosis_values import Diagnosis
     from saferun.evidence.job_evidence import Evidence
@@ -23,7 +25,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
     reason = evidence.abort_reason
     is_lost = any(host.lost_reason for host in evidence.hosts) or (
-        reason is not None and reason.reason not in {"hang", "failure", "victim"}
+        reason is not None and reason.reason not in ABORT_FAILURES
     )
     if evidence.hang is not None and not is_lost and not any(failed_by_itself(end) for end in evidence.ends):
         from saferun.diagnosis.hang import diagnose_hang

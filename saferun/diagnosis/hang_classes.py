@@ -9,7 +9,7 @@ from saferun.text.wording import NOT_PYTHON
 
 
 class HangClass(Value):
-    """A class of causes; ``advice`` may hold ``{place}``, ``{what}`` and ``{ranks}``."""
+    """A class of causes; ``advice`` may hold ``{at}``, ``{what}`` and ``{ranks}``."""
 
     name: str
     advice: str

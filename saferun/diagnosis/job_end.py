@@ -9,7 +9,7 @@ from saferun.diagnosis.job_hosts import Hosts, hosts_text
 from saferun.diagnosis.judgement import Judgement
 from saferun.evidence.diagnosis_values import Cause
 from saferun.evidence.job_evidence import AbortReason, Evidence, HostView
-from saferun.model import Value, signal_name
+from saferun.model import ABORT_FAILURES, Value, signal_name
 from saferun.text.wording import ranks_text
 
 _MOST_LOST = 4
@@ -232,7 +232,7 @@ def ended_by_signal(evidence: Evidence, ended: Judgement | None) -> frozenset[in
 def _failed_elsewhere(evidence: Evidence, hosts: Hosts) -> Judgement | None:
     """A rank's failure that only its host knows, whose evidence has not come."""
     reason = evidence.abort_reason
-    if reason is None or reason.reason not in {"failure", "victim", "hang"} or not reason.message:
+    if reason is None or reason.reason not in ABORT_FAILURES or not reason.message:
         return None
     if reason.rank is not None and reason.rank in {end.rank for end in evidence.ends if not end.stopped_by_us}:
         return None

@@ -322,7 +322,7 @@ class AbortReason(Value):
     """Why one host stopped the job on all hosts.
 
     Attributes:
-        reason: ``failure victim hang signal parent request lost store_lost task_lost start membership leave``.
+        reason: one of ``model.AbortKind``, or what another release of saferun has beside these.
         label: the host that it is about where known (the lost one for ``store_lost``), else the one that reported it.
         message: as that host reported it; of a signal its name, of a parent what it was, of a request who asked.
         rank: the rank that it is about; None where it is about none.

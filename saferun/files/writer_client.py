@@ -20,7 +20,7 @@ from saferun.files.ring import ASK, DATA, END, STREAMS, RecordQueue
 from saferun.linux.bare_socket import Socket
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.poller import Poller
-from saferun.linux.procfs import read_stat
+from saferun.linux.procfs import mount_of, mounts_of, read_stat
 from saferun.model import JsonObject
 
 # Small enough to stay in a processor's cache, and large enough for the writer to write in large pieces.
@@ -421,10 +421,5 @@ class WriterClient(PartBase):
 
 def _mount_point(path: str) -> str:
     """`` at /lustre``: what a path is on, as far as /proc says."""
-    best = ""
-    with suppress(OSError, IndexError), open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            mounted = line.split(b" ")[4].replace(b"\\040", b" ").decode(errors="replace")
-            if path.startswith(mounted if mounted == "/" else f"{mounted}/") and len(mounted) > len(best):
-                best = mounted
-    return f" at {best}" if best else ""
+    mount = mount_of(path, mounts_of(os.getpid()))
+    return f" at {mount}" if mount else ""

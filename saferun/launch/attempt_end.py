@@ -8,7 +8,7 @@ from functools import partial
 
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
-from saferun.model import RANKS_DONE
+from saferun.model import ABORT_ORDERS, RANKS_DONE
 from saferun.supervisor import actions, events
 from saferun.supervisor.machine import State
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # Of more retries than that the waits are those of the policy itself.
 _MOST_WAITS = 64
-# Reasons for which all hosts end the job that were orders.
-_ORDERS = frozenset({"signal", "parent", "request"})
 # A wait that is counted down on a terminal; a shorter one is over at once.
 _SHOWN_WAIT_S = 2.0
 
@@ -159,13 +157,13 @@ class AttemptEnd:
         """Have the hosts that wait for the cause of a victim's failure wait no more, if a rank here has shown it."""
         if self._cause_sent_in != action.attempt and self._context.investigation.is_cause_shown():
             self._cause_sent_in = action.attempt
-            self._context.job.announce_cause()
+            self._context.job.broadcast_cause()
 
-    def report_done(self, _action: actions.NotifyDone) -> None:
+    def notify_done(self, _action: actions.NotifyDone) -> None:
         """Report to the leader that every rank here has ended with exit code 0."""
         self._context.job.reports.set_state({"s": RANKS_DONE})
 
-    def send_decision(self, action: actions.BroadcastDecision) -> None:
+    def broadcast_decision(self, action: actions.BroadcastDecision) -> None:
         """Send all hosts what follows."""
         lines: list[str] = []
         if action.diagnosis is not None:
@@ -190,7 +188,7 @@ class AttemptEnd:
         """The launch is over, but for the end of the run."""
         # By a signal to this host, or to another one of the job.
         reason = self._context.job.abort_reason
-        in_attempt = self._stop_signum is not None or (reason is not None and reason.reason in _ORDERS)
+        in_attempt = self._stop_signum is not None or (reason is not None and reason.reason in ABORT_ORDERS)
         stopped = in_attempt or bool(action.by)
         if action.reraise is None:
             self._context.torchrun_events.launch_ended(

@@ -268,7 +268,6 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         others_s=others_s if hosts.spans_hosts else 0.0,
         hurries=bool(hosts.detected),
         least_hosts=hosts.least,
-        has_spares=hosts.spares > 0,
         moves_leader=config.moves_leader,
         awaits_replacement_host=config.rendezvous.backend != "static" and not config.in_batch_job,
         serves_tasks=hosts.task is not None and hosts.task.local_rank == 0 and hosts.task.local_world_size > 1,

@@ -82,7 +82,7 @@ class EventLoop:
                 decided = [action for action in decided if not isinstance(action, SignalRanks)]
             self._record(event, before)
             for action in decided:
-                self._carry_on_without(actions[type(action)], action)
+                self._call(actions[type(action)], action)
                 if isinstance(action, Finish):
                     self._finish = action
 
@@ -93,7 +93,7 @@ class EventLoop:
         due = min((deadline for deadline in deadlines if deadline is not None), default=None)
         deadline = self._supervisor.deadline
         alive_at = now if deadline is None or now < deadline else self._alive_at
-        self._carry_on_without(self._context.poller.wait, None if due is None else max(due - now, 0.0))
+        self._call(self._context.poller.wait, None if due is None else max(due - now, 0.0))
         if self.is_interrupted:
             self.is_interrupted = False
             self._alive_at = alive_at
@@ -111,7 +111,7 @@ class EventLoop:
                 try:
                     found.append(part.deadline)
                 except Exception as error:
-                    if not self._leaves_alone(part, error):
+                    if not self._disable_if_watching(part, error):
                         raise
         return found
 
@@ -121,10 +121,10 @@ class EventLoop:
                 try:
                     part.tick(now)
                 except ImportError as error:
-                    if not self._carries_on_without(error):
+                    if not self._tolerates(error):
                         raise
                 except Exception as error:
-                    if not self._leaves_alone(part, error):
+                    if not self._disable_if_watching(part, error):
                         raise
 
     @property
@@ -143,12 +143,12 @@ class EventLoop:
         try:
             return call(part)
         except Exception as error:
-            if not self._leaves_alone(part, error):
+            if not self._disable_if_watching(part, error):
                 raise
             return None
 
-    def _leaves_alone(self, part: Part, error: Exception) -> bool:
-        """Whether a part that has failed only watches. If so, it is left alone from then on.
+    def _disable_if_watching(self, part: Part, error: Exception) -> bool:
+        """Call a part that has failed no more, if the launch can do without it. Returns whether it can.
 
         Its processes are reaped, and it is closed at the end.
         """
@@ -197,20 +197,21 @@ class EventLoop:
         return self._context.guarded("see whether tools are at work", self._context.wrapped.tools_at_work) or ()
 
     def reap(self) -> None:
-        """Take in which children have ended. One that no part knows was a rank's, and came to this process."""
+        """Take in which children have ended. One that no part knows is the console's, or was a rank's orphan."""
         for pid, status in reap():
             if not any(self._of_part(part, partial(_on_exit, pid, status)) for part in self.parts):
                 self._console.on_exit(pid)
 
-    def _carry_on_without(self, call: Callable[..., object], *arguments: object) -> None:
+    def _call(self, call: Callable[..., object], *arguments: object) -> None:
         """Call; no module that is missing may end a launch whose ranks run."""
         try:
             call(*arguments)
         except ImportError as error:
-            if not self._carries_on_without(error):
+            if not self._tolerates(error):
                 raise
 
-    def _carries_on_without(self, error: ImportError) -> bool:
+    def _tolerates(self, error: ImportError) -> bool:
+        """Whether the launch goes on without a module that is missing; if so, that is said in one line."""
         if not self._context.imports.is_sealed:
             return False
         self._context.warn(f"{error}: the launch goes on without it")

@@ -29,6 +29,7 @@ from saferun.launch.signal_wakeup import Wakeup
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.linux.children import await_exits
 from saferun.linux.reaper import Reaper
+from saferun.model import ABORT_NO_FAILURES
 from saferun.supervisor import actions
 from saferun.supervisor.events import LaunchRequested
 from saferun.text.wording import size_text
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from saferun.linux.preforked import PreforkedProcesses
     from saferun.preflight.check_process import CheckProcess
 
-# Reasons for which hosts end an attempt without a failure.
-_NO_FAILURES = frozenset({"signal", "parent", "request", "restart", "membership", "leave"})
 # Processes that got SIGKILL end within milliseconds, unless they are in an uninterruptible sleep.
 _HELPERS_S = 0.5
 # With so many runs the user is shown how to remove old ones.
@@ -201,10 +200,10 @@ class HostLaunch:
             actions.BroadcastCheckpoint: attempt_end.broadcast_checkpoint,
             actions.RequestCheckpoint: ranks.request_checkpoint,
             actions.ReportRestart: attempt_end.report_restart,
-            actions.NotifyDone: attempt_end.report_done,
-            actions.BroadcastDecision: attempt_end.send_decision,
+            actions.NotifyDone: attempt_end.notify_done,
+            actions.BroadcastDecision: attempt_end.broadcast_decision,
             actions.ReportDecision: attempt_end.report_decision,
-            actions.PrintLine: lambda action: context.print_order(action.text),
+            actions.PrintLine: context.print_line,
             actions.Finish: attempt_end.finish,
         }
 
@@ -220,7 +219,7 @@ class HostLaunch:
         """Have the modules of the page imported, once there is something to show on one."""
         context = self._context
         abort = context.job.abort_reason
-        is_failure = abort is not None and abort.reason not in _NO_FAILURES
+        is_failure = abort is not None and abort.reason not in ABORT_NO_FAILURES
         if is_failure or context.investigation.log.has_incidents or context.current.first_failure() is not None:
             context.page.prepare()
 

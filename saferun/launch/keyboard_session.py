@@ -100,11 +100,6 @@ class KeyboardSession:
         self._held: list[HeldOutput] = []
         self._terminal = terminal
 
-    @property
-    def holds_others(self) -> bool:
-        """Whether what the other ranks write waits."""
-        return bool(self._held)
-
     def hold(self) -> None:
         """The rank asks: the terminal is its own."""
         self._keyboard.take()

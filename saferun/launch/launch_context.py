@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from saferun.launch.rank_terminals import RankTerminals
     from saferun.launch.torchrun_events import TorchrunEvents
     from saferun.launch.wrapped_ranks import WrappedRanks
+    from saferun.supervisor.actions import PrintLine
 
 
 class HostAttempt:
@@ -227,20 +228,18 @@ class LaunchContext:
     def _named(self, text: str) -> str:
         return f"{self.host}: {text}" if self.is_spoken_for and not text.startswith(f"{self.host}: ") else text
 
-    def print_order(self, text: str) -> None:
-        """One line about a signal, or about other hosts. A scheduler signals all of them at the same time."""
-        if not (self.is_spoken_for and text.startswith("SIG")):
+    def report_signal(self, text: str) -> None:
+        """One line about a signal. A scheduler signals all hosts at the same time."""
+        if not self.is_spoken_for:
             self.report(text)
 
-    def show_wait(self, text: str | None) -> bool:
-        """Show which hosts are waited for where a line can change in place; None: they are there."""
-        if text is None:
-            return self.screen.set_status("hosts", None)
-        # It may say itself how long that has been.
-        what, _, rest = text.rpartition(" (")
-        seconds = rest.removesuffix(" s)")
-        waited_s = int(seconds) if what and rest.endswith(" s)") and seconds.isdigit() else 0
-        return self.screen.set_status("hosts", what if waited_s else text, since=time.monotonic() - waited_s)
+    def print_line(self, action: PrintLine) -> None:
+        """One line for the user that the supervisor has decided on."""
+        (self.report_signal if action.of_signal else self.report)(action.text)
+
+    def show_wait(self, text: str | None, waited_s: int = 0) -> bool:
+        """Show which hosts are waited for, and for how long, where a line can change in place; None: they are there."""
+        return self.screen.set_status("hosts", text, since=time.monotonic() - waited_s)
 
     def warn(self, text: str) -> None:
         """One line about something that could not be written or done; never twice the same."""

@@ -67,6 +67,7 @@ class Orphans(PartBase):
         exempt: returns the processes that are saferun's own, or ranks that were given up.
         on_gone: called when none is left, with the pids of all that had to be ended.
         report: takes one line for the user.
+        report_wait: takes the line about those that are waited for, as often as it is repeated.
         warn: takes one line about those that cannot be ended.
     """
 
@@ -78,6 +79,7 @@ class Orphans(PartBase):
         exempt: Callable[[], set[int]],
         on_gone: Callable[[tuple[int, ...]], None],
         report: Callable[[str], None],
+        report_wait: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
         self.deadline: float | None = None  # when ``sweep`` is due, in monotonic seconds
@@ -87,6 +89,7 @@ class Orphans(PartBase):
         self._exempt = exempt
         self._on_gone = on_gone
         self._report = report
+        self._report_wait = report_wait
         self._warn = warn
         self._sessions = Sessions()
         self._ranks: dict[int, int] = {}  # pid of a rank -> its rank
@@ -208,7 +211,7 @@ class Orphans(PartBase):
                     self._report_at = now + self._report_every_s
                     self._report_every_s = min(2 * self._report_every_s, _LONGEST_REPORT_S)
                     minutes = _duration(self._wait_until - now)
-                    self._report(f"waiting for {self._description(pids)}, {minutes} at most; Ctrl-C stops waiting")
+                    self._report_wait(f"waiting for {self._description(pids)}, {minutes} at most; Ctrl-C stops waiting")
         elif self._activity is not None:
             self._end(pids, now, ", which had not ended in time")
         else:

@@ -107,7 +107,7 @@ class PassedSignals(PartBase):
     def _report_once(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            self._context.print_order(text)  # a scheduler sends it to all hosts
+            self._context.report_signal(text)  # a scheduler sends it to all hosts
 
     def _on_witness(self) -> None:
         content = b""

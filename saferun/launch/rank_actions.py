@@ -67,7 +67,8 @@ class RankActions(PartBase):
             not_ours=older_children | {reaper.pid},
             exempt=context.own_pids,
             on_gone=self._on_orphans_gone,
-            report=self._report_orphans,
+            report=context.report,
+            report_wait=self._report_wait,
             warn=context.warn,
         )
 
@@ -261,7 +262,7 @@ class RankActions(PartBase):
     def _left_pipes(self, group: RankGroup) -> list[tuple[int, int, str]]:
         """Copies of the ranks' pipes, which outlive the attempt, and where the output of each goes: console and file.
 
-        None where nothing is left running. The files are those of torchrun's options, which what is left running would
+        Empty if nothing is left running. The files are those of torchrun's options, which what is left running would
         hold open itself there.
         """
         found: list[tuple[int, int, str]] = []
@@ -287,13 +288,11 @@ class RankActions(PartBase):
             for fd, _, _ in pipes:
                 os.close(fd)
 
-    def _report_orphans(self, text: str) -> None:
-        is_counted = text.startswith("waiting for ") and self._context.screen.set_status(
-            "leftovers", text, since=self.orphans.began_at
-        )
-        if not is_counted:
+    def _report_wait(self, text: str) -> None:
+        """Processes that the ranks left behind are waited for."""
+        if not self._context.screen.set_status("leftovers", text, since=self.orphans.began_at):
             self._context.report(text)
-        if self._context.supervisor.state is State.STOPPING and text.startswith("waiting for "):
+        if self._context.supervisor.state is State.STOPPING:
             # The leader reports it as well: it waits for this host.
             self._context.job.reports.set_state({"s": RANKS_LEFT_OVER, "text": text[:_LONGEST_STATE]})
 

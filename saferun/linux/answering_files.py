@@ -14,6 +14,7 @@ import stat
 from collections.abc import Mapping, Sequence
 
 from saferun.errors import suppress
+from saferun.linux.procfs import parse_mounts
 from saferun.linux.small_files import read_text
 
 DEADLINE_S = 10.0  # a home directory that is mounted only now may take seconds
@@ -40,7 +41,7 @@ def present_files(
         Those that are there, and the first whose file system did not answer in time; it and those after it count as
         missing. Empty: all have answered. Where no other process can ask, or it ends before, this one does.
     """
-    kinds = _kinds_of_mounts(read_text(mounts_file))
+    kinds = dict(parse_mounts(read_text(mounts_file)))  # of those over each other the last one is seen
     # A relative path leads through the working directory, which the script needs as well.
     remote = [path for path in paths if os.path.isabs(path) and not _is_local(os.path.normpath(path), kinds)]
     present = {path for path in paths if path not in remote and os.path.exists(path)}
@@ -79,17 +80,6 @@ def _is_there(path: str) -> bool:
         elif stat.S_ISREG(mode):
             os.read(fd, 1)
     return True
-
-
-def _kinds_of_mounts(mountinfo: str) -> dict[str, str]:
-    """The type of the file system at each mount point; the last one where several are mounted over each other."""
-    kinds = {}
-    for line in mountinfo.splitlines():
-        fields, _, source = line.partition(" - ")
-        with suppress(IndexError):
-            point = fields.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n")
-            kinds[point.replace("\\134", "\\")] = source.split(" ")[0]
-    return kinds
 
 
 def _is_local(path: str, kinds: Mapping[str, str]) -> bool:

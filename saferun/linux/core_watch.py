@@ -18,7 +18,7 @@ from saferun.linux.core_pattern import are_together, read_core_pattern, share_a_
 from saferun.linux.helper import Helper, PartBase
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.poller import Poller
-from saferun.linux.procfs import children_of
+from saferun.linux.procfs import children_of, mounts_of
 from saferun.model import JsonObject, Value
 
 TYPE_CHECKING = False
@@ -276,7 +276,6 @@ class _Service:
             return
         with suppress(ImportError):
             from saferun.linux.core_files import find_cores_below
-            from saferun.linux.stuck import mounts_of
 
             # What is mounted there may not respond, and cores are not written to it where it is a network's.
             mounts = {point for point, _ in mounts_of(os.getpid())}

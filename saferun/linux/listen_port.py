@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
-from saferun.errors import SaferunError
+from saferun.errors import EXIT_USAGE, SaferunError
 from saferun.linux.bare_socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET, Socket, dual_stack_socket, short_host_name
 from saferun.linux.procfs import read_cmdline, read_stat
 from saferun.linux.small_files import list_directory, read_link, read_text
@@ -39,7 +39,7 @@ def hold_port(port: int | None, *, listening: bool = True, source: str = "needle
             sock.listen(_BACKLOG)
     except OverflowError:
         sock.close()
-        raise SaferunError(f"--master-port {port} is not a port", "use a number from 0 to 65535", 2) from None
+        raise SaferunError(f"--master-port {port} is not a port", "use a number from 0 to 65535", EXIT_USAGE) from None
     except OSError as error:
         sock.close()
         raise _explain(error, port or 0, source) from None

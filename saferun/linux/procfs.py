@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from saferun.linux.small_files import read_bytes
+from saferun.linux.small_files import read_bytes, read_text
 from saferun.model import Value
 
 _RUN_ID = b"SAFERUN_RUN_ID="
@@ -13,6 +13,8 @@ _OUTER_RUNS = b"SAFERUN_OUTER_RUNS="
 _EXIT_CODE = 49  # among the fields that follow the name
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _THREADS_LIMIT = 20_000  # their states are read in a quarter of a second
+_MOUNT_POINT = 4  # which field of mountinfo it is
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
 class Stat(Value):
@@ -210,6 +212,53 @@ def _belongs(environ: bytes, run_id: bytes) -> bool:
         if entry.startswith(_OUTER_RUNS) and run_id in entry[len(_OUTER_RUNS) :].split(b":"):
             return True
     return False
+
+
+def mounts_of(pid: int) -> list[tuple[str, str]]:
+    """Mount points with the types of their file systems, as a process sees them.
+
+    Source: proc_pid_mountinfo(5).
+    """
+    return parse_mounts(read_text(f"/proc/{pid}/mountinfo"))
+
+
+def parse_mounts(mountinfo: str) -> list[tuple[str, str]]:
+    """Parse mountinfo, in mount order."""
+    found = []
+    for line in mountinfo.splitlines():
+        about, _, file_system = line.partition(" - ")
+        fields = about.split(" ")
+        if file_system and len(fields) > _MOUNT_POINT:
+            found.append((without_escapes(fields[_MOUNT_POINT]), file_system.partition(" ")[0]))
+    return found
+
+
+def without_escapes(mount_point: str) -> str:
+    """A mount point as mountinfo has it, with its spaces, tabs, newlines and backslashes."""
+    for escaped, plain in _ESCAPES:
+        mount_point = mount_point.replace(escaped, plain)
+    return mount_point
+
+
+def file_system_of(path: str, mounts: list[tuple[str, str]]) -> tuple[str, str]:
+    """The mount point of a path, and the type of its file system; empty texts if it is on none of these.
+
+    Of file systems that are mounted over each other the last one is seen.
+
+    Args:
+        path: absolute, without links.
+        mounts: as of ``mounts_of``.
+    """
+    found = ("", "")
+    for point, kind in mounts:
+        if (point in {"/", path} or path.startswith(f"{point}/")) and len(point) >= len(found[0]):
+            found = (point, kind)
+    return found
+
+
+def mount_of(path: str, mounts: list[tuple[str, str]]) -> str:
+    """The mount point of a path."""
+    return file_system_of(path, mounts)[0]
 
 
 def read_cmdline(pid: int) -> list[str]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from saferun.linux.procfs import file_system_of, mounts_of
 from saferun.linux.small_files import read_link, read_text
 from saferun.linux.syscalls import descriptor_of, read_syscall
 
-# Prefixes of kernel functions in which a file system waits for its server, and its types in /proc/self/mountinfo.
+# Prefixes of the kernel functions in which a file system waits, its types in mountinfo, and its name. What waits for
+# a server comes first: memory that a local file system asks for may have to be written to a server before.
 _WAITS = (
-    (("fuse_", "request_wait_answer"), ("fuse",)),
-    (("nfs", "rpc_"), ("nfs", "nfs4")),
-    (("cl_", "ptlrpc_", "ll_", "osc_", "obd_"), ("lustre",)),
-    (("ceph_",), ("ceph",)),
-    (("gpfs", "cxi"), ("gpfs",)),
-    (("p9_", "v9fs_"), ("9p", "virtiofs")),
-    (("cifs_", "smb"), ("cifs", "smb3")),
+    (("fuse", "request_wait_answer"), ("fuse", "fuseblk", "virtiofs"), "FUSE"),
+    (("nfs", "rpc_"), ("nfs", "nfs4"), "NFS"),
+    (("cl_", "ptlrpc", "ll_", "osc_", "obd_", "ldlm_", "lov_"), ("lustre",), "Lustre"),
+    (("ceph",), ("ceph",), "Ceph"),
+    (("gpfs", "cxi"), ("gpfs",), "GPFS"),
+    (("p9_", "v9fs_"), ("9p",), "9P"),
+    (("cifs", "smb"), ("cifs", "smb3"), "CIFS"),
+    (("xfs",), ("xfs",), "XFS"),
+    (("ext4", "jbd2"), ("ext4", "ext3", "ext2"), "ext4"),
+    (("btrfs",), ("btrfs",), "btrfs"),
 )
-_MOUNT_POINT = 4  # which field of mountinfo it is
+_DELETED = " (deleted)"
 
 
 def stuck_text(pid: int) -> str:
@@ -23,49 +28,29 @@ def stuck_text(pid: int) -> str:
 
     Reads nothing that could block: neither the process's memory nor its command line.
     """
-    mount = stuck_mount(pid)
+    mount, _ = awaited_file_system(pid)
     return f"waits in the kernel for the file system at {mount} (state D)" if mount else "waits in the kernel (state D)"
 
 
-def stuck_mount(pid: int) -> str:
-    """The mount point of the file system that a process waits for; empty if unknown."""
+def awaited_file_system(pid: int) -> tuple[str, str]:
+    """The file system that a process in uninterruptible sleep waits for: its mount point, and what kind it is.
+
+    Each is empty if it is unknown. Of a kind that is known by the kernel's function alone the mount point is unknown
+    unless the process sees a single one.
+    """
     mounts = mounts_of(pid)
     call = read_syscall(pid)
     fd = descriptor_of(call) if call is not None else None
-    if fd is not None:
-        path = read_link(f"/proc/{pid}/fd/{fd}")
-        if path.startswith("/"):
-            return mount_of(path, mounts)
+    path = read_link(f"/proc/{pid}/fd/{fd}") if fd is not None else ""
+    if path.startswith("/"):
+        found = file_system_of(path.removesuffix(_DELETED), mounts)
+        if found[0]:
+            return found
     # The stack is for root only; other users can only read the innermost function.
     stack = read_text(f"/proc/{pid}/stack").splitlines()
     frames = [read_text(f"/proc/{pid}/wchan"), *(line.partition("]")[2].strip() for line in stack)]
-    for starts, kinds in _WAITS:
+    for starts, kinds, name in _WAITS:
         if any(frame.startswith(starts) for frame in frames):
-            fitting = [point for point, kind in mounts if kind in kinds or kind.partition(".")[0] in kinds]
-            return fitting[0] if len(set(fitting)) == 1 else ""
-    return ""
-
-
-def mount_of(path: str, mounts: list[tuple[str, str]]) -> str:
-    """The mount point of a path."""
-    points = [point for point, _ in mounts if point in {"/", path} or path.startswith(f"{point}/")]
-    return max(points, key=len, default="")
-
-
-def mounts_of(pid: int) -> list[tuple[str, str]]:
-    """Mount points with the types of their file systems, as a process sees them.
-
-    Source: proc_pid_mountinfo(5).
-    """
-    return parse_mounts(read_text(f"/proc/{pid}/mountinfo"))
-
-
-def parse_mounts(mountinfo: str) -> list[tuple[str, str]]:
-    """Parse mountinfo, in mount order."""
-    found = []
-    for line in mountinfo.splitlines():
-        about, _, file_system = line.partition(" - ")
-        fields = about.split(" ")
-        if file_system and len(fields) > _MOUNT_POINT:
-            found.append((fields[_MOUNT_POINT].replace("\\040", " "), file_system.partition(" ")[0]))
-    return found
+            fitting = {point for point, kind in mounts if kind in kinds or kind.partition(".")[0] in kinds}
+            return (fitting.pop() if len(fitting) == 1 else ""), name
+    return "", ""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     # A launch that goes well never makes one, and does not pay for them.
     from saferun.evidence.diagnosis_values import Diagnosis
     from saferun.evidence.job_evidence import HangVerdict
+    from saferun.model import AbortKind
     from saferun.supervisor.policy import Decision
 
 
@@ -216,7 +217,7 @@ class BroadcastAbort(Value):
     """
 
     attempt: int
-    reason: str
+    reason: AbortKind
     message: str
     signum: int = 0
     hint: str = ""
@@ -296,9 +297,10 @@ class ReportDecision(Value):
 
 
 class PrintLine(Value):
-    """One line for the user."""
+    """One line for the user. ``of_signal``: about a signal to this host, which all hosts may have got."""
 
     text: str
+    of_signal: bool = False
 
 
 class Finish(Value):

@@ -127,7 +127,10 @@ class RankExited(Value):
 
 
 class StoreServed(Value):
-    """The coordinator serves the store of this attempt."""
+    """The coordinator serves the store of this attempt, of a job of one host.
+
+    It changes nothing, and is there for events.jsonl and the story.
+    """
 
     at: float
     attempt: int
@@ -239,10 +242,7 @@ class JobAborted(Value):
     """The job's attempt is to end; all hosts get the same news.
 
     Attributes:
-        reason: ``failure``, ``victim`` (of a rank that has not shown its failure yet), ``hang``, ``signal``,
-            ``parent``, ``request`` (by saferunctl),
-            ``restart`` (likewise), ``lost``, ``task_lost``, ``start``: something went wrong;
-            ``membership``, ``leave``: other hosts form the job from now on.
+        reason: one of ``model.AbortKind``, or what another release of saferun has beside these.
         message: what happened, in a few words.
         host: the host that announced it, or that it is about.
         ours: whether this process announced it.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from saferun.evidence.diagnosis_values import Diagnosis
     from saferun.evidence.job_evidence import HangVerdict
-    from saferun.model import Placement
+    from saferun.model import AbortKind, Placement
     from saferun.supervisor.events import JobDecided, SignalReceived
 
 
@@ -210,7 +210,7 @@ class LaunchState:
         attempt = self.attempt
         return self.job.spans_hosts and attempt.others.cut_off is None and not isinstance(attempt.ending, Leave)
 
-    def broadcast_abort(self, reason: str, message: str = "", signum: int = 0, hint: str = "") -> list[Action]:
+    def broadcast_abort(self, reason: AbortKind, message: str = "", signum: int = 0, hint: str = "") -> list[Action]:
         """Have the attempt end on all hosts, unless they know of it, or this host is on its own."""
         others = self.attempt.others
         if not self.job.spans_hosts or others.is_announced or others.cut_off is not None:

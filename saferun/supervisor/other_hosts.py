@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from saferun.model import ABORT_ORDERS
 from saferun.supervisor.actions import Action, BroadcastDecision, PrintLine
 from saferun.supervisor.deciding import diagnose, follow, lose_as_spare
 from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, signum_of
@@ -36,15 +37,15 @@ if TYPE_CHECKING:
         SpareLost,
     )
 
-# Reasons that this host announces without having acted: what it has found about others, and what all hosts do together.
-_HEARD = frozenset({"membership", "lost", "task_lost", "restart"})
+# What this host has found about others, and what all hosts do together.
+_ANNOUNCED_WITHOUT_ACTING = frozenset({"membership", "lost", "task_lost", "restart"})
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # The attempt ends on all hosts
 
 
-def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
+def note_abort(launch: LaunchState, event: JobAborted) -> None:
     """All hosts end this attempt, for the same reason: the first that any of them announced."""
     others = launch.attempt.others
     others.is_announced = True
@@ -58,8 +59,12 @@ def note_abort(launch: LaunchState, event: JobAborted) -> list[Action]:
         expect_sigkill(launch, event.at)
     if event.reason == "request" and not event.ours:
         launch.note_request(event.message, event.signum, ours=event.ours)
-    others.is_stopped = others.is_stopped or event.reason in {"signal", "parent", "request"}
+    others.is_stopped = others.is_stopped or event.reason in ABORT_ORDERS
     others.awaits_cause = others.awaits_cause or event.reason == "victim"
+
+
+def _cause_for(launch: LaunchState, event: JobAborted) -> list[Action]:
+    """What has failed here may be the cause that another host waits for."""
     return launch.broadcast_cause() if launch.attempt.has_failed_rank and not event.ours else []
 
 
@@ -106,7 +111,8 @@ def on_abort_in_diagnosis(launch: LaunchState, event: JobAborted) -> list[Action
 
     What this host has seen fail meanwhile are ranks that others have left.
     """
-    announced = note_abort(launch, event)
+    note_abort(launch, event)
+    announced = _cause_for(launch, event)
     attempt = launch.attempt
     if _has_acted(event):
         return announced
@@ -146,7 +152,8 @@ def on_abort_on_the_way_out(launch: LaunchState, event: JobAborted) -> list[Acti
     """CAPTURING, STOPPING: the ranks are being ended already, or only what they left behind is left."""
     if _is_too_late_to_join(launch, event):
         return []
-    announced = note_abort(launch, event)
+    note_abort(launch, event)
+    announced = _cause_for(launch, event)
     if _has_acted(event):
         return []
     end_cause_wait(launch, event.at)
@@ -169,7 +176,7 @@ def _is_too_late_to_join(launch: LaunchState, event: JobAborted) -> bool:
 
 def _has_acted(event: JobAborted) -> bool:
     """Whether this host has acted already, and announced it."""
-    return event.ours and event.reason not in _HEARD
+    return event.ours and event.reason not in _ANNOUNCED_WITHOUT_ACTING
 
 
 def _ending(launch: LaunchState, event: JobAborted) -> Ending:

@@ -28,6 +28,7 @@ from saferun.supervisor.launch_state import CutOff, LaunchState, State
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence.job_evidence import HangVerdict
+    from saferun.model import AbortKind
     from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived, ToolAtWork
 
 # When a signal comes from outside, a job without progress for so long is taken to hang: the user will want its stacks,
@@ -72,7 +73,7 @@ def capture(
     *,
     at_most_s: float = float("inf"),
 ) -> list[Action]:
-    """RUNNING -> CAPTURING."""
+    """STARTING | RUNNING -> CAPTURING."""
     attempt = launch.attempt
     attempt.verdict = verdict
     attempt.has_moved = False
@@ -101,7 +102,7 @@ def end_cause_wait(launch: LaunchState, at: float) -> None:
 
 
 def stop(launch: LaunchState, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
-    """RUNNING | CAPTURING -> STOPPING. ``aborted``: local ranks that get SIGABRT instead, for a core."""
+    """STARTING | RUNNING | CAPTURING -> STOPPING. ``aborted``: local ranks that get SIGABRT instead, for a core."""
     attempt, stopping = launch.attempt, launch.attempt.stopping
     if not attempt.running:
         return sweep(launch, at)
@@ -238,26 +239,26 @@ def on_signal(launch: LaunchState, event: SignalReceived) -> list[Action]:
         launch.stop_signum = event.signum
         placement = launch.attempt.placement
         where = f" on {placement.host}" if placement is not None else ""
-        return [PrintLine(f"{_name(event)}{where}: this spare host ends"), *launch.finish(1, leaves=True)]
+        return [_signal_line(event, f"{where}: this spare host ends"), *launch.finish(1, leaves=True)]
     if launch.state is State.WAITING and launch.may_end_alone:
         # WAITING -> DONE: nor the one whose ranks have ended well, as under torchrun.
         launch.stop_signum = event.signum
-        line = f"{_name(event)}: all ranks of this host have ended well, and it does not wait for the others"
-        return [PrintLine(line), *launch.finish(1, leaves=True)]
+        line = ": all ranks of this host have ended well, and it does not wait for the others"
+        return [_signal_line(event, line), *launch.finish(1, leaves=True)]
     announced = _ordered(launch, event)
     if launch.state in {State.WAITING, State.PROBING}:
         return [*announced, *diagnose(launch, event.at)]
     count, grace_s = len(launch.attempt.running), launch.limits.grace_s
     placement = launch.attempt.placement
     on_host = f" on {placement.host}" if placement is not None and placement.host else ""
-    line = f"{_name(event)}{on_host}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
+    line = f"{on_host}: stopping {ranks_count(count)}, SIGKILL follows in {grace_s:g} s"
     if event.signum == signal.SIGINT:
         line += " or at the next Ctrl-C"
         # A user at the keyboard wants an end: this is the only signal that does not wait for evidence.
-        return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
+        return [_signal_line(event, line), *announced, *stop(launch, event.at, event.signum)]
     if event.idle_s >= _HUNG_S:
         line += f"; no sign of progress for {event.idle_s:.0f} s, so their stacks are captured first"
-    return [PrintLine(line), *announced, *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
+    return [_signal_line(event, line), *announced, *stop_as_asked(launch, event.at, event.signum, event.idle_s)]
 
 
 def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list[Action]:
@@ -272,7 +273,7 @@ def on_signal_on_the_way_out(launch: LaunchState, event: SignalReceived) -> list
     if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
         stopping.late_signal = event
-        line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
+        line = _signal_line(event, ": processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := stop_waiting_for_orphans(launch, event.at)) else []
     had_failed = not isinstance(attempt.ending, Regroup | None)
     announced = _ordered(launch, event)
@@ -303,7 +304,7 @@ def _ordered(launch: LaunchState, event: SignalReceived) -> list[Action]:
         others.cut_off = others.cut_off or CutOff()  # the others meet again without this host, and decide nothing
     if launch.state not in TOGETHER or isinstance(ending, Regroup):
         return []
-    reason = "leave" if leaves else "parent" if event.why else "signal"
+    reason: AbortKind = "leave" if leaves else "parent" if event.why else "signal"
     return launch.broadcast_abort(reason, _name(event), event.signum)
 
 
@@ -321,11 +322,17 @@ def _may_be_awaited(launch: LaunchState, event: SignalReceived) -> bool:
 def _end_grace(launch: LaunchState, at: float) -> list[Action]:
     if launch.state is State.STOPPING and launch.attempt.stopping.stage == "sweeping":
         return [SweepOrphans(launch.number, 0.0)]
-    return [PrintLine(f"SIGINT: killing {ranks_count(len(launch.attempt.running))}"), *_kill(launch, at)]
+    line = PrintLine(f"SIGINT: killing {ranks_count(len(launch.attempt.running))}", of_signal=True)
+    return [line, *_kill(launch, at)]
 
 
 def _name(event: SignalReceived) -> str:
     return event.why or signal_name(event.signum)
+
+
+def _signal_line(event: SignalReceived, text: str) -> PrintLine:
+    """What follows from a signal. That of a parent process that has ended came to this host alone."""
+    return PrintLine(f"{_name(event)}{text}", of_signal=not event.why)
 
 
 def ranks_count(count: int) -> str:

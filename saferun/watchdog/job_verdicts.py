@@ -27,9 +27,9 @@ def combine(
     A stopped or uninterruptible rank and a missing heartbeat are only suspected while other hosts are still at work.
 
     Args:
-        states: the last state of each host, or of each process of one: an object with ``s`` (``run``, ``done``,
-            ``leftovers``, ``quiet``) and, if quiet, ``kind``, ``quiet_s``, ``ranks``, ``busy`` and ``certain``.
-            A malformed state counts as a host at work.
+        states: the last state of each host, or of each process of one: an object with ``s`` (``run``, ``held``,
+            ``done``, ``leftovers``, ``quiet``) and, if quiet, ``kind``, ``quiet_s``, ``ranks``, ``busy`` and
+            ``certain``. A malformed state counts as a host at work.
         ranks_of: the ranks that each of them may name; others are left out. None: any.
     """
     verdicts: list[HangVerdict] = []

@@ -30,7 +30,7 @@ class RankHistory:
         moved_at: when it last moved.
         active_at: when it last moved or was busy.
         busy_pids: its processes that were busy in the last interval.
-        main_is_busy: whether the main thread of the rank did.
+        main_is_busy: whether the main thread of the rank was busy in it.
         stopped_since: since when it has been stopped; None: it is not.
         stopped_samples: in how many samples in a row it was.
         uninterruptible_since: since when it has been in one uninterruptible sleep.
@@ -194,7 +194,7 @@ class RankHistory:
 
     @property
     def was_in_collective(self) -> bool:
-        """The same of the last answer, however old it is."""
+        """Whether it was in a collective by its last answer, however old that is."""
         return self._numbers is not None and any(enqueued > completed for enqueued, completed in self._numbers.values())
 
     @property

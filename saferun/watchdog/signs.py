@@ -56,7 +56,8 @@ class Signs(Value):
         moved: something went on.
         busy_pids: processes, the rank or its children, that may be working or busy-looping.
         main_is_busy: whether the main thread of the rank is.
-        may_work: whether a child shows the weak signs that the rank has waited too long for.
+        may_work: whether a child shows weak signs of work, but the rank has waited for it for longer than such signs
+            count.
         is_slightly_active: whether the main thread used more CPU than a slow polling loop, but too little to count as
             work.
     """

@@ -187,7 +187,7 @@ class FleetHost(Host):
         fleet.simulation.spawn(self, self._coordinate)
         self.config = _config(fleet, self.number)
         least = fleet.count - fleet.spares
-        job = JobPolicy(spans_hosts=True, others_s=OTHERS_S, least_hosts=least, has_spares=fleet.spares > 0)
+        job = JobPolicy(spans_hosts=True, others_s=OTHERS_S, least_hosts=least)
         self.supervisor = Supervisor(AttemptPolicy(fleet.restarts, 0, wait=lambda _: 1.0), Limits(), HangPolicy(), job)
         poller: Any = self
         run_dir: Any = SimpleNamespace(
@@ -353,7 +353,7 @@ class FleetHost(Host):
             case actions.BroadcastRequest():
                 self.job.broadcast_request(action.by, at_once=action.at_once)
             case actions.BroadcastCause():
-                self.job.announce_cause()
+                self.job.broadcast_cause()
             case actions.NotifyDone():
                 self.job.reports.set_state({"s": "done"})
             case actions.BroadcastDecision():

@@ -284,7 +284,8 @@ def states_until(leader: Host, wanted: dict[str, Any]) -> dict[str, Any]:
 def until_words(host: Host, words: str) -> str:
     """The first ``waiting`` that says this."""
     while True:
-        said: str = host.expect("waiting")["text"]
+        waiting = host.expect("waiting")
+        said = f"{waiting['text']} ({waiting['waited_s']} s)"
         if words in said:
             return said
 

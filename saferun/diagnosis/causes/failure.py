@@ -183,11 +183,6 @@ class Failure(Value):
         return own_lines(self.lines[-_LINES_BEFORE_EXIT:])
 
     @property
-    def has_own_lines(self) -> bool:
-        """Whether the end of its stderr has words of the program's own."""
-        return bool(self.own_last_lines)
-
-    @property
     def location(self) -> str:
         """The last call in the user's code: ``train.py:52 in step``; empty where unknown."""
         return self.location_and_manner[0]

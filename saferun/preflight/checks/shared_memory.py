@@ -65,7 +65,7 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
 
 def _mount_kind(context: CheckContext) -> str:
     """The type of the file system that is mounted there; empty: none is."""
-    from saferun.linux.stuck import parse_mounts
+    from saferun.linux.procfs import parse_mounts
 
     # The last one covers those before.
     return dict(parse_mounts(read_text(context.path("proc/self/mountinfo")))).get(_SHM, "")

@@ -20,8 +20,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from saferun.linux.procfs import file_system_of, mount_of, parse_mounts, without_escapes
 from saferun.linux.small_files import read_line, read_link, read_text
-from saferun.linux.stuck import mount_of, parse_mounts
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.common import own_path
@@ -126,7 +126,7 @@ def _ask(
 
     def ask(path: str) -> None:
         began_at = time.monotonic()
-        error = _error_of(own_path(context, path), lists=not _kind_of(path, mounts).startswith("fuse"))
+        error = _error_of(own_path(context, path), lists=not file_system_of(path, mounts)[1].startswith("fuse"))
         found[path] = _Answer(path, error, time.monotonic() - began_at)
 
     began_at = time.monotonic()
@@ -161,14 +161,8 @@ def _error_of(path: str, *, lists: bool = True) -> int:
 
 def _path_text(path: str, mounts: list[tuple[str, str]]) -> str:
     """``/lustre/job (lustre at /lustre)``."""
-    point, kind = mount_of(path, mounts), _kind_of(path, mounts)
+    point, kind = file_system_of(path, mounts)
     return f"{path} ({kind} at {point})" if point and kind and point != "/" else path
-
-
-def _kind_of(path: str, mounts: list[tuple[str, str]]) -> str:
-    """The type of the file system of a path."""
-    point = mount_of(path, mounts)
-    return next((kind for mounted, kind in reversed(mounts) if mounted == point), "")
 
 
 def read_only_file_systems(mountinfo: str) -> list[ReadOnly]:
@@ -186,7 +180,7 @@ def read_only_file_systems(mountinfo: str) -> list[ReadOnly]:
         own, whole = set(fields[_OPTIONS].split(",")), set(of_system[2].split(","))
         is_certain = bool(_DAMAGED & whole)
         if of_system[0] in _ON_DISKS and (is_certain or ("rw" in own and "ro" in whole)):
-            point = fields[_POINT].replace("\\040", " ")
+            point = without_escapes(fields[_POINT])
             found.setdefault(point, ReadOnly(point, fields[_DEVICE], is_certain))
     return list(found.values())
 

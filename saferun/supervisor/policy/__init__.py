@@ -24,9 +24,9 @@ class JobPolicy(Value):
     ``spans_hosts``: there are others. ``outlives_leader``: they can meet again where the leader is gone.
     ``others_s``: how long the leader waits for the evidence of the others. ``hurries``: a scheduler that asks
     for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: without how
-    many hosts the job cannot be. ``has_spares``: whether there are hosts that take the places of others;
-    ``moves_leader``: of the leader, too. ``awaits_replacement_host``: whether the others wait for a host that takes
-    the place of one that gets SIGTERM. ``serves_tasks``: whether other processes of this host depend on this one.
+    many hosts the job cannot be. ``moves_leader``: whether a spare host takes the place of the leader, too.
+    ``awaits_replacement_host``: whether the others wait for a host that takes the place of one that gets SIGTERM.
+    ``serves_tasks``: whether other processes of this host depend on this one.
     """
 
     spans_hosts: bool = False
@@ -34,7 +34,6 @@ class JobPolicy(Value):
     others_s: float = 0.0
     hurries: bool = False
     least_hosts: int = 1
-    has_spares: bool = False
     moves_leader: bool = False
     awaits_replacement_host: bool = False
     serves_tasks: bool = False

@@ -58,7 +58,7 @@ def test_a_successor_gets_what_it_takes_and_reads_nothing_into_the_job_twice(oth
 def test_what_the_one_before_may_not_have_written_is_written_by_its_successor(other: Listening) -> None:
     other.job.abort_attempt("failure", "rank 2 died", ranks=[2])
     lost = other.channel.sent[-1]["message"]
-    other.job.announce_cause()
+    other.job.broadcast_cause()
     seen = other.channel.sent[-1]["message"]
     other.hear(**entry(0, {**seen, "host": 1}))
     assert die(other) is not None

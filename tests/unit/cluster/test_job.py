@@ -405,14 +405,14 @@ def test_a_warning_of_the_coordinators_is_told(listening: Listening) -> None:
 def test_the_supervisor_hears_that_the_coordinator_waits_for_hosts(listening: Listening) -> None:
     """A coordinator that says so is there."""
     listening.job.join(JoinHosts(0))
-    listening.hear(op="waiting", text="waiting for 1 of 2 hosts: node2 (60 s)")
+    listening.hear(op="waiting", text="waiting for 1 of 2 hosts: node2", waited_s=60)
     (awaited,) = listening.events
     assert isinstance(awaited, HostsAwaited)
 
 
 def test_what_is_waited_for_and_what_is_malformed_is_printed(listening: Listening) -> None:
     """As the coordinator puts it."""
-    listening.hear(op="waiting", text="waiting for 1 of 2 hosts: node2 (30 s)")
+    listening.hear(op="waiting", text="waiting for 1 of 2 hosts: node2", waited_s=30, for_others=True)
     listening.join()
     listening.hear(op="malformed", attempt=0, k=0, text="not a number")
     assert listening.said[0] == "saferun: waiting for 1 of 2 hosts: node2 (30 s)"
@@ -437,8 +437,8 @@ def test_a_meeting_that_fails_is_a_start_that_failed_and_a_store_that_is_lost_la
         ("", {}, False),
         ("", {"published": True}, True),
         ("", {"published": True, "usage": True}, True),
-        ("node1 refuses connections from node3 (5 s)", {}, True),
-        ("waiting for node2 (5 s)", {}, False),
+        ("node1 refuses connections from node3", {}, True),
+        ("waiting for node2", {}, False),
     ],
 )
 def test_what_has_been_said_of_hosts_that_do_not_meet_is_known(
@@ -447,7 +447,7 @@ def test_what_has_been_said_of_hosts_that_do_not_meet_is_known(
     """By whoever found it out, or by this host itself while it waited."""
     listening.job.join(JoinHosts(0))
     if waited_for:
-        listening.hear(op="waiting", text=waited_for)
+        listening.hear(op="waiting", text=waited_for, waited_s=5)
     listening.hear(op="join_failed", what="node1 refuses connections from node3, for 15 s", hint="start it", **more)
     assert listening.job.is_join_failure_reported is is_join_failure_reported
     assert listening.job.is_refusal_printed is (more.get("usage", False))
@@ -474,7 +474,8 @@ def test_who_waited_in_vain_for_hosts_that_a_scheduler_has_learns_how_to_be_alon
         assert ("--standalone" in failed.hint) is is_said
         listening = Listening(detected=detected)
         for _ in range(2):
-            listening.hear(op="waiting", text="waiting for 3 of 4 hosts: node2, node3, node4 (5 s)")
+            others = {"waited_s": 5, "for_others": True}
+            listening.hear(op="waiting", text="waiting for 3 of 4 hosts: node2, node3, node4", **others)
         assert ["--standalone" in line for line in listening.said] == [bool(detected), False]
 
 

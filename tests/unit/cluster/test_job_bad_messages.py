@@ -172,7 +172,7 @@ KNOWN = st.sampled_from(
     [
         *("attempt", "host", "task", "name", "text", "message", "changed", "why", "label", "peers", "what"),
         *("hint", "kind", "verdict", "n", "next", "exit_code", "wait_s", "restarts", "reason", "ranks", "signum"),
-        *("hosts", "changed", "progress"),
+        *("hosts", "changed", "progress", "waited_s", "for_others"),
     ]
 )
 

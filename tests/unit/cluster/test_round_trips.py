@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,8 +20,11 @@ from saferun.watchdog.job_verdicts import combine, packed
 from tests.unit.cluster.listening_job import JOINED, Listening
 from tests.unit.samples import CONFIG
 
+if TYPE_CHECKING:
+    from saferun.model import AbortKind
+
 KINDS = ("stopped", "uninterruptible", "heartbeat", "spinning", "stuck_collective", "quiescent")
-REASONS = (
+REASONS: tuple[AbortKind, ...] = (
     *("failure", "victim", "hang", "start", "signal", "parent"),
     *("lost", "task_lost", "membership", "leave", "store_lost"),
 )
@@ -60,7 +64,7 @@ def pair() -> Pair:
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_an_abort_is_read_with_each_reason(pair: Pair, reason: str) -> None:
+def test_an_abort_is_read_with_each_reason(pair: Pair, reason: AbortKind) -> None:
     """One that was not read would leave the other hosts' ranks waiting."""
     pair.other.job.abort_attempt(reason, "rank 2: killed by SIGSEGV", ranks=(2, 3), signum=15, lost_task=1, hint="look")
     message = pair.relay()["message"]

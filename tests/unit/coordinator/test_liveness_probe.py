@@ -119,6 +119,19 @@ def test_what_waiting_will_hardly_mend_is_told_sooner(*, is_fault: bool, after_s
     assert rdzv.due_message() is None
 
 
+def test_what_is_told_says_for_how_long_and_whether_others_only_come_late() -> None:
+    """Whoever shows it counts on, and says to the user of one host alone how to do without the others."""
+    rdzv = RendezvousRound(fit(JoinRequest, MEETING))
+    rdzv.began_at -= 60.0
+    rdzv._reported_at = rdzv.began_at
+    rdzv.wait_for("1 of 2 hosts: node2")
+    told = {"op": "waiting", "text": "waiting for 1 of 2 hosts: node2", "waited_s": 60, "for_others": True}
+    assert rdzv.due_message() == told
+    rdzv._reported_at -= 60.0
+    rdzv.set_status("node1 refuses connections")
+    assert rdzv.due_message() == {**told, "text": "node1 refuses connections", "for_others": False}
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

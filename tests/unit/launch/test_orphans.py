@@ -30,6 +30,7 @@ class Processes:
             exempt=set,
             on_gone=self.gone.append,
             report=self.said.append,
+            report_wait=self.said.append,
             warn=self.said.append,
         )
 

@@ -9,6 +9,7 @@ import pytest
 
 from saferun.config import HostsConfig
 from saferun.launch.launch_context import LaunchContext
+from saferun.supervisor.actions import PrintLine
 
 LINES = ("saferun: node1 is lost", "hint: look there")
 NAMED = ("saferun: node3: node1 is lost",)
@@ -61,3 +62,18 @@ def test_on_a_console_of_its_own_each_host_reports_all_of_it() -> None:
     assert spoken(own, is_join_failure_reported=True) == LINES
     leads = cast("dict[str, object]", {"leads": True, "host": 0})
     assert spoken(SHARED, **leads) == LINES
+
+
+@pytest.mark.parametrize(("leads", "of_signal", "said"), [(True, True, 1), (False, True, 0), (False, False, 1)])
+def test_of_hosts_on_one_console_one_tells_of_a_signal(*, leads: bool, of_signal: bool, said: int) -> None:
+    """A scheduler sends it to all of them; a line about anything else is each host's own."""
+    lines: list[str] = []
+    context = LaunchContext.__new__(LaunchContext)
+    context.__dict__.update(
+        config=SimpleNamespace(hosts=SHARED),
+        host="node3",
+        screen=SimpleNamespace(print_message=lines.append),
+        job=SimpleNamespace(leads=leads, leader="node1"),
+    )
+    context.print_line(PrintLine("SIGTERM: stopping 8 ranks", of_signal=of_signal))
+    assert len(lines) == said

@@ -11,6 +11,7 @@ import pytest
 
 from saferun.linux import answering_files, child_output
 from saferun.linux.answering_files import present_files
+from saferun.linux.procfs import parse_mounts
 from saferun.model import ExitStatus
 
 MOUNTS = """\
@@ -86,7 +87,7 @@ def test_a_local_file_system_below_another_and_one_that_is_mounted_over(home: Pa
         (home / name / "file").write_text("x")
     assert found(home / "twice" / "file") == {"file"}
     assert asked == ["sr-files"]
-    kinds = answering_files._kinds_of_mounts((home.parent / "mounts").read_text())
+    kinds = dict(parse_mounts((home.parent / "mounts").read_text()))
     assert answering_files._kind_at(f"{home}/with blank/file", kinds) == "tmpfs"
     assert answering_files._kind_at(f"{home}/twice/file", kinds) == "fuse.sshfs"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun.linux.stuck import parse_mounts
+from saferun.linux.procfs import parse_mounts
 from saferun.preflight.checks.all_checks import CHECKS
 from saferun.preflight.checks.context import Check, CheckContext
 from saferun.preflight.checks.run import run_checks

@@ -67,7 +67,6 @@ class Host:
             awaits_replacement_host=job.elastic,
             others_s=100.0,
             least_hosts=job.least,
-            has_spares=job.spares > 0,
             moves_leader=job.moves,
         )
         self.supervisor = Supervisor(

@@ -14,7 +14,7 @@ from saferun.supervisor.actions import (
     SignalRanks,
     SweepOrphans,
 )
-from saferun.supervisor.events import DeadlineExpired, Diagnosed, StartFailed
+from saferun.supervisor.events import DeadlineExpired, Diagnosed, SignalReceived, StartFailed
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy
 from tests.unit.supervisor.fake_world import (
@@ -136,6 +136,15 @@ def test_a_signal_from_outside_reaches_ranks_that_work_at_once(state: State, sig
     assert stop == SignalRanks(0, (0, 1), signum)
     assert CaptureEvidence not in [type(action) for action in world.actions]
     finish_stopped(world, signum)
+
+
+@pytest.mark.parametrize("why", ["", "the parent process has ended"])
+def test_a_line_about_a_signal_says_that_it_is_one_and_the_end_of_a_parent_is_none(why: str) -> None:
+    """Of hosts that share a console one alone prints the first, since a scheduler signals all of them."""
+    world = running()
+    say, _ = world.deliver(SignalReceived(world.now, 0, signal.SIGTERM, why))
+    assert isinstance(say, PrintLine)
+    assert say.of_signal is (not why)
 
 
 @OUTSIDE
