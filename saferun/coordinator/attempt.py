@@ -237,7 +237,7 @@ class CoordinatorAttempt:
         if self._closed:
             return
         if message["kind"] == "malformed":
-            self._send_head("malformed", k=k, text=message["text"])
+            self._send_head("malformed", k=k, text=message.get("text", ""))
             return
         self.is_followed = self.is_followed or _is_restart(message)
         # A request while ranks run is followed by a decision, which every host acknowledges.
