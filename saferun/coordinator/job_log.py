@@ -113,12 +113,15 @@ class JobLog:
             return
         self._number += 1
         entry = json.dumps({"h": self._host, "n": self._number, "m": message})
-        if len(entry) > _LONGEST_ENTRY_BYTES:
+        kind = str(message.get("kind"))
+        if len(entry) > _LONGEST_ENTRY_BYTES and isinstance(message.get("text"), str | list):
             # What follows from it matters more than its text.
             entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "text": message["text"][:0]}})
-            if len(entry) > _LONGEST_ENTRY_BYTES:
-                return
-        kind = str(message.get("kind"))
+        if len(entry) > _LONGEST_ENTRY_BYTES:
+            with self._lock, suppress(Exception):
+                text = f"{kind} of this host is longer than {LONGEST_MESSAGE_BYTES >> 10} KiB, so it is not sent"
+                self._on_entry(self._count, _malformed(text))
+            return
         room = _MOST_UNWRITTEN + (_ROOM_FOR_ENDS if kind in _ONCE or kind == "request" else 0)
         with self._written:
             if len(self._unwritten) < room:

@@ -60,9 +60,15 @@ def combine(
     )
 
 
-def packed(verdict: HangVerdict) -> dict[str, Any]:
-    """A verdict as ``verdict_from`` reads it, short however many ranks it names: first and last of those in a row."""
-    return {**verdict._asdict(), "ranks": _packed_ranks(verdict.ranks), "busy": _packed_ranks(verdict.busy)}
+def packed(verdict: HangVerdict, most_runs: int | None = None) -> dict[str, Any]:
+    """A verdict as ``verdict_from`` reads it, short however many ranks it names: first and last of those in a row.
+
+    Args:
+        verdict: what is known.
+        most_runs: how many runs of ranks it may have; None: any number. The first ones are kept.
+    """
+    ranks, busy = (_packed_ranks(some)[:most_runs] for some in (verdict.ranks, verdict.busy))
+    return {**verdict._asdict(), "ranks": ranks, "busy": busy}
 
 
 def _packed_ranks(ranks: Iterable[int]) -> list[list[int]]:

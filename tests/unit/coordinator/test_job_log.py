@@ -267,9 +267,21 @@ def test_a_decision_of_too_many_words_is_told_without_them() -> None:
     hearing = Hearing(store, 0)
     hearing.log.append({**DECISION, "text": [], "x": "x" * 70_000})
     hearing.log.append({**DECISION, "text": ["\u65e5" * 1000] * 20})
-    hearing.until("decision")
-    assert hearing.told[0]["text"] == []
-    assert hearing.told[0]["exit_code"] == 1
+    hearing.until("malformed", "decision")
+    assert hearing.told[1]["text"] == []
+    assert hearing.told[1]["exit_code"] == 1
+    hearing.line.close()
+
+
+@pytest.mark.parametrize("text", [{}, {"text": 7}, {"text": "some words"}])
+def test_a_message_that_is_too_long_without_its_text_is_counted_and_not_lost_in_silence(text: dict[str, Any]) -> None:
+    """It is none of other hosts: whoever sends it is told."""
+    store = Store()
+    hearing = Hearing(store, 0)
+    hearing.log.append({"kind": "table", "table": "x" * 70_000, **text})
+    hearing.log.append(DECISION)
+    hearing.until("malformed", "decision")
+    assert hearing.told[0]["text"] == "table of this host is longer than 64 KiB, so it is not sent"
     hearing.line.close()
 
 
