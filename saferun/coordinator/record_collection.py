@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from saferun.cluster.join_messages import EndNote
@@ -38,6 +39,9 @@ LONGEST_MESSAGE = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
+# So many hosts that came early are probed at once, and for so long: one that does not answer at all takes 9.5 s.
+_MOST_PROBED = 128
+_PROBE_S = 10.0
 # How long the first host stays to tell those who have yet to come why no host gets an assignment.
 _LATE_S = 3.0
 _LATE_PAUSE_S = 0.05
@@ -236,20 +240,8 @@ class RecordCollection:
         stale = [host for host, seen_at in self._seen_at.items() if now - seen_at > _STALE_RECORD_S]
         if not stale:
             return []
-        gone: list[int] = []
-
-        def probe(host: int, record: HostRecord) -> None:
-            if is_gone(record, own):
-                gone.append(host)
-
-        threads = []
-        for host in stale:
-            record = decode_record(self._client.find(self._key(host)) or b"")
-            if record is not None:
-                threads.append(threading.Thread(target=probe, args=(host, record), daemon=True))
-                threads[-1].start()
-        for thread in threads:
-            thread.join()
+        records = {host: decode_record(self._client.find(self._key(host)) or b"") for host in stale}
+        gone = _gone_of({host: record for host, record in records.items() if record is not None}, own)
         for host in gone:
             self._client.delete(self._key(host))
             del self._seen_at[host]
@@ -411,6 +403,33 @@ def left_error(name: str, end: EndNote | None) -> JoinFailedError:
     """A host has left before the others had their assignments. ``end``: who has ended the job there, if that is why."""
     what, hint = f"{name} left while the hosts of the job met", f"see the output of saferun on {name}"
     return JoinFailedError(what, hint, end=end)
+
+
+def _gone_of(records: Mapping[int, HostRecord], own: HostRecord) -> list[int]:
+    """The hosts of these records that have certainly ended, as far as that can be found out in time."""
+    waiting = deque(records.items())
+    gone: list[int] = []
+
+    def probe() -> None:
+        while time.monotonic() < give_up_at:
+            try:
+                host, record = waiting.popleft()
+            except IndexError:
+                return
+            with suppress(Exception):
+                if is_gone(record, own):
+                    gone.append(host)
+
+    give_up_at = time.monotonic() + _PROBE_S
+    threads: list[threading.Thread] = []
+    with suppress(RuntimeError):  # no more threads can be started: those that there are probe the others
+        for _ in range(min(len(waiting), _MOST_PROBED)):
+            thread = threading.Thread(target=probe, daemon=True)
+            thread.start()
+            threads.append(thread)
+    for thread in threads:
+        thread.join(max(0.0, give_up_at - time.monotonic()))
+    return list(gone)
 
 
 def is_gone(record: HostRecord, own: HostRecord) -> bool:
