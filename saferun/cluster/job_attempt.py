@@ -16,6 +16,7 @@ from saferun.cluster.messages import (
     MOST_HOSTS,
     MOST_LINES,
     MOST_TASKS,
+    KeptErrors,
     StopMessage,
     abort_from,
     decision_from,
@@ -332,29 +333,34 @@ class JobAttempt:
             self._on_changed(message["changed"])
 
     def _on_changed(self, changed: Mapping[str, object]) -> None:
+        kept = KeptErrors()  # what one saferun reports hides nothing of the others
         for key, state in changed.items():
-            host, task = task_of(key)
-            peer = self._roster.peer_of(host, task)
-            if peer is None or not isinstance(state, dict):
-                continue
-            self.states.add(key, state)
-            moved, active = self.states.progress(key, state.get("progress"))
-            if moved or active:
-                self.silent_hosts.hear_progress(moved=moved)
-            if isinstance(route := state.get("route"), str) and self._lines.may_print(key, f"{key} route", route):
-                self.silent_hosts.note(peer.label, route)
-            if state.get("s") == RANKS_LEFT_OVER and host != self._roster.host and isinstance(state.get("text"), str):
-                # Another host waits for processes that its ranks left behind, and the job waits for that host.
-                text = display_text(state["text"], _LONGEST_LEFTOVERS)
-                if self._lines.may_print(key, f"{key} leftovers", text):
-                    self.context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
-            self.context.reports.take_state(key, peer, self.states, state)
-            if state.get("s") == "gone":
-                self._lost_tasks.add((host, task))
-        self.chunks.review()
-        # Silent hosts without which the job goes on have no say in whether it hangs.
-        self.context.reports.on_states(self.states.of_heard(self.silent_hosts.silent_but_tolerated))
+            with kept:
+                host, task = task_of(key)
+                peer = self._roster.peer_of(host, task)
+                if peer is None or not isinstance(state, dict):
+                    continue
+                self.states.add(key, state)
+                moved, active = self.states.progress(key, state.get("progress"))
+                if moved or active:
+                    self.silent_hosts.hear_progress(moved=moved)
+                if isinstance(route := state.get("route"), str) and self._lines.may_print(key, f"{key} route", route):
+                    self.silent_hosts.note(peer.label, route)
+                is_left_over = state.get("s") == RANKS_LEFT_OVER and host != self._roster.host
+                if is_left_over and isinstance(state.get("text"), str):
+                    # Another host waits for processes that its ranks left behind, and the job waits for that host.
+                    text = display_text(state["text"], _LONGEST_LEFTOVERS)
+                    if self._lines.may_print(key, f"{key} leftovers", text):
+                        self.context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
+                self.context.reports.take_state(key, peer, self.states, state)
+                if state.get("s") == "gone":
+                    self._lost_tasks.add((host, task))
+        with kept:
+            self.chunks.review()
+            # Silent hosts without which the job goes on have no say in whether it hangs.
+            self.context.reports.on_states(self.states.of_heard(self.silent_hosts.silent_but_tolerated))
         self._check_end()
+        kept.raise_first()
 
     def _check_end(self) -> None:
         """Post that all ranks of the job have ended well; or that only those of silent hosts have not."""
@@ -428,10 +434,8 @@ class JobAttempt:
 
     def _on_store_lost(self, message: JsonObject) -> None:
         # A process that still holds the port there is its saferun, which can serve another store.
-        may_come_again = message.get("again") is True
-        self._lose_store(
-            display_text(message["text"], LONGEST_MESSAGE), _why(message), "store_lost" if may_come_again else ""
-        )
+        text, may_come_again = display_text(message["text"], LONGEST_MESSAGE), message.get("again") is True
+        self._lose_store(text, _why(message), "store_lost" if may_come_again else "")
 
     def _lose_store(self, text: str, why: str, class_name: str = "") -> None:
         self.abort_reason = AbortReason("store_lost", self.leader, text, None, why)

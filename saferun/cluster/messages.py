@@ -216,6 +216,28 @@ def is_sound(message: Mapping[str, Any]) -> bool:
     return True
 
 
+class KeptErrors:
+    """Goes on after an error, as a context manager that is entered again and again; the first one is raised at last."""
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    def __enter__(self) -> None:
+        """Keep what is raised from now on."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        """What was raised is no more than kept."""
+        if not isinstance(error, Exception):
+            return False
+        self._first = self._first or error
+        return True
+
+    def raise_first(self) -> None:
+        """Raise the first one that was kept, if there is any."""
+        if self._first is not None:
+            raise self._first
+
+
 class Ignored:
     """Messages that made no sense: they are counted, and end nothing.
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _LONGEST_BESIDE = 160
 _MOST_BESIDE = 5
 _MOST_HANGS = 1 << 31
+# Ranks of a verdict that are not next to each other take 20 bytes each, and an entry of the log may have 64 KiB.
+_MOST_RUNS = 1200
 _Beside = Annotated[tuple[str, ...], list_of(Annotated[str, line_of(_LONGEST_BESIDE)], _MOST_BESIDE)]
 
 
@@ -63,7 +65,7 @@ class RankReports(ReportListeners):
         """Every host is to capture."""
         from saferun.watchdog.job_verdicts import packed
 
-        self._sender.broadcast("hang", verdict=packed(verdict), n=number)
+        self._sender.broadcast("hang", verdict=packed(verdict, _MOST_RUNS), n=number)
 
     def broadcast_judgement(self, number: int, headline: str, *, certain: bool) -> None:
         """What the leader has found out about a hang, for the users of the other hosts."""

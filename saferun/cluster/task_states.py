@@ -82,7 +82,7 @@ class TaskStates:
 
     def have_all_ended(self) -> bool:
         """The same, also where processes that they left behind still run."""
-        ended = [state.get("s") in {RANKS_DONE, RANKS_LEFT_OVER} for state in self.by_task.values()]
+        ended = [state.get("s") in (RANKS_DONE, RANKS_LEFT_OVER) for state in self.by_task.values()]
         return len(ended) >= self._roster.task_count and all(ended)
 
     def is_done(self, host: int) -> bool:

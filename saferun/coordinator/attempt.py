@@ -16,7 +16,7 @@ from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk
 from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
-from saferun.coordinator.liveness_probe import CUT, REACHED, SilenceReason
+from saferun.coordinator.liveness_probe import CUT, REACHED, UNKNOWN, SilenceReason
 from saferun.coordinator.prefix_store import PrefixStore
 from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
@@ -120,7 +120,12 @@ class CoordinatorAttempt:
         """Start to watch, to send heartbeats and, on the leader, to monitor the others."""
         if self.is_leader:
             # Before anything can be sent: the goodbye that follows a decision needs the monitor.
-            self._open_leader()
+            try:
+                self._open_leader()
+            except RuntimeError as error:
+                text = f"the coordinator of this host cannot work: {error}"
+                self._on_channel_lost(SilenceReason(UNKNOWN, text), may_come_again=False)
+                return
         self._channel.open()
 
     def _open_leader(self) -> None:
@@ -237,7 +242,7 @@ class CoordinatorAttempt:
         if self._closed:
             return
         if message["kind"] == "malformed":
-            self._send_head("malformed", k=k, text=message["text"])
+            self._send_head("malformed", k=k, text=message.get("text", ""))
             return
         self.is_followed = self.is_followed or _is_restart(message)
         # A request while ranks run is followed by a decision, which every host acknowledges.
@@ -308,6 +313,7 @@ class CoordinatorAttempt:
             self._channel.tick(seconds)
             self.log.tick(seconds, self._probe_after_s)
             return
+        self._channel.open_again()
         stalled = self._own_supervisor.tick(seconds)
         if stalled:
             # It cannot report that; one of the others does, and all wait for it where a decision is due, within bounds.

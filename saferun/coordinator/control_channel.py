@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from saferun.coordinator.liveness_probe import (
     CUT,
@@ -90,6 +91,7 @@ class ControlChannel:
         self._woken = threading.Condition()
         self._repairing = False
         self._broken: StoreClient | None = None  # broke while another thread was already repairing the channel
+        self._is_unmade = False  # no thread could be started for those who use it
         self._made_at = -_LEAST_PAUSE_S  # when it was made again last
         self._early = False  # the store was looked after since it answered last
         self._closed = False
@@ -102,7 +104,17 @@ class ControlChannel:
         try:
             self._make()
         except StoreBrokenError:
-            threading.Thread(target=self.repair, args=(self.client,), daemon=True).start()
+            self._is_unmade = True
+            self.open_again()
+
+    def open_again(self) -> None:
+        """Make what could not be made for want of threads, in the background; if that fails as well, call it again."""
+        with self._lock:
+            if not self._is_unmade or self._repairing or self._closed:
+                return
+            client = self.client
+        with suppress(RuntimeError):
+            threading.Thread(target=self.repair, args=(client,), daemon=True).start()
 
     def _make(self, client: StoreClient | None = None) -> None:
         first = self.client if client is None else client
@@ -111,7 +123,13 @@ class ControlChannel:
             self.client, self.watching = client, watching
             self._silent_s = 0.0
             self._broken = None
-        self._start()
+        try:
+            self._start()
+        except RuntimeError as error:
+            # Those that were started end when the channel is made again.
+            self._is_unmade = True
+            raise StoreBrokenError(str(error)) from error
+        self._is_unmade = False
 
     def is_current(self, client: StoreClient) -> bool:
         """Whether a connection is still one of this channel."""
@@ -139,6 +157,7 @@ class ControlChannel:
 
     def tick(self, seconds: float) -> None:
         """Time has passed; looks whether the store has answered anything meanwhile."""
+        self.open_again()
         with self._lock:
             answers = self.client.answers
             if answers != self._answers:
@@ -201,7 +220,7 @@ class ControlChannel:
         finding = ended or self._ask_leader(broken)
         if is_early and finding.why != CUT:
             return
-        if self._is_made(finding, broken.address[0]) or is_early:
+        if self._is_made(finding, broken.address[0]) or is_early or self._is_unmade:
             return
         if finding.why in {GONE, ENDED} or (finding.why == FROZEN and not is_silent):
             # What held the store has ended; where a process holds its port still, there may be another one.

@@ -47,6 +47,7 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
+from saferun.coordinator.torch_handler import next_rendezvous, wait_as_torch_does
 from saferun.coordinator.torch_store import loopback_address, open_store
 from saferun.text.master_port import ENDPOINT
 
@@ -207,6 +208,7 @@ class HandlerRendezvous:
             client = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
         else:
             client = self._find(rdzv, *rdzv.endpoint_address)
+            wait_as_torch_does(client.store, rdzv.request.connect_s)
         self._arrivals = Arrivals(client.another(), rdzv.run_id, rdzv.name)
         backend = c10d_rendezvous_backend.C10dRendezvousBackend(client.store, rdzv.run_id)
         return self._pace.apply(dynamic_rendezvous.create_handler(client.store, backend, parameters))
@@ -233,7 +235,7 @@ class HandlerRendezvous:
         self._is_waiting = True
         if self._pace is not None:
             self._pace.begin()
-        answer = self._ask(handler.next_rendezvous)
+        answer = self._ask(lambda: next_rendezvous(handler, rdzv))
         ask_at = 0.0
         names: list[str] = []
         message = ""

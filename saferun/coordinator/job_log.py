@@ -43,6 +43,8 @@ _ROOM_FOR_ENDS = 100
 _ANSWERS = frozenset({"asked_answer", "table"})
 _KEPT_ANSWERS = 8
 _END = '{"end": true}'
+# The kind of what is reported for an entry that cannot be read. No host writes it.
+_MALFORMED = "malformed"
 
 
 class JobLog:
@@ -111,12 +113,15 @@ class JobLog:
             return
         self._number += 1
         entry = json.dumps({"h": self._host, "n": self._number, "m": message})
-        if len(entry) > _LONGEST_ENTRY_BYTES:
+        kind = str(message.get("kind"))
+        if len(entry) > _LONGEST_ENTRY_BYTES and isinstance(message.get("text"), str | list):
             # What follows from it matters more than its text.
             entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "text": message["text"][:0]}})
-            if len(entry) > _LONGEST_ENTRY_BYTES:
-                return
-        kind = str(message.get("kind"))
+        if len(entry) > _LONGEST_ENTRY_BYTES:
+            with self._lock, suppress(Exception):
+                text = f"{kind} of this host is longer than {LONGEST_MESSAGE_BYTES >> 10} KiB, so it is not sent"
+                self._on_entry(self._count, _malformed(text))
+            return
         room = _MOST_UNWRITTEN + (_ROOM_FOR_ENDS if kind in _ONCE or kind == "request" else 0)
         with self._written:
             if len(self._unwritten) < room:
@@ -240,7 +245,12 @@ class JobLog:
                 message = _malformed("another one was sent before")  # whose writer should have read it
             elif message["kind"] in _ONCE:
                 self._kinds.add(message["kind"])
-            self._on_entry(k, message)
+            try:
+                self._on_entry(k, message)
+            except Exception as error:
+                # It costs this entry, and not those after it.
+                with suppress(Exception):
+                    self._on_entry(k, _malformed(f"{type(error).__name__}: {error}"))
 
     def _message_of(self, value: bytes) -> dict[str, Any] | None:
         """The message of an entry, marked with the host that wrote it; ``malformed`` for what cannot be read.
@@ -263,7 +273,8 @@ class JobLog:
                 # It would take a decision for its own, and send no other one.
                 raise ValueError("another process writes in this host's name")
             self._own.discard(value)
-            if not isinstance(kind, str) or (host != 0 and is_leaders(kind)) or not is_sound(message):
+            is_foreign = host != 0 and is_leaders(kind)
+            if not isinstance(kind, str) or kind == _MALFORMED or is_foreign or not is_sound(message):
                 raise ValueError("it is out of bounds, or not for that host to say")
         except MALFORMED as error:
             # It does not count as one of its kind, of which another one may come that is right.
@@ -272,4 +283,4 @@ class JobLog:
 
 
 def _malformed(text: str) -> dict[str, Any]:
-    return {"kind": "malformed", "text": text[:_LONGEST_MESSAGE]}
+    return {"kind": _MALFORMED, "text": text[:_LONGEST_MESSAGE]}

@@ -25,8 +25,10 @@ from saferun.coordinator.stuck_processes import stuck_message, stuck_processes, 
 
 # For how long a host that answers is given to send another heartbeat.
 _HEARTBEAT_AGAIN_S = 3.0
-# For how many intervals the next heartbeat of a host is waited for that seems to be gone.
+# For how many intervals the next heartbeat of a host is waited for that seems to be gone, where that may well be wrong.
 _INTERVALS_TO_WAIT = 1.5
+# A host with a heartbeat in so many intervals is there, whatever a probe finds.
+_INTERVALS_ALIVE = 2.0
 _PAUSE_S = 0.02
 # So many hosts are probed at once, each at all its addresses; the others wait. One that does not answer takes 3.5 s.
 _MOST_PROBED = 128
@@ -64,6 +66,7 @@ class Liveness:
         self._has_one_port = has_one_port
         self._report = report
         self._probe_host = probe
+        self._refused: dict[int, bytes] = {}  # the heartbeats of hosts that lived when their ports refused
         self._probes = _Background(_MOST_PROBED)
 
     def probe(self, hosts: Sequence[int], *, patient: bool) -> None:
@@ -96,6 +99,14 @@ class Liveness:
         addresses = [a for a in record.addresses if a not in self._own_addresses] or list(record.addresses)
         return self._probe_host(self._labels[host], addresses, record.port, way=None)
 
+    def _may_refuse(self, monitor: HeartbeatMonitor, host: int) -> bool:
+        """Whether something before a host may refuse its port: it does if heartbeats have come since a refusal."""
+        return self._has_one_port or self._refused.get(host, now := monitor.heartbeat_of(host)) != now
+
+    def _note_refusal(self, monitor: HeartbeatMonitor, host: int) -> None:
+        """The port of a host that lives was refused. Its last heartbeat may be one that was on its way as it ended."""
+        self._refused.setdefault(host, monitor.heartbeat_of(host))
+
     def _probe(self, host: int, patient: bool) -> None:  # noqa: FBT001 - a thread's argument
         monitor = self.monitor
         before = monitor.heartbeat_of(host) if monitor is not None else b""
@@ -103,11 +114,14 @@ class Liveness:
         if monitor is None:
             is_there = finding.why == CUT  # it is too early for heartbeats
         elif finding.why in {CUT, UNREACHABLE}:
-            is_there = monitor.silent_s(host) < 2 * self._interval_s
+            is_there = monitor.silent_s(host) < _INTERVALS_ALIVE * self._interval_s
+        elif finding.why == GONE:
+            waits = patient or self._may_refuse(monitor, host)
+            is_there = _has_another(monitor, host, before, self._patience_s(monitor, host, waits=waits))
+            if is_there:
+                self._note_refusal(monitor, host)
         else:
-            waits = finding.why == GONE and (patient or self._has_one_port)
-            wait_s = _INTERVALS_TO_WAIT * self._interval_s if waits else 0.0
-            is_there = finding.why == GONE and _has_another(monitor, host, before, wait_s)
+            is_there = False
         if is_there:
             # Whatever stands before it: a firewall may refuse every port but one.
             finding = SilenceReason(REACHED, f"{self._labels[host]} answers")
@@ -115,6 +129,11 @@ class Liveness:
             # Its answer to the decision is not waited for either.
             monitor.lose(host)
         self._report("probed", {"host": host, "why": finding.why, "text": finding.message})
+
+    def _patience_s(self, monitor: HeartbeatMonitor, host: int, *, waits: bool) -> float:
+        """For how long the next heartbeat is waited for of a host whose port is refused."""
+        remaining_s = _INTERVALS_ALIVE * self._interval_s - monitor.silent_s(host)
+        return max(remaining_s, _INTERVALS_TO_WAIT * self._interval_s if waits else 0.0)
 
     def _find_out(self, host: int) -> None:
         monitor = self.monitor
@@ -129,12 +148,15 @@ class Liveness:
     def _judge(self, monitor: HeartbeatMonitor, host: int) -> None:
         before = monitor.heartbeat_of(host)
         finding = self._ask(host)
-        # One that answers may have been held up, and its next heartbeat is on its way then.
-        wait_s = min(_HEARTBEAT_AGAIN_S, 2 * self._interval_s) if finding.why == CUT else 0.0
+        # One that answers may have been held up, and its next heartbeat is on its way then. So it may be where the
+        # network was away until now, and a firewall refuses.
+        wait_s = min(_HEARTBEAT_AGAIN_S, 2 * self._interval_s) if finding.why in {CUT, GONE} else 0.0
         if _has_another(monitor, host, before, wait_s):
+            if finding.why == GONE:
+                self._note_refusal(monitor, host)
             monitor.reset(host)
             return
-        if finding.why == GONE and self._has_one_port:
+        if finding.why == GONE and self._may_refuse(monitor, host):
             # Something before that host may refuse every port but one.
             finding = SilenceReason(UNKNOWN, finding.message)
         if finding.why in MAY_WORK or monitor.is_missed(host):

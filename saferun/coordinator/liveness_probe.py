@@ -71,13 +71,14 @@ def probe_host(
     tried = list(dict.fromkeys(([way] if way else []) + list(addresses)))[:_MOST_ADDRESSES]
     if not port or not tried:
         return SilenceReason(UNKNOWN, f"no address is known for {name}")
-    return judge(name, _Probe(port, answers).results(tried), way)
+    return judge(name, _Probe(port, answers, is_answer_enough=way is None).results(tried), way)
 
 
 class _Probe:
     """Connections to all addresses of a host at once."""
 
-    def __init__(self, port: int, answers: Callable[[str], bool] | None) -> None:
+    def __init__(self, port: int, answers: Callable[[str], bool] | None, *, is_answer_enough: bool) -> None:
+        self._is_answer_enough = is_answer_enough
         self._port = port
         self._answers = answers
         self._observations: dict[str, Observation] = {}
@@ -85,7 +86,7 @@ class _Probe:
         self._changed = threading.Condition()
 
     def results(self, addresses: Sequence[str]) -> list[Observation]:
-        """What comes of each address. A refusal ends the wait for those that say nothing at all."""
+        """What comes of each address. A refusal ends the wait for those that say nothing, and so may an answer."""
         for address in addresses:
             try:
                 threading.Thread(target=self._ask, args=(address,), daemon=True).start()
@@ -94,7 +95,8 @@ class _Probe:
         answer_s = _ANSWER_TIMEOUT_S if self._answers is None else _STORE_ANSWER_TIMEOUT_S
 
         def is_complete() -> bool:
-            return len(self._observations) == len(addresses)
+            is_answered = self._is_answer_enough and any(seen.answered for seen in self._observations.values())
+            return is_answered or len(self._observations) == len(addresses)
 
         with self._changed:
             self._changed.wait_for(lambda: is_complete() or self._is_refused(), 2 * _CONNECT_TIMEOUT_S + answer_s + 0.5)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from saferun.cluster.join_messages import EndNote
@@ -39,6 +40,9 @@ LONGEST_MESSAGE = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
+# So many hosts that came early are probed at once, and for so long: one that does not answer at all takes 9.5 s.
+_MOST_PROBED = 128
+_PROBE_S = 10.0
 # How long the first host stays to tell those who have yet to come why no host gets an assignment.
 _LATE_S = 3.0
 _LATE_PAUSE_S = 0.05
@@ -237,20 +241,8 @@ class RecordCollection:
         stale = [seat for seat, seen_at in self._seen_at.items() if now - seen_at > _STALE_RECORD_S]
         if not stale:
             return []
-        gone: list[int] = []
-
-        def probe(seat: int, record: HostRecord) -> None:
-            if is_gone(record, own):
-                gone.append(seat)
-
-        threads = []
-        for seat in stale:
-            record = decode_record(self._client.find(self._key(seat)) or b"")
-            if record is not None:
-                threads.append(threading.Thread(target=probe, args=(seat, record), daemon=True))
-                threads[-1].start()
-        for thread in threads:
-            thread.join()
+        records = {seat: decode_record(self._client.find(self._key(seat)) or b"") for seat in stale}
+        gone = _gone_of({seat: record for seat, record in records.items() if record is not None}, own)
         for seat in gone:
             self._client.delete(self._key(seat))
             del self._seen_at[seat]
@@ -412,6 +404,33 @@ def left_error(name: str, end: EndNote | None) -> JoinFailedError:
     """A host has left before the others had their assignments. ``end``: who has ended the job there, if that is why."""
     what, hint = f"{name} left while the hosts of the job met", f"see the output of saferun on {name}"
     return JoinFailedError(what, hint, end=end)
+
+
+def _gone_of(records: Mapping[int, HostRecord], own: HostRecord) -> list[int]:
+    """The hosts of these records that have certainly ended, as far as that can be found out in time."""
+    waiting = deque(records.items())
+    gone: list[int] = []
+
+    def probe() -> None:
+        while time.monotonic() < give_up_at:
+            try:
+                host, record = waiting.popleft()
+            except IndexError:
+                return
+            with suppress(Exception):
+                if is_gone(record, own):
+                    gone.append(host)
+
+    give_up_at = time.monotonic() + _PROBE_S
+    threads: list[threading.Thread] = []
+    with suppress(RuntimeError):  # no more threads can be started: those that there are probe the others
+        for _ in range(min(len(waiting), _MOST_PROBED)):
+            thread = threading.Thread(target=probe, daemon=True)
+            thread.start()
+            threads.append(thread)
+    for thread in threads:
+        thread.join(max(0.0, give_up_at - time.monotonic()))
+    return list(gone)
 
 
 def is_gone(record: HostRecord, own: HostRecord) -> bool:

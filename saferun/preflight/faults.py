@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 from saferun.model import Value
 from saferun.preflight.fault_text import FROM_HOST, NO_HOST, ONE_WAY, TO_HOST, TWO, hint_of, sentence
 from saferun.preflight.nic_links import Column, NicLink, Uses, hosts_text, label_of, nic_of
 from saferun.preflight.results import CheckResult, HostInfo
 
-__all__ = ["KnownLinks", "fault_results"]
+__all__ = ["KnownLinks", "doubtful_pairs", "fault_results"]
 
 _MOST_REPORTED = 8
 _SEVERAL = 2
 _CLASS = "network_between_hosts"
+# What also comes of a network that is away for some seconds, and is believed when it has been measured twice.
+_PASSING = frozenset({"timeout", "no_route"})
+# What comes of a listener that gets no processor: the network is there, and the ranks have processes of their own.
+_STARVED = "silent"
 
 
 class KnownLinks(Value):
@@ -26,12 +31,28 @@ class KnownLinks(Value):
         infos: of all hosts.
         uses: what the ranks will use, by host.
         nic: the interface to be suggested instead; empty: none.
+        remeasured: whether what is doubtful has been measured again.
     """
 
     columns: Mapping[str, Column]
     infos: Mapping[int, HostInfo]
     uses: Mapping[int, Uses]
     nic: str = ""
+    remeasured: bool = True
+
+    def verdict(self, links: Iterable[NicLink], *, is_fatal: bool) -> str:
+        """``fail`` or ``warn``.
+
+        Args:
+            links: what does not come through.
+            is_fatal: whether the ranks cannot work without it.
+        """
+        if not is_fatal:
+            return "warn"
+        certain = [link for link in links if link.kind != _STARVED]
+        if self.remeasured:
+            certain = [link for link in certain if link.kind not in _PASSING or link.times > 1]
+        return "fail" if certain else "warn"
 
     def is_certain(self, nic: str, hosts: Iterable[int]) -> bool:
         """Whether the ranks of one of these hosts will use the interface for certain."""
@@ -81,6 +102,22 @@ def fault_results(scene: KnownLinks) -> list[CheckResult]:
     return results
 
 
+def doubtful_pairs(scene: KnownLinks) -> list[tuple[int, int]]:
+    """The pairs of hosts without which the ranks cannot work, and whose network may have been away for a moment.
+
+    Those of one target are not next to each other, so that the first ones are of many.
+    """
+    doubtful = [
+        (nic, pair) for nic, column in scene.columns.items() for pair in column if column[pair].kind in _PASSING
+    ]
+    needed = [pair for nic, pair in doubtful if scene.is_cut_off(nic, pair, scene.others(nic, [pair]))]
+    of_target: dict[int, list[tuple[int, int]]] = {}
+    # Each may have another way where there is none for all of them.
+    for pair in sorted(set(needed or (pair for _, pair in doubtful))):
+        of_target.setdefault(pair[1], []).append(pair)
+    return [pair for turn in zip_longest(*of_target.values()) for pair in turn if pair is not None]
+
+
 def _column_results(scene: KnownLinks, nic: str, column: Column) -> list[CheckResult]:
     bad = {pair: link for pair, link in column.items() if not link.is_ok}
     # What is lost is reported with the packets that are lost elsewhere.
@@ -112,7 +149,7 @@ def _dead_network(scene: KnownLinks, nic: str, bad: Column, hosts: set[int]) -> 
         return []
     kind = _commonest(bad.values())
     message = f"{sentence(NO_HOST, kind, nic, address=_address(bad.values()))}{_works(others)}"
-    verdict = "fail" if scene.is_cut_off(nic, hosts, others) else "warn"
+    verdict = scene.verdict(bad.values(), is_fatal=scene.is_cut_off(nic, hosts, others))
     return [_result(verdict, message, hint_of(kind, nic, "all hosts", _instead(scene, nic, others)), bad.values())]
 
 
@@ -147,7 +184,7 @@ def _partition(scene: KnownLinks, nic: str, parts: Sequence[set[int]], cut: Colu
     groups = " / ".join(hosts_text(scene.infos, part) for part in parts[:_MOST_REPORTED])
     message = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
     hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
-    verdict = "fail" if scene.is_cut_off(nic, hosts, others) else "warn"
+    verdict = scene.verdict(cut.values(), is_fatal=scene.is_cut_off(nic, hosts, others))
     return [_result(verdict, message, hint, cut.values())]
 
 
@@ -216,7 +253,7 @@ def _host_result(
     is_whole = (bad_in and len(bad_in) == len(incoming)) or (bad_out and len(bad_out) == len(outgoing))
     needed = is_whole or any(scene.uses[one].by_all_pairs for one in (host, *peers))
     certain = scene.is_cut_off(nic, [host], others) or all(scene.is_certain(nic, [peer]) for peer in peers)
-    verdict = "fail" if needed and certain else "warn"
+    verdict = scene.verdict((*bad_in, *bad_out), is_fatal=bool(needed and certain))
     return _result(verdict, message, hint, (*bad_in, *bad_out), host=label)
 
 
@@ -241,7 +278,7 @@ def _pair_result(scene: KnownLinks, nic: str, column: Column, bad: Sequence[NicL
     uses = [scene.uses[host] for host in (a, b)]
     needed = any(use.by_all_pairs for use in uses) or len(scene.infos) == _SEVERAL
     certain = scene.is_cut_off(nic, (a, b), others) and needed
-    return _result("fail" if certain else "warn", message, hint, bad)
+    return _result(scene.verdict(bad, is_fatal=certain), message, hint, bad)
 
 
 def _of(scene: KnownLinks, bad: Sequence[NicLink], links: Sequence[NicLink], *, out: bool = False) -> str:

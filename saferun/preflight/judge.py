@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from saferun.linux.nic import is_decoy
 from saferun.preflight.best_nic import best_nic, suggested
 from saferun.preflight.default_nics import AUTO, loopback_between
-from saferun.preflight.faults import KnownLinks, fault_results
+from saferun.preflight.faults import KnownLinks, doubtful_pairs, fault_results
 from saferun.preflight.nic_links import Column, Uses, columns_of, hosts_text, label_of, matrix_of, uses_of
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight, Probe
 from saferun.preflight.skew import skew_results
@@ -17,6 +17,8 @@ from saferun.preflight.slowness import Slowness, again, find_slowness, without_l
 __all__ = ["judge"]
 
 _SEVERAL = 2
+# As many as one message of the leader names.
+_MOST_AGAIN = 64
 _WOULD_USE = re.compile(r"gloo would use (\S{1,64}) \(")
 _DOWN_AT_HOME = re.compile(r" names (\S{1,64}), which is down on this host")
 
@@ -39,8 +41,8 @@ def judge(
         probes: all that was measured, the first time and the second. Where a host could not be tried there is none.
         missing: hosts that reported no probes, and why.
         nics: what ``--nic`` named.
-        remeasured: whether what looked slow has been measured again. If not, ``again`` names what is to be, and it is
-            not reported yet.
+        remeasured: whether what looked slow, or would end the launch and may pass, has been measured again. If not,
+            ``again`` names what is to be, and what looked slow is not reported yet.
         duration_s: from the first check on.
 
     Returns:
@@ -52,7 +54,8 @@ def judge(
     best = best_nic(columns, infos, sorted({nic for _, nic in slowness.states}))
     if AUTO in nics and best:
         uses = {host: uses_of(info, (best,)) for host, info in infos.items()}
-    faults = fault_results(KnownLinks(columns, infos, uses, best))
+    scene = KnownLinks(columns, infos, uses, best, remeasured)
+    faults = fault_results(scene)
     blamed = {result.host for result in faults if result.verdict == "fail"}
     described = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
     results = [
@@ -71,7 +74,7 @@ def judge(
         results=tuple(results),
         matrix=matrix_of(columns, infos, slowness.states) if len(infos) > 1 else (),
         duration_s=duration_s,
-        again=() if remeasured else _again(slowness, infos, columns, missing),
+        again=() if remeasured else _again(scene, faults, slowness, missing),
         nic=suggested(best, infos, nics),
     )
 
@@ -116,12 +119,14 @@ def _without_ended(columns: Mapping[str, Column], missing: Mapping[int, str]) ->
 
 
 def _again(
-    slowness: Slowness, infos: Mapping[int, HostInfo], columns: Mapping[str, Column], missing: Mapping[int, str]
+    scene: KnownLinks, faults: Sequence[CheckResult], slowness: Slowness, missing: Mapping[int, str]
 ) -> tuple[tuple[int, int], ...]:
-    measured = {pair for column in columns.values() for pair in column}
-    hosts = sorted(host for host in infos if host not in missing)
+    measured = {pair for column in scene.columns.values() for pair in column}
+    hosts = sorted(host for host in scene.infos if host not in missing)
     pairs = [pair for pair in slowness.pairs if missing.keys().isdisjoint(pair)]
-    return again([host for host in slowness.suspects if host not in missing], pairs, hosts, measured)
+    doubtful = doubtful_pairs(scene) if any(result.verdict == "fail" for result in faults) else []
+    slow = again([host for host in slowness.suspects if host not in missing], pairs, hosts, measured)
+    return tuple(dict.fromkeys((*doubtful, *slow)))[:_MOST_AGAIN]
 
 
 # ------------------------------------------------------------------------------------------------------ of the hosts

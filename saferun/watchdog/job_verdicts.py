@@ -60,14 +60,19 @@ def combine(
     )
 
 
-def packed(verdict: HangVerdict) -> dict[str, Any]:
-    """A verdict as ``verdict_from`` reads it, short however many ranks it names: first and last of those in a row."""
+def packed(verdict: HangVerdict, most_runs: int | None = None) -> dict[str, Any]:
+    """A verdict as ``verdict_from`` reads it, short however many ranks it names: first and last of those in a row.
+
+    Args:
+        verdict: what is known.
+        most_runs: how many runs of ranks it may have; None: any number. The first ones are kept.
+    """
     return {
         "kind": verdict.kind,
-        "ranks": _packed_ranks(verdict.ranks),
+        "ranks": _packed_ranks(verdict.ranks)[:most_runs],
         "quiet_s": verdict.lasted_s,
         "certain": verdict.certain,
-        "busy": _packed_ranks(verdict.busy),
+        "busy": _packed_ranks(verdict.busy)[:most_runs],
         "overdue": verdict.overdue,
     }
 

@@ -113,6 +113,40 @@ def test_a_part_of_a_state_that_makes_no_sense_hides_no_other_state(
     assert listening.job.ignored.count == 0
 
 
+@pytest.mark.parametrize("word", [["done"], {"s": "done"}, None, 7], ids=repr)
+def test_a_state_that_is_no_word_hides_no_other_state(listening: Listening, word: object) -> None:
+    """Nor does it keep the job from its end later on."""
+    listening.join()
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": word}, "0/0": {"s": "done"}})
+    assert not listening.job.current.states.have_all_ended()
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}})
+    assert [type(event) for event in listening.events] == [HostsDone]
+
+
+@pytest.mark.parametrize("key", ["", "0", "1/0/0", "x/y", "1/" + "9" * 30])
+def test_a_state_of_nobody_hides_no_other_state(listening: Listening, key: str) -> None:
+    """It is counted, and the end of the job is seen all the same."""
+    listening.join()
+    listening.hear(op="states", attempt=0, changed={key: {"s": "run"}, "1/0": {"s": "done"}, "0/0": {"s": "done"}})
+    assert [type(event) for event in listening.events] == [HostsDone]
+
+
+def test_a_part_that_fails_over_the_states_of_one_host_hides_no_other_state(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first error is counted when all states are taken in."""
+    listening.join()
+
+    def fail(*_: object) -> None:
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(listening.job.reports, "take_state", fail)
+    monkeypatch.setattr(listening.job.reports, "on_states", fail)
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}, "0/0": {"s": "done"}})
+    assert [type(event) for event in listening.events] == [HostsDone]
+    assert listening.job.ignored.count == 1
+
+
 def test_only_the_host_that_leads_decides(listening: Listening) -> None:
     """Another host that says so, by a mistake or on purpose, is not believed."""
     listening.join()

@@ -11,6 +11,7 @@ from saferun.cluster.join_messages import HostInfoText, Joined, JoinRequest, Mas
 from saferun.cluster.messages import abort_from, chunk_from, decision_from, is_sound
 from saferun.cluster.rendezvous_messages import assignment_from
 from saferun.config import HostsConfig
+from saferun.coordinator.job_log import LONGEST_MESSAGE_BYTES
 from saferun.evidence.job_evidence import HangVerdict
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
@@ -104,6 +105,16 @@ def test_a_hang_is_read_by_all(pair: Pair, kind: str) -> None:
     pair.other.hear(op="entry", attempt=0, message=sent(pair.leader.channel.sent[-1])["message"])
     assert pair.other.hangs == [7]
     assert pair.other.job.ignored.count == 0
+
+
+def test_a_hang_of_thousands_of_ranks_here_and_there_is_one_entry_of_the_log(pair: Pair) -> None:
+    """Entries have a limit, and a host that is not told captures nothing."""
+    ranks = tuple(range(0, 24_000, 2))
+    pair.leader.job.reports.broadcast_hang(HangVerdict("stuck_collective", ranks, 300.0, certain=True, busy=ranks), 7)
+    message = sent(pair.leader.channel.sent[-1])["message"]
+    assert len(json.dumps(message)) < LONGEST_MESSAGE_BYTES
+    pair.other.hear(op="entry", attempt=0, message=message)
+    assert pair.other.hangs == [7]
 
 
 @pytest.mark.parametrize("kind", KINDS)

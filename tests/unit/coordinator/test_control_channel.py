@@ -215,6 +215,69 @@ def test_where_no_thread_can_be_started_the_store_is_looked_after_later(monkeypa
     world.wait_written("started", "late", "late", "late", "started", "moved")
 
 
+def test_where_no_thread_can_be_started_for_those_who_use_the_line_it_is_made_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When it is opened and when it breaks: a host without heartbeats and without the log would be a mute one."""
+    refusals = [True, True, False, True, True]
+    write = World._write
+
+    def refuse(world: World, word: str, value: Any) -> None:
+        write(world, word, value)
+        if word == "started" and refusals and refusals.pop(0):
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(World, "_write", refuse)
+    monkeypatch.setattr(channel_module, "_LEAST_PAUSE_S", 0.0)
+    world = World(monkeypatch, SilenceReason(REACHED, "text", "node1"))
+    world.wait_written("started", "started")
+    wait_until_idle(world)
+    world.line.tick(0.1)
+    world.wait_written(*3 * ["started"])
+    wait_until_idle(world)
+    world.line.tick(0.1)
+    world.repair()
+    world.wait_written(*4 * ["started"])
+    for count in (5, 6):
+        wait_until_idle(world)
+        world.line.open_again()
+        world.wait_written(*count * ["started"])
+    wait_until_idle(world)
+    world.line.open_again()
+    world.wait_written(*6 * ["started"])
+
+
+def wait_until_idle(world: World) -> None:
+    """Wait until nobody repairs the line."""
+    while world.line._repairing:
+        pass
+
+
+def test_where_not_even_a_thread_for_that_can_be_started_a_tick_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is opened by a thread whose end nobody sees."""
+    start, is_full = threading.Thread.start, True
+    write = World._write
+
+    def refuse(thread: threading.Thread) -> None:
+        if is_full:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def fail(world: World, word: str, value: Any) -> None:
+        if is_full:
+            raise RuntimeError("can't start new thread")
+        write(world, word, value)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(World, "_write", fail)
+    world = World(monkeypatch, SilenceReason(REACHED, "text", "node1"))
+    world.line.tick(0.1)
+    assert world.said == []
+    is_full = False
+    world.line.tick(0.1)
+    world.wait_written("started")
+
+
 def test_a_host_that_says_how_its_coordinator_ended_is_not_asked_further(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has to be guessed, nor waited for; and the process that says so may start another one."""
     world = World(monkeypatch, SilenceReason(GONE, "gone"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from saferun.coordinator.attempt import CoordinatorAttempt
 from saferun.coordinator.host_coordinator import HostCoordinator
 
 
@@ -23,3 +24,20 @@ def test_a_host_leaves_the_meeting_with_its_head_and_with_no_other_task(*, is_he
     if coordinator._closing is not None:
         coordinator._closing.join()
     assert left == (["left"] if is_head else [])
+
+
+def test_a_leader_that_can_start_no_thread_ends_the_attempt_with_the_reason() -> None:
+    """It would watch over nobody, and its ranks would wait for a decision that cannot come."""
+    sent: list[dict[str, Any]] = []
+    attempt: Any = object.__new__(CoordinatorAttempt)
+    attempt.is_leader, attempt.number, attempt._closed = True, 3, False
+    attempt.log = SimpleNamespace(has=lambda _kind: False)
+    attempt._tasks = SimpleNamespace(send_all=sent.append)
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    attempt._open_leader = refuse
+    attempt.open()
+    text = "the coordinator of this host cannot work: can't start new thread"
+    assert sent == [{"op": "store_lost", "attempt": 3, "why": "unknown", "text": text, "again": False}]

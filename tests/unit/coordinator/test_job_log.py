@@ -47,6 +47,7 @@ class Log:
         (1, {"kind": "hang", "verdict": {}, "n": 1}),
         (1, {"kind": "preflight", "ok": True}),
         (1, {"kind": ["decision"]}),
+        (1, {"kind": "malformed"}),
         (10**400, TROUBLE),
         ("1", TROUBLE),
         (None, None),
@@ -64,6 +65,25 @@ def test_an_entry_that_makes_no_sense_stands_for_no_other_one(writer: object, me
     log.take({"h": 0, "n": 1, "m": DECISION})
     assert [told["kind"] for told in log.told] == ["malformed", "abort", "decision"]
     assert log.log.has("decision")
+
+
+def test_an_entry_that_cannot_be_passed_on_is_the_only_one_that_is_lost() -> None:
+    """The thread that reads the log is needed for the decision."""
+    log = Log()
+    told: list[dict[str, Any]] = []
+
+    def pass_on(_k: int, message: dict[str, Any]) -> None:
+        if message["kind"] == "notice":
+            raise OSError("no memory")
+        told.append(message)
+
+    log.log = JobLog(None, "a0/", 1, pass_on)  # type: ignore[arg-type]
+    log.take({"h": 0, "n": 1, "m": {"kind": "notice"}})
+    log.take({"h": 0, "n": 1, "m": DECISION})
+    assert [(one["kind"], one.get("text")) for one in told] == [
+        ("malformed", "OSError: no memory"),
+        ("decision", None),
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 60_000, b"7", b"[]", b"null", b"1e999", b"x" * 100_000])
@@ -247,9 +267,21 @@ def test_a_decision_of_too_many_words_is_told_without_them() -> None:
     hearing = Hearing(store, 0)
     hearing.log.append({**DECISION, "text": [], "x": "x" * 70_000})
     hearing.log.append({**DECISION, "text": ["\u65e5" * 1000] * 20})
-    hearing.until("decision")
-    assert hearing.told[0]["text"] == []
-    assert hearing.told[0]["exit_code"] == 1
+    hearing.until("malformed", "decision")
+    assert hearing.told[1]["text"] == []
+    assert hearing.told[1]["exit_code"] == 1
+    hearing.line.close()
+
+
+@pytest.mark.parametrize("text", [{}, {"text": 7}, {"text": "some words"}])
+def test_a_message_that_is_too_long_without_its_text_is_counted_and_not_lost_in_silence(text: dict[str, Any]) -> None:
+    """It is none of other hosts: whoever sends it is told."""
+    store = Store()
+    hearing = Hearing(store, 0)
+    hearing.log.append({"kind": "table", "table": "x" * 70_000, **text})
+    hearing.log.append(DECISION)
+    hearing.until("malformed", "decision")
+    assert hearing.told[0]["text"] == "table of this host is longer than 64 KiB, so it is not sent"
     hearing.line.close()
 
 

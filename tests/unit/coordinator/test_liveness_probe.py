@@ -92,6 +92,23 @@ def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytes
     never.set()
 
 
+def test_an_answer_is_enough_where_no_way_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host lives, whatever becomes of its other addresses."""
+    never = threading.Event()
+
+    def look(address: str, port: int, answers: object, on_connected: object) -> Observation:
+        del port, answers, on_connected
+        if address == DATA:
+            never.wait(60.0)
+        return sight(address, CONNECTED, answered=True)
+
+    monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
+    monkeypatch.setattr("saferun.coordinator.liveness_probe._CONNECT_TIMEOUT_S", 1000.0)
+    found = probe_host("node3", [DATA, MANAGEMENT], 4711, way=None)
+    assert (found.why, found.address) == ("cut", MANAGEMENT)
+    never.set()
+
+
 def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of its networks has a firewall that refuses."""
     refused = threading.Event()

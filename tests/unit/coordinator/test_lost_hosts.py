@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from saferun.coordinator import liveness as liveness_module
 from saferun.coordinator.assignments import HostRecord, TaskRecord
 from saferun.coordinator.liveness import Liveness
-from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, SilenceReason
+from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNKNOWN, UNREACHABLE, SilenceReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,115 @@ def test_a_host_whose_ranks_may_be_at_work_is_not_given_up(why: str) -> None:
         told = find_out(monitor, found)
         assert [(message["op"], message["host"], message["why"]) for message in told] == [("silent", 1, found)]
     assert not monitor.was_lost
+
+
+class Beating:
+    """A monitor of a host that heartbeats at each interval, until it ends after so many of them, or for ever."""
+
+    def __init__(self, beats: float = float("inf"), *, silent_s: float = 0.0) -> None:
+        self._beats = beats
+        self._began_at = time.monotonic() - silent_s
+        self.was_lost = self.was_reset = False
+
+    def _beat(self) -> float:
+        return min((time.monotonic() - self._began_at) // INTERVAL_S, self._beats)
+
+    def heartbeat_of(self, _host: int) -> bytes:
+        return b"%d" % self._beat()
+
+    def silent_s(self, _host: int) -> float:
+        return time.monotonic() - self._began_at - self._beat() * INTERVAL_S
+
+    def lose(self, _host: int) -> None:
+        self.was_lost = True
+
+    def reset(self, _host: int) -> None:
+        self.was_reset = True
+
+    def miss(self, _host: int) -> bool:
+        return True
+
+    def is_missed(self, _host: int) -> bool:
+        return False
+
+
+class Leader:
+    """A leader that probes host 1, whose ports are refused, as long as it is not asked otherwise."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        record = HostRecord("node2", (TaskRecord(1, "default", 1),), ("10.0.0.2",), 1)
+        self.liveness = Liveness(
+            [record, record],
+            ["node1", "node2"],
+            ("10.0.0.1",),
+            INTERVAL_S,
+            has_one_port=False,
+            report=lambda op, fields: self.told.append({"op": op, **fields}),
+            probe=lambda *_arguments, **_more: SilenceReason(GONE, "in words"),
+        )
+
+    def probe(self, monitor: Beating) -> str:
+        stand_in: Any = monitor
+        self.liveness.monitor = stand_in
+        self.liveness._probe(1, patient=False)
+        return str(self.told[-1]["why"])
+
+    def judge(self, monitor: Beating) -> list[tuple[str, str]]:
+        stand_in: Any = monitor
+        self.liveness.monitor = stand_in
+        self.liveness._find_out(1)
+        found, self.told = [(told["op"], told["why"]) for told in self.told], []
+        return found
+
+
+def test_a_host_with_heartbeats_whose_ports_a_firewall_refuses_is_not_lost_at_a_failure() -> None:
+    """Its evidence may take long, and its next heartbeat comes within the interval."""
+    monitor = Beating()
+    assert Leader().probe(monitor) == REACHED
+    assert not monitor.was_lost
+
+
+def test_a_host_whose_saferun_has_just_ended_is_lost_as_soon_as_two_heartbeats_are_missing() -> None:
+    """One whose last heartbeat is older than that is lost at once."""
+    monitor = Beating(beats=0)
+    began_at = time.monotonic()
+    assert Leader().probe(monitor) == GONE
+    assert monitor.was_lost
+    assert time.monotonic() - began_at >= 1.9 * INTERVAL_S
+    old = Beating(beats=0, silent_s=3 * INTERVAL_S)
+    began_at = time.monotonic()
+    assert Leader().probe(old) == GONE
+    assert time.monotonic() - began_at < INTERVAL_S
+
+
+def test_where_heartbeats_have_come_since_a_refusal_a_refusal_means_nothing() -> None:
+    """A firewall refused, and goes on to do so when the host falls silent."""
+    leader = Leader()
+    monitor = Beating()
+    assert leader.probe(monitor) == REACHED
+    time.sleep(2 * INTERVAL_S)
+    silent = Beating(beats=9, silent_s=20 * INTERVAL_S)
+    leader.told.clear()
+    assert leader.judge(silent) == [("silent", UNKNOWN)]
+    assert not silent.was_lost
+
+
+def test_a_heartbeat_that_comes_just_before_the_end_makes_no_firewall_of_a_refusal() -> None:
+    """It was on its way when the process ended."""
+    leader = Leader()
+    ending = Beating(beats=1)
+    assert leader.probe(ending) == REACHED
+    leader.told.clear()
+    assert leader.judge(ending) == [("lost", GONE)]
+    assert ending.was_lost
+
+
+def test_a_host_that_is_refused_after_a_silence_has_a_moment_for_a_heartbeat() -> None:
+    """The network was away until now: what was not delivered is sent again."""
+    monitor = Beating()
+    assert Leader().judge(monitor) == []
+    assert monitor.was_reset
 
 
 class Many:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -234,6 +236,56 @@ def test_the_record_of_a_process_that_has_ended_may_be_replaced(
     monkeypatch.setattr(record_collection, "probe_host", lambda *_, **__: SilenceReason(why, "as it was found"))
     own = OWN._replace(port=4711, addresses=("10.0.0.2",))
     assert is_gone(own._replace(born="another", **changes), own) is gone
+
+
+def early(hosts: int) -> tuple[Store, RecordCollection]:
+    """A rendezvous whose hosts have all come long before the last one."""
+    store = Store()
+    for host in range(1, hosts):
+        store.put(f"r0/host/{host}", encode_record(OWN._replace(name=f"node{host}")))
+    collection = RecordCollection(Client(store), "r0/", hosts)  # type: ignore[arg-type]
+    collection._seen_at = dict.fromkeys(range(1, hosts), 0.0)
+    return store, collection
+
+
+def test_of_thousands_of_early_hosts_some_are_probed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread for each of them, and one for each of its addresses, are more than a process may have."""
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def probe(record: HostRecord, _own: HostRecord) -> bool:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.01)
+        with lock:
+            now[0] -= 1
+        if record.name == "node7":
+            raise OSError("out of descriptors")
+        return record.name in {"node3", "node39"}
+
+    monkeypatch.setattr(record_collection, "is_gone", probe)
+    monkeypatch.setattr(record_collection, "_MOST_PROBED", 4)
+    store, collection = early(40)
+    assert sorted(collection._gone(OWN)) == [3, 39]
+    assert most[0] <= 4
+    assert "r0/host/3" not in store.keys
+    assert "r0/host/7" in store.keys, "what cannot be probed is not gone"
+
+
+def test_early_hosts_that_cannot_be_probed_in_time_are_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are they where no thread can be started."""
+    monkeypatch.setattr(record_collection, "_PROBE_S", 0.05)
+    released = threading.Event()
+    monkeypatch.setattr(record_collection, "is_gone", lambda *_: released.wait(30.0))
+    _, collection = early(3)
+    assert collection._gone(OWN) == []
+    released.set()
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert collection._gone(OWN) == []
 
 
 @pytest.mark.parametrize("is_usage", [False, True])

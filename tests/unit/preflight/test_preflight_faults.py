@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from saferun.linux.nic import Nic
-from saferun.preflight.results import HostInfo, Probe
-from tests.unit.preflight.preflight_samples import infos_of, judged, lines, probes_of, told, where
+from saferun.preflight.judge import judge
+from saferun.preflight.results import HostInfo, Preflight, Probe
+from tests.unit.preflight.preflight_samples import Change, infos_of, judged, lines, probes_of, told, where
 
 NICS = ("eth0", "eth1")
 SEVERAL = [3, 4, 16, 64]
@@ -276,3 +277,64 @@ def test_a_host_that_nobody_reaches_over_any_interface_is_reported_once() -> Non
     verdict = judged(infos_of(4), probes_of(4, NICS, where(target=2, kind="timeout")))
     (line,) = lines(verdict)
     assert line.endswith("while it reaches others itself; the same over eth1")
+
+
+# ------------------------------------------------------------------------------- what may be away for some seconds only
+
+
+def measured_twice(hosts: int, first: Change, second: Change | None = None) -> tuple[Preflight, Preflight]:
+    """The leader's verdict of one round, and that with what it had measured again; ``second``: as that came out."""
+    once = probes_of(hosts, NICS, first)
+    before = judge(infos_of(hosts), once, missing={}, nics=(), remeasured=False, duration_s=0.1)
+    changes = [second] if second is not None else []
+    again = [p for p in probes_of(hosts, NICS, *changes) if (p.source, p.target) in before.again]
+    after = judge(infos_of(hosts), [*once, *again], missing={}, nics=(), remeasured=True, duration_s=0.2)
+    return before, after
+
+
+@pytest.mark.parametrize("hosts", [2, *SEVERAL])
+@pytest.mark.parametrize("kind", ["timeout", "no_route"])
+def test_a_network_that_was_away_for_some_seconds_ends_no_launch(hosts: int, kind: str) -> None:
+    """The ranks connect later. Whatever stays away ends it, with the words of a lasting fault."""
+    away = where(touching=1, nic="eth0", kind=kind)
+    before, after = measured_twice(hosts, away)
+    assert {pair for pair in before.again if 1 in pair} == {
+        (p.source, p.target) for p in probes_of(hosts) if 1 in {p.source, p.target}
+    }
+    assert lines(after) == []
+    _, after = measured_twice(hosts, away, away)
+    assert after.verdict == "fail"
+
+
+@pytest.mark.parametrize("hosts", [3, 64])
+def test_a_network_that_was_away_for_all_hosts_ends_no_launch(hosts: int) -> None:
+    """Not all of their connections are tried again."""
+    before, after = measured_twice(hosts, where(nic="eth0", kind="timeout"))
+    assert before.verdict == "fail"
+    assert 0 < len(before.again) <= 64
+    assert after.verdict in {"ok", "warn"}
+
+
+def test_what_is_certain_at_once_is_not_measured_again() -> None:
+    """A firewall that rejects, a stranger: the user is told without delay. So is what no rank needs."""
+    for change in (where(target=2, nic="eth0", kind="refused"), where(target=2, nic="eth0", kind="stranger")):
+        before, after = measured_twice(4, change)
+        assert (before.again, before.verdict, after.verdict) == ((), "fail", "fail")
+    before, _ = measured_twice(4, where(touching=2, nic="eth1", kind="timeout"))
+    assert (before.again, before.verdict) == ((), "warn")
+
+
+@pytest.mark.parametrize("hosts", [2, *SEVERAL])
+def test_a_listener_that_gets_no_processor_ends_no_launch(hosts: int) -> None:
+    """The network carries what is sent, and the ranks are other processes than that of the checks."""
+    starved = where(target=1, kind="silent")
+    before, after = measured_twice(hosts, starved, starved)
+    assert (before.again, before.verdict, after.verdict) == ((), "warn", "warn")
+    assert "node1" in " ".join(lines(after))
+    assert "no data is received" in " ".join(lines(after))
+
+
+def test_a_host_that_answers_the_second_time_with_silence_ends_no_launch() -> None:
+    """It was away, and then busy."""
+    _, after = measured_twice(4, where(target=1, kind="timeout"), where(target=1, kind="silent"))
+    assert after.verdict == "warn"

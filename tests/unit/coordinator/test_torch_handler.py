@@ -1,0 +1,137 @@
+"""Calls of torch's rendezvous handlers: a store that stands still for a while ends no job."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from saferun.coordinator import handler_rendezvous, torch_handler
+from saferun.coordinator.handler_rendezvous import HandlerRendezvous
+from saferun.coordinator.rendezvous_round import JoinFailedError
+from saferun.coordinator.store_client import StoreClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class DistStoreError(RuntimeError):
+    """As torch's: a wait timeout."""
+
+
+class DistNetworkError(RuntimeError):
+    """As torch's: the connection is gone."""
+
+
+class RendezvousConnectionError(Exception):
+    """As torch's."""
+
+
+class Handler:
+    """A handler whose store fails so many times, for a reason."""
+
+    def __init__(self, failures: int, reason: Exception) -> None:
+        self.calls = 0
+        self._failures = failures
+        self._reason = reason
+
+    def next_rendezvous(self) -> str:
+        self.calls += 1
+        if self.calls <= self._failures:
+            raise RendezvousConnectionError("see inner exception") from self._reason
+        return "met"
+
+
+def meeting(remaining_s: float = 60.0, conf: dict[str, str] | None = None, connect_s: float = 0.0) -> Any:
+    """A rendezvous under way."""
+    request = SimpleNamespace(backend="c10d", endpoint="node1", conf=conf or {}, connect_s=connect_s)
+    return SimpleNamespace(
+        request=request,
+        run_id="job",
+        name="node2",
+        least=2,
+        most=2,
+        timeout_s=900.0,
+        remaining_s=remaining_s,
+        is_over=False,
+        is_torchs=False,
+        check=lambda: None,
+        set_status=lambda _text, **_more: None,
+        endpoint_address=("node1", 29400),
+        allow=lambda _seconds: None,
+    )
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> HandlerRendezvous:
+    """A rendezvous whose pauses are short."""
+    monkeypatch.setattr(torch_handler, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(handler_rendezvous, "_RECHECK_S", 0.01)
+    stores: Any = SimpleNamespace(store_class=object)
+    return HandlerRendezvous(stores, -1)
+
+
+def met(rendezvous: HandlerRendezvous, handler: Handler, rdzv: Any) -> Any:
+    """What the next rendezvous comes to."""
+    rendezvous._handler = handler
+    return rendezvous._next_rendezvous(rdzv)
+
+
+def test_a_store_that_stands_still_while_the_hosts_meet_ends_no_job(rendezvous: HandlerRendezvous) -> None:
+    """Torch's client has given up as the store went on; whoever fails would close the rendezvous for all."""
+    handler = Handler(3, DistStoreError("wait timeout after 60000ms, keys: /torch.rendezvous.job"))
+    assert met(rendezvous, handler, meeting()) == "met"
+    assert handler.calls == 4
+
+
+@pytest.mark.parametrize(
+    ("reason", "remaining_s"),
+    [(DistNetworkError("Connection reset by peer"), 60.0), (DistStoreError("wait timeout"), -1.0)],
+    ids=["the connection is gone", "the time is over"],
+)
+def test_what_another_try_does_not_mend_is_not_tried_again(
+    rendezvous: HandlerRendezvous, reason: Exception, remaining_s: float
+) -> None:
+    handler = Handler(1, reason)
+    with pytest.raises(JoinFailedError):
+        met(rendezvous, handler, meeting(remaining_s))
+    assert handler.calls == 1
+
+
+def test_nothing_is_tried_again_when_the_rendezvous_is_over(rendezvous: HandlerRendezvous) -> None:
+    """A user has ended the job meanwhile."""
+    rdzv = meeting()
+    rdzv.is_over = True
+    handler = Handler(1, DistStoreError("wait timeout"))
+    with pytest.raises(JoinFailedError):
+        met(rendezvous, handler, rdzv)
+    assert handler.calls == 1
+
+
+class Store:
+    """torch's store, as far as its timeout is concerned."""
+
+    def __init__(self) -> None:
+        self.timeout = timedelta(seconds=15)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+
+@pytest.mark.parametrize(("connect_s", "expected_s"), [(0.0, 60), (120.0, 120), (2.0, 60), (1e9, 10**9)])
+def test_the_store_of_a_handler_waits_as_long_as_under_torchrun(
+    monkeypatch: pytest.MonkeyPatch, rendezvous: HandlerRendezvous, connect_s: float, expected_s: int
+) -> None:
+    """``read_timeout``, a minute where it is not given."""
+    store = Store()
+    found: Callable[..., StoreClient] = lambda *_: StoreClient(store, ("node1", 29400))  # noqa: E731
+    monkeypatch.setattr(rendezvous, "_find", found)
+    monkeypatch.setattr(StoreClient, "another", lambda client: client)
+    backend = SimpleNamespace(C10dRendezvousBackend=lambda *_: None)
+    dynamic = SimpleNamespace(create_handler=lambda given, *_: given)
+    module = SimpleNamespace(c10d_rendezvous_backend=backend, dynamic_rendezvous=dynamic)
+    monkeypatch.setitem(__import__("sys").modules, "torch.distributed.elastic.rendezvous", module)
+    assert rendezvous._open_c10d(meeting(connect_s=connect_s), None) is store
+    assert store.timeout == timedelta(seconds=expected_s)
