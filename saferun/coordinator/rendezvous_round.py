@@ -252,7 +252,7 @@ class RendezvousRound:
         self._message, self._is_fault, self._is_for_others = f"waiting for {whom}", False, True
 
     def due_message(self) -> JsonObject | None:
-        """What the tasks are told now, with the seconds that it has lasted; None: nothing yet."""
+        """The message to the tasks that is due, with the seconds that it has lasted; None: nothing yet."""
         now = time.monotonic()
         is_first = self._reported_at == self.began_at
         wait_s = self.request.report_every_s
