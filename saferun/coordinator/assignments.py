@@ -20,13 +20,18 @@ from saferun.text.typed_json import fit, number_of, text_of
 Task = TypeVar("Task")
 
 _MOST_TASKS = 4096
-_MOST_RANKS_OF_A_TASK = 65536
+_MOST_RANKS_OF_A_TASK = 4096  # as many as --nproc-per-node may ask for
+_MOST_RANKS_OF_A_HOST = 65536
+MOST_RANKS = 1 << 20
+"""How many ranks a job may have: the leader keeps something of each."""
 _MOST_ADDRESSES = 64
 _MOST_HOSTS = 1 << 20
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
 _HIGHEST_PORT = 65535
-_MOST_ATTEMPTS = 1 << 40
+_LARGEST = 1 << 40
+# All hosts adopt the highest one.
+_MOST_ATTEMPTS = 1 << 20
 MOST_SUCCESSORS = 8
 LONGEST_RECORD_BYTES = 1 << 20
 # What a host found out about itself, and how it can be probed; both are read by others than these.
@@ -59,7 +64,16 @@ def _tasks_of(shape: type[Task]) -> Callable[[Any], tuple[Task, ...]]:
     return read
 
 
-Number = Annotated[int, number_of(_MOST_ATTEMPTS)]
+def _tasks_of_host(value: object) -> tuple[TaskRecord, ...]:
+    tasks = _tasks_of(TaskRecord)(value)
+    if sum(task.nproc for task in tasks) > _MOST_RANKS_OF_A_HOST:
+        raise ValueError("too many ranks for a host")
+    return tasks
+
+
+Number = Annotated[int, number_of(_LARGEST)]
+Attempt = Annotated[int, number_of(_MOST_ATTEMPTS)]
+Ranks = Annotated[int, number_of(MOST_RANKS)]
 Port = Annotated[int, number_of(_HIGHEST_PORT)]
 Name = Annotated[str, _name]
 Path = Annotated[str, text_of(_LONGEST_PATH)]
@@ -85,12 +99,12 @@ class HostRecord(Value):
     """
 
     name: Name
-    tasks: Annotated[tuple[TaskRecord, ...], _tasks_of(TaskRecord)]
+    tasks: Annotated[tuple[TaskRecord, ...], _tasks_of_host]
     addresses: Addresses = ()
     port: Port = 0
     files: Path = ""
-    attempt: Number = 0
-    restarts: Number = 0
+    attempt: Attempt = 0
+    restarts: Attempt = 0
     most: Annotated[int, number_of(_MOST_HOSTS)] = 1
     born: Annotated[str, text_of(_LONGEST_NAME)] = ""
     host_info: Annotated[str, text_of(_LONGEST_INFO)] = ""
@@ -101,11 +115,11 @@ class HostRecord(Value):
 class TaskAssignment(Value):
     """The assignments of one task's ranks: each base is the number of its first rank."""
 
-    nproc: Number
-    base_rank: Number
-    role_base: Number
-    role_world_size: Number
-    local_base: Number
+    nproc: Ranks
+    base_rank: Ranks
+    role_base: Ranks
+    role_world_size: Ranks
+    local_base: Ranks
 
 
 class Successor(Value):
@@ -137,15 +151,15 @@ class HostAssignment(Value):
     ranks that all hosts were started with, in order of their numbers.
     """
 
-    attempt: Number
-    restarts: Number
+    attempt: Attempt
+    restarts: Attempt
     host: Number
     hosts: Annotated[int, number_of(_MOST_HOSTS)]
     label: Name
     leader_name: Name
     leader_addresses: Addresses
     files: Path
-    world_size: Number
+    world_size: Ranks
     chunk_limit_bytes: Annotated[int, number_of(_LARGEST_CHUNK_BYTES)]
     tasks: Annotated[tuple[TaskAssignment, ...], _tasks_of(TaskAssignment)]
     probe_endpoints: tuple[ProbeTarget, ...] = ()

@@ -47,7 +47,7 @@ from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.served_stores import ServedStores
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import StoreSearch
-from saferun.coordinator.torch_handler import next_rendezvous, wait_as_torch_does
+from saferun.coordinator.torch_handler import handler_conf, next_rendezvous, wait_as_torch_does
 from saferun.coordinator.torch_store import loopback_address, open_store
 from saferun.text.master_port import ENDPOINT
 
@@ -170,13 +170,7 @@ class HandlerRendezvous:
     def _open(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
         from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-        # Etcd's first handler has one time for all, by another name.
-        late_s = max(1, int(rdzv.timeout_s))
-        conf = {
-            "join_timeout": late_s,
-            **({"timeout": late_s} if rdzv.request.backend == "etcd" else {}),
-            **rdzv.request.conf,
-        }
+        conf = handler_conf(rdzv.request.backend, rdzv.timeout_s, rdzv.request.conf)
         try:
             place = (rdzv.request.backend, rdzv.request.endpoint, rdzv.run_id)
             parameters = RendezvousParameters(*place, rdzv.least, rdzv.most, rdzv.request.local_addr, **conf)

@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from saferun.cluster.join_messages import EndNote
 from saferun.coordinator.assignments import (
+    MOST_RANKS,
     HostAssignment,
     HostRecord,
     assign,
@@ -367,6 +368,12 @@ def _check_agreement(records: Sequence[HostRecord]) -> None:
     for record in records:
         if (message := disagreement(records[0], record)) is not None:
             raise JoinFailedError(message, "give all hosts the same --nnodes")
+    ranks = sum(task.nproc for record in records for task in record.tasks)
+    if ranks > MOST_RANKS:
+        raise JoinFailedError(
+            f"the hosts have {ranks} ranks together, and a job may have {MOST_RANKS}",
+            "look at --nproc-per-node on all hosts",
+        )
 
 
 def attempt_prefix(attempt: int) -> str:

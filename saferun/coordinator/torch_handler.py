@@ -1,4 +1,4 @@
-"""How torch's rendezvous handlers are called where the store of the rendezvous stands still for a while.
+"""What torch's rendezvous handlers are given, and how they are called where the store stands still for a while.
 
 torch's client gives up a value for which it has waited as long as the store's timeout, and sees that the store is there
 again at the same moment. The handler takes that for a failed connection, and whoever fails closes the rendezvous for
@@ -12,13 +12,32 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from saferun.coordinator.rendezvous_round import RendezvousRound
 
 # torch's own read_timeout.
 _READ_TIMEOUT_S = 60.0
 _PAUSE_S = 0.5
+_WITH_JOIN_TIMEOUT = frozenset({"c10d", "etcd-v2"})
 _CONNECTION_ERROR = "RendezvousConnectionError"
 _TIMEOUT_ERRORS = frozenset({"DistStoreError", "TimeoutError"})
+
+
+def handler_conf(backend: str, late_s: float, conf: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a handler.
+
+    Args:
+        backend: its name.
+        late_s: how long late hosts are waited for.
+        conf: what the user has set.
+    """
+    seconds = max(1, int(late_s))
+    # torchrun sets it for every handler: some that are registered cannot do without.
+    given: dict[str, Any] = {"timeout": seconds}
+    if backend in _WITH_JOIN_TIMEOUT:
+        given["join_timeout"] = seconds
+    return {**given, **conf}
 
 
 def wait_as_torch_does(store: Any, read_timeout_s: float) -> None:  # noqa: ANN401 - torch may be there in part only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 from saferun.config import RendezvousConfig
@@ -22,6 +23,7 @@ _MOST_DIGITS, _FOR_EVER_S = 9, 1e9  # some 30 years
 _CONNECT_S = 3.0
 _MOST_HOSTS = 1 << 17
 _ENTRY_POINTS = "torchrun.handlers"
+_REGISTRY = "torch.distributed.elastic.rendezvous.api"
 
 
 def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # noqa: ANN401 - argparse's namespace
@@ -146,12 +148,19 @@ def check_service(backend: str, endpoint: str) -> None:
     if backend not in _BACKENDS:
         from importlib.metadata import entry_points
 
-        registered = sorted({point.name for point in entry_points(group=_ENTRY_POINTS)})
+        registered = sorted({point.name for point in entry_points(group=_ENTRY_POINTS)} | _registered_here())
         if backend not in registered:
             known = ", ".join((*_BACKENDS, *registered))
             raise UsageError(f"--rdzv-backend {backend}: torch knows no such rendezvous", f"known are {known}")
     if backend in {"etcd", "etcd-v2"} and not endpoint.strip():
         raise UsageError(f"--rdzv-backend {backend} has no address", "say where etcd is, as --rdzv-endpoint HOST:PORT")
+
+
+def _registered_here() -> set[str]:
+    """The handlers that were registered in this process, by a ``sitecustomize``: it runs in the coordinator too."""
+    api = sys.modules.get(_REGISTRY)
+    registry = getattr(getattr(api, "rendezvous_handler_registry", None), "_registry", None)
+    return set(registry) if isinstance(registry, dict) else set()
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int | None]:
@@ -201,10 +210,13 @@ def wait_limits(backend: str, conf: Mapping[str, str]) -> tuple[float | None, fl
     """How long ``--rdzv-conf`` has late hosts and the store of a rendezvous waited for, in seconds; None, 0: not said.
 
     As the handlers of torch read it: ``static`` and ``etcd`` have one time for all; the others have one for the hosts
-    and one for the store, a minute where it is not given.
+    and one for the store, a minute where it is not given. Settings of handlers that are not torch's own may have the
+    same names, and mean what they like: only what is a number of seconds counts.
     """
     if backend in {"static", "etcd"}:
         return _conf_seconds(conf, "timeout"), 0.0
+    if backend not in _BACKENDS:
+        conf = {key: text for key, text in conf.items() if _is_seconds(text)}
     join_s, connect_s = _conf_seconds(conf, "join_timeout"), _conf_seconds(conf, "read_timeout")
     if connect_s is None:
         connect_s = 0.0 if join_s is None else _READ_TIMEOUT_S
@@ -215,10 +227,14 @@ def _conf_seconds(conf: Mapping[str, str], key: str) -> float | None:
     text = conf.get(key)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and text.strip("0")):
+    if not _is_seconds(text):
         raise UsageError(f"--rdzv-conf {key}={text} is not a number of seconds", "use a whole number above 0")
     # Nines without end are how people write for ever.
     return float(text) if len(text.lstrip("0")) <= _MOST_DIGITS else _FOR_EVER_S
+
+
+def _is_seconds(text: str) -> bool:
+    return text.isascii() and text.isdigit() and bool(text.strip("0"))
 
 
 def store_type(options: Mapping[str, str]) -> str:

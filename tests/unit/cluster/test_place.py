@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -176,6 +178,34 @@ def test_time_limits_of_the_rendezvous_are_torchruns(backend: str, conf: str, li
     where = ("--rdzv-backend", backend, "--rdzv-endpoint", "127.0.0.1:29511", "--rdzv-conf", conf)
     hosts = config_of("--nnodes", "2", "--start-timeout", "60", *where).hosts
     assert (hosts.start_timeout_s, hosts.connect_timeout_s) == limits
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Torch's registry of handlers, as a sitecustomize has filled it."""
+    registry: dict[str, object] = {"mine": print}
+    module = SimpleNamespace(rendezvous_handler_registry=SimpleNamespace(_registry=registry))
+    monkeypatch.setitem(sys.modules, "torch.distributed.elastic.rendezvous.api", module)
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("conf", "limits"),
+    [
+        ("join_timeout=10m,read_timeout=soon", (60.0, 0.0)),
+        ("join_timeout=4", (4.0, 60.0)),
+        ("timeout=x", (60.0, 0.0)),
+    ],
+)
+def test_settings_of_a_registered_handler_mean_what_it_likes(
+    registry: dict[str, object], conf: str, limits: tuple[float, float]
+) -> None:
+    """It is found where it was registered in this process, and what is no number of seconds is its own affair."""
+    where = ("--rdzv-backend", "mine", "--rdzv-endpoint", "somewhere", "--rdzv-conf", conf)
+    hosts = config_of("--nnodes", "2", "--start-timeout", "60", *where).hosts
+    assert (hosts.start_timeout_s, hosts.connect_timeout_s) == limits
+    registry.clear()
+    assert "torch knows no such rendezvous" in refusal("--nnodes", "2", *where).what
 
 
 def test_the_port_for_saferuns_own_messages() -> None:

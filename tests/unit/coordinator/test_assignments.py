@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -110,10 +111,28 @@ def test_a_malformed_record_is_none(record: HostRecord, data: st.DataObject) -> 
     for mutant in ({**fields, field: data.draw(JSON)}, {key: fields[key] for key in fields if key != field}):
         found = decode_record(json.dumps(mutant))
         if found is not None:
-            assert all(0 <= task.nproc <= 65536 for task in found.tasks)
+            assert all(0 <= task.nproc <= 4096 for task in found.tasks)
             assert found.tasks
             assert assign([found])[0].attempt == found.attempt
             assert decode_record(encode_record(found)) == found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tasks": [[4097, "default", 1]]},
+        {"tasks": [[4096, "default", 1]] * 17},
+        {"attempt": (1 << 20) + 1},
+        {"restarts": 1 << 40},
+    ],
+    ids=str,
+)
+def test_a_record_that_no_host_can_mean_is_none(changes: dict[str, Any]) -> None:
+    """The leader keeps something of each rank, and all hosts adopt the highest numbers."""
+    record = HostRecord("node1", (TaskRecord(4096, "default", 1),) * 16, attempt=1 << 20, restarts=1 << 20)
+    fields = json.loads(encode_record(record))
+    assert decode_record(json.dumps(fields)) == record
+    assert decode_record(json.dumps({**fields, **changes})) is None
 
 
 @given(JOBS, st.data())

@@ -238,6 +238,18 @@ def test_the_record_of_a_process_that_has_ended_may_be_replaced(
     assert is_gone(own._replace(born="another", **changes), own) is gone
 
 
+def test_a_job_of_more_ranks_than_a_leader_can_keep_does_not_begin() -> None:
+    """Whatever the records say."""
+    store = Store()
+    many = OWN._replace(tasks=(TaskRecord(4096, "default", 1),) * 16)
+    for host in range(1, 17):
+        store.put(f"r0/host/{host}", encode_record(many._replace(name=f"node{host}")))
+    store.put("r0/read", "99")
+    rdzv = RendezvousRound(fit(JoinRequest, MEETING))
+    with pytest.raises(JoinFailedError, match="the hosts have 1048577 ranks together, and a job may have 1048576"):
+        RecordCollection(Client(store), "r0/", 17, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
+
+
 def early(hosts: int) -> tuple[Store, RecordCollection]:
     """A rendezvous whose hosts have all come long before the last one."""
     store = Store()

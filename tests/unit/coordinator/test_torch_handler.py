@@ -12,6 +12,7 @@ from saferun.coordinator import handler_rendezvous, torch_handler
 from saferun.coordinator.handler_rendezvous import HandlerRendezvous
 from saferun.coordinator.rendezvous_round import JoinFailedError
 from saferun.coordinator.store_client import StoreClient
+from saferun.coordinator.torch_handler import handler_conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +109,24 @@ def test_nothing_is_tried_again_when_the_rendezvous_is_over(rendezvous: HandlerR
     with pytest.raises(JoinFailedError):
         met(rendezvous, handler, rdzv)
     assert handler.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "conf", "expected"),
+    [
+        ("c10d", {}, {"timeout": 600, "join_timeout": 600}),
+        ("etcd-v2", {"join_timeout": "7"}, {"timeout": 600, "join_timeout": "7"}),
+        ("etcd", {}, {"timeout": 600}),
+        ("etcd", {"timeout": "5"}, {"timeout": "5"}),
+        ("mine", {"key": "value"}, {"timeout": 600, "key": "value"}),
+        ("mine", {"timeout": "5", "join_timeout": "10m"}, {"timeout": "5", "join_timeout": "10m"}),
+    ],
+)
+def test_a_handler_is_given_what_torchrun_gives_it(
+    backend: str, conf: dict[str, str], expected: dict[str, object]
+) -> None:
+    """One that is registered may know no other time than ``timeout``."""
+    assert handler_conf(backend, 600.4, conf) == expected
 
 
 class Store:
