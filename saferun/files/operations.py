@@ -160,9 +160,7 @@ def make_scratch_directories(run_id: str, is_large: int, names: list[str]) -> tu
         The temporary directory, its device and its inode.
     """
     scratch = _scratches.setdefault((run_id, is_large), Scratch(logs_id(run_id) if is_large else run_id))
-    base = scratch.path() if is_large else scratch.memory_path()
-    for name in names:
-        os.makedirs(os.path.join(base, name), exist_ok=True)
+    base = scratch.path(names) if is_large else scratch.memory_path(names)
     return next(made for made in scratch.made if made[0] == base)
 
 

@@ -273,8 +273,9 @@ class RunDirectory:
         Args:
             attempt: the attempt's number.
             ranks: the ranks.
-            on_made: takes the directories, or why there is no temporary directory. Where a file system does not answer,
-                the ranks are not kept from their start: the directories are where they will be, or empty.
+            on_made: takes the directories, or why there is none for logs. Where a file system does not answer, or has
+                no room for error files, the ranks are not kept from their start: the directories are where they will
+                be, or empty.
             is_large: logs that the user wants: they may be too large for memory, and stay, as torchrun's do.
         """
         names = [os.path.join(f"attempt_{attempt}", f"rank_{rank}") for rank in ranks]
@@ -285,7 +286,9 @@ class RunDirectory:
 
         def on_answer(answer: WriterAnswer | None) -> None:
             if answer is not None and answer.error is not None:
-                on_made(answer.error)
+                if not is_large:
+                    self._warn(f"no error files of the ranks: {answer.error.filename}: {answer.error.strerror}")
+                on_made(answer.error if is_large else [""] * len(names))
                 return
             base = Scratch(logs_id(self._run_id)).expected_path() if is_large else ""
             if answer is not None:

@@ -25,6 +25,7 @@ Processes
     ``stuck``, ``syscalls``: what a process waits for; empty or None if that is not readable.
     ``sockets``, ``sock_diag``: peers of sockets and bytes of TCP connections; without socket diagnostics the peers of
     Unix sockets are unknown, and so are the bytes. ``connections``: whom TCP connections lead to, as /proc shows them.
+    ``quiet_sockets``: over which of them nothing moves; without socket diagnostics that is known of none.
 Limits
     ``cgroups``, ``process_room``, ``container``: both versions of control groups; without one there is no limit.
     ``memory_limit``, ``core_limits``, ``core_pattern``: a refused limit is left as it is.

@@ -1,7 +1,8 @@
 """The TCP connections that processes have open, by whom they lead to; and who listens on a port.
 
-Only /proc is read, which waits for nothing, unlike the kernel's socket diagnosis (``sock_diag``). Addresses stay as
-/proc has them: to format them takes modules that may not be imported while ranks run.
+Only /proc is read, which waits for nothing, unlike the kernel's socket diagnosis (``sock_diag``): a fork asks that over
+which connections nothing moves. Addresses stay as /proc has them: to format them takes modules that may not be imported
+while ranks run.
 
 Sources: proc_pid_fd(5); proc_pid_net(5); tcp(7); include/net/tcp_states.h of Linux.
 """
@@ -12,6 +13,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 
 from saferun.linux.procfs import read_environ_entry, read_stat
+from saferun.linux.quiet_sockets import quiet_sockets
 from saferun.linux.small_files import read_bytes, read_link
 from saferun.model import Value
 
@@ -66,8 +68,8 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
     """The TCP connections of these processes, without those to the job's store and to monitoring services.
 
     A connection to a port on which one of the processes listens is left out as well: a server waits for clients (a
-    browser, Prometheus), which may stay connected for ever. A process of which it is unknown counts as connected, such
-    as one under sudo, whose descriptors may not be read.
+    browser, Prometheus), which may stay connected for ever; and one over which nothing moves, such as ssh's tunnels. A
+    process of which it is unknown counts as connected, such as one under sudo, whose descriptors may not be read.
 
     Args:
         pids: the processes.
@@ -84,6 +86,7 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
     outside, pairs = {pid for pid in pids if found[pid] is None and _is_alive(pid)}, set[tuple[int, int]]()
     table_of = {pid: _table_of(pid, tables) for pid in pids if found[pid] is not None}
     served_in = _served_ports(table_of, held)
+    leading: dict[int, set[int]] = {}  # each connection that leads outside -> who has it open
     for pid, table in table_of.items():
         served = served_in[id(table)]
         if not table.is_whole and not held[pid] <= table.sockets.keys():
@@ -95,7 +98,9 @@ def connections_of(pids: Collection[int], others: Iterable[int] = ()) -> Connect
             partners = holders.get(table.inodes.get((one.remote, one.local), 0), set())
             pairs |= {(pid, partner) for partner in partners if partner in ports and partner != pid}
             if not partners and _port(one.local) not in served:
-                outside.add(pid)
+                leading.setdefault(inode, set()).add(pid)
+    for inode in leading.keys() - quiet_sockets(leading):
+        outside |= leading[inode]
     return Connections(frozenset(outside), frozenset(pairs))
 
 

@@ -36,21 +36,27 @@ class Scratch:
         self.on_made: Callable[[str, Identity], None] = _nothing
         """Called with each directory that was made, for the process that removes them if this one cannot."""
 
-    def path(self) -> str:
+    def path(self, names: Sequence[str] = ()) -> str:
         """The directory for large files, made if needed. It is this user's and private.
 
-        Raises:
-            OSError: it cannot be made anywhere.
-        """
-        return self._first(scratch_bases())
+        Args:
+            names: directories in it, made as well.
 
-    def memory_path(self) -> str:
+        Raises:
+            OSError: it cannot be made anywhere, or not with these.
+        """
+        return self._first(scratch_bases(), names)
+
+    def memory_path(self, names: Sequence[str] = ()) -> str:
         """The directory for small files: in memory if possible, where no disk can block.
 
+        Args:
+            names: directories in it, made as well.
+
         Raises:
-            OSError: it cannot be made anywhere.
+            OSError: it cannot be made anywhere, or not with these.
         """
-        return self._first(_memory_first())
+        return self._first(_memory_first(), names)
 
     def in_memory_path(self) -> str:
         """The directory for small files in memory; no disk is accessed.
@@ -108,15 +114,19 @@ class Scratch:
         self._locks.clear()
         self._noted.clear()
 
-    def _first(self, bases: Sequence[str]) -> str:
+    def _first(self, bases: Sequence[str], names: Sequence[str] = ()) -> str:
         failure = _no_place()
         # Existing ones first: nothing moves because a better place has space again.
         paths = [os.path.join(base, self._name) for base in bases]
         for path in sorted(paths, key=lambda path: path not in self._locks):
             try:
                 self._make(path)
+                for name in names:
+                    os.makedirs(os.path.join(path, name), exist_ok=True)
             except OSError as error:
                 failure = error
+                if path in self._locks:
+                    _remove_empty(path, names)
             else:
                 return path
         raise failure
@@ -148,6 +158,16 @@ class Scratch:
         if known is not None:
             os.close(known[0])
         self.on_made(path, which)
+
+
+def _remove_empty(path: str, names: Sequence[str]) -> None:
+    """Remove what was made of a directory that cannot be used, from the inside out."""
+    inner = dict.fromkeys(os.path.dirname(name) for name in names)
+    for name in (*names, *inner):
+        with suppress(OSError):
+            os.rmdir(os.path.join(path, name))
+    with suppress(OSError):
+        os.rmdir(path)
 
 
 def logs_id(run_id: str) -> str:

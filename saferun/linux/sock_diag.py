@@ -34,7 +34,9 @@ _INET_MESSAGE = struct.Struct("=4BHH16s16s12xIIIII")
 # include/net/tcp_states.h: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK and LISTEN.
 _TCP_LISTEN = 10
 _TCP_STATES = sum(1 << state for state in (1, 4, 5, 8, 9, _TCP_LISTEN))
-# In struct tcp_info: tcpi_bytes_acked and tcpi_bytes_received.
+# In struct tcp_info: tcpi_last_data_sent and tcpi_last_data_recv in ms, tcpi_bytes_acked and tcpi_bytes_received.
+_TCP_AGES = struct.Struct("=I4xI")
+_TCP_AGES_AT = 44
 _TCP_BYTES = struct.Struct("=QQ")
 _TCP_BYTES_AT = 120
 _V4_IN_V6 = bytes(10) + b"\xff\xff"
@@ -49,6 +51,8 @@ class TcpCounters(Value):
         is_listening: whether it takes in connections.
         sent_bytes: how much the other end has acknowledged.
         taken_bytes: how much has been received and read by a process.
+        waiting_bytes: how much the other end has yet to acknowledge.
+        quiet_s: how long ago data was sent or received, to keep the connection alive aside; 0 where unknown.
     """
 
     local: tuple[bytes, int]
@@ -56,6 +60,8 @@ class TcpCounters(Value):
     is_listening: bool
     sent_bytes: int
     taken_bytes: int
+    waiting_bytes: int = 0
+    quiet_s: float = 0.0
 
 
 def tcp_counters() -> dict[int, TcpCounters] | None:
@@ -63,11 +69,13 @@ def tcp_counters() -> dict[int, TcpCounters] | None:
     found: dict[int, TcpCounters] = {}
 
     def take(message: bytes, attributes: dict[int, bytes]) -> None:
-        (family, state, _, _, local_port, remote_port, local, remote, _, unread, _, _, inode) = (
+        (family, state, _, _, local_port, remote_port, local, remote, _, unread, unsent, _, inode) = (
             _INET_MESSAGE.unpack_from(message)
         )
         info = attributes.get(_INET_DIAG_INFO, b"")
-        sent = received = 0
+        sent = received = quiet_ms = 0
+        if len(info) >= _TCP_AGES_AT + _TCP_AGES.size:
+            quiet_ms = min(_TCP_AGES.unpack_from(info, _TCP_AGES_AT))
         if len(info) >= _TCP_BYTES_AT + _TCP_BYTES.size:
             sent, received = _TCP_BYTES.unpack_from(info, _TCP_BYTES_AT)
         is_listening = state == _TCP_LISTEN
@@ -78,6 +86,8 @@ def tcp_counters() -> dict[int, TcpCounters] | None:
                 is_listening,
                 sent,
                 0 if is_listening else max(0, received - unread),
+                0 if is_listening else unsent,
+                quiet_ms / 1000,
             )
 
     has_answered = False

@@ -196,6 +196,24 @@ def test_a_slow_upload_over_a_connection_is_waited_for(tmp_path: Path) -> None:
         assert "idle" not in job.err
 
 
+TUNNEL = SENDING.replace('client.send(b"x")', "pass")
+
+
+def test_what_has_a_connection_over_which_nothing_moves_is_ended_like_what_does_nothing(tmp_path: Path) -> None:
+    """The master of ssh's ControlPersist, or a tunnel: it held a finished job for ten minutes."""
+    source = f"{IDLE_AFTER_1_S}    import saferun.linux.quiet_sockets as quiet; quiet._QUIET_S = 0.0\n"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "port").write_text(str(server.getsockname()[1]))
+        with running(tmp_path, TUNNEL, environ=customized(tmp_path, source), store=False) as job:
+            job.hear("connected")
+            connection, _ = server.accept()
+            with connection:
+                job.release("end")
+                assert job.wait() == 0
+        assert ", idle for 1 s" in job.err
+        assert not (tmp_path / "uploaded.0").exists()
+
+
 SERVING = """
 import socket
 from rank import *

@@ -13,7 +13,7 @@ from saferun.files import earlier_run, operations
 from saferun.files.file_stream import OnAnswer
 from saferun.files.run_dir import BASE, RunDirectory
 from saferun.linux import abandoned_scratch
-from saferun.linux.scratch import Scratch, logs_id
+from saferun.linux.scratch import Scratch, logs_id, shared_bases
 from tests.direct_files import DirectFiles
 
 ID = "0123456789abcdef"
@@ -202,6 +202,47 @@ def test_a_temporary_directory_of_which_nothing_is_heard_keeps_no_rank_from_its_
     assert made == [names if is_large else ["", ""]]
     run_dir.close()
     assert asked == ["make_scratch_directories", "remove_directories"], "whoever may have made it removes it"
+
+
+def no_room_below(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    """The last inodes of these file systems go to the directories of runs."""
+    plain = os.mkdir
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        if os.fspath(path).startswith(prefix) and "/attempt_" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        plain(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+
+
+def test_memory_without_inodes_for_a_rank_s_directory_is_not_used(
+    warnings: Warnings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the run may be the last that it takes."""
+    no_room_below(monkeypatch, "/dev/shm/")
+    run_dir = make(None, warnings, wanted=False)
+    path = scratch_of(run_dir)
+    assert path.is_dir()
+    assert not path.is_relative_to("/dev/shm")
+    run_dir.close()
+    assert not path.exists()
+    assert not os.path.exists(f"/dev/shm/saferun-{ID}")
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_no_room_for_error_files_keeps_no_rank_from_its_start(
+    warnings: Warnings, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
+) -> None:
+    """The user has asked for logs, and not for error files."""
+    no_room_below(monkeypatch, "/")
+    run_dir = make(None, warnings, wanted=False)
+    made: list[list[str] | OSError] = []
+    run_dir.make_scratch(1, [3, 4], made.append, is_large=is_large)
+    assert isinstance(made[0], OSError) if is_large else made == [["", ""]]
+    assert len(warnings) == (0 if is_large else 1)
+    run_dir.close()
+    assert not [base for base in shared_bases() if os.path.exists(f"{base}/saferun-{logs_id(ID)}")]
 
 
 def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: Path, warnings: Warnings) -> None:

@@ -58,6 +58,7 @@ BEFORE_THE_RANKS = {
 IN_FORKS = {
     "saferun.captures.examiner_process": "the examiner",
     "saferun.preflight.checks.server": "the check process",
+    "saferun.linux.sock_diag": "over which connections nothing moves",
     "saferun.env.lint.__main__": "a child of the examiner",
     "saferun.files.run_index": "a fork of the writer process",
     "saferun.files.run_removal": "a fork of the writer process",

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from saferun.linux import connections as module
+from saferun.linux import quiet_sockets as quiet_module
+from saferun.linux import sock_diag
 from saferun.linux.connections import connections_of, listens_on
 
 
@@ -285,6 +287,72 @@ def test_a_descriptor_that_is_closed_meanwhile_is_skipped(monkeypatch: pytest.Mo
         real = os.listdir
         monkeypatch.setattr(os, "listdir", lambda path: ["99", *real(path)] if path.endswith("/fd") else real(path))
         assert connections_of([uploader]).outside == {uploader}
+
+
+@pytest.fixture
+def quiet_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is quiet at once."""
+    monkeypatch.setattr(quiet_module, "_QUIET_S", 0.0)
+    monkeypatch.setattr(quiet_module, "_late", [])
+
+
+@pytest.mark.usefixtures("quiet_after")
+def test_a_connection_over_which_nothing_moves_is_none() -> None:
+    """The master of ssh's ControlPersist, a tunnel: it held a finished job for ten minutes, and was killed then."""
+    with connected() as (client, served), holding(client) as tunnel, holding(served):
+        client.close()
+        served.close()
+        assert connections_of([tunnel]).outside == frozenset()
+
+
+def test_a_connection_over_which_something_has_moved_lately_counts() -> None:
+    with connected() as (client, served), holding(client) as uploader, holding(served):
+        client.sendall(b"x")
+        client.close()
+        served.close()
+        assert connections_of([uploader]).outside == {uploader}
+
+
+@pytest.mark.usefixtures("quiet_after")
+def test_a_connection_with_data_that_the_other_end_has_not_taken_counts() -> None:
+    """An upload that a server keeps waiting."""
+    with connected() as (client, served), holding(client) as uploader, holding(served):
+        client.setblocking(False)
+        while True:
+            try:
+                client.send(bytes(1 << 16))
+            except BlockingIOError:
+                break
+        client.close()
+        served.close()
+        assert connections_of([uploader]).outside == {uploader}
+
+
+@pytest.mark.usefixtures("quiet_after")
+def test_without_socket_diagnosis_a_connection_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sock_diag, "_NETLINK_SOCK_DIAG", 31)  # there is no such protocol
+    with connected() as (client, served), holding(client) as uploader, holding(served):
+        client.close()
+        served.close()
+        assert connections_of([uploader]).outside == {uploader}
+
+
+@pytest.mark.usefixtures("quiet_after")
+def test_where_socket_diagnosis_does_not_answer_a_connection_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for a kernel module on a file system that is dead, and is waited for once."""
+    asked = list[float]()
+
+    def late(_serve: object, timeout_s: float, _name: str) -> tuple[bytes, None]:
+        asked.append(timeout_s)
+        return b"", None
+
+    monkeypatch.setattr(quiet_module, "run_forked", late)
+    with connected() as (client, served), holding(client) as uploader, holding(served):
+        client.close()
+        served.close()
+        assert connections_of([uploader]).outside == {uploader}
+        assert connections_of([uploader]).outside == {uploader}
+    assert len(asked) == 1
 
 
 def test_a_malformed_port_is_none() -> None:

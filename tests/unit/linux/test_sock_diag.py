@@ -45,6 +45,20 @@ def test_bytes_count_when_they_have_been_read(ends: tuple[socket.socket, socket.
         assert [found[inode_of(one)].is_listening for one in ends] == [True, False, False]
 
 
+def test_how_long_a_connection_has_been_quiet(ends: tuple[socket.socket, socket.socket, socket.socket]) -> None:
+    listener, connected, accepted = ends
+    with listener, connected, accepted:
+        time.sleep(0.3)
+        found = tcp_counters()
+        assert found is not None
+        assert found[inode_of(connected)].quiet_s >= 0.2
+        assert found[inode_of(connected)].waiting_bytes == 0
+        connected.sendall(b"x")
+        found = tcp_counters()
+        assert found is not None
+        assert max(found[inode_of(one)].quiet_s for one in (connected, accepted)) < 0.2
+
+
 def test_an_ipv4_address_is_the_same_in_an_ipv6_socket() -> None:
     """Else the two ends of a connection would not be known to be one."""
     with socket.socket(socket.AF_INET6) as listener:
