@@ -61,6 +61,7 @@ _BORING = Calls(
     ("/torch/utils/data/_utils/worker.py", ("_worker_loop",)),
     ("/torch/autograd/graph.py", ("_engine_run_backward",)),
     ("/saferun/inject/sitecustomize.py", ()),
+    ("/saferun/inject/saferun_hook.py", ()),
     ("<saferun>", ()),  # the same, once it is at work
 )
 # Native calls that only lead from Python to what is called.

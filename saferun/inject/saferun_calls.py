@@ -12,7 +12,7 @@ chosen one are not recorded. Forked children record nothing.
 * names, each written once: size, line, place of the file's name (4 bytes each), UTF-8;
 * a ring of 256 events for each thread: time; kind, place of the function's name, line.
 
-As ``sitecustomize.py`` this uses ``os``, ``sys`` and modules in C, and is silent; it ends at its first mistake. What
+As ``saferun_hook.py`` this uses ``os``, ``sys`` and modules in C, and is silent; it ends at its first mistake. What
 signal handlers of the script raise while a call is recorded is the script's.
 """  # noqa: INP001 - the directory stands on PYTHONPATH; a package it is not
 

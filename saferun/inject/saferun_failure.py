@@ -12,7 +12,7 @@ The hook loads it; a script's ``saferun.record`` uses it, too. It runs where a p
 
 ``saferun_written.py`` has the names of secrets, makes the record JSON and writes it.
 
-As ``sitecustomize.py`` this uses ``os`` and ``sys`` only. ``saferun/text/failure_record.py`` reads the record, as JSON.
+As ``saferun_hook.py`` this uses ``os`` and ``sys`` only. ``saferun/text/failure_record.py`` reads the record, as JSON.
 """  # noqa: INP001 - the directory stands on PYTHONPATH; a package it is not
 
 import os

@@ -1,4 +1,4 @@
-"""A post-mortem debugger in a rank, for ``--pdb``. The hook (``sitecustomize.py``) loads it where that is asked for.
+"""A post-mortem debugger in a rank, for ``--pdb``. The hook (``saferun_hook.py``) loads it where that is asked for.
 
 The first rank of the job with an exception that ends it opens pdb where it was raised; others that fail meanwhile wait
 until it has ended, so that their end does not stop the rank in the debugger. The exit code is that of the exception.

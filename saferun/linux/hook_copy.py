@@ -9,8 +9,15 @@ from saferun.linux.ownership import remove_tree
 
 _NAME = "hook"
 _FILE = "sitecustomize.py"
-_OTHERS = ("saferun_failure.py", "saferun_written.py", "saferun_calls.py", "saferun_rings.py", "saferun_pdb.py")
-"""What the hook loads, the last three where they are asked for."""
+_OTHERS = (
+    "saferun_hook.py",
+    "saferun_failure.py",
+    "saferun_written.py",
+    "saferun_calls.py",
+    "saferun_rings.py",
+    "saferun_pdb.py",
+)
+"""What it loads, the last three where they are asked for."""
 
 
 def copy_hook(source: str, directory: str) -> None:

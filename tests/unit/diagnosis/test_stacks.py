@@ -60,6 +60,7 @@ def drawn(nodes: tuple[StackNode, ...], indent: str = "") -> list[str]:
         ("/src/pytorch/torch/_tensor.py", False),
         ("/tmp/torchinductor_me/ab/cab.py", False),
         ("/opt/saferun/inject/sitecustomize.py", False),
+        ("/opt/saferun/inject/saferun_hook.py", False),
         ("/build/Python-3.11.7/Modules/socketmodule.c", False),
         ("<frozen runpy>", False),
         ("<string>", False),

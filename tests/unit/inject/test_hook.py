@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import glob
 import importlib
 import os
 import re
@@ -239,7 +240,7 @@ def test_where_there_is_no_other_the_name_is_free(tmp_path: Path) -> None:
 
 def test_only_what_is_there_already_is_imported() -> None:
     """Every other module would show in sys.modules; even ``from __future__`` would."""
-    tree = ast.parse((INJECT / "sitecustomize.py").read_text())
+    tree = ast.parse((INJECT / "sitecustomize.py").read_text() + (INJECT / "saferun_hook.py").read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert names == {"os", "sys", "faulthandler", "atexit"}
     for_types = [
@@ -252,10 +253,61 @@ def test_only_what_is_there_already_is_imported() -> None:
     assert {"faulthandler", "atexit"} <= set(sys.builtin_module_names)
 
 
-@pytest.mark.parametrize("name", ["sitecustomize", "launcher_hook"])
+@pytest.mark.parametrize("name", ["sitecustomize", "saferun_hook", "launcher_hook"])
 def test_older_pythons_can_read_it(name: str) -> None:
     """One that cannot complains at each start, and leaves out the user's own: RHEL 8's system Python is 3.6."""
     ast.parse((INJECT / f"{name}.py").read_text(), feature_version=(3, 6))
+
+
+def test_what_python_imports_first_has_no_syntax_of_python_3() -> None:
+    """A shell script that is a rank may start any Python."""
+    tree = ast.parse((INJECT / "sitecustomize.py").read_text())
+    new = (ast.JoinedStr, ast.AnnAssign, ast.Nonlocal, ast.NamedExpr, ast.Starred, ast.AsyncFunctionDef, ast.Await)
+    assert not [node for node in ast.walk(tree) if isinstance(node, new)]
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        arguments = function.args
+        assert function.returns is None
+        assert not arguments.kwonlyargs
+        assert not [one for one in arguments.args if one.annotation is not None]
+
+
+OLD_PYTHONS = [
+    path
+    for version in ("2.7", "3.5", "3.6", "3.7")
+    for path in glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))
+]
+
+
+@pytest.mark.skipif(not OLD_PYTHONS, reason="there is no old Python here")
+@pytest.mark.parametrize("has_own", [True, False])
+def test_an_old_python_runs_the_site_s_own_and_complains_of_nothing(tmp_path: Path, *, has_own: bool) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    if has_own:
+        (site / "sitecustomize.py").write_text("import sys\nsys.from_the_real_one = __name__\n")
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    for path in INJECT.glob("*.py"):  # Python 2 leaves what it compiles beside the file
+        (hook / path.name).write_bytes(path.read_bytes())
+    code = """if True:
+        import os, sys
+        print(getattr(sys, "from_the_real_one", None))
+        print(sorted(name for name in sys.modules if "custom" in name or "saferun" in name))
+        print([name for name in os.environ if "SAFERUN" in name], os.environ["PYTHONPATH"], "%s" in sys.path)
+    """
+    for python in OLD_PYTHONS:
+        environ = environ_of(tmp_path / "a0r0", PYTHONPATH=str(site))
+        environ["PYTHONPATH"] = environ["PYTHONPATH"].replace(str(INJECT), str(hook))
+        told = subprocess.run(
+            [python, "-c", code % hook], env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        )
+        wanted = ("sitecustomize", "['sitecustomize']") if has_own else ("None", "[]")
+        lines = told.stdout.splitlines()
+        assert (lines[0], lines[1], told.stderr) == (*wanted, ""), python
+        # What Python 2 prints of several values has brackets around it.
+        assert f"{site}" in lines[2], python
+        assert "SAFERUN" not in lines[2], python
+        assert str(hook) not in lines[2], python
 
 
 # -------------------------------------------------------------------------------------------------------------- stacks
@@ -364,7 +416,7 @@ def test_an_executed_program_does_not_inherit_our_file(tmp_path: Path) -> None:
 
 def test_the_files_of_the_dead_do_not_pile_up(tmp_path: Path) -> None:
     """A job may start children without number, each with its file; what holds stacks is evidence and stays."""
-    hook = importlib.import_module("saferun.inject.sitecustomize")
+    hook = importlib.import_module("saferun.inject.saferun_hook")
     gone = 2**22 + 1  # no kernel has a process of that number
     for name in (f"a0r0.{gone}.stacks", f"a0r0.{os.getpid()}.stacks", f"a0r1.{gone}.stacks", "a0r0.heartbeat"):
         (tmp_path / name).touch()
@@ -451,13 +503,13 @@ def test_until_there_is_a_process_group_torch_is_left_alone(tmp_path: Path) -> N
         print(dist.distributed_c10d._register_process_group.__module__)
     """
     told = run(["-c", code], environ_of(tmp_path / "a0r0", PYTHONPATH=str(tmp_path)))
-    assert told.stdout == "sitecustomize 1\ntheirs\ntorch.distributed.distributed_c10d\n"
+    assert told.stdout == "saferun_hook 1\ntheirs\ntorch.distributed.distributed_c10d\n"
     assert told.stderr == ""
 
 
 def test_the_server_is_left_out_where_threads_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies of a thread that it is refused, and the rank with it."""
-    hook = importlib.import_module("saferun.inject.sitecustomize")
+    hook = importlib.import_module("saferun.inject.saferun_hook")
     texts = {"/proc/loadavg": "0.0 0.0 0.0 1/900 4711", "/proc/self/cgroup": "0::/job/step\n3:pids:/old\n"}
     monkeypatch.setattr(hook, "_read", lambda path: texts.get(path, ""))
     monkeypatch.setattr(os, "sysconf", lambda _name: -1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.inject import sitecustomize
+from saferun.inject import saferun_hook
 from tests.unit.inject.test_hook import environ_of, hooked_and_plain, run, write_torch
 
 
@@ -77,7 +77,7 @@ def test_what_stays_of_the_hook_names_no_file(tmp_path: Path) -> None:
     )
     ended = run(["-c", program], environ_of(tmp_path / "a0r0"), tmp_path)
     assert ended.stdout == "<saferun>\n" * 4, ended.stderr
-    assert sitecustomize._hide_file.__code__.co_filename == sitecustomize.__file__, "only where it is at work"
+    assert saferun_hook._hide_file.__code__.co_filename == saferun_hook.__file__, "only where it is at work"
 
 
 @pytest.mark.parametrize(

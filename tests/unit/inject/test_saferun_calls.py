@@ -329,7 +329,8 @@ def test_a_script_runs_where_nothing_can_be_recorded(tmp_path: Path, memory: Pat
     else:
         copy = tmp_path / "hook"
         copy.mkdir()
-        (copy / "sitecustomize.py").write_text((INJECT / "sitecustomize.py").read_text())
+        for name in ("sitecustomize.py", "saferun_hook.py"):
+            (copy / name).write_text((INJECT / name).read_text())
         if spoil == "broken":
             (copy / "saferun_calls.py").write_text("def begin(")
         environ["PYTHONPATH"] = str(copy)
