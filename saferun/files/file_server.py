@@ -72,6 +72,7 @@ class FileServer:
     def _add_output(self, stream: int, sink: Sink) -> None:
         if self._index is not None and self._index.add(stream, sink):
             sink.keep_bytes = self._keep_bytes
+            sink.gives_way = True
 
     def handle(self, kind: int, stream: int, payload: memoryview) -> None:
         """Carry out one record, but for DATA."""

@@ -17,7 +17,7 @@ from saferun.errors import suppress
 from saferun.files.removed_file import QuietCheck, RemovalCheck
 from saferun.files.time_index import NO_CUT
 from saferun.files.trees import open_parent
-from saferun.files.trimmed_file import leave_out_middle
+from saferun.files.trimmed_file import DISK_FULL, TOO_LARGE, leave_out_middle
 from saferun.linux.ownership import open_temporary
 
 # What a file that cannot be written keeps in memory; what comes after it is missing in the end.
@@ -25,6 +25,13 @@ _KEPT_BYTES = 256 << 10
 # The same for all of them together.
 ALL_KEPT_BYTES = 4 << 20
 RETRY_S = 1.0
+# A copy of the ranks' output leaves so much of the file system to the job, which may want to write a checkpoint there.
+_RESERVE_BYTES = 1 << 30
+_RESERVE_SHARE = 0.02
+_CHECK_EVERY_BYTES = 8 << 20
+# A smaller file makes no room worth having where the disk is full.
+_LEAST_LEFT_OUT_BYTES = 4 << 20
+_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOST_BLOCKS = 1024  # IOV_MAX
 _PIECE_BYTES = 1 << 20
 _REMOVED = "the file was removed"
@@ -71,6 +78,10 @@ class Sink:
         """What was left out of it."""
         self.keep_bytes = 0
         """How large the file may become, about: beyond that its middle is left out; 0: there is no limit."""
+        self.gives_way = False
+        """Whether the job's own files have precedence where the disk is full."""
+        self._unchecked_bytes = 0  # written since the room was checked
+        self._left_out_for = TOO_LARGE
         self._fresh = fresh
         self._budget = budget
         self._report = report
@@ -161,6 +172,8 @@ class Sink:
                 self._fd = self._open_for_append(blocks)
                 self._removal = RemovalCheck(self._fd)
             while blocks:
+                if self.gives_way and self._unchecked_bytes >= _CHECK_EVERY_BYTES:
+                    self._check_room()
                 count = os.writev(self._fd, list(islice(blocks, _MOST_BLOCKS)))
                 self._drop(blocks, count)
                 if self._removal is not None:
@@ -171,6 +184,27 @@ class Sink:
             self._fail(error, blocks)
             return False
         return True
+
+    def _check_room(self) -> None:
+        """Check whether there is room for more than the job may need.
+
+        Raises:
+            OSError: there is not.
+        """
+        free_bytes = reserve_bytes = 0
+        with suppress(OSError):
+            system = os.fstatvfs(self._fd)
+            free_bytes = system.f_bavail * system.f_frsize
+            reserve_bytes = min(_RESERVE_BYTES, int(system.f_blocks * system.f_frsize * _RESERVE_SHARE))
+        if 0 < free_bytes < reserve_bytes:  # some file systems do not know, and say 0
+            raise OSError(errno.ENOSPC, f"less than {reserve_bytes >> 20} MiB are free, which are left to the job")
+        self._unchecked_bytes = 0
+
+    def _make_room(self) -> None:
+        """The disk is full, perhaps of this copy of a rank's output: its middle is left out."""
+        if self.size_bytes >= _LEAST_LEFT_OUT_BYTES:
+            self.keep_bytes, self._left_out_for = self.size_bytes // 2, DISK_FULL
+            self._leave_out_middle()
 
     def _open_for_append(self, blocks: deque[memoryview]) -> int:
         flags = os.O_WRONLY | os.O_APPEND
@@ -246,7 +280,7 @@ class Sink:
                 return
             fd = self._opened(os.O_RDWR)
             try:
-                self.cut = leave_out_middle(fd, self.cut, self.size_bytes, self.keep_bytes)
+                self.cut = leave_out_middle(fd, self.cut, self.size_bytes, self.keep_bytes, self._left_out_for)
             finally:
                 os.close(fd)
         except OSError as error:
@@ -255,6 +289,7 @@ class Sink:
 
     def _drop(self, blocks: deque[memoryview], count: int) -> None:
         self.position += count
+        self._unchecked_bytes += count
         while count:
             block = blocks[0]
             written = min(count, len(block))
@@ -272,6 +307,10 @@ class Sink:
         first = self.retry_at is None
         self.retry_at = now + RETRY_S
         self._reason = error.strerror or str(error)
+        if self.gives_way and error.errno in _DISK_IS_FULL:
+            if first and self._unchecked_bytes < _CHECK_EVERY_BYTES:
+                self._make_room()
+            self._unchecked_bytes = _CHECK_EVERY_BYTES  # there must be more than a little before it is written again
         # A stale handle stays stale: it is opened again.
         self._close()
         if first:

@@ -1,4 +1,4 @@
-"""Leaving out the middle of a file that has become too large (``--keep-output``): its beginning and its end stay."""
+"""Leaving out the middle of a file that has become too large, or fills the disk: its beginning and its end stay."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ _PIECE_BYTES = 1 << 20
 _MOST_MOVED_BYTES = 64 << 20
 _LONGEST_LINE_BYTES = 4096
 _NEWLINE = b"\n"
+TOO_LARGE = "--keep-output"
+DISK_FULL = "the disk was full"
 
 
-def mark_text(left_out_bytes: int) -> bytes:
+def mark_text(left_out_bytes: int, reason: str = TOO_LARGE) -> bytes:
     """The line that stands for what is left out."""
-    return f"[saferun: {left_out_bytes} bytes of this stream are left out here: --keep-output]\n".encode()
+    return f"[saferun: {left_out_bytes} bytes of this stream are left out here: {reason}]\n".encode()
 
 
-def leave_out_middle(fd: int, before: Cut, size_bytes: int, keep_bytes: int) -> Cut:
+def leave_out_middle(fd: int, before: Cut, size_bytes: int, keep_bytes: int, reason: str = TOO_LARGE) -> Cut:
     """Leave it out: half of what may be kept stays of the beginning, a quarter of the end, in whole lines if possible.
 
     Args:
@@ -26,6 +28,7 @@ def leave_out_middle(fd: int, before: Cut, size_bytes: int, keep_bytes: int) -> 
         before: what has been left out of it before.
         size_bytes: how large it is.
         keep_bytes: how large it may be.
+        reason: for the line that stands for what is left out.
 
     Returns:
         What is left out now.
@@ -44,7 +47,7 @@ def leave_out_middle(fd: int, before: Cut, size_bytes: int, keep_bytes: int) -> 
     start += max(os.pread(fd, _LONGEST_LINE_BYTES, start - 1).find(_NEWLINE), 0) if start else 0
     # What is in the file from there on was written so much later.
     removed = before.left_out_bytes - before.mark_bytes + start - head
-    mark = mark_text(removed)
+    mark = mark_text(removed, reason)
     if head and os.pread(fd, 1, head - 1) != _NEWLINE:
         mark = _NEWLINE + mark
     if len(mark) >= start - head:

@@ -76,6 +76,40 @@ def test_a_full_disk_costs_at_most_a_noted_gap(tmp_path: Path, count: int) -> No
     assert len(head) + int(note[1]) + len(tail) in {len(whole), len(whole) - 1}
 
 
+# Its output and its checkpoint together are larger than the disk.
+SAVES = """
+from rank import *
+path = sys.argv[1]
+for number in range(60_000):
+    print("line", number, "x" * 100)
+sys.stdout.flush()
+for _ in range(60):
+    try:
+        with open(path, "wb") as file:
+            file.write(bytes(4 << 20))
+    except OSError as error:
+        print("not saved", error, flush=True)
+        time.sleep(0.5)
+    else:
+        print("saved", flush=True)
+        break
+else:
+    sys.exit(3)
+"""
+
+
+def test_a_copy_of_the_output_makes_room_for_a_checkpoint(tmp_path: Path) -> None:
+    """Under torchrun there is no copy on that disk."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    before, options = in_mounts((str(disk), "size=8m")), ("--run-dir", f"{disk}/run")
+    arguments = [f"{disk}/checkpoint"]
+    with running(tmp_path / "t", SAVES, *options, before=before, arguments=arguments, store=False) as job:
+        assert job.wait() == 0, job.err
+        assert job.out.endswith(" saved\n")
+        assert job.out.count("x" * 100) == 60_000
+
+
 TALK = """
 from rank import *
 for number in range(400_000):
