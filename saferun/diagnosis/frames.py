@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from saferun.diagnosis.lazy_patterns import LazyPattern
@@ -19,6 +20,7 @@ _GENERATED = LazyPattern(r"/torchinductor_\w+/|/\.triton/")
 # A native call of which the line is known looks like one of Python's but for its file.
 _NATIVE_SOURCE = (".c", ".h", ".cc", ".hh", ".cpp", ".hpp", ".cxx", ".cu", ".cuh", ".inl", ".so", ".rs", ".S")
 _OUR_HOOK = "/saferun/inject/"
+_ERROR_HANDLER, _RECORD = "/elastic/multiprocessing/errors/error_handler.py", "record_exception"
 _PATH_PARTS_OF_PACKAGES = ("__init__.py", "__main__.py")
 
 _ADDRESS = LazyPattern(r"(?:0x[0-9a-fA-F]+|\?*)$")
@@ -127,6 +129,11 @@ def line_text(frame: Frame) -> str:
     """``train.py:52``."""
     name = file_name(frame.file)
     return f"{name}:{frame.line}" if frame.line > 0 else name
+
+
+def writes_error_file(frames: Iterable[Frame]) -> bool:
+    """Whether these calls are in torch's ``@record``, which writes what has ended the process before."""
+    return any(frame.function == _RECORD and frame.file.endswith(_ERROR_HANDLER) for frame in frames)
 
 
 def location_text(frame: Frame | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.asides import ASIDE, CHILD, ENDS_NOTHING, WHOSE, without_asides, without_tracker
 from saferun.diagnosis.exception_groups import of_its_group, prefix_of, stripped
-from saferun.diagnosis.frames import UserCode, location_text
+from saferun.diagnosis.frames import UserCode, location_text, writes_error_file
 from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.log_levels import is_of_logger, is_of_module, reports_error, tries_on, warns
 from saferun.diagnosis.message_end import CONTEXT, DIRECT, LOG_LINE, announces_lines, is_after_message, is_logged
@@ -226,6 +226,8 @@ def find_python_error(lines: Sequence[str], recorded: RecordedException = _NOTHI
     end = max(block.end for block in last)
     of_group = of_its_group(clean, chains, chains.index(chain))
     chain = chains[of_group.position]
+    if chain[-1].link == "context" and writes_error_file(chain[-1].frames):
+        chain = chain[:-1]
     start = chain[0].start
     after = sum(not _CPP_STACK.match(line) for line in clean[end:])
     is_uncaught = _has_rank(lines[chain[-1].start])
@@ -344,8 +346,7 @@ def _has_lost_its_pipe(clean: Sequence[str], chain: Sequence[Block]) -> bool:
 
 def _is_logged(clean: Sequence[str], chain: Sequence[Block]) -> bool:
     """Whether the line before it is of a logger, as of an error that was caught."""
-    start = chain[0].start
-    return start > 0 and is_of_logger(clean[start - 1])
+    return chain[0].start > 0 and is_of_logger(clean[chain[0].start - 1])
 
 
 def _before_warnings(clean: Sequence[str], chains: Sequence[list[Block]], last: list[Block]) -> list[Block]:
@@ -376,8 +377,7 @@ def _is_just_before(clean: Sequence[str], chain: Sequence[Block], child: Sequenc
 
 def _is_of_hook(lines: Sequence[str], clean: Sequence[str], chain: Sequence[Block]) -> bool:
     """Whether torch's hook for uncaught exceptions has printed it, and not one of torch's loggers."""
-    start = chain[-1].start
-    return _has_rank(lines[start]) and LOG_LINE.match(clean[start]) is None
+    return _has_rank(lines[chain[-1].start]) and LOG_LINE.match(clean[chain[-1].start]) is None
 
 
 def _block(lines: Sequence[str], clean: Sequence[str], start: int, limit: int, link: str) -> Block | None:

@@ -212,6 +212,8 @@ def _become(
         reset_signals(mask)
         os.setsid()
         where = "dup2"
+        # The parent may have as many open as a process can.
+        close_all_but(error_write, *keep, *streams)
         # Move them above the standard numbers first, so that no stream is overwritten before it has been copied.
         lifted = [os.dup(fd) if fd <= 2 else fd for fd in streams]  # noqa: PLR2004
         for target, fd in enumerate(lifted):

@@ -128,6 +128,9 @@ def _lower_limit(pid: int) -> bool:
 def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, asked: bool = False) -> RankPreparation:
     """Decide what ranks that are about to be started get. Reads no file systems but /proc and cgroupfs.
 
+    The limit is left as it is where an absolute pattern leads to a server, which may not answer: a rank that looked
+    there would wait before its program starts. The directory in which it starts is needed in any case.
+
     Args:
         cwd: the directory in which they start.
         ranks: how many there will be on this host.
@@ -139,7 +142,7 @@ def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, aske
         return RankPreparation(raise_core_limit=False, drop_shared_memory=False, tracer_pid=tracer_pid)
     pattern = read_core_pattern()
     return RankPreparation(
-        not _why_no_limit(pattern, asked=asked),
+        not _why_no_limit(pattern, asked=asked) and (not pattern.text.startswith("/") or _is_at_hand(pattern, cwd)),
         # A filter that is not the kernel's default was set on purpose and is kept, and so is what is in the cores of a
         # user who has switched them on. Shared memory of data loaders and ranks would be repeated in each core.
         _read_filter() == _DEFAULT_FILTER and cores_are_off(),
@@ -148,6 +151,12 @@ def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, aske
         _cores_bytes(ranks),
         pattern.repeated_name,
     )
+
+
+def _is_at_hand(pattern: CorePattern, cwd: str) -> bool:
+    from saferun.linux.answering_files import is_at_hand
+
+    return is_at_hand(pattern.directory(cwd))
 
 
 def prepare_rank(preparation: RankPreparation) -> None:

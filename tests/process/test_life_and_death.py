@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -216,6 +217,20 @@ def test_too_few_descriptors_for_the_streams_of_all_ranks_start_them_all_the_sam
         job.send(signal.SIGTERM)
         assert job.wait() == 1
         assert "Traceback" not in job.err
+
+
+@pytest.mark.parametrize("limit", slow_but([30, 34], "30"))
+def test_too_few_descriptors_for_all_of_saferun_cost_no_restart(tmp_path: Path, limit: int) -> None:
+    """The process of a rank begins with those of the supervisor, and may have none to spare."""
+    fails = "RANK == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'"
+    program = f"from rank import *\nawait_release('end')\nsys.exit(3 if {fails} else 0)\n"
+    before = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"]
+    options = ("--run-dir", "none", "--max-restarts", "1")
+    with running(tmp_path, program, *options, nproc=2, before=before, store=False) as job:
+        time.sleep(2)  # everything that saferun has open is open by then
+        job.release("end")
+        assert job.wait() == 0
+        assert "cannot be started" not in job.err
 
 
 # ------------------------------------------------------------------------------------------------ signals to saferun

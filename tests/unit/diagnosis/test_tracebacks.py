@@ -53,6 +53,29 @@ def test_a_traceback_in_libraries_alone_has_its_last_call_as_the_place() -> None
     assert error.location(USER) == "functional.py:9 in relu"
 
 
+def test_what_record_could_not_write_is_not_what_ended_the_process() -> None:
+    """A script that clears /dev/shm removes the directory of the error file, too."""
+    errors = "/opt/venv/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors"
+    failed = [HEAD, f'  File "{errors}/__init__.py", line 367, in wrapper', STEP, "KeyError: 'labels'"]
+    unwritten = [
+        HEAD,
+        '  File "/home/user/job/train.py", line 60, in <module>',
+        f'  File "{errors}/__init__.py", line 390, in wrapper',
+        f'  File "{errors}/error_handler.py", line 87, in record_exception',
+        "FileNotFoundError: [Errno 2] No such file or directory: '/dev/shm/saferun-1/attempt_0/rank_1/error.json'",
+    ]
+    error = find_python_error([*failed, "", CONTEXT, "", *unwritten])
+    assert error is not None
+    assert error.messages[0] == "KeyError: 'labels'"
+    assert error.location(USER) == "train.py:52 in step"
+    assert error.lines_after == 0
+    assert not any("error.json" in line for line in error.lines)
+    # Where nothing else is known, it is what there is.
+    alone = find_python_error(unwritten)
+    assert alone is not None
+    assert alone.last.exception == "FileNotFoundError"
+
+
 def test_only_the_last_traceback_counts() -> None:
     """Those before were got over."""
     error = find_python_error([HEAD, STEP, "KeyError: 'old'", "going on", HEAD, STEP, "ValueError: new"])

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from saferun.linux import core_limits
+from saferun.linux import answering_files, core_limits
 from saferun.linux.container import INITIAL_PID_NAMESPACE, in_container
 from saferun.linux.core_limits import (
     LimitNotes,
@@ -119,6 +119,20 @@ def test_the_supervisor_does_not_look_at_the_file_system_of_the_ranks(
         plan = plan_preparation("/", 4, cores=True, tracer_pid=0)
     assert plan.raise_core_limit
     assert (plan.core_directory, plan.cores_bytes) == ("/", 100 * GB)
+
+
+@pytest.mark.parametrize(("text", "raises"), [("/cores/core.%p", False), ("/tmp/core.%p", True), ("core.%p", True)])
+def test_no_rank_looks_at_a_server_where_cores_would_go(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, raises: bool
+) -> None:
+    """If it is dead, the rank would wait for it between fork and exec."""
+    host.limits = (0, -1)
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:41 / /cores rw - nfs4 server:/cores rw\n")
+    monkeypatch.setattr(answering_files.is_at_hand, "__kwdefaults__", {"mounts_file": str(mounts)})
+    monkeypatch.setattr(core_limits, "read_core_pattern", lambda: CorePattern(text))
+    plan = plan_preparation("/cores/work", 1, cores=True, tracer_pid=0)
+    assert plan.raise_core_limit is raises
 
 
 def test_the_cores_of_a_user_who_has_switched_them_on_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
