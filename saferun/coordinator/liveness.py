@@ -29,6 +29,8 @@ _HEARTBEAT_AGAIN_S = 3.0
 _INTERVALS_TO_WAIT = 1.5
 # A host with a heartbeat in so many intervals is there, whatever a probe finds.
 _INTERVALS_ALIVE = 2.0
+# How long it may take until a heartbeat has been read.
+_UNREAD_S = 2.0
 _PAUSE_S = 0.02
 # So many hosts are probed at once, each at all its addresses; the others wait. One that does not answer takes 3.5 s.
 _MOST_PROBED = 128
@@ -109,13 +111,16 @@ class Liveness:
 
     def _probe(self, host: int, patient: bool) -> None:  # noqa: FBT001 - a thread's argument
         monitor = self.monitor
-        before = monitor.heartbeat_of(host) if monitor is not None else b""
         finding = self._ask(host)
         if monitor is None:
             is_there = finding.why == CUT  # it is too early for heartbeats
         elif finding.why in {CUT, UNREACHABLE}:
             is_there = monitor.silent_s(host) < _INTERVALS_ALIVE * self._interval_s
         elif finding.why == GONE:
+            if self._patience_s(monitor, host, waits=False):
+                # Its last heartbeat may be in the store, and not have been read yet.
+                time.sleep(min(_UNREAD_S, self._interval_s))
+            before = monitor.heartbeat_of(host)
             waits = patient or self._may_refuse(monitor, host)
             is_there = _has_another(monitor, host, before, self._patience_s(monitor, host, waits=waits))
             if is_there:

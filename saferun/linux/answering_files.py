@@ -64,7 +64,7 @@ def present_files(
 
 def is_at_hand(path: str, *, mounts_file: str = _MOUNTS) -> bool:
     """Whether an absolute path leads through file systems of this machine only; no other one is accessed."""
-    return _is_local(os.path.normpath(path), _kinds_of_mounts(read_text(mounts_file)))
+    return _is_local(os.path.normpath(path), dict(parse_mounts(read_text(mounts_file))))
 
 
 def _answer(paths: Sequence[str], write_fd: int) -> None:

@@ -187,9 +187,10 @@ def test_where_heartbeats_have_come_since_a_refusal_a_refusal_means_nothing() ->
 
 
 def test_a_heartbeat_that_comes_just_before_the_end_makes_no_firewall_of_a_refusal() -> None:
-    """It was on its way when the process ended."""
+    """It was on its way when the process ended, and one that comes within an interval shows nothing at all."""
+    assert Leader().probe(Beating(beats=1)) == GONE
     leader = Leader()
-    ending = Beating(beats=1)
+    ending = Beating(beats=2)
     assert leader.probe(ending) == REACHED
     leader.told.clear()
     assert leader.judge(ending) == [("lost", GONE)]
