@@ -54,7 +54,13 @@ class SilenceReason(Value):
 
 
 def probe_host(
-    name: str, addresses: Sequence[str], port: int, *, way: str | None, answers: Callable[[str], bool] | None = None
+    name: str,
+    addresses: Sequence[str],
+    port: int,
+    *,
+    way: str | None,
+    answers: Callable[[str], bool] | None = None,
+    is_answer_enough: bool = False,
 ) -> SilenceReason:
     """Try all addresses of a host at once, and return what that means. Takes seconds.
 
@@ -64,6 +70,8 @@ def probe_host(
         port: the host's control port; 0: unknown.
         way: the address that messages go to, where they go from here to there.
         answers: whether a coordinator answers at an address that accepts connections; None: it says ``ANSWER``.
+        is_answer_enough: whether nothing else is waited for once it has answered at one address. Else it has these
+            seconds to find another way by itself.
 
     Returns:
         ``reached`` means that the way to it works after all.
@@ -71,7 +79,7 @@ def probe_host(
     tried = list(dict.fromkeys(([way] if way else []) + list(addresses)))[:_MOST_ADDRESSES]
     if not port or not tried:
         return SilenceReason(UNKNOWN, f"no address is known for {name}")
-    return judge(name, _Probe(port, answers, is_answer_enough=way is None).results(tried), way)
+    return judge(name, _Probe(port, answers, is_answer_enough=is_answer_enough).results(tried), way)
 
 
 class _Probe:

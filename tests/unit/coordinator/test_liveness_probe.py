@@ -92,7 +92,7 @@ def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytes
     never.set()
 
 
-def test_an_answer_is_enough_where_no_way_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_enough_where_only_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host lives, whatever becomes of its other addresses."""
     never = threading.Event()
 
@@ -104,9 +104,25 @@ def test_an_answer_is_enough_where_no_way_is_asked_for(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
     monkeypatch.setattr("saferun.coordinator.liveness_probe._CONNECT_TIMEOUT_S", 1000.0)
-    found = probe_host("node3", [DATA, MANAGEMENT], 4711, way=None)
+    found = probe_host("node3", [DATA, MANAGEMENT], 4711, way=None, is_answer_enough=True)
     assert (found.why, found.address) == ("cut", MANAGEMENT)
     never.set()
+
+
+def test_a_silent_host_has_the_whole_time_to_find_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer at one address does not end the probe: its heartbeats may come over that one a moment later."""
+    waited = threading.Event()
+
+    def look(address: str, port: int, answers: object, on_connected: object) -> Observation:
+        del port, answers, on_connected
+        if address == DATA:
+            waited.wait(0.3)
+            waited.set()
+        return sight(address, SILENT if address == DATA else CONNECTED, answered=address != DATA)
+
+    monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
+    assert probe_host("node3", [DATA, MANAGEMENT], 4711, way=None).why == "cut"
+    assert waited.is_set()
 
 
 def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
