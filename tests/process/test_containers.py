@@ -173,7 +173,7 @@ def test_an_entry_of_the_environment_may_have_no_name(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_written_the_ranks_run_without_files(tmp_path: Path) -> None:
-    """torchrun does not start there, for want of a temporary directory."""
+    """Under torchrun it does not start, for want of a temporary directory."""
     folder = tmp_path / "run"
     lack = Lack(("FOLDER/job", *_ALL_TMP, "/dev/shm", "/run"), (("TMPDIR", ""), ("XDG_RUNTIME_DIR", "")))
     with running(
