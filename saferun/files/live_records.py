@@ -86,12 +86,12 @@ class LiveRecord:
                     failure = error
                 except OSError as error:
                     failure = error
-                    if not self._directory:
-                        self._remove_from(directory)
                     break
                 else:
                     self._directory = directory
                     return
+            if not self._directory:
+                self._remove_from(directory)
         raise failure
 
     def touch(self) -> None:

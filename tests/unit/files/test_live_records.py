@@ -68,13 +68,20 @@ def test_launches_of_one_job_share_a_directory_and_each_removes_its_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "host"), [("n" * 300, "node1"), (NAME, "n" * 300)])
+@pytest.mark.parametrize(
+    ("name", "host", "why"),
+    [
+        ("n" * 300, "node1", "File name too long"),
+        (NAME, "n" * 300, "File name too long"),
+        (NAME, "no/such", "No such file or directory"),
+    ],
+)
 def test_a_place_without_room_for_a_directory_is_left_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, host: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, host: str, why: str
 ) -> None:
     """Not even the user's own directory stays there, empty."""
     monkeypatch.setattr(live_records, "record_directories", lambda _: [str(tmp_path / "saferun")])
-    with pytest.raises(OSError, match="File name too long"):
+    with pytest.raises(OSError, match=why):
         LiveRecord(name, host, "run.json", is_part=False).write(content(), {})
     assert list(tmp_path.iterdir()) == []
 
