@@ -81,6 +81,7 @@ class Sink:
         self.gives_way = False
         """Whether the job's own files have precedence where the disk is full."""
         self._unchecked_bytes = 0  # written since the room was checked
+        self._has_given_way = False  # since it could be written last
         self._left_out_for = TOO_LARGE
         self._fresh = fresh
         self._budget = budget
@@ -138,7 +139,7 @@ class Sink:
             blocks.append(memoryview(line_end + gap_note(missing, self._reason, now - self._failed_at)))
             self.missing_bytes = 0
         if self._try(blocks):
-            self.retry_at = None
+            self.retry_at, self._has_given_way = None, False
             self._report_written(missing)
         else:
             if missing and blocks:
@@ -308,7 +309,8 @@ class Sink:
         self.retry_at = now + RETRY_S
         self._reason = error.strerror or str(error)
         if self.gives_way and error.errno in _DISK_IS_FULL:
-            if first and self._unchecked_bytes < _CHECK_EVERY_BYTES:
+            if not self._has_given_way and self._unchecked_bytes < _CHECK_EVERY_BYTES:
+                self._has_given_way = True
                 self._make_room()
             self._unchecked_bytes = _CHECK_EVERY_BYTES  # there must be more than a little before it is written again
         # A stale handle stays stale: it is opened again.

@@ -154,6 +154,20 @@ def test_the_node_rank_of_a_host_that_meets_nobody_is_ignored() -> None:
     assert "--node-rank 3" in refusal("--node-rank", "3", "--rdzv-endpoint", "localhost:29511").what
 
 
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        ((), True),
+        (("--host-timeout", "30"), False),
+        (("--max-restarts", "1"), False),
+        (("--nnodes", "2:4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.0.0.1:29511"), False),
+        (("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.0.0.1:29511"), True),
+    ],
+)
+def test_a_silent_host_is_waited_for_where_no_other_attempt_can_follow(options: tuple[str, ...], waits: bool) -> None:
+    assert config_of("--nnodes", "2", *options).waits_for_silent_hosts is waits
+
+
 def test_time_limits() -> None:
     """In seconds."""
     hosts = config_of("--start-timeout", "60", "--host-timeout", "2.5").hosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -94,22 +94,39 @@ def test_a_host_whose_ranks_may_be_at_work_is_not_given_up(why: str) -> None:
     assert not monitor.was_lost
 
 
+class Clock:
+    """The time in ``liveness``, where waiting takes none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(liveness_module, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
 class Beating:
     """A monitor of a host that heartbeats at each interval, until it ends after so many of them, or for ever."""
 
-    def __init__(self, beats: float = float("inf"), *, silent_s: float = 0.0) -> None:
+    def __init__(self, clock: Clock, beats: float = float("inf"), *, silent_s: float = 0.0) -> None:
+        self._clock = clock
         self._beats = beats
-        self._began_at = time.monotonic() - silent_s
+        self._began_at = clock.now - silent_s
         self.was_lost = self.was_reset = False
 
     def _beat(self) -> float:
-        return min((time.monotonic() - self._began_at) // INTERVAL_S, self._beats)
+        return min((self._clock.now - self._began_at) // INTERVAL_S, self._beats)
 
     def heartbeat_of(self, _host: int) -> bytes:
         return b"%d" % self._beat()
 
     def silent_s(self, _host: int) -> float:
-        return time.monotonic() - self._began_at - self._beat() * INTERVAL_S
+        return self._clock.now - self._began_at - self._beat() * INTERVAL_S
 
     def lose(self, _host: int) -> None:
         self.was_lost = True
@@ -154,52 +171,51 @@ class Leader:
         return found
 
 
-def test_a_host_with_heartbeats_whose_ports_a_firewall_refuses_is_not_lost_at_a_failure() -> None:
+def test_a_host_with_heartbeats_whose_ports_a_firewall_refuses_is_not_lost_at_a_failure(clock: Clock) -> None:
     """Its evidence may take long, and its next heartbeat comes within the interval."""
-    monitor = Beating()
+    monitor = Beating(clock)
     assert Leader().probe(monitor) == REACHED
     assert not monitor.was_lost
 
 
-def test_a_host_whose_saferun_has_just_ended_is_lost_as_soon_as_two_heartbeats_are_missing() -> None:
+def test_a_host_whose_saferun_has_just_ended_is_lost_as_soon_as_two_heartbeats_are_missing(clock: Clock) -> None:
     """One whose last heartbeat is older than that is lost at once."""
-    monitor = Beating(beats=0)
-    began_at = time.monotonic()
+    monitor = Beating(clock, beats=0)
+    began_at = clock.now
     assert Leader().probe(monitor) == GONE
     assert monitor.was_lost
-    assert time.monotonic() - began_at >= 1.9 * INTERVAL_S
-    old = Beating(beats=0, silent_s=3 * INTERVAL_S)
-    began_at = time.monotonic()
+    assert clock.now - began_at == pytest.approx(2 * INTERVAL_S, abs=0.25 * INTERVAL_S)
+    old = Beating(clock, beats=0, silent_s=3 * INTERVAL_S)
+    began_at = clock.now
     assert Leader().probe(old) == GONE
-    assert time.monotonic() - began_at < INTERVAL_S
+    assert clock.now == began_at
 
 
-def test_where_heartbeats_have_come_since_a_refusal_a_refusal_means_nothing() -> None:
+def test_where_heartbeats_have_come_since_a_refusal_a_refusal_means_nothing(clock: Clock) -> None:
     """A firewall refused, and goes on to do so when the host falls silent."""
     leader = Leader()
-    monitor = Beating()
+    monitor = Beating(clock)
     assert leader.probe(monitor) == REACHED
-    time.sleep(2 * INTERVAL_S)
-    silent = Beating(beats=9, silent_s=20 * INTERVAL_S)
+    silent = Beating(clock, beats=9, silent_s=20 * INTERVAL_S)
     leader.told.clear()
     assert leader.judge(silent) == [("silent", UNKNOWN)]
     assert not silent.was_lost
 
 
-def test_a_heartbeat_that_comes_just_before_the_end_makes_no_firewall_of_a_refusal() -> None:
+def test_a_heartbeat_that_comes_just_before_the_end_makes_no_firewall_of_a_refusal(clock: Clock) -> None:
     """It was on its way when the process ended, and one that comes within an interval shows nothing at all."""
-    assert Leader().probe(Beating(beats=1)) == GONE
+    assert Leader().probe(Beating(clock, beats=1)) == GONE
     leader = Leader()
-    ending = Beating(beats=2)
+    ending = Beating(clock, beats=2)
     assert leader.probe(ending) == REACHED
     leader.told.clear()
     assert leader.judge(ending) == [("lost", GONE)]
     assert ending.was_lost
 
 
-def test_a_host_that_is_refused_after_a_silence_has_a_moment_for_a_heartbeat() -> None:
+def test_a_host_that_is_refused_after_a_silence_has_a_moment_for_a_heartbeat(clock: Clock) -> None:
     """The network was away until now: what was not delivered is sent again."""
-    monitor = Beating()
+    monitor = Beating(clock)
     assert Leader().judge(monitor) == []
     assert monitor.was_reset
 

@@ -136,6 +136,23 @@ def test_where_the_disk_is_full_the_middle_of_the_copy_is_given_up(tmp_path: Pat
     assert copy.path.stat().st_size <= len(LINES) // 2
 
 
+def test_a_copy_that_has_stopped_before_gives_way_once(tmp_path: Path, disk: Disk) -> None:
+    """Others fill what was left, and the disk stays full."""
+    copy = Copy(tmp_path / "log")
+    disk.free_bytes = MIB
+    copy.write(LINES)
+    copy.write(LINES)
+    copy.write(b"more\n")
+    assert copy.path.stat().st_size == 2 * len(LINES)
+    disk.free_bytes, disk.is_full = 0, True
+    sizes = []
+    for _ in range(3):
+        copy.retry()
+        sizes.append(copy.path.stat().st_size)
+    assert len(LINES) / 2 < sizes[0] <= len(LINES)
+    assert len(set(sizes)) == 1
+
+
 def test_a_small_file_keeps_all_of_it(tmp_path: Path, disk: Disk) -> None:
     copy = Copy(tmp_path / "log")
     copy.write(LINES[: 1 * MIB])
