@@ -189,6 +189,8 @@ class ConsoleStream:
         if self._pane.raw is not None:
             self._pane.raw.pass_on(self, chunk, now)
             return
+        if chunk[:1] == b"[" and self._lines:
+            chunk = self._rejoined(chunk)
         if (self._drawing is not None or (self._can_draw and self._may_move(chunk))) and self._draw(chunk, now):
             return
         is_whole = True
@@ -210,6 +212,14 @@ class ConsoleStream:
         if self._lines:
             self._pane.note_unfinished(self, now)
             self._noted = True
+
+    def _rejoined(self, chunk: bytes) -> bytes:
+        """A chunk with the unfinished line before it, if reading has cut a cursor movement in two behind its ESC."""
+        if not self._can_draw or self._drawing is not None or not self._lines.ends_with(b"\x1b"):
+            return chunk
+        if begun := self._lines.take_back():
+            self._forget()
+        return begun + chunk
 
     def _adjusted(self, pieces: Sequence[bytes | memoryview], chunk: bytes) -> Sequence[bytes | memoryview]:
         """Whole lines as they are shown."""

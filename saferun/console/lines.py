@@ -94,6 +94,10 @@ class LineAssembler:
             return b""
         return self.take()
 
+    def ends_with(self, end: bytes) -> bool:
+        """Whether the unfinished line ends with this, as far as it came last."""
+        return bool(self._pieces) and self._pieces[-1].endswith(end)
+
     @property
     def unfinished(self) -> bytes:
         """The line that has no end yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from saferun.console import drawing
@@ -144,6 +144,7 @@ def test_sequences_of_a_few_bytes_do_not_become_thousands_of_spaces() -> None:
     st.lists(st.integers(1, 400), min_size=1, max_size=60),
     st.sampled_from([b"\x1b[K\n", b" \x1b[K\n", b"\x1b[0m\x1b[K\r\n", b"\x1b[?25l\x1b[?25h\n"]),
 )
+@example([1], [1, 1, 5, 13], b"\x1b[K\n")
 def test_lines_of_a_burst_stay_whole_wherever_reading_cuts_them(widths: list[int], cuts: list[int], end: bytes) -> None:
     """For most of it there is no time to draw, and each piece began with a line of its own."""
     with pytest.MonkeyPatch.context() as patch:
