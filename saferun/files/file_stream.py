@@ -21,6 +21,7 @@ FRESH, LAZY, APPENDED, WHOLE = range(4)
 _PIECE_BYTES = 128 << 10
 _AMPLE_BYTES = 256 << 10
 _HUNG = "the file system did not answer"
+_TOO_SLOW = "the file system was too slow"
 
 
 class WriterAnswer(Value):
@@ -73,6 +74,10 @@ class _Queue(Protocol):
     def is_slow(self) -> bool:
         """Whether whoever fills a stream should wait a moment."""
 
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether what finds no room is missing because the files take too little, though they do take something."""
+
     def give_back(self, number: int) -> None:
         """A stream's number is free again."""
 
@@ -94,6 +99,8 @@ class FileStream:
         self._must = how in {APPENDED, WHOLE}
         self._lost_bytes = 0
         self._lost_at = 0.0
+        self._lost_why = _HUNG
+        self._noted_bytes = 0  # lost, and noted in the file since it was asked last how much that is
         self._is_open = True
         queue.put(OPEN, number, json.dumps([path, how]).encode(), must=True)
 
@@ -126,13 +133,14 @@ class FileStream:
         if not self._queue.put(DATA, self._number, chunk, must=must):
             self._lost_bytes = len(chunk)
             self._lost_at = time.monotonic()
+            self._lost_why = _TOO_SLOW if self._queue.is_too_slow else _HUNG
 
     def note_gap(self) -> int:
-        """Note what has been lost so far. Returns how much that was."""
-        lost = self._lost_bytes
-        if lost:
+        """Note what has been lost so far. Returns how much that was since the last time."""
+        if self._lost_bytes:
             self._note_gap(must=True)
-        return lost
+        noted, self._noted_bytes = self._noted_bytes, 0
+        return noted
 
     def close(self) -> None:
         """Nothing more will come. Writing to it afterwards does nothing."""
@@ -145,9 +153,10 @@ class FileStream:
         self._queue.give_back(self._number)
 
     def _note_gap(self, *, must: bool) -> bool:
-        note = json.dumps([self._lost_bytes, _HUNG, time.monotonic() - self._lost_at]).encode()
+        note = json.dumps([self._lost_bytes, self._lost_why, time.monotonic() - self._lost_at]).encode()
         if not self._queue.put(GAP, self._number, note, must=must):
             return False
+        self._noted_bytes += self._lost_bytes
         self._lost_bytes = 0
         return True
 

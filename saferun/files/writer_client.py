@@ -32,6 +32,8 @@ _BELL_S = 0.02
 STALL_S = 3.0
 _STARVED_S = 15.0
 _CHECK_S = 1.0
+# A file system that takes less than this is not worth waiting for.
+_LEAST_BYTES_PER_S = 1 << 20
 # How long the end of a launch waits for a writer that does nothing.
 _PATIENCE_S = 5.0
 _MOST_WRITERS = 2
@@ -51,6 +53,7 @@ class _OpenFiles:
         self._streams: dict[int, tuple[FileStream, int]] = {}  # number -> (stream, how it was opened)
         self._closing: dict[int, tuple[str, int | None]] = {}  # number -> (path, where the ring says that it is closed)
         self._last = 0
+        self._missing_in_closed: list[int] = []  # bytes, since note_gaps
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -75,6 +78,8 @@ class _OpenFiles:
     def close(self, number: int) -> None:
         """A file has been closed. Its number is free, and the file forgotten, once the writer knows that."""
         stream, how = self._streams.pop(number)
+        if missing := stream.note_gap():
+            self._missing_in_closed.append(missing)
         # What is half written of a file that appears as a whole is lost with its writer.
         self._closing[number] = stream.path if how != WHOLE else "", self._queue.ring.head if not self._queue else None
 
@@ -83,13 +88,39 @@ class _OpenFiles:
         return self._streams[number][0].path if number in self._streams else ""
 
     def note_gaps(self) -> list[int]:
-        """Have each file say where bytes are missing in it. Returns how many those are."""
-        return [stream.note_gap() for stream, _ in self._streams.values()]
+        """Have each file say where bytes are missing in it. Returns how many those are since the last time."""
+        closed, self._missing_in_closed = self._missing_in_closed, []
+        return [*closed, *(stream.note_gap() for stream, _ in self._streams.values())]
 
     def to_reopen(self) -> list[tuple[int, str]]:
         """Number and path of those that a writer which takes over opens again."""
         opened = [(number, stream.path) for number, (stream, how) in self._streams.items() if how != WHOLE]
         return [*opened, *((number, path) for number, (path, _) in self._closing.items() if path)]
+
+
+class HeldUp:
+    """For how long ranks' output has not been read because the writer is slow, and what was written meanwhile."""
+
+    def __init__(self) -> None:
+        self.begin(0.0, 0)
+
+    def begin(self, now: float, written_bytes: int) -> None:
+        """Forget what was. ``now`` is in monotonic seconds, and ``written_bytes`` what has ever been written."""
+        self._since, self._since_bytes, self._noted_at, self._held_s = now, written_bytes, now, 0.0
+
+    def note(self, now: float, *, is_held: bool) -> None:
+        """Whether ranks' output has not been read since the last time."""
+        if is_held:
+            self._held_s += now - self._noted_at
+        self._noted_at = now
+
+    def is_too_slow(self, now: float, written_bytes: int) -> bool:
+        """Whether ranks wait for a file system that takes too little to be waited for. Asked when it took something."""
+        if self._held_s < STALL_S:
+            return False
+        is_too_slow = written_bytes - self._since_bytes < _LEAST_BYTES_PER_S * (now - self._since)
+        self.begin(now, written_bytes)
+        return is_too_slow
 
 
 class WriterClient(PartBase):
@@ -124,6 +155,9 @@ class WriterClient(PartBase):
         self._moved_at = 0.0  # when the writer was last seen to have done something, or had nothing to do
         self._checked_at = 0.0
         self._stalled_at: float | None = None
+        self.is_too_slow = False
+        """Whether it is stalled only in so far as it is not waited for: it goes on writing, slowly."""
+        self._held_up = HeldUp()
         self._reported_stalls = 0
         self._given_up = False
         self._is_finishing = False
@@ -134,7 +168,7 @@ class WriterClient(PartBase):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the writer hangs, or is gone for good."""
+        """Whether the writer hangs, is too slow to be waited for, or is gone for good."""
         return self._stalled_at is not None or self._given_up
 
     @property
@@ -253,20 +287,30 @@ class WriterClient(PartBase):
 
     def _check_pace(self, now: float) -> None:
         """Note whether the writer hangs, or goes on."""
-        tail, self._checked_at = self._ring.tail, now
-        if tail != self._tail or not self._ring.is_behind:
+        tail, self._checked_at, is_behind = self._ring.tail, now, self._ring.is_behind
+        has_moved = tail != self._tail or not is_behind
+        self._held_up.note(now, is_held=self.is_slow())
+        if has_moved:
             self._tail, self._moved_at = tail, now
-            if self._stalled_at is not None:
+        if not is_behind:
+            self._held_up.begin(now, tail)
+        if self._stalled_at is not None:
+            if has_moved and not (self.is_too_slow and (is_behind or self._queue)):
                 self._go_on(now)
-        elif self._stalled_at is None and now - self._moved_at >= STALL_S and self._hangs(now):
-            self._stalled_at = self._moved_at
-            self._ring.want_room()
-            self._reported_stalls += 1
-            path = self._path()
-            self._report_stall(
-                f"{path}: the file system{_mount_point(path)} does not answer; the job goes on, and output for files "
-                "is kept in memory while there is room"
-            )
+        elif has_moved and self._held_up.is_too_slow(now, tail):
+            self._stall(now, f"takes less than {_LEAST_BYTES_PER_S >> 20} MiB a second", is_too_slow=True)
+        elif now - self._moved_at >= STALL_S and self._hangs(now):
+            self._stall(self._moved_at, "does not answer", is_too_slow=False)
+
+    def _stall(self, since: float, what: str, *, is_too_slow: bool) -> None:
+        self._stalled_at, self.is_too_slow = since, is_too_slow
+        self._ring.want_room()
+        self._reported_stalls += 1
+        path = self._path()
+        self._report_stall(
+            f"{path}: the file system{_mount_point(path)} {what}; the job goes on, and output for files is kept in "
+            "memory while there is room"
+        )
 
     def _hangs(self, now: float) -> bool:
         stat = next((read_stat(pid) for pid in self.pids), None)
@@ -279,6 +323,8 @@ class WriterClient(PartBase):
     def _go_on(self, now: float) -> None:
         lasted_s = now - (self._stalled_at or now)
         self._stalled_at = None
+        self._held_up.begin(now, self._tail)
+        verb, self.is_too_slow = "keeps up" if self.is_too_slow else "answers", False
         lost = self._files.note_gaps()
         missing = sum(lost)
         what = (
@@ -286,7 +332,7 @@ class WriterClient(PartBase):
             if missing
             else ("the files have everything")
         )
-        self._report_stall(f"{self._path()}: the file system answers again after {lasted_s:.0f} s; {what}")
+        self._report_stall(f"{self._path()}: the file system {verb} again after {lasted_s:.0f} s; {what}")
 
     def _report_stall(self, text: str) -> None:
         if self._reported_stalls <= _MOST_REPORTED:

@@ -74,6 +74,10 @@ class FileSystem:
         """From now on it does not answer. What is under way is finished first."""
         self._command(b"freeze\n")
 
+    def slow_down(self) -> None:
+        """From now on it takes some 200 KiB a second. A mirror alone can do that."""
+        self._command(b"slow\n")
+
     def thaw(self) -> None:
         """It answers again, also those who have waited."""
         self._command(b"thaw\n")

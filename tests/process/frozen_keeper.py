@@ -16,6 +16,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 
 # As in linux/fs.h.
 _FIFREEZE, _FITHAW = 0xC0045877, 0xC0045878
@@ -60,6 +61,7 @@ _MADE_FROM = {_SYMLINK: 0, _MKNOD: 16, _MKDIR: 8, _CREATE: 16}
 _HEADER = struct.Struct("<IIQQIIII")
 _ATTR_MODE, _ATTR_SIZE = 1, 8
 _LARGEST_BYTES = 128 << 10
+_SLOW_WRITE_S = 0.02  # for a page
 
 
 class _Mirror:
@@ -73,6 +75,7 @@ class _Mirror:
         self._free = itertools.count(2)
         self._waiting: list[bytes] = []
         self._frozen = False
+        self._write_s = 0.0
         options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
         _mount("mirror", path, "fuse", _MS_NOSUID | _MS_NODEV, options)
 
@@ -89,6 +92,7 @@ class _Mirror:
                 if not command:
                     return
                 self._frozen = command == b"freeze\n"
+                self._write_s = _SLOW_WRITE_S if command == b"slow\n" else 0.0
                 waiting, self._waiting = self._waiting, []
                 for request in waiting:
                     self._take(request)
@@ -143,6 +147,7 @@ class _Mirror:
     def _change(self, operation: int, path: str, body: bytes) -> bytes:
         """Requests that change something in the source."""
         if operation == _WRITE:
+            time.sleep(self._write_s)
             _, offset, size = struct.unpack_from("<QQI", body)
             return struct.pack("<II", _write(path, body[40 : 40 + size], offset), 0)
         if operation == _SETATTR:

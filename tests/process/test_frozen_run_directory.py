@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.breadth import slow_but
-from tests.process.frozen import FileSystem, frozen_disk, needs_mounts
+from tests.process.frozen import FileSystem, frozen_disk, mirror, needs_mounts
 from tests.process.launching import Job, kill, running, state_of, until
 
 if TYPE_CHECKING:
@@ -110,16 +110,48 @@ def test_what_finds_no_room_is_counted_and_noted(tmp_path: Path, disk: FileSyste
         assert job.wait() == 0
         loud, quiet = (file.read_text() for file in rank_files(disk.inside(disk.path / "run")))
         assert quiet.splitlines() == ["first", *LINES, "last"]
-        note = re.search(
-            r"\[saferun: (\d+) bytes of this stream are missing here: the file system did not answer", loud
-        )
-        assert note is not None
         whole = "".join(["first\n", *(f"{number} {'x' * 90}\n" for number in range(300000)), "last\n"])
-        before, after = loud[: note.start()], loud[loud.index("\n", note.start()) + 1 :]
-        before = before if whole.startswith(before) else before.removesuffix("\n")
-        assert whole.startswith(before)
-        assert whole.endswith(after)
-        assert len(before) + int(note[1]) + len(after) == len(whole)
+        assert_whole_but_for_notes(loud, whole, "the file system did not answer")
+
+
+def test_ranks_do_not_wait_for_a_disk_that_is_far_too_slow(tmp_path: Path) -> None:
+    """It takes 200 KiB a second, and one rank says 40 MB; the other's file is whole."""
+    program = TALK.replace("range(2000)", "range(400000 if RANK == 0 else 2000)")
+    (tmp_path / "source").mkdir()
+    with mirror(tmp_path, tmp_path / "source") as disk, launched(tmp_path, disk, program, nproc=2) as job:
+        job.hear("ready", 2)
+        path = disk.inside(disk.path / "run")
+        until(
+            lambda: len(rank_files(path)) == 2 and all(file.read_bytes() for file in rank_files(path)),
+            "files are there",
+        )
+        disk.slow_down()
+        job.release("talk")
+        job.hear("talked", 2)
+        until(lambda: job.out.count("x") == 402000 * 90, "the console has everything")
+        assert f" at {disk.path} takes less than 1 MiB a second" in job.err
+        disk.thaw()
+        until(lambda: "keeps up again" in job.err, "that is said")
+        assert "bytes of 1 streams are missing" in job.err
+        job.release("end")
+        assert job.wait() == 0
+        loud, quiet = (file.read_text() for file in rank_files(path))
+        assert quiet.splitlines() == ["first", *LINES, "last"]
+        whole = "".join(["first\n", *(f"{number} {'x' * 90}\n" for number in range(400000)), "last\n"])
+        assert_whole_but_for_notes(loud, whole, "the file system was too slow")
+
+
+def assert_whole_but_for_notes(found: str, whole: str, reason: str) -> None:
+    """Assert that a file has all but the bytes that it says are missing."""
+    pieces = re.split(rf"\[saferun: (\d+) bytes of this stream are missing here: {reason} for \d+ s\]\n", found)
+    assert len(pieces) > 1
+    at = 0
+    for piece, missing in zip(pieces[::2], [*pieces[1::2], "0"], strict=True):
+        # The line feed before a note may be the note's own.
+        own = piece if whole.startswith(piece, at) else piece.removesuffix("\n")
+        assert whole.startswith(own, at), piece[:100]
+        at += len(own) + int(missing)
+    assert at == len(whole)
 
 
 @pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGINT], "SIGTERM"))
