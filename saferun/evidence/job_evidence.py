@@ -268,7 +268,8 @@ class RankOutput(Value):
     """What a rank left behind: last lines of stderr and stdout, and the error file of ``@record``.
 
     ``rank`` is -1 where only the local rank is known. ``raised``: it had printed a traceback last when saferun stopped
-    it. ``last_step``: of ``saferun.step``; ``failure``: of its failure record.
+    it. ``last_step``: of ``saferun.step``; ``failure``: of its failure record; ``traceback``: of that too, where it has
+    printed none.
     """
 
     local_rank: int
@@ -281,6 +282,7 @@ class RankOutput(Value):
     raised: bool = False
     last_step: str = ""
     failure: tuple[str, ...] = ()
+    traceback: tuple[str, ...] = ()
 
 
 class HostView(Value):

@@ -11,7 +11,7 @@ from saferun.errors import suppress
 from saferun.files.trees import open_parent
 from saferun.linux.ownership import open_ours
 from saferun.model import JsonObject
-from saferun.text.failure_record import LONGEST_BYTES, failure_lines, is_of, record_from
+from saferun.text.failure_record import LONGEST_BYTES, failure_lines, is_of, record_from, traceback_lines
 from saferun.text.redaction import redacted_json
 from saferun.text.secret_names import is_secret
 
@@ -27,7 +27,7 @@ def take_failure_record(
     code: int | None = None,
     ended: float = 0.0,
     printed: Sequence[object] = (),
-) -> list[str]:
+) -> dict[str, list[str]]:
     """Write a rank's failure record into its directory, without secrets.
 
     All Pythons of a rank write to the same file. A rank that is a shell script may have run several, and may have
@@ -42,7 +42,8 @@ def take_failure_record(
         printed: the exception of its last traceback: the type, the file and the line where it was raised; empty: none.
 
     Returns:
-        The lines for the report; none where there is no record, it is none, or is of an earlier failure.
+        The ``lines`` for the report, and the ``traceback`` where the rank has not printed it; neither where there is
+        no record, it is none, or is of an earlier failure.
     """
     record, written = None, 0.0
     with suppress(OSError):
@@ -54,20 +55,21 @@ def take_failure_record(
         finally:
             os.close(fd)
     if record is None:
-        return []
+        return {}
     # Python exits with 1 where an exception ends it; its last act is to renew the time of the file.
     is_last = code == 1 and -_CLOCK_SLACK_S <= ended - written <= _ENDS_WITHIN_S
     # The report names the exception of the last traceback, however long the rank took to end after it.
     is_named = code == 1 and is_of(record, printed)
     if pid is not None and record.get("pid") != pid and not is_last and not is_named:
-        return []
+        return {}
     for row in _rows(record.get("exceptions")):
         if isinstance(name := row.get("name"), str) and is_secret(name):
             row.pop("value", None)
     if target:
         with suppress(OSError):  # the report has its lines all the same
             _write(target, json.dumps(redacted_json(record), indent=1).encode() + b"\n")
-    return list(failure_lines(record))
+    traceback = traceback_lines(record) if is_last and not is_named else ()
+    return {"lines": list(failure_lines(record)), "traceback": list(traceback)}
 
 
 def _rows(value: object) -> Iterator[JsonObject]:

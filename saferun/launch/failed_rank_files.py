@@ -32,7 +32,7 @@ class LeftFiles:
         self._on_read: Callable[[], None] | None = None
 
     def read(self, rank: Rank, attempt: int, error_path: str, heartbeat: str) -> None:
-        """Have those of a rank read, which ``recorded`` and ``failure`` of the rank hold then.
+        """Have those of a rank read, which ``recorded``, ``failure`` and ``traceback`` of the rank hold then.
 
         Args:
             rank: it has failed.
@@ -50,11 +50,12 @@ class LeftFiles:
             if rank.end is not None:
                 printed = last_exception(rank.last_lines(is_stderr=True))
                 end = [rank.pid, rank.end.status.code, rank.end.time, printed]
-            self._ask(
-                "take_failure_record",
-                [source, target, *end],
-                lambda found: setattr(rank, "failure", tuple(found or ())),
-            )
+
+            def take(found: dict[str, list[str]] | None) -> None:
+                found = found or {}
+                rank.failure, rank.traceback = tuple(found.get("lines", ())), tuple(found.get("traceback", ()))
+
+            self._ask("take_failure_record", [source, target, *end], take)
 
     def _ask(self, name: str, arguments: list[object], take: Callable[[Any], None]) -> None:
         def on_answer(answer: WriterAnswer | None) -> None:

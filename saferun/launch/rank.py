@@ -79,6 +79,7 @@ class Rank:
         "stderr_path",
         "streams",
         "terminal",
+        "traceback",
         "wrapped",
     )
 
@@ -98,6 +99,7 @@ class Rank:
         self.lines_before_stop: tuple[str, ...] = ()  # the last ones of its stderr when it was sent the first of them
         self.end: RankEnd | None = None
         self.failure: tuple[str, ...] = ()  # lines of its failure record
+        self.traceback: tuple[str, ...] = ()  # of that as well, where it has not printed it
         self.recorded: JsonObject | None = None  # its error file: message, time, content
         self.terminal = terminal  # its stdin, where that is not saferun's own
         self.wrapped: Script | None = None  # where it is not ``child`` itself but runs under a tool

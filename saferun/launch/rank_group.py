@@ -462,7 +462,8 @@ class RankGroup:
             output = RankOutput(
                 rank.assignment.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out
             )
-            outputs.append(output._replace(raised=ends_with_traceback(rank.lines_before_stop), failure=rank.failure))
+            raised = ends_with_traceback(rank.lines_before_stop)
+            outputs.append(output._replace(raised=raised, failure=rank.failure, traceback=rank.traceback))
         return tuple(outputs)
 
 

@@ -249,7 +249,10 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
         most = _QUOTED_BESIDE_A_CORE if beside_a_core else _TRACEBACK_LINES
         others = len(diagnosis.tracebacks) - 1
         more = f"; {others} other{'s' if others > 1 else ''}{rest}" if others else ""
-        head = f"  the traceback of {rank_ranges(traceback.ranks, 60)}{f', in {path}' if path else ''}{more}:"
+        where = f", in {path}" if path else ""
+        if output is not None and output.traceback[-1:] == tuple(traceback.lines[-1:]):
+            where = f", which {path or 'its stderr'} lacks"
+        head = f"  the traceback of {rank_ranges(traceback.ranks, 60)}{where}{more}:"
         return [head, *_quoted(_without_middle(traceback.lines, most))]
     if output is None:
         return []

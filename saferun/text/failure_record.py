@@ -14,7 +14,7 @@ from saferun.text.decoding import MALFORMED, loads, number_or, text_or_empty
 from saferun.text.redaction import redacted_text
 from saferun.text.wording import size_text
 
-__all__ = ["LONGEST_BYTES", "failure_lines", "is_of", "local_text", "memory_parts", "record_from"]
+__all__ = ["LONGEST_BYTES", "failure_lines", "is_of", "local_text", "memory_parts", "record_from", "traceback_lines"]
 
 LONGEST_BYTES = 256 << 10
 """Twice as long as a rank writes it."""
@@ -25,6 +25,13 @@ _LONGEST_NAME = 80
 _MOST_SHOWN = 16
 _MOST_SIZES = 16
 _LARGEST_SIZE = 1 << 50
+_MOST_LINKED = 3
+_MOST_MESSAGE_LINES = 20
+# What Python prints between two exceptions.
+_BETWEEN = {
+    "cause": "The above exception was the direct cause of the following exception:",
+    "context": "During handling of the above exception, another exception occurred:",
+}
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python")
 _VERSION = 1
 
@@ -74,6 +81,48 @@ def failure_lines(record: JsonObject) -> tuple[str, ...]:
         return tuple(printable(redacted_text(line))[:_LONGEST_LINE] for line in found)
     except MALFORMED:
         return ()
+
+
+def traceback_lines(record: JsonObject) -> tuple[str, ...]:
+    """The exception with its frames, and those it was raised from, as Python prints them without the source's lines.
+
+    Secrets are left out.
+    """
+    try:
+        lines: list[str] = []
+        for row, link in _chain(record["exceptions"]):
+            lines[:0] = [*_printed(row), *(["", _BETWEEN[link], ""] if link else [])]
+        return tuple(printable(redacted_text(line))[:_LONGEST_LINE] for line in lines)
+    except MALFORMED:
+        return ()
+
+
+def _chain(rows: list[Any]) -> Iterator[tuple[JsonObject, str]]:
+    """The exception, and what it comes from: each with how the row ahead of it follows from it; empty for the first."""
+    at, link = 0, ""
+    for _ in range(_MOST_LINKED):
+        if not (0 <= at < len(rows) and isinstance(rows[at], dict)):
+            return
+        yield rows[at], link
+        following = (
+            (number, str(row["link"]))
+            for number, row in enumerate(rows)
+            if isinstance(row, dict) and number > at and row.get("of") == at and row.get("link") in _BETWEEN
+        )
+        at, link = next(following, (-1, ""))
+
+
+def _printed(row: JsonObject) -> Iterator[str]:
+    yield "Traceback (most recent call last):"
+    for frame in _list(row, "frames"):
+        if isinstance(frame, dict):
+            file, line = text_or_empty(frame.get("file"), _LONGEST_LINE), number_or(0, frame.get("line"))
+            # Of a class or a function within another one, Python prints the name alone.
+            name = text_or_empty(frame.get("function"), _LONGEST_LINE).rpartition(".")[2]
+            yield f'  File "{file}", line {line}, in {name}'
+    kind = text_or_empty(row.get("type"), _LONGEST_LINE).removeprefix("__main__.")
+    message = text_or_empty(row.get("message"), _LONGEST_LINE * _MOST_MESSAGE_LINES)
+    yield from f"{kind}: {message}".removesuffix(": ").splitlines()[:_MOST_MESSAGE_LINES]
 
 
 def _list(row: JsonObject, name: str) -> list[Any]:

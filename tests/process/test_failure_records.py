@@ -67,6 +67,31 @@ def test_the_record_is_in_the_ranks_directory_and_its_locals_in_the_reports(tmp_
     assert "text = 'hunter2'" not in everything
 
 
+@pytest.mark.parametrize(
+    "loses",
+    slow_but(
+        [
+            "os.dup2(os.open('/dev/null', os.O_WRONLY), 2)",
+            "sys.stderr = open(os.devnull, 'w')",
+            "sys.excepthook = lambda *_: print('sorry')",
+        ],
+        "os.dup2(os.open('/dev/null', os.O_WRONLY), 2)",
+    ),
+)
+def test_an_exception_whose_traceback_is_not_printed_is_the_cause_all_the_same(loses: str, tmp_path: Path) -> None:
+    done = launch(tmp_path, f"if rank == 1:\n    {loses}\n{FAILS}")
+    assert done.returncode == 1
+    assert "ValueError: wrong shape" in done.stderr.splitlines()[0]
+    assert "no traceback" not in done.stderr
+    lines = done.stderr.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("  the traceback of rank 1"))
+    assert "lacks" in lines[at]
+    assert lines[at + 1] == "  | Traceback (most recent call last):"
+    assert f'  |   File "{tmp_path}/train.py", line 10, in step' in lines
+    incident = json.loads((tmp_path / "run" / "report.json").read_text())["incidents"][0]
+    assert incident["cause"]["class"] == "python_exception"
+
+
 @pytest.mark.slow
 def test_each_attempt_has_its_own(tmp_path: Path) -> None:
     launch(tmp_path, FAILS, "--max-restarts", "1")

@@ -62,6 +62,7 @@ def _output(output: RankOutput, lines: int, stdout_lines: int, longest: int) -> 
         last_stdout_lines=_texts(output.last_stdout_lines, stdout_lines, longest),
         error_message=output.error_message[: 4 * longest],
         failure=_texts(output.failure, min(lines, 4), longest),
+        traceback=_texts(output.traceback, lines, longest),
         stderr_path=output.stderr_path[:_LONGEST_TEXT],
     )
 

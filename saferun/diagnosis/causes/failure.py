@@ -339,6 +339,10 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         if own and (has_own_reason or (is_far and (goes_on or went_on(error, after, line_after)))):
             earlier, clean = error, without_error(error, clean)
             error = None
+    if error is None and output is not None and output.traceback and end.status.code == 1:
+        # Its output lacks it: stderr was closed or redirected, or Python was interrupted while it printed.
+        error = find_python_error(output.traceback, recorded)
+        earlier, line_after = (earlier, line_after) if error is None else (None, "")
     if error is None and output is not None and output.error_message and not end.status.signum:
         error = recorded_error(output.error_message)
     clean = [line for line in clean if not NOISE.match(line)]

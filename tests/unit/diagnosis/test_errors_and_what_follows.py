@@ -112,6 +112,31 @@ def test_the_traceback_that_was_recorded_is_the_one(failure: tuple[str, ...], er
         assert (found.message, found.location) == ("KeyError: 'lr'", "train.py:52 in step")
 
 
+LOADER = '  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1275, in _try_get_data'
+RESET = (HEAD, STEP, LOADER, "ConnectionResetError: [Errno 104] Connection reset by peer")
+# A signal handler of torch's raises while Python prints the traceback.
+LOST = ("object address  : 0x7f7ee0a24cc0", "object type name: ConnectionResetError", "lost sys.stderr", HEAD, STEP)
+
+
+@pytest.mark.parametrize("lines", [(), ("step 7",), LOST])
+def test_a_traceback_that_was_recorded_and_not_printed_ends_a_rank_with_exit_code_1_alone(
+    lines: tuple[str, ...],
+) -> None:
+    def found(code: int | None = 1, signum: int | None = None) -> Cause:
+        end, one = end_of(0, code=code, signum=signum), output(*lines)._replace(traceback=RESET)
+        return cause_of(read_failure(evidence(end, outputs=(one,)), end, one))
+
+    assert found().class_name == "data_loader_worker_killed"
+    assert found().location == "train.py:52 in step"
+    assert found(3).class_name != "data_loader_worker_killed"
+    assert found(None, 9).class_name != "data_loader_worker_killed"
+
+
+def test_a_traceback_that_was_printed_needs_no_recorded_one() -> None:
+    end, one = end_of(0, code=1), output(*MAIN)._replace(traceback=RESET)
+    assert cause_of(read_failure(evidence(end, outputs=(one,)), end, one)).message == "KeyError: 'lr'"
+
+
 def test_an_error_file_knows_no_module_of_an_exception() -> None:
     raised = (HEAD, STEP, "configs.BadConfigError: no lr")
     found = cause_in(*raised, *HELPER, error_message="BadConfigError: no lr")

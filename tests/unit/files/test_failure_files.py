@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,16 @@ RECORD = {
 }
 
 
+def lines_of(*arguments: Any) -> list[str]:
+    """What it returns for the report."""
+    return take_failure_record(*arguments).get("lines", [])
+
+
 def test_a_record_is_copied_without_secrets_and_its_lines_returned(tmp_path: Path) -> None:
     """Messages of exceptions may quote anything."""
     (tmp_path / "a").write_text(json.dumps(RECORD))
     target = tmp_path / "b"
-    assert take_failure_record(str(tmp_path / "a"), str(target)) == ["locals of f (t.py:1): n = 3"]
+    assert lines_of(str(tmp_path / "a"), str(target)) == ["locals of f (t.py:1): n = 3"]
     assert "hf_abc" not in target.read_text()
     assert json.loads(target.read_text())["exceptions"][0]["type"] == "ValueError"
     assert target.stat().st_mode & 0o777 == 0o600
@@ -37,7 +43,7 @@ def test_a_record_is_copied_without_secrets_and_its_lines_returned(tmp_path: Pat
 def test_without_a_run_directory_there_are_the_lines(tmp_path: Path) -> None:
     """``--run-dir none``."""
     (tmp_path / "a").write_text(json.dumps(RECORD))
-    assert take_failure_record(str(tmp_path / "a"), "") == ["locals of f (t.py:1): n = 3"]
+    assert lines_of(str(tmp_path / "a"), "") == ["locals of f (t.py:1): n = 3"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_a_failure_that_the_rank_handled_before_it_ended_is_not_that_of_its_end(
     """``python probe.py || echo "no cache"; python train.py``: locals of the probe say nothing about the training."""
     source = tmp_path / "a"
     source.write_text(json.dumps({**RECORD, "pid": 71}))
-    lines = take_failure_record(str(source), str(tmp_path / "b"), pid, code, source.stat().st_mtime + ended)
+    lines = lines_of(str(source), str(tmp_path / "b"), pid, code, source.stat().st_mtime + ended)
     assert lines == (["locals of f (t.py:1): n = 3"] if is_taken else [])
     assert (tmp_path / "b").exists() is is_taken
 
@@ -83,14 +89,14 @@ def test_a_failure_that_the_report_names_is_shown_however_late_the_rank_ends(
     source = tmp_path / "a"
     source.write_text(json.dumps({**RECORD, "pid": 71}))
     ended = source.stat().st_mtime + 90.0
-    lines = take_failure_record(str(source), str(tmp_path / "b"), 70, code, ended, printed)
+    lines = lines_of(str(source), str(tmp_path / "b"), 70, code, ended, printed)
     assert lines == (["locals of f (t.py:1): n = 3"] if is_taken else [])
 
 
 @pytest.mark.parametrize("exceptions", [[], [7], [{"type": "ValueError", "frames": [3]}], [{"frames": 3}], [{}]])
 def test_a_record_without_a_place_is_of_no_failure_that_was_printed(tmp_path: Path, exceptions: list[object]) -> None:
     (tmp_path / "a").write_text(json.dumps({"version": 1, "pid": 71, "exceptions": exceptions}))
-    assert take_failure_record(str(tmp_path / "a"), str(tmp_path / "b"), 70, 1, 0.0, ["ValueError", "t.py", 1]) == []
+    assert lines_of(str(tmp_path / "a"), str(tmp_path / "b"), 70, 1, 0.0, ["ValueError", "t.py", 1]) == []
     assert not (tmp_path / "b").exists()
 
 
@@ -110,7 +116,7 @@ def test_what_is_no_record_is_left_alone(kind: str, tmp_path: Path) -> None:
     elif kind == "huge":
         with source.open("wb") as file:
             file.truncate(1 << 40)
-    assert take_failure_record(str(source), str(tmp_path / "b")) == []
+    assert lines_of(str(source), str(tmp_path / "b")) == []
     assert not (tmp_path / "b").exists()
 
 
@@ -118,7 +124,7 @@ def test_where_the_file_cannot_be_written_there_are_the_lines(tmp_path: Path) ->
     """A full or read-only file system costs the file only."""
     (tmp_path / "a").write_text(json.dumps(RECORD))
     (tmp_path / "b").mkdir()
-    assert take_failure_record(str(tmp_path / "a"), str(tmp_path / "b")) == ["locals of f (t.py:1): n = 3"]
+    assert lines_of(str(tmp_path / "a"), str(tmp_path / "b")) == ["locals of f (t.py:1): n = 3"]
 
 
 def test_a_number_of_a_secrets_name_is_dropped_here_too(tmp_path: Path) -> None:
@@ -132,6 +138,21 @@ def test_a_number_of_a_secrets_name_is_dropped_here_too(tmp_path: Path) -> None:
     frame = {"function": "f", "file": "t.py", "line": 1, "locals": rows}
     record = {"version": 1, "exceptions": [{"type": "E", "message": "", "frames": [frame]}]}
     (tmp_path / "a").write_text(json.dumps(record))
-    (line,) = take_failure_record(str(tmp_path / "a"), str(tmp_path / "b"))
+    (line,) = lines_of(str(tmp_path / "a"), str(tmp_path / "b"))
     assert "num_tokens = 12" in line
     assert "7531902" not in line + (tmp_path / "b").read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "after_s", "is_needed"),
+    [(1, [], 1.0, True), (1, ["ValueError", "t.py", 1], 1.0, False), (3, [], 1.0, False), (1, [], 60.0, False)],
+)
+def test_a_traceback_that_the_rank_has_not_printed_is_returned_as_well(
+    tmp_path: Path, code: int, printed: list[object], after_s: float, *, is_needed: bool
+) -> None:
+    """With another exit code, or where it ends later, the rank went on after the exception."""
+    source = tmp_path / "a"
+    source.write_text(json.dumps({**RECORD, "pid": 70}))
+    found = take_failure_record(str(source), "", 70, code, source.stat().st_mtime + after_s, printed)["traceback"]
+    assert found[:2] == (["Traceback (most recent call last):", '  File "t.py", line 1, in f'] if is_needed else [])
+    assert "hf_abc" not in " ".join(found)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.text.failure_record import LONGEST_BYTES, failure_lines, record_from
+from saferun.text.failure_record import LONGEST_BYTES, failure_lines, record_from, traceback_lines
 
 
 def record_of(*frames: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -47,6 +47,49 @@ def test_the_users_own_frame_is_shown_before_the_innermost_one() -> None:
     inner = frame_of(TENSOR, function="linear", file="/venv/lib/python3.11/site-packages/torch/functional.py")
     lines = failure_lines(record_of(frame_of(TENSOR), inner))
     assert [line.partition(":")[0] for line in lines] == ["locals of step (train.py", "locals of linear (functional.py"]
+
+
+def test_the_traceback_is_that_of_python() -> None:
+    """Also of what it was raised from, whose order is the other way round."""
+    rows: list[Any] = [
+        {"type": "__main__.StepError", "message": "two\nlines", "frames": [frame_of(function="Run.<locals>.step")]},
+        {
+            "type": "ValueError",
+            "message": "",
+            "link": "context",
+            "of": 0,
+            "frames": [{"file": "a.py", "line": 7}, None],
+        },
+        {"type": "KeyError", "message": "'x'", "link": "cause", "of": 1},
+        "nothing",
+    ]
+    found = traceback_lines({"version": 1, "exceptions": rows})
+    assert (
+        "\n".join(found)
+        == """Traceback (most recent call last):
+KeyError: 'x'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "a.py", line 7, in \n\
+ValueError
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/train.py", line 42, in step
+StepError: two
+lines"""
+    )
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[], [None], [{}], [{"type": 3, "message": [], "frames": {}}], [{"type": "A", "link": "cause", "of": 0}] * 3],
+)
+def test_a_traceback_of_whatever_a_rank_has_written(rows: list[Any]) -> None:
+    assert len(traceback_lines({"version": 1, "exceptions": rows})) < 20
 
 
 def test_memory_is_a_line_of_its_own() -> None:
