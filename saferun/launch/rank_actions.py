@@ -17,6 +17,7 @@ from saferun.launch.orphans import Orphans
 from saferun.launch.rank_group import RankGroup
 from saferun.linux.children import signal_child
 from saferun.linux.helper import PartBase
+from saferun.linux.limits import SpareFiles
 from saferun.linux.reaper import Reaper
 from saferun.linux.signals import caught_signals
 from saferun.model import RANKS_LEFT_OVER, ExitStatus, signal_name
@@ -57,6 +58,7 @@ class RankActions(PartBase):
         self._context = context
         self._reaper = reaper
         self._preforked = preforked
+        self._spare_files = SpareFiles()
         self.intake = Intake(context.poller, time.monotonic)
         self.exec_wait = ExecWait(
             context.poller, on_started=self._on_started, on_failed=self._on_start_failed, warn=context.warn
@@ -87,7 +89,9 @@ class RankActions(PartBase):
         group = current.group = RankGroup(
             context, current.plan, self._reaper, preparation=preparation, preforked=self._preforked
         )
+        self._spare_files.release()
         forked, failure = group.start()
+        self._spare_files.hold()
         context.guarded("fold tracebacks", group.begin_folding)
         context.guarded("watch the ranks", context.investigation.ranks_started, group, current.started_at)
         context.guarded("watch for cores", context.cores.ranks_started, current.started_at)

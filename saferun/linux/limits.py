@@ -13,6 +13,9 @@ _FILES_PER_RANK = 8
 _OWN_FILES = 64
 # What starting a rank needs, and what the supervisor may need while the ranks run.
 _SPARE_FILES = 24
+# Starting a rank without streams of its own: its input, the pipe for errors, its pidfd, a file in /proc.
+_FILES_OF_START = 6
+_FILES_IN_PLENTY = 256
 # A higher limit needs no check: no host has so many ranks.
 _MANY_FILES = 65536
 
@@ -46,6 +49,28 @@ def has_room_for_files() -> bool:
         return False
     os.close(probe)
     return probe + _FILES_PER_RANK + _SPARE_FILES <= soft
+
+
+class SpareFiles:
+    """Descriptors that are held where few may be open: ranks can be started again, whatever saferun has opened."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def hold(self) -> None:
+        """Hold what starting a rank needs, as far as there is room."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if soft == resource.RLIM_INFINITY or soft >= _FILES_IN_PLENTY:
+            return
+        with suppress(OSError):
+            while len(self._held) < _FILES_OF_START:
+                self._held.append(open_null())
+
+    def release(self) -> None:
+        """Close them: a rank is to be started."""
+        held, self._held = self._held, []
+        for fd in held:
+            os.close(fd)
 
 
 def restore_files(limits: tuple[int, int]) -> None:
