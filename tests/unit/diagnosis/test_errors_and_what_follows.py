@@ -112,8 +112,8 @@ def test_the_traceback_that_was_recorded_is_the_one(failure: tuple[str, ...], er
         assert (found.message, found.location) == ("KeyError: 'lr'", "train.py:52 in step")
 
 
-LOADER = '  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1275, in _try_get_data'
-RESET = (HEAD, STEP, LOADER, "ConnectionResetError: [Errno 104] Connection reset by peer")
+IN_LOADER = '  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1275, in _try_get_data'
+RESET = (HEAD, STEP, IN_LOADER, "ConnectionResetError: [Errno 104] Connection reset by peer")
 # A signal handler of torch's raises while Python prints the traceback.
 LOST = ("object address  : 0x7f7ee0a24cc0", "object type name: ConnectionResetError", "lost sys.stderr", HEAD, STEP)
 
