@@ -112,10 +112,16 @@ def test_the_traceback_that_was_recorded_is_the_one(failure: tuple[str, ...], er
         assert (found.message, found.location) == ("KeyError: 'lr'", "train.py:52 in step")
 
 
-IN_LOADER = '  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1275, in _try_get_data'
+IN_LOADER = '  File "/opt/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1275, in _try_get_data'
 RESET = (HEAD, STEP, IN_LOADER, "ConnectionResetError: [Errno 104] Connection reset by peer")
 # A signal handler of torch's raises while Python prints the traceback.
-INTERRUPTED = ("object address  : 0x7f7ee0a24cc0", "object type name: ConnectionResetError", "lost sys.stderr", HEAD, STEP)
+INTERRUPTED = (
+    "object address  : 0x7f7ee0a24cc0",
+    "object type name: ConnectionResetError",
+    "lost sys.stderr",
+    HEAD,
+    STEP,
+)
 
 
 @pytest.mark.parametrize("lines", [(), ("step 7",), INTERRUPTED])
