@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from saferun.diagnosis.lazy_patterns import LazyPattern
+from saferun.text.wording import CONTEXT, DIRECT
 
-DIRECT = "The above exception was the direct cause of the following exception:"
-CONTEXT = "During handling of the above exception, another exception occurred:"
 _AFTER_MESSAGE = (
     "Fatal Python error:",
     "terminate called ",

@@ -14,11 +14,12 @@ from saferun.diagnosis.exception_groups import of_its_group, prefix_of, stripped
 from saferun.diagnosis.frames import UserCode, location_text, writes_error_file
 from saferun.diagnosis.lazy_patterns import LazyPattern
 from saferun.diagnosis.log_levels import is_of_logger, is_of_module, reports_error, tries_on, warns
-from saferun.diagnosis.message_end import CONTEXT, DIRECT, LOG_LINE, announces_lines, is_after_message, is_logged
+from saferun.diagnosis.message_end import LOG_LINE, announces_lines, is_after_message, is_logged
 from saferun.diagnosis.progress_bars import without_bars
 from saferun.diagnosis.recorded_exception import RecordedException
 from saferun.evidence.job_evidence import Frame
 from saferun.model import Value
+from saferun.text.wording import CONTEXT, DIRECT
 
 LONGEST_LINE = 1000
 _MARKER = "Traceback (most recent call last):"

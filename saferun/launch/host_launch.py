@@ -317,6 +317,7 @@ class HostLaunch:
 
             lock_code()
         context = self._context
+        context.ranks.imported()
         context.guarded("give memory back", _trim_heap)
         context.guarded("write events.jsonl", context.log.note, "ModulesImported")
         context.guarded("watch the ranks", context.investigation.imported)

@@ -91,7 +91,6 @@ class RankActions(PartBase):
         )
         self._spare_files.release()
         forked, failure = group.start()
-        self._spare_files.hold()
         context.guarded("fold tracebacks", group.begin_folding)
         context.guarded("watch the ranks", context.investigation.ranks_started, group, current.started_at)
         context.guarded("watch for cores", context.cores.ranks_started, current.started_at)
@@ -170,11 +169,16 @@ class RankActions(PartBase):
         attempt = self._context.attempt
 
         def call_in_time() -> None:
+            self.imported()
             if self._context.is_in(state, attempt):
                 call()
 
         if not self._context.succeeds("import what captures take", self._context.imports.need, call_in_time):
             call_in_time()
+
+    def imported(self) -> None:
+        """What captures take is in memory, and needs no descriptor: room for another start is held from now on."""
+        self._spare_files.hold()
 
     def signal(self, action: actions.SignalRanks) -> None:
         """Send ranks a signal."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from saferun.evidence.call_evidence import RankCalls
 from saferun.evidence.diagnosis_values import Diagnosis, Traceback, WaitGroup
-from saferun.evidence.job_evidence import CoreDump, Frame, HangVerdict, HostView
+from saferun.evidence.job_evidence import CoreDump, Frame, HangVerdict, HostView, RankOutput
 from saferun.model import RankEnd
 from saferun.report.calls_text import console_calls
 from saferun.report.failure_lines import console_locals
@@ -36,6 +36,8 @@ _PEER_LINE_BYTES = 1024
 _FRAME = re.compile(r'\s{0,40}File "([^"]{1,600})", line \d')
 # A frame, its source, and the marks below it.
 _FRAME_LINES = 3
+# What is left of the beginning of every traceback that is shown.
+_COMPARED_LINES = 12
 
 
 def failure_text(
@@ -250,8 +252,8 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
         others = len(diagnosis.tracebacks) - 1
         more = f"; {others} other{'s' if others > 1 else ''}{rest}" if others else ""
         where = f", in {path}" if path else ""
-        if output is not None and output.traceback[-1:] == tuple(traceback.lines[-1:]):
-            where = f", which {path or 'its stderr'} lacks"
+        if output is not None and output.traceback and _is_of(traceback, output):
+            where = ", from its failure record"
         head = f"  the traceback of {rank_ranges(traceback.ranks, 60)}{where}{more}:"
         return [head, *_quoted(_without_middle(traceback.lines, most))]
     if output is None:
@@ -269,6 +271,11 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
         head = "  it wrote nothing to stderr; the last lines of its stdout:"
         return [head, *_quoted(output.last_stdout_lines[-_QUOTED_BESIDE_A_CORE:])]
     return ["  it wrote nothing to stderr"]
+
+
+def _is_of(traceback: Traceback, output: RankOutput) -> bool:
+    """Whether a traceback is the one of a failure record, which has no lines of the source."""
+    return traceback.lines[:_COMPARED_LINES] == output.traceback[:_COMPARED_LINES]
 
 
 def _is_in_headline(lines: Sequence[str], diagnosis: Diagnosis) -> bool:

@@ -12,7 +12,7 @@ from saferun.errors import printable
 from saferun.model import JsonObject
 from saferun.text.decoding import MALFORMED, loads, number_or, text_or_empty
 from saferun.text.redaction import redacted_text
-from saferun.text.wording import size_text
+from saferun.text.wording import CONTEXT, DIRECT, size_text
 
 __all__ = ["LONGEST_BYTES", "failure_lines", "is_of", "local_text", "memory_parts", "record_from", "traceback_lines"]
 
@@ -27,11 +27,7 @@ _MOST_SIZES = 16
 _LARGEST_SIZE = 1 << 50
 _MOST_LINKED = 3
 _MOST_MESSAGE_LINES = 20
-# What Python prints between two exceptions.
-_BETWEEN = {
-    "cause": "The above exception was the direct cause of the following exception:",
-    "context": "During handling of the above exception, another exception occurred:",
-}
+_BETWEEN = {"cause": DIRECT, "context": CONTEXT}
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python")
 _VERSION = 1
 

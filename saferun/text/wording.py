@@ -12,6 +12,10 @@ LONG_STEP = "it may be a long step; no action is taken"
 NOT_PYTHON = " is not a Python process"
 """How the failure of a dump ends whose process has no stacks of Python's."""
 
+DIRECT = "The above exception was the direct cause of the following exception:"
+CONTEXT = "During handling of the above exception, another exception occurred:"
+"""What Python prints between two exceptions, one of which is raised from the other, or while the other is handled."""
+
 
 def rank_spans(ranks: Iterable[int]) -> tuple[list[str], int]:
     """Ranks in ascending order, consecutive ones as ``0-5``, and how many there are."""

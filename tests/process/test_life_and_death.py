@@ -232,6 +232,9 @@ def test_too_few_descriptors_for_all_of_saferun_cost_no_restart(tmp_path: Path, 
         job.release("end")
         assert job.wait() == 0
         assert not re.search(r"rank \d cannot be started", job.err)
+        # What is held for the restart leaves room for reading the code of the verdict.
+        assert "ended with exit code 3 and no message" in job.err
+        assert "not in memory" not in job.err
 
 
 # ------------------------------------------------------------------------------------------------ signals to saferun
