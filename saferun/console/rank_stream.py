@@ -81,11 +81,13 @@ class RankStream:
 
     Attributes:
         on_chunk: takes each chunk as well, if not None.
+        is_log: whether the first file is one of ``--log-dir``: the rank waits for it, however slow it is, as under
+            torchrun.
     """
 
     __slots__ = (
         *("_console", "_files", "_kept", "_last", "_line_filter", "_size"),
-        *("bytes_read", "fd", "is_paused", "is_stderr", "local_rank", "on_chunk"),
+        *("bytes_read", "fd", "is_log", "is_paused", "is_stderr", "local_rank", "on_chunk"),
     )
 
     def __init__(
@@ -109,6 +111,7 @@ class RankStream:
         self._kept = 0
         self._size = READ_BYTES
         self.on_chunk: Callable[[bytes], None] | None = None
+        self.is_log = False
         self.is_paused = False  # it is not read, for want of room; what its rank has written since is not known
         if console is not None:
             console.is_held = self._is_held
@@ -126,7 +129,7 @@ class RankStream:
         """Whether to pause reading: its console is slow and no file has a copy, or its files are slow."""
         if self._console is not None and self._console.is_full:
             return True
-        return bool(self._files) and self._files[0].is_full
+        return bool(self._files) and (self._files[0].is_full or (self.is_log and self._files[0].would_miss))
 
     def read(self, now: float, *, is_last: bool = False) -> int:
         """Read one chunk and forward it.

@@ -20,6 +20,7 @@ else:
 FRESH, LAZY, APPENDED, WHOLE = range(4)
 _PIECE_BYTES = 128 << 10
 _AMPLE_BYTES = 256 << 10
+_LARGEST_CHUNK_BYTES = 512 << 10  # of a rank's output
 _HUNG = "the file system did not answer"
 _TOO_SLOW = "the file system was too slow"
 
@@ -108,6 +109,11 @@ class FileStream:
     def is_full(self) -> bool:
         """Whether a rank's output should not be read for now, because its files are slow (and not stalled)."""
         return self._queue.is_slow()
+
+    @property
+    def would_miss(self) -> bool:
+        """Whether output would be missing in it now, only because its file system is too slow."""
+        return self._queue.is_too_slow and not self._queue.has_room(self._number, _LARGEST_CHUNK_BYTES)
 
     def write(self, chunk: bytes | memoryview, *, must: bool = False) -> None:
         """Append. What finds no room is counted, and a note will stand in its place.

@@ -285,6 +285,7 @@ class RankGroup:
         stream = RankStream(
             read_end, assignment.local_rank, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter
         )
+        stream.is_log = path not in {"", os.devnull}
         return stream, write_end, shown_path
 
     def _open_ends(

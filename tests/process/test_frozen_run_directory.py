@@ -141,6 +141,32 @@ def test_ranks_do_not_wait_for_a_disk_that_is_far_too_slow(tmp_path: Path) -> No
         assert_whole_but_for_notes(loud, whole, "the file system was too slow")
 
 
+@pytest.mark.parametrize("options", [("-r", "3"), ("-t", "3")])
+@pytest.mark.slow
+def test_ranks_wait_for_log_files_on_a_slow_disk(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """As under torchrun, which has no other copy: nothing is missing in them."""
+    program = TALK.replace("range(2000)", "range(200000 if RANK == 0 else 2000)")
+    (tmp_path / "source").mkdir()
+    with mirror(tmp_path, tmp_path / "source") as disk:
+        logs = disk.inside(disk.path / "logs")
+        with launched(tmp_path, disk, program, "--log-dir", f"{disk.path}/logs", *options, nproc=2) as job:
+            job.hear("ready", 2)
+            until(lambda: len(list(logs.rglob("stdout.log"))) == 2, "files are there")
+            disk.slow_down()
+            job.release("talk")
+            until(lambda: "takes less than 1 MiB a second" in job.err, "it is said")
+            (loud,) = (path for path in logs.rglob("stdout.log") if path.parent.name == "0")
+            written = loud.stat().st_size
+            until(lambda: loud.stat().st_size > written + (1 << 20), "more is written, for some seconds")
+            disk.thaw()
+            job.hear("talked", 2)
+            job.release("end")
+            assert job.wait() == 0
+        assert loud.read_text() == "".join(
+            ["first\n", *(f"{number} {'x' * 90}\n" for number in range(200000)), "last\n"]
+        )
+
+
 def assert_whole_but_for_notes(found: str, whole: str, reason: str) -> None:
     """Assert that a file has all but the bytes that it says are missing."""
     pieces = re.split(rf"\[saferun: (\d+) bytes of this stream are missing here: {reason} for \d+ s\]\n", found)
