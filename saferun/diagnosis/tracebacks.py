@@ -34,6 +34,7 @@ _BINARY = LazyPattern(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?'
 _EXCEPTION = LazyPattern(
     r"(?s)([A-Za-z_][\w.]{0,200})(?: \(see above for traceback\)|\([\w.]{1,100}\))?(?::(?: (.*))?)?$"
 )
+_LINKS = {DIRECT: "direct", CONTEXT: "context"}
 _NESTED = ("-- Process ",)
 # The C++ stack that torch adds to its messages on request, in both its forms.
 _CPP_STACK = LazyPattern(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames")
@@ -297,10 +298,8 @@ def _link(clean: Sequence[str], start: int) -> str:
         return "nested"
     for index in range(start - 1, max(start - 3, -1), -1):
         line = clean[index].strip(" |+")
-        if line == DIRECT:
-            return "direct"
-        if line == CONTEXT:
-            return "context"
+        if line in _LINKS:
+            return _LINKS[line]
         if line.startswith(_NESTED):
             return "nested"
         if line:

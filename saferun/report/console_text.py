@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from saferun.evidence.call_evidence import RankCalls
 from saferun.evidence.diagnosis_values import Diagnosis, Traceback, WaitGroup
-from saferun.evidence.job_evidence import CoreDump, Frame, HangVerdict, HostView, RankOutput
+from saferun.evidence.job_evidence import CoreDump, Frame, HangVerdict, HostView
 from saferun.model import RankEnd
 from saferun.report.calls_text import console_calls
-from saferun.report.failure_lines import console_locals
+from saferun.report.failure_lines import console_locals, is_recorded
 from saferun.report.text_diagram import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
 from saferun.text.bounded_json import shown
 from saferun.text.wording import LONG_STEP, duration_text, ranks_text, size_text
@@ -36,8 +36,6 @@ _PEER_LINE_BYTES = 1024
 _FRAME = re.compile(r'\s{0,40}File "([^"]{1,600})", line \d')
 # A frame, its source, and the marks below it.
 _FRAME_LINES = 3
-# What is left of the beginning of every traceback that is shown.
-_COMPARED_LINES = 12
 
 
 def failure_text(
@@ -252,8 +250,7 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
         others = len(diagnosis.tracebacks) - 1
         more = f"; {others} other{'s' if others > 1 else ''}{rest}" if others else ""
         where = f", in {path}" if path else ""
-        if output is not None and output.traceback and _is_of(traceback, output):
-            where = ", from its failure record"
+        where = ", from its failure record" if is_recorded(traceback, output) else where
         head = f"  the traceback of {rank_ranges(traceback.ranks, 60)}{where}{more}:"
         return [head, *_quoted(_without_middle(traceback.lines, most))]
     if output is None:
@@ -271,11 +268,6 @@ def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) ->
         head = "  it wrote nothing to stderr; the last lines of its stdout:"
         return [head, *_quoted(output.last_stdout_lines[-_QUOTED_BESIDE_A_CORE:])]
     return ["  it wrote nothing to stderr"]
-
-
-def _is_of(traceback: Traceback, output: RankOutput) -> bool:
-    """Whether a traceback is the one of a failure record, which has no lines of the source."""
-    return traceback.lines[:_COMPARED_LINES] == output.traceback[:_COMPARED_LINES]
 
 
 def _is_in_headline(lines: Sequence[str], diagnosis: Diagnosis) -> bool:
