@@ -199,6 +199,11 @@ def test_the_error_file_of_torchs_record_is_as_ever(tmp_path: Path) -> None:
     """Both are written; the message is torch's."""
     source = """
     import json
+    # The first of them to fail must not have the other one stopped before that has written its own.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(f"ready{rank}", "w").close()
+    while not os.path.exists(f"ready{1 - rank}"):
+        time.sleep(0.01)
     def step(n):
         raise ValueError("wrong shape")
     try:
