@@ -317,7 +317,6 @@ class HostLaunch:
 
             lock_code()
         context = self._context
-        context.ranks.imported()
         context.guarded("give memory back", _trim_heap)
         context.guarded("write events.jsonl", context.log.note, "ModulesImported")
         context.guarded("watch the ranks", context.investigation.imported)
@@ -330,7 +329,9 @@ class HostLaunch:
         if context.control is not None:
             return  # all is imported again where an examiner was lost
         from saferun.launch.control_part import ControlPart
+        from saferun.linux.limits import check_spare_files
 
+        check_spare_files()
         context.control = ControlPart(context)
         context.loop.add_watching(context.control)
         context.control.open()

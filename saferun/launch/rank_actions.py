@@ -17,7 +17,6 @@ from saferun.launch.orphans import Orphans
 from saferun.launch.rank_group import RankGroup
 from saferun.linux.children import signal_child
 from saferun.linux.helper import PartBase
-from saferun.linux.limits import SpareFiles
 from saferun.linux.reaper import Reaper
 from saferun.linux.signals import caught_signals
 from saferun.model import RANKS_LEFT_OVER, ExitStatus, signal_name
@@ -58,7 +57,6 @@ class RankActions(PartBase):
         self._context = context
         self._reaper = reaper
         self._preforked = preforked
-        self._spare_files = SpareFiles()
         self.intake = Intake(context.poller, time.monotonic)
         self.exec_wait = ExecWait(
             context.poller, on_started=self._on_started, on_failed=self._on_start_failed, warn=context.warn
@@ -89,7 +87,6 @@ class RankActions(PartBase):
         group = current.group = RankGroup(
             context, current.plan, self._reaper, preparation=preparation, preforked=self._preforked
         )
-        self._spare_files.release()
         forked, failure = group.start()
         context.guarded("fold tracebacks", group.begin_folding)
         context.guarded("watch the ranks", context.investigation.ranks_started, group, current.started_at)
@@ -169,16 +166,11 @@ class RankActions(PartBase):
         attempt = self._context.attempt
 
         def call_in_time() -> None:
-            self.imported()
             if self._context.is_in(state, attempt):
                 call()
 
         if not self._context.succeeds("import what captures take", self._context.imports.need, call_in_time):
             call_in_time()
-
-    def imported(self) -> None:
-        """What captures take is in memory, and needs no descriptor: room for another start is held from now on."""
-        self._spare_files.hold()
 
     def signal(self, action: actions.SignalRanks) -> None:
         """Send ranks a signal."""

@@ -11,12 +11,14 @@ Source: Python, "The import system"; ``importlib._bootstrap_external``, ``Source
 
 from __future__ import annotations
 
+import _imp
 import marshal
 import os
 import struct
 import sys
 from _frozen_importlib import ModuleSpec
 from collections.abc import Callable, Iterable
+from itertools import count
 
 from saferun.errors import suppress
 from saferun.linux.memory_file import blank_memory_file, memory_file
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 # The name of the last record.
 _END = ""
+_libraries = count()
 
 
 class Recorder:
@@ -249,13 +252,28 @@ class HeldModules:
 def _library_spec(name: str, content: bytes) -> ModuleSpec | None:
     """A shared library, to be loaded from a memory file; None if there can be none."""
     try:
-        # It stays open: a library that is loaded from the same path later would be taken for this one.
-        path = f"/proc/self/fd/{memory_file(name, content, disks=False)}"
+        fd = memory_file(name, content, disks=False)
     except OSError:
         return None
-    spec = ModuleSpec(name, sys.modules["_frozen_importlib_external"].ExtensionFileLoader(name, path), origin=path)
+    # A library that is loaded from the same path later would be taken for this one: each has a spelling of its own.
+    path = f"/proc/self/fd/{'./' * next(_libraries)}{fd}"
+    spec = ModuleSpec(name, _LibraryLoader(fd), origin=path)  # type: ignore[arg-type]
     spec.has_location = True
     return spec
+
+
+class _LibraryLoader:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        try:
+            return _imp.create_dynamic(spec)
+        finally:
+            os.close(self._fd)
+
+    def exec_module(self, module: ModuleType) -> None:
+        _imp.exec_dynamic(module)
 
 
 class _Loader:

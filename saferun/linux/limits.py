@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 
@@ -13,9 +14,9 @@ _FILES_PER_RANK = 8
 _OWN_FILES = 64
 # What starting a rank needs, and what the supervisor may need while the ranks run.
 _SPARE_FILES = 24
-# Starting a rank without streams of its own: its input, the pipe for errors, its pidfd, a file in /proc.
-_FILES_OF_START = 6
-_FILES_IN_PLENTY = 256
+# Starting a rank without streams of its own (its input, the pipe for errors, its pidfd, a file in /proc), and as many
+# for what keeps some of them open beside it.
+_FILES_OF_START = 10
 # A higher limit needs no check: no host has so many ranks.
 _MANY_FILES = 65536
 
@@ -38,6 +39,10 @@ def make_room_for_files(ranks: int) -> tuple[int, int] | None:
 
 def has_room_for_files() -> bool:
     """Whether the limit on open files has room for another rank's streams and what saferun itself may still open."""
+    return _has_free_files(_FILES_PER_RANK + _SPARE_FILES)
+
+
+def _has_free_files(count: int) -> bool:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY or soft >= _MANY_FILES:
         return True
@@ -48,29 +53,17 @@ def has_room_for_files() -> bool:
     except OSError:
         return False
     os.close(probe)
-    return probe + _FILES_PER_RANK + _SPARE_FILES <= soft
+    return probe + count <= soft
 
 
-class SpareFiles:
-    """Descriptors that are held where few may be open: ranks can be started again, whatever saferun has opened."""
+def check_spare_files() -> None:
+    """Check that what saferun may do without leaves enough descriptors to verdicts, and to starting the ranks again.
 
-    def __init__(self) -> None:
-        self._held: list[int] = []
-
-    def hold(self) -> None:
-        """Hold what starting a rank needs, as far as there is room."""
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if soft == resource.RLIM_INFINITY or soft >= _FILES_IN_PLENTY:
-            return
-        with suppress(OSError):
-            while len(self._held) < _FILES_OF_START:
-                self._held.append(open_null())
-
-    def release(self) -> None:
-        """Close them: a rank is to be started."""
-        held, self._held = self._held, []
-        for fd in held:
-            os.close(fd)
+    Raises:
+        OSError: it had better do without.
+    """
+    if not _has_free_files(_FILES_OF_START):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def restore_files(limits: tuple[int, int]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from saferun.linux.bare_socket import Socket
 from saferun.linux.helper import Helper, PartBase
+from saferun.linux.limits import check_spare_files
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 from saferun.preflight.results import CheckResult
@@ -97,6 +98,8 @@ class HostChecks(PartBase):
         """
         self._began_at = time.monotonic()
         try:
+            if beside:
+                check_spare_files()
             self._helper = process or CheckProcess(beside=beside)
         except OSError as error:
             self._lose(f"the check process cannot be started: {error.strerror}")
