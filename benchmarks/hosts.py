@@ -119,7 +119,7 @@ def met(count: int) -> Iterator[tuple[list[Host], float]]:
     with contextlib.ExitStack() as stack:
         hosts = []
         for number in range(count):
-            host = Host(f"node{number}")
+            host = Host(f"node{number}", serves=not number)
             stack.callback(host.close)
             hosts.append(host)
         master = ["127.0.0.1", [hosts[0].ranks.getsockname()[1]]]

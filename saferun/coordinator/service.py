@@ -54,7 +54,7 @@ def serve(
         ImportError: there is no torch that can be used.
     """
     try:
-        store_class, torch_version = import_store_class(torch_parts)
+        store_class, torch_version = import_store_class(torch_parts, serves=listen_fd >= 0)
     except ModuleNotFoundError:
         raise
     except ImportError:

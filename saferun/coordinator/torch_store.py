@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.store_client import StoreClient
+from saferun.coordinator.store_connection import KNOWN_RELEASES, StoreConnection
 
 if TYPE_CHECKING:
     from saferun.model import TorchParts
@@ -26,14 +27,20 @@ _NEWEST_RELEASE = (2, 15)
 _WAKES_WAITING = (2, 8)
 
 
-def import_store_class(torch_parts: TorchParts) -> tuple[Any, str]:
+def import_store_class(torch_parts: TorchParts, *, serves: bool = True) -> tuple[Any, str]:
     """Torch's TCPStore class and torch's version.
+
+    A host that serves no store, and needs a connection to one only, has a class of ours instead: nothing is imported.
 
     The store lives in torch's C extension, and importing that alone costs a fourth of ``import torch``. So, unless
     all of torch is wanted, the packages ``torch`` and ``torch.distributed`` are stood in for by empty modules while the
     extension is loaded. The c10d rendezvous is Python that needs no more than the stores and modules of its own, so it
     is imported the same way. Whatever goes wrong with that ends in a plain import in a fresh interpreter, which the
     caller arranges (ImportError); nothing else in this process may import torch afterwards.
+
+    Args:
+        torch_parts: what is needed of torch.
+        serves: whether this host may have to serve a store.
 
     Raises:
         ImportError: torch cannot be imported this way.
@@ -51,6 +58,9 @@ def import_store_class(torch_parts: TorchParts) -> tuple[Any, str]:
     location = spec.submodule_search_locations[0]
     version = _version(location)
     StoreClient.wakes_waiting = _release(version) >= _WAKES_WAITING
+    oldest, newest = KNOWN_RELEASES
+    if torch_parts == "store" and not serves and oldest <= _release(version) <= newest:
+        return StoreConnection, version
     if torch_parts == "c10d" and _release(version) > _NEWEST_RELEASE:
         raise ImportError(f"whether the c10d rendezvous of torch {version} needs more of torch is not known")
     for name, path in (("torch", location), ("torch.distributed", os.path.join(location, "distributed"))):

@@ -126,6 +126,7 @@ class Host(Line):
         endpoint: the listening socket of the rendezvous' store, if it is here.
         tasks_path: where other tasks of the host connect, if there are any.
         torch_parts: what is needed of torch.
+        serves: whether it may have to serve the ranks' store. Where it need not, its coordinator has nothing of torch.
         environ: more of the coordinator's environment; with it the coordinator is a program of its own, and no fork.
     """
 
@@ -138,6 +139,7 @@ class Host(Line):
         endpoint: socket.socket | None = None,
         tasks_path: Path | None = None,
         torch_parts: TorchParts = "store",
+        serves: bool = True,
         environ: dict[str, str] | None = None,
     ) -> None:
         ours, theirs = socket.socketpair()
@@ -158,12 +160,12 @@ class Host(Line):
             fds["tasks"] = tasks.fileno()
         self.process: subprocess.Popen[bytes] | Forked
         if environ is None:
-            self.process = Forked(theirs.fileno(), self.ranks.fileno(), fds, torch_parts)
+            self.process = Forked(theirs.fileno(), self.ranks.fileno(), fds, torch_parts, serves=serves)
         else:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), str(self.ranks.fileno())),
-                    *(torch_parts, json.dumps(fds)),
+                    *(sys.executable, "-P", str(PROGRAM), str(theirs.fileno())),
+                    *(str(self.ranks.fileno() if serves else -1), torch_parts, json.dumps(fds)),
                 ],
                 pass_fds=[theirs.fileno(), *(listener.fileno() for listener in self._listeners)],
                 stdin=subprocess.DEVNULL,
@@ -233,8 +235,9 @@ def joining(host: Host, **fields: Any) -> Message:
 
 @contextlib.contextmanager
 def hosts(*names: str, **options: Any) -> Iterator[list[Host]]:
-    """Coordinators of hosts, ended whichever way the test goes."""
-    started = [Host(name, **options) for name in names]
+    """Coordinators of hosts, ended whichever way the test goes. Of a static job the first one serves the stores."""
+    static = options.get("torch_parts", "store") == "store"
+    started = [Host(name, **{"serves": not static or not number, **options}) for number, name in enumerate(names)]
     try:
         yield started
     finally:

@@ -36,14 +36,15 @@ from saferun.coordinator import __main__ as program, service
 
 # As the coordinator has it, which sets it before it imports torch.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-imported = service.import_store_class(torch_parts)
+clients = service.import_store_class(torch_parts, serves=False) if torch_parts == "store" else None
+servers = service.import_store_class(torch_parts)
 # Of saferun nothing more: a coordinator begins with values of its own, such as those that tell two of them apart.
 if torch_parts == "all":
     import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
     import torch.distributed.elastic.rendezvous.registry
 assert len(os.listdir("/proc/self/task")) == 1
 # It is imported once.
-service.import_store_class = lambda torch_parts: imported
+service.import_store_class = lambda torch_parts, *, serves: servers if serves else clients or servers
 
 connection = socket.socket(fileno=fd)
 while True:
@@ -62,7 +63,8 @@ while True:
         if not answer:
             connection.close()
             names = order["names"]
-            sys.argv = ["", str(fds[0]), str(fds[1]), torch_parts, json.dumps(dict(zip(names, fds[2:])))]
+            ranks = fds[1] if order["serves"] else -1
+            sys.argv = ["", str(fds[0]), str(ranks), torch_parts, json.dumps(dict(zip(names, fds[2:])))]
             program.main()
             os._exit(0)
         for fd in fds:
@@ -116,14 +118,17 @@ class Forked:
         ranks: that of the ranks' store's listening socket.
         listeners: those of more listening sockets, by name.
         torch_parts: what it has of torch.
+        serves: whether the ranks' store may be served there.
     """
 
     stderr = None
 
-    def __init__(self, supervisor: int, ranks: int, listeners: dict[str, int], torch_parts: TorchParts) -> None:
+    def __init__(
+        self, supervisor: int, ranks: int, listeners: dict[str, int], torch_parts: TorchParts, *, serves: bool
+    ) -> None:
         self._forks = _forks(torch_parts)
         fds = [supervisor, ranks, *listeners.values()]
-        self.pid = int(self._forks.ask({"names": list(listeners)}, fds))
+        self.pid = int(self._forks.ask({"names": list(listeners), "serves": serves}, fds))
         self.returncode: int | None = None
 
     def poll(self) -> int | None:

@@ -20,7 +20,7 @@ def job_behind_one_port() -> Iterator[tuple[list[Host], dict[str, Any]]]:
     """Three hosts; at the address that the others have of the first one, only the port of the ranks' store answers."""
     # S104: it is the loopback network that has the two addresses.
     ranks = listening("0.0.0.0")  # noqa: S104
-    started = [Host("node1", ranks=ranks), Host("node2"), Host("node3")]
+    started = [Host("node1", ranks=ranks), Host("node2", serves=False), Host("node3", serves=False)]
     try:
         yield started, {"least": 3, "most": 3, "master": ["127.0.0.2", [port_of(ranks)]]}
     finally:

@@ -122,7 +122,7 @@ def test_a_host_of_another_job_is_told_that_this_one_has_begun() -> None:
 
 def test_the_right_one_of_several_ports_is_found() -> None:
     """The first host took the first that was free: others may refuse, be silent, or belong to another job."""
-    with hosts("other", "node1", "node2") as (other, first, second):
+    with hosts("other") as (other,), hosts("node1", "node2") as (first, second):
         silent, refusing = listening(), listening()
         ports = [port_of(silent), port_of(refusing), port_of(other.ranks), port_of(first.ranks)]
         refusing.close()
@@ -204,7 +204,7 @@ def test_ipv6_addresses_work() -> None:
     ranks, control = listening("::1"), listening("::1")
     with control:
         first = Host("node1", ranks=ranks, control=control)
-        second = Host("node2")
+        second = Host("node2", serves=False)
         try:
             first.join(node_rank=0, most=2, master=["::1", [port_of(ranks)]])
             second.join(node_rank=1, most=2, master=["[::1]", [port_of(ranks)]])

@@ -1,0 +1,208 @@
+"""A connection to a TCPStore of another host, without torch: a host that serves no store needs nothing of it.
+
+What this saves such a host is the import of torch's C extension: a third of a second, and 60 MiB of memory.
+
+Sources: ``TCPStore.cpp`` and ``TCPStoreBackend.hpp`` of torch (2.4 to 2.15): each query is one byte, then its
+arguments; a text is its length in eight bytes and its bytes; numbers are in the byte order of the host.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from datetime import timedelta
+
+from saferun.coordinator.dial import dial
+
+__all__ = ["KNOWN_RELEASES", "StoreConnection"]
+
+KNOWN_RELEASES = ((2, 4), (2, 15))
+"""The oldest and the newest release of torch whose queries these are."""
+
+_VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = range(7)
+_DELETE_KEY, _MULTI_GET, _CANCEL_WAIT, _PING = 8, 10, 12, 13
+_MAGIC = 0x3C85F7CE
+_READY, _NOT_READY = 0, 1
+_STOP_WAITING, _WAIT_CANCELED = 0, 1
+# What torch's own clients put before each key.
+_KEY_PREFIX = b"/"
+_CHUNK_BYTES = 1 << 20
+# No value of a job has a hundredth of it; what says so is no store.
+_LONGEST_BYTES = 1 << 30
+_LONGEST_POLL_MS = (1 << 31) - 1
+
+
+class StoreConnection:
+    """The calls of a TCPStore that ``StoreClient`` makes. One of them at a time.
+
+    As in torch's class, an answer is waited for as long as the connection lasts, but for that of ``wait``.
+
+    Args:
+        host: name or address.
+        port: the port.
+        world_size: as of torch's class; not used.
+        is_master: not True: nothing is served here.
+        timeout: of connecting to each address, and of ``get`` and ``multi_get`` for a key that does not exist.
+        wait_for_workers: not True.
+
+    Raises:
+        ConnectionError: it cannot be reached, or is no store. All calls raise it when the connection is gone.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        world_size: int | None,
+        is_master: bool,  # noqa: FBT001 - as of torch's class
+        timeout: timedelta,
+        *,
+        wait_for_workers: bool,
+    ) -> None:
+        self._timeout = timeout
+        self._socket: socket.socket | None = None
+        if is_master or wait_for_workers or world_size is not None:
+            raise ValueError("only torch's own class serves a store and waits for its clients")
+        connection, _, message = dial(host, port, timeout.total_seconds())
+        if connection is None:
+            raise ConnectionError(message)
+        self._socket = connection
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A server of torch returns the number; whatever else listens there does not.
+        nonce = os.urandom(4)
+        self._send(struct.pack("=BI", _VALIDATE, _MAGIC) + bytes((_PING,)) + nonce)
+        if self._receive(len(nonce)) != nonce:
+            raise self._broken("what listens there is no store")
+
+    def __del__(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key. The server does not answer."""
+        self._send(_query(_SET) + _key(key) + _sized(value))
+
+    def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
+        """Set a key that has the expected value, or none where that is empty; returns what it has now."""
+        self._send(_query(_COMPARE_SET) + _key(key) + _sized(expected) + _sized(value))
+        return self._receive_sized()
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number and return the sum."""
+        self._send(_query(_ADD) + _key(key) + struct.pack("=q", amount))
+        return self._receive_number()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys exist."""
+        self._send(_query(_CHECK) + _keys(keys))
+        return self._receive_choice(_READY, _NOT_READY) == _READY
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; whether it existed."""
+        self._send(_query(_DELETE_KEY) + _key(key))
+        return self._receive_number() == 1
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        """Wait until all keys exist.
+
+        Raises:
+            TimeoutError: they do not in time. The connection can be used on.
+        """
+        connection = self._open()
+        self._send(_query(_WAIT) + _keys(keys))
+        poller = select.poll()
+        poller.register(connection, select.POLLIN)
+        if not poller.poll(min(timeout / timedelta(milliseconds=1), _LONGEST_POLL_MS)):
+            self._send(_query(_CANCEL_WAIT))
+            if self._receive_choice(_STOP_WAITING, _WAIT_CANCELED) == _WAIT_CANCELED:
+                raise TimeoutError(f"a key did not exist within {timeout.total_seconds():g} s")
+            # The last key has come between the two; that there is nothing to cancel is answered as well.
+            self._receive_choice(_WAIT_CANCELED)
+            return
+        self._receive_choice(_STOP_WAITING)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, waited for."""
+        self.wait([key], self._timeout)
+        self._send(_query(_GET) + _key(key))
+        return self._receive_sized()
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys, waited for."""
+        self.wait(keys, self._timeout)
+        self._send(_query(_MULTI_GET) + _keys(keys))
+        return [self._receive_sized() for _ in keys]
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionError("the connection to the store is closed")
+        return self._socket
+
+    def _send(self, query: bytes) -> None:
+        connection = self._open()
+        try:
+            connection.sendall(query)
+        except OSError as error:
+            raise self._broken(str(error)) from error
+
+    def _receive(self, size: int) -> bytes:
+        connection, answer = self._open(), bytearray()
+        while len(answer) < size:
+            try:
+                chunk = connection.recv(min(size - len(answer), _CHUNK_BYTES))
+            except OSError as error:
+                raise self._broken(str(error)) from error
+            if not chunk:
+                raise self._broken("the store has closed the connection")
+            answer += chunk
+        return bytes(answer)
+
+    def _receive_number(self) -> int:
+        number: int = struct.unpack("=q", self._receive(8))[0]
+        return number
+
+    def _receive_sized(self) -> bytes:
+        size: int = struct.unpack("=Q", self._receive(8))[0]
+        if size > _LONGEST_BYTES:
+            raise self._broken(f"the store has announced a value of {size} bytes")
+        return self._receive(size)
+
+    def _receive_choice(self, *expected: int) -> int:
+        choice = self._receive(1)[0]
+        if choice not in expected:
+            raise self._broken(f"the store has answered {choice}, which is no answer to that query")
+        return choice
+
+    def _broken(self, message: str) -> ConnectionError:
+        """Close the connection: after half an answer, the rest of it would be taken for the next one."""
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+        return ConnectionError(message)
+
+
+def _query(kind: int) -> bytes:
+    return bytes((kind,))
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+def _sized(text: str | bytes) -> bytes:
+    encoded = _encoded(text)
+    return struct.pack("=Q", len(encoded)) + encoded
+
+
+def _key(key: str) -> bytes:
+    return _sized(_KEY_PREFIX + key.encode())
+
+
+def _keys(keys: Sequence[str]) -> bytes:
+    return struct.pack("=Q", len(keys)) + b"".join(map(_key, keys))

@@ -1,0 +1,274 @@
+"""The connection to a store that needs no torch, beside torch's own client of the same server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from saferun.coordinator.store_connection import KNOWN_RELEASES, StoreConnection
+from saferun.coordinator.torch_store import import_store_class, open_store
+
+REPOSITORY = Path(__file__).parents[2]
+LONG = timedelta(seconds=30)
+SHORT = timedelta(milliseconds=30)
+# More than one packet and more than one piece of reading; beside it what no text has.
+VALUES = (b"", b"\0", b"1", "größer".encode(), bytes(range(256)) * 16_384)
+
+
+def connect(port: int, timeout: timedelta = LONG) -> StoreConnection:
+    return StoreConnection("127.0.0.1", port, None, False, timeout, wait_for_workers=False)
+
+
+@pytest.fixture(params=[True, False], ids=["libuv", "plain"])
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A server of torch's, of each kind that it has."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        number = int(listener.getsockname()[1])
+        served = TCPStore(
+            "127.0.0.1",
+            number,
+            is_master=True,
+            timeout=LONG,
+            wait_for_workers=False,
+            master_listen_fd=os.dup(listener.fileno()),
+            use_libuv=request.param,
+        )
+        yield number
+        del served
+
+
+@pytest.fixture
+def stores(port: int) -> tuple[StoreConnection, Any]:
+    """Ours, and torch's client."""
+    return connect(port), TCPStore("127.0.0.1", port, is_master=False, timeout=LONG, wait_for_workers=False)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=[str(len(value)) for value in VALUES])
+def test_what_one_sets_the_other_reads(stores: tuple[StoreConnection, Any], value: bytes) -> None:
+    ours, theirs = stores
+    ours.set("ours", value)
+    theirs.set("theirs", value)
+    assert (theirs.get("ours"), ours.get("theirs")) == (value, value)
+    assert ours.multi_get(["theirs", "ours", "theirs"]) == [value] * 3
+
+
+def test_every_call_answers_as_torchs_does(stores: tuple[StoreConnection, Any]) -> None:
+    """The same calls on keys of their own, and the answers side by side."""
+
+    def answers(store: Any, prefix: str) -> list[Any]:
+        def key(name: str) -> str:
+            return prefix + name
+
+        asked: list[Callable[[], Any]] = [
+            lambda: store.check([key("a")]),
+            lambda: store.add(key("n"), 3),
+            lambda: store.add(key("n"), -5),
+            lambda: store.get(key("n")),
+            lambda: store.set(key("a"), "text"),
+            lambda: store.check([key("a")]),
+            lambda: store.check([key("a"), key("b")]),
+            lambda: store.check([key("a"), key("n")]),
+            lambda: store.compare_set(key("c"), "", "first"),
+            lambda: store.compare_set(key("c"), "wrong", "second"),
+            lambda: store.compare_set(key("c"), b"first", b"second"),
+            lambda: store.compare_set(key("none"), "some", "second"),
+            lambda: store.delete_key(key("c")),
+            lambda: store.delete_key(key("c")),
+            lambda: store.check([key("c")]),
+            lambda: store.wait([key("a"), key("n")], LONG),
+        ]
+        return [ask() for ask in asked]
+
+    ours, theirs = stores
+    assert answers(ours, "ours/") == answers(theirs, "theirs/")
+
+
+def test_a_key_that_comes_ends_the_wait(stores: tuple[StoreConnection, Any]) -> None:
+    ours, theirs = stores
+    seen = threading.Event()
+
+    def wait() -> None:
+        ours.wait(["a", "b"], LONG)
+        seen.set()
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    theirs.set("a", "1")
+    assert not seen.is_set()
+    theirs.set("b", "1")
+    assert seen.wait(30)
+    waiting.join()
+
+
+def test_a_wait_in_vain_leaves_the_connection_usable(stores: tuple[StoreConnection, Any]) -> None:
+    ours, theirs = stores
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match="did not exist within"):
+            ours.wait(["never"], SHORT)
+    theirs.set("a", "1")
+    assert ours.get("a") == b"1"
+    short = connect(theirs.port, SHORT)
+    with pytest.raises(TimeoutError):
+        short.get("never")
+    with pytest.raises(TimeoutError):
+        short.multi_get(["a", "never"])
+    assert short.get("a") == b"1"
+
+
+def test_keys_that_come_while_their_wait_is_cancelled_confuse_nothing(stores: tuple[StoreConnection, Any]) -> None:
+    """Whichever of the two comes first, the next answer belongs to the next query."""
+    ours, theirs = stores
+    waits = [0, 0]
+    for number in range(300):
+        key = f"k{number}"
+        setting = threading.Timer(0.002, theirs.set, (key, str(number)))
+        setting.start()
+        try:
+            ours.wait([key], timedelta(milliseconds=2))
+            waits[0] += 1
+        except TimeoutError:
+            waits[1] += 1
+        assert ours.add("count", 1) == number + 1
+        setting.join()
+        assert ours.get(key) == str(number).encode()
+    assert sum(waits) == 300
+
+
+def test_a_server_that_ends_is_an_error_at_once_and_ever_after() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        served = open_store(TCPStore, listener.fileno())
+        store = connect(listener.getsockname()[1])
+    store.set("a", "1")
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            store.wait(["never"], LONG)
+        except ConnectionError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    time.sleep(0.1)
+    del served
+    waiting.join(20)
+    assert len(raised) == 1
+    for call in (lambda: store.get("a"), lambda: store.check(["a"]), lambda: store.set("a", "1")):
+        with pytest.raises(ConnectionError, match="closed"):
+            call()
+
+
+def test_a_port_that_nobody_serves_is_told_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionError, match="refuses connections"):
+            connect(unused.getsockname()[1])
+
+
+def answering(*answers: bytes) -> tuple[int, threading.Thread]:
+    """A server that sends this, one piece for each that it receives, and closes. ``nonce``: the number that it was sent."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener:
+            connection, _ = listener.accept()
+        with connection:
+            for answer in answers:
+                query = connection.recv(1 << 16)
+                connection.sendall(query[-4:] if answer == b"nonce" else answer)
+            with contextlib.suppress(ConnectionError):  # who has not read everything resets the connection
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1 << 16)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return int(listener.getsockname()[1]), thread
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no store"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "no store"),
+        (b"\0\0", "closed the connection"),
+    ],
+)
+def test_what_is_no_store_is_told(answer: bytes, message: str) -> None:
+    port, thread = answering(answer)
+    with pytest.raises(ConnectionError, match=message):
+        connect(port)
+    thread.join(20)
+
+
+@pytest.mark.parametrize(
+    ("call", "answers", "message"),
+    [
+        (lambda store: store.check(["a"]), (b"\x07",), "has answered 7"),
+        (lambda store: store.wait(["a"], LONG), (b"\x01",), "has answered 1"),
+        (lambda store: store.get("a"), (b"\0", struct.pack("=Q", 1 << 60)), f"a value of {1 << 60} bytes"),
+        (lambda store: store.get("a"), (b"\0", struct.pack("=Q", 9) + b"half"), "closed the connection"),
+        (lambda store: store.add("a", 1), (b"\0\0\0",), "closed the connection"),
+    ],
+    ids=["check", "wait", "huge", "half", "number"],
+)
+def test_a_wrong_answer_is_an_error_and_the_connection_ends(
+    call: Callable[[StoreConnection], Any], answers: tuple[bytes, ...], message: str
+) -> None:
+    port, thread = answering(b"nonce", *answers)
+    store = connect(port)
+    with pytest.raises(ConnectionError, match=message):
+        call(store)
+    thread.join(20)
+    with pytest.raises(ConnectionError, match="closed"):
+        store.check(["a"])
+
+
+def test_a_store_is_served_by_torch_alone() -> None:
+    with pytest.raises(ValueError, match="only torch"):
+        StoreConnection("127.0.0.1", 1, None, True, LONG, wait_for_workers=False)
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from saferun.coordinator import torch_store
+if sys.argv[3]:
+    torch_store._version = lambda location: sys.argv[3]
+store_class, _ = torch_store.import_store_class(sys.argv[2], serves=False)
+print(store_class.__module__, "torch._C" in sys.modules, "torch" in sys.modules)
+"""
+UNKNOWN = f"{KNOWN_RELEASES[1][0]}.{KNOWN_RELEASES[1][1] + 1}.0"
+
+
+@pytest.mark.parametrize(
+    ("parts", "version", "wanted"),
+    [
+        ("store", "", "saferun.coordinator.store_connection False False"),
+        ("store", UNKNOWN, "torch._C._distributed_c10d True True"),
+        ("store", "2.3.1", "torch._C._distributed_c10d True True"),
+        ("store", "unknown", "torch._C._distributed_c10d True True"),
+        ("c10d", "", "torch._C._distributed_c10d True True"),
+    ],
+)
+def test_a_host_that_serves_nothing_imports_no_torch_whose_queries_are_known(
+    parts: str, version: str, wanted: str
+) -> None:
+    asked = [sys.executable, "-c", PROGRAM, str(REPOSITORY), parts, version]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() == wanted
+
+
+def test_a_host_that_may_serve_imports_torchs_class() -> None:
+    assert import_store_class("all", serves=False)[0] is TCPStore
