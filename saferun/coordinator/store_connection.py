@@ -1,6 +1,6 @@
 """A connection to a TCPStore of another host, without torch: a host that serves no store needs nothing of it.
 
-What this saves such a host is the import of torch's C extension: a third of a second, and 60 MiB of memory.
+What this saves such a host is the import of torch's C extension: a third of a second, and 75 MiB of memory.
 
 Sources: ``TCPStore.cpp`` and ``TCPStoreBackend.hpp`` of torch (2.4 to 2.15): each query is one byte, then its
 arguments; a text is its length in eight bytes and its bytes; numbers are in the byte order of the host.

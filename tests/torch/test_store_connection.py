@@ -179,7 +179,7 @@ def test_a_port_that_nobody_serves_is_told_at_once() -> None:
 
 
 def answering(*answers: bytes) -> tuple[int, threading.Thread]:
-    """A server that sends this, one piece for each that it receives, and closes. ``nonce``: the number that it was sent."""
+    """A server that sends this, one piece for each that it receives, and closes. ``nonce``: what it was sent."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
