@@ -1,9 +1,10 @@
-"""saferun with the releases of torch and Python that it works with: five jobs with each.
+"""saferun with the releases of torch and Python that it works with: six jobs with each.
 
     python -m tests.matrix               # all of it; builds what is missing below .matrix/
     python -m tests.matrix 2.15          # the rows whose torch or Python starts with one of these
 
-The jobs are a demo, a hang, a crash, a restart, and two hosts that meet by torch's c10d rendezvous.
+The jobs are a demo, a hang, a crash, a restart, and two hosts that meet, by torch's c10d rendezvous and as a
+static job.
 
 Each row is a virtual environment of its own, kept below ``.matrix/`` until ``make clean``: a release of torch without
 its optional packages, and saferun from this checkout. A row whose interpreter or wheel this machine cannot have is told
@@ -222,10 +223,28 @@ def c10d(inner: Path, folder: Path) -> None:
     ended = run([str(inner), "-c", alone], cwd=folder)
     _need(ended.code == 0, "the rendezvous cannot be imported without the rest of torch", ended)
     place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{own_port()}", "--rdzv-id", "matrix")
-    options = ("--nnodes", "2", *place, "--max-restarts", "1")
+    _two_hosts(inner, folder, place, place)
+
+
+def static(inner: Path, folder: Path) -> None:
+    """Two static hosts meet, the second one without torch, and meet again."""
+    without = (
+        "from saferun.coordinator.torch_store import import_store_class as f; import sys; f('store', serves=False)"
+    )
+    ended = run([str(inner), "-c", f"{without}; sys.exit('torch' in sys.modules)"])
+    _need(ended.code == 0, "the store's queries are not known", ended)
+    place = ("--master-addr", "127.0.0.1", "--master-port", str(own_port()))
+    _two_hosts(inner, folder, (*place, "--node-rank", "0"), (*place, "--node-rank", "1"))
+
+
+def _two_hosts(inner: Path, folder: Path, *places: tuple[str, ...]) -> None:
+    script = str(ROOT / "examples/fail_once.py")
+    options = ("--nnodes", "2", "--max-restarts", "1", "--run-dir")
     with ThreadPoolExecutor(2) as hosts:
-        script = str(ROOT / "examples/fail_once.py")
-        runs = [hosts.submit(_job, inner, folder, *options, "--run-dir", str(folder / n), script) for n in ("a", "b")]
+        runs = [
+            hosts.submit(_job, inner, folder, *place, *options, str(folder / name), script)
+            for name, place in zip("ab", places, strict=True)
+        ]
         for host in runs:
             ended = host.result()
             _need(ended.code == 0, "the hosts did not meet, or not again", ended)
@@ -240,7 +259,7 @@ def unit(inner: Path, folder: Path) -> None:
     _need(ended.code == 0, "unit tests fail", ended)
 
 
-JOBS: tuple[Callable[[Path, Path], None], ...] = (demo, crash, hang, restart, c10d)
+JOBS: tuple[Callable[[Path, Path], None], ...] = (demo, crash, hang, restart, c10d, static)
 
 
 @contextlib.contextmanager
