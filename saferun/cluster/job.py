@@ -202,7 +202,7 @@ class Job(JobSender):
     # Rendezvous
 
     def bind(self) -> None:
-        """Bind every port, before anything else starts, and have the coordinator import torch meanwhile.
+        """Bind every port, before anything else starts, so that others can connect while the coordinator starts.
 
         Raises:
             SaferunError: a port cannot be had.

@@ -1,8 +1,8 @@
 """The coordinator process: ``python -P …/coordinator/__main__.py SOCKET_FD LISTEN_FD TORCH_PARTS [FDS]``.
 
 FDS, in a job of several hosts, is a JSON object of more listening sockets. Started by the supervisor beside the ranks.
-It serves torch's TCPStore on the descriptor that the supervisor listens on, and answers what needs torch. It never
-outlives the supervisor (PR_SET_PDEATHSIG).
+It serves torch's TCPStore on the descriptor that the supervisor listens on, if there is one, and answers what needs
+torch. It never outlives the supervisor (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations

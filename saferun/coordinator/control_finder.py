@@ -24,6 +24,8 @@ NO_CONTROL_S = 10.0
 # A job before this one may take a moment to give its port back.
 _FOREIGN_GRACE_S = 5.0
 _RECHECK_S = 0.5
+# How much longer a leader is waited for that accepts connections: it may import torch, which this host does not.
+_IMPORT_S = 10.0
 _CONTROL_HINT = "saferun's own messages go there: open that port (--control-port), or pass --control-port same"
 
 
@@ -92,13 +94,17 @@ class ControlFinder:
                 rdzv.check()
                 message = search.message()
                 rdzv.set_status(message, is_fault=search.is_in_vain)
-                if rdzv.remaining_s <= 0:
-                    raise JoinFailedError(f"{message}, for {rdzv.timeout_s:.0f} s", search.hint(master.source))
+                late_s = -rdzv.remaining_s
+                if late_s >= (_IMPORT_S if search.is_accepted else 0.0):
+                    waited_s = rdzv.timeout_s + late_s
+                    raise JoinFailedError(f"{message}, for {waited_s:.0f} s", search.hint(master.source))
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:
                     hint = "give all hosts of a job the same --rdzv-id and --master-port, and other jobs other ports"
                     raise self._mismatched(rdzv, *mismatches[-1]) if mismatches else JoinFailedError(message, hint)
         finally:
             search.end()
+        if rdzv.remaining_s < 0:
+            rdzv.allow(_IMPORT_S)  # the leader has come late, and begins now
         self.port = client.address[1]
         return self._connect_found(rdzv, client, control[self.port], moved=moved)
 

@@ -25,7 +25,7 @@ class ControlSearch:
     """Several searches, of which the first that finds the store of this job counts.
 
     Args:
-        store_class: torch's TCPStore.
+        store_class: torch's TCPStore, or ``StoreConnection``.
         leader: what the first host has published.
         addresses: of that host, at which to search; the one that is preferred comes first.
         signer: goes with the connection.

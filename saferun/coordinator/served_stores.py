@@ -13,7 +13,7 @@ class ServedStores:
     """The ranks' store and the control store, where this host serves them.
 
     Args:
-        store_class: torch's TCPStore.
+        store_class: torch's TCPStore, or ``StoreConnection``.
         ranks_fd: the listening socket of the ranks' store; -1: none.
         control_fd: the one of the control store; -1: none.
         answer_probes: tells the main thread whether to answer at the control socket itself.

@@ -40,7 +40,7 @@ def serve(
     torch_parts: TorchParts,
     sharing: SecretProcess | None = None,
 ) -> None:
-    """Import torch, then answer messages until goodbye or until the supervisor is gone. Does not return.
+    """Import what is needed of torch, then answer messages until goodbye or the end of the supervisor. Does not return.
 
     Args:
         socket_fd: the connection to the supervisor.

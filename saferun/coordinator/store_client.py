@@ -60,7 +60,7 @@ class StoreClient:
     """One connection to a store. It carries one operation at a time: who has to wait long needs one of its own.
 
     Args:
-        store: torch's TCPStore.
+        store: torch's TCPStore, or a ``StoreConnection``.
         address: where it leads.
         signer: signs what is written, and says what of what is read has a valid signature; None: nothing is signed.
     """
@@ -93,7 +93,7 @@ class StoreClient:
         """Connect; blocks for as long as a process accepts the connection and does not answer as a store.
 
         Args:
-            store_class: torch's TCPStore.
+            store_class: torch's TCPStore, or ``StoreConnection``.
             address: name or address, and port.
             dialled: whether the address is known to accept connections.
             signer: as for the class.

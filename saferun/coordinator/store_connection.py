@@ -2,8 +2,8 @@
 
 What this saves such a host is the import of torch's C extension: a third of a second, and 75 MiB of memory.
 
-Sources: ``TCPStore.cpp`` and ``TCPStoreBackend.hpp`` of torch (2.4 to 2.15): each query is one byte, then its
-arguments; a text is its length in eight bytes and its bytes; numbers are in the byte order of the host.
+Sources: ``TCPStore.cpp`` and ``TCPStoreBackend.hpp`` of torch (2.5 to 2.15; 2.4 has no ``PING``): each query is one
+byte, then its arguments; a text is its length in eight bytes and its bytes; numbers are in the byte order of the host.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from saferun.coordinator.dial import dial
 
 __all__ = ["KNOWN_RELEASES", "StoreConnection"]
 
-KNOWN_RELEASES = ((2, 4), (2, 15))
+KNOWN_RELEASES = ((2, 5), (2, 15))
 """The oldest and the newest release of torch whose queries these are."""
 
 _VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = range(7)
@@ -33,6 +35,13 @@ _CHUNK_BYTES = 1 << 20
 # No value of a job has a hundredth of it; what says so is no store.
 _LONGEST_BYTES = 1 << 30
 _LONGEST_POLL_MS = (1 << 31) - 1
+# A server with too many connections in its backlog resets some of them, as torch's own client expects it to.
+_AGAIN_S = 5.0
+_PAUSE_S = 0.1
+
+
+class _ClosedError(ConnectionError):
+    """The server, or the way to it, has ended the connection."""
 
 
 class StoreConnection:
@@ -52,6 +61,8 @@ class StoreConnection:
         ConnectionError: it cannot be reached, or is no store. All calls raise it when the connection is gone.
     """
 
+    _socket: socket.socket | None = None
+
     def __init__(
         self,
         host: str,
@@ -62,21 +73,26 @@ class StoreConnection:
         *,
         wait_for_workers: bool,
     ) -> None:
-        self._timeout = timeout
-        self._socket: socket.socket | None = None
         if is_master or wait_for_workers or world_size is not None:
             raise ValueError("only torch's own class serves a store and waits for its clients")
-        connection, _, message = dial(host, port, timeout.total_seconds())
-        if connection is None:
-            raise ConnectionError(message)
-        self._socket = connection
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A server of torch returns the number; whatever else listens there does not.
-        nonce = os.urandom(4)
-        self._send(struct.pack("=BI", _VALIDATE, _MAGIC) + bytes((_PING,)) + nonce)
-        if self._receive(len(nonce)) != nonce:
-            raise self._broken("what listens there is no store")
+        self._timeout = timeout
+        give_up_at = time.monotonic() + min(_AGAIN_S, timeout.total_seconds())
+        while True:
+            connection, _, message = dial(host, port, timeout.total_seconds())
+            if connection is None:
+                raise ConnectionError(message)
+            with suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(None)
+            self._socket = connection
+            try:
+                self._greet()
+            except _ClosedError:
+                if time.monotonic() + _PAUSE_S > give_up_at:
+                    raise
+                time.sleep(_PAUSE_S)
+            else:
+                return
 
     def __del__(self) -> None:
         if self._socket is not None:
@@ -116,7 +132,11 @@ class StoreConnection:
         self._send(_query(_WAIT) + _keys(keys))
         poller = select.poll()
         poller.register(connection, select.POLLIN)
-        if not poller.poll(min(timeout / timedelta(milliseconds=1), _LONGEST_POLL_MS)):
+        try:
+            is_answered = bool(poller.poll(min(timeout / timedelta(milliseconds=1), _LONGEST_POLL_MS)))
+        except OSError as error:  # no memory
+            raise self._broken(str(error)) from error
+        if not is_answered:
             self._send(_query(_CANCEL_WAIT))
             if self._receive_choice(_STOP_WAITING, _WAIT_CANCELED) == _WAIT_CANCELED:
                 raise TimeoutError(f"a key did not exist within {timeout.total_seconds():g} s")
@@ -139,6 +159,14 @@ class StoreConnection:
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def _greet(self) -> None:
+        """In one packet: a server that gets a part of it takes the rest for queries."""
+        nonce = os.urandom(4)
+        self._send(struct.pack("=BI", _VALIDATE, _MAGIC) + bytes((_PING,)) + nonce)
+        # A server of torch returns the number; whatever else listens there does not.
+        if self._receive(len(nonce)) != nonce:
+            raise self._broken("what listens there is no store")
+
     def _open(self) -> socket.socket:
         if self._socket is None:
             raise ConnectionError("the connection to the store is closed")
@@ -148,19 +176,19 @@ class StoreConnection:
         connection = self._open()
         try:
             connection.sendall(query)
-        except OSError as error:
-            raise self._broken(str(error)) from error
+        except (OSError, MemoryError) as error:
+            raise self._broken(str(error), _ClosedError) from error
 
     def _receive(self, size: int) -> bytes:
         connection, answer = self._open(), bytearray()
         while len(answer) < size:
             try:
                 chunk = connection.recv(min(size - len(answer), _CHUNK_BYTES))
-            except OSError as error:
-                raise self._broken(str(error)) from error
+                answer += chunk
+            except (OSError, MemoryError) as error:
+                raise self._broken(str(error), _ClosedError) from error
             if not chunk:
-                raise self._broken("the store has closed the connection")
-            answer += chunk
+                raise self._broken("the store has closed the connection", _ClosedError)
         return bytes(answer)
 
     def _receive_number(self) -> int:
@@ -179,12 +207,12 @@ class StoreConnection:
             raise self._broken(f"the store has answered {choice}, which is no answer to that query")
         return choice
 
-    def _broken(self, message: str) -> ConnectionError:
+    def _broken(self, message: str, kind: type[ConnectionError] = ConnectionError) -> ConnectionError:
         """Close the connection: after half an answer, the rest of it would be taken for the next one."""
         connection, self._socket = self._socket, None
         if connection is not None:
             connection.close()
-        return ConnectionError(message)
+        return kind(message)
 
 
 def _query(kind: int) -> bytes:

@@ -27,11 +27,11 @@ _LONGEST_HOSTS_FILE = 1 << 20
 class StoreSearch:
     """The search for a store that may be behind one of several ports of a host, some of which may be someone else's.
 
-    A thread for each port: torch's client waits for the handshake of whatever accepts its connection, without end, and
-    one silent listener must not hold up the others.
+    A thread for each port: a client waits for the handshake of whatever accepts its connection, without end, and one
+    silent listener must not hold up the others.
 
     Args:
-        store_class: torch's TCPStore.
+        store_class: torch's TCPStore, or ``StoreConnection``.
         host: name or address.
         ports: the candidates.
         accept: checks a store that answers, and returns None for the right one, else why it is not (a subject
@@ -62,6 +62,7 @@ class StoreSearch:
         self._probed: ProbedHost | None = None
         self._began_at = time.monotonic()
         self._foreign_since: dict[int, float] = {}
+        self._accepted: set[int] = set()  # that have accepted a connection, and have yet to answer as a store
         self._asked_at: dict[int, float] = {}  # since when a name server has been asked
         self._found: StoreClient | None = None
         self._over = False
@@ -89,6 +90,12 @@ class StoreSearch:
 
     def _kinds(self) -> set[str]:
         return {result.kind for result in self._results.values()}
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether a port has accepted a connection, and has yet to answer: its host may be about to serve a store."""
+        with self._changed:
+            return bool(self._accepted)
 
     @property
     def has_failed(self) -> bool:
@@ -198,11 +205,15 @@ class StoreSearch:
         with self._changed:
             # True while the next call blocks, and reported if that takes long.
             self._results[port] = PortResult(NO_STORE, silent)
+            self._accepted.add(port)
         try:
             client = StoreClient.connect(self._store_class, (self._host, port), dialled=True, signer=self._signer)
             objection = self._accept(client)
         except StoreBrokenError as error:
             return PortResult(NO_STORE, f"{silent} ({error})"), None
+        finally:
+            with self._changed:
+                self._accepted.discard(port)
         if objection is not None:
             return PortResult(FOREIGN, f"{where} {objection}"), None
         return None, client

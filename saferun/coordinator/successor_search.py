@@ -40,7 +40,7 @@ def find_successor(
 
     Args:
         rdzv: the round of this host.
-        stores: have torch's class of stores.
+        stores: have the class of stores.
         finder: learns which job it is.
         successors: the spares, in their order.
         before: those of them that lead rather than this host; None: this host does not lead.

@@ -24,9 +24,9 @@ from saferun.supervisor.actions import JoinHosts
 
 __all__ = ["with_host", "withdraw"]
 
-# How long the others are looked for, once the coordinator runs; and with its start, which reads torch from a disk.
+# How long the others are looked for, once the coordinator runs; and with its start, and while the leader imports torch.
 _MEETING_S = 5.0
-_ALL_S = 15.0
+_ALL_S = 20.0
 _ENDED = ("join_failed", "joined", "job_ended")
 
 

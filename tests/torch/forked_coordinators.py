@@ -64,6 +64,8 @@ while True:
             connection.close()
             names = order["names"]
             ranks = fds[1] if order["serves"] else -1
+            if ranks < 0:
+                os.close(fds[1])
             sys.argv = ["", str(fds[0]), str(ranks), torch_parts, json.dumps(dict(zip(names, fds[2:])))]
             program.main()
             os._exit(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from tests.torch.coordinating import (
     DECISION,
@@ -118,6 +119,17 @@ def test_a_host_of_another_job_is_told_that_this_one_has_begun() -> None:
         assert failed["hint"] == f"{hint} --rdzv-id of its own"
         first.send("append", attempt=0, message=TROUBLE)
         assert second.expect("entry")["attempt"] == 0
+
+
+def test_a_leader_that_accepts_connections_is_waited_for_a_little_longer() -> None:
+    """It may still import torch, and this host does not."""
+    ranks = listening()
+    with hosts("node2", serves=False) as (second,):
+        second.join(node_rank=1, most=2, least=2, master=["127.0.0.1", [port_of(ranks)]], timeout_s=1.0)
+        time.sleep(2.0)
+        with hosts("node1", ranks=ranks) as (first,):
+            first.join(node_rank=0, most=2, least=2)
+            assert first.expect("joined")["world_size"] == second.expect("joined")["world_size"] == 4
 
 
 def test_the_right_one_of_several_ports_is_found() -> None:
