@@ -15,7 +15,15 @@ from saferun.files.run_files import EARLIER, has_ended, open_below, read_record,
 from saferun.linux.ownership import CAREFULLY
 
 # What stands beside the directories of the hosts.
-_OF_THE_JOB = ("run.json", "report.json", "report.txt", "report.html", "on_event.log", "preflight.json")
+_OF_THE_JOB = (
+    "run.json",
+    "report.json",
+    "report.txt",
+    "report.html",
+    "on_event.log",
+    "preflight.json",
+    "waits.json",
+)
 _MOST_TRIES = 100
 _BLOCK_BYTES = 1 << 20
 

@@ -275,7 +275,7 @@ def test_a_directory_that_is_named_again_shows_the_new_run_and_keeps_the_earlier
 
 def test_files_of_the_user_s_own_with_names_of_saferun_s_are_kept(tmp_path: Path) -> None:
     """``--run-dir $OUTPUT_DIR``, or ``.``: trainers write a run.json and reports, which the script may read."""
-    own = {name: f"my {name}" for name in ("run.json", "report.json", "report.txt", "report.html")}
+    own = {name: f"my {name}" for name in ("run.json", "report.json", "report.txt", "report.html", "waits.json")}
     out = tmp_path / "out"
     out.mkdir()
     for name, content in {**own, "mine.txt": "mine"}.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -333,3 +334,15 @@ def test_a_directory_without_files_of_these_names_gets_no_other_one(tmp_path: Pa
     path = str(tmp_path)
     assert operations.make_run_directory(path, f"{path}/node3", "", [], [1], 1) == ("", False, "")
     assert sorted(os.listdir(tmp_path)) == ["mine.txt", "node3"]
+
+
+def test_no_file_of_the_job_stays_in_the_way_of_the_next_run() -> None:
+    """Whatever is written beside the directories of the hosts has a name that is set aside."""
+    package = Path(earlier_run.__file__).parents[1]
+    written = {
+        name
+        for path in package.rglob("*.py")
+        for name in re.findall(r'run_dir\.write_\w+\(\s*"([\w.]+)"', path.read_text(encoding="utf-8"))
+    }
+    written.remove("story.jsonl")  # in the directory of its host
+    assert {"report.json", "preflight.json", "waits.json"} <= written <= set(earlier_run._OF_THE_JOB)
