@@ -278,8 +278,8 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "--preflight {on,warn,off,only}",
         "on",
         PREFLIGHT,
-        "check names, ports, networks, limits and versions before any rank is started; on: abort on errors; warn: "
-        "only warn; off: skip; only: check and exit",
+        "check names, ports, networks, limits and versions, on several hosts before any rank is started; on: abort on "
+        "errors; warn: only warn; off: skip; only: check and exit",
     ),
     _option(
         "--preflight-full",

@@ -41,7 +41,7 @@ complete -c saferun -l control-port -r -d 'port on the leader (node rank 0) for 
 complete -c saferun -l secret-file -r -d 'file with a secret, the same on all hosts and readable by this user only: messages between hosts are signed with it, and evidence is encrypted'
 complete -c saferun -l sign-messages -x -a 'auto off required' -d 'without --secret-file: sign messages between hosts with a secret exchanged over a private channel (munge, or run directories that all hosts see); auto: if there is such a channel; required: fail without one'
 complete -c saferun -l start-timeout -x -d 'seconds to wait for late hosts'
-complete -c saferun -l preflight -x -a 'on warn off only' -d 'check names, ports, networks, limits and versions before any rank is started; on: abort on errors; warn: only warn; off: skip; only: check and exit'
+complete -c saferun -l preflight -x -a 'on warn off only' -d 'check names, ports, networks, limits and versions, on several hosts before any rank is started; on: abort on errors; warn: only warn; off: skip; only: check and exit'
 complete -c saferun -l preflight-full -d 'test every pair of hosts, on every network interface; without it each host tests a few others'
 complete -c saferun -l health -x -a 'quick full off' -d 'check the health of each host before each attempt: network errors, GPUs, kernel log, storage; full: also multiply matrices for a second and run an all_reduce on each host, which takes as long as importing torch'
 complete -c saferun -l health-path -r -d 'storage that has to answer before an attempt (a warning if it does not); can be given several times'
