@@ -358,16 +358,16 @@ class LaunchConfig(Value):
         is_most = 2 * hosts.most > hosts.started
         return hosts.spares > 0 and is_most and rendezvous.backend == "static" and rendezvous.control != "same"
 
-    @property
-    def waits_for_silent_hosts(self) -> bool:
+    def waits_for_silent_hosts(self, restarts: int = 0) -> bool:
         """Whether a host that cannot be heard is waited for as long as ``--hang-timeout`` while the ranks stand still.
 
         It may go on: a virtual machine that is moved, a switch that restarts. An earlier end would gain nothing, since
-        no other attempt can follow, and ``--host-timeout`` does not ask for it.
+        no other attempt can follow, and ``--host-timeout`` does not ask for it. ``restarts``: how many there were.
         """
         given = self.settings.get("host_timeout")
         is_asked_for = given is None or given.origin != "default"
-        is_last = not self.max_restarts and not self.hosts.spares and self.hosts.least == self.hosts.most
+        may_restart = restarts < self.max_restarts or (self.retry.by_progress and self.max_restarts > 0)
+        is_last = not may_restart and not self.hosts.spares and self.hosts.least == self.hosts.most
         return is_last and not is_asked_for
 
     @property

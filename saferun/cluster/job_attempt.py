@@ -130,6 +130,7 @@ class JobAttempt:
         addresses: of other hosts, to look up the interfaces that lead there.
         local_ranks: the local rank of each rank of this process.
         is_head: whether this process prints messages; others of the host do not.
+        is_patient: as of ``SilentHosts``.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class JobAttempt:
         addresses: Sequence[str] = (),
         local_ranks: Mapping[int, int] | None = None,
         is_head: bool = False,
+        is_patient: bool = False,
     ) -> None:
         self.context = context
         self._sender = context.sender
@@ -168,7 +170,7 @@ class JobAttempt:
             context.poller,
             probe_after_s=context.config.hosts.probe_after_s,
             hang_timeout_s=context.config.watch.hang_timeout_s,
-            is_patient=context.config.waits_for_silent_hosts,
+            is_patient=is_patient,
             label=label,
             leader=leader,
             addresses=addresses,
@@ -329,7 +331,8 @@ class JobAttempt:
     # The states of all ranks
 
     def _on_states(self, message: JsonObject) -> None:
-        if message["attempt"] == self.context.calls.attempt():
+        # Its own number: the supervisor may have yet to count this attempt, and no state comes twice.
+        if message["attempt"] == self.number:
             self._on_changed(message["changed"])
 
     def _on_changed(self, changed: Mapping[str, object]) -> None:

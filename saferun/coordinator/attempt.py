@@ -67,6 +67,8 @@ class CoordinatorAttempt:
         self._gone: set[int] = set()
         self._done: set[int] = set()  # tasks whose ranks have all ended with exit code 0
         self._closed = False
+        self._cannot_work = False  # on the leader, for want of threads
+        self._is_deaf = False  # on the leader: what hears the other hosts could not be opened
         self.is_followed = False  # by another attempt of the same hosts, as the job's log has it
         self._is_called_off = False  # there is no other attempt, by a request that no decision has followed
         self._labels = result.labels if self.is_leader else []
@@ -120,15 +122,20 @@ class CoordinatorAttempt:
         """Start to watch, to send heartbeats and, on the leader, to monitor the others."""
         if self.is_leader:
             # Before anything can be sent: the goodbye that follows a decision needs the monitor.
-            try:
-                self._open_leader()
-            except RuntimeError as error:
-                text = f"the coordinator of this host cannot work: {error}"
-                self._on_channel_lost(SilenceReason(UNKNOWN, text), may_come_again=False)
+            self._open_leader()
+            if self._cannot_work:
                 return
         self._channel.open()
 
     def _open_leader(self) -> None:
+        try:
+            self._hear_others()
+        except RuntimeError as error:
+            self._cannot_work = True
+            text = f"the coordinator of this host cannot work: {error}"
+            self._on_channel_lost(SilenceReason(UNKNOWN, text), may_come_again=False)
+
+    def _hear_others(self) -> None:
         assert self._liveness is not None  # noqa: S101 - this is the leader
         try:
             self._reader = ChunkReader(
@@ -153,6 +160,8 @@ class CoordinatorAttempt:
             self._liveness.monitor = self._monitor
             self._clock_server = ClockServer(self.client.another(), self.prefix)
         except StoreBrokenError:
+            # No descriptor is left, or the store has too many connections in its backlog. It is tried again.
+            self._is_deaf = True
             return
         self._reader.start()
         self._monitor.start()
@@ -314,6 +323,12 @@ class CoordinatorAttempt:
             self.log.tick(seconds, self._probe_after_s)
             return
         self._channel.open_again()
+        if self._is_deaf and not self._closed:
+            self._is_deaf = False
+            try:
+                threading.Thread(target=self._open_leader, daemon=True).start()
+            except RuntimeError:
+                self._is_deaf = True
         stalled = self._own_supervisor.tick(seconds)
         if stalled:
             # It cannot report that; one of the others does, and all wait for it where a decision is due, within bounds.

@@ -89,22 +89,26 @@ class ControlFinder:
 
         master = rdzv.request.master
         search = StoreSearch(self._stores.store_class, rdzv.master_addr, master.ports, accept, here=rdzv.name)
+        give_up_at, is_late = time.monotonic() + rdzv.remaining_s + _IMPORT_S, False
         try:
             while (client := search.wait(_RECHECK_S)) is None:
                 rdzv.check()
                 message = search.message()
                 rdzv.set_status(message, is_fault=search.is_in_vain)
-                late_s = -rdzv.remaining_s
-                if late_s >= (_IMPORT_S if search.is_accepted else 0.0):
-                    waited_s = rdzv.timeout_s + late_s
-                    raise JoinFailedError(f"{message}, for {waited_s:.0f} s", search.hint(master.source))
+                if rdzv.remaining_s <= 0:
+                    now = time.monotonic()
+                    if not search.is_accepted or now >= give_up_at:
+                        waited_s = now - rdzv.began_at if is_late else rdzv.timeout_s
+                        raise JoinFailedError(f"{message}, for {waited_s:.0f} s", search.hint(master.source))
+                    rdzv.allow(_RECHECK_S)
+                    is_late = True
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:
                     hint = "give all hosts of a job the same --rdzv-id and --master-port, and other jobs other ports"
                     raise self._mismatched(rdzv, *mismatches[-1]) if mismatches else JoinFailedError(message, hint)
         finally:
             search.end()
-        if rdzv.remaining_s < 0:
-            rdzv.allow(_IMPORT_S)  # the leader has come late, and begins now
+        if is_late:
+            rdzv.allow(_IMPORT_S)  # the leader begins now
         self.port = client.address[1]
         return self._connect_found(rdzv, client, control[self.port], moved=moved)
 

@@ -367,9 +367,9 @@ class HeartbeatMonitor:
                 began_at = time.monotonic()
                 self._read(min(began_at - checked_at, _LONGEST_TICK_S))
                 checked_at = began_at
-            except StoreBrokenError:
+            except (StoreBrokenError, MemoryError):
                 # The store is this process's own: it is being closed, or something held the connection up.
-                with contextlib.suppress(StoreBrokenError):
+                with contextlib.suppress(StoreBrokenError, MemoryError):
                     self._client = self._client.another()
                     self._restore_keys()
                 began_at = time.monotonic() - _READ_EVERY_S

@@ -159,7 +159,7 @@ class RecordCollection:
                     break
                 self._missing = gone or self._drop_forged(texts)
             records = [own, *self._records(texts)]
-            _check_agreement(records)
+            _check_agreement(records, is_elastic=rdzv.request.elastic)
             if isinstance(self._client.signer, SecretAgreement):
                 names = {seat: record.name for seat, record in zip(self._seats, records[1:], strict=True)}
                 self._client.signer.conclude(self._prefix, names)
@@ -364,8 +364,9 @@ class RecordCollection:
         return f"{self._prefix}host/{seat}"
 
 
-def _check_agreement(records: Sequence[HostRecord]) -> None:
-    for record in records:
+def _check_agreement(records: Sequence[HostRecord], *, is_elastic: bool) -> None:
+    # torch's rendezvous has found each host to be one too many or not, by its own MAX: a running job may get another.
+    for record in () if is_elastic else records:
         if (message := disagreement(records[0], record)) is not None:
             raise JoinFailedError(message, "give all hosts the same --nnodes")
     ranks = sum(task.nproc for record in records for task in record.tasks)

@@ -247,11 +247,11 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
         least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
-        is_elastic = config.rendezvous.backend in _KEEP_TIME and hosts.least != hosts.most
+        keeps_spares = config.rendezvous.backend in _KEEP_TIME
         limits = limits._replace(
             capture_s=limits.capture_s + _OTHERS_S,
             join_s=join_s + _JOIN_BACKSTOP_S,
-            awaited_s=_AWAITED_S if is_elastic else 0.0,
+            awaited_s=_AWAITED_S if keeps_spares else 0.0,
             unreachable_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
         )
     attempts = AttemptPolicy(

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from saferun.linux.nic import Nic, is_decoy
+from saferun.linux.nic import Nic, has_services, is_decoy
 from saferun.linux.small_files import list_directory, read_line
 from saferun.model import Value
 
@@ -144,7 +144,8 @@ def own_addresses() -> list[str]:
         nics = read_nics()
     except OSError:
         return []
-    usable = [(nic, address) for nic in nics for address in nic.addresses if not address.startswith(_LOCAL)]
+    own = [nic for nic in nics if not has_services(nic.name)]
+    usable = [(nic, address) for nic in own for address in nic.addresses if not address.startswith(_LOCAL)]
     # Bridges of containers on this host: elsewhere their addresses are another host's, or any router answers for them.
     found = [address for nic, address in usable if nic.kind != "bridge" or not is_decoy(nic.name)]
     found = found or [address for _, address in usable]

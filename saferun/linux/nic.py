@@ -23,6 +23,8 @@ _DECOYS = (
     ),
     *("ifb", "dummy", "sit", "ip6tnl", "ip6gre", "gre", "gretap", "erspan", "tmfifo_net"),
 )
+# They have the addresses of services: the same ones on every host, and each host answers at them itself.
+_SERVICES = ("kube-ipvs", "nodelocaldns")
 _DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are often the way out
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
@@ -59,3 +61,8 @@ def is_decoy(name: str) -> bool:
         digits = name.removeprefix(_DOCKER_NETWORK)
         return len(digits) == 12 and _HEXADECIMAL.issuperset(digits)  # noqa: PLR2004 - as docker names its networks
     return name.startswith(_DECOYS)
+
+
+def has_services(name: str) -> bool:
+    """Whether an interface's name says that its addresses are those of services of a cluster, and not of this host."""
+    return name.startswith(_SERVICES)

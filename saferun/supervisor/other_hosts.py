@@ -290,9 +290,14 @@ def on_job_lost(launch: LaunchState, event: JobLost) -> list[Action]:
 
 
 def _may_end_alone(launch: LaunchState, event: JobLost) -> bool:
-    """Whether ranks that ended well are the end of it here, whatever the leader decided."""
-    others_suffice = launch.job.outlives_leader and launch.attempt.others.may_leave  # they form the job again
-    return not (others_suffice or event.class_name)
+    """Whether ranks that ended well are the end of it here, whatever the leader decided.
+
+    Not where the other hosts form the job again, or their ranks may train on without the stores that were lost, while
+    they find that the leader is up.
+    """
+    others_suffice = launch.job.outlives_leader and launch.attempt.others.may_leave
+    may_leave_store = not launch.leads and not launch.job.outlives_leader
+    return not others_suffice and (not event.class_name or may_leave_store)
 
 
 def on_reachability(launch: LaunchState, event: HostsUnreachable | HostsReachable) -> list[Action]:

@@ -53,7 +53,7 @@ def join_hosts(launch: LaunchState, event: ChecksPassed) -> list[Action]:
 
 
 def on_awaited(launch: LaunchState, event: HostsAwaited) -> list[Action]:
-    """An elastic job may have no place for this host for days; a coordinator that falls silent is not waited for."""
+    """The job may have no place for this host for days; a coordinator that falls silent is not waited for."""
     if launch.limits.awaited_s:
         launch.deadline = max(launch.deadline or 0.0, event.at + launch.limits.awaited_s)
     return []

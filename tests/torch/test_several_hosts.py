@@ -407,3 +407,18 @@ tell("ready")
         assert f"port {port} on " in jobs[0].err
         assert "pass another --control-port" in jobs[0].err
         jobs[1].send(signal.SIGTERM)
+
+
+def test_a_host_that_joins_with_another_number_of_hosts_is_welcome(tmp_path: Path) -> None:
+    """A running elastic job whose user, or operator, has raised its MAX."""
+    program = "from rank import *\ntell('one of ' + os.environ['WORLD_SIZE'])\nawait_release('end')"
+    endpoint = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{own_port()}", "--rdzv-id", "job7")
+    options = (*endpoint, "--rdzv-conf", "last_call_timeout=1")
+    with hosts(tmp_path / "first", program, *options, "--nnodes", "1:2", count=1, place=False) as (first,):
+        first.hear("one of 1")
+        with hosts(tmp_path / "second", program, *options, "--nnodes", "1:3", count=1, place=False) as (second,):
+            for job in (first, second):
+                job.hear("one of 2")
+            for job in (first, second):
+                job.release("end")
+            assert [job.wait() for job in (first, second)] == [0, 0]

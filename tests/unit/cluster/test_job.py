@@ -281,6 +281,18 @@ def test_the_job_is_done_when_every_task_of_every_host_is(listening: Listening) 
     assert isinstance(listening.events[0], HostsDone)
 
 
+def test_states_of_an_attempt_that_the_supervisor_has_yet_to_count_are_kept(listening: Listening) -> None:
+    """No state comes twice: without them the end of the job would be waited for without end."""
+    listening.join()
+    listening.attempt = -1
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}})
+    listening.attempt = 0
+    listening.hear(op="states", attempt=1, changed={"0/0": {"s": "done"}})
+    assert listening.events == []
+    listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}})
+    assert isinstance(listening.events[0], HostsDone)
+
+
 def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(listening: Listening) -> None:
     """Neither for its ranks' end nor for its evidence; whether the job hangs is for the others to say."""
     listening.join()

@@ -165,7 +165,15 @@ def test_the_node_rank_of_a_host_that_meets_nobody_is_ignored() -> None:
     ],
 )
 def test_a_silent_host_is_waited_for_where_no_other_attempt_can_follow(options: tuple[str, ...], waits: bool) -> None:
-    assert config_of("--nnodes", "2", *options).waits_for_silent_hosts is waits
+    assert config_of("--nnodes", "2", *options).waits_for_silent_hosts() is waits
+
+
+def test_a_silent_host_is_waited_for_once_all_restarts_are_used_up() -> None:
+    config = config_of("--nnodes", "2", "--max-restarts", "2")
+    assert [config.waits_for_silent_hosts(restarts) for restarts in range(4)] == [False, False, True, True]
+    assert not config_of("--nnodes", "2", "--max-restarts", "2", "--restart-limit", "progress").waits_for_silent_hosts(
+        7
+    )
 
 
 def test_time_limits() -> None:

@@ -250,6 +250,21 @@ def test_a_job_of_more_ranks_than_a_leader_can_keep_does_not_begin() -> None:
         RecordCollection(Client(store), "r0/", 17, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("elastic", [False, True])
+def test_only_hosts_of_a_job_of_fixed_size_have_to_agree_on_it(*, elastic: bool) -> None:
+    """A running elastic job may get a host that was started for more of them, as under torchrun."""
+    store = Store()
+    store.put("r0/host/1", encode_record(OWN._replace(name="node3", most=4)))
+    store.put("r0/read", "99")
+    collection = RecordCollection(Client(store), "r0/", 2, can_probe=False)  # type: ignore[arg-type]
+    rdzv = RendezvousRound(fit(JoinRequest, {**MEETING, "elastic": elastic}))
+    if elastic:
+        assert [record.most for record in collection.collect(rdzv, OWN._replace(most=3))] == [3, 4]
+        return
+    with pytest.raises(JoinFailedError, match="node2 was started for 3 hosts, node3 for 4 hosts"):
+        collection.collect(rdzv, OWN._replace(most=3))
+
+
 def early(hosts: int) -> tuple[Store, RecordCollection]:
     """A rendezvous whose hosts have all come long before the last one."""
     store = Store()

@@ -31,9 +31,10 @@ def test_a_batch_system_ends_all_hosts_of_a_job(backend: str, environ: dict[str,
 @pytest.mark.parametrize(
     ("backend", "is_bounded"), [("static", True), ("etcd", True), ("c10d", False), ("etcd-v2", False)]
 )
-def test_a_host_beyond_the_maximum_waits_until_it_is_needed(backend: str, is_bounded: bool) -> None:
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_host_beyond_the_maximum_waits_until_it_is_needed(least: int, backend: str, is_bounded: bool) -> None:
     """Days, if the others train for days; who waits for too few hosts gives up by itself, in torch's handler."""
-    config = CONFIG._replace(hosts=HostsConfig(1, 2, 0), rendezvous=CONFIG.rendezvous._replace(backend=backend))
+    config = CONFIG._replace(hosts=HostsConfig(least, 2, 0), rendezvous=CONFIG.rendezvous._replace(backend=backend))
     limits = _open_supervisor(config)[0]._launch.limits
     assert limits.join_s < 7200
     assert (limits.awaited_s == 0.0) is is_bounded

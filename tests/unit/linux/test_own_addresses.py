@@ -11,6 +11,7 @@ ETH = Nic("eth0", ("10.0.0.2", "fe80::1"))
 DOCKER = Nic("docker0", ("172.17.0.1",), kind="bridge")
 BRIDGE = Nic("br-ex", ("10.0.1.2",), kind="bridge")
 DUMMY = Nic("dummy0", ("10.9.0.2",), kind="virtual")
+SERVICES = Nic("kube-ipvs0", ("10.96.0.1", "10.96.0.10"), kind="virtual")
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,7 @@ DUMMY = Nic("dummy0", ("10.9.0.2",), kind="virtual")
         ([DOCKER], ["172.17.0.1"]),
         ([BRIDGE, ETH], ["10.0.1.2", "10.0.0.2"]),  # the way out of many hosts
         ([DUMMY, ETH], ["10.9.0.2", "10.0.0.2"]),  # an address that is routed to this host
+        ([SERVICES, ETH], ["10.0.0.2"]),  # every host answers at them itself
     ],
 )
 def test_a_bridge_of_containers_is_no_way_to_this_host(

@@ -291,6 +291,22 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard(*, 
     ]
 
 
+@pytest.mark.parametrize(("number", "c10d"), [(1, False), (0, False), (1, True)])
+def test_where_the_stores_are_lost_a_host_whose_ranks_ended_well_ends_well(number: int, *, c10d: bool) -> None:
+    """In a static job ranks train on without them, and find that the leader's host is up. So the leader stays."""
+    job = started(2)
+    host = job.hosts[number]
+    launch = host.supervisor._launch
+    launch.job = launch.job._replace(outlives_leader=c10d)
+    host.exit(OK)
+    host.exit(OK)
+    while host.inbox:
+        host.take()
+    assert host.state is State.WAITING
+    lost = JobLost(job.now, 0, "the coordinator of node0 ended", "look", class_name="store_lost")
+    assert (Finish(0) in host.supervisor.handle(lost)) is (number == 1 and not c10d)
+
+
 def test_an_elastic_job_outlives_its_leader_though_ranks_have_ended() -> None:
     """The others are to form it anew."""
     job = started(2, least=1)

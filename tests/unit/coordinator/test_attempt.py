@@ -1,0 +1,82 @@
+"""The leader's side of an attempt: what hears the other hosts."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.coordinator import attempt
+from saferun.coordinator.assignments import HostRecord, TaskRecord
+from saferun.coordinator.attempt import CoordinatorAttempt
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+
+
+class Client:
+    """A connection to a store to which another one cannot be had, so many times."""
+
+    address = ("10.0.0.1", 29500)
+    store_class = StoreClient
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+
+    def another(self) -> Client:
+        """Another connection."""
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreBrokenError("Too many open files")
+        return Client(0)
+
+
+class Part:
+    """Stands in for what reads heartbeats, chunks and clocks."""
+
+    started: list[object]
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.announce = None
+
+    def start(self) -> None:
+        """Counts."""
+        self.started.append(self)
+
+
+class Thread:
+    """Runs at once."""
+
+    def __init__(self, target: Any, *, daemon: bool) -> None:
+        assert daemon
+        self.start = target
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 2, 5])
+def test_a_leader_that_cannot_connect_to_its_own_store_tries_again(
+    monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    """Else it would hear no other host in this attempt, and no host could end."""
+    Part.started = []
+    for name in ("ChunkReader", "HeartbeatMonitor", "ClockServer"):
+        monkeypatch.setattr(attempt, name, type(name, (Part,), {}))
+    monkeypatch.setattr(attempt, "threading", SimpleNamespace(Thread=Thread, Lock=threading.Lock))
+    assignment = SimpleNamespace(
+        attempt=0, host=0, leader_name="node1", leader_addresses=("10.0.0.1",), members=2, chunk_limit_bytes=1
+    )
+    client = Client(refusals)
+    records = [HostRecord(name, (TaskRecord(1, "default", 7),)) for name in ("node1", "node2")]
+    result = SimpleNamespace(
+        assignment=assignment, prefix="a0/", client=client, records=records, labels=["node1", "node2"], job="j"
+    )
+    rdzv = SimpleNamespace(request=SimpleNamespace(probe_after_s=24.0))
+    leader = CoordinatorAttempt(result, rdzv, records[0], SimpleNamespace())  # type: ignore[arg-type]
+    leader._channel = SimpleNamespace(open=lambda: None, open_again=lambda: None)  # type: ignore[assignment]
+    leader._own_supervisor = SimpleNamespace(tick=lambda _: "")  # type: ignore[assignment]
+    leader.open()
+    for _ in range(refusals):
+        assert Part.started == []
+        leader.tick(1.0)
+    assert [type(part).__name__ for part in Part.started] == ["ChunkReader", "HeartbeatMonitor", "ClockServer"]
+    leader.tick(1.0)
+    assert len(Part.started) == 3
