@@ -128,14 +128,6 @@ class CoordinatorAttempt:
         self._channel.open()
 
     def _open_leader(self) -> None:
-        try:
-            self._hear_others()
-        except RuntimeError as error:
-            self._cannot_work = True
-            text = f"the coordinator of this host cannot work: {error}"
-            self._on_channel_lost(SilenceReason(UNKNOWN, text), may_come_again=False)
-
-    def _hear_others(self) -> None:
         assert self._liveness is not None  # noqa: S101 - this is the leader
         try:
             self._reader = ChunkReader(
@@ -159,13 +151,18 @@ class CoordinatorAttempt:
             )
             self._liveness.monitor = self._monitor
             self._clock_server = ClockServer(self.client.another(), self.prefix)
+            self._reader.start()
+            self._monitor.start()
+            self._clock_server.start()
         except StoreBrokenError:
             # No descriptor is left, or the store has too many connections in its backlog. It is tried again.
             self._is_deaf = True
             return
-        self._reader.start()
-        self._monitor.start()
-        self._clock_server.start()
+        except RuntimeError as error:
+            self._cannot_work = True
+            text = f"the coordinator of this host cannot work: {error}"
+            self._on_channel_lost(SilenceReason(UNKNOWN, text), may_come_again=False)
+            return
         if self._closed:
             self._monitor.close()
             self._reader.close()

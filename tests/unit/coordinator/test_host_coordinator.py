@@ -37,7 +37,7 @@ def test_a_leader_that_can_start_no_thread_ends_the_attempt_with_the_reason() ->
     def refuse() -> None:
         raise RuntimeError("can't start new thread")
 
-    attempt._hear_others, attempt._cannot_work = refuse, False
+    attempt.client, attempt._liveness, attempt._cannot_work = SimpleNamespace(another=refuse), object(), False
     attempt.open()
     text = "the coordinator of this host cannot work: can't start new thread"
     assert sent == [{"op": "store_lost", "attempt": 3, "why": "unknown", "text": text, "again": False}]
