@@ -89,7 +89,8 @@ def test_an_order_to_all_hosts_is_reported_once(tmp_path: Path) -> None:
             job.send(signal.SIGTERM)
         assert [job.wait() for job in jobs] == [1] * COUNT
         lines = own_lines(reader.all())
-    assert sum(line.startswith("saferun: SIGTERM") for line in lines) == 1, lines
+    # None where the leader has heard of another host's signal before it got its own: that host leaves the words to it.
+    assert sum(line.startswith("saferun: SIGTERM") for line in lines) <= 1, lines
     assert lines.count(f"saferun: stopped by the scheduler (SIGTERM to all {COUNT} hosts)") == 1, lines
 
 
