@@ -16,12 +16,11 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
+from saferun.coordinator.store_connection import ADD, MAGIC, VALIDATE
 from saferun.model import Value
 
 __all__ = ["Stage", "read_arrived", "start_stage"]
 
-_VALIDATE, _ADD = 0, 4
-_MAGIC = 0x3C85F7CE
 _ARRIVED_KEY = b"init/"
 _TIMEOUT_S = 2.0
 # ``default_pg/0//cpu//0/3``; before torch 2.5 with the attempt's prefix before it. The last number is the rank.
@@ -70,9 +69,9 @@ def read_arrived(address: tuple[str, int]) -> int:
     Args:
         address: where the store is served.
     """
-    request = struct.pack("=BI", _VALIDATE, _MAGIC)
+    request = struct.pack("=BI", VALIDATE, MAGIC)
     # To add nothing is to read, and a key that does not exist counts as 0.
-    request += struct.pack("=BQ", _ADD, len(_ARRIVED_KEY)) + _ARRIVED_KEY + struct.pack("=q", 0)
+    request += struct.pack("=BQ", ADD, len(_ARRIVED_KEY)) + _ARRIVED_KEY + struct.pack("=q", 0)
     try:
         with socket.create_connection(address, _TIMEOUT_S) as connection:
             connection.sendall(request)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from saferun.coordinator.dial import dial
+from saferun.coordinator.store_connection import encoded
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
@@ -149,10 +150,10 @@ class StoreClient:
             counter: as of ``set``.
         """
         stored = self._protected(key, value, counter)
-        if self._compare_set(key, before, stored) != _encoded(stored):
+        if self._compare_set(key, before, stored) != encoded(stored):
             self._set(key, stored)
             self.check(key)
-        return _encoded(stored)
+        return encoded(stored)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number and return the sum; a key that does not exist is 0."""
@@ -167,7 +168,7 @@ class StoreClient:
         """
         stored = self._protected(key, value)
         now = self._compare_set(key, expected.encode(), stored)
-        if now == _encoded(stored) and not self.wakes_waiting:
+        if now == encoded(stored) and not self.wakes_waiting:
             self._set(key, stored)
         found = self._opened(key, now)
         return FORGED if found is None else found
@@ -296,10 +297,6 @@ class StoreClient:
 
 def _sized(text: str | bytes) -> int:
     return _LENGTH + len(text)
-
-
-def _encoded(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
 
 
 def _first_line(error: BaseException) -> str:

@@ -19,14 +19,14 @@ from datetime import timedelta
 
 from saferun.coordinator.dial import dial
 
-__all__ = ["KNOWN_RELEASES", "StoreConnection"]
+__all__ = ["ADD", "KNOWN_RELEASES", "MAGIC", "VALIDATE", "StoreConnection", "encoded"]
 
 KNOWN_RELEASES = ((2, 5), (2, 15))
 """The oldest and the newest release of torch whose queries these are."""
 
-_VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = range(7)
+VALIDATE, _SET, _COMPARE_SET, _GET, ADD, _CHECK, _WAIT = range(7)
 _DELETE_KEY, _MULTI_GET, _CANCEL_WAIT, _PING = 8, 10, 12, 13
-_MAGIC = 0x3C85F7CE
+MAGIC = 0x3C85F7CE
 _READY, _NOT_READY = 0, 1
 _STOP_WAITING, _WAIT_CANCELED = 0, 1
 # What torch's own clients put before each key.
@@ -109,7 +109,7 @@ class StoreConnection:
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number and return the sum."""
-        self._send(_query(_ADD) + _key(key) + struct.pack("=q", amount))
+        self._send(_query(ADD) + _key(key) + struct.pack("=q", amount))
         return self._receive_number()
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -162,7 +162,7 @@ class StoreConnection:
     def _greet(self) -> None:
         """In one packet: a server that gets a part of it takes the rest for queries."""
         nonce = os.urandom(4)
-        self._send(struct.pack("=BI", _VALIDATE, _MAGIC) + bytes((_PING,)) + nonce)
+        self._send(struct.pack("=BI", VALIDATE, MAGIC) + bytes((_PING,)) + nonce)
         # A server of torch returns the number; whatever else listens there does not.
         if self._receive(len(nonce)) != nonce:
             raise self._broken("what listens there is no store")
@@ -219,13 +219,14 @@ def _query(kind: int) -> bytes:
     return bytes((kind,))
 
 
-def _encoded(text: str | bytes) -> bytes:
+def encoded(text: str | bytes) -> bytes:
+    """A text as a store has it."""
     return text.encode() if isinstance(text, str) else text
 
 
 def _sized(text: str | bytes) -> bytes:
-    encoded = _encoded(text)
-    return struct.pack("=Q", len(encoded)) + encoded
+    content = encoded(text)
+    return struct.pack("=Q", len(content)) + content
 
 
 def _key(key: str) -> bytes:

@@ -125,7 +125,7 @@ def test_what_keeps_hosts_from_their_master_is_named(make_cluster: MakeCluster, 
         "prohibit", 2, r"node1:29503 \(10\.77\.0\.1\) cannot be reached from node2 \(no route to host\), for 8 s$"
     )
     jobs.check("in use", 1, r"port 29504 on node1 is in use by pid \d+ \(python")
-    # Somebody who accepts connections may be a leader that imports torch: he is waited for ten seconds longer.
+    # What accepts connections may be a leader that imports torch, and is waited for ten seconds longer.
     jobs.check("in use", 2, rf"{LISTENS}:29504 \(10\.77\.0\.1\) and does not answer as a store, for 1[89] s$")
     jobs.check("wrong name", 3, rf"first:29505 \({NOBODYS_ADDRESS}\) cannot be reached from node3 \(.*\), for 8 s$")
     assert f"hint: node3 takes first for {NOBODYS_ADDRESS} by its /etc/hosts" in jobs.said("wrong name", 3)

@@ -273,27 +273,8 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_others_cannot_be_heard(
     assert finish == Finish(0)
 
 
-@pytest.mark.parametrize("c10d", [False, True])
-def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard(*, c10d: bool) -> None:
-    """As at torchrun's exit barrier. Its last words may have come while this host was stopped for a while."""
-    job = started(2)
-    host = job.hosts[1]
-    launch = host.supervisor._launch
-    launch.job = launch.job._replace(outlives_leader=c10d)
-    host.exit(OK)
-    host.exit(OK)
-    while host.inbox:
-        host.take()
-    assert host.state is State.WAITING
-    assert host.supervisor.handle(JobLost(job.now, 0, "node1 is up, but saferun is not running there", "look")) == [
-        PrintLine("node1 is up, but saferun is not running there; all ranks of this host ended well"),
-        Finish(0),
-    ]
-
-
-@pytest.mark.parametrize(("number", "c10d"), [(1, False), (0, False), (1, True)])
-def test_where_the_stores_are_lost_a_host_whose_ranks_ended_well_ends_well(number: int, *, c10d: bool) -> None:
-    """In a static job ranks train on without them, and find that the leader's host is up. So the leader stays."""
+def waiting(number: int, *, c10d: bool) -> tuple[Job, Host]:
+    """A job of two hosts, of which this one's ranks have ended well."""
     job = started(2)
     host = job.hosts[number]
     launch = host.supervisor._launch
@@ -303,6 +284,23 @@ def test_where_the_stores_are_lost_a_host_whose_ranks_ended_well_ends_well(numbe
     while host.inbox:
         host.take()
     assert host.state is State.WAITING
+    return job, host
+
+
+@pytest.mark.parametrize("c10d", [False, True])
+def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard(*, c10d: bool) -> None:
+    """As at torchrun's exit barrier. Its last words may have come while this host was stopped for a while."""
+    job, host = waiting(1, c10d=c10d)
+    assert host.supervisor.handle(JobLost(job.now, 0, "node1 is up, but saferun is not running there", "look")) == [
+        PrintLine("node1 is up, but saferun is not running there; all ranks of this host ended well"),
+        Finish(0),
+    ]
+
+
+@pytest.mark.parametrize(("number", "c10d"), [(1, False), (0, False), (1, True)])
+def test_where_the_stores_are_lost_a_host_whose_ranks_ended_well_ends_well(number: int, *, c10d: bool) -> None:
+    """In a static job ranks train on without them, and find that the leader's host is up. So the leader stays."""
+    job, host = waiting(number, c10d=c10d)
     lost = JobLost(job.now, 0, "the coordinator of node0 ended", "look", class_name="store_lost")
     assert (Finish(0) in host.supervisor.handle(lost)) is (number == 1 and not c10d)
 
