@@ -26,9 +26,10 @@ KNOCK_S = 6.0
 _SENTENCE = re.compile(r"^saferun: (?!the supervisor on \S+ was killed)", re.MULTILINE)
 _LOOK_AGAIN_S = 0.02
 
-# Ranks without torch that go on step by step, none without the others.
+# Ranks without torch that go on step by step, none without the others. Their port is the job's and the attempt's own,
+# and none of those that the kernel gives to connections.
 STEPS = """
-port = int(os.environ["MASTER_PORT"]) + 1000 + ATTEMPT
+port = 10000 + int(os.environ["MASTER_PORT"]) % 10000 + ATTEMPT
 if RANK == 0:
     listener = socket.create_server(("", port))
     peers = [listener.accept()[0] for _ in range(WORLD - 1)]
