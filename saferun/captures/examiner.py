@@ -39,11 +39,11 @@ class Examiner:
         environ: the environment of the process and of the tools that it runs.
         poller: the loop's.
         warn: called with one line about a failure.
-        wanted: modules that the supervisor will need.
-        on_loaded: called once when these can be imported, with their names and those of the modules that they import.
+        on_begun: called once when it answers requests, or there is none.
         on_ready: called when it needs no more files.
         outbox: connects to the writer of the run directory; None: captures write their files themselves.
         kinds: more kinds of requests, each with what carries it out in a process of its own.
+        modules: what these import.
     """
 
     def __init__(
@@ -52,21 +52,21 @@ class Examiner:
         poller: Poller,
         *,
         warn: Callable[[str], None],
-        wanted: Sequence[str] = (),
-        on_loaded: Callable[[list[str]], None] | None = None,
+        on_begun: Callable[[], None] = lambda: None,
         on_ready: Callable[[], None] = lambda: None,
         outbox: Callable[[], Outbox] | None = None,
         kinds: Mapping[str, Callable[[Any], None]] | None = None,
+        modules: Sequence[str] = (),
     ) -> None:
         self._begin_at: float | None = None
         self._environ = dict(environ)
         self._poller = poller
         self._warn = warn
-        self._wanted = tuple(wanted)
-        self._on_loaded = on_loaded
+        self._on_begun = on_begun
         self._on_ready = on_ready
         self._outbox = outbox
         self._kinds = dict(kinds or {})
+        self._modules = tuple(modules)
         self._helper: Helper | None = None
         self._lost: list[Helper] = []  # killed, not reaped yet; perhaps in uninterruptible sleep
         self._replaced = 0
@@ -100,7 +100,7 @@ class Examiner:
                 self._is_impossible = self._replaced == 1
                 self._replaced = _REPLACED_AT_MOST + 1
                 self._warn(f"the examiner cannot be forked: {error.strerror}; hangs are not captured")
-                self._take_loaded(list(self._wanted), [])  # the supervisor imports them itself
+                self._take_tools([])
                 return
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
@@ -108,14 +108,9 @@ class Examiner:
         from saferun.linux.held_code import Recorder
 
         recorder = Recorder()
-        recorder.begin()
-        from saferun.captures.examiner_process import serve, write
+        from saferun.captures.examiner_process import serve
 
-        def write_code(names: list[str]) -> None:
-            recorder.write(names, write)
-
-        kinds = {**self._kinds, "code": write_code}
-        serve(connection, self._environ, self._wanted, outbox, kinds=kinds, on_loaded=recorder.end)
+        serve(connection, self._environ, recorder, outbox, kinds=self._kinds, modules=self._modules)
 
     @property
     def deadline(self) -> float | None:
@@ -187,16 +182,16 @@ class Examiner:
             self._waiting.pop(message["began"], None)
             self._sent(message["began"])
             return
-        if "loaded" in message:
-            self._take_loaded(message["loaded"], message["tools"])
+        if "tools" in message:
+            self._take_tools(message["tools"])
         elif "ready" in message:
             self._on_ready()
 
-    def _take_loaded(self, names: list[str], tools: list[str]) -> None:
+    def _take_tools(self, tools: list[str]) -> None:
         first = self.tools is None
         self.tools = frozenset(tools)
-        if first and self._on_loaded is not None:
-            self._on_loaded(names)
+        if first:
+            self._on_begun()
 
     def _on_lost(self) -> None:
         """It has exited, or was killed."""
@@ -223,7 +218,7 @@ class Examiner:
         else:
             self._warn(f"{what}; hangs are no longer captured")
             if self.tools is None:
-                self._take_loaded(list(self._wanted), [])
+                self._take_tools([])
         asked, self._asked = self._asked, {}
         for on_lost in asked.values():
             on_lost()
@@ -287,6 +282,11 @@ class Examiner:
         fd = self._unsent.pop(number, None)
         if fd is not None:
             os.close(fd)
+
+    def hurry(self) -> None:
+        """Have code read without pauses from now on."""
+        if self._helper is not None:
+            self._helper.send({"hurry": True})
 
     def end(self, number: int) -> None:
         """End a request, if it has not ended."""

@@ -3,12 +3,12 @@
 It is a fork of the supervisor, so it needs no file to begin. While it has no request, it imports what captures need,
 one module at a time, and keeps py-spy in memory; after that a capture needs no file at all, and the file system with
 saferun, Python and the script may hang. Each request runs in a child of its own, so that one that hangs only loses its
-own answer.
+own answer. The first request is for modules that only the supervisor needs: they take no memory here.
 
 A request is a JSON line with the descriptor that the answer is written to: ``{"ask": number, "kind": ...,
-"value": ..., "budget_s": ...}``; ``{"end": number}`` ends it early. The examiner sends ``{"loaded": [names],
-"tools": [names]}`` when the modules that the supervisor needs have been imported once, ``{"ready": true}`` when
-all is in memory, and ``{"began": number, "pid": pid}`` for each request.
+"value": ..., "budget_s": ...}``; ``{"end": number}`` ends it early, and ``{"hurry": true}`` says that the supervisor
+waits for modules. The examiner sends ``{"tools": [names]}`` when it has its tools, ``{"ready": true}`` when all is in
+memory, and ``{"began": number, "pid": pid}`` for each request.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from saferun.model import JsonObject, Value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.files.inbox import Outbox
+    from saferun.linux.held_code import Recorder
 
 EXAMINER_MODULES = (
     "saferun.evidence.job_evidence",
@@ -65,6 +66,8 @@ EXAMINER_MODULES = (
     "saferun.captures.native_stacks",
 )
 """The modules that captures of any kind import."""
+_READS_MODULES = "code"
+"""The kind of request whose answer is the code of modules."""
 _FDS_AT_ONCE = 16
 # After each module the CPU is left to the starting ranks for three times as long.
 _PAUSE_FACTOR = 3.0
@@ -76,27 +79,27 @@ _MARGIN_S = 2.0
 class _Work(Value):
     pid: int
     ends_at: float
+    reads_modules: bool
 
 
 def serve(
     connection: Socket,
     environ: Mapping[str, str],
-    wanted: Sequence[str],
+    recorder: Recorder,
     outbox: Outbox | None,
     *,
     kinds: Mapping[str, Callable[[Any], None]],
-    on_loaded: Callable[[], None],
+    modules: Sequence[str],
 ) -> None:
     """Serve requests until the supervisor closes its end.
 
     Args:
         connection: the connection to the supervisor.
         environ: the new environment of this process, and of every tool.
-        wanted: modules that the supervisor will import; their names, and those of the modules that they import, are
-            sent to it.
+        recorder: writes the code of modules for the supervisor.
         outbox: connects to the writer of the run directory; None: captures write their files themselves.
         kinds: more kinds of requests: each with what writes the answer to standard output.
-        on_loaded: called when ``wanted`` have been imported, before the supervisor gets their names.
+        modules: what these import.
     """
     _take_environ(environ)
     become_subreaper()  # orphaned processes of a killed capture must not count as the ranks'
@@ -106,8 +109,13 @@ def serve(
 
         hand_files_to(outbox)
     fds = outbox.fds if outbox is not None else ()
-    lines = JsonLines(connection, most_fds=_FDS_AT_ONCE)
-    _Server(lines, {**_KINDS, **kinds}, fds).run(_Warming(lines, wanted, on_loaded))
+    lines, pace = JsonLines(connection, most_fds=_FDS_AT_ONCE), _Pace()
+
+    def write_code(names: Any) -> None:  # noqa: ANN401 - a list of names
+        recorder.write(names, write, pause=pace.pause)
+
+    server = _Server(lines, {**_KINDS, **kinds, _READS_MODULES: write_code}, (*fds, pace.fd), pace.hurry)
+    server.run(_Warming(lines, (*EXAMINER_MODULES, *modules)))
 
 
 def _take_environ(environ: Mapping[str, str]) -> None:
@@ -120,16 +128,35 @@ def _take_environ(environ: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
+class _Pace:
+    """Leaves the CPU to the starting ranks while modules are read for the supervisor, until it waits for them."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+
+    def hurry(self) -> None:
+        """End all pauses, in the children too: what they read from ends."""
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def pause(self, took_s: float) -> None:
+        """In a child, which must not have inherited the other end: wait, unless there is to be no pause."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        poll.poll(_pause_s(took_s) * 1000)
+
+
+def _pause_s(took_s: float) -> float:
+    return min(max(took_s * _PAUSE_FACTOR, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)
+
+
 class _Warming:
     """Imports modules in advance, one per call."""
 
-    def __init__(self, lines: JsonLines, wanted: Sequence[str], on_loaded: Callable[[], None]) -> None:
+    def __init__(self, lines: JsonLines, modules: Sequence[str]) -> None:
         self._lines = lines
-        self._on_loaded = on_loaded
-        self._wanted = list(wanted)
-        self._own = list(EXAMINER_MODULES)
-        self._loaded: list[str] = []
-        self._is_reported = False
+        self._modules = list(modules)
         self._has_tools = False
         self.is_over = False
 
@@ -139,35 +166,26 @@ class _Warming:
         if not self._has_tools:
             # Tools before modules: modules can be imported later, tools not.
             self._has_tools = True
-            self._tools = hold_tools()
-        elif self._wanted:
-            self._load(self._wanted.pop(0))
-        elif not self._is_reported:
-            self._is_reported = True
-            self._on_loaded()
-            self._lines.send({"loaded": self._loaded, "tools": sorted(self._tools)})
-        elif self._own:
-            self._load(self._own.pop(0))
+            self._lines.send({"tools": sorted(hold_tools())})
+        elif self._modules:
+            with suppress(Exception):  # the code that needs it reports why
+                import_module(self._modules.pop(0))
         else:
             self.is_over = True
             _remember_errors()
             self._lines.send({"ready": True})
             import gc
 
+            from saferun.linux.heap import trim_heap
+
             gc.freeze()  # pages that no child's garbage collector touches stay shared
-        return min(max((time.monotonic() - began) * _PAUSE_FACTOR, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)
+            trim_heap()
+        return _pause_s(time.monotonic() - began)
 
     def finish_tools(self) -> None:
         """Find the tools now, for an early request."""
         if not self._has_tools:
             self.step()
-
-    def _load(self, name: str) -> None:
-        before = len(sys.modules)
-        with suppress(Exception):  # the code that needs it reports why
-            import_module(name)
-        # Dependencies first, so that each can be imported on its own.
-        self._loaded += [*reversed(list(sys.modules)[before:]), name]
 
 
 def _remember_errors() -> None:
@@ -178,10 +196,17 @@ def _remember_errors() -> None:
 
 
 class _Server:
-    def __init__(self, lines: JsonLines, kinds: Mapping[str, Callable[[Any], None]], keep: Sequence[int]) -> None:
+    def __init__(
+        self,
+        lines: JsonLines,
+        kinds: Mapping[str, Callable[[Any], None]],
+        keep: Sequence[int],
+        hurry: Callable[[], None],
+    ) -> None:
         self._lines = lines
         self._kinds = kinds
         self._keep = tuple(keep)
+        self._hurry = hurry
         self._work: dict[int, _Work] = {}
 
     def run(self, warming: _Warming) -> None:
@@ -196,7 +221,9 @@ class _Server:
         pause_s = 0.0
         while True:
             moments = [work.ends_at - time.monotonic() for work in self._work.values()]
-            if not warming.is_over:
+            # While a child reads modules, which takes a processor, this process imports none.
+            is_warming = not warming.is_over and not any(work.reads_modules for work in self._work.values())
+            if is_warming:
                 moments.append(pause_s)
             ready = [fd for fd, _ in poll.poll(max(0.0, min(moments)) * 1000 if moments else None)]
             if wake_read in ready:
@@ -209,7 +236,7 @@ class _Server:
                 for message in messages:
                     self._take(message, warming)
             self._reap()
-            if not ready and not warming.is_over:
+            if not ready and is_warming:
                 pause_s = warming.step()
 
     def _take(self, message: JsonObject, warming: _Warming) -> None:
@@ -217,6 +244,9 @@ class _Server:
             work = self._work.get(message["end"])
             if work is not None:
                 _kill(work.pid)
+            return
+        if "hurry" in message:
+            self._hurry()
             return
         out = self._lines.fds.popleft()
         try:
@@ -227,7 +257,7 @@ class _Server:
             pid = _fork(lambda: run(message["value"]), out, self._keep)
         finally:
             os.close(out)
-        self._work[number] = _Work(pid, time.monotonic() + budget_s + _MARGIN_S)
+        self._work[number] = _Work(pid, time.monotonic() + budget_s + _MARGIN_S, reads_modules=kind == _READS_MODULES)
         self._lines.send({"began": number, "pid": pid})
 
     def _reap(self) -> None:

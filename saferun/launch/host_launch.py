@@ -107,24 +107,25 @@ class HostLaunch:
     def _make_imports(self, environ: Mapping[str, str]) -> None:
         """What has modules read without waiting for files, and imports them."""
         context, outbox = self._context, self._outbox
-        wanted = MODULES + (FOR_SEVERAL_HOSTS if context.config.hosts.spans_hosts else ())
+        spans_hosts = context.config.hosts.spans_hosts
         context.imports = IdleImports(
             context.environ.get("PYTHONPATH", ""),
             self._on_imported,
             poller=context.guarded_poller,
             ask=lambda names, budget_s: context.examiner.ask("code", list(names), budget_s, is_urgent=False)[1],
-            reader_runs=lambda: context.examiner.runs("modules"),  # it is made below
-            wanted=wanted,
+            hurry=lambda: context.examiner.hurry(),  # noqa: PLW0108 - it is made below
+            reader_runs=lambda: context.examiner.runs("modules"),
+            wanted=MODULES + (FOR_SEVERAL_HOSTS if spans_hosts else ()),
         )
         context.examiner = Examiner(
             environ,
             context.guarded_poller,
             warn=context.warn,
-            wanted=wanted,
-            on_loaded=context.imports.begin,
+            on_begun=context.imports.begin,
             on_ready=lambda: context.log.note("ExaminerReady"),
             outbox=outbox,
             kinds={"stacks": _read_ranks, "wrapped": _find_scripts},
+            modules=("saferun.launch.host_stacks", *(("saferun.cluster.evidence",) if spans_hosts else ())),
         )
 
     def _make_reporters(self) -> list[Part]:

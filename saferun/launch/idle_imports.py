@@ -2,10 +2,10 @@
 
 While ranks run the supervisor opens no file of saferun's or Python's: the file system that holds them may hang, and the
 supervisor would hang with it. At the start nothing is imported that a launch without faults does not need, since every
-launch would wait for it. So it is imported in between: the examiner imports all of it beside the ranks and forwards the
-code; the supervisor imports that from memory, a moment later and one module at a time.
+launch would wait for it. So it is imported in between: a child of the examiner imports all of it beside the ranks,
+sends the code, and exits; the supervisor imports that from memory, a moment later and one module at a time.
 
-Code that needs the modules earlier (a rank has failed at once) makes the examiner hurry, and is called when they have
+Code that needs the modules earlier (a rank has failed at once) makes that child hurry, and is called when they have
 come. If they do not come, nothing waits for them: imports fail, and the features that need them are missing, with one
 line.
 """
@@ -135,7 +135,7 @@ BEFORE_SEVERAL_HOSTS = (
 _PAUSE_FACTOR = 3.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 # The process that reads the code has so long for all of it, and is asked again after a while.
-_BUDGET_S = 120.0
+_BUDGET_S = 600.0
 _AGAIN_S = 5.0
 # If nothing has come for so long, callers that wait are called without it; longer if the machine is so busy that the
 # process that reads the code may only wait for a processor, and longest if that process is seen to run.
@@ -159,8 +159,9 @@ class IdleImports(PartBase):
         ask: has code read by another process: takes the modules and a time limit, and returns a descriptor to read
             what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where no process can read
             now, NoHelperError where none ever could, and NoHelperLeftError where none will.
-        reader_runs: whether the process that reads has run since the last call, or is ready to.
-        wanted: the modules, in an order in which each depends on those before it, as far as possible.
+        hurry: has the process that reads do so without pauses from now on.
+        reader_runs: whether that process has run since the last call, or is ready to.
+        wanted: the modules, in the order in which they are needed.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class IdleImports(PartBase):
         *,
         poller: Poller,
         ask: Callable[[Sequence[str], float], int],
+        hurry: Callable[[], None],
         reader_runs: Callable[[], bool],
         wanted: Sequence[str] = (),
     ) -> None:
@@ -177,9 +179,11 @@ class IdleImports(PartBase):
         self._on_imported = on_imported
         self._poller = poller
         self._ask = ask
+        self._hurry = hurry
         self._reader_runs = reader_runs
         self._wanted = tuple(wanted)
-        self._names: deque[str] | None = None
+        self._names: deque[str] = deque()
+        self._has_begun = False
         self._import_at: float | None = None
         self._ask_at: float | None = None
         self._held: HeldModules | None = None
@@ -212,10 +216,10 @@ class IdleImports(PartBase):
             with suppress(Exception):  # what needs it reports what is wrong with it
                 __import__(name)
 
-    def begin(self, names: Iterable[str]) -> None:
-        """The modules can be read without waiting. ``names``: in an order in which each depends on those before it."""
+    def begin(self) -> None:
+        """The ranks have had their moment: have the modules read, and import them."""
         search_theirs_last(self._python_path)
-        self._names = deque(names)
+        self._has_begun = True
         self.seal()
         if self._is_there:
             self._import_at = 0.0
@@ -283,15 +287,21 @@ class IdleImports(PartBase):
     def _request(self) -> None:
         self._ask_at = None
         held = self._held
-        if self._is_closed or held is None or self._is_there or self._fd >= 0:
+        if self._is_closed or held is None or self._is_there:
             return
+        if self._fd < 0:
+            self._have_read(held)
+        if self._waiting and self._fd >= 0:
+            self._hurry()
+
+    def _have_read(self, held: HeldModules) -> None:
         held.begin()
         try:
             self._fd = self._ask(self._wanted, _BUDGET_S)
         except NoHelperError:
             # No other process can read it, so this one has to: no launch would have captures and reports otherwise.
             held.unseal()
-            self._have()
+            self._have(self._wanted)
             return
         except NoHelperLeftError:
             # What ended each of the processes that were to read it may end, or hang, this one.
@@ -314,8 +324,8 @@ class IdleImports(PartBase):
             self._give_up_at = time.monotonic() + _PATIENCE_S
             return
         self._drop()
-        if held.is_whole:
-            self._have()
+        if held.order is not None:
+            self._have(held.order)
         else:
             self._ask_at = time.monotonic() + _AGAIN_S
 
@@ -325,9 +335,11 @@ class IdleImports(PartBase):
             os.close(self._fd)
             self._fd = -1
 
-    def _have(self) -> None:
+    def _have(self, names: Iterable[str]) -> None:
+        """All can be imported. ``names``: in an order in which each depends on those before it."""
+        self._names = deque(names)
         self._is_there = self._is_patient = self._may_block = True
-        if self._names is not None:
+        if self._has_begun:
             self._import_at = 0.0
         self._call_all()
 
@@ -363,7 +375,7 @@ class IdleImports(PartBase):
         return False
 
     def _import_next(self) -> None:
-        names = self._names or deque()
+        names = self._names
         while names and names[0] in sys.modules:
             names.popleft()
         if not names:

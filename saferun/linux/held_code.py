@@ -1,8 +1,8 @@
 """Imports from memory: the code of modules that another process has read.
 
-A process that may hang (with a ``Recorder``) imports modules as usual, and records the code of each. A process that may
-not hang (with ``HeldModules`` in its ``sys.meta_path``) gets that code through a pipe, and imports from memory. From
-then on it never opens a file for an import: a module that is not in memory, and cannot be fetched, is missing.
+A process that may hang (with a ``Recorder``) imports modules as usual, and writes the code of each to a pipe. A process
+that may not hang (with ``HeldModules`` in its ``sys.meta_path``) reads that code, and imports from memory. From then on
+it never opens a file for an import: a module that is not in memory, and cannot be fetched, is missing.
 
 A shared library is sent as a whole, and loaded from a memory file.
 
@@ -16,6 +16,7 @@ import marshal
 import os
 import struct
 import sys
+import time
 from _frozen_importlib import ModuleSpec
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -29,13 +30,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LENGTH = struct.Struct("<I")
-# The name of the last record.
+# The name of the last record, whose content is an order in which the modules can be imported one by one.
 _END = ""
 _libraries = count()
 
 
 class Recorder:
-    """Records the code of each module that this process imports."""
+    """Records the code of the modules that this process imports, and that the process which gets it does not have yet.
+
+    It is to be made while both have the same modules.
+    """
 
     def __init__(self) -> None:
         self._before = frozenset(sys.modules)
@@ -67,7 +71,7 @@ class Recorder:
         external.ExtensionFileLoader.create_module = recorded_module
 
     def end(self) -> None:
-        """Stop recording, and keep what has been recorded."""
+        """Stop recording."""
         if self._originals is not None:
             external = sys.modules["_frozen_importlib_external"]
             external.SourceLoader.get_code, external.ExtensionFileLoader.create_module = self._originals
@@ -78,7 +82,13 @@ class Recorder:
     ) -> None:
         self._records[name] = marshal.dumps((name, path, is_package, is_library, content))
 
-    def write(self, names: Iterable[str], write: Callable[[bytes], None]) -> None:
+    def write(
+        self,
+        names: Iterable[str],
+        write: Callable[[bytes], None],
+        *,
+        pause: Callable[[float], None] = lambda _took_s: None,
+    ) -> None:
         """Import modules, and write the records of them and of what they import.
 
         The record of a module without code that could be written has only its name.
@@ -86,21 +96,31 @@ class Recorder:
         Args:
             names: the modules; those that cannot be imported are skipped.
             write: writes a whole record.
+            pause: called between two modules, with how long the last import has taken, in seconds.
         """
         self.begin()
-        written: set[str] = set()
-        self._write_new(written, write)
+        for name in [name for name in sys.modules if name not in self._before]:
+            with suppress(Exception):  # one that is needed is missing there
+                self._record_again(name)  # what names depend on may be among them
+        order: list[str] = []
+        took_s: float | None = None
         for name in names:
             if name in self._before:
                 continue
+            if took_s is not None:
+                pause(took_s)
+            began, known = time.monotonic(), len(sys.modules)
             try:
                 __import__(name)
                 if name not in self._records:
                     self._record_again(name)
+                # In the order in which their imports have ended: each depends on those before it.
+                order += [*list(sys.modules)[known:], name]
             except Exception:  # noqa: S112 - the process that needs it reports why
                 continue
-            self._write_new(written, write)
-        write(_framed(marshal.dumps((_END, "", False, False, None))))
+            self._write_new(write)
+            took_s = time.monotonic() - began
+        write(_framed(marshal.dumps((_END, "", False, False, marshal.dumps(order)))))
 
     def _record_again(self, name: str) -> None:
         """Record a module that was imported before recording began, or not from source."""
@@ -117,10 +137,11 @@ class Recorder:
             content = marshal.dumps(code) if code is not None else None
             self._record(name, spec.origin or "", content, is_package=is_package)
 
-    def _write_new(self, written: set[str], write: Callable[[bytes], None]) -> None:
-        for name in [name for name in self._records if name not in written]:
-            written.add(name)
-            write(_framed(self._records[name]))
+    def _write_new(self, write: Callable[[bytes], None]) -> None:
+        for name, record in self._records.items():
+            if record:
+                self._records[name] = b""  # that it was written is enough
+                write(_framed(record))
 
 
 def _framed(record: bytes) -> bytes:
@@ -145,8 +166,8 @@ class HeldModules:
         self._heap = bytearray()  # used if there is no such file, or no room in it
         self._size = 0
         self._rest = bytearray()
-        self.is_whole = False
-        """Whether the last record has been received."""
+        self.order: list[str] | None = None
+        """In which the modules can be imported one by one; None: the last record has not been received."""
 
     def seal(self) -> None:
         """Stop opening files for imports in this process."""
@@ -164,16 +185,17 @@ class HeldModules:
     def feed(self, chunk: bytes) -> None:
         """Process a chunk of a recorder's output."""
         self._rest += chunk
-        taken, is_end = self._take(self._rest)
+        taken, order = self._take(self._rest)
         del self._rest[:taken]
-        self.is_whole = self.is_whole or is_end
+        if order is not None:
+            self.order = order
 
     def feed_apart(self, content: bytes) -> None:
         """Process the whole output of another recorder in addition."""
         self._take(content)
 
-    def _take(self, content: bytes | bytearray) -> tuple[int, bool]:
-        at, is_end = 0, False
+    def _take(self, content: bytes | bytearray) -> tuple[int, list[str] | None]:
+        at, order = 0, None
         while len(content) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(content, at)
             end = at + _LENGTH.size + length
@@ -181,10 +203,11 @@ class HeldModules:
                 break
             name, path, is_package, is_library, code = marshal.loads(content[at + _LENGTH.size : end])  # noqa: S302 - a fork's
             at = end
-            is_end = name == _END
-            if not is_end:
+            if name == _END:
+                order = list(marshal.loads(code))  # noqa: S302 - likewise
+            else:
                 self._held[name] = (path, is_package, is_library, *self._put(code))
-        return at, is_end
+        return at, order
 
     def _put(self, code: bytes | None) -> tuple[int, int]:
         """Store it in the file. Returns its offset and length; length -1: there is none."""
@@ -212,7 +235,7 @@ class HeldModules:
     def begin(self) -> None:
         """Start to read from a new recorder."""
         self._rest.clear()
-        self.is_whole = False
+        self.order = None
 
     def forget(self) -> None:
         """Drop modules that have not been imported."""

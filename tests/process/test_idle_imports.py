@@ -57,9 +57,15 @@ sys.addaudithook(note)
 asked, said = [], []
 poller = Poller()
 
-def make(wanted, ask=read_by_a_fork, reader_runs=lambda: False):
+def make(wanted, ask=read_by_a_fork, reader_runs=lambda: False, hurry=lambda: None):
     return IdleImports(
-        "", lambda: said.append("imported"), poller=poller, ask=ask, reader_runs=reader_runs, wanted=wanted
+        "",
+        lambda: said.append("imported"),
+        poller=poller,
+        ask=ask,
+        hurry=hurry,
+        reader_runs=reader_runs,
+        wanted=wanted,
     )
 """
 
@@ -96,7 +102,7 @@ def test_modules_are_imported_from_memory_and_then_it_is_said() -> None:
         """
         imports = make(["colorsys", "no_such_module", "email.utils", "textwrap"])
         imports.seal()
-        imports.begin(["colorsys", "no_such_module", "email.utils", "textwrap"])
+        imports.begin()
         del opened[:]
         turn_until(lambda: said)
         import colorsys, email.utils
@@ -113,7 +119,7 @@ def test_what_has_been_imported_is_not_held_as_code_any_longer() -> None:
         """
         imports = make(["colorsys"])
         imports.seal()
-        imports.begin(["colorsys"])
+        imports.begin()
         turn_until(lambda: said)
         import colorsys
         held = [value for value in vars(colorsys.__loader__).values() if len(value) > 0]
@@ -150,7 +156,7 @@ def test_a_module_that_nobody_has_thought_of_is_read_by_another_process_too() ->
         """
         imports = make(["colorsys"])
         imports.seal()
-        imports.begin(["colorsys"])
+        imports.begin()
         turn_until(lambda: said)
         del opened[:]
         import json.tool
@@ -220,7 +226,7 @@ def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> N
         turn_until(lambda: said)
         imports.need(call)
         os.close(hold_write), os.close(101)
-        imports.begin(["colorsys"])
+        imports.begin()
         turn_until(lambda: "imported" in said)
         call()
         print(said, opened, "colorsys" in sys.modules)
@@ -348,7 +354,7 @@ def test_a_reader_that_is_killed_is_asked_again() -> None:
             Recorder().write(names, write)
 
         imports = make(["colorsys"])
-        imports.begin(["colorsys"])
+        imports.begin()
         turn_until(lambda: said)
         print(said, len(asked), "colorsys" in sys.modules)
         """
@@ -364,7 +370,7 @@ def test_where_nobody_can_read_for_it_the_supervisor_reads_itself() -> None:
             raise NoHelperError("no processes")
 
         imports = make(["colorsys"], nobody)
-        imports.begin(["colorsys"])
+        imports.begin()
         turn_until(lambda: said)
         import colorsys, json.tool
         print(said, "HeldModules" in map(lambda finder: type(finder).__name__, sys.meta_path))
@@ -424,13 +430,31 @@ def test_where_the_reader_is_lost_nothing_is_read_from_files_meanwhile() -> None
         del opened[:]
         imports.need(call)
         turn_until(lambda: said)
-        imports.begin(["colorsys"])
+        imports.begin()
         is_lost = False
         turn_until(lambda: "imported" in said)
         print(said, opened, "colorsys" in sys.modules)
         """
     )
     assert out == "['colorsys is not in memory', 'imported'] [] True\n"
+
+
+def test_whoever_reads_is_made_to_hurry_as_soon_as_somebody_waits() -> None:
+    """Until then it leaves the processors to the ranks."""
+    out = run(
+        HELD
+        + dedent("""
+        imports = make(["colorsys"], hurry=lambda: said.append("hurry"))
+        imports.begin()
+        before = list(said)
+        imports.need(lambda: said.append("needed"))
+        os.write(hold_write, b"x")
+        turn_until(lambda: "imported" in said)
+        imports.need(lambda: said.append("there"))
+        print(before, said, len(asked))
+        """)
+    )
+    assert out == "[] ['hurry', 'needed', 'imported', 'there'] 1\n"
 
 
 def test_what_is_being_read_is_not_asked_for_a_second_time() -> None:
@@ -445,7 +469,7 @@ def test_what_is_being_read_is_not_asked_for_a_second_time() -> None:
             return read_by_a_fork(names, budget_s)
 
         imports = make(["colorsys"], lost_at_first)
-        imports.begin(["colorsys"])
+        imports.begin()
         again_at = imports.deadline
         is_lost = False
         imports.need(lambda: said.append("needed"))
@@ -465,7 +489,7 @@ def test_where_files_in_memory_have_no_room_the_code_is_kept_all_the_same() -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         names = ["colorsys", "email.utils", "textwrap"]
         imports = make(names)
-        imports.begin(names)
+        imports.begin()
         del opened[:]
         turn_until(lambda: said)
         print(said, opened, all(name in sys.modules for name in names))
@@ -507,7 +531,7 @@ def test_shared_libraries_are_loaded_from_memory() -> None:
             return spec is not None and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
         two = [*filter(is_library, names)][:2]
         imports = make(two)
-        imports.begin(two)
+        imports.begin()
         del opened[:]
         turn_until(lambda: said)
         print([sys.modules[name].__name__ for name in two] == two, [path for path in opened if "lib" in str(path)])
